@@ -46,16 +46,10 @@ class LearnerWorker(Worker):
 
     def __init__(self) -> None:
         super().__init__()
-        self._learner: Learner | None = None
+        self.learner: Any = None
+        """the `Learner`, from `join` on"""
         self._store: Any = None
         self._before: Whole | None = None
-
-    @property
-    def learner(self) -> Learner:
-        """The learner; `RuntimeError` before `join`."""
-        if self._learner is None:
-            raise RuntimeError("this learner has not joined the others yet")
-        return self._learner
 
     def serve(self, num_learners: int) -> Answer:
         """Open the store where all learners find each other; return its address."""
@@ -79,10 +73,10 @@ class LearnerWorker(Worker):
             reducer: Reducer = LocalReducer()
             if num_learners > 1:
                 reducer = DistributedReducer(rank, num_learners, store, host=get_node_ip_address(), **options)
-            if self._learner is None:
-                self._learner = build(reducer=reducer)
-            self._learner.reducer = reducer
-            return self._learner.modules_with_memory()
+            if self.learner is None:
+                self.learner = build(reducer=reducer)
+            self.learner.reducer = reducer
+            return self.learner.modules_with_memory()
 
         return _answer(work)
 
@@ -117,7 +111,7 @@ class LearnerWorker(Worker):
 
     def progress(self) -> tuple[int, bool]:
         """Return how often the learner met the others, and whether it waits for them now."""
-        reducer = None if self._learner is None else self._learner.reducer
+        reducer = None if self.learner is None else self.learner.reducer
         return (reducer.num_calls, reducer.is_waiting) if isinstance(reducer, DistributedReducer) else (0, False)
 
     def before(self) -> Whole | None:
@@ -140,9 +134,9 @@ class LearnerWorker(Worker):
         return replace(answer, modules=self.learner.modules_with_memory())
 
     def _leave(self) -> None:
-        if self._learner is not None and not isinstance(self._learner.reducer, _Left):
-            self._learner.reducer.close()
-            self._learner.reducer = _Left()
+        if self.learner is not None and not isinstance(self.learner.reducer, _Left):
+            self.learner.reducer.close()
+            self.learner.reducer = _Left()
 
 
 class _Left(Reducer):

@@ -127,11 +127,6 @@ class LearnerProcesses(RayProcesses):
             self._give_up([rank for rank in rest if rank not in answers], answers, limit)
         return {rank: answers[rank] for rank in calls}
 
-    def tell(self, method: str) -> None:
-        """Call `method` on all learners and do not wait."""
-        for rank in self.alive:
-            getattr(self.actors[rank], method).remote()
-
     def beside(self, rank: int, method: str, *args: Any) -> Any:
         """Return what `method` returns beside the work that a learner is at; None where it does not answer."""
         try:
@@ -221,8 +216,6 @@ class RayLearnerBackend(LearnerBackend):
         limits: RestartLimits | None = None,
         start_ray: Callable[[], bool] = start_ray,
     ) -> None:
-        if section.num_learners < 1:
-            raise ValueError(f"num_learners={section.num_learners}; learners in other processes are at least 1")
         self.last_checkpoint = ""
         self._restarts = 0
         self._budget = RestartBudget(limits or RestartLimits())
@@ -345,7 +338,8 @@ class RayLearnerBackend(LearnerBackend):
             answers = self._processes.call(method, arguments)
             failed = failures(answers)
             if not failed:
-                self._processes.tell("accept")
+                for actor in self._processes.actors:
+                    actor.accept.remote()
                 self._modules = answers[0].modules
                 return answers
             self._recover(failed)

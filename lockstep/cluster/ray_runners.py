@@ -52,8 +52,6 @@ class RayRunnerBackend:
     def __init__(
         self, build: BuildRunner, section: EnvRunnersSection, *, start_ray: Callable[[], bool] = start_ray
     ) -> None:
-        if section.num_env_runners < 1:
-            raise ValueError(f"num_env_runners={section.num_env_runners}; runners in other processes are at least 1")
         self._processes = RayProcesses(
             RunnerWorker,
             kind="env runner",

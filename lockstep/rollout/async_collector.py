@@ -38,6 +38,7 @@ class AsyncCollector(Collector):
     and a buffer that is no `ReplayBuffer`.
     """
 
+    env: WorkerVectorEnv
     rounds_up = False
 
     def __init__(
@@ -68,7 +69,6 @@ class AsyncCollector(Collector):
                 f"AsyncCollector stacks no frames, and the policy takes {frames}; use Collector, or "
                 "environments that stack them (gymnasium.wrappers.FrameStackObservation)"
             )
-        self.vector: WorkerVectorEnv = env
         self._acted_on = map_tree(np.copy, env_trees.allocate(env.observation_space, env.num_envs))
         """the observation that each environment's action under way was chosen for"""
         self._actions: np.ndarray | None = None
@@ -86,10 +86,10 @@ class AsyncCollector(Collector):
     def _run(self, most: int, random: bool) -> int:
         """Act where environments are idle, wait until some are ready, and store what they answer."""
         counting = self._counting
-        idle = set(range(self.num_envs)) - set(self.vector.in_flight)
+        idle = set(range(self.num_envs)) - set(self.env.in_flight)
         self._send([row for row in sorted(idle) if counting is None or counting[row]], random)
         began = time.perf_counter()
-        arrived = self.vector.receive(most if counting is None else self.num_envs)
+        arrived = self.env.receive(most if counting is None else self.num_envs)
         self._env_time += time.perf_counter() - began
         steps = self._take_in(arrived)
         if self.on_step_hook is not None:
@@ -101,7 +101,7 @@ class AsyncCollector(Collector):
         if not rows:
             return
         began = time.perf_counter()
-        obs = env_trees.gather(self.vector.observations, rows)
+        obs = env_trees.gather(self.env.observations, rows)
         part = self._part
         if random:
             actions = self._random_actions(obs, len(rows))
@@ -114,7 +114,7 @@ class AsyncCollector(Collector):
         env_trees.scatter(self._acted_on, rows, obs)
         sent = part.to_env(actions)
         self._act_time += time.perf_counter() - began
-        self.vector.send(rows, sent)
+        self.env.send(rows, sent)
 
     def _take_in(self, arrived: list[Arrived]) -> int:
         """Store transitions, end episodes; return how many count."""
@@ -142,7 +142,7 @@ class AsyncCollector(Collector):
     def _add(self, answers: list[Arrived], writer: ReplayWriter) -> None:
         """Add the transitions to the replay buffer; raise `MalformedBufferError` for values that are not finite."""
         rows = np.array([answer.row for answer in answers], np.int64)
-        following = env_trees.gather(self.vector.observations, rows)
+        following = env_trees.gather(self.env.observations, rows)
         for k, answer in enumerate(answers):
             if answer.final_obs is not None:
                 env_trees.scatter(following, [k], answer.final_obs)

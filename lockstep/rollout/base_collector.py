@@ -270,7 +270,7 @@ def exactly_one(**amounts: int | None) -> int:
     (first, a), (second, b) = amounts.items()
     if (a is None) == (b is None):
         raise ValueError(f"give exactly one of {first} and {second}, not {first}={a!r} and {second}={b!r}")
-    return int(check_whole(first, a, 1) if b is None else check_whole(second, b, 1))
+    return check_whole(first, a, 1) if b is None else check_whole(second, b, 1)
 
 
 def check_no_data(buffer: Any) -> None:

@@ -125,8 +125,6 @@ class Collector(BaseCollector):
     def reset_buffer(self, keep_statistics: bool = False) -> None:
         """Empty the buffer."""
         empty(self.store, (self._lengths > 0) & self._is_begun, keep_statistics)
-        if not keep_statistics:
-            self._ended.clear()
 
     # -- collecting ---
 
@@ -153,12 +151,12 @@ class Collector(BaseCollector):
 
     def _act_and_step(self) -> tuple[Callable[[Any, Any], np.ndarray], Callable[[Any], StepResult]]:
         """Return the policy's `act` and the environments' `step`, of a recurrent policy with its memory around them."""
-        if self.memory is None:
-            meanwhile = getattr(self.policy, "learns_meanwhile", False)
-            if meanwhile and self.store is not None and not isinstance(self.store, ReplayWriter):
-                return self._recording_act(self._part, self.store), self.env.step
+        store = self.store
+        if self.memory is not None:
+            return self.memory.act, self.memory.watched(self.env.step)
+        if store is None or isinstance(store, ReplayWriter) or not getattr(self.policy, "learns_meanwhile", False):
             return self._part.act, self.env.step
-        return self.memory.act, self.memory.watched(self.env.step)
+        return self._recording_act(self._part, store), self.env.step
 
     def _recording_act(self, part: ActingPart, store: RolloutStore) -> Callable[[Any, Any], np.ndarray]:
         """Return an `act` that writes into the store how likely each action was, from the next row on.

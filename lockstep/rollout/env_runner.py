@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,20 @@ from lockstep.rollout.protocols import ActingPart
 from lockstep.state.streams import RandomStreams
 
 
+@dataclass(frozen=True)
+class RunnersEnv:
+    """The environments of one runner or of all, to look at."""
+
+    num_envs: int
+    backend: str
+    autoreset_mode: str
+    max_episode_steps: int | None
+    observation_space: Any
+    stacked_observation_space: Any
+    """of observations as they are stored"""
+    action_space: Any
+
+
 class EnvRunner:
     """Samples fragments of experience.
 
@@ -25,7 +40,7 @@ class EnvRunner:
     runner `i` is number `i * num_envs + b` of all, and its random numbers depend on that number only, so that m runners
     of k environments see what one runner of m * k sees. `generation`: how often the runner was replaced; each begins
     with random streams of its own. `whole_episodes`: no episode is cut at the end of a sample. `with_logp`: fragments
-    say how likely each action was when it was taken.
+    say how likely each action was when it was taken (not for a policy with memory).
     """
 
     def __init__(
@@ -54,8 +69,8 @@ class EnvRunner:
             streams=streams.child(f"replaced/{index}/{generation}") if generation else streams,
             place=(index * env.num_envs, num_runners * env.num_envs),
         )
-        if with_logp and getattr(policy, "is_stateful", False):
-            raise ValueError("with_logp=True does not work for a policy with memory; leave it out")
+        spaces = self.collector.observation_space, env.action_space
+        self.store = self.collector.buffer = RolloutStore(1, env.num_envs, *spaces)  # it grows
 
     @property
     def num_envs(self) -> int:
@@ -83,57 +98,46 @@ class EnvRunner:
         `random`: actions from the action space. `renew`: new episodes first.
         Raises as `Collector.collect`; the next sample begins new episodes then.
         """
-        collector = self.collector
-        store = self._empty_store(num_timesteps)
-        whole = num_episodes is not None or isinstance(collector, WholeEpisodeCollector)
+        store = self.store
+        store.clear()
+        if num_timesteps is not None:
+            store.ensure_room(-(-num_timesteps // self.num_envs))
         before = store.episode_ids.copy()
-        reset = True if renew and not whole else None
-        stats = collector.collect(num_timesteps, num_episodes, random=random, reset_before_collect=reset)
+        stats = self.collector.collect(num_timesteps, num_episodes, random=random, reset_before_collect=renew or None)
         if self.with_logp:
-            store.action_logp = self._logp(store)
+            store.action_logp = self._logp()
         return Fragment.of(store, self.index, store.episode_ids != before, stats)
 
-    def _empty_store(self, num_timesteps: int | None) -> RolloutStore:
-        collector = self.collector
-        if collector.buffer is None:
-            steps = 128 if num_timesteps is None else max(1, -(-num_timesteps // self.num_envs))
-            spaces = collector.observation_space, collector.env.action_space
-            collector.buffer = RolloutStore(steps, self.num_envs, *spaces)
-        store = collector.buffer
-        assert isinstance(store, RolloutStore)
-        store.clear()
-        return store
-
-    def _logp(self, store: RolloutStore) -> np.ndarray:
+    def _logp(self) -> np.ndarray:
         """Return `[T, k]` log-probabilities, all rows in one batch, under the weights that have acted."""
+        store = self.store
         rows = store.size * store.num_envs
         obs = map_tree(lambda leaf: leaf[: store.size].reshape(rows, *leaf.shape[2:]), store.obs)
         actions = store.actions[: store.size]
         logp = self.policy.action_logp(obs, actions.reshape(rows, *actions.shape[2:]))
         return logp.reshape(store.size, store.num_envs)
 
-    def describe(self) -> dict[str, Any]:
-        """Return what the environments are: number, back end, autoreset mode, `max_episode_steps`, spaces."""
+    def describe(self) -> RunnersEnv:
+        """Return what the environments are."""
         env = self.collector.env
-        return {
-            "num_envs": env.num_envs,
-            "backend": env.backend,
-            "autoreset_mode": env.autoreset_mode,
-            "max_episode_steps": env.max_episode_steps,
-            "observation_space": env.observation_space,
-            "stacked_observation_space": self.collector.observation_space,
-            "action_space": env.action_space,
-        }
+        return RunnersEnv(
+            env.num_envs,
+            env.backend,
+            env.autoreset_mode,
+            env.max_episode_steps,
+            env.observation_space,
+            self.collector.observation_space,
+            env.action_space,
+        )
 
     def get_state(self) -> dict[str, Any]:
         """Return environments (as far as they can tell their state), running episodes, random streams, counters."""
-        if self.collector.store is not None:
-            self.collector.store.clear()  # what was sampled belongs to who sampled it
+        self.store.clear()  # what was sampled belongs to who sampled it
         return {"collector": self.collector.get_state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continue from `get_state`; environments without a state begin new episodes."""
-        self._empty_store(None)
+        self.store.clear()
         self.collector.set_state(state["collector"])
 
     def close(self) -> None:

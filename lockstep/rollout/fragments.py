@@ -123,8 +123,6 @@ class Fragment:
         """Write all rows into columns `envs` of a store, from row `first` on, where `num_steps` rows have room."""
         size = self.num_steps
         rows = slice(first, first + size)
-        if size < num_steps:
-            _write_nothing(first + size, first + num_steps, envs, store)
         for target, source in zip(leaves(store.obs), leaves(self.obs)):
             target[rows, envs] = source[:size]
             target[first + num_steps, envs] = source[size]
@@ -133,27 +131,13 @@ class Fragment:
         store.valid[rows, envs] = True if self.valid is None else self.valid
         store.all_valid &= self.valid is None
 
-    def last_observations(self, num_steps: int) -> Iterator[tuple[np.ndarray, Tree]]:
-        """Yield flat rows `t * k + b` after which an episode is left, and the observations that followed.
-
-        Where other fragments have `num_steps` rows and this one fewer, no row follows its last one: what is under way
-        there is cut.
-        """
-        left_open = self.still_open if self.num_steps < num_steps else np.empty(0, np.int64)
-        if self.final_index.size:
-            yield self.final_index, self.final_obs
-        if left_open.size:
-            yield (self.num_steps - 1) * self.num_envs + left_open, rows_of(self.obs, (-1, left_open))
-
 
 def rollout_of(
     fragments: Sequence[Fragment], observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
 ) -> RolloutStore:
     """Return the environments of all fragments side by side, in this order; shorter fragments are filled up with rows
-    that do not count. `ValueError` for no fragment.
+    that do not count.
     """
-    if not fragments:
-        raise ValueError("there is no fragment to make a rollout of; sample first")
     num_envs = sum(fragment.num_envs for fragment in fragments)
     longest = max(fragment.num_steps for fragment in fragments)
     store = RolloutStore(longest, num_envs, observation_space, action_space)
@@ -165,15 +149,12 @@ def append_fragments(fragments: Sequence[Fragment], store: RolloutStore, *, by_r
     """Write fragments side by side behind the rows that are in `store`, in their order, or `by_runner`: each where the
     runner of its index has its environments, of which some may be missing.
 
-    Where a fragment begins new episodes the ones under way in `store` are left (`RolloutStore.cut`). `ValueError` where
-    the store has another number of environments.
+    Where a fragment begins new episodes the ones under way in `store` are left (`RolloutStore.cut`).
     """
     columns, stop = [], 0
     for fragment in fragments:
         start = fragment.runner * fragment.num_envs if by_runner else stop
         columns.append(slice(start, stop := start + fragment.num_envs))
-    if stop > store.num_envs or (stop < store.num_envs and not by_runner):
-        raise ValueError(f"the fragments have {stop} environments in all, the store has {store.num_envs}")
     first, num_steps = store.size, max(fragment.num_steps for fragment in fragments)
     begun = np.concatenate([envs.start + np.flatnonzero(f.begins) for f, envs in zip(fragments, columns)])
     if begun.size:
@@ -200,8 +181,8 @@ def append_fragments(fragments: Sequence[Fragment], store: RolloutStore, *, by_r
         )
     if store.actions.shape[1] == 0:  # none were written yet
         store.make_actions(fragments[0].actions.shape[2:], fragments[0].actions.dtype)
-    if sum(fragment.num_envs for fragment in fragments) < store.num_envs:
-        _write_nothing(first, first + num_steps, slice(None), store)
+    if sum(fragment.rewards.size for fragment in fragments) < num_steps * store.num_envs:
+        _write_nothing(first, first + num_steps, store)
     for fragment, envs in zip(fragments, columns):
         fragment.write_to(store, envs, first, num_steps)
     for index, obs in _last_observations(fragments, columns, store.num_envs):
@@ -218,26 +199,34 @@ def append_fragments(fragments: Sequence[Fragment], store: RolloutStore, *, by_r
     store.end(first + num_steps, rows_of(store.obs, first + num_steps))
 
 
-def _write_nothing(first: int, stop: int, envs: slice, store: RolloutStore) -> None:
-    """Write rows that do not count."""
+def _write_nothing(first: int, stop: int, store: RolloutStore) -> None:
+    """Write rows that do not count, where fragments lack some."""
     for column in (store.actions, store.rewards, store.terminateds, store.truncateds, store.valid):
-        column[first:stop, envs] = 0
+        column[first:stop] = 0
     for leaf in leaves(store.obs):
-        leaf[first : stop + 1, envs] = 0
+        leaf[first : stop + 1] = 0
     store.all_valid = False
 
 
 def _last_observations(
     fragments: Sequence[Fragment], columns: Sequence[slice], num_envs: int
 ) -> Iterator[tuple[np.ndarray, Tree]]:
-    """Yield one piece for each vector step, environments ascending, as one collector of all of them writes."""
+    """Yield flat rows after which an episode is left, and the observations that followed: one piece for each vector
+    step, environments ascending, as one collector of all of them writes.
+    """
     pieces_index, pieces_obs = [], []
     longest = max(fragment.num_steps for fragment in fragments)
     for fragment, envs in zip(fragments, columns):
-        for index, obs in fragment.last_observations(longest):
-            t, b = np.divmod(index, fragment.num_envs)
-            pieces_index.append(t * num_envs + envs.start + b)
-            pieces_obs.append(obs)
+        left = [(fragment.final_index, fragment.final_obs)]
+        if fragment.num_steps < longest:  # no row follows its last one: what is under way there is cut
+            open_envs = fragment.still_open
+            last_row = (fragment.num_steps - 1) * fragment.num_envs
+            left.append((last_row + open_envs, rows_of(fragment.obs, (-1, open_envs))))
+        for index, obs in left:
+            if index.size:
+                t, b = np.divmod(index, fragment.num_envs)
+                pieces_index.append(t * num_envs + envs.start + b)
+                pieces_obs.append(obs)
     if not pieces_index:
         return
     index, obs = np.concatenate(pieces_index), zip_trees(np.concatenate, pieces_obs, "obs")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,23 +17,10 @@ from lockstep.rollout.fragments import Fragment, append_fragments
 from lockstep.rollout.protocols import LearningPolicy, sole_part
 from lockstep.rollout.replay_writer import ReplayWriter, begin_in_mid_episode, empty, store_for
 from lockstep.rollout.runner_group import EnvRunnerGroup
-from lockstep.state.checks import check_whole, check_wholes
 from lockstep.tracking.statistics import CollectStats, returns_and_lens
 
 WAIT_S = 1.0
 """seconds of one wait for a fragment"""
-
-
-@dataclass(frozen=True)
-class RunnersEnv:
-    """The environments of all runners, to look at."""
-
-    num_envs: int
-    backend: str
-    autoreset_mode: str
-    observation_space: Any
-    action_space: Any
-    max_episode_steps: int | None
 
 
 class GroupCollector:
@@ -52,13 +39,10 @@ class GroupCollector:
     ) -> None:
         self.policy, self.group = policy, group
         envs = group.envs
-        backend = envs["backend"] if group.is_local else f"{envs['backend']} in {len(group)} env runners"
-        spaces = envs["observation_space"], envs["action_space"]
-        self.env = RunnersEnv(
-            group.num_envs, backend, envs["autoreset_mode"], *spaces, max_episode_steps=envs["max_episode_steps"]
-        )
-        self.observation_space = envs["stacked_observation_space"]
-        sole_part(policy).check_spaces(*spaces)
+        backend = envs.backend if group.is_local else f"{envs.backend} in {len(group)} env runners"
+        self.env = replace(envs, num_envs=group.num_envs, backend=backend)
+        self.observation_space = envs.stacked_observation_space
+        sole_part(policy).check_spaces(envs.observation_space, envs.action_space)
         self.episodes_cut = 0
         """running episodes that the last `set_state` could not continue"""
         self.store: RolloutStore | None = None
@@ -111,8 +95,25 @@ class GroupCollector:
         return self._counted(fragments, time.perf_counter() - started)
 
     def _counted(self, fragments: Sequence[Fragment], seconds: float) -> CollectStats:
-        """Add the fragments to the counters; return their statistics."""
-        stats = merged_stats(fragments, seconds)
+        """Add the fragments to the counters; return the statistics of all runners.
+
+        Episodes come in the order in which they ended. Seconds in environments and acting are means over the runners,
+        which go on at the same time; `seconds` in all.
+        """
+        parts = [fragment.stats for fragment in fragments]
+        ended = [episode for part in parts for episode in zip(part.returns, part.lens)]
+        if all(len(fragment.final_index) == len(fragment.stats.returns) for fragment in fragments):
+            index = np.concatenate([fragment.final_index // fragment.num_envs for fragment in fragments])
+            ended = [ended[i] for i in np.argsort(index, kind="stable")]
+        stats = CollectStats(
+            len(ended),
+            sum(part.n_collected_steps for part in parts),
+            seconds,
+            sum(part.env_time for part in parts) / len(parts),
+            sum(part.act_time for part in parts) / len(parts),
+            *returns_and_lens(ended),
+            sum(part.env_restarts for part in parts),
+        )
         self.collect_step += stats.n_collected_steps
         self.collect_episode += stats.n_collected_episodes
         self.collect_time += stats.collect_time
@@ -199,8 +200,6 @@ class AsyncGroupCollector(GroupCollector):
         fragments_per_batch: int,
         max_lag: int,
     ) -> None:
-        check_wholes(fragment_length=fragment_length, fragments_per_batch=fragments_per_batch)
-        check_whole("max_lag", max_lag, 0)
         self.fragment_length, self.fragments_per_batch, self.max_lag = fragment_length, fragments_per_batch, max_lag
         self._counts = {"sampled": 0, "collected": 0, "dropped": 0}
         """steps by what became of them: sampled = collected + dropped + those that wait"""
@@ -217,7 +216,7 @@ class AsyncGroupCollector(GroupCollector):
     @property
     def envs_per_runner(self) -> int:
         """Environments of one runner."""
-        return int(self.group.envs["num_envs"])
+        return self.group.envs.num_envs
 
     @property
     def steps_per_collect(self) -> int:
@@ -252,7 +251,8 @@ class AsyncGroupCollector(GroupCollector):
         self._ask(self.fragments_per_batch * self.max_lag)  # what the runners do while the policy learns
         chosen.sort(key=lambda fragment: fragment.runner)
         if self.store is not None:
-            append_fragments(_with_logp_of_older_weights(chosen, now), self.store)
+            append_fragments(chosen, self.store)
+            _drop_logp_of(now, self.store)
         self._counts["collected"] += sum(map(len, chosen))
         return self._counted(chosen, time.perf_counter() - started)
 
@@ -312,33 +312,9 @@ class AsyncGroupCollector(GroupCollector):
         self._published = None
 
 
-def _with_logp_of_older_weights(fragments: list[Fragment], now: int) -> list[Fragment]:
+def _drop_logp_of(version: int, store: RolloutStore) -> None:
     """Leave steps of the present weights without a log-probability: NaN beside others, None where all are."""
-    if all(fragment.weights_seq_no == now or fragment.action_logp is None for fragment in fragments):
-        return [replace(fragment, action_logp=None) for fragment in fragments]
-    return [
-        fragment
-        if fragment.weights_seq_no != now
-        else replace(fragment, action_logp=np.full(fragment.rewards.shape, np.nan, np.float32))
-        for fragment in fragments
-    ]
-
-
-def merged_stats(fragments: Sequence[Fragment], seconds: float) -> CollectStats:
-    """Return the statistics of all runners: episodes in the order in which they ended, seconds in environments and
-    acting as means over them (they go on at the same time), `seconds` in all.
-    """
-    parts = [fragment.stats for fragment in fragments]
-    ended = [episode for part in parts for episode in zip(part.returns, part.lens)]
-    if all(len(fragment.final_index) == len(fragment.stats.returns) for fragment in fragments):
-        index = np.concatenate([fragment.final_index // fragment.num_envs for fragment in fragments])
-        ended = [ended[i] for i in np.argsort(index, kind="stable")]
-    return CollectStats(
-        len(ended),
-        sum(part.n_collected_steps for part in parts),
-        seconds,
-        sum(part.env_time for part in parts) / len(parts),
-        sum(part.act_time for part in parts) / len(parts),
-        *returns_and_lens(ended),
-        sum(part.env_restarts for part in parts),
-    )
+    if store.action_logp is not None:
+        versions = np.array(store.weights_seq_no) if store.versions is None else store.versions
+        is_present = versions == version
+        store.action_logp = None if is_present.all() else np.where(is_present, np.float32("nan"), store.action_logp)

@@ -130,6 +130,6 @@ def sole_part(policy: Any) -> Any:
     if parts is not None and len(parts) != 1:
         raise ValueError(f"policy has the modules {sorted(parts)}; collect with a MultiAgentCollector")
     part = policy if parts is None else next(iter(parts.values()))
-    if not callable(getattr(part, "act", None)):
+    if not hasattr(type(part), "act"):  # asked of the class: of a part, `act` may have to be made
         raise ValueError(f"policy={policy!r} is not allowed; it must be a lockstep.Policy (config.build_policy())")
     return part

@@ -81,7 +81,7 @@ class ReplayWriter(RolloutStore):
         following = super().end(size, obs)
         if self.raise_on_nan:
             check_finite(self, 0, self.steps_before)
-        if self.all_valid and not self.lost and type(self.obs) is np.ndarray:
+        if size > 1 and self.all_valid and not self.lost and type(self.obs) is np.ndarray:
             self._hand_on_whole(self.obs)
         else:
             self._hand_on()
@@ -101,14 +101,7 @@ class ReplayWriter(RolloutStore):
                 following = map_tree(np.copy, following)
                 for leaf, final in zip(leaves(following), leaves(final_obs)):
                     leaf[index - t * self.num_envs] = final
-            batch = {
-                Columns.OBS: rows_of(self.obs, t),
-                Columns.ACTIONS: self.actions[t],
-                Columns.REWARDS: self.rewards[t],
-                Columns.TERMINATEDS: self.terminateds[t],
-                Columns.TRUNCATEDS: self.truncateds[t],
-                Columns.NEXT_OBS: following,
-            }
+            batch = self._batch(t, following)
             if t in self.passed:
                 envs = self.passed[t]
                 self.leave_out(envs, self.terminateds[t, envs] | self.truncateds[t, envs])
@@ -120,22 +113,24 @@ class ReplayWriter(RolloutStore):
 
     def _hand_on_whole(self, obs: np.ndarray) -> None:
         """Hand all rows on at once, where each is a transition."""
-        now, following = slice(self.size), obs[1 : self.size + 1]
+        following = obs[1 : self.size + 1]
         if self.final_index:
             following = following.copy()
             rows = following.reshape(-1, *following.shape[2:])
             for index, final_obs in zip(self.final_index, self.final_obs):
                 rows[index] = final_obs
-        self.buffer.add_steps(
-            {
-                Columns.OBS: obs[now],
-                Columns.ACTIONS: self.actions[now],
-                Columns.REWARDS: self.rewards[now],
-                Columns.TERMINATEDS: self.terminateds[now],
-                Columns.TRUNCATEDS: self.truncateds[now],
-                Columns.NEXT_OBS: following,
-            }
-        )
+        self.buffer.add_steps(self._batch(slice(self.size), following))
+
+    def _batch(self, t: int | slice, following: Tree) -> dict[str, Any]:
+        """Return the transitions of one or several vector steps."""
+        return {
+            Columns.OBS: rows_of(self.obs, t),
+            Columns.ACTIONS: self.actions[t],
+            Columns.REWARDS: self.rewards[t],
+            Columns.TERMINATEDS: self.terminateds[t],
+            Columns.TRUNCATEDS: self.truncateds[t],
+            Columns.NEXT_OBS: following,
+        }
 
     def mark_valid(self, t: int, valid: np.ndarray | None, counting: np.ndarray | None) -> None:
         """Mark the rows of vector step `t` that count; of others the episodes go on without a row."""

@@ -7,13 +7,14 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from lockstep.modules import ActingWeights
 from lockstep.rollout.base_collector import exactly_one
 from lockstep.rollout.config import EnvRunnersSection
-from lockstep.rollout.env_runner import EnvRunner
+from lockstep.rollout.env_runner import EnvRunner, RunnersEnv
 from lockstep.rollout.errors import EnvRunnerError, RunnerLostError
 from lockstep.rollout.fragments import Fragment
 from lockstep.state.restarts import RestartBudget, RestartLimits
@@ -59,14 +60,12 @@ class RunnerBackend(Protocol):
 
 
 class LocalRunner:
-    """One runner in this process. A call is made at once, and returns a copy."""
+    """One runner in this process. A call is made when its result is asked for, which is a copy."""
 
     is_local = True
 
     def __init__(self, build: BuildRunner) -> None:
         self.runner = build(index=0, num_runners=1, generation=0)
-        self._ended: dict[int, tuple[Any, BaseException | None]] = {}
-        self._num_calls = 0
 
     def __len__(self) -> int:
         return 1
@@ -76,24 +75,16 @@ class LocalRunner:
         return value
 
     def call(self, index: int, func: Callable[..., Any], *args: Any, **options: Any) -> Call:
-        """Make the call."""
-        self._num_calls += 1
-        try:
-            self._ended[self._num_calls] = copy.deepcopy(func(self.runner, *args, **options)), None
-        except Exception as error:
-            self._ended[self._num_calls] = None, error
-        return self._num_calls
+        """Keep the call."""
+        return partial(func, self.runner, *args, **options)
 
     def wait(self, calls: Sequence[Call], timeout_s: float) -> list[Call]:
-        """Return all calls: none is under way."""
+        """Return all calls."""
         return list(calls)
 
     def result(self, call: Call) -> Any:
-        """Return what the call returned, or raise what it raised."""
-        value, error = self._ended.pop(call)
-        if error is not None:
-            raise error
-        return value
+        """Make the call."""
+        return copy.deepcopy(call())
 
     def replace(self, index: int, generation: int) -> None:
         """Do nothing: this process cannot be lost."""
@@ -163,10 +154,9 @@ class EnvRunnerGroup:
         self._is_shut_down = False
         self.num_lost_requests = 0
         """requests whose runner was lost; each was made again to its successor"""
-        self.envs: dict[str, Any] = {}
-        """what the environments of one runner are (`EnvRunner.describe`)"""
         try:
-            self.envs = self.foreach_env_runner(EnvRunner.describe)[0]
+            self.envs: RunnersEnv = self.foreach_env_runner(EnvRunner.describe)[0]
+            """those of one runner"""
         except BaseException:
             self.shutdown()
             raise
@@ -185,7 +175,7 @@ class EnvRunnerGroup:
     @property
     def num_envs(self) -> int:
         """Environments of all runners."""
-        return len(self) * int(self.envs["num_envs"])
+        return len(self) * self.envs.num_envs
 
     @property
     def num_in_flight(self) -> int:
@@ -357,8 +347,7 @@ class EnvRunnerGroup:
             return
         except BaseException as error:
             del self._in_flight[call]
-            first = i * int(self.envs.get("num_envs", 0))
-            error.add_note(f"in env runner {i} of {len(self)}, whose environment 0 is number {first} of all")
+            error.add_note(f"in env runner {i} of {len(self)}")
             self._heard[i], self._is_new[i] = time.monotonic(), False
             raise
         del self._in_flight[call]

@@ -120,7 +120,7 @@ def without_seconds(results):
 
 
 def forget(worker):
-    worker._learner = worker._before = None
+    worker.learner = worker._before = None
 
 
 class Pool:

@@ -41,13 +41,10 @@ def weights_of(trainer):
     return torch.cat([p.detach().reshape(-1) for p in trainer.policy.module.parameters()]).numpy()
 
 
-def test_max_lag_0_with_remote_runners_is_the_run_in_one_process_to_the_last_bit(cluster):
-    np.testing.assert_array_equal(weights_of(trained(2, 0, 2)), weights_of(trained(0, 0, 4)))
-
-
-def test_remote_learners_learn_from_remote_runners_what_the_one_in_this_process_learns(cluster):
-    near = {"rtol": 1e-3, "atol": 1e-4}
-    np.testing.assert_allclose(weights_of(trained(2, 0, 2, num_learners=2)), weights_of(trained(0, 0, 4)), **near)
+@pytest.mark.parametrize(("num_learners", "rtol", "atol"), [(0, 0.0, 0.0), (2, 1e-3, 1e-4)])
+def test_max_lag_0_with_remote_runners_and_learners_is_the_run_in_one_process(cluster, num_learners, rtol, atol):
+    there = trained(2, 0, 2, num_learners=num_learners)
+    np.testing.assert_allclose(weights_of(there), weights_of(trained(0, 0, 4)), rtol=rtol, atol=atol)
 
 
 @pytest.mark.parametrize(("num_learners", "kills"), [(1, False), (2, False), (0, True)])

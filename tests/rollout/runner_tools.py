@@ -3,7 +3,6 @@
 import copy
 
 from lockstep import PPOConfig
-from lockstep.rollout.env_runner import EnvRunner
 from lockstep.rollout.errors import RunnerLostError
 
 
@@ -74,7 +73,3 @@ def config_of(env="CartPole-v1", num_envs=2, seed=3, **sections):
     for name, options in sections.items():
         getattr(config, name)(**options)
     return config
-
-
-def runner_count(runner: EnvRunner) -> int:
-    return runner.collector.collect_step

@@ -352,10 +352,6 @@ def test_amounts_that_are_no_rollout_are_refused():
     for amount in ({"n_step": 65}, {"n_episode": 2}, {"n_step": 64, "random": True}):
         with pytest.raises(ValueError, match="has 64 steps"):
             collector.collect(**amount)
-    for option, value in (("fragment_length", 0), ("fragments_per_batch", 1.5), ("max_lag", -1)):
-        options = {"fragment_length": 8, "fragments_per_batch": 2, "max_lag": 1, option: value}
-        with pytest.raises(ValueError, match=f"{option}={value}"):
-            AsyncGroupCollector(trainer.policy, collector.group, **options)
 
 
 def test_evaluation_with_runners_that_are_always_at_work_is_refused():

@@ -6,7 +6,7 @@ import pytest
 from acting_tools import Acting
 from agent_games import TWO, CountingGame, game_config
 
-from lockstep import A2CConfig, AsyncCollector, Collector, DQNConfig, MultiAgentCollector, PPOConfig, RolloutStore
+from lockstep import AsyncCollector, Collector, MultiAgentCollector, PPOConfig, RolloutStore
 from lockstep.envs import LightSyncVectorEnv, WorkerVectorEnv, make_vector
 from lockstep.envs.counting import CountingEnv
 from lockstep.envs.pettingzoo import PettingZooEnvs
@@ -37,6 +37,10 @@ class Remembering(Acting):
 
     def get_initial_state(self, num_rows):
         return {}
+
+
+class Stacking(Acting):
+    frame_stack = 4
 
 
 @pytest.mark.parametrize(
@@ -78,6 +82,8 @@ def test_a_policy_for_other_spaces_is_refused_with_both():
     ("options", "words"),
     [
         ({"env": make_vector("CartPole-v1")}, "needs environments in processes of their own"),
+        ({"policy": Remembering()}, "takes no recurrent policy; use Collector"),
+        ({"policy": Stacking()}, "stacks no frames, and the policy takes 4; use Collector"),
         ({"buffer": ReplayBuffer(10)}, "buffer_num=2"),
         (
             {"buffer": RolloutStore(4, 2, CountingEnv().observation_space, CountingEnv().action_space)},
@@ -152,15 +158,3 @@ def test_amounts_are_exactly_one_whole_number_of_at_least_one(workers, agents_po
     for collector in (*collectors, MultiAgentCollector(agents_policy, CountingGame)):
         with pytest.raises(ValueError, match=words):
             collector.collect(**amounts)
-
-
-def test_recurrent_and_stacking_policies_of_a_configuration_are_refused_by_an_async_collector():
-    recurrent = A2CConfig().environment("CartPole-v1").rl_module(model_config={"recurrent": "lstm"})
-    stacking = DQNConfig().environment("CartPole-v1", frame_stack=4)
-    with make_vector("CartPole-v1", num_envs=1, mode="async") as env:
-        for config, words in (
-            (recurrent, "takes no recurrent policy"),
-            (stacking, "stacks no frames, and the policy takes 4; use Collector"),
-        ):
-            with pytest.raises(ValueError, match=words):
-                AsyncCollector(config.build_policy(), env, VectorReplayBuffer(10, 1))
