@@ -183,7 +183,7 @@ WALKS: dict[str, Walk] = {
     "sac": Walk(
         sac_run,
         (
-            *("NumpyActor.act", "LightSyncVectorEnv.step", "ReplayBuffer.add_steps", "ReplayBuffer.sample", "gather"),
+            *("NumpyActor.act", "LightSyncVectorEnv.step", "ReplayBuffer.add", "ReplayBuffer.sample", "gather"),
             *("DefaultSACModule.forward_train", "SACLearner.compute_loss_for_module", "Learner.compute_gradients"),
             *("RegisteredOptimizer.step", "SoftActorCriticLearner.after_gradient_step", "Learner._summarize"),
         ),
@@ -192,7 +192,7 @@ WALKS: dict[str, Walk] = {
     "dqn": Walk(
         dqn_run,
         (
-            *("NumpyActor.act", "LightSyncVectorEnv.step", "ReplayBuffer.add_steps", "ReplayBuffer.sample", "gather"),
+            *("NumpyActor.act", "LightSyncVectorEnv.step", "ReplayBuffer.add", "ReplayBuffer.sample", "gather"),
             *("DefaultQModule.forward_train", "DQNLearner.compute_loss_for_module", "Learner.compute_gradients"),
             *("RegisteredOptimizer.step", "QLearner.after_gradient_step", "ReplayBuffer.update_weight"),
         ),
@@ -207,7 +207,7 @@ WALKS: dict[str, Walk] = {
     ),
     "replay": Walk(
         dqn_run,
-        ("Collector._run", "ReplayBuffer.add_steps", "ReplayBuffer.sample", "Learner._read_batch", "gather"),
+        ("Collector._run", "ReplayBuffer.add", "ReplayBuffer.sample", "Learner._read_batch", "gather"),
         through="OffpolicyTrainer.training_step",
     ),
     "action": Walk(action_run, ("ObsPipeline.__call__", "NumpyActor.act", "ActingPolicy.to_env")),

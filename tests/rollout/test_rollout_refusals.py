@@ -54,8 +54,6 @@ class Stacking(Acting):
         ({"on_episode_done_hook": "print"}, "on_episode_done_hook='print' is not allowed; it must be a function"),
         ({"epsilon": 1.5}, "epsilon=1.5 is not allowed; it must be between 0 and 1"),
         ({"epsilon": True}, "epsilon=True is not allowed"),
-        ({"frame_stack": 0}, "FrameStack needs .*at least 1"),
-        ({"frame_stack": -1}, "FrameStack needs .*at least 1"),
         ({"seed": 3, "streams": RandomStreams(3)}, "seed=3 and streams are not allowed together"),
         ({"seed": -1}, "seed must be zero or larger"),
         ({"buffer": ReplayBuffer(100)}, "1 sub-buffers, and there are 4 environments; use VectorReplayBuffer"),
