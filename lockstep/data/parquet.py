@@ -26,8 +26,7 @@ from lockstep.data.codec import (
     plain_dtype,
 )
 from lockstep.data.trees import Tree, object_rows
-from lockstep.state.checks import check_whole
-from lockstep.state.messages import install_hint
+from lockstep.state.checks import check_whole, install_hint
 from lockstep.state.replace import replacing_file
 
 _NOTE = b"lockstep"

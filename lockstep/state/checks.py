@@ -1,11 +1,12 @@
-"""Checks of arguments: each message names the argument, its value and what is allowed."""
+"""Checks of arguments, whose messages name the argument, its value and what is allowed; messages that parts share."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
-from typing import Any
+from importlib.metadata import PackageNotFoundError, requires
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -72,3 +73,26 @@ def check_functions(**functions: object) -> None:
     for name, function in functions.items():
         if function is not None and not callable(function):
             raise ValueError(f"{name}={function!r} is not allowed; it must be a function, or None")
+
+
+def install_hint(extra: str) -> str:
+    """Return the command that installs what an extra needs: `"pip install 'ray>=2.40'"`.
+
+    The versions are those of the installed distribution's metadata (`pyproject.toml`).
+    """
+    try:
+        found = requires("lockstep-rl") or []
+    except PackageNotFoundError:  # run from a folder of sources
+        return f"pip install the packages of the extra {extra!r} in pyproject.toml"
+    parts = [text.partition(";") for text in found]
+    packages = [name.strip() for name, _, marker in parts if marker.replace('"', "'").strip() == f"extra == '{extra}'"]
+    return f"pip install {' '.join(map(repr, packages))}"
+
+
+def no_copies(holds: str, instead: str) -> Callable[..., Any]:
+    """Return a `__reduce__` for objects that hold what cannot be copied: `copy` and `pickle` raise `TypeError`."""
+
+    def __reduce__(self: object) -> NoReturn:
+        raise TypeError(f"this {type(self).__name__} holds {holds} and is neither copied nor pickled; {instead}")
+
+    return __reduce__

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.state.messages import install_hint
+from lockstep.state.checks import check_choice, install_hint
 from lockstep.tracking.logger import BaseLogger, RestoredData
 from lockstep.tracking.records import flatten
 
@@ -105,13 +105,6 @@ class NumberedLogger(BaseLogger):
         super().finalize()
         self._close()
 
-    def _warn_lost(self, where: str) -> None:
-        warnings.warn(
-            f"there is no run {self.run_id} at {where}: its records go to a new run, earlier ones are not in it",
-            RuntimeWarning,
-            stacklevel=4,
-        )
-
     @abstractmethod
     def _progress(self) -> Mapping[str, Any]:
         """Return `records`: how many the run has; `save`: the counters of the last save and the records up to it."""
@@ -171,13 +164,14 @@ class MLflowLogger(NumberedLogger):
     def client(self) -> Any:
         """MLflow's client."""
         if self._connected is None:
-            if self.tracking_uri is not None and _is_folder(self.tracking_uri):
+            uri = self.tracking_uri
+            if uri is not None and ("://" not in uri or uri.startswith("file:")):
                 os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
             try:
                 from mlflow.tracking import MlflowClient
             except ImportError as error:
                 raise ImportError(f"MLflowLogger needs mlflow: {install_hint('mlflow')}") from error
-            self._connected = MlflowClient(tracking_uri=self.tracking_uri)
+            self._connected = MlflowClient(tracking_uri=uri)
         return self._connected
 
     def restore_logged_data(self, path: str | os.PathLike[str]) -> RestoredData:
@@ -196,7 +190,12 @@ class MLflowLogger(NumberedLogger):
         try:
             tags = self.client.get_run(self.run_id).data.tags
         except MlflowException:
-            self._warn_lost(self.tracking_uri or "the tracking server")
+            warnings.warn(
+                f"there is no run {self.run_id} at {self.tracking_uri or 'the tracking server'}: its records go to a "
+                "new run, earlier ones are not in it",
+                RuntimeWarning,
+                stacklevel=4,
+            )
             self.run_id = None
             return {"records": self._number or 0}  # the numbers go on; those before are not sent again
         kept = max((_parsed(tags.get(name)) for name in _PROGRESS), key=lambda tag: int(tag.get("records", 0)))
@@ -229,22 +228,19 @@ class MLflowLogger(NumberedLogger):
         if self._is_running:
             return
         client = self.client
+        from mlflow.entities import Param
+
         if self.run_id is None:
             found = client.get_experiment_by_name(self.experiment_name)
             experiment = client.create_experiment(self.experiment_name) if found is None else found.experiment_id
             self.run_id = client.create_run(experiment, run_name=self.run_name, tags=self.tags).info.run_id
-            self._send_config()
+            flat = flatten(self.config, exclude_arrays=False)
+            params = [Param(name, str(value)[:_LONGEST_TEXT]) for name, value in flat.items()]
+            for start in range(0, len(params), _MOST_PARAMS):
+                client.log_batch(self.run_id, params=params[start : start + _MOST_PARAMS])
         else:
             client.update_run(self.run_id, status="RUNNING")
         self._is_running = True
-
-    def _send_config(self) -> None:
-        from mlflow.entities import Param
-
-        flat = flatten(self.config, exclude_arrays=False)
-        params = [Param(name, str(value)[:_LONGEST_TEXT]) for name, value in flat.items()]
-        for start in range(0, len(params), _MOST_PARAMS):
-            self.client.log_batch(self.run_id, params=params[start : start + _MOST_PARAMS])
 
     def _close(self) -> None:
         if self._is_running:
@@ -257,10 +253,6 @@ def _parsed(tag: str | None) -> dict[str, Any]:
         return dict(json.loads(tag or "{}"))
     except ValueError:
         return {}
-
-
-def _is_folder(uri: str) -> bool:
-    return "://" not in uri or uri.startswith("file:")
 
 
 class WandbLogger(NumberedLogger):
@@ -296,8 +288,8 @@ class WandbLogger(NumberedLogger):
         **intervals: Any,
     ) -> None:
         super().__init__(run_id or uuid.uuid4().hex[:8], config, **intervals)  # no generator of training is asked
-        if mode not in (None, "online", "offline", "disabled"):
-            raise ValueError(f"mode={mode!r} is not allowed; choose 'online', 'offline', 'disabled' or None")
+        if mode is not None:
+            check_choice("mode", mode, ("online", "offline", "disabled"))
         self.project, self.name, self.entity, self.mode = project, name, entity, mode
         self.dir = Path(dir or os.environ.get("WANDB_DIR") or ".").absolute()
         self.settings = dict(settings or {})
@@ -306,11 +298,8 @@ class WandbLogger(NumberedLogger):
     @property
     def run(self) -> Any:
         """wandb's run, begun when it is first asked for."""
-        if self._run is None:
-            self._run = self._begin()
-        return self._run
-
-    def _begin(self) -> Any:
+        if self._run is not None:
+            return self._run
         try:
             import wandb
         except ImportError as error:
@@ -335,6 +324,7 @@ class WandbLogger(NumberedLogger):
             run.define_metric(axis, hidden=True)
         for scope, axis in _AXES.items():
             run.define_metric(f"{scope}/*", step_metric=axis)
+        self._run = run
         return run
 
     @property

@@ -24,8 +24,7 @@ from lockstep.rollout import Collector, CollectorLike, MultiAgentCollector
 from lockstep.rollout.base_collector import exactly_one
 from lockstep.rollout.group_collector import GroupCollector
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
-from lockstep.state.checks import check_choice, check_flags, check_functions, check_whole, check_wholes
-from lockstep.state.messages import no_copies
+from lockstep.state.checks import check_choice, check_flags, check_functions, check_whole, check_wholes, no_copies
 from lockstep.state.schedules import ConfiguredValueWarning
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking import BaseLogger, LazyLogger

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -24,11 +25,14 @@ STAGES = ("environment", "acting", "storing", "returns", "update", "evaluation",
 class Event:
     """The base of all events: where the run is."""
 
-    method: ClassVar[str] = ""
-    """of a callback: what handles the event"""
+    method: ClassVar[str]
+    """of a callback: what handles the event, `on_collect_end` for `CollectEnd`"""
     epoch: int
     env_step: int
     gradient_step: int
+
+    def __init_subclass__(cls) -> None:
+        cls.method = "on" + re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", cls.__name__)
 
     @property
     def position(self) -> int:
@@ -73,7 +77,6 @@ class TrainerView:
 class RunStart(Event):
     """The run begins or goes on; `trainer` shows it, and cannot be changed."""
 
-    method: ClassVar[str] = "on_run_start"
     trainer: TrainerView
 
 
@@ -81,7 +84,6 @@ class RunStart(Event):
 class CollectEnd(Event):
     """Data was collected."""
 
-    method: ClassVar[str] = "on_collect_end"
     stats: CollectStats
 
 
@@ -89,7 +91,6 @@ class CollectEnd(Event):
 class UpdateEnd(Event):
     """The policy learned from it."""
 
-    method: ClassVar[str] = "on_update_end"
     stats: TrainingStats
 
 
@@ -97,7 +98,6 @@ class UpdateEnd(Event):
 class EvaluationEnd(Event):
     """The policy was evaluated."""
 
-    method: ClassVar[str] = "on_evaluation_end"
     stats: CollectStats
     score: float
     is_best: bool
@@ -107,7 +107,6 @@ class EvaluationEnd(Event):
 class CheckpointSaved(Event):
     """A checkpoint is on disk."""
 
-    method: ClassVar[str] = "on_checkpoint_saved"
     path: Path
 
 
@@ -115,7 +114,6 @@ class CheckpointSaved(Event):
 class EpochEnd(Event):
     """An epoch is over."""
 
-    method: ClassVar[str] = "on_epoch_end"
     stats: EpochStats
 
 
@@ -123,7 +121,6 @@ class EpochEnd(Event):
 class RunEnd(Event):
     """The run is over: `max_epoch`, `stop_fn`, `interrupted`, `error`, or a callback's own reason."""
 
-    method: ClassVar[str] = "on_run_end"
     reason: str
     info: InfoStats
 

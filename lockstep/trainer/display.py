@@ -104,7 +104,7 @@ class ProgressDisplay(Callback):
         parts = [self._steps_text(info.train_step or info.gradient_step)]
         if epoch.test_collect_stat is not None:
             parts.append(f"evaluation {_episodes_text(epoch.test_collect_stat)}")
-        if train is not None:
+        if train is not None and train.n_collected_steps:
             parts.append(f"training {_episodes_text(train)}")
         if epoch.training_stat is not None:
             parts.append(_losses_text(epoch.training_stat))

@@ -13,8 +13,7 @@ import numpy as np
 from lockstep.algorithms.base_config import BaseConfig
 from lockstep.algorithms.policy import Policy
 from lockstep.rollout.collector import Collector
-from lockstep.state.checks import check_wholes
-from lockstep.state.messages import install_hint
+from lockstep.state.checks import check_wholes, install_hint
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking.statistics import CollectStats
 from lockstep.trainer.callbacks import Callback, EvaluationEnd, RunStart

@@ -53,7 +53,7 @@ class Remembering(Acting):
         ({"frame_stack": 0}, "FrameStack needs .*at least 1"),
         ({"frame_stack": -1}, "FrameStack needs .*at least 1"),
         ({"seed": 3, "streams": RandomStreams(3)}, "seed=3 and streams are not allowed together"),
-        ({"seed": -1}, "seed must be zero or larger"),
+        ({"seed": -1}, "seed=-1 is not allowed"),
         ({"buffer": ReplayBuffer(100)}, "1 sub-buffers, and there are 4 environments; use VectorReplayBuffer"),
         (
             {"buffer": RolloutStore(4, 3, CountingEnv().observation_space, CountingEnv().action_space)},
