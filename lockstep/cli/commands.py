@@ -71,18 +71,10 @@ def whole_number(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        value = number(text)
+        value = float(text)
         if not value.is_integer():
             raise ValueError(f"{text!r} is no whole number") from None
         return int(value)
-
-
-def number(text: str) -> float:
-    """Return the number in a text; raise `ValueError` for anything else."""
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is no number") from None
 
 
 def _reader(kind: type, read: Callable[[str], Any], metavar: str) -> PrimitiveConstructorSpec[Any]:
@@ -98,7 +90,7 @@ def _reader(kind: type, read: Callable[[str], Any], metavar: str) -> PrimitiveCo
 
 Count = Annotated[int, _reader(int, whole_number, "INT")]
 MaybeCount = Annotated[int | None, _reader(int, whole_number, "INT")]
-MaybeNumber = Annotated[float | None, _reader(float, number, "FLOAT")]
+MaybeNumber = Annotated[float | None, _reader(float, float, "FLOAT")]
 MaybeText = Annotated[str | None, _reader(str, str, "STR")]
 MaybePath = Annotated[Path | None, _reader(Path, Path, "PATH")]
 

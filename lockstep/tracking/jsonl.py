@@ -93,12 +93,10 @@ class JsonlLogger(BaseLogger):
         return counters
 
     def last_checkpoint(self) -> str | None:
-        """Return the path of the last save on record."""
         saves = [record["data"] for record in read_metrics(self.path) if _is_save(record)]
         return saves[-1]["path"] if saves else None
 
     def drop_save(self) -> None:
-        """Cut off the record of the checkpoint that `set_state` went back to."""
         if self._restored_to is not None:
             self.truncate_to(self._restored_to)
             self._kept_save = None

@@ -74,7 +74,6 @@ def plot_runs(
     *,
     metric: str = "returns_stat/mean",
     scope: str = "test",
-    title: str | None = None,
 ) -> Path:
     """Draw the evaluation return of runs over environment steps and return the picture's path.
 
@@ -84,7 +83,7 @@ def plot_runs(
 
     Raises `ValueError`: no run was given, or one has no such metric. `ImportError`: matplotlib is not installed.
     """
-    figure = draw_runs(runs, metric=metric, scope=scope, title=title)
+    figure = draw_runs(runs, metric=metric, scope=scope)
     target = Path(output).absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(target, dpi=150)
@@ -96,7 +95,6 @@ def draw_runs(
     *,
     metric: str = "returns_stat/mean",
     scope: str = "test",
-    title: str | None = None,
 ) -> Any:
     """Return the matplotlib figure that `plot_runs` saves (same arguments, same errors)."""
     paths = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
@@ -111,7 +109,7 @@ def draw_runs(
     for panel, (env, group) in zip(panels, groups.items(), strict=True):
         for algo, curves in group.items():
             _draw_group(panel, algo, curves, _COLOURS[algos.index(algo) % len(_COLOURS)])
-        _dress(panel, env if title is None else title, metric, scope)
+        _dress(panel, env, metric, scope)
     return figure
 
 

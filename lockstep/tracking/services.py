@@ -80,7 +80,6 @@ class NumberedLogger(BaseLogger):
         return epoch, env_step, gradient_step
 
     def last_checkpoint(self) -> str | None:
-        """Return the path of the last save on record."""
         save = self._progress().get("save")
         return None if save is None else save[4]
 
@@ -93,7 +92,6 @@ class NumberedLogger(BaseLogger):
         return {**super().get_state(), "run_id": self.run_id, "number": self._number or 0}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue the same run there."""
         super().set_state(state)
         if state["run_id"] != self.run_id:
             self._close()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from lockstep.ops.statistics import RunningMoments
 from lockstep.state.checks import check_number, check_whole
@@ -393,12 +392,9 @@ class MovAvg:
         self.size: int = check_whole("size", size, 1)
         self._numbers: deque[float] = deque(maxlen=self.size)
 
-    def add(self, numbers: float | np.ndarray | torch.Tensor | Iterable[float]) -> float:
+    def add(self, numbers: npt.ArrayLike) -> float:
         """Add one number or several; returns the new mean."""
-        if isinstance(numbers, torch.Tensor):
-            numbers = numbers.detach().cpu().numpy()
-        values = numbers if isinstance(numbers, np.ndarray | list | tuple | float | int) else list(numbers)
-        flat = np.asarray(values, dtype=np.float64).reshape(-1)
+        flat = np.asarray(numbers, dtype=np.float64).reshape(-1)
         self._numbers.extend(flat[np.isfinite(flat)].tolist())
         return self.get()
 

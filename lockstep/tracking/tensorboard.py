@@ -48,7 +48,6 @@ class TensorboardLogger(BaseLogger):
             self._writer.flush()
 
     def finalize(self) -> None:
-        """Write what is waiting and close the event file."""
         super().finalize()
         self._close()
 
@@ -65,7 +64,6 @@ class TensorboardLogger(BaseLogger):
         return epoch, env_step, gradient_step
 
     def last_checkpoint(self) -> str | None:
-        """Return the path of the last save on record."""
         return self._last_text("save/path")
 
     def _last_text(self, name: str) -> str | None:

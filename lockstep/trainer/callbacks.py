@@ -183,12 +183,10 @@ class LoggingCallback(Callback):
         self.logger = logger
 
     def on_collect_end(self, event: CollectEnd) -> None:
-        """Log in the scope `train/`."""
         if type(self.logger) is not LazyLogger:
             self.logger.log_train_data(event.stats.to_dict(), event.env_step)
 
     def on_update_end(self, event: UpdateEnd) -> None:
-        """Log in the scope `update/`."""
         if type(self.logger) is not LazyLogger:
             self.logger.log_update_data(event.stats.get_loss_stats_dict(), event.gradient_step)
 
@@ -197,7 +195,6 @@ class LoggingCallback(Callback):
         self.logger.log_test_data(event.stats.to_dict(), event.position)
 
     def on_epoch_end(self, event: EpochEnd) -> None:
-        """Log in the scope `info/`."""
         self.logger.log_info_data(event.stats.info_stat.to_dict(), event.epoch)
 
 
@@ -216,11 +213,9 @@ class CheckpointCallback(Callback):
         self._saved_at: tuple[int, int] | None = None
 
     def on_run_start(self, event: RunStart) -> None:
-        """Remember the trainer."""
         self._trainer, self._saved_at = event.trainer, None
 
     def on_epoch_end(self, event: EpochEnd) -> None:
-        """Save after every `interval`-th epoch."""
         if event.epoch % self.interval == 0:
             self._save(event)
 
@@ -267,7 +262,6 @@ class EarlyStop(Callback):
             self.num_without_best = 0
 
     def on_evaluation_end(self, event: EvaluationEnd) -> Stop:
-        """Stop at the threshold, or when patience has ended."""
         self.num_without_best = 0 if event.is_best else self.num_without_best + 1
         if self.threshold is not None and event.score >= self.threshold:
             return f"score {event.score:.4g} reached the threshold {self.threshold:g}"
@@ -276,17 +270,14 @@ class EarlyStop(Callback):
         return None
 
     def on_update_end(self, event: UpdateEnd) -> Stop:
-        """Stop at the time limit."""
         if self.time_limit_s is not None and time.monotonic() - self._started > self.time_limit_s:
             return f"time limit of {self.time_limit_s:g} s"
         return None
 
     def get_state(self) -> Mapping[str, Any]:
-        """Return the evaluations since the best one."""
         return {"num_without_best": self.num_without_best}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the count."""
         self.num_without_best = int(state["num_without_best"])
 
 
@@ -321,24 +312,20 @@ class Profiler(Callback):
         self._started, self._before = time.monotonic(), self.total
 
     def on_collect_end(self, event: CollectEnd) -> None:
-        """Add to environment, acting, storing."""
         stats = event.stats
         self._add("environment", stats.env_time)
         self._add("acting", stats.act_time)
         self._add("storing", stats.collect_time - stats.env_time - stats.act_time)
 
     def on_update_end(self, event: UpdateEnd) -> None:
-        """Add to returns and gradient steps."""
         steps = event.stats.stage_seconds.get("gradient_steps", event.stats.train_time)
         self._add("returns", event.stats.train_time - steps)
         self._add("update", steps)
 
     def on_evaluation_end(self, event: EvaluationEnd) -> None:
-        """Add to evaluation."""
         self._add("evaluation", event.stats.collect_time)
 
     def on_run_end(self, event: RunEnd) -> None:
-        """Print the table, if it is wanted."""
         self._wait()
         if self.print_at_end:
             for name, share in self.shares.items():
@@ -355,10 +342,8 @@ class Profiler(Callback):
         self.seconds["waiting"] = max(0.0, self._before + time.monotonic() - self._started - known)
 
     def get_state(self) -> Mapping[str, Any]:
-        """Return the seconds so far."""
         self._wait()
         return {"seconds": dict(self.seconds)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from `get_state`."""
         self.seconds = dict(state["seconds"])

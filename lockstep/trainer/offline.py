@@ -123,7 +123,6 @@ class OfflineTrainer(BaseTrainer):
         return self.policy.update(self.batch_size or 0, self.buffer, repeat=self.updates_now)
 
     def info(self, with_history: bool = True) -> InfoStats:
-        """Return the run so far."""
         info = super().info(with_history)
         return replace(info, samples_seen=self.samples_seen, dataset_passes=self.dataset_passes)
 
