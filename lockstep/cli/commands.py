@@ -604,6 +604,6 @@ def _debugging() -> bool:
     return os.environ.get("LOCKSTEP_DEBUG", "") not in ("", "0")
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+def _show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
     if not issubclass(category, DeprecationWarning | PendingDeprecationWarning):
         sys.stderr.write(f"warning: {message}\n")

@@ -36,7 +36,7 @@ class Plan:
         policy, collector = trainer.policy, trainer.train_collector or trainer.test_collector
         where = ""
         if collector is not None:
-            envs, name = collector.env, name_of_env(config)
+            envs, name = collector.env, name_of_env(config.environment.env)
             where = f"{envs.num_envs} x {name} ({envs.backend}, {envs.autoreset_mode}): "
         parameters = [p for p in policy.module.parameters() if p.requires_grad]
         num_bytes = sum(p.numel() * p.element_size() for p in parameters)

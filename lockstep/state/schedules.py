@@ -76,8 +76,6 @@ class Schedule:
 
     def __call__(self, t: int) -> float:
         """Return the value at step `t` (zero or larger); `t` becomes the position."""
-        if not t >= 0:
-            raise ValueError(f"{self.name}: the step must be zero or larger, got {t!r}")
         self.value = self.at(t)
         self.timestep = int(t)
         return self.value

@@ -425,8 +425,8 @@ class RunningMeanStd(RunningMoments):
     def __init__(
         self, shape: tuple[int, ...] | None = None, *, clip_max: float | None = 10.0, eps: float = 1e-8
     ) -> None:
-        check_number("eps", eps, above=0)
-        check_number("clip_max", clip_max, above=0)
+        check_number("eps", eps, gt=0)
+        check_number("clip_max", clip_max, optional=True, gt=0)
         super().__init__(shape or ())
         self.clip_max, self.eps = clip_max, eps
         self._any_shape = shape is None

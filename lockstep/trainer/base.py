@@ -767,12 +767,13 @@ class BaseTrainer(Counters, ABC):
             self.logger.drop_save()  # a run that never stopped has no such checkpoint
         else:  # a kill may have come between the checkpoint and its record; a record that is there is not doubled
             self.logger.save_data(*self._where(), lambda *_: Path(path))
-        cut = 0 if self.train_collector is None else self.train_collector.episodes_cut
-        if self.train_collector is not None and cut:
+        collector = self.train_collector
+        if collector is not None and collector.episodes_cut:
+            cut = collector.episodes_cut
             warnings.warn(
-                f"the state of the {self.train_collector.env.backend!r} environments is not in the checkpoint: {cut} "
-                "running episodes end there (nothing is estimated across), and the run is not bit by bit the one that "
-                "would never have stopped",
+                f"the state of the {collector.env.backend!r} environments is not in the checkpoint: {cut} running "
+                "episodes end there (nothing is estimated across), and the run is not bit by bit the one that would "
+                "never have stopped",
                 RuntimeWarning,
                 stacklevel=3,
             )

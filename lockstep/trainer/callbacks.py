@@ -248,8 +248,8 @@ class EarlyStop(Callback):
     ) -> None:
         if threshold is None and patience is None and time_limit_s is None:
             raise ValueError("EarlyStop needs threshold, patience or time_limit_s")
-        check_number("threshold", threshold)
-        check_number("time_limit_s", time_limit_s, above=0.0)
+        check_number("threshold", threshold, optional=True)
+        check_number("time_limit_s", time_limit_s, optional=True, gt=0)
         self.patience: int | None = check_whole("patience", patience, 1, optional=True)
         self.threshold, self.time_limit_s = threshold, time_limit_s
         self.num_without_best = 0

@@ -13,7 +13,7 @@ from lockstep.data import MultiAgentBatch
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout import CollectorLike, MultiAgentCollector
 from lockstep.rollout.errors import MalformedBufferError
-from lockstep.state.checks import check_whole, is_number
+from lockstep.state.checks import check_number, check_whole
 from lockstep.tracking.statistics import CollectStatsBase, TrainingStats
 from lockstep.trainer.base import REPLAYS, BaseTrainer, TrainerOptions, seed_buffer
 from lockstep.trainer.checks import check_discounts, own_options
@@ -56,8 +56,7 @@ class OffpolicyTrainer(BaseTrainer):
         super().__init__(policy, max_epoch, batch_size, train_collector, test_collector, step_per_epoch, **options)
         self._set_amount(step_per_collect, episode_per_collect)
         self.learning_starts: int = check_whole("learning_starts", learning_starts, 0)
-        if not is_number(update_per_step) or not 0 < update_per_step < math.inf:
-            raise ValueError(f"update_per_step={update_per_step!r} is not allowed; it must be a number above 0")
+        check_number("update_per_step", update_per_step, gt=0)
         self.update_per_step = float(update_per_step)
         self.collector = train_collector
         if train_collector.buffer is None:

@@ -150,7 +150,7 @@ def prepare_run(
     folder = RunFolder.create(
         root,
         algo=config.algorithm,
-        env=name_of_env(config),
+        env=name_of_env(config.environment.env),
         seed=config.debugging.seed,
         config=config.named_options(),
         init_from=None if source is None else str(source),
@@ -169,9 +169,8 @@ def prepare_run(
         raise
 
 
-def name_of_env(config: AlgorithmConfig) -> str:
+def name_of_env(env: object) -> str:
     """Return the environment's id, or the name of what makes it; "offline" without one."""
-    env = config.environment.env
     if env is None or isinstance(env, str):
         return env or "offline"
     return str(getattr(env, "__name__", type(env).__name__))
