@@ -29,7 +29,7 @@ SaveCheckpointFn = Callable[[int, int, int], Any]
 RestoredData = dict[str, dict[str, list[Any]]]
 """Name with its scope -> `{"step": [...], "value": [...]}`."""
 
-_STEP_TYPES = {"train": "env_step", "test": "env_step", "update": "gradient_step", "info": "epoch"}
+STEP_TYPES = {"train": "env_step", "test": "env_step", "update": "gradient_step", "info": "epoch"}
 _TIMED = re.compile(r"(?:^|[/_])(?:time|speed|path|wall_s)$|timing/|seconds")
 
 
@@ -156,7 +156,7 @@ class BaseLogger(ABC):
     def _continue_from(self, epoch: int, env_step: int, gradient_step: int) -> None:
         steps = {"env_step": env_step, "gradient_step": gradient_step, "epoch": epoch}
         for name, scope in self._scopes.items():
-            scope.last_written = steps[_STEP_TYPES[name]] or None
+            scope.last_written = steps[STEP_TYPES[name]] or None
             scope.pending = []
 
     def log(self, name: str, data: Mapping[str, Any], step: int) -> None:
@@ -178,7 +178,7 @@ class BaseLogger(ABC):
         record = aggregate(scope.pending)
         scope.pending = []
         scope.last_written = scope.pending_step
-        self.write(_STEP_TYPES[name], scope.pending_step, {f"{name}/{key}": item for key, item in record.items()})
+        self.write(STEP_TYPES[name], scope.pending_step, {f"{name}/{key}": item for key, item in record.items()})
 
 
 class LazyLogger(BaseLogger):

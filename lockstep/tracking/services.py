@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.state.checks import check_choice, install_hint
-from lockstep.tracking.logger import BaseLogger, RestoredData
+from lockstep.tracking.logger import STEP_TYPES, BaseLogger, RestoredData
 from lockstep.tracking.records import flatten
 
 COUNTERS = ("epoch", "env_step", "gradient_step")
-_AXES = {"train": "env_step", "test": "env_step", "update": "gradient_step", "info": "epoch", "save": "env_step"}
+_AXES = {**STEP_TYPES, "save": "env_step"}
 _PROGRESS = ("lockstep.progress.even", "lockstep.progress.odd")
 """tags that are written in turn: a kill may leave the one it came upon empty, the other tells how far the run was"""
 _LONGEST_TEXT = 5000

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from lockstep.state import CheckpointError, newest_checkpoint, read_checkpoint, write_checkpoint
-from lockstep.state.replace import write_file_atomically
 
 # Forks savers from one process that has imported everything: a line "root start name delay" on its input lets one
 # save without end, kills it with signal 9 `delay` seconds after its first save, and answers its last reported step.
@@ -118,15 +117,6 @@ def test_a_write_that_the_disk_refuses_leaves_the_old_checkpoint_and_nothing_els
             write_checkpoint(tmp_path / "c", {"": {"first": 1, "big": {"a": np.zeros(10_000)}}})
         assert [child.name for child in tmp_path.iterdir()] == ["c"]
         assert read_checkpoint(tmp_path / "c") == {"": {"step": 1}}
-
-
-def test_an_atomic_file_that_the_disk_refuses_keeps_its_old_content(tmp_path: Path, file_size_limit: Any) -> None:
-    with file_size_limit(16384):
-        write_file_atomically(tmp_path / "summary.json", b"old")
-        with pytest.raises(OSError, match="File too large"):
-            write_file_atomically(tmp_path / "summary.json", b"x" * 20_000)
-        assert (tmp_path / "summary.json").read_bytes() == b"old"
-        assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_full_disk_is_told(tmp_path: Path) -> None:
