@@ -206,18 +206,13 @@ def _age_key(path: Path) -> tuple[int, str]:
     try:
         return int(_read_manifest(path)["created_ns"]), path.name
     except CheckpointError:
-        with contextlib.suppress(OSError):
-            return path.stat().st_mtime_ns, path.name
-        return 0, path.name
+        return path.stat().st_mtime_ns, path.name
 
 
 # Writing
 
 
 def _check_target(target: Path) -> None:
-    blocking = next((above for above in target.parents if above.exists() and not above.is_dir()), None)
-    if blocking is not None:
-        raise CheckpointError(f"cannot write checkpoint {target}: {blocking} is a file, not a directory")
     if target.is_dir():
         if (target / MANIFEST).exists() or not any(target.iterdir()):
             return

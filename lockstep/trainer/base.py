@@ -17,7 +17,8 @@ from types import FrameType
 from typing import Any, ClassVar, Self, TypedDict
 
 from lockstep.algorithms.json_form import to_plain
-from lockstep.algorithms.policy import Policy
+from lockstep.algorithms.policy import Policy, policy_within_training_step
+from lockstep.data import MultiAgentBatch
 from lockstep.learner.learner import STEPS_SAMPLED, Learner
 from lockstep.replay import MultiAgentReplayBuffer, OfflineRows, ReplayBuffer
 from lockstep.rollout import Collector, CollectorLike, MultiAgentCollector
@@ -414,6 +415,24 @@ class BaseTrainer(Counters, ABC):
     def policy_update_fn(self, collect_stats: CollectStatsBase) -> TrainingStats:
         """Learn from what was collected, within a training step of the policy, and return the statistics."""
 
+    def _learn(self, collect_stats: CollectStatsBase) -> TrainingStats:
+        """Update the policy, and count it; keep the data of a loss or gradient that is not finite as `bad_batch`."""
+        try:
+            with policy_within_training_step(self.policy):
+                stats = self.policy_update_fn(collect_stats)
+            self._count_update(stats)
+        except FloatingPointError:
+            self.bad_batch = self._learned_from()
+            raise
+        return stats
+
+    def _learned_from(self) -> dict[str, Any] | None:
+        """Return the columns of the policy's last batch, by module where there are several."""
+        batch = self.policy.last_batch
+        if isinstance(batch, MultiAgentBatch):
+            return {module_id: dict(batch[module_id].items()) for module_id in batch}
+        return None if batch is None else dict(batch.items())
+
     def test_step(self) -> tuple[CollectStats, bool]:
         """Evaluate once. Return the statistics, and whether `stop_fn` is satisfied."""
         if self.test_collector is None or self.episode_per_test is None:
@@ -446,8 +465,7 @@ class BaseTrainer(Counters, ABC):
         return stats
 
     def _count_collect(self, stats: CollectStats) -> None:
-        if self.reward_metric is not None:
-            stats = with_reward_metric(self.reward_metric, stats)
+        stats = with_reward_metric(self.reward_metric, stats)
         self.env_step += stats.n_collected_steps
         self.epoch_steps += stats.n_collected_steps
         self.env_episode += stats.n_collected_episodes

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
-from typing import Any, ClassVar, Unpack
+from typing import ClassVar, Unpack
 
 from lockstep.algorithms.offline import check_numbers
 from lockstep.algorithms.policy import Policy, policy_within_training_step
-from lockstep.data import MultiAgentBatch
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout import CollectorLike, MultiAgentCollector
 from lockstep.rollout.errors import MalformedBufferError
@@ -119,14 +118,7 @@ class OffpolicyTrainer(BaseTrainer):
         self.updates_now, self.updates_made = due - self.updates_made, due
         if self.updates_now == 0:
             return stats, None, self.stop_reason is not None
-        try:
-            with policy_within_training_step(self.policy):
-                training = self.policy_update_fn(stats)
-            self._count_update(training)
-        except FloatingPointError:
-            self.bad_batch = self._last_columns()
-            raise
-        return stats, training, self.stop_reason is not None
+        return stats, self._learn(stats), self.stop_reason is not None
 
     def policy_update_fn(self, collect_stats: CollectStatsBase) -> TrainingStats:
         """Make `updates_now` gradient steps, each on a fresh sample of `buffer`."""
@@ -142,10 +134,3 @@ class OffpolicyTrainer(BaseTrainer):
         collect, left = self.step_per_collect or 1, self.steps_in_all - self.env_step
         random = min(left, -(-max(0, self.learning_starts - self.env_step) // collect) * collect)
         return self._num_due(self.steps_learned_from + left - random) - self.updates_made
-
-    def _last_columns(self) -> dict[str, Any] | None:
-        """Return the columns of the policy's last batch, by module where there are several."""
-        batch = self.policy.last_batch
-        if isinstance(batch, MultiAgentBatch):
-            return {module_id: dict(batch[module_id].items()) for module_id in batch}
-        return None if batch is None else dict(batch.items())

@@ -140,7 +140,7 @@ def test_a_full_disk_is_told(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="file is a file, not a directory"):
+    with pytest.raises(CheckpointError, match=r"cannot write checkpoint .*file/c: (Not a directory|File exists)"):
         write_checkpoint(tmp_path / "file" / "c", {"": {"a": 1}})
     with pytest.raises(CheckpointError, match="cannot write checkpoint /proc/lockstep"):
         write_checkpoint("/proc/lockstep/c", {"": {"a": 1}})
