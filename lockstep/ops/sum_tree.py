@@ -78,6 +78,23 @@ class SumTree:
         self._kernels.relative_powers(self._tree, indices, -exponent, out)
         return out
 
+    def find(self, masses: npt.ArrayLike) -> np.ndarray:
+        """Return the index `i` with `sum(values[:i]) <= mass < sum(values[:i + 1])` for each mass; int64.
+
+        A number that is 0 is never found; the total itself falls to the last one that is not.
+
+        Raises:
+            ValueError: a mass that is NaN or outside `[0, total]`, or all numbers are 0.
+        """
+        masses = np.ascontiguousarray(np.atleast_1d(masses), np.float64)
+        self._check_total()
+        outside = ~((masses >= 0.0) & (masses <= self.total))  # true of NaN too
+        if outside.any():
+            raise ValueError(f"masses must lie in 0 .. {self.total}, the total; got {float(masses[outside][0])}")
+        found = np.empty(masses.shape, np.int64)
+        self._kernels.find(self._tree, self._levels, masses, 1.0, found)
+        return found
+
     def draw(self, uniforms: np.ndarray) -> np.ndarray:
         """Return indices drawn in proportion to their numbers, independently of one another.
 
@@ -85,12 +102,9 @@ class SumTree:
             uniforms: `[n]` float64 in [0, 1).
 
         Returns:
-            int64 `[n]`: the `i` with `sum(values[:i]) <= uniform * total < sum(values[:i + 1])`; a number that is 0 is
-            never drawn. `ValueError` where all numbers are 0.
+            int64 `[n]`. `ValueError` where all numbers are 0.
         """
-        total = self._tree[-1]
-        if not total > 0.0:
-            raise ValueError("all numbers of the sum tree are 0: nothing can be drawn")
+        total = self._check_total()
         found = np.empty(uniforms.shape, np.int64)
         self._kernels.find(self._tree, self._levels, uniforms, total, found)
         return found
@@ -110,3 +124,9 @@ class SumTree:
         if where.size and (where.min() < 0 or where.max() >= self.size):
             raise IndexError(f"indices must lie in 0 .. {self.size - 1}, got {where.min()} .. {where.max()}")
         return where.astype(np.int64, copy=False)
+
+    def _check_total(self) -> np.float64:
+        total: np.float64 = self._tree[-1]
+        if not total > 0.0:
+            raise ValueError("all numbers of the sum tree are 0: nothing can be drawn")
+        return total

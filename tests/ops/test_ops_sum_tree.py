@@ -30,8 +30,9 @@ def test_sum_tree_is_an_array_with_a_running_sum(data, size):
         assert tree.total == pytest.approx(plain.sum(), rel=1e-12)
         if not plain.any():
             continue
-        uniforms = np.array(data.draw(st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=8)))
-        for mass, i in zip(uniforms * tree.total, tree.draw(uniforms)):
+        masses = data.draw(st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=8))
+        found = tree.find(np.array(masses) * tree.total)
+        for mass, i in zip(np.array(masses) * tree.total, found):
             tolerance = 1e-9 * tree.total
             assert plain[i] > 0
             assert plain[:i].sum() - tolerance <= mass <= plain[: i + 1].sum() + tolerance
@@ -56,10 +57,11 @@ def test_sum_tree_draws_in_proportion():
     np.testing.assert_allclose(counts / 20_000, [0.1, 0.2, 0, 0.3, 0.4], atol=0.01)
 
 
-def test_sum_tree_never_draws_a_zero_whatever_rounding_does():
+def test_sum_tree_never_finds_a_zero_whatever_rounding_does():
     tree = SumTree(6)
     tree[[1, 2, 3]] = [0.1, 0.2, 0.3]
-    assert tree.draw(np.array([1.0, np.nextafter(1.0, 0), 0.0])).tolist() == [3, 3, 1]
+    assert tree.find([tree.total, np.nextafter(tree.total, 0)]).tolist() == [3, 3]
+    assert tree.find([0.0]).tolist() == [1]
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.3, 0.6, 1.0, 2.5])
@@ -87,6 +89,15 @@ def test_powers_beyond_the_range_of_numbers_stay_within_it():
     assert tree.values[0] > 0.0  # 1e-360 would be 0, and the row never drawn again
     assert np.isfinite(tree.values).all()
     assert np.isfinite(tree.relative_powers(np.arange(3), 0.4)).all()
+
+
+@pytest.mark.parametrize("mass", [np.nan, -1e-12, np.nextafter(6.0, 7), 10.0, np.inf, -np.inf])
+def test_find_refuses_nan_and_masses_outside_of_the_total(mass):
+    tree = SumTree(3)
+    tree[[0, 1, 2]] = [1.0, 2.0, 3.0]
+    with pytest.raises(ValueError, match=rf"0 \.\. 6\.0, the total; got {mass}"):
+        tree.find([0.5, mass])
+    assert tree.find([0.0, 1.0, 6.0]).tolist() == [0, 1, 2]
 
 
 def test_sum_tree_refuses_what_it_cannot_hold():
