@@ -81,7 +81,7 @@ def test_unknown_commands_and_flags_are_answered_with_what_there_is(
 def test_run_that_fails_says_where_and_how_to_go_on(
     lockstep: Command, tmp_path: Path, env: type, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    env.total = 0  # type: ignore[attr-defined]
+    env.total = 0
     said = lockstep("train", "ppo", f"cli_envs:{env.__name__}", *SMALL)
     assert said.code == 1
     assert message in said.err
@@ -92,7 +92,7 @@ def test_run_that_fails_says_where_and_how_to_go_on(
     assert not list(run.glob("**/*.tmp*"))
     assert (run / "summary.json").exists()
     monkeypatch.setenv("LOCKSTEP_DEBUG", "1")
-    env.total = 0  # type: ignore[attr-defined]
+    env.total = 0
     assert "Traceback (most recent call last)" in lockstep("train", "ppo", f"cli_envs:{env.__name__}", *SMALL).err
 
 

@@ -49,8 +49,6 @@ def run_and_kill() -> Iterator[Callable[..., int]]:
     process = subprocess.Popen(
         [sys.executable, "-c", KILLER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
     )
-    assert process.stdin is not None
-    assert process.stdout is not None
 
     def run(root: Path, start: int, name: str, delay: float) -> int:
         process.stdin.write(f"{root}|{start}|{name}|{delay}\n")
@@ -81,7 +79,6 @@ def test_kill_9_while_saving_always_leaves_a_newest_checkpoint_that_loads(
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # a killed save is not even seen
             newest = newest_checkpoint(tmp_path)
-        assert newest is not None
         step = check(newest, reported)
     assert interrupted >= 3  # the kills did hit saves under way
 
