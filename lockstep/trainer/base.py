@@ -134,9 +134,8 @@ class DeferredInterrupt:
     own, and other threads than the main one, are left alone.
     """
 
-    def __init__(self) -> None:
-        self._pending = False
-        self._before: Any = None
+    _pending = False
+    _before: Any = None
 
     def __enter__(self) -> None:
         self._pending = False
@@ -528,7 +527,7 @@ class BaseTrainer(Counters, ABC):
         if self._phase == "over":
             return
         self.stop_reason = reason
-        self._tick()
+        self.seconds["total"] = time.monotonic() - self._clock
         failures = []
         try:
             if save and self._saved_at != self._progress():
@@ -624,12 +623,9 @@ class BaseTrainer(Counters, ABC):
         )
 
     def _epoch_stats(self, test: CollectStats | None) -> EpochStats:
-        self._tick()
+        self.seconds["total"] = time.monotonic() - self._clock
         collected = None if self.train_collector is None else self.collected.stats()
         return EpochStats(self.epoch, collected, test, self.updates.stats(), self.info(with_history=False))
-
-    def _tick(self) -> None:
-        self.seconds["total"] = time.monotonic() - self._clock
 
     def _where(self) -> tuple[int, int, int]:
         return self.epoch, self.env_step, self.gradient_step
@@ -786,8 +782,7 @@ class BaseTrainer(Counters, ABC):
         else:  # a kill may have come between the checkpoint and its record; a record that is there is not doubled
             self.logger.save_data(*self._where(), lambda *_: Path(path))
         collector = self.train_collector
-        if collector is not None and collector.episodes_cut:
-            cut = collector.episodes_cut
+        if collector is not None and (cut := collector.episodes_cut):
             warnings.warn(
                 f"the state of the {collector.env.backend!r} environments is not in the checkpoint: {cut} running "
                 "episodes end there (nothing is estimated across), and the run is not bit by bit the one that would "

@@ -166,14 +166,11 @@ class Callback:
 
 def check_callbacks(callbacks: object) -> None:
     """Raise `ValueError` unless it is a list of callbacks."""
-    if not isinstance(callbacks, Sequence):
+    if not isinstance(callbacks, Sequence) or not all(isinstance(each, Callback) for each in callbacks):
         hint = "; put it into one, callbacks=[...]" if isinstance(callbacks, Callback) else ""
         raise ValueError(
             f"callbacks={callbacks!r} is not allowed; it must be a list of lockstep.trainer.Callback{hint}"
         )
-    for callback in callbacks:
-        if not isinstance(callback, Callback):
-            raise ValueError(f"callbacks: {callback!r} is not allowed; each must be a lockstep.trainer.Callback")
 
 
 class LoggingCallback(Callback):
