@@ -59,8 +59,7 @@ from lockstep.replay import MultiAgentReplayBuffer, ReplayBuffer
 from lockstep.replay.config import ReplaySection
 from lockstep.replay.hindsight import Hindsight
 from lockstep.rollout.config import EnvRunnersSection, EvaluationSection
-from lockstep.state.checks import suggestion
-from lockstep.state.messages import install_hint
+from lockstep.state.checks import install_hint, suggestion
 from lockstep.state.options import FROZEN
 from lockstep.state.restarts import RestartLimits
 from lockstep.state.streams import RandomStreams

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, Literal, Self, TextIO
+from typing import Annotated, Any, Literal, Self
 
 import tyro
 from tyro.conf import Positional, UseAppendAction, arg
@@ -38,6 +38,7 @@ from lockstep.envs.check import check_environment
 from lockstep.envs.errors import EnvironmentStepError
 from lockstep.recipes.training import Settings, find_settings
 from lockstep.rollout import Collector
+from lockstep.state.checks import check_whole
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking import RunFolder, plot_runs
 from lockstep.trainer import Callback, ProgressDisplay
@@ -70,18 +71,10 @@ def whole_number(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        value = number(text)
+        value = float(text)
         if not value.is_integer():
             raise ValueError(f"{text!r} is no whole number") from None
         return int(value)
-
-
-def number(text: str) -> float:
-    """Return the number in a text; raise `ValueError` for anything else."""
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is no number") from None
 
 
 def _reader(kind: type, read: Callable[[str], Any], metavar: str) -> PrimitiveConstructorSpec[Any]:
@@ -97,7 +90,7 @@ def _reader(kind: type, read: Callable[[str], Any], metavar: str) -> PrimitiveCo
 
 Count = Annotated[int, _reader(int, whole_number, "INT")]
 MaybeCount = Annotated[int | None, _reader(int, whole_number, "INT")]
-MaybeNumber = Annotated[float | None, _reader(float, number, "FLOAT")]
+MaybeNumber = Annotated[float | None, _reader(float, float, "FLOAT")]
 MaybeText = Annotated[str | None, _reader(str, str, "STR")]
 MaybePath = Annotated[Path | None, _reader(Path, Path, "PATH")]
 
@@ -179,8 +172,7 @@ class Train:
 
     def run(self) -> int:
         """Make one run, or several with successive seeds; return the exit code."""
-        if self.seeds < 1:
-            raise ValueError(f"--seeds {self.seeds} is not allowed; it must be at least 1")
+        check_whole("--seeds", self.seeds, 1)
         settings = self.settings()
         if self.check:
             _check_environment(settings.config)
@@ -207,8 +199,7 @@ class Train:
 
     def settings(self) -> Settings:
         """Return the recipe (or the algorithm's defaults), then the file, the options, `--set`, in that order."""
-        if self.total_steps is not None and self.total_steps < 1:
-            raise ValueError(f"--total-steps {self.total_steps} is not allowed; it must be at least 1")
+        check_whole("--total-steps", self.total_steps, 1, optional=True)
         options = {
             "reporting.total_steps": self.total_steps,
             "debugging.seed": self.seed,
@@ -286,9 +277,8 @@ class Eval:
 
     def run(self) -> int:
         """Play episodes with the run's best policy and print their returns; return the exit code."""
-        for option, count in (("--episodes", self.episodes), ("--video-episodes", self.video_episodes)):
-            if count < 1:
-                raise ValueError(f"{option} {count} must be at least 1")
+        check_whole("--episodes", self.episodes, 1)
+        check_whole("--video-episodes", self.video_episodes, 1)
         if self.video is not None and self.video.suffix.lower() not in FORMATS:
             raise ValueError(f"--video {self.video} must end in {' or '.join(FORMATS)}")
         if not self.folder.exists():
@@ -384,8 +374,7 @@ class Doctor:
         """Examine a run's folder where there is one of that name, else an environment; return the exit code."""
         if Path(self.subject).is_dir():
             return self._examine_run(Path(self.subject))
-        if self.steps < 1:
-            raise ValueError(f"--steps {self.steps} must be at least 1")
+        check_whole("--steps", self.steps, 1)
         findings = check_environment(self.subject, num_steps=self.steps)
         for finding in findings:
             say(str(finding))
@@ -615,13 +604,6 @@ def _debugging() -> bool:
     return os.environ.get("LOCKSTEP_DEBUG", "") not in ("", "0")
 
 
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
+def _show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
     if not issubclass(category, DeprecationWarning | PendingDeprecationWarning):
-        (file or sys.stderr).write(f"warning: {message}\n")
+        sys.stderr.write(f"warning: {message}\n")

@@ -19,6 +19,7 @@ from lockstep.rollout import CollectorLike
 from lockstep.trainer import OfflineTrainer, OnpolicyTrainer
 from lockstep.trainer.build import Trainer
 from lockstep.trainer.offline import UPDATES_AT_ONCE
+from lockstep.trainer.run import name_of_env
 
 
 class Plan:
@@ -35,11 +36,7 @@ class Plan:
         policy, collector = trainer.policy, trainer.train_collector or trainer.test_collector
         where = ""
         if collector is not None:
-            envs, kind = (
-                collector.env,
-                getattr(config.environment.env, "__name__", type(config.environment.env).__name__),
-            )
-            name = config.environment.env if isinstance(config.environment.env, str) else kind
+            envs, name = collector.env, name_of_env(config.environment.env)
             where = f"{envs.num_envs} x {name} ({envs.backend}, {envs.autoreset_mode}): "
         parameters = [p for p in policy.module.parameters() if p.requires_grad]
         num_bytes = sum(p.numel() * p.element_size() for p in parameters)
@@ -110,10 +107,16 @@ class Plan:
         """Return whether a collect may have more steps than asked for: whole episodes, or rows that only reset."""
         collector = self.trainer.train_collector
         next_step = collector is not None and getattr(collector.env, "autoreset_mode", None) == "NEXT_STEP"
-        return next_step or self.config.env_runners.batch_mode == "complete_episodes"
+        return next_step or self._collects_episodes
+
+    @property
+    def _collects_episodes(self) -> bool:
+        return self.config.env_runners.batch_mode == "complete_episodes"
 
     def _beyond(self) -> str:
-        """Return words about a last collect that goes beyond the steps asked for."""
+        """Return words about collects that go beyond the steps asked for."""
+        if self._collects_episodes:
+            return " (a collect goes on to the end of its episodes, so it may have more steps)"
         asked, total = self.trainer.total_steps, self.trainer.steps_in_all
         if asked is None or total == asked:
             return ""
@@ -151,11 +154,8 @@ class Plan:
         epsilon, how = config.evaluation.epsilon, "most likely actions"
         if epsilon or config.evaluation.evaluation_explore:
             how = f"epsilon {epsilon:g}" if epsilon else "drawn actions"
-        stop = (
-            ""
-            if config.evaluation.stop_return is None
-            else f"; stops at a mean return of {config.evaluation.stop_return:g}"
-        )
+        enough = config.evaluation.stop_return
+        stop = "" if enough is None else f"; stops at a mean return of {enough:g}"
         return f"{trainer.episode_per_test} episodes every {every:,} steps, {how}{stop}"
 
 

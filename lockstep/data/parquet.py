@@ -25,8 +25,7 @@ from lockstep.data.codec import (
     text_to_objects,
 )
 from lockstep.data.trees import Tree
-from lockstep.state.checks import check_whole
-from lockstep.state.messages import install_hint
+from lockstep.state.checks import check_whole, install_hint
 from lockstep.state.replace import replacing_file
 
 _NOTE = b"lockstep"

@@ -31,7 +31,7 @@ from lockstep.envs.errors import (
     did_you_mean,
     step_error,
 )
-from lockstep.state.messages import install_hint, no_copies
+from lockstep.state.checks import install_hint, no_copies
 
 Rows = npt.NDArray[np.int64]
 

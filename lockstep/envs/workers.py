@@ -26,7 +26,7 @@ from lockstep.envs import trees
 from lockstep.envs.boundary import StepResult, VectorBoundary
 from lockstep.envs.env_state import env_state, set_env_state
 from lockstep.envs.errors import EnvironmentStepError, EnvironmentTimeoutError, WorkerTraceback, step_error
-from lockstep.state.messages import no_copies
+from lockstep.state.checks import no_copies
 from lockstep.state.restarts import RestartBudget, RestartLimits
 
 _GRACE = 1.0

@@ -104,7 +104,7 @@ class Reducer:
 
     def explained_variance(self, pred: np.ndarray, target: np.ndarray, counts: bool = True) -> float:
         """Return the share of the targets' variance that the predictions explain, over rows `[N]` of all learners."""
-        return float(explained_variance(pred, target))
+        return explained_variance(pred, target)
 
 
 LocalReducer = Reducer
@@ -266,9 +266,9 @@ class DistributedReducer(Reducer):
 
 
 def _joined(states: Sequence[Any], like: RunningMoments) -> RunningMoments:
-    joined = RunningMoments(like.shape, like.dtype)
+    joined = RunningMoments(like.shape)
     for state in states:
-        part = RunningMoments(like.shape, like.dtype)
+        part = RunningMoments(like.shape)
         part.set_state(state)
         joined.merge(part)
     return joined

@@ -185,14 +185,10 @@ def vtrace(
         `(vs, pg_advantages)`, each `[T, B]`.
 
     Raises:
-        ValueError: shapes differ, or a coefficient is outside its range.
+        ValueError: shapes differ, or `gamma` or `lambda_` is outside [0, 1].
     """
     _check_unit_interval(gamma=gamma, lambda_=lambda_)
-    limits: list[float] = []
-    for name, limit in (("clip_rho", clip_rho), ("clip_c", clip_c), ("clip_pg_rho", clip_pg_rho)):
-        if limit is not None and not limit > 0.0:
-            raise ValueError(f"{name} must be greater than 0, or None for no limit; got {limit!r}.")
-        limits.append(math.inf if limit is None else float(limit))
+    limits = [math.inf if limit is None else float(limit) for limit in (clip_rho, clip_c, clip_pg_rho)]
     floats = {"log_ratios": log_ratios, "rewards": rewards, "values": values, "next_values": next_values}
     coefficients = (float(gamma), float(lambda_), *limits, bool(weighted))
     vs, pg_advantages = _run("vtrace", floats, terminateds, truncateds, *coefficients, results=2)

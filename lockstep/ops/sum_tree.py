@@ -24,9 +24,6 @@ class SumTree:
         self._levels = np.concatenate([[0], np.cumsum(sizes[:-1])]).astype(np.uint64)
         self._tree = np.zeros(sum(sizes), np.float64)
 
-    def __len__(self) -> int:
-        return self.size
-
     @property
     def total(self) -> float:
         """Sum of all numbers."""

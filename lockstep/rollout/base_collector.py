@@ -14,8 +14,7 @@ from gymnasium import spaces
 
 from lockstep.data.actions import ACTION_MASK, MASKABLE, allowed_actions, carries_mask
 from lockstep.data.rollout import EpisodeStore, RolloutStore
-from lockstep.state.checks import check_flags, check_functions, check_whole, is_number
-from lockstep.state.messages import no_copies
+from lockstep.state.checks import check_flags, check_functions, check_whole, is_number, no_copies
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking.statistics import CollectStats, returns_and_lens
 

@@ -115,8 +115,10 @@ def write_checkpoint(
         temporary.mkdir()
         files: dict[str, dict[str, Any]] = {}
         for folder, tree in folders.items():
-            _write_folder(temporary, _checked_folder(folder), tree, files)
-        _write_manifests(temporary, [_checked_folder(folder) for folder in folders], files, dict(metadata or {}))
+            for part in folder.split("/") if folder else ():
+                _check_name(part, f"folder {folder!r}")
+            _write_folder(temporary, folder, tree, files)
+        _write_manifests(temporary, list(folders), files, dict(metadata or {}))
         move_into_place(temporary, target)
         _remember_sealed(target, folders, files)
     except StateTypeError as error:
@@ -204,18 +206,13 @@ def _age_key(path: Path) -> tuple[int, str]:
     try:
         return int(_read_manifest(path)["created_ns"]), path.name
     except CheckpointError:
-        with contextlib.suppress(OSError):
-            return path.stat().st_mtime_ns, path.name
-        return 0, path.name
+        return path.stat().st_mtime_ns, path.name
 
 
 # Writing
 
 
 def _check_target(target: Path) -> None:
-    blocking = next((above for above in target.parents if above.exists() and not above.is_dir()), None)
-    if blocking is not None:
-        raise CheckpointError(f"cannot write checkpoint {target}: {blocking} is a file, not a directory")
     if target.is_dir():
         if (target / MANIFEST).exists() or not any(target.iterdir()):
             return
@@ -225,13 +222,6 @@ def _check_target(target: Path) -> None:
         )
     if target.exists():
         raise CheckpointError(f"cannot write checkpoint {target}: a file is in its place. Give another path.")
-
-
-def _checked_folder(folder: str) -> str:
-    if folder != "":
-        for part in folder.split("/"):
-            _check_name(part, f"folder {folder!r}")
-    return folder
 
 
 def _check_name(name: object, what: str) -> None:

@@ -1,13 +1,43 @@
-"""Checks of arguments: each message names the argument, its value and what is allowed."""
+"""Checks of arguments, whose messages name the argument, its value and what is allowed; messages that parts share."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from importlib.metadata import PackageNotFoundError, requires
+from typing import Any, NoReturn
 
 import numpy as np
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The numbers that an option or argument may be."""
+
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
+    finite: bool = False
+
+    def allow(self, number: float) -> bool:
+        """Return whether `number` lies within the limits; NaN never does."""
+        return (
+            (self.ge is None or number >= self.ge)
+            and (self.gt is None or number > self.gt)
+            and (self.le is None or number <= self.le)
+            and (self.lt is None or number < self.lt)
+            and (math.isfinite(number) if self.finite else not math.isnan(number))
+        )
+
+    def __str__(self) -> str:
+        if self.ge is not None and self.le is not None:
+            return f" between {self.ge:g} and {self.le:g}"
+        words = (("above", self.gt), ("at least", self.ge), ("below", self.lt), ("at most", self.le))
+        said = [f"{word} {limit:g}" for word, limit in words if limit is not None]
+        return f", {' and '.join(said)}" if said else ""
 
 
 def is_number(value: object) -> bool:
@@ -45,13 +75,12 @@ def check_wholes(**values: Any) -> list[int]:
     return [check_whole(name, value, 1) for name, value in values.items()]
 
 
-def check_number(name: str, value: Any, *, above: float = -math.inf) -> None:
-    """Raise `ValueError` unless `value` is None or a finite number larger than `above`."""
-    if value is None:
-        return
-    if not is_number(value) or not math.isfinite(value) or value <= above:
-        limit = "" if above == -math.inf else f" above {above:g}"
-        raise ValueError(f"{name}={value!r} is not allowed; it must be a number{limit}, or None")
+def check_number(name: str, value: Any, *, optional: bool = False, **limits: float) -> None:
+    """Raise `ValueError` unless `value` is a finite number within `limits` (`ge`, `gt`, ...), or None if `optional`."""
+    bounds = Limits(finite=True, **limits)
+    if not (optional and value is None) and not (is_number(value) and bounds.allow(value)):
+        none = ", or None" if optional else ""
+        raise ValueError(f"{name}={value!r} is not allowed; it must be a finite number{bounds}{none}")
 
 
 def check_flags(**flags: object) -> None:
@@ -72,3 +101,26 @@ def check_functions(**functions: object) -> None:
     for name, function in functions.items():
         if function is not None and not callable(function):
             raise ValueError(f"{name}={function!r} is not allowed; it must be a function, or None")
+
+
+def install_hint(extra: str) -> str:
+    """Return the command that installs what an extra needs: `"pip install 'ray>=2.40'"`.
+
+    The versions are those of the installed distribution's metadata (`pyproject.toml`).
+    """
+    try:
+        found = requires("lockstep-rl") or []
+    except PackageNotFoundError:  # run from a folder of sources
+        return f"pip install the packages of the extra {extra!r} in pyproject.toml"
+    parts = [text.partition(";") for text in found]
+    packages = [name.strip() for name, _, marker in parts if marker.replace('"', "'").strip() == f"extra == '{extra}'"]
+    return f"pip install {' '.join(map(repr, packages))}"
+
+
+def no_copies(holds: str, instead: str) -> Callable[..., Any]:
+    """Return a `__reduce__` for objects that hold what cannot be copied: `copy` and `pickle` raise `TypeError`."""
+
+    def __reduce__(self: object) -> NoReturn:
+        raise TypeError(f"this {type(self).__name__} holds {holds} and is neither copied nor pickled; {instead}")
+
+    return __reduce__

@@ -3,47 +3,18 @@
 from __future__ import annotations
 
 import copy
-import math
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import MISSING, field, fields, replace
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Generic, Literal, NoReturn, Self, TypeVar, Union, cast
 
 import numpy as np
 
-from lockstep.state.checks import is_number, is_whole
+from lockstep.state.checks import Limits, is_number, is_whole
 from lockstep.state.schedules import Schedule
 
 FROZEN = "this configuration is frozen; change a copy()"
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The numbers that an option may be."""
-
-    ge: float | None = None
-    gt: float | None = None
-    le: float | None = None
-    lt: float | None = None
-    finite: bool = False
-
-    def allow(self, number: float) -> bool:
-        """Return whether `number` lies within the limits; NaN never does."""
-        return (
-            (self.ge is None or number >= self.ge)
-            and (self.gt is None or number > self.gt)
-            and (self.le is None or number <= self.le)
-            and (self.lt is None or number < self.lt)
-            and (math.isfinite(number) if self.finite else not math.isnan(number))
-        )
-
-    def __str__(self) -> str:
-        if self.ge is not None and self.le is not None:
-            return f" between {self.ge:g} and {self.le:g}"
-        words = (("above", self.gt), ("at least", self.ge), ("below", self.lt), ("at most", self.le))
-        said = [f"{word} {limit:g}" for word, limit in words if limit is not None]
-        return f", {' and '.join(said)}" if said else ""
 
 
 def option(default: Any = MISSING, *, factory: Callable[[], Any] | Any = MISSING, **limits: Any) -> Any:

@@ -107,13 +107,3 @@ def replacing_file(path: Path) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
     sync_directory(path.parent)
-
-
-def write_file_atomically(path: Path, content: bytes) -> None:
-    """Replace a file's content at once: readers see the old content or the new, never a part.
-
-    Raises:
-        OSError: as `replacing_file`.
-    """
-    with replacing_file(path) as temporary:
-        temporary.write_bytes(content)

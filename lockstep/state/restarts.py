@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
-from lockstep.state.checks import check_whole, is_number
+from lockstep.state.checks import check_number, check_whole
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,7 @@ class RestartLimits:
     def __post_init__(self) -> None:
         check_whole("in_run", self.in_run, 0)
         check_whole("in_window", self.in_window, 0)
-        if not (is_number(self.window_s) and self.window_s > 0):
-            raise ValueError(f"window_s={self.window_s!r} is not allowed; it must be a number of seconds above 0")
+        check_number("window_s", self.window_s, gt=0)
 
 
 class RestartBudget:

@@ -63,21 +63,22 @@ class Schedule:
             self._times, self._values = self._checked_points(value)
         else:
             raise TypeError(f"{name} must be {_ALLOWED}; got {value!r}")
-        self._timestep, self._limit = 0, math.inf
-        self._value = self.at(0)
+        self._limit = math.inf
+        self.timestep = 0
+        """the last position"""
+        self.value = self.at(0)
+        """the value there"""
         if self._function is not None:
-            self._limit = MOST_ABOVE_START * self._value or MOST_FROM_ZERO
+            self._limit = MOST_ABOVE_START * self.value or MOST_FROM_ZERO
 
     def __repr__(self) -> str:
         return f"Schedule({self.specification!r}, name={self.name!r})"
 
     def __call__(self, t: int) -> float:
         """Return the value at step `t` (zero or larger); `t` becomes the position."""
-        if not t >= 0:
-            raise ValueError(f"{self.name}: the step must be zero or larger, got {t!r}")
-        self._value = self.at(t)
-        self._timestep = int(t)
-        return self._value
+        self.value = self.at(t)
+        self.timestep = int(t)
+        return self.value
 
     def at(self, t: int) -> float:
         """Return the value at step `t`; the position stays where it is."""
@@ -95,25 +96,15 @@ class Schedule:
     @property
     def rises_later(self) -> bool:
         """Whether a later point has a value other than 0; False for a number and for a function."""
-        return any(value for time, value in zip(self._times, self._values) if time > self._timestep)
-
-    @property
-    def value(self) -> float:
-        """The value at the last position (at step 0 before the first call)."""
-        return self._value
-
-    @property
-    def timestep(self) -> int:
-        """The last position."""
-        return self._timestep
+        return any(value for time, value in zip(self._times, self._values) if time > self.timestep)
 
     def get_state(self) -> dict[str, Any]:
         """Return the position and the value there."""
-        return {"timestep": self._timestep, "value": self._value}
+        return {"timestep": self.timestep, "value": self.value}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Return to a saved position."""
-        self._timestep, self._value = int(state["timestep"]), float(state["value"])
+        self.timestep, self.value = int(state["timestep"]), float(state["value"])
 
     def follow(self, state: Mapping[str, Any]) -> float | None:
         """Move to a saved position, with the value that this schedule has there.
@@ -121,8 +112,8 @@ class Schedule:
         Returns the saved value where it is another: the schedule was changed since.
         """
         self.set_state(state)
-        saved, self._value = self._value, self.at(self._timestep)
-        return None if saved == self._value else saved
+        saved, self.value = self.value, self.at(self.timestep)
+        return None if saved == self.value else saved
 
     def _between_points(self, t: int) -> float:
         times, values = self._times, self._values

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from lockstep.state.checks import check_whole
+
 
 def _derive(key: bytes, kind: str, name: str, index: int = 0) -> bytes:
     digest = hashlib.sha256(key)
@@ -31,16 +33,11 @@ class RandomStreams:
         key: of a child; None at the root.
 
     Raises:
-        TypeError: the seed is no whole number.
-        ValueError: the seed is negative.
+        ValueError: the seed is no whole number, or negative.
     """
 
     def __init__(self, seed: int, key: bytes | None = None) -> None:
-        if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
-            raise TypeError(f"seed must be a whole number, got {seed!r} of type {type(seed).__name__}")
-        if seed < 0:
-            raise ValueError(f"seed must be zero or larger, got {seed}")
-        self.root_seed = int(seed)
+        self.root_seed: int = check_whole("seed", seed, 0)
         self._key = key or hashlib.sha256(b"lockstep streams" + str(self.root_seed).encode()).digest()
         self._numpy: dict[str, np.random.Generator] = {}
         self._torch: dict[tuple[str, str], torch.Generator] = {}
@@ -68,8 +65,6 @@ class RandomStreams:
 
     def seeds(self, name: str, n: int) -> list[int]:
         """Return `n` different seeds as `seed` gives them; the first ones stay the same when `n` grows."""
-        if n < 0:
-            raise ValueError(f"n must be zero or larger, got {n}")
         found: dict[int, None] = {}
         index = 0
         while len(found) < n:
@@ -102,9 +97,6 @@ class RandomStreams:
         Generators that were handed out are changed in place, so whoever holds one continues with it. A
         stream that did not exist when the state was saved goes back to its beginning.
         """
-        fields = {"root_seed", "key", "numpy", "torch", "children"}
-        if set(state) != fields:
-            raise ValueError(f"state of random streams: expected the fields {sorted(fields)}, got {sorted(state)}")
         self.root_seed = int(state["root_seed"])
         self._key = bytes.fromhex(state["key"])
         for name in {*self._numpy, *state["numpy"]}:

@@ -27,37 +27,26 @@ arrays and torch tensors."""
 _ALLOWED = "dict (str or int keys), list, tuple, None, bool, int, float, str, numpy scalars and arrays, tensors"
 
 _KINDS_KEY = "lockstep"
-_TORCH_NAMES: dict[torch.dtype, str] = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint64: "U64",
-    torch.uint32: "U32",
-    torch.uint16: "U16",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-}
-_NUMPY_NAMES: dict[str, str] = {
-    "<f8": "F64",
-    "<f4": "F32",
-    "<f2": "F16",
-    "<i8": "I64",
-    "<i4": "I32",
-    "<i2": "I16",
-    "|i1": "I8",
-    "<u8": "U64",
-    "<u4": "U32",
-    "<u2": "U16",
-    "|u1": "U8",
-    "|b1": "BOOL",
-}
+_TYPES: tuple[tuple[str, torch.dtype, str | None], ...] = (
+    ("F64", torch.float64, "<f8"),
+    ("F32", torch.float32, "<f4"),
+    ("F16", torch.float16, "<f2"),
+    ("BF16", torch.bfloat16, None),
+    ("I64", torch.int64, "<i8"),
+    ("I32", torch.int32, "<i4"),
+    ("I16", torch.int16, "<i2"),
+    ("I8", torch.int8, "|i1"),
+    ("U64", torch.uint64, "<u8"),
+    ("U32", torch.uint32, "<u4"),
+    ("U16", torch.uint16, "<u2"),
+    ("U8", torch.uint8, "|u1"),
+    ("BOOL", torch.bool, "|b1"),
+    ("F8_E4M3", torch.float8_e4m3fn, None),
+    ("F8_E5M2", torch.float8_e5m2, None),
+)
+"""names in safetensors, and what has them in torch and numpy"""
+_TORCH_NAMES = {dtype: name for name, dtype, _ in _TYPES}
+_NUMPY_NAMES = {kind: name for name, _, kind in _TYPES if kind}
 
 
 def is_array(value: object) -> bool:

@@ -14,13 +14,12 @@ from lockstep.tracking.logger import BaseLogger
 from lockstep.tracking.services import MLflowLogger, WandbLogger
 from lockstep.tracking.tensorboard import TensorboardLogger
 
-CLASSES: dict[str, type[BaseLogger]] = {
+LOGGERS: dict[str, type[BaseLogger]] = {
     "jsonl": JsonlLogger,
     "tensorboard": TensorboardLogger,
     "wandb": WandbLogger,
     "mlflow": MLflowLogger,
 }
-LOGGERS = tuple(CLASSES)
 LoggerName = Literal["jsonl", "tensorboard", "wandb", "mlflow"]
 
 
@@ -55,21 +54,15 @@ class ReportingSection(Section[ConfigT]):
     def validate(self) -> None:
         """Refuse arguments that a logger does not have."""
         for name, arguments in self.logger_config.items():
-            known = _arguments_of(CLASSES[name])
+            logger = LOGGERS[name]
+            known = [*inspect.signature(logger).parameters, *inspect.signature(BaseLogger).parameters]
+            known.remove("intervals")
             for argument in arguments:
                 if argument not in known:
                     raise ValueError(
-                        f"reporting.logger_config: {CLASSES[name].__name__} has no argument {argument!r}; "
+                        f"reporting.logger_config: {logger.__name__} has no argument {argument!r}; "
                         f"{suggestion(argument, known)}"
                     )
-
-
-def _arguments_of(logger: type[BaseLogger]) -> list[str]:
-    known: list[str] = []
-    for owner in (logger, BaseLogger):
-        parameters = inspect.signature(vars(owner)["__init__"]).parameters.values()
-        known += [each.name for each in parameters if each.name != "self" and each.kind is not each.VAR_KEYWORD]
-    return known
 
 
 class CheckpointingOptions(TypedDict, total=False):

@@ -31,12 +31,8 @@ class JsonlLogger(BaseLogger):
     def __init__(self, path: str | os.PathLike[str], *, resume: bool = False, **intervals: Any) -> None:
         super().__init__(**intervals)
         self.path = Path(path).absolute()
-        if self.path.is_dir():
-            raise ValueError(f"{self.path} is a folder; give a file in it, such as {self.path / 'metrics.jsonl'}")
-        if not resume and self.path.exists() and self.path.stat().st_size:
+        if not resume and self.path.is_file() and self.path.stat().st_size:
             raise ValueError(f"{self.path} already holds records: pass resume=True to continue it, or another path")
-        if not self.path.parent.is_dir():
-            raise FileNotFoundError(f"there is no folder {self.path.parent} for {self.path.name}; make it first")
         self._file: BinaryIO | None = None
         self._size = 0
         self._wall_before = 0.0
@@ -93,12 +89,10 @@ class JsonlLogger(BaseLogger):
         return counters
 
     def last_checkpoint(self) -> str | None:
-        """Return the path of the last save on record."""
         saves = [record["data"] for record in read_metrics(self.path) if _is_save(record)]
         return saves[-1]["path"] if saves else None
 
     def drop_save(self) -> None:
-        """Cut off the record of the checkpoint that `set_state` went back to."""
         if self._restored_to is not None:
             self.truncate_to(self._restored_to)
             self._kept_save = None

@@ -29,7 +29,7 @@ SaveCheckpointFn = Callable[[int, int, int], Any]
 RestoredData = dict[str, dict[str, list[Any]]]
 """Name with its scope -> `{"step": [...], "value": [...]}`."""
 
-_STEP_TYPES = {"train": "env_step", "test": "env_step", "update": "gradient_step", "info": "epoch"}
+STEP_TYPES = {"train": "env_step", "test": "env_step", "update": "gradient_step", "info": "epoch"}
 _TIMED = re.compile(r"(?:^|[/_])(?:time|speed|path|wall_s)$|timing/|seconds")
 
 
@@ -156,7 +156,7 @@ class BaseLogger(ABC):
     def _continue_from(self, epoch: int, env_step: int, gradient_step: int) -> None:
         steps = {"env_step": env_step, "gradient_step": gradient_step, "epoch": epoch}
         for name, scope in self._scopes.items():
-            scope.last_written = steps[_STEP_TYPES[name]] or None
+            scope.last_written = steps[STEP_TYPES[name]] or None
             scope.pending = []
 
     def log(self, name: str, data: Mapping[str, Any], step: int) -> None:
@@ -178,7 +178,7 @@ class BaseLogger(ABC):
         record = aggregate(scope.pending)
         scope.pending = []
         scope.last_written = scope.pending_step
-        self.write(_STEP_TYPES[name], scope.pending_step, {f"{name}/{key}": item for key, item in record.items()})
+        self.write(STEP_TYPES[name], scope.pending_step, {f"{name}/{key}": item for key, item in record.items()})
 
 
 class LazyLogger(BaseLogger):
@@ -204,17 +204,14 @@ class MultiLogger(BaseLogger):
         self.loggers = list(loggers)
 
     def write(self, step_type: str, step: int, data: Mapping[str, Any]) -> None:
-        """Write one record to each logger."""
         for logger in self.loggers:
             logger.write(step_type, step, data)
 
     def remark(self, step_type: str, step: int, data: Mapping[str, Any]) -> None:
-        """Hand it to each logger."""
         for logger in self.loggers:
             logger.remark(step_type, step, data)
 
     def drop_save(self) -> None:
-        """Take it back in each logger."""
         for logger in self.loggers:
             logger.drop_save()
 
@@ -232,7 +229,6 @@ class MultiLogger(BaseLogger):
         return next((data for logger in self.loggers if (data := logger.restore_logged_data(path))), {})
 
     def flush(self) -> None:
-        """Write what is waiting in any of them."""
         for logger in self.loggers:
             logger.flush()
 
@@ -243,7 +239,6 @@ class MultiLogger(BaseLogger):
                 stack.callback(logger.finalize)
 
     def get_state(self) -> dict[str, Any]:
-        """Return the state of each logger, in order."""
         return {"loggers": [logger.get_state() for logger in self.loggers]}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -304,7 +299,6 @@ class TraceLogger(BaseLogger):
         self._note(name, step, {**flatten(data), **{f"hash/{key}": torch_param_hash(m) for key, m in hashes.items()}})
 
     def write(self, step_type: str, step: int, data: Mapping[str, Any]) -> None:
-        """Keep one line."""
         self._note(step_type, step, flatten(data))
 
     def _note(self, scope: str, step: int, values: Mapping[str, Any]) -> None:
@@ -325,10 +319,8 @@ class TraceLogger(BaseLogger):
         return None
 
     def get_state(self) -> dict[str, Any]:
-        """Return the lines so far."""
         return {**super().get_state(), "lines": list(self.lines)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue after the lines of `get_state`."""
         super().set_state(state)
         self.lines = list(state["lines"])

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lockstep.state.messages import install_hint
+from lockstep.state.checks import install_hint
 from lockstep.tracking.records import read_metrics
 from lockstep.tracking.run_folder import RunFolder
 
@@ -74,7 +74,6 @@ def plot_runs(
     *,
     metric: str = "returns_stat/mean",
     scope: str = "test",
-    title: str | None = None,
 ) -> Path:
     """Draw the evaluation return of runs over environment steps and return the picture's path.
 
@@ -84,7 +83,7 @@ def plot_runs(
 
     Raises `ValueError`: no run was given, or one has no such metric. `ImportError`: matplotlib is not installed.
     """
-    figure = draw_runs(runs, metric=metric, scope=scope, title=title)
+    figure = draw_runs(runs, metric=metric, scope=scope)
     target = Path(output).absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(target, dpi=150)
@@ -96,9 +95,8 @@ def draw_runs(
     *,
     metric: str = "returns_stat/mean",
     scope: str = "test",
-    title: str | None = None,
 ) -> Any:
-    """The matplotlib figure that `plot_runs` saves (same arguments, same errors)."""
+    """Return the matplotlib figure that `plot_runs` saves (same arguments, same errors)."""
     paths = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
     if not paths:
         raise ValueError("plot_runs needs at least one run folder")
@@ -111,7 +109,7 @@ def draw_runs(
     for panel, (env, group) in zip(panels, groups.items(), strict=True):
         for algo, curves in group.items():
             _draw_group(panel, algo, curves, _COLOURS[algos.index(algo) % len(_COLOURS)])
-        _dress(panel, env if title is None else title, metric, scope)
+        _dress(panel, env, metric, scope)
     return figure
 
 
@@ -215,18 +213,9 @@ def iqm_bootstrap(
     Returns:
         `IqmInterval(iqm, low, high)`, each with the trailing shape.
 
-    Raises `ValueError`: an empty stratum, NaN, trailing axes that differ, a confidence outside (0, 1).
+    Raises `ValueError`: no runs, NaN, trailing axes that differ.
     """
     arrays = [strata] if isinstance(strata, np.ndarray) else list(strata)
-    arrays = [np.asarray(array, dtype=np.float64) for array in arrays]
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie between 0 and 1, got {confidence!r}")
-    if num_resamples < 1:
-        raise ValueError(f"num_resamples must be at least 1, got {num_resamples!r}")
-    if not arrays or any(array.ndim == 0 or array.shape[0] == 0 for array in arrays):
-        raise ValueError("every stratum needs at least one run")
-    if len({array.shape[1:] for array in arrays}) != 1:
-        raise ValueError(f"strata differ in their points: {[array.shape[1:] for array in arrays]}")
     rng = np.random.default_rng(seed)
     center = iqm(np.concatenate(arrays))
     means = np.empty((num_resamples, *center.shape))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lockstep.state.replace import write_file_atomically
+from lockstep.state.replace import replacing_file
 
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _LAST = (
@@ -24,10 +24,8 @@ def flatten(data: Mapping[str, Any], prefix: str = "", *, exclude_arrays: bool =
 
     Arrays with more or fewer than one element, lists and tuples are left out with `exclude_arrays`.
 
-    Raises `TypeError`: `data` is no mapping, or a value can be neither logged nor left out.
+    Raises `TypeError`: a value can be neither logged nor left out.
     """
-    if not isinstance(data, Mapping):
-        raise TypeError(f"data to log must be a dict, got {type(data).__name__}")
     flat: dict[str, Any] = {}
     for name, value in data.items():
         key = f"{prefix}{name}"
@@ -162,7 +160,8 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
     stays.
     """
     text = json.dumps(to_strict_json(value), indent=2, allow_nan=False)
-    write_file_atomically(Path(path), (text + "\n").encode())
+    with replacing_file(Path(path)) as temporary:
+        temporary.write_text(text + "\n")
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
@@ -185,13 +184,11 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
             continue
         try:
             record = from_strict_json(json.loads(line))
-        except ValueError as error:
+            if not {"scope", "step_type", "step", "data"} <= set(record):
+                raise ValueError("no record with scope, step_type, step and data")
+        except (ValueError, TypeError) as error:
             if number == len(lines):
                 break
             raise ValueError(f"{file}: line {number} is damaged ({error})") from error
-        if not isinstance(record, dict) or not {"scope", "step_type", "step", "data"} <= set(record):
-            if number == len(lines):
-                break
-            raise ValueError(f"{file}: line {number} is no record with scope, step_type, step and data")
         records.append(record)
     return records

@@ -33,7 +33,7 @@ _PACKAGES = (
 
 
 class RunFolderError(ValueError):
-    """A run's folder cannot be made, written or understood. The message says which and what to do."""
+    """A run's folder cannot be understood. The message says which and why."""
 
 
 def versions() -> dict[str, str]:
@@ -46,7 +46,7 @@ def versions() -> dict[str, str]:
 
 
 def git_revision(directory: str | os.PathLike[str] = ".") -> str | None:
-    """The commit checked out in a directory, with `-dirty` after it when files differ; None without git."""
+    """Return the commit checked out in a directory, with `-dirty` after it when files differ; None without git."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=5, check=True)
@@ -92,14 +92,13 @@ class RunFolder:
 
         Two runs that start within one second get different folders.
 
-        Raises `RunFolderError`: the folder cannot be made or written (read-only, full), or the config is not plain
-        JSON; no part of it is left.
+        Raises `OSError`: the folder cannot be made or written. `TypeError`: the config is not plain JSON. No part of
+        it is left.
         """
         created = time.time()
         stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(created))
         name = "_".join(re.sub(r"[^A-Za-z0-9.-]+", "-", part).strip("-.") or "x" for part in (algo, env))
         parent = Path(root).absolute()
-        path = None
         info = {
             "algo": algo,
             "env": env,
@@ -111,29 +110,21 @@ class RunFolder:
         }
         if init_from is not None:
             info["init_from"] = init_from
+        parent.mkdir(parents=True, exist_ok=True)
+        path = _make_unused(parent, f"{name}_s{seed}_{stamp}")
         try:
-            parent.mkdir(parents=True, exist_ok=True)
-            path = _make_unused(parent, f"{name}_s{seed}_{stamp}")
             for inner in ("checkpoints", "best"):
                 (path / inner).mkdir()
             write_json(path / "config.json", info)
             (path / "metrics.jsonl").touch()
-        except BaseException as error:
-            if path is not None:
-                shutil.rmtree(path, ignore_errors=True)
-            if isinstance(error, OSError):
-                raise RunFolderError(
-                    f"cannot make a run folder in {parent}: {error.strerror or error}. Free space or give "
-                    "another place for runs."
-                ) from error
-            if isinstance(error, TypeError | ValueError):
-                raise RunFolderError(f"the config of a run must be plain JSON values: {error}") from error
+        except BaseException:
+            shutil.rmtree(path, ignore_errors=True)
             raise
         return cls(path, info)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "RunFolder":
-        """The run in an existing folder.
+        """Return the run in an existing folder.
 
         Raises `RunFolderError`: there is no run, or its config.json is damaged.
         """
@@ -142,8 +133,6 @@ class RunFolder:
             info = json.loads((root / "config.json").read_bytes())
         except (FileNotFoundError, NotADirectoryError) as error:
             raise RunFolderError(f"no run at {root}: it has no config.json") from error
-        except OSError as error:
-            raise RunFolderError(f"cannot read {root / 'config.json'}: {error.strerror or error}") from error
         except ValueError as error:
             raise RunFolderError(f"{root / 'config.json'} is damaged: {error}") from error
         if not isinstance(info, dict) or not {"algo", "env", "seed", "config"} <= set(info):
@@ -158,23 +147,16 @@ class RunFolder:
         """Return the newest intact checkpoint; damaged ones are named by warnings."""
         return newest_checkpoint(self.checkpoints)
 
-    def prune_checkpoints(self, keep: int) -> None:
-        """Delete all but the last `keep` checkpoints by name.
-
-        Raises `ValueError`: `keep` is below 1.
-        """
-        prune_checkpoints(self.checkpoints, keep)
-
     def record_changes(self, config: Mapping[str, Any], entry: Mapping[str, Any]) -> None:
         """Write another config into config.json, and what has changed into its `history` (once).
 
-        Raises `RunFolderError`: it cannot be written; it stays as it was.
+        Raises `OSError`: it cannot be written; it stays as it was.
         """
         history = list(self.info.get("history", ()))
         if not self.has_recorded(entry):
             history.append(dict(entry))
         info = {**self.info, "config": dict(config), "history": history}
-        _write(self.path / "config.json", info)
+        write_json(self.path / "config.json", info)
         self.info, self.config = info, dict(config)
 
     def has_recorded(self, entry: Mapping[str, Any]) -> bool:
@@ -185,11 +167,11 @@ class RunFolder:
     def write_summary(self, summary: Mapping[str, Any]) -> Path:
         """Write summary.json at once: what is given, with seed, versions and git revision beside it.
 
-        Raises `RunFolderError`: it cannot be written; an older summary stays as it was.
+        Raises `OSError`: it cannot be written; an older summary stays as it was.
         """
         fields = ("algo", "env", "seed", "created", "git_revision", "versions")
         keep = {key: self.info.get(key) for key in fields}
-        _write(self.summary_path, {**keep, **summary})
+        write_json(self.summary_path, {**keep, **summary})
         return self.summary_path
 
     def ended_at(self) -> tuple[int, int] | None:
@@ -215,17 +197,8 @@ class RunFolder:
             raise RunFolderError(f"cannot read {self.summary_path}: {error}") from error
 
 
-def _write(path: Path, value: Mapping[str, Any]) -> None:
-    try:
-        write_json(path, value)
-    except OSError as error:
-        raise RunFolderError(error.strerror or str(error)) from error
-
-
 def prune_checkpoints(directory: Path, keep: int) -> None:
-    """Delete all but the last `keep` of the checkpoints `step_*` in a directory; `ValueError` for less than 1."""
-    if keep < 1:
-        raise ValueError(f"keep must be at least 1, got {keep!r}")
+    """Delete all but the last `keep` (at least 1) of the checkpoints `step_*` in a directory."""
     for old in sorted(directory.glob("step_*"))[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
 

@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.state.messages import install_hint
-from lockstep.tracking.logger import BaseLogger, RestoredData
+from lockstep.state.checks import check_choice, install_hint
+from lockstep.tracking.logger import STEP_TYPES, BaseLogger, RestoredData
 from lockstep.tracking.records import flatten
 
 COUNTERS = ("epoch", "env_step", "gradient_step")
-_AXES = {"train": "env_step", "test": "env_step", "update": "gradient_step", "info": "epoch", "save": "env_step"}
+_AXES = {**STEP_TYPES, "save": "env_step"}
 _PROGRESS = ("lockstep.progress.even", "lockstep.progress.odd")
 """tags that are written in turn: a kill may leave the one it came upon empty, the other tells how far the run was"""
 _LONGEST_TEXT = 5000
@@ -80,7 +80,6 @@ class NumberedLogger(BaseLogger):
         return epoch, env_step, gradient_step
 
     def last_checkpoint(self) -> str | None:
-        """Return the path of the last save on record."""
         save = self._progress().get("save")
         return None if save is None else save[4]
 
@@ -93,7 +92,6 @@ class NumberedLogger(BaseLogger):
         return {**super().get_state(), "run_id": self.run_id, "number": self._number or 0}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue the same run there."""
         super().set_state(state)
         if state["run_id"] != self.run_id:
             self._close()
@@ -104,13 +102,6 @@ class NumberedLogger(BaseLogger):
         """Send what is waiting and end the run there; logging more afterwards takes it up again."""
         super().finalize()
         self._close()
-
-    def _warn_lost(self, where: str) -> None:
-        warnings.warn(
-            f"there is no run {self.run_id} at {where}: its records go to a new run, earlier ones are not in it",
-            RuntimeWarning,
-            stacklevel=4,
-        )
 
     @abstractmethod
     def _progress(self) -> Mapping[str, Any]:
@@ -171,13 +162,14 @@ class MLflowLogger(NumberedLogger):
     def client(self) -> Any:
         """MLflow's client."""
         if self._connected is None:
-            if self.tracking_uri is not None and _is_folder(self.tracking_uri):
+            uri = self.tracking_uri
+            if uri is not None and ("://" not in uri or uri.startswith("file:")):
                 os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
             try:
                 from mlflow.tracking import MlflowClient
             except ImportError as error:
                 raise ImportError(f"MLflowLogger needs mlflow: {install_hint('mlflow')}") from error
-            self._connected = MlflowClient(tracking_uri=self.tracking_uri)
+            self._connected = MlflowClient(tracking_uri=uri)
         return self._connected
 
     def restore_logged_data(self, path: str | os.PathLike[str]) -> RestoredData:
@@ -196,7 +188,12 @@ class MLflowLogger(NumberedLogger):
         try:
             tags = self.client.get_run(self.run_id).data.tags
         except MlflowException:
-            self._warn_lost(self.tracking_uri or "the tracking server")
+            warnings.warn(
+                f"there is no run {self.run_id} at {self.tracking_uri or 'the tracking server'}: its records go to a "
+                "new run, earlier ones are not in it",
+                RuntimeWarning,
+                stacklevel=4,
+            )
             self.run_id = None
             return {"records": self._number or 0}  # the numbers go on; those before are not sent again
         kept = max((_parsed(tags.get(name)) for name in _PROGRESS), key=lambda tag: int(tag.get("records", 0)))
@@ -229,22 +226,19 @@ class MLflowLogger(NumberedLogger):
         if self._is_running:
             return
         client = self.client
+        from mlflow.entities import Param
+
         if self.run_id is None:
             found = client.get_experiment_by_name(self.experiment_name)
             experiment = client.create_experiment(self.experiment_name) if found is None else found.experiment_id
             self.run_id = client.create_run(experiment, run_name=self.run_name, tags=self.tags).info.run_id
-            self._send_config()
+            flat = flatten(self.config, exclude_arrays=False)
+            params = [Param(name, str(value)[:_LONGEST_TEXT]) for name, value in flat.items()]
+            for start in range(0, len(params), _MOST_PARAMS):
+                client.log_batch(self.run_id, params=params[start : start + _MOST_PARAMS])
         else:
             client.update_run(self.run_id, status="RUNNING")
         self._is_running = True
-
-    def _send_config(self) -> None:
-        from mlflow.entities import Param
-
-        flat = flatten(self.config, exclude_arrays=False)
-        params = [Param(name, str(value)[:_LONGEST_TEXT]) for name, value in flat.items()]
-        for start in range(0, len(params), _MOST_PARAMS):
-            self.client.log_batch(self.run_id, params=params[start : start + _MOST_PARAMS])
 
     def _close(self) -> None:
         if self._is_running:
@@ -257,10 +251,6 @@ def _parsed(tag: str | None) -> dict[str, Any]:
         return dict(json.loads(tag or "{}"))
     except ValueError:
         return {}
-
-
-def _is_folder(uri: str) -> bool:
-    return "://" not in uri or uri.startswith("file:")
 
 
 class WandbLogger(NumberedLogger):
@@ -296,8 +286,8 @@ class WandbLogger(NumberedLogger):
         **intervals: Any,
     ) -> None:
         super().__init__(run_id or uuid.uuid4().hex[:8], config, **intervals)  # no generator of training is asked
-        if mode not in (None, "online", "offline", "disabled"):
-            raise ValueError(f"mode={mode!r} is not allowed; choose 'online', 'offline', 'disabled' or None")
+        if mode is not None:
+            check_choice("mode", mode, ("online", "offline", "disabled"))
         self.project, self.name, self.entity, self.mode = project, name, entity, mode
         self.dir = Path(dir or os.environ.get("WANDB_DIR") or ".").absolute()
         self.settings = dict(settings or {})
@@ -306,11 +296,8 @@ class WandbLogger(NumberedLogger):
     @property
     def run(self) -> Any:
         """wandb's run, begun when it is first asked for."""
-        if self._run is None:
-            self._run = self._begin()
-        return self._run
-
-    def _begin(self) -> Any:
+        if self._run is not None:
+            return self._run
         try:
             import wandb
         except ImportError as error:
@@ -335,6 +322,7 @@ class WandbLogger(NumberedLogger):
             run.define_metric(axis, hidden=True)
         for scope, axis in _AXES.items():
             run.define_metric(f"{scope}/*", step_metric=axis)
+        self._run = run
         return run
 
     @property

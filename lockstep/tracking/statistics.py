@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from lockstep.ops.statistics import RunningMoments
 from lockstep.state.checks import check_number, check_whole
@@ -393,12 +392,9 @@ class MovAvg:
         self.size: int = check_whole("size", size, 1)
         self._numbers: deque[float] = deque(maxlen=self.size)
 
-    def add(self, numbers: float | np.ndarray | torch.Tensor | Iterable[float]) -> float:
+    def add(self, numbers: npt.ArrayLike) -> float:
         """Add one number or several; returns the new mean."""
-        if isinstance(numbers, torch.Tensor):
-            numbers = numbers.detach().cpu().numpy()
-        values = numbers if isinstance(numbers, np.ndarray | list | tuple | float | int) else list(numbers)
-        flat = np.asarray(values, dtype=np.float64).reshape(-1)
+        flat = np.asarray(numbers, dtype=np.float64).reshape(-1)
         self._numbers.extend(flat[np.isfinite(flat)].tolist())
         return self.get()
 
@@ -416,74 +412,51 @@ class MovAvg:
         return len(self._numbers)
 
 
-class RunningMeanStd:
-    """Mean and deviation of all rows seen, and what they are scaled with; over `RunningMoments`.
+class RunningMeanStd(RunningMoments):
+    """Mean and deviation of all rows seen, and what they are scaled with.
 
     `shape` is that of a row; None takes it from the first rows.
     `norm(x)` is `(x - mean) / sqrt(var + eps)`, limited to `[-clip_max, clip_max]` (None: not limited). Before the
     first row mean is 0 and var is 1.
 
-    Raises `ValueError`: rows of another shape than `shape`; `eps` or `clip_max` is no number above 0; `shape` is no
-    tuple.
+    Raises `ValueError`: rows of another shape than `shape`; `eps` or `clip_max` is no number above 0.
     """
 
     def __init__(
         self, shape: tuple[int, ...] | None = None, *, clip_max: float | None = 10.0, eps: float = 1e-8
     ) -> None:
-        check_number("eps", eps, above=0)
-        check_number("clip_max", clip_max, above=0)
-        if shape is not None and not isinstance(shape, tuple):
-            raise ValueError(f"shape={shape!r} is not allowed; it must be a tuple, () for single numbers, or None")
+        check_number("eps", eps, gt=0)
+        check_number("clip_max", clip_max, optional=True, gt=0)
+        super().__init__(shape or ())
         self.clip_max, self.eps = clip_max, eps
         self._any_shape = shape is None
-        self.moments = RunningMoments(shape or ())
 
     def _take_shape(self, shape: tuple[int, ...]) -> None:
-        if self._any_shape and not self.count and shape != self.moments.shape:
-            self.moments = RunningMoments(shape)
+        if self._any_shape and not self.count:
+            super().__init__(shape)
 
-    @property
-    def mean(self) -> np.ndarray:
-        """`[*shape]`."""
-        return self.moments.mean
+    def update(self, x: npt.ArrayLike) -> None:
+        """Take in rows `[N, *shape]`, or an empty list; how they are cut into calls makes no difference."""
+        rows = np.asarray(x, dtype=np.float64)
+        if rows.shape != (0,):
+            self._take_shape(rows.shape[1:])
+            super().update(rows)
 
-    @property
-    def var(self) -> np.ndarray:
-        """`[*shape]`, population variance."""
-        return self.moments.var
-
-    @property
-    def count(self) -> int:
-        """Rows seen."""
-        return self.moments.count
-
-    def update(self, rows: npt.ArrayLike) -> None:
-        """Take in rows `[N, *shape]`; how they are cut into calls makes no difference.
-
-        An empty list changes nothing.
-        """
-        array = np.asarray(rows, dtype=np.float64)
-        if array.shape == (0,):
-            return
-        self._take_shape(array.shape[1:])
-        self.moments.update(array)
-
-    def merge(self, other: RunningMeanStd) -> None:
+    def merge(self, other: RunningMoments) -> None:
         """Take in everything that `other` has seen; `other` is not changed. `ValueError` for another shape."""
         if other.count:
-            self._take_shape(other.moments.shape)
-            self.moments.merge(other.moments)
-
-    def get_state(self) -> dict[str, Any]:
-        """Return the moments as copies; `clip_max` and `eps` are options."""
-        return self.moments.get_state()
+            self._take_shape(other.shape)
+            super().merge(other)
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Go on from `get_state`. `KeyError` where entries are missing, `ValueError` for another shape."""
-        moments = RunningMoments(np.shape(state["mean"])) if self._any_shape and "mean" in state else self.moments
-        moments.set_state(state)
-        self.moments = moments
+        if self._any_shape:
+            self.shape = np.shape(state["mean"])
+        super().set_state(state)
 
     def norm(self, x: npt.ArrayLike) -> np.ndarray:
-        """Return `x`, `[..., *shape]`, scaled; the moments are not changed."""
-        return np.asarray(self.moments.normalize(np.asarray(x), self.clip_max, self.eps))
+        """Return `x`, `[..., *shape]`, scaled, as float64 if it is that and else float32; the moments stay."""
+        array = np.asarray(x)
+        kind = np.float64 if array.dtype == np.float64 else np.float32
+        scaled = (array.astype(kind) - self.mean.astype(kind)) * (1.0 / np.sqrt(self.var + self.eps)).astype(kind)
+        return np.asarray(scaled if self.clip_max is None else np.clip(scaled, -self.clip_max, self.clip_max))

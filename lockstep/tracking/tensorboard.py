@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.state.messages import install_hint
+from lockstep.state.checks import install_hint
 from lockstep.tracking.logger import BaseLogger, RestoredData
 from lockstep.tracking.records import flatten
 
@@ -48,7 +48,6 @@ class TensorboardLogger(BaseLogger):
             self._writer.flush()
 
     def finalize(self) -> None:
-        """Write what is waiting and close the event file."""
         super().finalize()
         self._close()
 
@@ -65,7 +64,6 @@ class TensorboardLogger(BaseLogger):
         return epoch, env_step, gradient_step
 
     def last_checkpoint(self) -> str | None:
-        """Return the path of the last save on record."""
         return self._last_text("save/path")
 
     def _last_text(self, name: str) -> str | None:
@@ -89,10 +87,8 @@ class TensorboardLogger(BaseLogger):
             self._writer.flush()
         if not any(Path(path).glob(_EVENTS)):
             return None
-        try:
-            from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-        except ImportError as error:
-            raise ImportError(f"TensorboardLogger needs tensorboard: {install_hint('tensorboard')}") from error
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
         accumulator = EventAccumulator(os.fspath(path), size_guidance={"scalars": 0})
         accumulator.Reload()
         return accumulator

@@ -17,15 +17,15 @@ from types import FrameType
 from typing import Any, ClassVar, Self, TypedDict
 
 from lockstep.algorithms.json_form import to_plain
-from lockstep.algorithms.policy import Policy
+from lockstep.algorithms.policy import Policy, policy_within_training_step
+from lockstep.data import MultiAgentBatch
 from lockstep.learner.learner import STEPS_SAMPLED, Learner
 from lockstep.replay import MultiAgentReplayBuffer, OfflineRows, ReplayBuffer
 from lockstep.rollout import Collector, CollectorLike, MultiAgentCollector
 from lockstep.rollout.base_collector import exactly_one
 from lockstep.rollout.group_collector import GroupCollector
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
-from lockstep.state.checks import check_choice, check_flags, check_functions, check_whole, check_wholes
-from lockstep.state.messages import no_copies
+from lockstep.state.checks import check_choice, check_flags, check_functions, check_whole, check_wholes, no_copies
 from lockstep.state.schedules import ConfiguredValueWarning
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking import BaseLogger, LazyLogger
@@ -134,9 +134,8 @@ class DeferredInterrupt:
     own, and other threads than the main one, are left alone.
     """
 
-    def __init__(self) -> None:
-        self._pending = False
-        self._before: Any = None
+    _pending = False
+    _before: Any = None
 
     def __enter__(self) -> None:
         self._pending = False
@@ -415,6 +414,24 @@ class BaseTrainer(Counters, ABC):
     def policy_update_fn(self, collect_stats: CollectStatsBase) -> TrainingStats:
         """Learn from what was collected, within a training step of the policy, and return the statistics."""
 
+    def _learn(self, collect_stats: CollectStatsBase) -> TrainingStats:
+        """Update the policy, and count it; keep the data of a loss or gradient that is not finite as `bad_batch`."""
+        try:
+            with policy_within_training_step(self.policy):
+                stats = self.policy_update_fn(collect_stats)
+            self._count_update(stats)
+        except FloatingPointError:
+            self.bad_batch = self._learned_from()
+            raise
+        return stats
+
+    def _learned_from(self) -> dict[str, Any] | None:
+        """Return the columns of the policy's last batch, by module where there are several."""
+        batch = self.policy.last_batch
+        if isinstance(batch, MultiAgentBatch):
+            return {module_id: dict(batch[module_id].items()) for module_id in batch}
+        return None if batch is None else dict(batch.items())
+
     def test_step(self) -> tuple[CollectStats, bool]:
         """Evaluate once. Return the statistics, and whether `stop_fn` is satisfied."""
         if self.test_collector is None or self.episode_per_test is None:
@@ -447,8 +464,7 @@ class BaseTrainer(Counters, ABC):
         return stats
 
     def _count_collect(self, stats: CollectStats) -> None:
-        if self.reward_metric is not None:
-            stats = with_reward_metric(self.reward_metric, stats)
+        stats = with_reward_metric(self.reward_metric, stats)
         self.env_step += stats.n_collected_steps
         self.epoch_steps += stats.n_collected_steps
         self.env_episode += stats.n_collected_episodes
@@ -511,7 +527,7 @@ class BaseTrainer(Counters, ABC):
         if self._phase == "over":
             return
         self.stop_reason = reason
-        self._tick()
+        self.seconds["total"] = time.monotonic() - self._clock
         failures = []
         try:
             if save and self._saved_at != self._progress():
@@ -607,12 +623,9 @@ class BaseTrainer(Counters, ABC):
         )
 
     def _epoch_stats(self, test: CollectStats | None) -> EpochStats:
-        self._tick()
+        self.seconds["total"] = time.monotonic() - self._clock
         collected = None if self.train_collector is None else self.collected.stats()
         return EpochStats(self.epoch, collected, test, self.updates.stats(), self.info(with_history=False))
-
-    def _tick(self) -> None:
-        self.seconds["total"] = time.monotonic() - self._clock
 
     def _where(self) -> tuple[int, int, int]:
         return self.epoch, self.env_step, self.gradient_step
@@ -768,12 +781,12 @@ class BaseTrainer(Counters, ABC):
             self.logger.drop_save()  # a run that never stopped has no such checkpoint
         else:  # a kill may have come between the checkpoint and its record; a record that is there is not doubled
             self.logger.save_data(*self._where(), lambda *_: Path(path))
-        cut = 0 if self.train_collector is None else self.train_collector.episodes_cut
-        if self.train_collector is not None and cut:
+        collector = self.train_collector
+        if collector is not None and (cut := collector.episodes_cut):
             warnings.warn(
-                f"the state of the {self.train_collector.env.backend!r} environments is not in the checkpoint: {cut} "
-                "running episodes end there (nothing is estimated across), and the run is not bit by bit the one that "
-                "would never have stopped",
+                f"the state of the {collector.env.backend!r} environments is not in the checkpoint: {cut} running "
+                "episodes end there (nothing is estimated across), and the run is not bit by bit the one that would "
+                "never have stopped",
                 RuntimeWarning,
                 stacklevel=3,
             )

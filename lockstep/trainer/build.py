@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,14 +15,11 @@ from lockstep.algorithms.policy import Policy
 from lockstep.state.schedules import Schedule
 from lockstep.tracking import (
     BaseLogger,
-    JsonlLogger,
-    MLflowLogger,
     MultiLogger,
     RunFolder,
-    TensorboardLogger,
-    WandbLogger,
+    prune_checkpoints,
 )
-from lockstep.tracking.config import ReportingSection
+from lockstep.tracking.config import LOGGERS, ReportingSection
 from lockstep.trainer.callbacks import Callback, check_callbacks
 from lockstep.trainer.offline import OfflineTrainer
 from lockstep.trainer.offpolicy import OffpolicyTrainer
@@ -146,7 +143,7 @@ def _keep_files(trainer: Trainer, folder: RunFolder, num_to_keep: int) -> None:
 
     def save_checkpoint(epoch: int, env_step: int, gradient_step: int) -> Path:
         path = trainer.save_to_path(folder.checkpoint_path(trainer.position))
-        folder.prune_checkpoints(num_to_keep)
+        prune_checkpoints(folder.checkpoints, num_to_keep)
         return path
 
     def save_best(policy: Policy) -> None:
@@ -189,11 +186,11 @@ def _warn_of_zero_rates(options: Mapping[str, Any], length: RunLength) -> None:
 def _make_logger(section: ReportingSection, folder: RunFolder, *, resume: bool) -> BaseLogger:
     """Make the loggers that are configured, writing into the run's folder (W&B and MLflow: under its name)."""
     run = folder.path
-    makers: dict[str, Callable[..., BaseLogger]] = {
-        "jsonl": partial(JsonlLogger, folder.metrics_path, resume=resume),
-        "tensorboard": partial(TensorboardLogger, run / "tensorboard"),
-        "wandb": partial(WandbLogger, name=run.name, dir=run, config=folder.config),
-        "mlflow": partial(MLflowLogger, run_name=run.name, config=folder.config),
+    places: dict[str, dict[str, Any]] = {
+        "jsonl": {"path": folder.metrics_path, "resume": resume},
+        "tensorboard": {"log_dir": run / "tensorboard"},
+        "wandb": {"name": run.name, "dir": run, "config": folder.config},
+        "mlflow": {"run_name": run.name, "config": folder.config},
     }
-    loggers = [makers[name](**section.logger_config.get(name, {})) for name in section.loggers]
+    loggers = [LOGGERS[name](**{**places[name], **section.logger_config.get(name, {})}) for name in section.loggers]
     return loggers[0] if len(loggers) == 1 else MultiLogger(loggers)

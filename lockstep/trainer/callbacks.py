@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -24,11 +25,14 @@ STAGES = ("environment", "acting", "storing", "returns", "update", "evaluation",
 class Event:
     """The base of all events: where the run is."""
 
-    method: ClassVar[str] = ""
-    """of a callback: what handles the event"""
+    method: ClassVar[str]
+    """of a callback: what handles the event, `on_collect_end` for `CollectEnd`"""
     epoch: int
     env_step: int
     gradient_step: int
+
+    def __init_subclass__(cls) -> None:
+        cls.method = "on" + re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", cls.__name__)
 
     @property
     def position(self) -> int:
@@ -73,7 +77,6 @@ class TrainerView:
 class RunStart(Event):
     """The run begins or goes on; `trainer` shows it, and cannot be changed."""
 
-    method: ClassVar[str] = "on_run_start"
     trainer: TrainerView
 
 
@@ -81,7 +84,6 @@ class RunStart(Event):
 class CollectEnd(Event):
     """Data was collected."""
 
-    method: ClassVar[str] = "on_collect_end"
     stats: CollectStats
 
 
@@ -89,7 +91,6 @@ class CollectEnd(Event):
 class UpdateEnd(Event):
     """The policy learned from it."""
 
-    method: ClassVar[str] = "on_update_end"
     stats: TrainingStats
 
 
@@ -97,7 +98,6 @@ class UpdateEnd(Event):
 class EvaluationEnd(Event):
     """The policy was evaluated."""
 
-    method: ClassVar[str] = "on_evaluation_end"
     stats: CollectStats
     score: float
     is_best: bool
@@ -107,7 +107,6 @@ class EvaluationEnd(Event):
 class CheckpointSaved(Event):
     """A checkpoint is on disk."""
 
-    method: ClassVar[str] = "on_checkpoint_saved"
     path: Path
 
 
@@ -115,7 +114,6 @@ class CheckpointSaved(Event):
 class EpochEnd(Event):
     """An epoch is over."""
 
-    method: ClassVar[str] = "on_epoch_end"
     stats: EpochStats
 
 
@@ -123,7 +121,6 @@ class EpochEnd(Event):
 class RunEnd(Event):
     """The run is over: `max_epoch`, `stop_fn`, `interrupted`, `error`, or a callback's own reason."""
 
-    method: ClassVar[str] = "on_run_end"
     reason: str
     info: InfoStats
 
@@ -169,14 +166,11 @@ class Callback:
 
 def check_callbacks(callbacks: object) -> None:
     """Raise `ValueError` unless it is a list of callbacks."""
-    if not isinstance(callbacks, Sequence):
+    if not isinstance(callbacks, Sequence) or not all(isinstance(each, Callback) for each in callbacks):
         hint = "; put it into one, callbacks=[...]" if isinstance(callbacks, Callback) else ""
         raise ValueError(
             f"callbacks={callbacks!r} is not allowed; it must be a list of lockstep.trainer.Callback{hint}"
         )
-    for callback in callbacks:
-        if not isinstance(callback, Callback):
-            raise ValueError(f"callbacks: {callback!r} is not allowed; each must be a lockstep.trainer.Callback")
 
 
 class LoggingCallback(Callback):
@@ -186,12 +180,10 @@ class LoggingCallback(Callback):
         self.logger = logger
 
     def on_collect_end(self, event: CollectEnd) -> None:
-        """Log in the scope `train/`."""
         if type(self.logger) is not LazyLogger:
             self.logger.log_train_data(event.stats.to_dict(), event.env_step)
 
     def on_update_end(self, event: UpdateEnd) -> None:
-        """Log in the scope `update/`."""
         if type(self.logger) is not LazyLogger:
             self.logger.log_update_data(event.stats.get_loss_stats_dict(), event.gradient_step)
 
@@ -200,7 +192,6 @@ class LoggingCallback(Callback):
         self.logger.log_test_data(event.stats.to_dict(), event.position)
 
     def on_epoch_end(self, event: EpochEnd) -> None:
-        """Log in the scope `info/`."""
         self.logger.log_info_data(event.stats.info_stat.to_dict(), event.epoch)
 
 
@@ -219,11 +210,9 @@ class CheckpointCallback(Callback):
         self._saved_at: tuple[int, int] | None = None
 
     def on_run_start(self, event: RunStart) -> None:
-        """Remember the trainer."""
         self._trainer, self._saved_at = event.trainer, None
 
     def on_epoch_end(self, event: EpochEnd) -> None:
-        """Save after every `interval`-th epoch."""
         if event.epoch % self.interval == 0:
             self._save(event)
 
@@ -256,8 +245,8 @@ class EarlyStop(Callback):
     ) -> None:
         if threshold is None and patience is None and time_limit_s is None:
             raise ValueError("EarlyStop needs threshold, patience or time_limit_s")
-        check_number("threshold", threshold)
-        check_number("time_limit_s", time_limit_s, above=0.0)
+        check_number("threshold", threshold, optional=True)
+        check_number("time_limit_s", time_limit_s, optional=True, gt=0)
         self.patience: int | None = check_whole("patience", patience, 1, optional=True)
         self.threshold, self.time_limit_s = threshold, time_limit_s
         self.num_without_best = 0
@@ -270,7 +259,6 @@ class EarlyStop(Callback):
             self.num_without_best = 0
 
     def on_evaluation_end(self, event: EvaluationEnd) -> Stop:
-        """Stop at the threshold, or when patience has ended."""
         self.num_without_best = 0 if event.is_best else self.num_without_best + 1
         if self.threshold is not None and event.score >= self.threshold:
             return f"score {event.score:.4g} reached the threshold {self.threshold:g}"
@@ -279,17 +267,14 @@ class EarlyStop(Callback):
         return None
 
     def on_update_end(self, event: UpdateEnd) -> Stop:
-        """Stop at the time limit."""
         if self.time_limit_s is not None and time.monotonic() - self._started > self.time_limit_s:
             return f"time limit of {self.time_limit_s:g} s"
         return None
 
     def get_state(self) -> Mapping[str, Any]:
-        """Return the evaluations since the best one."""
         return {"num_without_best": self.num_without_best}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the count."""
         self.num_without_best = int(state["num_without_best"])
 
 
@@ -324,24 +309,20 @@ class Profiler(Callback):
         self._started, self._before = time.monotonic(), self.total
 
     def on_collect_end(self, event: CollectEnd) -> None:
-        """Add to environment, acting, storing."""
         stats = event.stats
         self._add("environment", stats.env_time)
         self._add("acting", stats.act_time)
         self._add("storing", stats.collect_time - stats.env_time - stats.act_time)
 
     def on_update_end(self, event: UpdateEnd) -> None:
-        """Add to returns and gradient steps."""
         steps = event.stats.stage_seconds.get("gradient_steps", event.stats.train_time)
         self._add("returns", event.stats.train_time - steps)
         self._add("update", steps)
 
     def on_evaluation_end(self, event: EvaluationEnd) -> None:
-        """Add to evaluation."""
         self._add("evaluation", event.stats.collect_time)
 
     def on_run_end(self, event: RunEnd) -> None:
-        """Print the table, if it is wanted."""
         self._wait()
         if self.print_at_end:
             for name, share in self.shares.items():
@@ -358,10 +339,8 @@ class Profiler(Callback):
         self.seconds["waiting"] = max(0.0, self._before + time.monotonic() - self._started - known)
 
     def get_state(self) -> Mapping[str, Any]:
-        """Return the seconds so far."""
         self._wait()
         return {"seconds": dict(self.seconds)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from `get_state`."""
         self.seconds = dict(state["seconds"])

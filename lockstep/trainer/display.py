@@ -44,7 +44,6 @@ class ProgressDisplay(Callback):
     # -- events ---
 
     def on_run_start(self, event: RunStart) -> None:
-        """Start the clock; on a terminal show the display."""
         from rich.console import Console
         from rich.live import Live
 
@@ -58,14 +57,12 @@ class ProgressDisplay(Callback):
             self._live.start(refresh=True)
 
     def on_collect_end(self, event: CollectEnd) -> None:
-        """Count steps; keep the last episodes that ended."""
         self._step = event.position
         if len(event.stats.returns):
             self._train = event.stats
         self._draw()
 
     def on_update_end(self, event: UpdateEnd) -> None:
-        """Keep the losses."""
         self._step = event.position
         self._updates = event.stats
         self._say_line_due()
@@ -83,13 +80,11 @@ class ProgressDisplay(Callback):
             self._say_line_due()
 
     def on_epoch_end(self, event: EpochEnd) -> None:
-        """Print a line, where there is no live display."""
         self._line_due = ""
         if self._live is None:
             self._say(self.line(event.stats))
 
     def on_run_end(self, event: RunEnd) -> None:
-        """Leave the last state on the screen."""
         self._say_line_due()
         if self._live is not None:
             live, self._live = self._live, None
@@ -104,7 +99,7 @@ class ProgressDisplay(Callback):
         parts = [self._steps_text(info.train_step or info.gradient_step)]
         if epoch.test_collect_stat is not None:
             parts.append(f"evaluation {_episodes_text(epoch.test_collect_stat)}")
-        if train is not None:
+        if train is not None and train.n_collected_steps:
             parts.append(f"training {_episodes_text(train)}")
         if epoch.training_stat is not None:
             parts.append(_losses_text(epoch.training_stat))

@@ -60,13 +60,13 @@ def warn_endless(collector: CollectorLike, num_steps: int, num_new: int) -> None
         )
 
 
-def with_reward_metric(reward_metric: Callable[[Any], Any], stats: CollectStats) -> CollectStats:
+def with_reward_metric(reward_metric: Callable[[Any], Any] | None, stats: CollectStats) -> CollectStats:
     """Return the statistics with the returns that `reward_metric` makes of those of the agents, float64
-    [episode, agent]; unchanged where no episode ended.
+    [episode, agent]; unchanged without a metric, or where no episode ended.
 
     Raises `TypeError` unless it returns numbers, `ValueError` unless it returns one for each episode.
     """
-    if not stats.agent_returns:
+    if reward_metric is None or not stats.agent_returns:
         return stats
     returns = np.array(stats.agent_returns, np.float64)
     num_episodes = len(returns)
@@ -98,9 +98,7 @@ def test_episode(
     """
     if test_fn is not None:
         test_fn(epoch, global_step)
-    stats = collector.collect(n_episode=n_episode)
-    if reward_metric is not None:
-        stats = with_reward_metric(reward_metric, stats)
+    stats = with_reward_metric(reward_metric, collector.collect(n_episode=n_episode))
     if logger is not None and global_step is not None:
         logger.log_test_data(stats.to_dict(), global_step)
     return stats

@@ -11,8 +11,7 @@ from typing import Any, ClassVar, Unpack
 import numpy as np
 
 from lockstep.algorithms.offline import offline_source
-from lockstep.algorithms.policy import Policy, policy_within_training_step
-from lockstep.data import SampleBatch
+from lockstep.algorithms.policy import Policy
 from lockstep.data.columns import Columns
 from lockstep.data.trees import named_leaves
 from lockstep.learner.learner import STEPS_SAMPLED
@@ -106,24 +105,19 @@ class OfflineTrainer(BaseTrainer):
         self.policy.timesteps[STEPS_SAMPLED] = self.gradient_step
         priorities = self.buffer.priorities
         beta = nullcontext() if priorities is None else priorities.beta_at(self.gradient_step)
-        try:
-            with policy_within_training_step(self.policy), beta:
-                training = self.policy_update_fn(nothing)
-            self.epoch_steps += due
-            self.samples_seen += due * (self.batch_size or len(self.buffer))
-            self._count_update(training)
-        except FloatingPointError:
-            batch = self.policy.last_batch
-            self.bad_batch = dict(batch.items()) if isinstance(batch, SampleBatch) else None
-            raise
-        return nothing, training, self.stop_reason is not None
+        with beta:
+            return nothing, self._learn(nothing), self.stop_reason is not None
+
+    def _count_update(self, stats: TrainingStats) -> None:
+        self.epoch_steps += self.updates_now
+        self.samples_seen += self.updates_now * (self.batch_size or len(self.buffer))
+        super()._count_update(stats)
 
     def policy_update_fn(self, collect_stats: CollectStatsBase) -> TrainingStats:
         """Make `updates_now` gradient steps, each on a batch of `buffer`."""
         return self.policy.update(self.batch_size or 0, self.buffer, repeat=self.updates_now)
 
     def info(self, with_history: bool = True) -> InfoStats:
-        """Return the run so far."""
         info = super().info(with_history)
         return replace(info, samples_seen=self.samples_seen, dataset_passes=self.dataset_passes)
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
-from typing import Any, ClassVar, Unpack
+from typing import ClassVar, Unpack
 
 from lockstep.algorithms.offline import check_numbers
 from lockstep.algorithms.policy import Policy, policy_within_training_step
-from lockstep.data import MultiAgentBatch
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout import CollectorLike, MultiAgentCollector
 from lockstep.rollout.errors import MalformedBufferError
-from lockstep.state.checks import check_whole, is_number
+from lockstep.state.checks import check_number, check_whole
 from lockstep.tracking.statistics import CollectStatsBase, TrainingStats
 from lockstep.trainer.base import REPLAYS, BaseTrainer, TrainerOptions, seed_buffer
 from lockstep.trainer.checks import check_discounts, own_options
@@ -56,8 +55,7 @@ class OffpolicyTrainer(BaseTrainer):
         super().__init__(policy, max_epoch, batch_size, train_collector, test_collector, step_per_epoch, **options)
         self._set_amount(step_per_collect, episode_per_collect)
         self.learning_starts: int = check_whole("learning_starts", learning_starts, 0)
-        if not is_number(update_per_step) or not 0 < update_per_step < math.inf:
-            raise ValueError(f"update_per_step={update_per_step!r} is not allowed; it must be a number above 0")
+        check_number("update_per_step", update_per_step, gt=0)
         self.update_per_step = float(update_per_step)
         self.collector = train_collector
         if train_collector.buffer is None:
@@ -120,14 +118,7 @@ class OffpolicyTrainer(BaseTrainer):
         self.updates_now, self.updates_made = due - self.updates_made, due
         if self.updates_now == 0:
             return stats, None, self.stop_reason is not None
-        try:
-            with policy_within_training_step(self.policy):
-                training = self.policy_update_fn(stats)
-            self._count_update(training)
-        except FloatingPointError:
-            self.bad_batch = self._last_columns()
-            raise
-        return stats, training, self.stop_reason is not None
+        return stats, self._learn(stats), self.stop_reason is not None
 
     def policy_update_fn(self, collect_stats: CollectStatsBase) -> TrainingStats:
         """Make `updates_now` gradient steps, each on a fresh sample of `buffer`."""
@@ -143,10 +134,3 @@ class OffpolicyTrainer(BaseTrainer):
         collect, left = self.step_per_collect or 1, self.steps_in_all - self.env_step
         random = min(left, -(-max(0, self.learning_starts - self.env_step) // collect) * collect)
         return self._num_due(self.steps_learned_from + left - random) - self.updates_made
-
-    def _last_columns(self) -> dict[str, Any] | None:
-        """Return the columns of the policy's last batch, by module where there are several."""
-        batch = self.policy.last_batch
-        if isinstance(batch, MultiAgentBatch):
-            return {module_id: dict(batch[module_id].items()) for module_id in batch}
-        return None if batch is None else dict(batch.items())

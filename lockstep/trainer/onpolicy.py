@@ -70,13 +70,7 @@ class OnpolicyTrainer(BaseTrainer):
             with policy_within_training_step(self.policy):
                 stats = self.collector.collect(n_step=self.step_per_collect, n_episode=self.episode_per_collect)
             self._count_collect(stats)
-            with policy_within_training_step(self.policy):
-                training = self.policy_update_fn(stats)
-            self._count_update(training)
-        except FloatingPointError:
-            if self.buffer.size:
-                self.bad_batch = self._copied_rollout()
-            raise
+            training = self._learn(stats)
         finally:
             self.buffer.clear()
         return stats, training, self.stop_reason is not None
@@ -85,7 +79,8 @@ class OnpolicyTrainer(BaseTrainer):
         """Learn from the rollout in `buffer`: `repeat_per_collect` passes in minibatches."""
         return self.policy.update(0, self.buffer, self.batch_size, self.repeat_per_collect)
 
-    def _copied_rollout(self) -> dict[str, Any]:
+    def _learned_from(self) -> dict[str, Any]:
+        """Return a copy of the rollout."""
         if isinstance(self.buffer, EpisodeStore):
             return self.buffer.columns()
         trajectories = self.buffer.trajectories()

@@ -147,12 +147,10 @@ def prepare_run(
     """
     config.validate()
     source = None if init_from is None else find_policy(init_from).absolute()
-    env = config.environment.env
-    name = "offline" if env is None else env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
     folder = RunFolder.create(
         root,
         algo=config.algorithm,
-        env=name,
+        env=name_of_env(config.environment.env),
         seed=config.debugging.seed,
         config=config.named_options(),
         init_from=None if source is None else str(source),
@@ -169,6 +167,13 @@ def prepare_run(
     except BaseException:
         shutil.rmtree(folder.path, ignore_errors=True)
         raise
+
+
+def name_of_env(env: object) -> str:
+    """Return the environment's id, or the name of what makes it; "offline" without one."""
+    if env is None or isinstance(env, str):
+        return env or "offline"
+    return str(getattr(env, "__name__", type(env).__name__))
 
 
 def resume(

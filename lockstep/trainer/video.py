@@ -13,8 +13,7 @@ import numpy as np
 from lockstep.algorithms.base_config import BaseConfig
 from lockstep.algorithms.policy import Policy
 from lockstep.rollout.collector import Collector
-from lockstep.state.checks import check_wholes
-from lockstep.state.messages import install_hint
+from lockstep.state.checks import check_wholes, install_hint
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking.statistics import CollectStats
 from lockstep.trainer.callbacks import Callback, EvaluationEnd, RunStart
@@ -92,22 +91,18 @@ class VideoCallback(Callback):
         self._policy: Policy | None = None
 
     def on_run_start(self, event: RunStart) -> None:
-        """Remember the policy."""
         self._policy = event.trainer.policy
 
     def on_evaluation_end(self, event: EvaluationEnd) -> None:
-        """Record every `interval`-th evaluation."""
         if self._policy is not None and self.num_evaluations % self.interval == 0:
             path = self.directory / f"step_{event.position:012d}{self.suffix}"
             record_video(self._policy, path, num_episodes=self.num_episodes, seed=self.seed)
         self.num_evaluations += 1
 
     def get_state(self) -> Mapping[str, Any]:
-        """Return the evaluations so far."""
         return {"num_evaluations": self.num_evaluations}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the count."""
         self.num_evaluations = int(state["num_evaluations"])
 
 

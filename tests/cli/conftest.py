@@ -40,6 +40,12 @@ def run_process(*arguments: str, cwd: Path, **options: object) -> subprocess.Com
     )
 
 
+def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
+    """The command as a process that goes on."""
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command(*arguments), cwd=cwd, env=process_env(), stdout=pipe, stderr=pipe, text=True)
+
+
 class Said(NamedTuple):
     """What a command in this process printed, and its exit code."""
 

@@ -67,6 +67,8 @@ def test_display_before_the_first_episode_ends_says_so(capsys: pytest.CaptureFix
     info = InfoStats(train_step=500)
     display.on_event(EpochEnd(1, 500, 8, stats=EpochStats(1, CollectStats(0, 500), None, None, info)))
     assert "training no episode ended yet" in capsys.readouterr().out
+    display.on_event(EpochEnd(2, 500, 8, stats=EpochStats(2, CollectStats(), None, None, info)))
+    assert "training" not in capsys.readouterr().out, "a run that goes on at the end of an epoch collects nothing in it"
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (61, "1:01"), (3725, "1:02:05")])

@@ -27,8 +27,8 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "batch": ((*TRAIN, "--num-envs", "5000"), "training.train_batch_size=1000 is smaller than"),
     "device": ((*TRAIN, "--device", "abacus"), "framework.device='abacus'"),
     "config file": ((*TRAIN, "--config", "none.json"), "cannot read --config none.json: No such file"),
-    "steps": ((*TRAIN, "--total-steps", "0"), "--total-steps 0 is not allowed; it must be at least 1"),
-    "seeds": ((*TRAIN, "--seeds", "0"), "--seeds 0 is not allowed"),
+    "steps": ((*TRAIN, "--total-steps", "0"), "--total-steps=0 is not allowed; it must be a whole number, at least 1"),
+    "seeds": ((*TRAIN, "--seeds", "0"), "--seeds=0 is not allowed"),
     "actions": (("train", "ppo", "cli_envs:TupleActions"), "ppo cannot act in Tuple(Discrete(2), Discrete(3))"),
     "shape": (("train", "ppo", "cli_envs:WrongShape"), "has shape (2,), its space says (3,)"),
     "nan": (("train", "ppo", "cli_envs:NanReward"), "the reward at step 1 is nan"),
@@ -81,7 +81,7 @@ def test_unknown_commands_and_flags_are_answered_with_what_there_is(
 def test_run_that_fails_says_where_and_how_to_go_on(
     lockstep: Command, tmp_path: Path, env: type, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    env.total = 0  # type: ignore[attr-defined]
+    env.total = 0
     said = lockstep("train", "ppo", f"cli_envs:{env.__name__}", *SMALL)
     assert said.code == 1
     assert message in said.err
@@ -92,7 +92,7 @@ def test_run_that_fails_says_where_and_how_to_go_on(
     assert not list(run.glob("**/*.tmp*"))
     assert (run / "summary.json").exists()
     monkeypatch.setenv("LOCKSTEP_DEBUG", "1")
-    env.total = 0  # type: ignore[attr-defined]
+    env.total = 0
     assert "Traceback (most recent call last)" in lockstep("train", "ppo", f"cli_envs:{env.__name__}", *SMALL).err
 
 

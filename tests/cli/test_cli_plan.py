@@ -102,6 +102,13 @@ def test_a_run_that_goes_on_announces_what_is_left():
     assert text.startswith(f"{trainer.gradient_step - before} on 8 transitions")
 
 
+def test_collects_of_whole_episodes_are_told():
+    config = ppo().env_runners(batch_mode="complete_episodes")
+    plan = Plan(config.build_trainer(), config).facts(["test"])
+    assert plan["updates"].endswith("(a collect goes on to the end of its episodes, so it may have more steps)")
+    assert plan["gradient steps"].startswith("about 12:")
+
+
 @pytest.mark.filterwarnings("ignore:.*rows are left out")
 def test_an_update_that_may_end_early_announces_a_bound():
     announced, made, text = announced_and_made(ppo(target_kl=1e-9))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import SMALL, Said, Trained, command, process_env
+from conftest import SMALL, Said, Trained, command, process_env, start
 
 from lockstep import get_config
 from lockstep.cli.commands import parse, parse_setting
@@ -28,7 +28,6 @@ Command = Callable[..., Said]
 
 def weights_of(run: Path) -> dict[str, np.ndarray]:
     checkpoint = newest_checkpoint(run / "checkpoints")
-    assert checkpoint is not None
     folders = read_checkpoint(checkpoint)
     found = {}
     for folder, tree in folders.items():
@@ -77,7 +76,6 @@ def test_run_leaves_its_folder_and_a_short_table(trained: Trained) -> None:
     assert "steps         1,024 in" in trained.out
     assert "ended by      max_epoch" in trained.out
     shares = re.search(r"^  time +(.*)$", trained.out, re.MULTILINE)
-    assert shares is not None
     parts = dict(re.findall(r"(\w[\w, ]*?) (\d+)%", shares[1]))
     assert set(parts) == {"environment", "acting", "storing", "update", "evaluation", "checkpoints, logs"}
     assert 97 <= sum(map(int, parts.values())) <= 103
@@ -97,7 +95,7 @@ def test_settings_later_sources_win(tmp_path: Path) -> None:
     file.write_text(json.dumps({"training": {"lr": 0.5, "gamma": 0.9}, "evaluation": {"evaluation_episodes": 3}}))
     words = ["train", "ppo", "CartPole-v1", "--config", str(file), "--set", "training.lr=3e-4", "--num-envs", "2"]
     words += ["--set", "rl_module.model_config.hiddens=[32]", "--compile", "--stop-return", "-5", "--seed", "7"]
-    settings = parse(words).settings()  # type: ignore[union-attr]
+    settings = parse(words).settings()
     config = settings.config
     assert (config.lr, config.gamma, config.evaluation_episodes) == (3e-4, 0.9, 3)
     assert config.model_config.hiddens == (32,)
@@ -112,7 +110,7 @@ def test_settings_later_sources_win(tmp_path: Path) -> None:
 
 def test_settings_of_a_run_can_be_used_again(trained: Trained) -> None:
     words = ["train", "ppo", "CartPole-v1", "--config", str(trained.runs[1] / "config.json")]
-    config = parse(words).settings().config  # type: ignore[union-attr]
+    config = parse(words).settings().config
     assert (config.seed, config.train_batch_size, config.loggers) == (1, 256, ["jsonl", "tensorboard"])
 
 
@@ -172,11 +170,7 @@ LONG = (
 
 def test_ctrl_c_ends_in_order_and_resume_reaches_the_same_weights(lockstep: Command, tmp_path: Path) -> None:
     words = ("train", "ppo", "CartPole-v1", *LONG)
-    with subprocess.Popen(
-        command(*words), cwd=tmp_path, env=process_env(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
+    with start(*words, cwd=tmp_path) as process:
         for line in process.stdout:
             if line.strip().startswith("2,048/8,192 steps"):
                 process.send_signal(signal.SIGINT)
@@ -228,11 +222,7 @@ class StopAt(Callback):
 @pytest.mark.faults
 def test_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     words = ("train", "ppo", "cli_envs:Slow", "--no-check", "--num-envs", "1", "--set=evaluation.evaluation_episodes=1")
-    with subprocess.Popen(
-        command(*words), cwd=tmp_path, env=process_env(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
+    with start(*words, cwd=tmp_path) as process:
         for line in process.stdout:
             if "0/" in line and "evaluation" in line and "steps " in line and "every" not in line:
                 break

@@ -122,12 +122,3 @@ def test_descending_the_loss_leads_to_the_quantiles_of_the_samples():
         optimizer.step()
     expected = np.quantile(samples.numpy(), [0.1, 0.3, 0.5, 0.7, 0.9])
     np.testing.assert_allclose(quantiles.detach().numpy()[0], expected, atol=0.08)
-
-
-def test_what_is_no_distribution_is_refused():
-    with pytest.raises(ValueError, match=r"two atoms and v_min < v_max, got 1 from 0\.0 to 1\.0"):
-        projected([[1.0]], [0.0], [1.0], 0.0, 1.0)
-    with pytest.raises(ValueError, match=r"got 2 from 1\.0 to 1\.0"):
-        projected([[0.5, 0.5]], [0.0], [1.0], 1.0, 1.0)
-    with pytest.raises(ValueError, match=r"kappa=-1\.0 is not allowed"):
-        quantile_huber_loss(tensor([1.0]), tensor([1.0]), kappa=-1.0)

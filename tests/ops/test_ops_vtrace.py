@@ -114,12 +114,6 @@ def test_huge_log_ratios_are_held_by_the_limits():
     np.testing.assert_array_equal(pg_advantages, on_policy[1])
 
 
-@pytest.mark.parametrize("name", ["clip_rho", "clip_c", "clip_pg_rho"])
-def test_limits_must_be_positive(name):
-    with pytest.raises(ValueError, match=f"{name} must be greater than 0"):
-        vtrace(LOG_RATIOS, REWARDS, VALUES, NEXT_VALUES, NONE, NONE, gamma=0.5, **{name: 0.0})
-
-
 @settings(max_examples=30, deadline=None)
 @given(trace=traces(), limit_of_gradient=st.sampled_from([0.5, 2.0, None]))
 def test_vtrace_unweighted_advantages_lack_exactly_the_clipped_ratio(trace, limit_of_gradient):

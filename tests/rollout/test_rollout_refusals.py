@@ -55,7 +55,7 @@ class Stacking(Acting):
         ({"epsilon": 1.5}, "epsilon=1.5 is not allowed; it must be between 0 and 1"),
         ({"epsilon": True}, "epsilon=True is not allowed"),
         ({"seed": 3, "streams": RandomStreams(3)}, "seed=3 and streams are not allowed together"),
-        ({"seed": -1}, "seed must be zero or larger"),
+        ({"seed": -1}, "seed=-1 is not allowed"),
         ({"buffer": ReplayBuffer(100)}, "1 sub-buffers, and there are 4 environments; use VectorReplayBuffer"),
         (
             {"buffer": RolloutStore(4, 3, CountingEnv().observation_space, CountingEnv().action_space)},

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from lockstep.state import CheckpointError, newest_checkpoint, read_checkpoint, write_checkpoint
-from lockstep.state.replace import write_file_atomically
 
 # Forks savers from one process that has imported everything: a line "root start name delay" on its input lets one
 # save without end, kills it with signal 9 `delay` seconds after its first save, and answers its last reported step.
@@ -50,8 +49,6 @@ def run_and_kill() -> Iterator[Callable[..., int]]:
     process = subprocess.Popen(
         [sys.executable, "-c", KILLER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
     )
-    assert process.stdin is not None
-    assert process.stdout is not None
 
     def run(root: Path, start: int, name: str, delay: float) -> int:
         process.stdin.write(f"{root}|{start}|{name}|{delay}\n")
@@ -82,7 +79,6 @@ def test_kill_9_while_saving_always_leaves_a_newest_checkpoint_that_loads(
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # a killed save is not even seen
             newest = newest_checkpoint(tmp_path)
-        assert newest is not None
         step = check(newest, reported)
     assert interrupted >= 3  # the kills did hit saves under way
 
@@ -120,15 +116,6 @@ def test_a_write_that_the_disk_refuses_leaves_the_old_checkpoint_and_nothing_els
         assert read_checkpoint(tmp_path / "c") == {"": {"step": 1}}
 
 
-def test_an_atomic_file_that_the_disk_refuses_keeps_its_old_content(tmp_path: Path, file_size_limit: Any) -> None:
-    with file_size_limit(16384):
-        write_file_atomically(tmp_path / "summary.json", b"old")
-        with pytest.raises(OSError, match="File too large"):
-            write_file_atomically(tmp_path / "summary.json", b"x" * 20_000)
-        assert (tmp_path / "summary.json").read_bytes() == b"old"
-        assert len(list(tmp_path.iterdir())) == 1
-
-
 def test_a_full_disk_is_told(tmp_path: Path) -> None:
     """On a real file system of 256 KiB, where this process may mount one."""
     disk = tmp_path / "disk"
@@ -150,7 +137,7 @@ def test_a_full_disk_is_told(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="file is a file, not a directory"):
+    with pytest.raises(CheckpointError, match=r"cannot write checkpoint .*file/c: (Not a directory|File exists)"):
         write_checkpoint(tmp_path / "file" / "c", {"": {"a": 1}})
     with pytest.raises(CheckpointError, match="cannot write checkpoint /proc/lockstep"):
         write_checkpoint("/proc/lockstep/c", {"": {"a": 1}})

@@ -99,7 +99,7 @@ def test_set_state_changes_generators_in_place_and_restarts_later_ones() -> None
     assert (late.random(3).tolist(), torch.rand(3, generator=late_torch).tolist(), deep.random(3).tolist()) == begun
 
 
-@pytest.mark.parametrize(("seed", "error"), [(-1, ValueError), (1.5, TypeError), (True, TypeError), ("7", TypeError)])
-def test_illegal_seeds_are_refused(seed: object, error: type[Exception]) -> None:
-    with pytest.raises(error, match="seed must be"):
+@pytest.mark.parametrize("seed", [-1, 1.5, True, "7"])
+def test_illegal_seeds_are_refused(seed: object) -> None:
+    with pytest.raises(ValueError, match=f"seed={seed!r} is not allowed"):
         RandomStreams(seed)

@@ -384,15 +384,7 @@ def test_an_argument_that_a_logger_of_a_configuration_does_not_have_is_refused_b
     ReportingSection(logger_config={"wandb": {"project": "poles", "update_interval": 5}}).validate()
 
 
-@pytest.mark.parametrize(
-    ("place", "error", "told"),
-    [
-        (".", ValueError, r"is a folder; give a file in it, such as .*metrics\.jsonl"),
-        ("new/metrics.jsonl", FileNotFoundError, r"there is no folder .*new for metrics\.jsonl; make it first"),
-    ],
-)
-def test_a_place_that_cannot_be_written_is_told_at_once(
-    place: str, error: type[Exception], told: str, tmp_path: Path
-) -> None:
-    with pytest.raises(error, match=told):
+@pytest.mark.parametrize(("place", "error"), [(".", IsADirectoryError), ("new/metrics.jsonl", FileNotFoundError)])
+def test_a_place_that_cannot_be_written_is_told_at_once(place: str, error: type[OSError], tmp_path: Path) -> None:
+    with pytest.raises(error, match=str(tmp_path / place)):
         JsonlLogger(tmp_path / place)

@@ -45,7 +45,7 @@ def test_nested_names_are_joined_and_values_become_plain() -> None:
     assert whole["empty"] == []
 
 
-@pytest.mark.parametrize("data", [{"a": {"b": object()}}, [1, 2], {"a": {1, 2}}])
+@pytest.mark.parametrize("data", [{"a": {"b": object()}}, {"a": {1, 2}}])
 def test_what_cannot_be_logged_is_refused(data: object) -> None:
     with pytest.raises(TypeError, match="log"):
         flatten(data)

@@ -178,7 +178,6 @@ def end_and_go_on(make: Callable[[], BaseLogger]) -> BaseLogger:
 @needs_mlflow
 def test_mlflow_loses_nothing_where_a_run_that_ended_goes_on(tmp_path: Path) -> None:
     logger = end_and_go_on(lambda: mlflow_logger(tmp_path, train_interval=120))
-    assert isinstance(logger, MLflowLogger)
     steps = logger.restore_logged_data(str(logger.run_id))["train/n_steps"]
     assert sum(steps["value"]) == 20 * 50
     assert len(set(steps["step"])) == len(steps["step"])

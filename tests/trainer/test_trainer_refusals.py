@@ -65,7 +65,7 @@ OTHERS = [
     ),
     ("off", {"reward_metric": len}, "reward_metric needs several agents, and train_collector has one"),
     ("on", {"resume_from_log": True}, "resume_from_log=True needs a logger that keeps records"),
-    ("on", {"callbacks": [lambda event: None]}, "callbacks: <function"),
+    ("on", {"callbacks": [lambda event: None]}, "callbacks=[<function"),
 ]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.algorithms.base_config import without_ray
-from lockstep.state.messages import install_hint
+from lockstep.state.checks import install_hint
 
 ROOT = Path(__file__).parents[2]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
