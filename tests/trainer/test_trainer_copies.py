@@ -4,7 +4,7 @@ import copy
 import pickle
 
 import pytest
-from scenario_tools import offline_trainer_of, trainer_of
+from scenario_tools import TRAINERS, trainer_of
 
 import lockstep
 from lockstep import A2CConfig
@@ -16,7 +16,7 @@ COPIES = {"deepcopy": copy.deepcopy, "copy": copy.copy, "pickle": pickle.dumps}
 
 @pytest.mark.parametrize("how", COPIES)
 def test_trainers_and_collectors_say_what_to_do_instead_of_copying_them(how):
-    trainers = [trainer_of("on"), trainer_of("off"), offline_trainer_of()]
+    trainers = [trainer_of(kind) for kind in TRAINERS]
     collectors = [trainers[0].train_collector, trainers[1].test_collector]
     config = A2CConfig().environment("CartPole-v1").rl_module(model_config={"hiddens": (4,)})
     policy = config.build_policy()

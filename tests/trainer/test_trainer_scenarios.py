@@ -7,14 +7,13 @@ import math
 import warnings
 
 import pytest
-from scenario_tools import KINDS, LENGTH, outcome_of, play, trainer_of
+from scenario_tools import KINDS, LENGTH, TRAINERS, outcome_of, play, trainer_of
 from trainer_tools import At, Recorder, RecordingLogger, Stops, learned, noting
 
 from lockstep.tracking.statistics import TimingStats
 from lockstep.trainer import Callback, restore_trainer, save_trainer
 
 NAN, INF = math.nan, math.inf
-TRAINERS = (*KINDS, "offline")
 END = {"reason": "max_epoch", "epochs": 3, "updates": 6}
 SAVED = [(1, 2), (2, 4), (3, 6)]
 """epoch and updates of each checkpoint"""
