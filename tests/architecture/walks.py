@@ -60,6 +60,8 @@ class Walk:
             at = at.f_back
         if not self.through or any(code.co_qualname == self.through for code in chain):
             self.chains[name] = chain[::-1]
+            if len(self.chains) == len(self.ends):
+                sys.setprofile(None)  # the rest of the run is quick
 
 
 def tree(chains: list[list[CodeType]]) -> str:

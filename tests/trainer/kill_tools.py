@@ -83,8 +83,7 @@ def run_kind(folder: Path, kind: str, total_steps: int, *, callbacks: Any = (), 
     config = config_for(algorithm, env, total_steps=total_steps, **sections, **more)
     resume = (folder / "config.json").exists()
     if not resume:
-        plain = config_for(algorithm, total_steps=total_steps, **sections).to_dict()
-        made = RunFolder.create(folder.parent, algo=algorithm, env="a task", seed=3, config=plain)
+        made = RunFolder.create(folder.parent, algo=algorithm, env="a task", seed=3, config={})
         made.path.rename(folder)
     run = RunFolder.open(folder)
     trainer: Any = build_trainer(config, folder=run, resume=resume, callbacks=callbacks)

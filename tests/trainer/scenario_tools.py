@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 from trainer_tools import Recorder, RecordingLogger, by_hand
 
-from lockstep import A2CConfig, DQNConfig, IQLConfig, SampleBatch
+from lockstep import A2CConfig, BCConfig, DQNConfig, SampleBatch
 
 NUM_ENVS, LENGTH = 2, 4
 KINDS = ("on", "off")
@@ -50,7 +50,7 @@ def config_of(kind: str, env: Any = Paying, seed: int = 0, config_class: Any = N
 
     Offline: three epochs of 70 gradient steps on samples of 4 of 20 transitions.
     """
-    config = (config_class or {"on": A2CConfig, "off": DQNConfig, "offline": IQLConfig}[kind])()
+    config = (config_class or {"on": A2CConfig, "off": DQNConfig, "offline": BCConfig}[kind])()
     config.environment(env).debugging(seed=seed).rl_module(model_config={"hiddens": (4,)})
     config.env_runners(num_envs_per_env_runner=NUM_ENVS, rollout_fragment_length=4)
     config.training(train_batch_size=8 if kind == "on" else 4)

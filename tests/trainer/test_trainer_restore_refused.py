@@ -3,14 +3,13 @@
 import warnings
 from functools import partial
 
-import gymnasium as gym
 import pytest
 from agent_games import CountingGame, game_config
 from scenario_tools import Paying, config_of, trainer_of
-from trainer_tools import collected, digest, learned
+from trainer_tools import by_hand, collected, digest, learned
 
 import lockstep
-from lockstep import Collector, DQNConfig, OffpolicyTrainer, Policy, PPOConfig, load_policy
+from lockstep import Collector, DQNConfig, Policy, PPOConfig, load_policy
 from lockstep.replay import PrioritizedVectorReplayBuffer, VectorReplayBuffer
 from lockstep.state.checkpoint import CheckpointError
 from lockstep.tracking import JsonlLogger
@@ -22,38 +21,27 @@ class Other(Paying):
     """Other environments with the same spaces."""
 
 
-def vector(number, env=Paying):
-    return gym.vector.SyncVectorEnv([env] * number, autoreset_mode="SameStep")
-
-
-def with_buffer(buffer, env=Paying, **options):
-    """An off-policy trainer whose collector fills this buffer."""
-    config = config_of("off")
-    policy = config.build_policy()
-    collector = Collector(policy, vector(buffer.buffer_num, env), buffer)
-    given = {"max_epoch": 3, "step_per_epoch": 16, "step_per_collect": 8, "update_per_step": 0.125, "batch_size": 4}
-    return OffpolicyTrainer(policy, train_collector=collector, **{**given, **options})
+def filling(buffer, *arguments, **options):
+    """A maker of an off-policy trainer without evaluation that collects into a buffer of this class."""
+    own = {name: options.pop(name) for name in ("n_step", "alpha", "beta") if name in options}
+    return lambda: trainer_of("off", evaluate=False, replay=buffer(*arguments, **own), **options)
 
 
 def with_test_environments(number):
-    trainer = trainer_of("off")
-    trainer.test_collector = Collector(trainer.policy, vector(number), seed=1)
-    return trainer
+    return by_hand(config_of("off").evaluation(evaluation_episodes=number, evaluation_num_envs=number))
 
 
 def with_network(hiddens):
-    config = config_of("off")
-    config.rl_module(model_config={"hiddens": hiddens})
-    return config.build_trainer()
+    return config_of("off").rl_module(model_config={"hiddens": hiddens}).build_trainer()
 
 
 REFUSED = {
-    "another size of buffer": (lambda: with_buffer(VectorReplayBuffer(10, 2)), r"state is of a buffer of size="),
+    "another size of buffer": (filling(VectorReplayBuffer, 10, 2), r"state is of a buffer of size="),
     "another number of test environments": (lambda: with_test_environments(3), r"test_collector .* has 2 env.*has 3"),
-    "another number of environments": (lambda: with_buffer(VectorReplayBuffer(64, 1)), "train_collector .* has 1 env"),
+    "another number of environments": (filling(VectorReplayBuffer, 64, 1), "train_collector .* has 1 env"),
     "another network": (lambda: with_network((5,)), r"shape|parameters"),
-    "other environments": (lambda: with_buffer(VectorReplayBuffer(64, 2), Other), "is of a Paying, .* is a Other"),
-    "priorities": (lambda: with_buffer(PrioritizedVectorReplayBuffer(64, 2)), "without priorities"),
+    "other environments": (filling(VectorReplayBuffer, 64, 2, env=Other), "is of a Paying, .* is a Other"),
+    "priorities": (filling(PrioritizedVectorReplayBuffer, 64, 2), "without priorities"),
 }
 
 
@@ -139,14 +127,10 @@ def test_the_records_of_a_run_stay_where_its_checkpoint_is_refused(tmp_path):
     restore_trainer(first, path)
     first.run()
     records = (tmp_path / "metrics.jsonl").read_bytes()
-    other = with_buffer(VectorReplayBuffer(10, 2), logger=JsonlLogger(tmp_path / "metrics.jsonl", resume=True))
+    other = filling(VectorReplayBuffer, 10, 2, logger=JsonlLogger(tmp_path / "metrics.jsonl", resume=True))()
     with pytest.raises(ValueError, match="state is of a buffer of size="):
         restore_trainer(other, path)
     assert (tmp_path / "metrics.jsonl").read_bytes() == records
-
-
-def prioritised(**options):
-    return with_buffer(PrioritizedVectorReplayBuffer(64, 2, **options))
 
 
 def other_gamma(kind):
@@ -160,14 +144,14 @@ def of_modules(gamma):
     return game_config(CountingGame).rl_module(algorithm_config_overrides_per_module=overrides).build_trainer()
 
 
-PLAIN = partial(with_buffer, VectorReplayBuffer(64, 2))
+plain, prioritised = partial(filling, VectorReplayBuffer, 64, 2), partial(filling, PrioritizedVectorReplayBuffer, 64, 2)
 CHANGED = {
-    "batch_size": (PLAIN, partial(PLAIN, batch_size=5), r"batch_size=5 \(was 4\)"),
-    "update_per_step": (PLAIN, partial(PLAIN, update_per_step=1), r"step=1.0 \(was 0.125\)"),
-    "n_step": (PLAIN, lambda: with_buffer(VectorReplayBuffer(64, 2, n_step=3)), r"replay.n_step=3 \(was 1\)"),
+    "batch_size": (plain(), plain(batch_size=5), r"batch_size=5 \(was 4\)"),
+    "update_per_step": (plain(), plain(update_per_step=1), r"step=1.0 \(was 0.125\)"),
+    "n_step": (plain(), plain(n_step=3), r"replay.n_step=3 \(was 1\)"),
     "priorities": (
-        prioritised,
-        partial(prioritised, alpha=0.7, beta=0.5),
+        prioritised(),
+        prioritised(alpha=0.7, beta=0.5),
         r"replay.alpha=0.7 \(was 0.6\), replay.beta=0.5 \(was 0.4\)",
     ),
     "on-policy": (partial(trainer_of, "on"), partial(other_gamma, "on"), r"policy.gamma=0.5 \(was 0.99\); from here"),
@@ -201,9 +185,8 @@ def test_a_policy_whose_options_are_functions_without_a_name_has_a_state_and_goe
 def test_a_collector_without_a_buffer_gets_the_one_of_the_configuration():
     config = config_of("off")
     config.replay(capacity=40, n_step=3, prioritized=True, alpha=0.7)
-    policy = config.build_policy()
-    common = {"max_epoch": 1, "step_per_epoch": 16, "step_per_collect": 8, "batch_size": 4}
-    trainer = OffpolicyTrainer(policy, train_collector=Collector(policy, vector(2)), **common)
+    collector = partial(Collector, env=config.make_envs(2))
+    trainer = by_hand(config, train_collector=collector, max_epoch=1, update_per_step=1)
     assert (trainer.buffer.maxsize, trainer.buffer.options.n_step, trainer.buffer.buffer_num) == (40, 3, 2)
     assert trainer.buffer.priority_options()["alpha"] == 0.7
     assert trainer.run().gradient_step == 16

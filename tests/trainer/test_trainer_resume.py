@@ -5,13 +5,16 @@ import random
 import shutil
 import time
 
+import gymnasium as gym
 import pytest
 from kill_tools import KINDS, MORE_KINDS, bits_of, run_kind, work_on
+from scenario_tools import trainer_of
 from trainer_tools import config_for, digest, learned, records_of
 
+from lockstep import Policy
 from lockstep.state.checkpoint import read_checkpoint
 from lockstep.tracking import RunFolder
-from lockstep.trainer import OnpolicyTrainer, restore_trainer, save_trainer
+from lockstep.trainer import restore_trainer, save_trainer
 from lockstep.trainer.callbacks import EarlyStop
 
 NUM_KILLS = int(os.environ.get("NUM_KILLS", "50"))
@@ -138,17 +141,8 @@ def test_after_a_reset_a_restored_trainer_begins_a_new_run(folder):
 
 def test_callbacks_of_one_class_each_get_their_own_state_back(folder):
     def build():
-        template = config_for().build_trainer()
-        patient, hasty = EarlyStop(patience=100), EarlyStop(patience=100)
-        options = {"max_epoch": 1, "batch_size": 32, "step_per_epoch": 64, "repeat_per_collect": 1}
-        trainer = OnpolicyTrainer(
-            template.policy,
-            train_collector=template.train_collector,
-            step_per_collect=64,
-            callbacks=[patient, hasty],
-            **options,
-        )
-        return trainer, patient, hasty
+        callbacks = [EarlyStop(patience=100), EarlyStop(patience=100)]
+        return trainer_of("on", max_epoch=1, callbacks=callbacks), *callbacks
 
     trainer, patient, hasty = build()
     trainer.run()
@@ -160,8 +154,6 @@ def test_callbacks_of_one_class_each_get_their_own_state_back(folder):
 
 
 def test_a_policy_alone_is_no_run_and_a_run_holds_its_policy(folder):
-    from lockstep import Policy
-
     trainer = config_for().build_trainer()
     next(trainer)
     trainer.policy.save_to_path(folder / "policy")
@@ -175,10 +167,6 @@ def test_a_policy_alone_is_no_run_and_a_run_holds_its_policy(folder):
 
 
 def test_an_environment_without_a_name_can_be_trained_on_and_its_policy_read_back(folder):
-    import gymnasium as gym
-
-    from lockstep import Policy
-
     trainer = config_for(env=lambda: gym.make("CartPole-v1")).build_trainer()
     next(trainer)
     path = save_trainer(trainer, folder / "run")
