@@ -123,7 +123,7 @@ def sac_run() -> Callable[[], Any]:
     from lockstep.algorithms import SACConfig
 
     config = SACConfig().environment("Pendulum-v1").replay(learning_starts=100)
-    return config.reporting(total_steps=300).build_trainer().run
+    return config.reporting(total_steps=120).build_trainer().run
 
 
 def dqn_run() -> Callable[[], Any]:
@@ -132,7 +132,7 @@ def dqn_run() -> Callable[[], Any]:
 
     config = DQNConfig().environment("CartPole-v1").framework(fused_losses=False)
     config.replay(learning_starts=100, prioritized=True)
-    return config.reporting(total_steps=3_000).build_trainer().run
+    return config.reporting(total_steps=300).build_trainer().run
 
 
 def episodes_run() -> Callable[[], Any]:
