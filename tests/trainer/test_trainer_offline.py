@@ -166,18 +166,6 @@ def test_an_empty_or_malformed_buffer_raises_malformed_buffer_error(data, tmp_pa
         trainer_of("nothing.npz")
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_with_the_batch(data):
-    class Bad(BCConfig.learner_class):
-        def compute_loss_for_module(self, **given):
-            return super().compute_loss_for_module(**given) * float("nan")
-
-    trainer = trainer_of(data, BCConfig, Bad, max_epoch=1, batch_size=8, step_per_epoch=2)
-    with pytest.raises(FloatingPointError, match="not finite"), pytest.warns(RuntimeWarning, match="not finite"):
-        trainer.run()
-    assert len(trainer.bad_batch["obs"]) == 8  # the sample of that gradient step
-    assert trainer.stop_reason == "error"
-
-
 def test_beta_goes_by_gradient_steps_offline_and_by_rows_added_again_afterwards():
     buffer = PrioritizedReplayBuffer(ROWS, beta=[[0, 0.0], [100, 1.0]])
     buffer.extend(batch_of())

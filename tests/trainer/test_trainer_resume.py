@@ -100,27 +100,12 @@ def newest_step(place):
     return max((int(path.name[5:]) for path in (place / "checkpoints").glob("step_*")), default=0)
 
 
-def test_a_resumed_run_knows_its_history_and_its_best(folder):
-    whole = run_kind(folder / "whole", "on-policy", WHOLE)
-    run_kind(folder / "parts", "on-policy", HALF)
-    parts = run_kind(folder / "parts", "on-policy", WHOLE)
-    assert len(parts.history) == len(whole.history) == 4
-    for left, right in zip(whole.history, parts.history):
-        assert left.train_collect_stat.returns.tolist() == right.train_collect_stat.returns.tolist()
-        assert left.test_collect_stat.returns.tolist() == right.test_collect_stat.returns.tolist()
-        assert left.training_stat.metrics == right.training_stat.metrics
-        assert left.info_stat.best_score == right.info_stat.best_score
-    for name in ("best_score", "best_epoch", "env_episode", "test_env_step", "test_episode", "gradient_step"):
-        assert getattr(parts, name) == getattr(whole, name)
-    assert parts.best_stats.returns.tolist() == whole.best_stats.returns.tolist()
-    assert parts.info().timing.total_time > sum(s.train_collect_stat.collect_time for s in parts.history)
-
-
 def test_a_finished_run_that_is_resumed_trains_nothing_and_knows_what_it_took_and_came_to(folder):
     first = run_kind(folder / "run", "on-policy", HALF)
     before = records_of(folder / "run")
     trainer = run_kind(folder / "run", "on-policy", HALF)
-    assert (trainer.env_step, trainer.stop_reason) == (HALF, "max_epoch")
+    assert (trainer.env_step, trainer.stop_reason, len(trainer.history)) == (HALF, "max_epoch", 2)
+    assert trainer.best_stats.returns.tolist() == first.best_stats.returns.tolist()
     assert trainer.last_test.returns.tolist() == first.last_test.returns.tolist()
     assert all(trainer.seconds[name] == first.seconds[name] > 0 for name in ("collect", "update", "test"))
     assert records_of(folder / "run") == before

@@ -71,17 +71,8 @@ def test_a_run_interrupted_before_its_last_evaluation_makes_it_where_it_goes_on(
     restore_trainer(again, save_trainer(first, folder / "checkpoint"))
     assert not again.is_complete
     again.run()
+    assert again.is_complete
     straight = config.build_trainer()
     straight.run()
     assert (again.env_step, again.test_episode, lengths_of(again)) == (40, 8, [16, 16, 8])
     assert (learned(again), collected(again)) == (learned(straight), collected(straight))
-
-
-def test_a_run_that_has_all_its_steps_makes_no_more_where_it_goes_on(folder):
-    config = config_of("on").reporting(total_steps=40)
-    first, again = config.build_trainer(), config.build_trainer()
-    first.run()
-    restore_trainer(again, save_trainer(first, folder / "checkpoint"))
-    assert again.is_complete
-    assert again.run().train_step == 40
-    assert (len(again.history), again.test_episode) == (3, first.test_episode)

@@ -25,6 +25,7 @@ off = partial(trainer_of, "off")
         (0.1, 4, [0, 0, 1, 1, 2, 2]),
         (3, 4, [12, 24, 36]),
         (0.29, 4, [1, 2, 3, 4, 5, 6, 8]),
+        (1 / 3, 8, [2, 5, 8, 10, 13, 16]),
         (0.01, 4, [0] * 24 + [1]),
     ],
 )
@@ -60,17 +61,6 @@ def test_all_gradient_steps_are_in_the_statistics_of_the_epoch():
     assert stats.training_stat.metrics["qf_loss"].count == 32
 
 
-def test_a_reset_keeps_the_buffer_unless_asked_and_begins_new_episodes():
-    trainer = off(max_epoch=1)
-    trainer.run()
-    trainer.run()
-    assert (trainer.env_step, trainer.gradient_step, len(trainer.buffer)) == (16, 2, 32)
-    trainer.reset(reset_buffer=True)
-    assert len(trainer.buffer) == 0
-    trainer.run()
-    assert len(trainer.buffer) == 16
-
-
 def test_a_buffer_to_begin_with_is_learned_from():
     source = off(max_epoch=1)
     source.run()
@@ -100,17 +90,23 @@ def test_the_replay_buffer_is_part_of_the_checkpoint(folder):
         other.set_own_folders({"trainer": {}})
 
 
-@pytest.mark.parametrize("at, steps", [(5, 8), (70, 100)])
-def test_a_loss_that_is_not_finite_is_told_with_its_gradient_step_and_the_sample_of_that_step(at, steps):
-    samples = []
+@pytest.mark.parametrize(
+    "kind, at, options",
+    [
+        ("off", 5, {"step_per_collect": 20, "update_per_step": 0.4}),
+        ("off", 70, {"step_per_collect": 20, "update_per_step": 5}),
+        ("offline", 5, {}),
+    ],
+)
+def test_a_loss_that_is_not_finite_is_told_with_its_gradient_step_and_the_sample_of_that_step(kind, at, options):
+    samples, config = [], config_of(kind)
 
-    class Bad(DQNConfig.learner_class):
+    class Bad(config.learner_class):
         def compute_loss_for_module(self, *, batch, **given):
             samples.append(batch["obs"].numpy().copy())
             return super().compute_loss_for_module(batch=batch, **given) * (np.nan if len(samples) == at else 1.0)
 
-    config = config_of("off").training(learner_class=Bad)
-    trainer = by_hand(config, step_per_epoch=20, step_per_collect=20, update_per_step=steps / 20)
+    trainer = by_hand(config.training(learner_class=Bad), **options)
     with pytest.raises(FloatingPointError, match=f"gradient step {at};"), pytest.warns(RuntimeWarning):
         trainer.run()
     np.testing.assert_array_equal(trainer.bad_batch["obs"], samples[at - 1])
