@@ -47,10 +47,10 @@ REFUSED = {
 
 @pytest.mark.parametrize("ran", [False, True])
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_checkpoint_of_another_shape_is_refused_and_changes_nothing(case, ran, tmp_path):
+def test_a_checkpoint_of_another_shape_is_refused_and_changes_nothing(case, ran, folder):
     first = trainer_of("off")
     first.run()
-    path = save_trainer(first, tmp_path / "checkpoint")
+    path = save_trainer(first, folder / "checkpoint")
     make, message = REFUSED[case]
     other, twin = make(), make()
     for trainer in (other, twin):
@@ -69,14 +69,14 @@ def test_a_checkpoint_of_another_shape_is_refused_and_changes_nothing(case, ran,
     assert other.buffer.streams.get_state() == twin.buffer.streams.get_state()
 
 
-def test_rows_that_a_collector_holds_stay_where_a_checkpoint_is_refused(tmp_path):
+def test_rows_that_a_collector_holds_stay_where_a_checkpoint_is_refused(folder):
     first, other = trainer_of("on"), trainer_of("on", env=Other)
     first.run()
     collector = other.train_collector
     collector.collect(n_step=4)
     before = digest([collector.store.obs, collector.streams.get_state(), collector.collect_step, collector.num_resets])
     with pytest.raises(ValueError, match=r"is of a Paying, .* is a Other"):
-        restore_trainer(other, save_trainer(first, tmp_path / "checkpoint"))
+        restore_trainer(other, save_trainer(first, folder / "checkpoint"))
     assert collector.store.size == 2
     assert before == digest(
         [collector.store.obs, collector.streams.get_state(), collector.collect_step, collector.num_resets]
@@ -102,7 +102,7 @@ def weights_of(trainer):
     return digest(trainer.policy.get_state()["learner_group"]["learner"]["rl_module"])
 
 
-def test_buffers_of_several_agents_are_restored_all_or_none(tmp_path):
+def test_buffers_of_several_agents_are_restored_all_or_none(folder):
     def build(**replay):
         config = game_config(CountingGame, DQNConfig)
         config.replay(**replay)
@@ -110,7 +110,7 @@ def test_buffers_of_several_agents_are_restored_all_or_none(tmp_path):
 
     first = build()
     first.run()
-    path, other = save_trainer(first, tmp_path / "checkpoint"), build()
+    path, other = save_trainer(first, folder / "checkpoint"), build()
     last = list(other.buffer.buffers)[-1]
     other.buffer.buffers[last] = type(other.buffer.buffers[last])(7, buffer_num=other.buffer.buffers[last].buffer_num)
     with pytest.raises(ValueError, match="state is of a buffer of size="):
@@ -119,18 +119,18 @@ def test_buffers_of_several_agents_are_restored_all_or_none(tmp_path):
     assert weights_of(other) == weights_of(build())
 
 
-def test_the_records_of_a_run_stay_where_its_checkpoint_is_refused(tmp_path):
-    first = trainer_of("off", logger=JsonlLogger(tmp_path / "metrics.jsonl"), max_epoch=1)
+def test_the_records_of_a_run_stay_where_its_checkpoint_is_refused(folder):
+    first = trainer_of("off", logger=JsonlLogger(folder / "metrics.jsonl"), max_epoch=1)
     first.run()
-    path = save_trainer(first, tmp_path / "checkpoint")
+    path = save_trainer(first, folder / "checkpoint")
     first.max_epoch = 3
     restore_trainer(first, path)
     first.run()
-    records = (tmp_path / "metrics.jsonl").read_bytes()
-    other = filling(VectorReplayBuffer, 10, 2, logger=JsonlLogger(tmp_path / "metrics.jsonl", resume=True))()
+    records = (folder / "metrics.jsonl").read_bytes()
+    other = filling(VectorReplayBuffer, 10, 2, logger=JsonlLogger(folder / "metrics.jsonl", resume=True))()
     with pytest.raises(ValueError, match="state is of a buffer of size="):
         restore_trainer(other, path)
-    assert (tmp_path / "metrics.jsonl").read_bytes() == records
+    assert (folder / "metrics.jsonl").read_bytes() == records
 
 
 def other_gamma(kind):
@@ -161,9 +161,9 @@ CHANGED = {
 
 
 @pytest.mark.parametrize("case", CHANGED)
-def test_another_option_than_the_run_had_is_told_and_another_length_is_none(case, tmp_path):
+def test_another_option_than_the_run_had_is_told_and_another_length_is_none(case, folder):
     make, make_other, message = CHANGED[case]
-    path = save_trainer(make(), tmp_path / "checkpoint")
+    path = save_trainer(make(), folder / "checkpoint")
     with pytest.warns(RuntimeWarning, match=message):
         restore_trainer(make_other(), path)
     with warnings.catch_warnings():
@@ -173,8 +173,8 @@ def test_another_option_than_the_run_had_is_told_and_another_length_is_none(case
         restore_trainer(longer, path)
 
 
-def test_a_policy_whose_options_are_functions_without_a_name_has_a_state_and_goes_on_from_others(tmp_path):
-    path = save_trainer(config_of("off").build_trainer(), tmp_path / "checkpoint")
+def test_a_policy_whose_options_are_functions_without_a_name_has_a_state_and_goes_on_from_others(folder):
+    path = save_trainer(config_of("off").build_trainer(), folder / "checkpoint")
     trainer = config_of("off").training(lr=lambda step: 1e-3).build_trainer()
     restore_trainer(trainer, path)
     options = trainer.get_state()["options"]
@@ -192,17 +192,17 @@ def test_a_collector_without_a_buffer_gets_the_one_of_the_configuration():
     assert trainer.run().gradient_step == 16
 
 
-def test_a_run_that_cannot_begin_leaves_no_folder(tmp_path):
+def test_a_run_that_cannot_begin_leaves_no_folder(folder):
     for env, settings, words in (("CartPole-v1", {"training.num_epochs": 0}, "num_epochs"), ("No-v9", {}, "No-v9")):
         with pytest.raises(ValueError, match=words):
-            lockstep.train("ppo", env, root=tmp_path, settings=settings)
-    assert list(tmp_path.iterdir()) == []
+            lockstep.train("ppo", env, root=folder, settings=settings)
+    assert list(folder.iterdir()) == []
 
 
-def test_to_go_on_to_as_many_steps_as_the_run_was_asked_for_is_no_error_where_its_last_epoch_has_more(tmp_path):
+def test_to_go_on_to_as_many_steps_as_the_run_was_asked_for_is_no_error_where_its_last_epoch_has_more(folder):
     config = config_of("off")
     config.reporting(total_steps=42)
-    result = lockstep.train(config, root=tmp_path)
+    result = lockstep.train(config, root=folder)
     assert result.info.train_step == 48
     assert resume(result.path, total_steps=42).info.train_step == 48
     assert resume(result.path, total_steps=58).info.train_step == 64
@@ -216,15 +216,15 @@ def cartpole(cls=PPOConfig):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def finished(shared_folder):
     config = cartpole().training(train_batch_size=64, minibatch_size=32)
-    return prepare_run(config, tmp_path_factory.mktemp("runs")).finish().path
+    return prepare_run(config, shared_folder).finish().path
 
 
-def test_the_state_of_another_algorithm_is_refused_with_both_names(tmp_path):
+def test_the_state_of_another_algorithm_is_refused_with_both_names(folder):
     learner, other = cartpole().build_learner(), cartpole(DQNConfig).build_learner()
     of_both = r"does not fit this PPOLearner \(of DefaultActorCriticModule\): it is of a DQNLearner; from_checkpoint"
-    for path in (other.save_to_path(tmp_path / "learner"), cartpole(DQNConfig).build_policy().save_to_path()):
+    for path in (other.save_to_path(folder / "learner"), cartpole(DQNConfig).build_policy().save_to_path()):
         with pytest.raises(ValueError, match=of_both):
             learner.restore_from_path(path)
     with pytest.raises(ValueError, match=of_both):
