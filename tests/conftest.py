@@ -6,6 +6,7 @@ import os
 import random
 import resource
 import secrets
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -16,6 +17,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the backg
 # Ray starts its workers with a niceness of 15: beside the suite's other processes they get next to no time, and
 # learners do not start within their 60 s.
 os.environ.setdefault("RAY_worker_niceness", "0")
+# A checkpoint syncs every file, which on a disk takes longer than a small training: `tmp_path` lies in memory.
+if os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > 8 << 30:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 
 
 @pytest.fixture(autouse=True)

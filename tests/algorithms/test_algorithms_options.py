@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
+from algorithm_kinds import OFFLINE
 
 from lockstep import AlgorithmConfig, PPOConfig, get_config
 from lockstep.algorithms import ALGORITHMS
@@ -81,7 +82,7 @@ ROWS: dict[str, list[Row]] = {
         ("environment.frame_stack", 2, "is not allowed for bc"),
         ("framework.compile", True, "is not allowed for bc"),
     ],
-    **dict.fromkeys(("marwil", "cql", "iql", "td3_bc"), OF_SAMPLES),
+    **dict.fromkeys((name for name in OFFLINE if name != "bc"), OF_SAMPLES),
 }
 SHARE, RATE, COUNT = "between 0 and 1", "above 0 and at most 1", "at least 1"
 LIMITS: dict[str, dict[str, str]] = {

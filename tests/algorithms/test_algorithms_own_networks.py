@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from agent_games import BitGame, game_config
+from algorithm_kinds import ON_POLICY, taking
 from algorithm_tools import transitions
 from gymnasium import spaces
 from space_envs import SpaceEnv
@@ -90,7 +91,7 @@ def test_what_a_network_lacks_is_named_when_the_learner_is_built(algorithm, acti
         config(algorithm, actions).build_learner()
 
 
-@pytest.mark.parametrize("algorithm", ["dqn", "c51", "qrdqn"])
+@pytest.mark.parametrize("algorithm", taking("discrete"))
 def test_a_network_that_does_not_learn_needs_no_more_than_acting_does(algorithm):
     specs = {"first": RLModuleSpec(), "others": RLModuleSpec(module_class=Fixed)}
     config = game_config(
@@ -116,7 +117,7 @@ def test_an_output_that_the_loss_looks_for_in_vain_is_named_with_the_network():
         learner.update_from_batch(transitions(CHOICES))
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "a2c", "impala", "appo", "marwil"])
+@pytest.mark.parametrize("algorithm", [*ON_POLICY, "marwil"])
 @pytest.mark.parametrize("module_class", [WithoutValues, OnlyOutputs, OneHead])
 def test_a_critic_needs_compute_values_or_vf_preds_and_either_is_enough(algorithm, module_class):
     learner = config(algorithm, CHOICES, module_class).build_learner()

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from algorithm_kinds import OFF_POLICY, OFFLINE, takes
 from algorithm_tools import MODULE, transitions
 from gymnasium import spaces
 from space_envs import BOX, SpaceEnv
@@ -116,8 +117,6 @@ LEARNED = {
     "multi_discrete_2d": spaces.MultiDiscrete([[2, 3], [4, 2]]),
     "multi_binary_2d": spaces.MultiBinary((2, 2)),
 }
-VALUES_OF_CHOICES = ("dqn", "c51", "qrdqn")
-IN_A_BOX = ("td3", "td3_bc")
 ANY = ("bc", "marwil")
 
 
@@ -130,7 +129,7 @@ def learner_of(algorithm, space, mixed=False, **training):
 @pytest.mark.parametrize(
     "algorithm, space",
     [(kind, space) for kind in ANY for space in LEARNED]
-    + [(kind, space) for kind in ("cql", "iql", "td3_bc") for space in ("box", "box_2d", "box_0d")],
+    + [(kind, space) for kind in OFFLINE if kind not in ANY for space in ("box", "box_2d", "box_0d")],
 )
 def test_recorded_actions_of_every_space_are_learned_from(algorithm, space):
     config = get_config(algorithm).environment(observation_space=BOX, action_space=LEARNED[space])
@@ -141,8 +140,7 @@ def test_recorded_actions_of_every_space_are_learned_from(algorithm, space):
 
 @pytest.mark.parametrize(
     "algorithm, space",
-    [(kind, "discrete") for kind in (*VALUES_OF_CHOICES, *ANY, "sac", "cql", "iql")]
-    + [(kind, "box") for kind in (*IN_A_BOX, *ANY, "sac", "cql", "iql")],
+    [(kind, space) for space in ("discrete", "box") for kind in (*OFF_POLICY, *OFFLINE) if takes(kind, space)],
 )
 def test_mixed_precision_changes_what_is_learned_by_the_precision_of_bfloat16(algorithm, space):
     results = [

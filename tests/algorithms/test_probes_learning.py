@@ -6,6 +6,7 @@ Which probe fails tells what is wrong; see `lockstep.envs.probes`.
 import numpy as np
 import pytest
 import torch
+from algorithm_kinds import ON_POLICY, taking
 
 from lockstep import TD3Config, get_config
 from lockstep.envs.probes import PROBES, ObservationActionProbe
@@ -27,7 +28,7 @@ TRAINING = {
     "td3": {**DELAYED, "target_noise": 0.05},
     "ddpg": {**DELAYED, "target_noise": 0.0},
 }
-ON_POLICY, WITH_ACTION_VALUES, IN_A_BOX = ("ppo", "a2c", "impala", "appo"), ("dqn", "c51", "qrdqn"), ("td3", "ddpg")
+WITH_ACTION_VALUES, IN_A_BOX = taking("discrete"), (*taking("box"), "ddpg")
 STEPS = {"ppo": 8_000, "a2c": 16_000, "impala": 10_000, "appo": 8_000, **dict.fromkeys(WITH_ACTION_VALUES, 1_000)}
 SHORT = {"TruncationProbe", "ActionProbeContinuous", "ObservationActionProbe"}
 """what the fast suite runs of algorithms that are made of parts of the others"""

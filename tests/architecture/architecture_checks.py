@@ -285,7 +285,7 @@ def unfinished_marks(sources: Sources) -> list[Found]:
         for path, text in sources.items()
         for number, line in enumerate(text.splitlines(), start=1)
         for mark in UNFINISHED
-        if mark in _words(line)
+        if mark in line and mark in _words(line)
     ]
 
 

@@ -89,10 +89,12 @@ def fresh_import() -> tuple[float, list[str]]:
 
 
 def test_importing_lockstep_is_light():
-    runs = [fresh_import() for _ in range(3)]
-    assert not any(loaded for _, loaded in runs), runs
-    seconds = min(seconds for seconds, _ in runs)  # what else the machine does costs cache, and with it processor time
-    assert 0.02 < seconds < MAX_IMPORT_SECONDS, runs
+    for _ in range(3):  # what else the machine does costs cache, and with it processor time: try again
+        seconds, loaded = fresh_import()
+        assert not loaded
+        if seconds < MAX_IMPORT_SECONDS:
+            break
+    assert 0.02 < seconds < MAX_IMPORT_SECONDS
 
 
 def test_the_configuration_of_every_algorithm_is_exported():

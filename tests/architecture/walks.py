@@ -60,6 +60,8 @@ class Walk:
             at = at.f_back
         if not self.through or any(code.co_qualname == self.through for code in chain):
             self.chains[name] = chain[::-1]
+            if len(self.chains) == len(self.ends):
+                sys.setprofile(None)  # the rest of the run is quick
 
 
 def tree(chains: list[list[CodeType]]) -> str:
@@ -121,7 +123,7 @@ def sac_run() -> Callable[[], Any]:
     from lockstep.algorithms import SACConfig
 
     config = SACConfig().environment("Pendulum-v1").replay(learning_starts=100)
-    return config.reporting(total_steps=300).build_trainer().run
+    return config.reporting(total_steps=120).build_trainer().run
 
 
 def dqn_run() -> Callable[[], Any]:
@@ -130,7 +132,7 @@ def dqn_run() -> Callable[[], Any]:
 
     config = DQNConfig().environment("CartPole-v1").framework(fused_losses=False)
     config.replay(learning_starts=100, prioritized=True)
-    return config.reporting(total_steps=3_000).build_trainer().run
+    return config.reporting(total_steps=300).build_trainer().run
 
 
 def episodes_run() -> Callable[[], Any]:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from agent_games import game_config
+from algorithm_kinds import OFF_POLICY, OFFLINE
 
 import lockstep
 from lockstep import Policy, PPOConfig, SampleBatch, get_config, load_policy
@@ -185,7 +186,7 @@ def test_a_run_of_several_agents_with_two_learners_is_the_run_with_one(cluster):
     assert home.compute_actions(seen) == policy.compute_actions(seen)
 
 
-OTHERS = ("dqn", "c51", "qrdqn", "sac", "td3", "bc", "marwil", "cql", "td3_bc")
+OTHERS = [name for name in (*OFF_POLICY, *OFFLINE) if name != "iql"]
 
 
 @pytest.mark.parametrize("algorithm", ["iql", *(pytest.param(name, marks=pytest.mark.faults) for name in OTHERS)])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from test_examples_run import load as load_example
 
 from lockstep import PPOConfig, SampleBatch
 from lockstep.data.sample_batch import MultiAgentBatch
@@ -22,11 +22,7 @@ STEPS = 4_096
 
 
 def load(name: str):
-    """The module of an example, not run as a script."""
-    spec = importlib.util.spec_from_file_location(f"hook_{name}", HOOKS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_example(f"hooks/{name}")
 
 
 def learner_of(cls, training=None, **settings):

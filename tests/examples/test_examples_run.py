@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 def load(name: str):
     """The module of an example, not run as a script."""
-    spec = importlib.util.spec_from_file_location(f"example_{name}", ROOT / "examples" / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"example_{name.replace('/', '_')}", ROOT / "examples" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+from algorithm_kinds import ON_POLICY
 from gymnasium import spaces
 from learner_parts import BOX, MODULE, THREE, parameters
 
@@ -32,7 +33,7 @@ class ShardMeanPPO(PPOLearner):
 
 VARIANTS = {"shard_mean": "ppo", "sac_discrete": "sac", "ddpg": "td3", "cql_discrete": "cql", "iql_discrete": "iql"}
 """cases by other names than that of their algorithm"""
-ON_POLICY = {"ppo", "a2c", "impala", "appo", "shard_mean"}
+FROM_ROLLOUTS = {*ON_POLICY, "shard_mean"}
 CONTINUOUS = {"sac", "td3", "ddpg", "cql", "iql", "td3_bc"}
 
 
@@ -158,7 +159,9 @@ def shards_of(case, update, world_size):
         sizes = [50] if len(case.modules) == 1 else [50, 23]
         parts = {}
         for module_id, rows in zip(case.modules, sizes):
-            batch = batch_of(rng, rows) if case.algorithm in ON_POLICY else transitions_of(rng, rows, actions_of(case))
+            batch = (
+                batch_of(rng, rows) if case.algorithm in FROM_ROLLOUTS else transitions_of(rng, rows, actions_of(case))
+            )
             ends = cuts(rows, world_size, case, update, rng)
             parts[module_id] = [batch[start:stop] for start, stop in itertools.pairwise(ends)]
         if len(case.modules) == 1:

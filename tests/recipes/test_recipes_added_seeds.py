@@ -1,21 +1,16 @@
 """`benchmarks/learning.py --add`: seeds that are added stand beside those made with the same settings only."""
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 SETTINGS = {"training": {"lr": 1e-3, "gamma": 0.99}, "framework": {"compile": False, "dtype": "float32"}}
 
 
 @pytest.fixture
-def learning(monkeypatch, tmp_path):
-    """The command's module, its results in an empty folder, its seeds made up: seed n returns n."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import learning
-    import report
+def learning(benchmark, monkeypatch):
+    """The command's module with seeds that are made up: seed n returns n."""
+    module = benchmark("learning")
 
     def run_seed(options, algorithm, env, seed):
         lr = json.loads(options.set[0].partition("=")[2]) if options.set else 1e-3
@@ -27,11 +22,8 @@ def learning(monkeypatch, tmp_path):
         numbers = {"final_return": float(seed), "steps_per_second": 1.0, "seconds": 1.0}
         return {"seed": seed, **numbers, "config": config, "lockstep": "0", "versions": {}}
 
-    monkeypatch.setattr(learning, "run_seed", run_seed)
-    monkeypatch.setattr(report, "RESULTS", tmp_path)
-    yield learning
-    for name in ("learning", "report"):
-        sys.modules.pop(name, None)
+    monkeypatch.setattr(module, "run_seed", run_seed)
+    return module
 
 
 def run(learning, *words):

@@ -1,26 +1,14 @@
 """`benchmarks/compare_learning.py`: means over seeds with intervals, against scipy's."""
 
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-
 
 @pytest.fixture
-def compare(monkeypatch, tmp_path):
-    """The command's module, with results in an empty folder."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import compare_learning
-    import report
-
-    monkeypatch.setattr(report, "RESULTS", tmp_path)
-    yield compare_learning
-    for name in ("compare_learning", "report"):
-        sys.modules.pop(name, None)
+def compare(benchmark):
+    return benchmark("compare_learning")
 
 
 def record(finals, half=False):

@@ -1,33 +1,24 @@
-"""Folders in memory (a checkpoint syncs every file: on a busy disk that takes longer than the training), processes."""
+"""Folders, and processes that are forked from one that has loaded the library."""
 
 import multiprocessing
 import multiprocessing.forkserver
-import tempfile
-from collections.abc import Iterator
+import os
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import pytest
 
-MEMORY = Path("/dev/shm")
-
-
-def _in_memory() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="lockstep-", dir=MEMORY if MEMORY.is_dir() else None)
-
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
+def folder(tmp_path: Path) -> Path:
     """An empty folder."""
-    with _in_memory() as name:
-        yield Path(name)
+    return tmp_path
 
 
 @pytest.fixture(scope="module")
-def shared_folder() -> Iterator[Path]:
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty folder for all tests of a file."""
-    with _in_memory() as name:
-        yield Path(name)
+    return tmp_path_factory.mktemp("shared")
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +27,7 @@ def processes() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["trainer_warm"])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
+        folders = Path(__file__).parent, Path(__file__).parents[1], *filter(None, [os.environ.get("PYTHONPATH")])
+        patch.setenv("PYTHONPATH", os.pathsep.join(map(str, folders)))
         multiprocessing.forkserver.ensure_running()
     return context

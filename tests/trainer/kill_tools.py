@@ -10,18 +10,18 @@ import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium import spaces
-from trainer_tools import config_for, digest, hashes, random_transitions
+from trainer_tools import collected, config_for, digest, learned
 
 from lockstep.replay import HERVectorReplayBuffer
 from lockstep.tracking import RunFolder
 from lockstep.trainer import build_trainer, restore_trainer
 
 NUM_BITS = 3
-LSTM = {"rl_module": {"model_config": {"recurrent": "lstm", "recurrent_size": 4, "max_seq_len": 8}}}
+LSTM = {"recurrent": "lstm", "recurrent_size": 4, "max_seq_len": 8}
 UNIFORM = {"replay": {"prioritized": False, "n_step": 1}}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "on-policy": ("ppo", {}),
-    "recurrent": ("ppo", LSTM),
+    "recurrent": ("ppo", {"rl_module": {"model_config": LSTM}}),
     "uniform": ("dqn", UNIFORM),
     "prioritised": ("dqn", {"replay": {"n_step": 1}}),
     "n-step": ("dqn", {"replay": {"prioritized": False, "n_step": 3}}),
@@ -79,14 +79,11 @@ def run_kind(folder: Path, kind: str, total_steps: int, *, callbacks: Any = (), 
     if folder.exists() and RunFolder.open(folder).newest_checkpoint() is None:
         shutil.rmtree(folder)
     goals = kind == "hindsight"
-    env: Any = BitFlip if goals else "CartPole-v1"
+    env: Any = BitFlip if goals else None
     config = config_for(algorithm, env, total_steps=total_steps, **sections, **more)
-    if config.is_offline:
-        config.offline_data(input_=random_transitions("CartPole-v1"))
     resume = (folder / "config.json").exists()
     if not resume:
-        plain = config_for(algorithm, total_steps=total_steps, **sections).to_dict()
-        made = RunFolder.create(folder.parent, algo=algorithm, env="a task", seed=3, config=plain)
+        made = RunFolder.create(folder.parent, algo=algorithm, env="a task", seed=3, config={})
         made.path.rename(folder)
     run = RunFolder.open(folder)
     trainer: Any = build_trainer(config, folder=run, resume=resume, callbacks=callbacks)
@@ -104,11 +101,10 @@ def bits_of(trainer: Any) -> dict[str, str]:
     """Hashes of weights, optimizers and random state; of environments and their streams; of the replay buffer, or of
     where drawing from offline data stands.
     """
-    learner, collectors = hashes(trainer)
     replay = digest(trainer.buffer.get_state()) if trainer.policy.config.is_off_policy else ""
     if trainer.policy.config.is_offline:
         replay = digest(trainer.own_folders())
-    return {"learner": learner, "collectors": collectors, "replay": replay}
+    return {"learner": learned(trainer), "collectors": collected(trainer), "replay": replay}
 
 
 def work_on(folder: str, kind: str, total_steps: int, answers: Any) -> None:

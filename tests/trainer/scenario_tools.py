@@ -9,21 +9,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from trainer_tools import Recorder, RecordingLogger
+from trainer_tools import Recorder, RecordingLogger, by_hand
 
-from lockstep import (
-    A2CConfig,
-    Collector,
-    DQNConfig,
-    IQLConfig,
-    OfflineTrainer,
-    OffpolicyTrainer,
-    OnpolicyTrainer,
-    SampleBatch,
-)
+from lockstep import A2CConfig, BCConfig, DQNConfig, SampleBatch
 
 NUM_ENVS, LENGTH = 2, 4
 KINDS = ("on", "off")
+TRAINERS = (*KINDS, "offline")
 
 
 class Paying(gym.Env):
@@ -53,51 +45,30 @@ class Paying(gym.Env):
         self.count = state["count"]
 
 
-def config_of(kind: str, env: Any = Paying, seed: int = 0) -> Any:
-    """The smallest configuration: 2 environments, 8 steps a collect, one gradient step for each."""
-    config = (A2CConfig() if kind == "on" else DQNConfig()).environment(env).debugging(seed=seed)
+def config_of(kind: str, env: Any = Paying, seed: int = 0, config_class: Any = None) -> Any:
+    """The smallest configuration: 2 environments; three epochs of two collects of 8 steps, one gradient step each.
+
+    Offline: three epochs of 70 gradient steps on samples of 4 of 20 transitions.
+    """
+    config = (config_class or {"on": A2CConfig, "off": DQNConfig, "offline": BCConfig}[kind])()
+    config.environment(env).debugging(seed=seed).rl_module(model_config={"hiddens": (4,)})
     config.env_runners(num_envs_per_env_runner=NUM_ENVS, rollout_fragment_length=4)
-    config.rl_module(model_config={"hiddens": (4,)})
-    config.training(train_batch_size=8)
+    config.training(train_batch_size=8 if kind == "on" else 4)
     if kind == "off":
         config.replay(capacity=64, learning_starts=0, update_per_step=0.125)
     config.evaluation(evaluation_episodes=2, evaluation_num_envs=2)
-    return config.reporting(total_steps=48, steps_per_epoch=16)
+    if kind != "offline":
+        return config.reporting(total_steps=48, steps_per_epoch=16)
+    rng, ends = np.random.default_rng(0), np.arange(20) % LENGTH == LENGTH - 1
+    obs, rewards = rng.random((20, 2), np.float32), np.full(20, -1.0, np.float32)
+    data = SampleBatch(obs=obs, new_obs=obs, actions=rng.integers(0, 2, 20), rewards=rewards)
+    config.offline_data(input_=SampleBatch({**data, "terminateds": ends, "truncateds": np.zeros(20, bool)}))
+    return config.reporting(total_steps=210, steps_per_epoch=70)
 
 
-def trainer_of(kind: str, *, evaluate: bool = True, env: Any = Paying, **options: Any) -> Any:
-    """A trainer by hand; three epochs of two collects of 8 steps, one gradient step each (offline: see below)."""
-    if kind == "offline":
-        return offline_trainer_of(evaluate=evaluate, **options)
-    config = config_of(kind, env)
-    policy = config.build_policy()
-    given: dict[str, Any] = {"max_epoch": 3, "step_per_epoch": 16, "step_per_collect": 8}
-    given |= {"train_collector": config.build_collector(policy)}
-    given |= {"batch_size": None, "repeat_per_collect": 1} if kind == "on" else {"batch_size": 4}
-    if kind == "off":
-        given["update_per_step"] = 0.125
-    if evaluate:
-        makers = [env] * 2
-        vector = gym.vector.SyncVectorEnv(makers, autoreset_mode="SameStep")
-        given |= {"test_collector": Collector(policy, vector), "episode_per_test": 2}
-    given |= options
-    if given.get("episode_per_collect"):
-        given["step_per_collect"] = None
-    return (OnpolicyTrainer if kind == "on" else OffpolicyTrainer)(policy, **given)
-
-
-def offline_trainer_of(*, evaluate: bool = True, **options: Any) -> Any:
-    """An `OfflineTrainer` by hand; three epochs of 70 gradient steps on samples of 4 of 20 transitions."""
-    config = IQLConfig().environment(Paying).rl_module(model_config={"hiddens": (4,)}).debugging(seed=0)
-    policy, rng = config.build_policy(), np.random.default_rng(0)
-    obs, done = rng.random((20, 2), np.float32), np.arange(20) % LENGTH == LENGTH - 1
-    data = SampleBatch(obs=obs, new_obs=obs, actions=rng.integers(0, 2, 20), rewards=np.full(20, -1.0, np.float32))
-    data.update(terminateds=done, truncateds=np.zeros(20, bool))
-    given: dict[str, Any] = {"max_epoch": 3, "step_per_epoch": 70, "batch_size": 4, "buffer": data}
-    if evaluate:
-        vector = gym.vector.SyncVectorEnv([Paying] * 2, autoreset_mode="SameStep")
-        given |= {"test_collector": Collector(policy, vector), "episode_per_test": 2}
-    return OfflineTrainer(policy, **{**given, **options})
+def trainer_of(kind: str, *, env: Any = Paying, **options: Any) -> Any:
+    """A trainer by hand: on-policy, off-policy or offline."""
+    return by_hand(config_of(kind, env), **options)
 
 
 @dataclass

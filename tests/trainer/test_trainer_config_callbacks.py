@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from scenario_tools import config_of
 
 from lockstep import PPOConfig
 from lockstep.trainer import Callback
@@ -26,18 +27,12 @@ class Ending(Callback):
         return "enough"
 
 
-def config(*classes: type) -> PPOConfig:
-    training = {"train_batch_size": 64, "minibatch_size": 32, "num_epochs": 1}
-    made = PPOConfig().environment("CartPole-v1").training(**training).evaluation(evaluation_interval=0)
-    return made.reporting(total_steps=256, steps_per_epoch=128).callbacks(list(classes))
-
-
 def test_classes_in_the_configuration_watch_the_run_and_can_end_it() -> None:
     Counting.updates = 0
-    assert config(Counting).build_trainer().run().stop_reason == "max_epoch"
-    assert Counting.updates == 4
-    assert config(Counting, Ending).build_trainer().run().stop_reason == "enough"
+    assert config_of("on").callbacks([Counting]).build_trainer().run().stop_reason == "max_epoch"
     assert Counting.updates == 6
+    assert config_of("on").callbacks([Counting, Ending]).build_trainer().run().stop_reason == "enough"
+    assert Counting.updates == 8
 
 
 def test_one_class_needs_no_list_and_json_keeps_its_name() -> None:

@@ -4,7 +4,7 @@ import copy
 import pickle
 
 import pytest
-from scenario_tools import offline_trainer_of, trainer_of
+from scenario_tools import TRAINERS, trainer_of
 
 import lockstep
 from lockstep import A2CConfig
@@ -16,7 +16,7 @@ COPIES = {"deepcopy": copy.deepcopy, "copy": copy.copy, "pickle": pickle.dumps}
 
 @pytest.mark.parametrize("how", COPIES)
 def test_trainers_and_collectors_say_what_to_do_instead_of_copying_them(how):
-    trainers = [trainer_of("on"), trainer_of("off"), offline_trainer_of()]
+    trainers = [trainer_of(kind) for kind in TRAINERS]
     collectors = [trainers[0].train_collector, trainers[1].test_collector]
     config = A2CConfig().environment("CartPole-v1").rl_module(model_config={"hiddens": (4,)})
     policy = config.build_policy()
@@ -34,11 +34,11 @@ def test_trainers_and_collectors_say_what_to_do_instead_of_copying_them(how):
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_finished_environment_of_a_configuration_is_the_one_that_its_copies_train_in(mode, tmp_path):
+def test_a_finished_environment_of_a_configuration_is_the_one_that_its_copies_train_in(mode, folder):
     with make_vector("CartPole-v1", num_envs=2, mode=mode) as env:
         config = A2CConfig().environment(env).rl_module(model_config={"hiddens": (4,)})
         config.evaluation(evaluation_interval=0).training(train_batch_size=16)
         assert config.copy().env is env
-        result = lockstep.train(config, total_steps=32, root=tmp_path)
+        result = lockstep.train(config, total_steps=32, root=folder)
         assert result.info.train_step == 32
         assert env.get_state() is not None  # it was stepped, and is still open

@@ -1,9 +1,12 @@
 """The same seed gives the same bits: every algorithm, 1 and 4 environments, sync and async vectorisation."""
 
-import pytest
-from trainer_tools import collected, digest, learned, smallest_config
+from functools import partial
 
-from lockstep import ALGORITHMS, Collector, OnpolicyTrainer, get_config
+import pytest
+from algorithm_kinds import NAMES, OFF_POLICY, OFFLINE
+from trainer_tools import by_hand, collected, digest, learned, smallest_config
+
+from lockstep import Collector
 from lockstep.tracking import TraceLogger
 from lockstep.trainer import restore_trainer, save_trainer
 
@@ -25,13 +28,13 @@ def trace_of(algorithm: str, num_envs: int, seed: int = 11, vectorize_mode: str 
 
 
 @pytest.mark.parametrize("num_envs", [1, 4])
-@pytest.mark.parametrize("algorithm", [config.algorithm for config in ALGORITHMS])
+@pytest.mark.parametrize("algorithm", NAMES)
 def test_the_same_seed_gives_the_same_bits(algorithm, num_envs):
     (one, hashes), (two, again) = trace_of(algorithm, num_envs), trace_of(algorithm, num_envs)
     assert one.first_difference(two) is None
     assert (one.digest(), hashes) == (two.digest(), again)
     scopes = {line.split()[0] for line in one.lines}
-    expected = {"test", "update", "info"} | (set() if get_config(algorithm).is_offline else {"train"})
+    expected = {"test", "update", "info"} | (set() if algorithm in OFFLINE else {"train"})
     assert expected <= scopes
     assert sum("hash/module" in line for line in one.lines) >= 2
     if num_envs == 4:
@@ -42,7 +45,7 @@ def test_the_same_seed_gives_the_same_bits(algorithm, num_envs):
         assert one.digest() != other.digest()
 
 
-@pytest.mark.parametrize("algorithm", [config.algorithm for config in ALGORITHMS])
+@pytest.mark.parametrize("algorithm", NAMES)
 def test_every_algorithm_goes_on_bit_by_bit_from_a_checkpoint(algorithm, folder):
     def bits(trainer):
         return learned(trainer), collected(trainer), digest(trainer.own_folders().get("offline")), len(trainer.history)
@@ -54,22 +57,16 @@ def test_every_algorithm_goes_on_bit_by_bit_from_a_checkpoint(algorithm, folder)
     restore_trainer(again, path)
     again.run()
     assert bits(again) == bits(straight)
-    if get_config(algorithm).is_off_policy:
+    if algorithm in OFF_POLICY:
         assert digest(again.buffer.get_state()) == digest(straight.buffer.get_state())
 
 
 def test_collectors_made_by_hand_without_a_seed_have_that_of_the_policy_in_training():
     def weights(policy_seed, **seed):
-        config = smallest_config("ppo", seed=policy_seed)
-        policy = config.build_policy()
-        sizes = {"max_epoch": 2, "step_per_epoch": 40, "step_per_collect": 20, "repeat_per_collect": 1}
-        trainer = OnpolicyTrainer(
-            policy=policy,
-            train_collector=Collector(policy, "CartPole-v1"),
-            test_collector=Collector(policy, "CartPole-v1", **seed),
-            batch_size=10,
-            episode_per_test=2,
-            **sizes,
+        trainer = by_hand(
+            smallest_config("ppo", seed=policy_seed),
+            train_collector=partial(Collector, env="CartPole-v1"),
+            test_collector=partial(Collector, env="CartPole-v1", **seed),
         )
         trainer.run()
         return learned(trainer), list(trainer.history[-1].test_collect_stat.lens)

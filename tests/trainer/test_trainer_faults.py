@@ -2,7 +2,7 @@
 left on the disk, and that the run goes on from there to the same bits.
 """
 
-import resource
+from contextlib import ExitStack
 
 import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
@@ -32,26 +32,20 @@ def assert_whole(path, checkpoints):
     assert not [left for left in path.rglob("*") if left.name.startswith(".") or left.name.endswith(".tmp")]
 
 
-@pytest.fixture
-def limit():
-    """Sets the largest size of a file that this process may write; lifted at the end."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 @pytest.mark.parametrize(
     "what, message", [("records", r"cannot log to .*metrics\.jsonl"), ("checkpoint", "cannot write")]
 )
-def test_a_full_disk_in_the_middle_of_a_run_loses_nothing_that_was_whole(folder, limit, expected, what, message):
-    def fill():
-        limit(1 << 14 if what == "checkpoint" else (folder / "run" / "metrics.jsonl").stat().st_size + 10)
+def test_a_full_disk_in_mid_run_loses_nothing_that_was_whole(folder, file_size_limit, expected, what, message):
+    limits = ExitStack()
 
-    with pytest.raises((OSError, CheckpointError), match=message) as caught:
+    def fill():
+        size = 1 << 14 if what == "checkpoint" else (folder / "run" / "metrics.jsonl").stat().st_size + 10
+        limits.enter_context(file_size_limit(size))
+
+    with limits, pytest.raises((OSError, CheckpointError), match=message) as caught:
         run_kind(folder / "run", "on-policy", WHOLE, callbacks=[At("UpdateEnd", 320, fill)])
     assert "File too large" in str(caught.value)
     assert type(caught.value) is (CheckpointError if what == "checkpoint" else OSError)
-    limit(resource.RLIM_INFINITY)
     assert_whole(folder / "run", [128, 256])
     trainer = run_kind(folder / "run", "on-policy", WHOLE)
     assert (bits_of(trainer), records_of(folder / "run")) == expected

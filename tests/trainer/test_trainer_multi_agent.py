@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 from agent_games import BitGame, CountingGame, TurnGame, game_config
-from trainer_tools import config_for, digest, learned
+from trainer_tools import build, by_hand, digest, learned
 
 from lockstep import (
     A2CConfig,
@@ -16,7 +16,6 @@ from lockstep import (
     MultiAgentCollector,
     OfflineTrainer,
     OffpolicyTrainer,
-    OnpolicyTrainer,
     PPOConfig,
 )
 from lockstep.tracking import JsonlLogger, TraceLogger, asdict
@@ -29,23 +28,6 @@ def second_minus_first(returns):
     assert returns.dtype == np.float64
     assert returns.ndim == 2
     return returns[:, 1] - returns[:, 0]
-
-
-def by_hand(config, **options):
-    """A trainer made by hand, with a metric."""
-    policy = config.build_policy()
-    given = {
-        "max_epoch": 2,
-        "batch_size": 8,
-        "step_per_epoch": 32,
-        "step_per_collect": 16,
-        "repeat_per_collect": 1,
-        "episode_per_test": 3,
-        "train_collector": MultiAgentCollector(policy, config.env, num_envs=2),
-        "test_collector": MultiAgentCollector(policy, config.env, num_envs=2),
-        "seed": 1,
-    }
-    return OnpolicyTrainer(policy, **{**given, **options})
 
 
 @pytest.mark.parametrize("env", [CountingGame, TurnGame])
@@ -141,10 +123,8 @@ def test_what_reward_metric_returns_is_refused_unless_it_is_one_number_for_each_
 
 def test_reward_metric_is_refused_where_there_is_one_agent():
     message = "reward_metric needs several agents, and train_collector has one"
-    template = config_for(total_steps=128).build_trainer()
-    given = {"max_epoch": 1, "batch_size": None, "step_per_epoch": 8, "step_per_collect": 8, "repeat_per_collect": 1}
     with pytest.raises(ValueError, match=message):
-        OnpolicyTrainer(template.policy, train_collector=template.train_collector, reward_metric=sum, **given)
+        build(reward_metric=sum)
     with pytest.raises(ValueError, match="reward_metric=3 is not allowed; it must be a function"):
         by_hand(game_config(), reward_metric=3)
     with pytest.raises(ValueError, match=r"multi_agent\.reward_metric=.* needs several agents"):
@@ -168,8 +148,8 @@ def test_each_agent_learns_its_bit_with_modules_of_its_own_or_a_shared_one(algor
     assert info.history[-1].test_collect_stat.agent_returns == ((1.0, 1.0),) * 16
 
 
-def trace_of(config, **options):
-    trainer = by_hand(config, **options)
+def trace_of(seed=1):
+    trainer = by_hand(game_config(), seed=seed)
     trace = TraceLogger({mid: one.module for mid, one in trainer.policy.acting.items()})
     trainer.logger = trainer.callbacks[0].logger = trace
     trainer.run()
@@ -177,11 +157,11 @@ def trace_of(config, **options):
 
 
 def test_the_same_seed_gives_the_same_bits_with_several_agents_and_evaluation_changes_none():
-    (one, bits), (two, again) = trace_of(game_config()), trace_of(game_config())
+    (one, bits), (two, again) = trace_of(), trace_of()
     assert one.first_difference(two) is None
     assert bits == again
-    assert trace_of(game_config(), seed=2)[1] != bits
-    without = by_hand(game_config(), test_collector=None, episode_per_test=None)
+    assert trace_of(seed=2)[1] != bits
+    without = by_hand(game_config(), evaluate=False, seed=1)
     without.run()
     assert learned(without) == bits
 
@@ -229,7 +209,7 @@ def test_running_episodes_of_several_agents_end_at_a_checkpoint_which_is_said(fo
 
 
 def test_a_loss_that_is_not_finite_ends_a_run_of_several_agents_with_the_batch(folder):
-    trainer = by_hand(game_config(), reward_metric=None)
+    trainer = by_hand(game_config())
     learner = trainer.policy.learner_group.learner
     before = learner.compute_losses
 
@@ -274,15 +254,9 @@ def test_trainers_and_collectors_of_one_agent_refuse_a_policy_of_several_with_wh
     with pytest.raises(ValueError, match="bc learns from data that are there already, which no trainer does for sev"):
         offline.build_trainer()
     same = MultiAgentCollector(policy, CountingGame())
+    other = MultiAgentCollector(policy, same.env.envs[0])
     with pytest.raises(ValueError, match="test_collector has the environments of train_collector"):
-        OnpolicyTrainer(
-            policy,
-            train_collector=same,
-            test_collector=MultiAgentCollector(policy, same.env.envs[0]),
-            episode_per_test=1,
-            repeat_per_collect=1,
-            **given,
-        )
+        by_hand(game_config(), policy=policy, train_collector=same, test_collector=other)
 
 
 @pytest.mark.parametrize("recurrent", [None, "gru"])

@@ -1,9 +1,11 @@
 """Several agents learn off-policy: a replay buffer for each module, a sub-buffer for each agent of each environment."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from agent_games import BitGame, CountingGame, TurnGame, game_config
-from trainer_tools import digest, learned
+from trainer_tools import by_hand, digest, learned
 
 from lockstep import DQNConfig, MultiAgentCollector, OffpolicyTrainer
 from lockstep.data.rollout import EpisodeStore
@@ -123,17 +125,10 @@ def drawn(buffer):
 
 def test_a_trainer_by_hand_makes_the_buffers_and_draws_by_its_seed():
     def run(seed):
-        policy = game_config(algorithm=DQNConfig).build_policy()
-        trainer = OffpolicyTrainer(
-            policy,
-            train_collector=MultiAgentCollector(policy, CountingGame, num_envs=2),
-            max_epoch=1,
-            batch_size=None,
-            step_per_epoch=16,
-            step_per_collect=4,
-            update_per_step=0.4,
-            seed=seed,
-        )
+        collector = partial(MultiAgentCollector, env=CountingGame, num_envs=2)
+        sizes = {"max_epoch": 1, "step_per_epoch": 16, "step_per_collect": 4, "batch_size": None}
+        sizes |= {"update_per_step": 0.4, "learning_starts": 0}
+        trainer = by_hand(game_config(algorithm=DQNConfig), train_collector=collector, seed=seed, **sizes)
         configured = game_config(algorithm=DQNConfig, debugging={"seed": seed}).build_trainer()
         for module_id, buffer in trainer.buffer.buffers.items():
             as_configured = configured.buffer.buffers[module_id]

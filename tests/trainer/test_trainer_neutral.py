@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import random
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -10,9 +11,9 @@ import pytest
 import torch
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from kill_tools import run_kind
-from trainer_tools import Recorder, RecordingLogger, config_for, learned
+from trainer_tools import Recorder, RecordingLogger, by_hand, config_for, learned
 
-from lockstep import Collector, OnpolicyTrainer
+from lockstep import Collector
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking import JsonlLogger, RunFolder, TensorboardLogger, asdict, read_metrics
 from lockstep.tracking.statistics import (
@@ -26,31 +27,14 @@ from lockstep.tracking.statistics import (
 from lockstep.trainer import Callback, build_trainer, save_trainer
 
 
-def train(train_env=None, *, evaluate=False, prepare=None, **options):
-    """Three epochs of PPO; `train_env(seedless)` makes another vector than the configuration's."""
-    config = config_for()
-    policy = config.build_policy()
-    collector = config.build_collector(policy)
-    if train_env is not None:
-        streams = RandomStreams(config.seed).child("train_collector")
-        collector = Collector(policy, train_env, exploration_noise=True, streams=streams)
-    if evaluate:
-        options = {"test_collector": config.build_test_collector(policy), "episode_per_test": 3, **options}
-    trainer = OnpolicyTrainer(
-        policy,
-        max_epoch=3,
-        batch_size=32,
-        train_collector=collector,
-        step_per_epoch=128,
-        repeat_per_collect=2,
-        step_per_collect=64,
-        **options,
-    )
+def train(*, evaluate=False, prepare=None, **options):
+    """Three epochs of PPO."""
+    trainer = by_hand(config_for(total_steps=384), evaluate=evaluate, **options)
     if prepare is not None:
         prepare(trainer)
     trainer.run()
     state = trainer.train_collector.get_state()
-    collector.close()
+    trainer.train_collector.close()
     return learned(trainer), state["obs"].tolist(), state["returns"].tolist(), trainer
 
 
@@ -94,16 +78,16 @@ def test_loggers_and_checkpoints_change_no_bit_of_training(plain, folder):
     assert sorted(path.name for path in folder.iterdir()) == ["128", "256", "384", "metrics.jsonl"]
 
 
-@pytest.mark.parametrize("vector", ["sync_same", "sync_next", "sync_disabled", "async"])
-def test_gymnasiums_vectors_train_to_the_same_bits_as_ours(plain, vector):
+@pytest.mark.parametrize(
+    "vector, mode",
+    [*((SyncVectorEnv, mode) for mode in ("SameStep", "NextStep", "Disabled")), (AsyncVectorEnv, "SameStep")],
+)
+def test_gymnasiums_vectors_train_to_the_same_bits_as_ours(plain, vector, mode):
     makers = [lambda: gym.make("CartPole-v1")] * 4
-    env = {
-        "sync_same": lambda: SyncVectorEnv(makers, autoreset_mode="SameStep"),
-        "sync_next": lambda: SyncVectorEnv(makers, autoreset_mode="NextStep"),
-        "sync_disabled": lambda: SyncVectorEnv(makers, autoreset_mode="Disabled"),
-        "async": lambda: AsyncVectorEnv(makers, autoreset_mode="SameStep"),
-    }[vector]()
-    assert train(env)[:3] == plain
+    env = vector(makers, autoreset_mode=mode)
+    streams = RandomStreams(config_for().seed).child("train_collector")
+    collector = partial(Collector, env=env, exploration_noise=True, streams=streams)
+    assert train(train_collector=collector)[:3] == plain
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector import SyncVectorEnv
-from scenario_tools import trainer_of
-from trainer_tools import config_for
+from scenario_tools import TRAINERS, trainer_of
+from trainer_tools import by_hand, config_for
 
 from lockstep import A2CConfig, Collector, OfflineTrainer, OffpolicyTrainer, OnpolicyTrainer, RolloutStore
 from lockstep.envs import make_vector
@@ -71,7 +71,7 @@ OTHERS = [
 
 def refused():
     """`(trainer, options, words of the message)` of each table."""
-    for kind, table in (*((kind, EVERY) for kind in ("on", "off", "offline")), ("on", ON), ("off", OFF)):
+    for kind, table in (*((kind, EVERY) for kind in TRAINERS), ("on", ON), ("off", OFF)):
         for name, values in table.items():
             yield from ((kind, {name: value}, f"{name}={value!r} is not allowed") for value in values)
     for kind, table in FOREIGN.items():
@@ -85,7 +85,7 @@ def test_a_wrong_value_is_refused_with_name_and_value(kind, options, words):
         trainer_of(kind, **options)
 
 
-@pytest.mark.parametrize("kind", ["on", "off", "offline"])
+@pytest.mark.parametrize("kind", TRAINERS)
 def test_parameters_of_other_trainers_may_be_none(kind):
     assert trainer_of(kind, **dict.fromkeys(FOREIGN[kind])).stop_reason is None
 
@@ -190,14 +190,7 @@ def test_evaluation_in_the_environments_of_training_is_refused():
     assert first.env is not second.env
     for test_collector in (first, second):
         with pytest.raises(ValueError, match="test_collector has the environments of train_collector"):
-            OnpolicyTrainer(
-                policy,
-                train_collector=first,
-                test_collector=test_collector,
-                episode_per_test=1,
-                repeat_per_collect=1,
-                **COLLECT,
-            )
+            by_hand(config_for(), policy=policy, train_collector=first, test_collector=test_collector)
 
 
 def test_one_environment_of_a_configuration_cannot_be_trained_on_and_evaluated_at_once():

@@ -3,14 +3,13 @@
 import warnings
 from functools import partial
 
-import gymnasium as gym
 import pytest
 from agent_games import CountingGame, game_config
 from scenario_tools import Paying, config_of, trainer_of
-from trainer_tools import collected, digest, learned
+from trainer_tools import by_hand, collected, digest, learned
 
 import lockstep
-from lockstep import Collector, DQNConfig, OffpolicyTrainer, Policy, PPOConfig, load_policy
+from lockstep import Collector, DQNConfig, Policy, PPOConfig, load_policy
 from lockstep.replay import PrioritizedVectorReplayBuffer, VectorReplayBuffer
 from lockstep.state.checkpoint import CheckpointError
 from lockstep.tracking import JsonlLogger
@@ -22,47 +21,36 @@ class Other(Paying):
     """Other environments with the same spaces."""
 
 
-def vector(number, env=Paying):
-    return gym.vector.SyncVectorEnv([env] * number, autoreset_mode="SameStep")
-
-
-def with_buffer(buffer, env=Paying, **options):
-    """An off-policy trainer whose collector fills this buffer."""
-    config = config_of("off")
-    policy = config.build_policy()
-    collector = Collector(policy, vector(buffer.buffer_num, env), buffer)
-    given = {"max_epoch": 3, "step_per_epoch": 16, "step_per_collect": 8, "update_per_step": 0.125, "batch_size": 4}
-    return OffpolicyTrainer(policy, train_collector=collector, **{**given, **options})
+def filling(buffer, *arguments, **options):
+    """A maker of an off-policy trainer without evaluation that collects into a buffer of this class."""
+    own = {name: options.pop(name) for name in ("n_step", "alpha", "beta") if name in options}
+    return lambda: trainer_of("off", evaluate=False, replay=buffer(*arguments, **own), **options)
 
 
 def with_test_environments(number):
-    trainer = trainer_of("off")
-    trainer.test_collector = Collector(trainer.policy, vector(number), seed=1)
-    return trainer
+    return by_hand(config_of("off").evaluation(evaluation_episodes=number, evaluation_num_envs=number))
 
 
 def with_network(hiddens):
-    config = config_of("off")
-    config.rl_module(model_config={"hiddens": hiddens})
-    return config.build_trainer()
+    return config_of("off").rl_module(model_config={"hiddens": hiddens}).build_trainer()
 
 
 REFUSED = {
-    "another size of buffer": (lambda: with_buffer(VectorReplayBuffer(10, 2)), r"state is of a buffer of size="),
+    "another size of buffer": (filling(VectorReplayBuffer, 10, 2), r"state is of a buffer of size="),
     "another number of test environments": (lambda: with_test_environments(3), r"test_collector .* has 2 env.*has 3"),
-    "another number of environments": (lambda: with_buffer(VectorReplayBuffer(64, 1)), "train_collector .* has 1 env"),
+    "another number of environments": (filling(VectorReplayBuffer, 64, 1), "train_collector .* has 1 env"),
     "another network": (lambda: with_network((5,)), r"shape|parameters"),
-    "other environments": (lambda: with_buffer(VectorReplayBuffer(64, 2), Other), "is of a Paying, .* is a Other"),
-    "priorities": (lambda: with_buffer(PrioritizedVectorReplayBuffer(64, 2)), "without priorities"),
+    "other environments": (filling(VectorReplayBuffer, 64, 2, env=Other), "is of a Paying, .* is a Other"),
+    "priorities": (filling(PrioritizedVectorReplayBuffer, 64, 2), "without priorities"),
 }
 
 
 @pytest.mark.parametrize("ran", [False, True])
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_checkpoint_of_another_shape_is_refused_and_changes_nothing(case, ran, tmp_path):
+def test_a_checkpoint_of_another_shape_is_refused_and_changes_nothing(case, ran, folder):
     first = trainer_of("off")
     first.run()
-    path = save_trainer(first, tmp_path / "checkpoint")
+    path = save_trainer(first, folder / "checkpoint")
     make, message = REFUSED[case]
     other, twin = make(), make()
     for trainer in (other, twin):
@@ -81,14 +69,14 @@ def test_a_checkpoint_of_another_shape_is_refused_and_changes_nothing(case, ran,
     assert other.buffer.streams.get_state() == twin.buffer.streams.get_state()
 
 
-def test_rows_that_a_collector_holds_stay_where_a_checkpoint_is_refused(tmp_path):
+def test_rows_that_a_collector_holds_stay_where_a_checkpoint_is_refused(folder):
     first, other = trainer_of("on"), trainer_of("on", env=Other)
     first.run()
     collector = other.train_collector
     collector.collect(n_step=4)
     before = digest([collector.store.obs, collector.streams.get_state(), collector.collect_step, collector.num_resets])
     with pytest.raises(ValueError, match=r"is of a Paying, .* is a Other"):
-        restore_trainer(other, save_trainer(first, tmp_path / "checkpoint"))
+        restore_trainer(other, save_trainer(first, folder / "checkpoint"))
     assert collector.store.size == 2
     assert before == digest(
         [collector.store.obs, collector.streams.get_state(), collector.collect_step, collector.num_resets]
@@ -114,7 +102,7 @@ def weights_of(trainer):
     return digest(trainer.policy.get_state()["learner_group"]["learner"]["rl_module"])
 
 
-def test_buffers_of_several_agents_are_restored_all_or_none(tmp_path):
+def test_buffers_of_several_agents_are_restored_all_or_none(folder):
     def build(**replay):
         config = game_config(CountingGame, DQNConfig)
         config.replay(**replay)
@@ -122,7 +110,7 @@ def test_buffers_of_several_agents_are_restored_all_or_none(tmp_path):
 
     first = build()
     first.run()
-    path, other = save_trainer(first, tmp_path / "checkpoint"), build()
+    path, other = save_trainer(first, folder / "checkpoint"), build()
     last = list(other.buffer.buffers)[-1]
     other.buffer.buffers[last] = type(other.buffer.buffers[last])(7, buffer_num=other.buffer.buffers[last].buffer_num)
     with pytest.raises(ValueError, match="state is of a buffer of size="):
@@ -131,22 +119,18 @@ def test_buffers_of_several_agents_are_restored_all_or_none(tmp_path):
     assert weights_of(other) == weights_of(build())
 
 
-def test_the_records_of_a_run_stay_where_its_checkpoint_is_refused(tmp_path):
-    first = trainer_of("off", logger=JsonlLogger(tmp_path / "metrics.jsonl"), max_epoch=1)
+def test_the_records_of_a_run_stay_where_its_checkpoint_is_refused(folder):
+    first = trainer_of("off", logger=JsonlLogger(folder / "metrics.jsonl"), max_epoch=1)
     first.run()
-    path = save_trainer(first, tmp_path / "checkpoint")
+    path = save_trainer(first, folder / "checkpoint")
     first.max_epoch = 3
     restore_trainer(first, path)
     first.run()
-    records = (tmp_path / "metrics.jsonl").read_bytes()
-    other = with_buffer(VectorReplayBuffer(10, 2), logger=JsonlLogger(tmp_path / "metrics.jsonl", resume=True))
+    records = (folder / "metrics.jsonl").read_bytes()
+    other = filling(VectorReplayBuffer, 10, 2, logger=JsonlLogger(folder / "metrics.jsonl", resume=True))()
     with pytest.raises(ValueError, match="state is of a buffer of size="):
         restore_trainer(other, path)
-    assert (tmp_path / "metrics.jsonl").read_bytes() == records
-
-
-def prioritised(**options):
-    return with_buffer(PrioritizedVectorReplayBuffer(64, 2, **options))
+    assert (folder / "metrics.jsonl").read_bytes() == records
 
 
 def other_gamma(kind):
@@ -160,14 +144,14 @@ def of_modules(gamma):
     return game_config(CountingGame).rl_module(algorithm_config_overrides_per_module=overrides).build_trainer()
 
 
-PLAIN = partial(with_buffer, VectorReplayBuffer(64, 2))
+plain, prioritised = partial(filling, VectorReplayBuffer, 64, 2), partial(filling, PrioritizedVectorReplayBuffer, 64, 2)
 CHANGED = {
-    "batch_size": (PLAIN, partial(PLAIN, batch_size=5), r"batch_size=5 \(was 4\)"),
-    "update_per_step": (PLAIN, partial(PLAIN, update_per_step=1), r"step=1.0 \(was 0.125\)"),
-    "n_step": (PLAIN, lambda: with_buffer(VectorReplayBuffer(64, 2, n_step=3)), r"replay.n_step=3 \(was 1\)"),
+    "batch_size": (plain(), plain(batch_size=5), r"batch_size=5 \(was 4\)"),
+    "update_per_step": (plain(), plain(update_per_step=1), r"step=1.0 \(was 0.125\)"),
+    "n_step": (plain(), plain(n_step=3), r"replay.n_step=3 \(was 1\)"),
     "priorities": (
-        prioritised,
-        partial(prioritised, alpha=0.7, beta=0.5),
+        prioritised(),
+        prioritised(alpha=0.7, beta=0.5),
         r"replay.alpha=0.7 \(was 0.6\), replay.beta=0.5 \(was 0.4\)",
     ),
     "on-policy": (partial(trainer_of, "on"), partial(other_gamma, "on"), r"policy.gamma=0.5 \(was 0.99\); from here"),
@@ -177,9 +161,9 @@ CHANGED = {
 
 
 @pytest.mark.parametrize("case", CHANGED)
-def test_another_option_than_the_run_had_is_told_and_another_length_is_none(case, tmp_path):
+def test_another_option_than_the_run_had_is_told_and_another_length_is_none(case, folder):
     make, make_other, message = CHANGED[case]
-    path = save_trainer(make(), tmp_path / "checkpoint")
+    path = save_trainer(make(), folder / "checkpoint")
     with pytest.warns(RuntimeWarning, match=message):
         restore_trainer(make_other(), path)
     with warnings.catch_warnings():
@@ -189,8 +173,8 @@ def test_another_option_than_the_run_had_is_told_and_another_length_is_none(case
         restore_trainer(longer, path)
 
 
-def test_a_policy_whose_options_are_functions_without_a_name_has_a_state_and_goes_on_from_others(tmp_path):
-    path = save_trainer(config_of("off").build_trainer(), tmp_path / "checkpoint")
+def test_a_policy_whose_options_are_functions_without_a_name_has_a_state_and_goes_on_from_others(folder):
+    path = save_trainer(config_of("off").build_trainer(), folder / "checkpoint")
     trainer = config_of("off").training(lr=lambda step: 1e-3).build_trainer()
     restore_trainer(trainer, path)
     options = trainer.get_state()["options"]
@@ -201,25 +185,24 @@ def test_a_policy_whose_options_are_functions_without_a_name_has_a_state_and_goe
 def test_a_collector_without_a_buffer_gets_the_one_of_the_configuration():
     config = config_of("off")
     config.replay(capacity=40, n_step=3, prioritized=True, alpha=0.7)
-    policy = config.build_policy()
-    common = {"max_epoch": 1, "step_per_epoch": 16, "step_per_collect": 8, "batch_size": 4}
-    trainer = OffpolicyTrainer(policy, train_collector=Collector(policy, vector(2)), **common)
+    collector = partial(Collector, env=config.make_envs(2))
+    trainer = by_hand(config, train_collector=collector, max_epoch=1, update_per_step=1)
     assert (trainer.buffer.maxsize, trainer.buffer.options.n_step, trainer.buffer.buffer_num) == (40, 3, 2)
     assert trainer.buffer.priority_options()["alpha"] == 0.7
     assert trainer.run().gradient_step == 16
 
 
-def test_a_run_that_cannot_begin_leaves_no_folder(tmp_path):
+def test_a_run_that_cannot_begin_leaves_no_folder(folder):
     for env, settings, words in (("CartPole-v1", {"training.num_epochs": 0}, "num_epochs"), ("No-v9", {}, "No-v9")):
         with pytest.raises(ValueError, match=words):
-            lockstep.train("ppo", env, root=tmp_path, settings=settings)
-    assert list(tmp_path.iterdir()) == []
+            lockstep.train("ppo", env, root=folder, settings=settings)
+    assert list(folder.iterdir()) == []
 
 
-def test_to_go_on_to_as_many_steps_as_the_run_was_asked_for_is_no_error_where_its_last_epoch_has_more(tmp_path):
+def test_to_go_on_to_as_many_steps_as_the_run_was_asked_for_is_no_error_where_its_last_epoch_has_more(folder):
     config = config_of("off")
     config.reporting(total_steps=42)
-    result = lockstep.train(config, root=tmp_path)
+    result = lockstep.train(config, root=folder)
     assert result.info.train_step == 48
     assert resume(result.path, total_steps=42).info.train_step == 48
     assert resume(result.path, total_steps=58).info.train_step == 64
@@ -233,15 +216,15 @@ def cartpole(cls=PPOConfig):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def finished(shared_folder):
     config = cartpole().training(train_batch_size=64, minibatch_size=32)
-    return prepare_run(config, tmp_path_factory.mktemp("runs")).finish().path
+    return prepare_run(config, shared_folder).finish().path
 
 
-def test_the_state_of_another_algorithm_is_refused_with_both_names(tmp_path):
+def test_the_state_of_another_algorithm_is_refused_with_both_names(folder):
     learner, other = cartpole().build_learner(), cartpole(DQNConfig).build_learner()
     of_both = r"does not fit this PPOLearner \(of DefaultActorCriticModule\): it is of a DQNLearner; from_checkpoint"
-    for path in (other.save_to_path(tmp_path / "learner"), cartpole(DQNConfig).build_policy().save_to_path()):
+    for path in (other.save_to_path(folder / "learner"), cartpole(DQNConfig).build_policy().save_to_path()):
         with pytest.raises(ValueError, match=of_both):
             learner.restore_from_path(path)
     with pytest.raises(ValueError, match=of_both):

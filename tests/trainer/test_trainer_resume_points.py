@@ -8,9 +8,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from scenario_tools import KINDS, Paying, config_of, trainer_of
-from trainer_tools import At, Recorder, collected, learned, records_of, without_wall_time
+from trainer_tools import At, Recorder, by_hand, collected, learned, records_of, without_wall_time
 
-from lockstep import Collector, OffpolicyTrainer, OnpolicyTrainer
+from lockstep import Collector
 from lockstep.replay import VectorReplayBuffer
 from lockstep.state.checkpoint import newest_checkpoint
 from lockstep.state.streams import RandomStreams
@@ -207,24 +207,17 @@ def test_where_environments_cannot_tell_their_state_the_boundary_is_said_and_rec
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_seed_makes_a_trainer_by_hand_draw_what_a_configuration_with_that_seed_draws(kind):
-    def by_hand(seed):
+    def trace_of(seed):
         config = config_of(kind, seed=0)  # the weights are drawn with the policy
         policy = config.build_policy()
-        collectors = {
-            "train_collector": Collector(policy, gym.vector.SyncVectorEnv([Paying] * 2), exploration_noise=True),
-            "test_collector": Collector(policy, gym.vector.SyncVectorEnv([Paying] * 2)),
-        }
-        common = {"max_epoch": 2, "step_per_epoch": 16, "step_per_collect": 8, "episode_per_test": 2, "seed": seed}
+        vectors = [gym.vector.SyncVectorEnv([Paying] * 2) for _ in range(2)]
+        collectors = Collector(policy, vectors[0], exploration_noise=True), Collector(policy, vectors[1])
+        given = dict(zip(("train_collector", "test_collector"), collectors))
         trace = TraceLogger(policy.module)
-        if kind == "on":
-            given = {"repeat_per_collect": 2, "batch_size": 4}
-            trainer = OnpolicyTrainer(policy, **collectors, **common, **given, logger=trace)
-        else:
-            trainer = OffpolicyTrainer(policy, **collectors, **common, batch_size=4, logger=trace)
-        trainer.run()
+        by_hand(config, policy=policy, seed=seed, logger=trace, **given).run()
         return trace
 
-    one, two, other = by_hand(5), by_hand(5), by_hand(6)
+    one, two, other = trace_of(5), trace_of(5), trace_of(6)
     assert one.first_difference(two) is None
     assert one.digest() != other.digest()
     configured, seeded = (config_of(kind, seed=seed).build_trainer() for seed in (5, 0))
@@ -238,7 +231,7 @@ def test_seed_makes_a_trainer_by_hand_draw_what_a_configuration_with_that_seed_d
     if kind == "off":
         assert np.array_equal(configured.buffer.sample_indices(9), seeded.buffer.sample_indices(9))
     with pytest.raises(ValueError, match="seed=-1 is not allowed"):
-        by_hand(-1)
+        trace_of(-1)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,12 +1,14 @@
 """The ways to use a trainer, scores and statistics. How a run ends: `test_trainer_ends.py`."""
 
+from functools import partial
+
 import gymnasium as gym
 import pytest
 from gymnasium.vector import SyncVectorEnv
 from scenario_tools import KINDS, trainer_of
 from trainer_tools import Recorder, build, config_for
 
-from lockstep import Collector, OnpolicyTrainer
+from lockstep import Collector
 from lockstep.tracking.statistics import EpochStats, InfoStats
 from lockstep.trainer import Callback
 
@@ -177,15 +179,13 @@ def test_show_progress_shows_plain_lines_only_where_the_output_is_no_terminal(ca
     assert [line.split("/")[0].strip() for line in text.splitlines()] == ["0", "128", "256"]
 
 
-@pytest.mark.parametrize("by_hand", [False, True])
-def test_no_word_of_episodes_that_never_end_before_their_known_limit(by_hand, recwarn):
-    trainer = config_for(env="Pendulum-v1", total_steps=768).build_trainer()  # 192 steps of each, episodes have 200
-    if by_hand:
-        vector = SyncVectorEnv([lambda: gym.make("Pendulum-v1")] * 4, autoreset_mode="SameStep")
-        collector, sizes = Collector(trainer.policy, vector), {"step_per_epoch": 64, "step_per_collect": 64}
-        trainer = OnpolicyTrainer(
-            trainer.policy, train_collector=collector, max_epoch=12, batch_size=32, repeat_per_collect=1, **sizes
-        )
+@pytest.mark.parametrize("own_vector", [False, True])
+def test_no_word_of_episodes_that_never_end_before_their_known_limit(own_vector, recwarn):
+    config = config_for(env="Pendulum-v1", total_steps=768)  # 192 steps of each, episodes have 200
+    vector = SyncVectorEnv([lambda: gym.make("Pendulum-v1")] * 4, autoreset_mode="SameStep")
+    trainer = build("Pendulum-v1", max_epoch=6, train_collector=partial(Collector, env=vector))
+    if not own_vector:
+        trainer = config.build_trainer()
     assert trainer.run().train_step == 768
     assert not [one for one in recwarn if "no training episode ended" in str(one.message)]
 

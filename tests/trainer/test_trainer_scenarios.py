@@ -7,14 +7,13 @@ import math
 import warnings
 
 import pytest
-from scenario_tools import KINDS, LENGTH, outcome_of, play, trainer_of
+from scenario_tools import KINDS, LENGTH, TRAINERS, outcome_of, play, trainer_of
 from trainer_tools import At, Recorder, RecordingLogger, Stops, learned, noting
 
 from lockstep.tracking.statistics import TimingStats
 from lockstep.trainer import Callback, restore_trainer, save_trainer
 
 NAN, INF = math.nan, math.inf
-TRAINERS = (*KINDS, "offline")
 END = {"reason": "max_epoch", "epochs": 3, "updates": 6}
 SAVED = [(1, 2), (2, 4), (3, 6)]
 """epoch and updates of each checkpoint"""
@@ -126,9 +125,6 @@ COLLECTING = {
     ),
 }
 OFF = {
-    "gradient steps of a fraction are carried over": ({"update_per_step": 0.3}, {"gradient_step": 14, "env_step": 48}),
-    "a fraction so small that most updates are empty": ({"update_per_step": 0.05}, {"gradient_step": 2}),
-    "a third of a step never loses one to rounding": ({"update_per_step": 1 / 3}, {"gradient_step": 16}),
     "random steps first are not learned from": ({"learning_starts": 16}, {"gradient_step": 4, "env_step": 48}),
     "random steps only": ({"learning_starts": 99}, {"gradient_step": 0, "env_step": 48}),
     "random steps that end inside a collect count as a whole one": ({"learning_starts": 9}, {"gradient_step": 4}),

@@ -4,7 +4,8 @@ import inspect
 import time
 
 import pytest
-from trainer_tools import RecordingLogger, build, digest, smallest_config
+from scenario_tools import TRAINERS, trainer_of
+from trainer_tools import RecordingLogger, build, digest
 
 from lockstep import BaseTrainer, OfflineTrainer, OffpolicyTrainer, OnpolicyTrainer
 from lockstep.tracking.statistics import CollectStats, CollectStatsBase, InfoStats, TrainingStats
@@ -12,36 +13,17 @@ from lockstep.trainer import Callback, CheckpointCallback, gather_info, restore_
 from lockstep.trainer import test_episode as play_episodes
 from lockstep.trainer.callbacks import TrainerView
 
-KINDS = ("ppo", "dqn", "bc")
 CHANGING = {"run", "reset", "close", "training_step", "policy_update_fn", "test_step", "set_seed"}
 CHANGING |= {"set_state", "set_own_folders", "restore_from_path"}
 READING = {"info", "get_state", "own_folders", "save_to_path"}
-
-
-def made(algorithm, methods=None, **options):
-    """A trainer of each kind, of a class of its own with these methods."""
-    config = smallest_config(algorithm)
-    policy = config.build_policy()
-    parent = {"ppo": OnpolicyTrainer, "dqn": OffpolicyTrainer, "bc": OfflineTrainer}[algorithm]
-    given = {"max_epoch": 2, "batch_size": 8, "step_per_epoch": 32, **options}
-    given |= {"test_collector": smallest_config(algorithm).build_collector(policy), "episode_per_test": 1}
-    if algorithm == "bc":
-        given["buffer"] = config.build_offline_data()
-    else:
-        given |= {"train_collector": config.build_collector(policy), "step_per_collect": 16}
-    if algorithm == "ppo":
-        given["repeat_per_collect"] = 1
-    if algorithm == "dqn":
-        given["update_per_step"] = 0.25
-    return type("Own", (parent,), methods or {})(policy, **given)
 
 
 def weights_of(trainer):
     return digest(dict(trainer.policy.module.state_dict()))
 
 
-@pytest.mark.parametrize("algorithm", KINDS)
-def test_a_subclass_that_overrides_training_step_changes_the_run(algorithm):
+@pytest.mark.parametrize("kind", TRAINERS)
+def test_a_subclass_that_overrides_training_step_changes_the_run(kind):
     given = []
 
     def training_step(self):
@@ -49,7 +31,7 @@ def test_a_subclass_that_overrides_training_step_changes_the_run(algorithm):
         given.append((collected, training, stop))
         return collected, training, len(given) == 2
 
-    trainer = made(algorithm, {"training_step": training_step}, step_per_epoch=128)
+    trainer = trainer_of(kind, methods={"training_step": training_step}, step_per_epoch=128)
     info = trainer.run()
     assert (info.stop_reason, len(info.history), len(given)) == ("stop_fn", 1, 2)
     assert all(isinstance(collected, CollectStatsBase) for collected, _, _ in given)
@@ -57,34 +39,34 @@ def test_a_subclass_that_overrides_training_step_changes_the_run(algorithm):
     assert [stop for *_, stop in given] == [False, False]
 
 
-@pytest.mark.parametrize("algorithm", KINDS)
-def test_a_subclass_that_overrides_policy_update_fn_changes_the_run(algorithm):
+@pytest.mark.parametrize("kind", TRAINERS)
+def test_a_subclass_that_overrides_policy_update_fn_changes_the_run(kind):
     given = []
 
     def nothing(self, collect_stats):
         given.append(collect_stats)
         return TrainingStats()
 
-    trainer = made(algorithm, {"policy_update_fn": nothing})
+    trainer = trainer_of(kind, methods={"policy_update_fn": nothing}, max_epoch=2)
     before = weights_of(trainer)
     assert trainer.run().gradient_step == 0
     assert weights_of(trainer) == before
-    assert len(given) == {"ppo": 4, "dqn": 4, "bc": 2}[algorithm]
+    assert len(given) == 4
     assert all(isinstance(stats, CollectStatsBase) for stats in given)
-    trainer = made(algorithm)
+    trainer = trainer_of(kind)
     assert trainer.run().gradient_step > 0
     assert weights_of(trainer) != before
 
 
-@pytest.mark.parametrize("algorithm", KINDS)
-def test_a_subclass_that_overrides_test_step_changes_the_run(algorithm):
+@pytest.mark.parametrize("kind", TRAINERS)
+def test_a_subclass_that_overrides_test_step_changes_the_run(kind):
     given = []
 
     def test_step(self):
         given.append(super(type(self), self).test_step())
         return given[-1][0], len(given) == 2
 
-    trainer = made(algorithm, {"test_step": test_step}, stop_fn=lambda score: True)
+    trainer = trainer_of(kind, methods={"test_step": test_step}, stop_fn=lambda score: True)
     info = trainer.run()  # the first evaluation, which satisfies stop_fn, does not stop it; the second one does
     assert [stop for _, stop in given] == [True, True]
     assert all(isinstance(stats, CollectStats) for stats, _ in given)
@@ -93,15 +75,15 @@ def test_a_subclass_that_overrides_test_step_changes_the_run(algorithm):
 
 
 def test_run_resets_collectors_and_buffer_as_it_is_told():
-    trainer = made("dqn", max_epoch=1)
+    trainer = trainer_of("off", max_epoch=1)
     trainer.run()
-    assert (trainer.train_collector.collect_step, len(trainer.buffer)) == (32, 32)
+    assert (trainer.train_collector.collect_step, len(trainer.buffer)) == (16, 16)
     trainer.run(reset_collectors=False)
-    assert (trainer.env_step, trainer.train_collector.collect_step, len(trainer.buffer)) == (32, 64, 64)
+    assert (trainer.env_step, trainer.train_collector.collect_step, len(trainer.buffer)) == (16, 32, 32)
     trainer.run()
-    assert (trainer.train_collector.collect_step, len(trainer.buffer)) == (32, 96)
+    assert (trainer.train_collector.collect_step, len(trainer.buffer)) == (16, 48)
     trainer.run(reset_collectors=True, reset_buffer=True)
-    assert (trainer.train_collector.collect_step, len(trainer.buffer)) == (32, 32)
+    assert (trainer.train_collector.collect_step, len(trainer.buffer)) == (16, 16)
     for begin in (trainer.run, trainer.reset):
         with pytest.raises(ValueError, match=r"reset_buffer=True is not allowed with reset_collectors=False"):
             begin(reset_collectors=False, reset_buffer=True)

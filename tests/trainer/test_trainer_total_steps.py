@@ -2,26 +2,13 @@
 
 import pytest
 from scenario_tools import KINDS, config_of, trainer_of
-from trainer_tools import At, collected, learned, random_transitions
+from trainer_tools import At, collected, learned
 
-from lockstep import BCConfig
 from lockstep.trainer import restore_trainer, save_trainer
 
 
 def lengths_of(trainer):
     return [stats.train_collect_stat.n_collected_steps for stats in trainer.history]
-
-
-def offline(total_steps, steps_per_epoch):
-    config = (
-        BCConfig()
-        .environment("CartPole-v1")
-        .evaluation(evaluation_interval=0)
-        .training(train_batch_size=8)
-        .offline_data(input_=random_transitions("CartPole-v1"))
-    )
-    config.rl_module(model_config={"hiddens": (4,)}).reporting(total_steps=total_steps, steps_per_epoch=steps_per_epoch)
-    return config.build_trainer()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -43,7 +30,8 @@ def test_a_run_of_steps_that_are_no_whole_collects_ends_with_the_collect_that_re
 
 @pytest.mark.parametrize("total_steps, steps_per_epoch", [(90, 40), (30, 100), (130, 65)])
 def test_an_offline_run_makes_exactly_the_gradient_steps_asked_for(total_steps, steps_per_epoch):
-    trainer = offline(total_steps, steps_per_epoch)
+    config = config_of("offline").reporting(total_steps=total_steps, steps_per_epoch=steps_per_epoch)
+    trainer = config.evaluation(evaluation_interval=0).build_trainer()
     assert trainer.steps_in_all == total_steps
     assert trainer.run().gradient_step == total_steps
     assert trainer.history[-1].epoch == -(-total_steps // steps_per_epoch)
@@ -83,17 +71,8 @@ def test_a_run_interrupted_before_its_last_evaluation_makes_it_where_it_goes_on(
     restore_trainer(again, save_trainer(first, folder / "checkpoint"))
     assert not again.is_complete
     again.run()
+    assert again.is_complete
     straight = config.build_trainer()
     straight.run()
     assert (again.env_step, again.test_episode, lengths_of(again)) == (40, 8, [16, 16, 8])
     assert (learned(again), collected(again)) == (learned(straight), collected(straight))
-
-
-def test_a_run_that_has_all_its_steps_makes_no_more_where_it_goes_on(folder):
-    config = config_of("on").reporting(total_steps=40)
-    first, again = config.build_trainer(), config.build_trainer()
-    first.run()
-    restore_trainer(again, save_trainer(first, folder / "checkpoint"))
-    assert again.is_complete
-    assert again.run().train_step == 40
-    assert (len(again.history), again.test_episode) == (3, first.test_episode)

@@ -1,4 +1,4 @@
-"""What the trainer's tests share: a small configuration, a recorder of events, hashes."""
+"""What the trainer's tests share: small configurations, one maker of trainers by hand, recorders of events, hashes."""
 
 from __future__ import annotations
 
@@ -11,66 +11,105 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
+from algorithm_kinds import takes
 
-from lockstep import SampleBatch, get_config
+from lockstep import Collector, OfflineTrainer, OffpolicyTrainer, OnpolicyTrainer, SampleBatch, get_config
 from lockstep.tracking import LazyLogger
 from lockstep.tracking.records import read_metrics
-from lockstep.trainer import Callback, OnpolicyTrainer
+from lockstep.trainer import Callback
+from lockstep.trainer.build import RunLength
 
 
-def config_for(algorithm="ppo", env="CartPole-v1", *, num_envs=4, seed=3, total_steps=512, **sections):
-    """Networks of 8 units, 64 steps an update, 128 an epoch; both normalisers on. DQN: prioritised, three steps."""
+def config_for(
+    algorithm: str = "ppo",
+    env: Any = None,
+    *,
+    num_envs: int = 4,
+    seed: int = 3,
+    total_steps: int = 512,
+    **sections: Any,
+) -> Any:
+    """Networks of 8 units, 64 steps an update, 128 an epoch; both normalisers on. Off-policy: prioritised, three steps.
+
+    `env`: by default the first small task whose actions the algorithm takes. Offline: transitions of it at random.
+    """
     config = get_config(algorithm)
+    env = env or ("CartPole-v1" if takes(algorithm, "discrete") else "Pendulum-v1")
     on = not config.is_off_policy
-    if algorithm == "td3" and env == "CartPole-v1":  # which has no continuous actions
-        env = "Pendulum-v1"
     config.environment(env, normalize_observations=on, normalize_rewards=on and not config.is_offline)
     config.env_runners(num_envs_per_env_runner=num_envs)
     config.training(train_batch_size=64 if on else 16)
     if config.is_off_policy:
-        config.env_runners(rollout_fragment_length=2)
+        config.env_runners(rollout_fragment_length=8 // num_envs)
         config.replay(capacity=200, learning_starts=64, update_per_step=0.3, n_step=3, prioritized=True)
-    if algorithm in ("dqn", "c51", "qrdqn"):
-        config.training(target_update_interval=7)
-    if algorithm == "c51":
-        config.training(num_atoms=5, v_min=0.0, v_max=40.0)
-    if algorithm == "qrdqn":
-        config.training(num_quantiles=5)
-    if algorithm == "ppo":
-        config.training(minibatch_size=32, num_epochs=2)
+    if config.is_offline:
+        config.offline_data(input_=random_transitions(env))
+    options = {
+        "ppo": {"minibatch_size": 32, "num_epochs": 2},
+        "dqn": {"target_update_interval": 7},
+        "c51": {"target_update_interval": 7, "num_atoms": 5, "v_min": 0.0, "v_max": 40.0},
+        "qrdqn": {"target_update_interval": 7, "num_quantiles": 5},
+    }
+    config.training(**options.get(algorithm, {}))
     config.evaluation(evaluation_episodes=3, evaluation_num_envs=2)
     config.rl_module(model_config={"hiddens": (8,)})
     config.reporting(total_steps=total_steps, steps_per_epoch=128)
     config.debugging(seed=seed)
-    for name, options in sections.items():
-        getattr(config, name)(**options)
+    for name, given in sections.items():
+        getattr(config, name)(**given)
     return config
 
 
-def smallest_config(algorithm: str, *, num_envs: int = 4, seed: int = 3, **sections: Any) -> Any:
-    """Any algorithm of the list, on the first small task whose spaces it takes; two epochs of a few updates."""
-    config = get_config(algorithm)
-    config.environment("CartPole-v1")
-    try:
-        config.copy().build_learner()
-    except ValueError:
-        config.environment("Pendulum-v1")
-    config.env_runners(num_envs_per_env_runner=num_envs)
-    config.rl_module(model_config={"hiddens": (8,)})
-    config.training(train_batch_size=16)
-    if config.is_off_policy:
-        config.env_runners(rollout_fragment_length=8 // num_envs)
-        config.replay(capacity=200, learning_starts=16, update_per_step=0.5)
-    elif config.is_offline:
-        config.offline_data(input_=random_transitions(config.env))
-    elif hasattr(config.sections["training"], "minibatch_size") and algorithm == "ppo":
-        config.training(minibatch_size=8, num_epochs=2)
-    config.evaluation(evaluation_episodes=1, evaluation_num_envs=1)
-    config.reporting(total_steps=64, steps_per_epoch=32)
-    config.debugging(seed=seed)
-    for name, options in sections.items():
-        getattr(config, name)(**options)
-    return config
+def smallest_config(algorithm: str, **more: Any) -> Any:
+    """Any algorithm of the list: two epochs of a few updates."""
+    config = config_for(algorithm, **more).evaluation(evaluation_episodes=1, evaluation_num_envs=1)
+    config.reporting(total_steps=64, steps_per_epoch=32).training(train_batch_size=16)
+    if algorithm == "ppo":
+        config.training(minibatch_size=8)
+    return config.replay(learning_starts=16, update_per_step=0.5) if config.is_off_policy else config
+
+
+def by_hand(
+    config: Any,
+    *,
+    evaluate: bool = True,
+    policy: Any = None,
+    replay: Any = None,
+    methods: dict[str, Any] | None = None,
+    **options: Any,
+) -> Any:
+    """A trainer of the kind that the algorithm needs, made by hand: `options`, and for the others the sizes of the
+    configuration.
+
+    `replay`: what is collected into, from as many environments as it has sub-buffers. `methods`: of a class of its own.
+    """
+    policy, length, training = policy or config.build_policy(), RunLength.of(config), config.training
+    given: dict[str, Any] = {"max_epoch": length.num_epochs, "step_per_epoch": length.per_epoch}
+    given["batch_size"] = training.train_batch_size
+    if config.is_offline:
+        kind: Any = OfflineTrainer
+        if "buffer" not in options:
+            given["buffer"] = config.build_offline_data()
+    else:
+        kind = OffpolicyTrainer if config.is_off_policy else OnpolicyTrainer
+        given |= {"train_collector": config.build_collector, "step_per_collect": length.per_update}
+    if kind is OffpolicyTrainer:
+        given |= {"update_per_step": config.replay.update_per_step, "learning_starts": config.replay.learning_starts}
+    if kind is OnpolicyTrainer:
+        given |= {"batch_size": training.minibatch_size, "repeat_per_collect": training.num_epochs}
+    if replay is not None:
+        envs = config.make_envs(replay.buffer_num)
+        given["train_collector"] = Collector(policy, envs, replay)
+    if evaluate:
+        episodes = config.evaluation.evaluation_episodes
+        given |= {"test_collector": config.build_test_collector, "episode_per_test": episodes}
+    given |= options
+    if given.get("episode_per_collect"):
+        given["step_per_collect"] = None
+    for name in ("train_collector", "test_collector"):
+        if callable(given.get(name)):
+            given[name] = given[name](policy)
+    return type("Own", (kind,), methods)(policy, **given) if methods else kind(policy, **given)
 
 
 def random_transitions(env_id: str, rows: int = 60) -> SampleBatch:
@@ -210,27 +249,6 @@ def without_wall_time(value: Any) -> Any:
     return value
 
 
-def hashes(trainer: Any) -> tuple[str, str]:
-    """All that must be equal but the records."""
-    return learned(trainer), collected(trainer)
-
-
-def build(env="CartPole-v1", *, evaluate=True, step_per_collect=64, **options):
-    """A trainer by hand, so that every parameter can be given."""
-    config = config_for(env=env)
-    if not evaluate:
-        config.evaluation(evaluation_interval=0)
-    template = config.build_trainer()
-    given = {
-        "max_epoch": 2,
-        "batch_size": 32,
-        "step_per_epoch": 128,
-        "repeat_per_collect": 1,
-        "step_per_collect": step_per_collect,
-        "test_collector": template.test_collector,
-        "episode_per_test": 3 if evaluate else None,
-        **options,
-    }
-    if "episode_per_collect" in options:
-        given["step_per_collect"] = None
-    return OnpolicyTrainer(template.policy, train_collector=template.train_collector, **given)
+def build(env: Any = "CartPole-v1", **options: Any) -> Any:
+    """By hand, PPO: two epochs of two updates of one pass."""
+    return by_hand(config_for(env=env), **{"max_epoch": 2, "repeat_per_collect": 1, **options})
