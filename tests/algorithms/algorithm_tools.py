@@ -6,10 +6,33 @@ from gymnasium import spaces
 
 from lockstep import PPOConfig, SampleBatch
 from lockstep.data.episode import SingleAgentEpisode
+from lockstep.modules import ModelConfig, MultiRLModuleSpec, RLModuleSpec
 
 MODULE = "default_policy"
 BOX = spaces.Box(-np.inf, np.inf, (3,), np.float32)
-THREE, FROM_FIVE = spaces.Discrete(3), spaces.Discrete(3, start=5)
+TWO, THREE, FROM_FIVE = spaces.Discrete(2), spaces.Discrete(3), spaces.Discrete(3, start=5)
+
+
+def small_config(kind=PPOConfig):
+    """A configuration that builds without making an environment."""
+    config = kind().environment(observation_space=BOX, action_space=TWO).rl_module(model_config={"hiddens": (4,)})
+    config.env_runners(num_envs_per_env_runner=2).training(train_batch_size=16)
+    return config.training(minibatch_size=4, num_epochs=1) if kind is PPOConfig else config
+
+
+def two_specs():
+    """A spec of two modules, `b` with layers of its own."""
+    return MultiRLModuleSpec({"a": RLModuleSpec(), "b": RLModuleSpec(model_config=ModelConfig(hiddens=(6,)))})
+
+
+def to_a_or_b(agent, episode):
+    return "a" if agent.startswith("x") else "b"
+
+
+def of_two_modules(kind=PPOConfig, **multi_agent):
+    """A configuration whose agents `x...` are module a's, the others module b's."""
+    options = {"policies": ["a", "b"], "policy_mapping_fn": to_a_or_b, **multi_agent}
+    return small_config(kind).multi_agent(**options)
 
 
 def make_policy(action_space=FROM_FIVE, observation_space=BOX, config=None, seed=0, **environment):

@@ -6,7 +6,7 @@ import torch
 from gymnasium import spaces
 from space_envs import SpaceEnv
 
-from lockstep import Collector, DQNConfig, PPOConfig, SampleBatch, policy_within_training_step
+from lockstep import DQNConfig, SampleBatch, policy_within_training_step
 from lockstep.algorithms import C51Config, QRDQNConfig
 from lockstep.algorithms.dqn import DQNLearner
 from lockstep.modules import EpsilonGreedy
@@ -210,36 +210,3 @@ def test_evaluation_takes_chance_actions_with_an_epsilon_of_its_own(cls):
         stats = config.build_test_collector(policy).collect(n_episode=200)
         assert stats.returns_stat.mean / 5 == pytest.approx(share, abs=0.05)  # of five steps, half of chance's are 1
         assert config.epsilon == 1.0  # that of training
-
-
-@pytest.mark.parametrize(
-    "attempt, message",
-    [
-        (
-            lambda: PPOConfig().environment("CartPole-v1").evaluation(epsilon=0.1).validate(),
-            r"evaluation\.epsilon=0\.1 is not allowed for ppo.*evaluation_explore",
-        ),
-        (lambda: Collector(policy_and_buffer()[0], SpaceEnv(action_space=SPACES[1]), epsilon=-1), "between 0 and 1"),
-        (
-            lambda: Collector(PPOConfig().build_policy("CartPole-v1"), "CartPole-v1", epsilon=0.1).collect(n_episode=1),
-            r"epsilon=0\.1: ppo has no action values",
-        ),
-    ],
-    ids=["option", "value", "collector"],
-)
-def test_an_epsilon_for_evaluation_needs_action_values_and_a_probability(attempt, message):
-    with pytest.raises(ValueError, match=message):
-        attempt()
-
-
-@pytest.mark.parametrize("kind", [DQNConfig, C51Config, QRDQNConfig])
-def test_spaces_networks_and_goals_without_action_values_are_refused(kind):
-    for actions in (spaces.Box(-1, 1, (2,)), spaces.MultiDiscrete([2, 2]), spaces.MultiBinary(3)):
-        with pytest.raises(ValueError, match="action values need a Discrete action space"):
-            kind().build_learner(spaces=(SPACES[0], actions))
-    with pytest.raises(ValueError, match="recurrent='lstm': action values are learned without memory"):
-        kind().rl_module(model_config={"recurrent": "lstm"}).build_learner(spaces=SPACES)
-    with pytest.raises(ValueError, match="CartPoleEnv has no compute_reward"):
-        kind().environment("CartPole-v1").replay(her=True).build_trainer()
-    with pytest.raises(ValueError, match="ppo has no replay section"):
-        PPOConfig().replay(capacity=10)

@@ -186,11 +186,6 @@ def test_bc_imitates_an_expert_and_reads_normalised_observations_where_that_is_a
     np.testing.assert_allclose(trainer.policy.compute_actions(obs), 0.5 * obs, atol=0.1)
 
 
-def test_what_does_not_fit_offline_learning_is_refused():
-    with pytest.raises(ValueError, match="loss='mse' needs a Box of actions"):
-        BCConfig().training(loss="mse").build_learner(spaces=DISCRETE)
-
-
 def test_a_minari_dataset_is_read_and_its_actions_translated(tmp_path, monkeypatch):
     pytest.importorskip("minari")
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))

@@ -70,9 +70,6 @@ def near(results, **expected):
         assert results[name] == pytest.approx(float(value), rel=1e-9, abs=1e-10), name
 
 
-# -- losses of rows ---
-
-
 # -- IQL ---
 
 
@@ -261,14 +258,6 @@ LEARN = {
     IQLConfig: {"lr": 1e-2, "beta": 10.0, "tau": 0.05, "expectile": 0.8},
     TD3BCConfig: {"lr": 3e-3, "tau": 0.05, "alpha": 20.0},
 }
-
-
-@pytest.mark.parametrize(
-    "kind, space", [*((kind, spaces.MultiDiscrete([2, 2])) for kind in LEARN), (TD3BCConfig, DISCRETE)]
-)
-def test_other_action_spaces_are_refused(kind, space):
-    with pytest.raises(ValueError, match="needs a Box"):
-        kind().build_learner(spaces=(OBS, space))
 
 
 @pytest.mark.parametrize(

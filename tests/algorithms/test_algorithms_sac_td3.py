@@ -293,28 +293,6 @@ def test_exploration_noise_of_td3_has_its_deviation_and_follows_its_schedule():
         GaussianNoise(lambda step: -1.0, 2).draw_noise(np.random.default_rng(0), (1,), 0)
 
 
-@pytest.mark.parametrize(
-    "config, model, space, message",
-    [
-        (SACConfig, {}, spaces.MultiDiscrete([2, 2]), "SAC needs a Box or Discrete action space"),
-        (TD3Config, {}, DISCRETE, "a deterministic policy needs a Box action space"),
-        (
-            SACConfig,
-            {},
-            spaces.Box(-np.inf, np.inf, (2,)),
-            r"^sac cannot act in Box\(-inf, inf, \(2,\), float32\): .* finite; wrap",
-        ),
-        (SACConfig, {"recurrent": "lstm"}, BOX, "recurrent='lstm'"),
-        (TD3Config, {"recurrent": "gru"}, BOX, "recurrent='gru'"),
-        (SACConfig, {"num_critics": 0}, BOX, "num_critics=0.*at least 1"),
-        (SACConfig, {"log_std_bounds": (2.0, 1.0)}, BOX, "log_std_bounds must be"),
-    ],
-)
-def test_spaces_and_networks_that_cannot_be_are_refused(config, model, space, message):
-    with pytest.raises(ValueError, match=message):
-        config().rl_module(model_config=model).build_learner(spaces=(OBS, space))
-
-
 def test_what_a_deterministic_policy_cannot_say_is_refused():
     module = DefaultTD3Module(OBS, BOX, model_config={"hiddens": (4,)})
     dist = module.action_dist_cls.from_inputs(torch.zeros(1, 2))

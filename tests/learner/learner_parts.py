@@ -10,6 +10,7 @@ from gymnasium import spaces
 from lockstep import PPOConfig, SampleBatch, policy_within_training_step
 from lockstep.data.episode import SingleAgentEpisode
 from lockstep.data.rollout import RolloutStore
+from lockstep.data.sample_batch import MultiAgentBatch
 from lockstep.learner.config import FrameworkSection, TrainingSection
 from lockstep.learner.learner import Learner
 from lockstep.modules import DefaultActorCriticModule, ModelConfig, MultiRLModuleSpec, RLModuleSpec
@@ -88,30 +89,57 @@ def ppo_config(**training):
     )
 
 
-def ppo_batch(rows=24, seed=0):
-    """Columns as PPO's loss reads them."""
+def value_batches(*module_ids, rows=10, seed=0):
+    """A batch of that many rows for each module, all different."""
+    return MultiAgentBatch({mid: value_batch(rows, seed + i) for i, mid in enumerate(module_ids)}, rows)
+
+
+def ppo_batch(rows=24, seed=0, **more):
+    """Columns as PPO's loss reads them; `more` stands beside or in place of them."""
     rng = np.random.default_rng(seed)
+    columns = {
+        "obs": rng.normal(size=(rows, 3)).astype(np.float32),
+        "actions": rng.integers(3, size=rows),
+        "action_logp": np.log(rng.uniform(0.2, 0.6, size=rows)),
+        "advantages": rng.normal(size=rows),
+        "value_targets": rng.normal(size=rows),
+    }
+    return SampleBatch({**columns, **more})
+
+
+def transitions(rows=16, seed=0, *, size=3, actions=THREE):
+    """Random steps as a replay buffer gives them; three in ten end."""
+    rng = np.random.default_rng(seed)
+    continuous = isinstance(actions, spaces.Box)
     return SampleBatch(
-        obs=rng.normal(size=(rows, 3)).astype(np.float32),
-        actions=rng.integers(3, size=rows),
-        action_logp=np.log(rng.uniform(0.2, 0.6, size=rows)),
-        advantages=rng.normal(size=rows),
-        value_targets=rng.normal(size=rows),
+        obs=rng.normal(size=(rows, size)).astype(np.float32),
+        new_obs=rng.normal(size=(rows, size)).astype(np.float32),
+        actions=rng.uniform(-1, 1, (rows, *actions.shape)).astype(np.float32)
+        if continuous
+        else rng.integers(actions.n, size=rows),
+        rewards=rng.normal(size=rows).astype(np.float32),
+        terminateds=rng.random(rows) < 0.3,
+        weights=rng.random(rows),
+    )
+
+
+def make_episode(steps, end="open", rng=0, *, size=3, actions=3, module_id=None, **recorded):
+    """An episode of random steps; `rng` is a generator or a seed, `recorded` what was noted when acting."""
+    rng = np.random.default_rng(rng)
+    return SingleAgentEpisode(
+        observations=rng.normal(size=(steps + 1, size)).astype(np.float32),
+        actions=rng.integers(actions, size=steps),
+        rewards=rng.normal(size=steps).astype(np.float32),
+        terminated=end == "terminated",
+        truncated=end == "truncated",
+        module_id=module_id,
+        extra_model_outputs=recorded or None,
     )
 
 
 def episodes(lengths=(3, 5, 4), ends=("terminated", "truncated", "open"), seed=0):
     rng = np.random.default_rng(seed)
-    return [
-        SingleAgentEpisode(
-            observations=rng.normal(size=(length + 1, 3)).astype(np.float32),
-            actions=rng.integers(3, size=length),
-            rewards=rng.normal(size=length).astype(np.float32),
-            terminated=end == "terminated",
-            truncated=end == "truncated",
-        )
-        for length, end in zip(lengths, ends)
-    ]
+    return [make_episode(length, end, rng) for length, end in zip(lengths, ends)]
 
 
 def own_copy(view):

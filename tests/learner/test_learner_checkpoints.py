@@ -19,7 +19,7 @@ from learner_parts import (
     ppo_batch,
     ppo_config,
     spec,
-    value_batch,
+    value_batches,
     value_learner,
 )
 
@@ -78,7 +78,7 @@ def everything(seed=0, updates=3):
 
 
 def advance(learner, number):
-    batch = MultiAgentBatch({mid: value_batch(12, seed=number + i) for i, mid in enumerate(("a", "b"))}, 12)
+    batch = value_batches("a", "b", rows=12, seed=number)
     return learner.update_from_batch(batch, timesteps={"num_env_steps_sampled_lifetime": 20 * number}, **OPTIONS)
 
 
@@ -199,15 +199,12 @@ def test_learner_is_built_from_its_checkpoint_alone(tmp_path):
     assert made.config_of("second").lr == 0.5
     assert fingerprint(made) == fingerprint(learner)
     group = LearnerGroup.from_checkpoint(path)
-    batch = MultiAgentBatch({MODULE: with_inputs(ppo_batch()), "second": with_inputs(ppo_batch(seed=1))}, 24)
+    inputs = np.zeros((24, 3))
+    parts = {mid: ppo_batch(seed=seed, action_dist_inputs=inputs) for seed, mid in enumerate((MODULE, "second"))}
+    batch = MultiAgentBatch(parts, 24)
     for each in (learner, made, group):
         each.update_from_batch(batch, **OPTIONS)
     assert fingerprint(made) == fingerprint(learner) == fingerprint(group.learner)
-
-
-def with_inputs(batch):
-    batch["action_dist_inputs"] = np.zeros((len(batch), 3))
-    return batch
 
 
 def test_what_a_file_cannot_hold_has_to_be_passed_in(tmp_path):

@@ -13,6 +13,7 @@ from learner_parts import (
     assert_same,
     differs,
     episodes,
+    make_episode,
     own_copy,
     parameters,
     ppo_config,
@@ -139,13 +140,8 @@ def test_extra_model_outputs_reach_the_loss_of_stateless_and_recurrent_modules()
     for model_config in ({"hiddens": (8,)}, {"recurrent": "gru", "max_seq_len": 4}):
         config = PPOConfig().environment("CartPole-v1").rl_module(model_config=model_config)
         learner = config.training(learner_class=RecordingLearner, minibatch_size=None).build_learner()
-        episode = SingleAgentEpisode(
-            observations=np.zeros((7, 4), np.float32),
-            actions=np.zeros(6, np.int64),
-            rewards=np.ones(6, np.float32),
-            extra_model_outputs={"effort": np.arange(6.0), "note": np.array(["a"] * 6)},
-        )
-        learner.update_from_episodes([episode])
+        outputs = {"effort": np.arange(6.0), "note": np.array(["a"] * 6)}
+        learner.update_from_episodes([make_episode(6, size=4, actions=2, **outputs)])
         mask = learner.got.get("loss_mask")
         effort = learner.got["effort"] if mask is None else learner.got["effort"][mask]
         assert effort.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
@@ -162,15 +158,7 @@ def test_extra_model_outputs_reach_the_loss_of_stateless_and_recurrent_modules()
 )
 def test_extra_model_outputs_that_cannot_be_joined_are_passed_over(extra):
     learner = cartpole().build_learner()
-    given = [
-        SingleAgentEpisode(
-            observations=np.zeros((n + 1, 4), np.float32),
-            actions=np.zeros(n, np.int64),
-            rewards=np.ones(n, np.float32),
-            extra_model_outputs={"attention": extra(n)},
-        )
-        for n in (5, 7)
-    ]
+    given = [make_episode(n, size=4, actions=2, attention=extra(n)) for n in (5, 7)]
     assert learner.update_from_episodes(given)[ALL]["num_env_steps_trained"] == 12
 
 

@@ -17,12 +17,11 @@ from learner_parts import (
     ppo_batch,
     ppo_config,
     spec,
-    value_batch,
+    value_batches,
     value_learner,
 )
 
 from lockstep import LearnerGroup
-from lockstep.data.sample_batch import MultiAgentBatch
 from lockstep.learner.learner import Learner
 from lockstep.modules import DefaultActorCriticModule, MultiRLModule, MultiRLModuleSpec, RLModule, RLModuleSpec
 
@@ -65,21 +64,15 @@ def test_return_state_carries_the_weights_after_the_update():
     assert "_rl_module_state_after_update" not in group.update_from_batch(ppo_batch())
 
 
-def test_empty_list_of_episodes_is_a_counted_no_op():
-    group = ppo_group()
-    before = parameters(group.learner)
-    for number in (1, 2):
-        results = group.update_from_episodes([])
-        assert (results[ALL]["num_updates_skipped"], results[ALL]["num_minibatches"]) == (1, 0)
-        assert group.get_stats()["num_updates_skipped"] == number
-    assert_same(parameters(group.learner), before)
-    assert group.learner.weights_seq_no == 0
-
-
-def test_nothing_to_train_is_a_counted_no_op_too():
-    group = LearnerGroup(value_learner(policies_to_train=[]))
-    assert group.update_from_batch(value_batch())[ALL]["num_updates_skipped"] == 1
-    assert group.get_stats()["num_updates_skipped"] == 1
+def test_nothing_to_train_is_a_counted_no_op():
+    for group, data in ((ppo_group(), []), (LearnerGroup(value_learner(policies_to_train=[])), episodes())):
+        before = parameters(group.learner)
+        for number in (1, 2):
+            results = group.update_from_episodes(data)
+            assert (results[ALL]["num_updates_skipped"], results[ALL]["num_minibatches"]) == (1, 0)
+            assert group.get_stats()["num_updates_skipped"] == number
+        assert_same(parameters(group.learner), before)
+        assert group.learner.weights_seq_no == 0
 
 
 # -- state ---
@@ -221,10 +214,6 @@ def test_save_to_path_without_a_path_takes_a_new_temporary_folder():
             shutil.rmtree(Path(path).parent)
 
 
-def both(seed=0):
-    return MultiAgentBatch({"a": value_batch(6, seed), "b": value_batch(4, seed + 1)}, 6)
-
-
 # -- results ---
 
 
@@ -269,7 +258,7 @@ def test_add_module_on_the_group_returns_the_new_spec_and_the_module_learns():
     assert isinstance(made, MultiRLModuleSpec)
     assert set(made.rl_module_specs) == {"a", "b"}
     before = parameters(group.learner)
-    results = group.update_from_batch(both())
+    results = group.update_from_batch(value_batches("a", "b"))
     assert results["b"]["default_optimizer_learning_rate"] == 0.5
     assert {name.split(".")[1] for name in differs(before, parameters(group.learner))} == {"b"}
 
@@ -279,7 +268,7 @@ def test_remove_module_on_the_group_returns_the_new_spec_of_the_others():
     made = group.remove_module("b", new_should_module_be_updated=["a"])
     assert set(made.rl_module_specs) == set(group.get_weights()) == {"a"}
     with pytest.raises(KeyError, match="there are rows for"):
-        group.update_from_batch(both())
+        group.update_from_batch(value_batches("a", "b"))
 
 
 # -- state ---

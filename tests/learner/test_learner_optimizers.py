@@ -15,6 +15,7 @@ from learner_parts import (
     parameters,
     spec,
     value_batch,
+    value_batches,
     value_learner,
 )
 from torch import nn
@@ -163,8 +164,7 @@ def test_optimizer_that_needs_a_closure_is_refused_when_it_is_registered():
 def test_filter_param_dict_for_optimizer_gives_its_part_only():
     learner = value_learner(TwoOptimizers)
     gradients = {param: index for index, param in enumerate(learner.module.parameters())}
-    module = learner.module[MODULE]
-    value = [*module.value_encoder.parameters(), *module.value_head.parameters()]
+    value = value_part(learner)
     part = learner.filter_param_dict_for_optimizer(gradients, learner.get_optimizer(MODULE, "value"))
     assert part == {param: gradients[param] for param in value}
     assert learner.filter_param_dict_for_optimizer({value[0]: 1}, learner.get_optimizer(MODULE, "policy")) == {}
@@ -236,7 +236,7 @@ def test_clipping_by_value_norm_and_global_norm(by):
 def test_each_module_is_clipped_by_its_own_config():
     tight = TrainingSection(grad_clip=1e-3)
     learner = value_learner(GradientLearner, modules=("a", "b"), module_configs={"b": tight})
-    learner.update_from_batch(MultiAgentBatch({"a": value_batch(), "b": value_batch(seed=1)}, 10))
+    learner.update_from_batch(value_batches("a", "b"))
 
     def norm(module_id):
         params = learner.module[module_id].parameters()
@@ -265,7 +265,7 @@ def test_gradients_are_postprocessed_module_by_module_with_its_own_config():
     sections = {"b": TrainingSection(grad_clip=0.5)}
     learner = value_learner(PerModule, modules=("a", "b"), module_configs=sections)
     plain = value_learner(modules=("a", "b"), module_configs=sections)
-    batch = MultiAgentBatch({"a": value_batch(), "b": value_batch(seed=1)}, 10)
+    batch = value_batches("a", "b")
     for each in (learner, plain):
         each.update_from_batch(batch)
     assert learner.calls == [("a", None, 8), ("b", 0.5, 8)]
@@ -290,7 +290,7 @@ def test_three_kinds_of_clipping_hold_for_an_optimizer_under_all_modules_too(by)
         value_learner(AllTogether, modules=("a", "b"), grad_clip=clip, grad_clip_by=by) for clip in (None, limit)
     ]
     before = parameters(learners[0])
-    batch = MultiAgentBatch({"a": value_batch(), "b": value_batch(seed=1)}, 10)
+    batch = value_batches("a", "b")
     for learner in learners:
         learner.update_from_batch(batch)
         assert learner.calls == [(ALL, learner.config.grad_clip, 16)]

@@ -11,6 +11,7 @@ from learner_parts import (
     ValueLearner,
     assert_same,
     episodes,
+    make_episode,
     parameters,
     ppo_batch,
     ppo_config,
@@ -119,8 +120,12 @@ def of_class(cls):
     return lambda a: value_learner(cls, modules=("a",)).update_from_batch(value_batch())
 
 
+def a_and_b():
+    return value_learner(modules=("a", "b"))
+
+
 def of_two(batch):
-    return lambda a: value_learner(modules=("a", "b")).update_from_batch(batch)
+    return lambda a: a_and_b().update_from_batch(batch)
 
 
 def strict(build):
@@ -184,6 +189,14 @@ REFUSED_BY_A_LEARNER = [
         KeyError,
         ["module 'b' lacks ['value_targets']", "['obs']", "ValueLearner.compute_loss_for_module"],
     ),
+    (
+        "episodes of no module",
+        lambda a: a_and_b().update_from_episodes(episodes()),
+        ValueError,
+        ["0, which has no module_id"],
+    ),
+    ("a stranger's", lambda a: a.update_from_episodes([make_episode(4, module_id="z")]), KeyError, ["rows for ['z']"]),
+    ("no episode", lambda a: a.update_from_episodes([{}]), TypeError, ["position 0 is a dict", "MultiAgentEpisode"]),
     ("episodes lack a column", lambda a: a.update_from_episodes(episodes()), KeyError, ["lacks ['value_targets']"]),
     ("no loss", of_class(Learner), TypeError, ["compute_loss_for_module"]),
     ("a stranger's loss", of_class(Misnamed), ValueError, ["a loss for 'everybody'", "['a']", ALL]),

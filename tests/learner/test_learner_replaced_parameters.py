@@ -23,16 +23,16 @@ from learner_parts import (
     ppo_batch,
     ppo_config,
     spec,
+    transitions,
     value_batch,
     value_learner,
 )  # fmt: skip
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from lockstep import DQNConfig, SampleBatch
+from lockstep import DQNConfig
 from lockstep.algorithms.ppo import PPOLearner
 from lockstep.data import MultiAgentBatch
-from lockstep.learner import compiled
 from lockstep.modules import RecurrentActor, TorchActor
 
 
@@ -240,24 +240,13 @@ def dqn_learner():
     return config.build_learner()
 
 
-def dqn_batch(seed=0):
-    rng = np.random.default_rng(seed)
-    return SampleBatch(
-        obs=rng.normal(size=(16, 3)).astype(np.float32),
-        new_obs=rng.normal(size=(16, 3)).astype(np.float32),
-        actions=rng.integers(3, size=16),
-        rewards=rng.normal(size=16).astype(np.float32),
-        terminateds=rng.integers(2, size=16).astype(bool),
-    )
-
-
 @pytest.mark.parametrize("whose", ["module", "target"])
 @pytest.mark.parametrize("habit", [replace_all, through_a_vector, assign])
 def test_target_network_follows_what_was_replaced(habit, whose):
     learner, other = dqn_learner(), dqn_learner()
     for seed in range(3):
         for each in (learner, other):
-            each.update_from_batch(dqn_batch(seed))
+            each.update_from_batch(transitions(16, seed))
         target = learner.registered[f"{MODULE}/target"]
         habit(learner.module[MODULE] if whose == "module" else target.module)
     assert_same(parameters(learner), parameters(other))
@@ -296,9 +285,9 @@ def test_policy_acts_with_what_was_replaced_at_once_and_after_the_next_update(ha
     np.testing.assert_array_equal(actions(), expected())
 
 
+@pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize("habit", [replace_all, through_a_vector, assign])
-def test_compiled_update_goes_on_with_what_was_replaced(habit, monkeypatch):
-    monkeypatch.setattr(compiled, "compile_graph", lambda graph, *_: lambda given: graph(*given))  # traced only
+def test_compiled_update_goes_on_with_what_was_replaced(habit):
     learners = [value_learner(WholeLearner, dtype="float32", compile_it=both) for both in (True, False)]
     for seed in range(3):
         for learner in learners:
@@ -308,8 +297,8 @@ def test_compiled_update_goes_on_with_what_was_replaced(habit, monkeypatch):
     assert_near(*learners)
 
 
-def test_compiled_update_leaves_frozen_parameters_as_they_are(monkeypatch):
-    monkeypatch.setattr(compiled, "compile_graph", lambda graph, *_: lambda given: graph(*given))
+@pytest.mark.usefixtures("traced")
+def test_compiled_update_leaves_frozen_parameters_as_they_are():
     learners = [value_learner(WholeLearner, dtype="float32", compile_it=both, lr=0.01) for both in (True, False)]
     for learner in learners:
         learner.update_from_batch(value_batch())
@@ -394,9 +383,9 @@ class OneLoss(WholeLearner):
         return {ALL: torch.stack(list(losses.values())).sum()}
 
 
+@pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize("compile_it", [False, True])
-def test_one_loss_for_all_modules_trains_every_module_in_it_and_no_other(compile_it, monkeypatch):
-    monkeypatch.setattr(compiled, "compile_graph", lambda graph, *_: lambda given: graph(*given))  # traced only
+def test_one_loss_for_all_modules_trains_every_module_in_it_and_no_other(compile_it):
     options = {"modules": ("a", "b", "c"), "dtype": "float32", "lr": 0.01}
     learner, other = value_learner(OneLoss, compile_it=compile_it, **options), value_learner(WholeLearner, **options)
     for learning in (("a", "b", "c"), ("a", "b")):  # momentum does not move the one that is not in the second
