@@ -56,13 +56,13 @@ def loss_and_gradients(learner, inputs, values, batch):
     return loss.detach(), torch.autograd.grad(loss, (inputs, values))
 
 
-def some_episodes(logp=False, seed=0):
+def some_episodes(logp=False, seed=0, num_actions=3):
     """Pieces that end terminated, open, truncated and open: 3 + 3 + 4 + 2 steps. With `logp` an older policy acted."""
     rng = np.random.default_rng(seed)
     return [
         SingleAgentEpisode(
             observations=rng.normal(size=(length + 1, 3)).astype(np.float32),
-            actions=rng.integers(3, size=length),
+            actions=rng.integers(num_actions, size=length),
             rewards=rng.normal(size=length).astype(np.float32),
             terminated=end == "terminated",
             truncated=end == "truncated",
@@ -87,3 +87,37 @@ def transitions(action_space, seed=0, rows=12, **more):
         truncateds=truncateds & ~terminateds,
         **more,
     )
+
+
+def played(probe, rows=400, noise=None):
+    """Random actions in a probe, with its true ends; `noise`: near the best action instead."""
+    env, rng = probe(), np.random.default_rng(0)
+    columns = {name: [] for name in ("obs", "actions", "rewards", "terminateds", "truncateds", "new_obs")}
+    obs, _ = env.reset(seed=0)
+    env.action_space.seed(1)
+    for _ in range(rows):
+        action = env.action_space.sample()
+        if noise is not None:
+            action = np.clip(env.best_action(obs) + noise * rng.normal(size=1), -1, 1).astype(np.float32)
+        new_obs, reward, *ends, _ = env.step(action)
+        for column, value in zip(columns.values(), (obs, action, reward, *ends, new_obs)):
+            column.append(value)
+        obs = env.reset()[0] if any(ends) else new_obs
+    return SampleBatch({name: np.array(column) for name, column in columns.items()})
+
+
+def learned_transitions(action_space, seed=0, rows=12, **more):
+    """Transitions with actions as critics learn from them: those of a Box within one."""
+    within_one = spaces.Box(-1, 1, action_space.shape, np.float32)
+    return transitions(within_one if isinstance(action_space, spaces.Box) else action_space, seed, rows, **more)
+
+
+def noting(learner_class):
+    """The class with learners that note in `seen` the batch and the noise that was drawn for it."""
+
+    class Noting(learner_class):
+        def compute_losses(self, *, fwd_out, batch):
+            self.seen = batch[MODULE]
+            return super().compute_losses(fwd_out=fwd_out, batch=batch)
+
+    return Noting

@@ -1,7 +1,6 @@
 """`compile=True` and `mixed_precision=True`: what gradient steps read, give out and write in either.
 
-Most traces are run as they are, not compiled: the suite compiles once for the tests of a loss of one's own, and once
-for DQN.
+Most traces are run as they are, not compiled: the fast suite compiles once, for the tests of a loss of one's own.
 """
 
 import math
@@ -19,6 +18,7 @@ from learner_parts import (
     parameters,
     ppo_batch,
     ppo_config,
+    train,
     transitions,
     value_batch,
     value_learner,
@@ -117,8 +117,7 @@ def test_compiled_update_takes_batches_of_about_one_size_with_one_graph(compiled
     compiled, eager = pair(compiled)
     steps = compiled.eager_steps
     for rows in (31, 30, 29, 27, 26, 25, 24):
-        for learner in (compiled, eager):
-            learner.update_from_batch(batch(seed=rows)[:rows], **STEPS)
+        train((compiled, eager), batch(seed=rows)[:rows], **STEPS)
         assert_near(compiled, eager)
     assert compiled.eager_steps == steps
 
@@ -282,16 +281,14 @@ def test_one_tensor_in_two_columns_is_two_inputs():
         columns["value_targets"] = columns["value_targets"] * 3 + 5
         if shared:
             columns["advantages"] = columns["value_targets"] = columns["value_targets"].float()
-        for learner in pair:
-            learner.update_from_batch(SampleBatch(columns), minibatch_size=8)
+        train(pair, SampleBatch(columns), minibatch_size=8)
     assert_near(*pair)
 
 
 @pytest.mark.usefixtures("traced")
 def test_a_minibatch_without_rows_of_some_module_is_traced_without_it():
     pair = [value_learner(modules=("a", "b"), dtype="float32", compile_it=both) for both in (True, False)]
-    for learner in pair:
-        learner.update_from_batch(MultiAgentBatch({"a": value_batch(40), "b": value_batch(3)}, 40), minibatch_size=8)
+    train(pair, MultiAgentBatch({"a": value_batch(40), "b": value_batch(3)}, 40), minibatch_size=8)
     assert_near(*pair)
 
 
@@ -302,13 +299,11 @@ def test_state_that_lies_in_memory_in_another_way_is_another_graph(traced):
         for entry in learner.optimizers:
             (moments,) = entry.optimizer.state.values()
             moments["exp_avg"] = replace(moments["exp_avg"])
-        for one in (learner, eager):
-            one.update_from_batch(ppo_batch(32), minibatch_size=16)
+        train((learner, eager), ppo_batch(32), minibatch_size=16)
         assert_near(learner, eager)
         return len(traced)
 
-    for one in (learner, eager):
-        one.update_from_batch(ppo_batch(32), minibatch_size=16)
+    train((learner, eager), ppo_batch(32), minibatch_size=16)
     assert graphs_after(lambda moments: moments) == 1
     assert graphs_after(torch.clone) == 1
     assert graphs_after(lambda moments: moments.repeat_interleave(2)[::2]) == 2
@@ -316,16 +311,20 @@ def test_state_that_lies_in_memory_in_another_way_is_another_graph(traced):
 
 
 ROWS = 8
-CASES = {
-    "dqn": ("dqn", {"tau": 0.2, "target_update_interval": 2}, {"dueling": True, "activation": "relu"}),
-    "c51": ("c51", {"target_update_interval": 4, "num_atoms": 5, "v_min": -1.0, "v_max": 2.0}, {}),
-    "qrdqn": ("qrdqn", {"target_update_interval": 4, "num_quantiles": 4, "double_q": False}, {}),
-}
+CASES = [
+    ("dqn", {"tau": 0.2, "target_update_interval": 2}, {"dueling": True, "activation": "relu"}),
+    ("c51", {"target_update_interval": 4, "num_atoms": 5, "v_min": -1.0, "v_max": 2.0}, {}),
+    ("qrdqn", {"target_update_interval": 4, "num_quantiles": 4, "double_q": False}, {}),
+]
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "dqn" else pytest.mark.faults) for n in CASES])
-def test_compiled_steps_are_the_eager_ones_and_the_target_network_follows(name):
-    algorithm, training, model = CASES[name]
+@pytest.mark.parametrize("is_traced", [True, pytest.param(False, marks=pytest.mark.faults)])
+@pytest.mark.parametrize("algorithm, training, model", CASES)
+def test_compiled_steps_are_the_eager_ones_and_the_target_network_follows(
+    algorithm, training, model, is_traced, request
+):
+    if is_traced:
+        request.getfixturevalue("traced")
     config = get_config(algorithm).training(lr=1e-2, grad_clip=0.5, **training)
     config.rl_module(model_config={"hiddens": (8,), "policy_gain": 1.0, **model})
     compiled, eager = (

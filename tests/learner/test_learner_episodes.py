@@ -60,33 +60,6 @@ def test_own_episodes_teach_the_same_as_the_views_on_the_rollout_store(config):
     assert_near(first, second, 1e-6)
 
 
-def targets_of(learner, pieces):
-    return learner.prepare_batch(trajectories_from_episodes(pieces), module_id=MODULE)["value_targets"].numpy()
-
-
-def test_truncated_and_open_ends_bootstrap_and_terminated_ones_do_not():
-    learner = ppo_config(gamma=0.9, lambda_=0.0).build_learner()
-    with torch.no_grad():
-        learner.module[MODULE].value_head.bias.fill_(5.0)
-    for end in ("terminated", "truncated", "open"):
-        (episode,) = episodes((3,), (end,))
-        last = torch.as_tensor(np.asarray(episode.get_observations(-1)), dtype=torch.float64)[None]
-        with torch.no_grad():
-            value = float(learner.module[MODULE].compute_values({"obs": last})[0])
-        expected = float(episode.get_rewards(-1)) + (0.0 if end == "terminated" else 0.9 * value)
-        assert abs(value) > 1.0
-        assert targets_of(learner, [episode])[-1] == pytest.approx(expected, abs=1e-6)
-
-
-def test_nothing_reaches_from_one_episode_into_the_next():
-    learner = ppo_config(gamma=0.9, lambda_=0.8).build_learner()
-    for ends in (("terminated", "open", "truncated"), ("open", "truncated", "terminated")):
-        pieces = episodes((3, 5, 4), ends)
-        together = targets_of(learner, pieces)
-        apart = np.concatenate([targets_of(learner, [piece]) for piece in pieces])
-        np.testing.assert_allclose(together, apart, atol=1e-9)
-
-
 def test_callers_episodes_are_not_changed():
     pieces = episodes()
     before = [piece.get_state() for piece in episodes()]

@@ -15,6 +15,7 @@ from learner_parts import (
     ppo_batch,
     ppo_config,
     spec,
+    train,
     value_batch,
     value_batches,
     value_learner,
@@ -35,8 +36,7 @@ def of_module(learner, module_id):
 
 def test_added_module_trains_and_the_others_go_on_as_if_it_were_not_there():
     learner, alone = value_learner(modules=("a",), lr=0.01), value_learner(modules=("a",), lr=0.01)
-    for each in (learner, alone):
-        each.update_from_batch(value_batches("a"))
+    train((learner, alone), value_batches("a"))
     made = learner.add_module(module_id="b", module_spec=spec())
     assert isinstance(made, MultiRLModuleSpec)
     assert list(made.rl_module_specs) == list(learner.module) == ["a", "b"]
@@ -111,16 +111,14 @@ def test_module_whose_setup_fails_half_way_leaves_nothing_behind():
 
 def test_removed_module_takes_its_optimizer_schedules_and_counters_with_it():
     learner, alone = value_learner(modules=("a", "b"), lr=0.01), value_learner(modules=("a", "b"), lr=0.01)
-    for each in (learner, alone):
-        each.update_from_batch(value_batches("a", "b"))
+    train((learner, alone), value_batches("a", "b"))
     left = learner.remove_module("b")
     assert list(left.rl_module_specs) == list(learner.module) == ["a"]
     state = learner.get_state()
     assert list(state["optimizer"]) == ["a.default_optimizer"]
     assert list(state["rl_module"]) == list(state["connectors"]) == ["a"]
     assert "b/rows" not in state["lifetime"]
-    for each in (learner, alone):
-        each.update_from_batch(value_batches("a", seed=1))
+    train((learner, alone), value_batches("a", seed=1))
     assert_same(of_module(learner, "a"), of_module(alone, "a"))
     learner.add_module(module_id="b", module_spec=spec())  # the id is free again, its optimizer new
     assert not learner.get_state()["optimizer"]["b.default_optimizer"]["state"]
@@ -188,8 +186,7 @@ def shared(cls=SharedOptimizer):
 
 def test_removing_one_of_two_modules_with_a_shared_encoder_keeps_encoder_and_moments():
     learner, alone = shared(), shared()
-    for each in (learner, alone):
-        each.update_from_batch(value_batches("a", "b"))
+    train((learner, alone), value_batches("a", "b"))
     learner.remove_module("b")
     moments = learner.get_state("optimizer")["optimizer"][f"{ALL}.default_optimizer"]["state"]
     assert len(moments) == len(list(learner.module["a"].parameters()))
@@ -206,17 +203,14 @@ def test_flat_adam_over_several_modules_keeps_its_moments_when_one_leaves():
             self.optimizers.register(ALL, "adam", lambda flat: torch.optim.Adam([flat], fused=True), params, 0.01)
 
     learner, alone = (value_learner(FlatShared, modules=("a", "b", "c")) for _ in range(2))
-    for each in (learner, alone):
-        each.update_from_batch(value_batches("a", "b", "c"))
+    train((learner, alone), value_batches("a", "b", "c"))
     learner.remove_module("b")
-    for each in (learner, alone):
-        each.update_from_batch(value_batches("a", "c", seed=3))
+    train((learner, alone), value_batches("a", "c", seed=3))
     for module_id in ("a", "c"):
         assert_same(of_module(learner, module_id), of_module(alone, module_id))
     other = value_learner(FlatShared, modules=("a", "c"))
     other.set_state(learner.get_state())
-    for each in (learner, other):
-        each.update_from_batch(value_batches("a", "c", seed=4))
+    train((learner, other), value_batches("a", "c", seed=4))
     assert_same(parameters(learner), parameters(other))
 
 

@@ -2,11 +2,10 @@
 
 import numpy as np
 import pytest
-from learner_parts import ALL, BOX, THREE, assert_same, differs, make_episode, parameters
+from learner_parts import ALL, BOX, THREE, assert_same, differs, make_episode, make_multi_agent_episode, parameters
 
 from lockstep import A2CConfig, APPOConfig, IMPALAConfig, PPOConfig
 from lockstep.connectors import ModuleConnectors, NormalizeObs, ObsPipeline
-from lockstep.data.multi_agent_episode import MultiAgentEpisode
 from lockstep.learner.config import FrameworkSection
 from lockstep.modules import DefaultActorCriticModule, MultiRLModuleSpec, RecurrentActorCriticModule, RLModuleSpec
 from lockstep.state.streams import RandomStreams
@@ -36,17 +35,7 @@ def learner_of(ids, config=PPOConfig, *, recurrent=(), connectors=None, module_c
 
 def both(seed=0, length=7, agents=("x", "y")):
     """An episode in which all agents act in every step; agent x is module a's, all others are module b's."""
-    rng = np.random.default_rng(seed)
-    episode = MultiAgentEpisode(agent_to_module_mapping_fn=lambda agent, episode: "a" if agent == "x" else "b")
-    episode.add_env_reset({agent: rng.normal(size=3).astype(np.float32) for agent in agents})
-    for t in range(length):
-        episode.add_env_step(
-            {agent: rng.normal(size=3).astype(np.float32) for agent in agents},
-            {agent: int(rng.integers(3)) for agent in agents},
-            {agent: float(rng.normal()) for agent in agents},
-            terminateds={"__all__": t == length - 1},
-        )
-    return episode
+    return make_multi_agent_episode(length, {agent: "a" if agent == "x" else "b" for agent in agents}, seed)
 
 
 def of_module(learner, module_id):

@@ -18,6 +18,7 @@ from learner_parts import (
     ppo_config,
     rollout,
     spec,
+    train,
     value_batch,
     value_batches,
     value_learner,
@@ -153,8 +154,7 @@ def test_learner_can_go_on_after_shutdown():
     learner.update_from_batch(value_batch())
     other.update_from_batch(value_batch())
     learner.shutdown()
-    for each in (learner, other):
-        each.update_from_batch(value_batch(seed=1))
+    train((learner, other), value_batch(seed=1))
     assert_same(parameters(learner), parameters(other))
 
 
