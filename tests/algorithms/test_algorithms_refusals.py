@@ -97,6 +97,7 @@ def hindsight(kind):
 
 OTHERS = MultiRLModuleSpec({"a": RLModuleSpec(), "c": RLModuleSpec()})
 STRANGER = small_config().multi_agent(policies_to_train=["default_policy", "other"])
+HALF_OF_DOUBLE = small_config().framework(mixed_precision=True, dtype="float64")
 UNBOUNDED, NO_MODULES = spaces.Box(-np.inf, np.inf, (2,)), MultiRLModuleSpec({})
 REFUSED = [
     # names
@@ -151,6 +152,7 @@ REFUSED = [
     *((built(kind, SEVERAL), "needs a Box") for kind in (CQLConfig, IQLConfig, TD3BCConfig)),
     (built(TD3BCConfig, TWO), "needs a Box"),
     (lambda: BCConfig().training(loss="mse").build_learner(spaces=(BOX, TWO)), "loss='mse' needs a Box of actions"),
+    (HALF_OF_DOUBLE.build_learner, "mixed_precision=True needs framework.dtype='float32', not 'float64'"),
     # schedules, data, an epsilon of evaluation's own
     *((scheduled(option, [[1, 0.1], [5, 0.0]]), "first point must be at step 0") for option in SCHEDULED),
     *((scheduled(option, [[0, 0.1]]), "at least two points") for option in SCHEDULED),

@@ -372,8 +372,3 @@ def test_the_loss_reads_float32_whatever_the_networks_compute_in():
     learner = mixed_learner(True)
     batch = {MODULE: {"obs": torch.zeros(5, 3)}}
     assert {value.dtype for value in learner.forward_train(batch)[MODULE].values()} == {torch.float32}
-
-
-def test_mixed_precision_of_float64_is_refused():
-    with pytest.raises(ValueError, match=r"mixed_precision=True needs framework.dtype=.float32., not .float64."):
-        ppo_config().framework(mixed_precision=True).build_learner()

@@ -212,6 +212,8 @@ REFUSED_BY_A_LEARNER = [
     ("below the learner", lambda a: LearnerGroup(a).get_state("learner/x"), KeyError, ["no component 'x'"]),
     ("without it", lambda a: LearnerGroup(a).get_state(not_components=["x"]), KeyError, ["'x'", "'learner'"]),
     ("group's state", lambda a: LearnerGroup(a).set_state({"rl_module": {}}), ValueError, ["'learner'", "'rl_module'"]),
+    ("weights of a stranger", lambda a: LearnerGroup(a).get_weights(["x"]), KeyError, ["no modules ['x']", "['a']"]),
+    ("a stranger's weights", lambda a: LearnerGroup(a).set_weights({"x": {}}), ValueError, ["module 'x' is unknown"]),
     ("some weights", lambda a: LearnerGroup(a).set_weights({"a": {}}), ValueError, ["a: missing", "policy_head.bias"]),
     ("a function of three", lambda a: policy_of(lambda a, b, c: True), TypeError, ["(module_id, batch)"]),
 ]
