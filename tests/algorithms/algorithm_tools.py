@@ -6,10 +6,33 @@ from gymnasium import spaces
 
 from lockstep import PPOConfig, SampleBatch
 from lockstep.data.episode import SingleAgentEpisode
+from lockstep.modules import ModelConfig, MultiRLModuleSpec, RLModuleSpec
 
 MODULE = "default_policy"
 BOX = spaces.Box(-np.inf, np.inf, (3,), np.float32)
-THREE, FROM_FIVE = spaces.Discrete(3), spaces.Discrete(3, start=5)
+TWO, THREE, FROM_FIVE = spaces.Discrete(2), spaces.Discrete(3), spaces.Discrete(3, start=5)
+
+
+def small_config(kind=PPOConfig):
+    """A configuration that builds without making an environment."""
+    config = kind().environment(observation_space=BOX, action_space=TWO).rl_module(model_config={"hiddens": (4,)})
+    config.env_runners(num_envs_per_env_runner=2).training(train_batch_size=16)
+    return config.training(minibatch_size=4, num_epochs=1) if kind is PPOConfig else config
+
+
+def two_specs():
+    """A spec of two modules, `b` with layers of its own."""
+    return MultiRLModuleSpec({"a": RLModuleSpec(), "b": RLModuleSpec(model_config=ModelConfig(hiddens=(6,)))})
+
+
+def to_a_or_b(agent, episode):
+    return "a" if agent.startswith("x") else "b"
+
+
+def of_two_modules(kind=PPOConfig, **multi_agent):
+    """A configuration whose agents `x...` are module a's, the others module b's."""
+    options = {"policies": ["a", "b"], "policy_mapping_fn": to_a_or_b, **multi_agent}
+    return small_config(kind).multi_agent(**options)
 
 
 def make_policy(action_space=FROM_FIVE, observation_space=BOX, config=None, seed=0, **environment):
@@ -33,13 +56,13 @@ def loss_and_gradients(learner, inputs, values, batch):
     return loss.detach(), torch.autograd.grad(loss, (inputs, values))
 
 
-def some_episodes(logp=False, seed=0):
+def some_episodes(logp=False, seed=0, num_actions=3):
     """Pieces that end terminated, open, truncated and open: 3 + 3 + 4 + 2 steps. With `logp` an older policy acted."""
     rng = np.random.default_rng(seed)
     return [
         SingleAgentEpisode(
             observations=rng.normal(size=(length + 1, 3)).astype(np.float32),
-            actions=rng.integers(3, size=length),
+            actions=rng.integers(num_actions, size=length),
             rewards=rng.normal(size=length).astype(np.float32),
             terminated=end == "terminated",
             truncated=end == "truncated",
@@ -64,3 +87,37 @@ def transitions(action_space, seed=0, rows=12, **more):
         truncateds=truncateds & ~terminateds,
         **more,
     )
+
+
+def played(probe, rows=400, noise=None):
+    """Random actions in a probe, with its true ends; `noise`: near the best action instead."""
+    env, rng = probe(), np.random.default_rng(0)
+    columns = {name: [] for name in ("obs", "actions", "rewards", "terminateds", "truncateds", "new_obs")}
+    obs, _ = env.reset(seed=0)
+    env.action_space.seed(1)
+    for _ in range(rows):
+        action = env.action_space.sample()
+        if noise is not None:
+            action = np.clip(env.best_action(obs) + noise * rng.normal(size=1), -1, 1).astype(np.float32)
+        new_obs, reward, *ends, _ = env.step(action)
+        for column, value in zip(columns.values(), (obs, action, reward, *ends, new_obs)):
+            column.append(value)
+        obs = env.reset()[0] if any(ends) else new_obs
+    return SampleBatch({name: np.array(column) for name, column in columns.items()})
+
+
+def learned_transitions(action_space, seed=0, rows=12, **more):
+    """Transitions with actions as critics learn from them: those of a Box within one."""
+    within_one = spaces.Box(-1, 1, action_space.shape, np.float32)
+    return transitions(within_one if isinstance(action_space, spaces.Box) else action_space, seed, rows, **more)
+
+
+def noting(learner_class):
+    """The class with learners that note in `seen` the batch and the noise that was drawn for it."""
+
+    class Noting(learner_class):
+        def compute_losses(self, *, fwd_out, batch):
+            self.seen = batch[MODULE]
+            return super().compute_losses(fwd_out=fwd_out, batch=batch)
+
+    return Noting

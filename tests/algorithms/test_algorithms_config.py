@@ -5,29 +5,17 @@ import json
 import numpy as np
 import pytest
 import torch
+from algorithm_tools import BOX, TWO, small_config, two_specs
 from gymnasium import spaces
 
 from lockstep import A2CConfig, ModelConfig, PPOConfig, SampleBatch, get_config
 from lockstep.algorithms.ppo import PPOLearner
 from lockstep.data import write_rows
 from lockstep.data.sample_batch import MultiAgentBatch
-from lockstep.modules import DefaultActorCriticModule, MultiRLModuleSpec, RLModule, RLModuleSpec
+from lockstep.modules import DefaultActorCriticModule, MultiRLModuleSpec, RLModuleSpec
 from lockstep.state.restarts import RestartLimits
 
-BOX, TWO = spaces.Box(-np.inf, np.inf, (3,), np.float32), spaces.Discrete(2)
 SPEC = RLModuleSpec(DefaultActorCriticModule, BOX, TWO, model_config=ModelConfig(hiddens=(4,)))
-
-
-def small(cls=PPOConfig):
-    """A configuration that builds without making an environment."""
-    config = cls().environment(observation_space=BOX, action_space=TWO).rl_module(model_config={"hiddens": (4,)})
-    config.env_runners(num_envs_per_env_runner=2).training(train_batch_size=16)
-    return config.training(minibatch_size=4, num_epochs=1) if cls is PPOConfig else config
-
-
-def two():
-    """A spec of two modules, `b` with layers of its own."""
-    return MultiRLModuleSpec({"a": RLModuleSpec(), "b": RLModuleSpec(model_config=ModelConfig(hiddens=(6,)))})
 
 
 def batch_of_two(rows=16):
@@ -59,42 +47,7 @@ def mapped(agent_id, episode):
     return "a"
 
 
-class FromTheScript(PPOLearner):
-    """As one that is defined in the script that runs."""
-
-
-FromTheScript.__module__ = "__main__"
-
-
-def inside(base):
-    class Inside(base):
-        pass
-
-    return Inside
-
-
 # -- names ---
-
-
-@pytest.mark.parametrize(
-    "attempt, words",
-    [
-        (lambda: A2CConfig().training(target_kl=0.01), "training has no option 'target_kl'"),
-        (lambda: get_config("pop"), "unknown algorithm 'pop'; did you mean 'ppo'"),
-        (lambda: PPOConfig().set_path("trainig.lr", 1), "unknown option 'trainig.lr'; did you mean 'training'"),
-        (lambda: PPOConfig().set_path("training.learning_rat", 1), "training has no option 'learning_rat'"),
-        (lambda: PPOConfig().set_path("rl_module.model_config.hidens", [8]), "did you mean 'hiddens'"),
-        (lambda: PPOConfig().set_path("lr", 1), "write section.option, e.g. training.lr"),
-        (lambda: PPOConfig().update_from_dict(A2CConfig().to_dict()), "is for 'a2c', this one for 'ppo'"),
-        (lambda: PPOConfig().update_from_dict({"trainig": {}}), "unknown section 'trainig'; did you mean 'training'"),
-        (lambda: PPOConfig().update_from_dict({"training": {"gama": 0.1}}), "no option 'gama'; did you mean 'gamma'"),
-        (lambda: PPOConfig.overrides(clip=0.1), "no option 'clip' to override for a module; did you mean"),
-    ],
-)
-def test_an_unknown_name_is_refused_with_what_may_be_meant(attempt, words):
-    with pytest.raises(ValueError) as refused:
-        attempt()
-    assert words in str(refused.value)
 
 
 @pytest.mark.parametrize("options", [{"gama": 0.9}, {"lambda_": 2.0}])
@@ -134,7 +87,7 @@ def test_options_are_set_by_assignment_by_path_and_by_fields_of_the_model():
 
 
 def test_copy_is_independent_and_equal():
-    config = small().environment(env_config={"size": [1, 2]})
+    config = small_config().environment(env_config={"size": [1, 2]})
     other = config.copy()
     assert other == config
     other.env_config["size"].append(3)
@@ -146,7 +99,7 @@ def test_copy_is_independent_and_equal():
 
 
 def test_frozen_config_refuses_every_way_of_setting_and_its_copy_is_free():
-    config = small().environment(env_config={"sizes": [1, 2]}).freeze()
+    config = small_config().environment(env_config={"sizes": [1, 2]}).freeze()
     before = config.copy()
     for change in (
         lambda: config.training(lr=1.0),
@@ -169,7 +122,7 @@ def test_frozen_config_refuses_every_way_of_setting_and_its_copy_is_free():
 
 
 def test_frozen_config_validates_builds_and_is_written_like_any_other():
-    config = small().multi_agent(policies=["default_policy"]).freeze()
+    config = small_config().multi_agent(policies=["default_policy"]).freeze()
     config.validate()
     assert set(config.build_learner().module) == {"default_policy"}
     assert again(config) == config
@@ -190,7 +143,7 @@ def test_json_round_trip_gives_back_an_equal_config(tmp_path):
         image=spaces.Box(0, 255, (4, 4), np.uint8), rest=spaces.Tuple([spaces.MultiDiscrete([2, 3]), BOX])
     )
     config = (
-        small()
+        small_config()
         .environment("CartPole-v1", observation_space=nested, normalize_observations=True, env_config={"a": [1, None]})
         .training(lr=[[0, 1e-3], [1000, 0.0]], entropy_coeff=halving, vf_clip_param=0.5, target_kl=0.02)
         .rl_module(model_config={"conv_filters": ((8, 4, 2),), "squash_actions": False})
@@ -220,7 +173,7 @@ def test_json_round_trip_gives_back_an_equal_config(tmp_path):
     ids=["spec", "spec-without-spaces", "two-specs", "policies", "set", "class"],
 )
 def test_json_round_trip_keeps_specs_sets_and_classes(section, options):
-    given = getattr(small(), section)(**options)
+    given = getattr(small_config(), section)(**options)
     restored = again(given)
     assert restored == given
     assert type(restored.model_config) is ModelConfig
@@ -228,27 +181,10 @@ def test_json_round_trip_keeps_specs_sets_and_classes(section, options):
         assert type(getattr(restored, option)) is type(value)
 
 
-@pytest.mark.parametrize(
-    "section, options, words",
-    [
-        ("training", {"lr": lambda step: 0.1}, ["training.lr=", "a lambda has no name; use points"]),
-        ("training", {"learner_class": FromTheScript}, ["the script that runs (`__main__`); move it to a file"]),
-        ("training", {"learner_class": inside(PPOLearner)}, ["inside of a function; define it at the top of a module"]),
-        ("rl_module", {"rl_module_spec": RLModuleSpec(inside(RLModule))}, ["rl_module.rl_module_spec.module_class="]),
-    ],
-    ids=["lambda", "script", "function", "spec"],
-)
-def test_what_json_cannot_hold_is_refused_by_its_path_with_the_reason(section, options, words):
-    with pytest.raises(ValueError) as refused:
-        getattr(PPOConfig(), section)(**options).to_json()
-    for word in ["cannot be written to JSON", *words]:
-        assert word in str(refused.value)
-
-
 def test_numbers_of_numpy_are_written_as_those_of_python():
-    given = small().debugging(seed=np.int64(3)).training(lr=np.float32(0.5), train_batch_size=np.int64(16))
+    given = small_config().debugging(seed=np.int64(3)).training(lr=np.float32(0.5), train_batch_size=np.int64(16))
     given.rl_module(model_config={"hiddens": (np.int64(8),), "max_seq_len": np.int32(5)})
-    plain = small().debugging(seed=3).training(lr=0.5, train_batch_size=16)
+    plain = small_config().debugging(seed=3).training(lr=0.5, train_batch_size=16)
     plain.rl_module(model_config={"hiddens": (8,), "max_seq_len": 5})
     assert given.to_json() == plain.to_json()
     given.build_learner()
@@ -259,7 +195,7 @@ def test_numbers_of_numpy_are_written_as_those_of_python():
 
 @pytest.mark.parametrize("config", [PPOConfig, A2CConfig])
 def test_spec_of_several_modules_is_filled_built_and_trained(config):
-    learner = small(config).rl_module(rl_module_spec=two()).build_learner()
+    learner = small_config(config).rl_module(rl_module_spec=two_specs()).build_learner()
     assert list(learner.module) == ["a", "b"]
     assert learner.module["a"].model_config.hiddens == (4,)  # the section's
     assert learner.module["b"].model_config.hiddens == (6,)  # its own
@@ -271,7 +207,7 @@ def test_group_and_learner_are_built_from_an_environment_from_spaces_and_from_a_
     config = PPOConfig().rl_module(model_config={"hiddens": (4,)})
     assert list(config.build_learner("CartPole-v1").module) == ["default_policy"]
     assert config.build_learner(spaces=(BOX, TWO)).module["default_policy"].action_space == TWO
-    group = config.build_learner_group(spaces=(BOX, TWO), rl_module_spec=two())
+    group = config.build_learner_group(spaces=(BOX, TWO), rl_module_spec=two_specs())
     assert list(group.learner.module) == ["a", "b"]
     assert config.rl_module_spec is None  # the configuration is as it was
     assert list(config.build_learner_group("CartPole-v1").learner.module) == ["default_policy"]
@@ -290,8 +226,10 @@ def test_group_is_built_from_a_spec_with_its_spaces_alone_also_after_json():
 
 def test_overrides_hold_for_their_module_only_and_schedules_too():
     overrides = {"b": {"lr": [[0, 0.5], [100, 0.0]], "entropy_coeff": 0.25, "grad_clip": None}}
-    config = small().training(lr=0.01, grad_clip=0.5)
-    learner = config.rl_module(rl_module_spec=two(), algorithm_config_overrides_per_module=overrides).build_learner()
+    config = small_config().training(lr=0.01, grad_clip=0.5)
+    learner = config.rl_module(
+        rl_module_spec=two_specs(), algorithm_config_overrides_per_module=overrides
+    ).build_learner()
     assert (learner.config_of("a").lr, learner.config_of("a").grad_clip) == (0.01, 0.5)
     assert learner.config_of("b").grad_clip is None
     assert [float(learner.coefficient(name, "entropy_coeff")) for name in "ab"] == [0.0, 0.25]
@@ -302,27 +240,10 @@ def test_overrides_hold_for_their_module_only_and_schedules_too():
 def test_overrides_can_be_made_by_the_algorithms_config_or_be_one():
     assert PPOConfig.overrides(lr=0.5, clip_param=0.1) == {"lr": 0.5, "clip_param": 0.1}
     whole = PPOConfig().training(lr=0.5)
-    config = small().rl_module(rl_module_spec=two(), algorithm_config_overrides_per_module={"a": whole})
+    config = small_config().rl_module(rl_module_spec=two_specs(), algorithm_config_overrides_per_module={"a": whole})
     assert config.algorithm_config_overrides_per_module == {"a": {"lr": 0.5}}
     learner = config.build_learner()
     assert (learner.config_of("a").lr, learner.config_of("a").train_batch_size) == (0.5, 16)
-
-
-@pytest.mark.parametrize(
-    "overrides, error, message",
-    [
-        ({"c": {"lr": 0.1}}, ValueError, r"names \['c'\]; the modules are \['a', 'b'\]"),
-        ({"a": {"learning_rte": 0.1}}, ValueError, r"per_module\['a'\]: training has no option 'learning_rte'"),
-        ({"a": {"num_epochs": 3}}, ValueError, r"training.num_epochs holds for the whole update.* own lr, gamma"),
-        ({"a": {"minibatch_size": 3}}, ValueError, r"training.minibatch_size holds for the whole update"),
-        ({"a": {"grad_clip": 0}}, ValueError, r"per_module\['a'\]: training.grad_clip=0 is not allowed"),
-        ({"a": 0.1}, TypeError, r"per_module\['a'\]: .*must be a dict of training options"),
-    ],
-)
-def test_overrides_that_cannot_be_are_refused_by_module(overrides, error, message):
-    config = small().rl_module(rl_module_spec=two(), algorithm_config_overrides_per_module=overrides)
-    with pytest.raises(error, match=message):
-        config.build_learner()
 
 
 # -- faults, offline data, whole episodes ---
@@ -354,28 +275,15 @@ def test_offline_data_names_the_rows_that_build_offline_data_opens(rows):
     assert dataset.columns == ("obs",)
     np.testing.assert_array_equal(dataset[[0, 11]]["obs"], [[0.0, 1.0], [10.0, 11.0]])
     assert again(config) == config
-
-
-@pytest.mark.parametrize(
-    "options, error, message",
-    [
-        ({}, ValueError, "offline_data.input_ is not set"),
-        ({"input_": []}, ValueError, r"offline_data.input_=\[\] names no file"),
-        ({"input_": [3]}, TypeError, r"offline_data.input_=\[3\] must be the path of a file"),
-        ({"input_": "nowhere.rows"}, FileNotFoundError, "nowhere.rows"),
-        ({"columns": {"x": "obs"}}, KeyError, "has no column 'obs'; columns are"),
-    ],
-)
-def test_offline_data_refuses_with_the_option_named(options, error, message, rows):
-    with pytest.raises(error, match=message):
-        PPOConfig().offline_data(
-            **({"input_": rows, **options} if "columns" in options else options)
-        ).build_offline_data()
+    with pytest.raises(KeyError, match="has no column 'obs'; columns are"):
+        config.offline_data(columns={"x": "obs"}).build_offline_data()
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        PPOConfig().offline_data(input_="nowhere.rows").build_offline_data()
 
 
 def test_batch_mode_complete_episodes_trains_on_whole_episodes_only():
     config = (
-        small()
+        small_config()
         .environment("CartPole-v1", observation_space=None, action_space=None)
         .env_runners(num_envs_per_env_runner=3, batch_mode="complete_episodes")
         .training(train_batch_size=60, minibatch_size=20)
@@ -404,41 +312,7 @@ def test_batch_mode_complete_episodes_trains_on_whole_episodes_only():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_validate_refuses_a_gpu_that_is_not_there():
     with pytest.raises(ValueError, match=r"framework\.device='cuda' is not there"):
-        small().framework(device="cuda").validate()
-
-
-@pytest.mark.parametrize(
-    "build, error, message",
-    [
-        (lambda: PPOConfig().validate(), ValueError, r'environment\.env is not set; give an id such as "CartPole-v1"'),
-        (lambda: PPOConfig().build_learner("CartPol-v1"), ValueError, "CartPole-v1"),
-        (lambda: PPOConfig().build_learner(spaces=(spaces.Text(3), TWO)), ValueError, "no network for .* space Text"),
-        (lambda: PPOConfig().build_learner_group(spaces=(BOX,)), TypeError, r"\(observation space, action space\)"),
-        (
-            lambda: small().multi_agent(policies_to_train=["default_policy", "other"]).build_learner(),
-            ValueError,
-            r"policies_to_train=.*'other'.*the modules are \['default_policy'\]",
-        ),
-        (
-            lambda: small().rl_module(rl_module_spec=MultiRLModuleSpec({})).build_learner(),
-            ValueError,
-            "no modules; a learner needs at least one",
-        ),
-    ],
-    ids=["no-environment", "unknown-environment", "observation-space", "no-pair", "unknown-policy", "no-modules"],
-)
-def test_what_cannot_be_built_is_refused_with_what_is_missing(build, error, message):
-    with pytest.raises(error, match=message):
-        build()
-
-
-@pytest.mark.parametrize("config", [PPOConfig, A2CConfig])
-@pytest.mark.parametrize("space", [spaces.Text(3), spaces.Dict(a=TWO)], ids=["text", "dict"])
-def test_action_space_that_cannot_be_taken_is_refused_with_algorithm_and_space(config, space):
-    with pytest.raises(ValueError) as refused:
-        config().build_learner(spaces=(BOX, space))
-    assert f"{config.algorithm} cannot act in {space}" in str(refused.value)
-    assert "Discrete, MultiDiscrete, MultiBinary" in str(refused.value)
+        small_config().framework(device="cuda").validate()
 
 
 # -- schedules ---
@@ -459,23 +333,14 @@ def learning_rate_at(learner, step):
     ],
 )
 def test_learning_rate_takes_a_number_points_or_a_callable(schedule, at_0, at_50, at_1000):
-    learner = small().training(lr=schedule).build_learner()
+    learner = small_config().training(lr=schedule).build_learner()
     assert learner.get_optimizer("default_policy").param_groups[0]["lr"] == at_0
     assert learning_rate_at(learner, 50) == pytest.approx(at_50)
     assert learning_rate_at(learner, 1000) == pytest.approx(at_1000)
 
 
-@pytest.mark.parametrize("option", ["lr", "entropy_coeff", "clip_param"])
-@pytest.mark.parametrize(
-    "points, message", [([[1, 0.1], [5, 0.0]], "first point must be at step 0"), ([[0, 0.1]], "at least two points")]
-)
-def test_schedule_with_bad_points_is_refused_by_the_build(option, points, message):
-    with pytest.raises(ValueError, match=message):
-        small().training(**{option: points}).build_learner()
-
-
 def test_position_of_schedules_is_part_of_the_state():
-    config = small().training(lr=[[0, 1.0], [100, 0.0]], entropy_coeff=[[0, 0.4], [100, 0.0]])
+    config = small_config().training(lr=[[0, 1.0], [100, 0.0]], entropy_coeff=[[0, 0.4], [100, 0.0]])
     learner, other = config.build_learner(), config.build_learner()
     learning_rate_at(learner, 75)
     other.set_state(learner.get_state())

@@ -1,18 +1,21 @@
-"""DQN: the loss against numbers worked out by hand, the target network, priorities, exploration, the probes."""
+"""DQN: the loss against numbers worked out by hand and plain torch, the target network, priorities, exploration."""
+
+import copy
 
 import numpy as np
 import pytest
 import torch
+from algorithm_tools import BOX, MODULE, transitions
 from gymnasium import spaces
 from space_envs import SpaceEnv
+from torch import nn
 
-from lockstep import Collector, DQNConfig, PPOConfig, SampleBatch, policy_within_training_step
+from lockstep import DQNConfig, SampleBatch, policy_within_training_step
 from lockstep.algorithms import C51Config, QRDQNConfig
 from lockstep.algorithms.dqn import DQNLearner
 from lockstep.modules import EpsilonGreedy
 from lockstep.replay import PrioritizedVectorReplayBuffer, VectorReplayBuffer
 
-MODULE = "default_policy"
 SPACES = spaces.Discrete(3), spaces.Discrete(2)
 ONLINE = np.array([[1.0, 2.0], [4.0, 3.0], [0.5, 0.0]])  # [state, action]
 TARGET = np.array([[10.0, 20.0], [30.0, 40.0], [5.0, 7.0]])
@@ -118,6 +121,68 @@ def test_the_target_network_is_part_of_the_learners_state():
     assert torch.equal(*flats)
 
 
+# -- step for step beside the same algorithm in plain torch: autograd, `torch.optim.Adam`, deep copies ---
+
+CLIP, LR, ROWS = 0.5, 3e-3, 16
+
+
+def layers_like(module):
+    """The default network as plain layers with the same numbers."""
+    linears = [layer for layer in (*module.encoder.mlp, module.policy_head) if isinstance(layer, nn.Linear)]
+    made = []
+    for linear in linears:
+        own = nn.Linear(linear.in_features, linear.out_features, dtype=torch.float64)
+        own.load_state_dict(linear.state_dict())
+        made += [own, nn.ReLU()]
+    return nn.Sequential(*made[:-1])
+
+
+def plain_losses(net, given, *, double, interval, tau):
+    """What the textbook does with these batches; the network learns in place."""
+    target, optimizer, losses = copy.deepcopy(net), torch.optim.Adam(net.parameters(), lr=LR, eps=1e-8), []
+    for step, batch in enumerate(given, start=1):
+        tensors = {name: torch.from_numpy(np.asarray(value)) for name, value in batch.items()}
+        obs, new_obs, rewards = (tensors[name].double() for name in ("obs", "new_obs", "rewards"))
+        with torch.no_grad():
+            chosen = (net if double else target)(new_obs).argmax(1)
+            following = target(new_obs)[torch.arange(ROWS), chosen]
+            following = torch.where(tensors["terminateds"], 0.0, following)
+            wanted = rewards + tensors.get("discounts", 0.97) * following
+        taken = net(obs)[torch.arange(ROWS), tensors["actions"]]
+        each = nn.functional.smooth_l1_loss(taken, wanted, reduction="none")
+        loss = (each * tensors.get("weights", 1.0)).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(net.parameters(), CLIP)
+        optimizer.step()
+        losses.append(loss.item())
+        if step % interval == 0:
+            with torch.no_grad():
+                for own, other in zip(target.parameters(), net.parameters()):
+                    own.mul_(1.0 - tau).add_(tau * other)
+    return losses
+
+
+@pytest.mark.parametrize("weights", [False, True], ids=["plain", "weights and n steps"])
+@pytest.mark.parametrize("double, interval, tau", [(True, 5, 1.0), (False, 3, 1.0), (True, 1, 0.05)])
+def test_losses_and_parameters_of_100_steps_are_those_of_plain_torch(double, interval, tau, weights):
+    config = DQNConfig().framework(dtype="float64")
+    config.training(gamma=0.97, lr=LR, grad_clip=CLIP, double_q=double, target_update_interval=interval, tau=tau)
+    config.rl_module(model_config={"hiddens": (16, 16), "activation": "relu", "policy_gain": 1.0})
+    learner = config.build_learner(spaces=(BOX, SPACES[1]))
+    rng, net = np.random.default_rng(0), layers_like(learner.module[MODULE])
+    more = {"weights": rng.random(ROWS), "discounts": 0.97 ** rng.integers(1, 4, ROWS)} if weights else {}
+    batches = [transitions(SPACES[1], seed, ROWS, **more) for seed in range(100)]
+    expected = plain_losses(net, batches, double=double, interval=interval, tau=tau)
+    found = [learner.update_from_batch(batch)[MODULE]["qf_loss"] for batch in batches]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    for own, other in zip(learner.module[MODULE].parameters(), net.parameters()):
+        torch.testing.assert_close(own, other, rtol=1e-6, atol=1e-6)
+
+
+# -- the policy, the buffer, chance actions ---
+
+
 def policy_and_buffer(kind=VectorReplayBuffer, **training):
     config = DQNConfig().training(**training).rl_module(model_config={"hiddens": (8,)})
     policy = config.build_policy(spaces=(spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(2)))
@@ -210,36 +275,3 @@ def test_evaluation_takes_chance_actions_with_an_epsilon_of_its_own(cls):
         stats = config.build_test_collector(policy).collect(n_episode=200)
         assert stats.returns_stat.mean / 5 == pytest.approx(share, abs=0.05)  # of five steps, half of chance's are 1
         assert config.epsilon == 1.0  # that of training
-
-
-@pytest.mark.parametrize(
-    "attempt, message",
-    [
-        (
-            lambda: PPOConfig().environment("CartPole-v1").evaluation(epsilon=0.1).validate(),
-            r"evaluation\.epsilon=0\.1 is not allowed for ppo.*evaluation_explore",
-        ),
-        (lambda: Collector(policy_and_buffer()[0], SpaceEnv(action_space=SPACES[1]), epsilon=-1), "between 0 and 1"),
-        (
-            lambda: Collector(PPOConfig().build_policy("CartPole-v1"), "CartPole-v1", epsilon=0.1).collect(n_episode=1),
-            r"epsilon=0\.1: ppo has no action values",
-        ),
-    ],
-    ids=["option", "value", "collector"],
-)
-def test_an_epsilon_for_evaluation_needs_action_values_and_a_probability(attempt, message):
-    with pytest.raises(ValueError, match=message):
-        attempt()
-
-
-@pytest.mark.parametrize("kind", [DQNConfig, C51Config, QRDQNConfig])
-def test_spaces_networks_and_goals_without_action_values_are_refused(kind):
-    for actions in (spaces.Box(-1, 1, (2,)), spaces.MultiDiscrete([2, 2]), spaces.MultiBinary(3)):
-        with pytest.raises(ValueError, match="action values need a Discrete action space"):
-            kind().build_learner(spaces=(SPACES[0], actions))
-    with pytest.raises(ValueError, match="recurrent='lstm': action values are learned without memory"):
-        kind().rl_module(model_config={"recurrent": "lstm"}).build_learner(spaces=SPACES)
-    with pytest.raises(ValueError, match="CartPoleEnv has no compute_reward"):
-        kind().environment("CartPole-v1").replay(her=True).build_trainer()
-    with pytest.raises(ValueError, match="ppo has no replay section"):
-        PPOConfig().replay(capacity=10)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from algorithm_tools import MODULE, played
 from gymnasium import spaces
 
 from lockstep import BCConfig, MARWILConfig, SampleBatch
@@ -11,7 +12,6 @@ from lockstep.envs.probes import ObservationActionProbe, ObservationActionProbeC
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout import MalformedBufferError
 
-MODULE = "default_policy"
 DISCRETE = spaces.Discrete(3), spaces.Discrete(2)
 LOGITS = np.array([[0.0, 1.0], [2.0, 0.0], [0.0, 0.0]])  # [state, action]
 VALUES = np.array([1.0, 2.0, 3.0])
@@ -119,24 +119,6 @@ def test_the_gradient_of_marwil_does_not_reach_the_weights():
     torch.testing.assert_close(module.value_head.weight.grad[0], values.grad)
 
 
-def one_step_rows(probe, rows=400, seed=0, noise=None):
-    """Random actions in a probe of one step; `noise`: near the best action instead."""
-    env, rng = probe(), np.random.default_rng(seed)
-    columns = {name: [] for name in ("obs", "new_obs", "actions", "rewards")}
-    env.reset(seed=seed)
-    env.action_space.seed(seed)
-    for _ in range(rows):
-        obs, _ = env.reset()
-        action = env.action_space.sample()
-        if noise is not None:
-            action = np.clip(env.best_action(obs) + noise * rng.normal(size=1), -1, 1).astype(np.float32)
-        new_obs, reward, *_ = env.step(action)
-        for name, value in zip(columns, (obs, new_obs, action, reward)):
-            columns[name].append(value)
-    ends = {"terminateds": np.ones(rows, bool), "truncateds": np.zeros(rows, bool)}
-    return SampleBatch({**{name: np.array(column) for name, column in columns.items()}, **ends})
-
-
 def trained(kind, probe, data, steps=300, **training):
     config = kind().environment(probe).offline_data(input_=data).training(lr=1e-2, train_batch_size=128, **training)
     config.rl_module(model_config={"hiddens": (16,)}).reporting(total_steps=steps, steps_per_epoch=steps)
@@ -146,7 +128,7 @@ def trained(kind, probe, data, steps=300, **training):
 
 
 def test_marwil_with_beta_0_is_bc_to_the_last_bit():
-    data = one_step_rows(ObservationActionProbe)
+    data = played(ObservationActionProbe)
     one = trained(BCConfig, ObservationActionProbe, data, 50)
     other = trained(MARWILConfig, ObservationActionProbe, data, 50, beta=0.0)
     own = one.module.state_dict()
@@ -157,7 +139,7 @@ def test_marwil_with_beta_0_is_bc_to_the_last_bit():
 
 @pytest.mark.parametrize("probe", [ObservationActionProbe, ObservationActionProbeContinuous])
 def test_marwil_finds_the_best_action_in_random_data_where_bc_imitates_chance(probe):
-    data, obs = one_step_rows(probe), np.array(probe.observations, np.float32)
+    data, obs = played(probe), np.array(probe.observations, np.float32)
     best = np.array([probe().best_action(row) for row in obs], np.float32)
     limits = {"moving_average_sqd_adv_norm_start": 1.0, "max_weight": 20.0}
     policy = trained(MARWILConfig, probe, data, beta=4.0, **limits)
@@ -174,7 +156,7 @@ def test_marwil_finds_the_best_action_in_random_data_where_bc_imitates_chance(pr
 
 def test_bc_imitates_an_expert_and_reads_normalised_observations_where_that_is_asked():
     probe, obs = ObservationActionProbeContinuous, np.array([[-1.0], [1.0]], np.float32)
-    data = one_step_rows(probe, noise=0.1)
+    data = played(probe, noise=0.1)
     config = BCConfig().environment(probe, normalize_observations=True).offline_data(input_=data)
     config.training(lr=1e-2, train_batch_size=128, loss="mse").reporting(total_steps=200, steps_per_epoch=200)
     trainer = config.rl_module(model_config={"hiddens": (16,)}).evaluation(evaluation_interval=0).build_trainer()
@@ -184,11 +166,6 @@ def test_bc_imitates_an_expert_and_reads_normalised_observations_where_that_is_a
     trainer.run()
     assert normalizer.moments[0].count == len(data)
     np.testing.assert_allclose(trainer.policy.compute_actions(obs), 0.5 * obs, atol=0.1)
-
-
-def test_what_does_not_fit_offline_learning_is_refused():
-    with pytest.raises(ValueError, match="loss='mse' needs a Box of actions"):
-        BCConfig().training(loss="mse").build_learner(spaces=DISCRETE)
 
 
 def test_a_minari_dataset_is_read_and_its_actions_translated(tmp_path, monkeypatch):

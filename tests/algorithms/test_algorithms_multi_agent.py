@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from algorithm_tools import BOX, TWO, of_two_modules, to_a_or_b
 from gymnasium import spaces
 
 from lockstep import A2CConfig, APPOConfig, IMPALAConfig, PPOConfig
@@ -11,32 +12,20 @@ from lockstep.data.multi_agent_episode import MultiAgentEpisode
 from lockstep.modules import (
     DefaultActorCriticModule,
     ModelConfig,
-    MultiRLModuleSpec,
     RecurrentActorCriticModule,
     RLModuleSpec,
 )
 
-SMALL, LARGE = spaces.Box(-1.0, 1.0, (2,), np.float32), spaces.Box(-1.0, 1.0, (5,), np.float32)
-TWO, MOVE = spaces.Discrete(2), spaces.Box(-1.0, 1.0, (1,), np.float32)
-
-
-def to_a_or_b(agent, episode):
-    return "a" if agent.startswith("x") else "b"
-
-
-def config(cls=PPOConfig, **multi_agent):
-    made = cls().environment(observation_space=SMALL, action_space=TWO).rl_module(model_config={"hiddens": (4,)})
-    options = {"policies": ["a", "b"], "policy_mapping_fn": to_a_or_b, **multi_agent}
-    return made.multi_agent(**options).training(train_batch_size=64)
+LARGE, MOVE = spaces.Box(-1.0, 1.0, (5,), np.float32), spaces.Box(-1.0, 1.0, (1,), np.float32)
 
 
 def test_policies_are_modules_of_their_own():
-    learner = config().build_learner()
+    learner = of_two_modules().build_learner()
     assert list(learner.module) == ["a", "b"]
     assert learner.connectors["a"] is not learner.connectors["b"]
     first, second = (learner.module[mid].policy_head.weight.detach().numpy() for mid in "ab")
     assert not np.array_equal(first, second)
-    again = config().build_learner().module["a"].policy_head.weight.detach().numpy()
+    again = of_two_modules().build_learner().module["a"].policy_head.weight.detach().numpy()
     np.testing.assert_array_equal(first, again)
 
 
@@ -46,26 +35,26 @@ def test_policies_may_bring_specs_and_spaces_of_their_own():
         "b": {"model_config": {"recurrent": "gru", "recurrent_size": 3}},
         "c": None,
     }
-    learner = config(policies=policies).build_learner()
+    learner = of_two_modules(policies=policies).build_learner()
     a, b, c = (learner.module[mid] for mid in "abc")
     assert (a.observation_space, a.action_space, a.model_config.hiddens) == (LARGE, MOVE, (7,))
     assert learner.connectors["a"].actions is not None
     assert isinstance(b, RecurrentActorCriticModule)
-    assert (b.observation_space, b.action_space) == (SMALL, TWO)
+    assert (b.observation_space, b.action_space) == (BOX, TWO)
     assert type(c) is DefaultActorCriticModule
     assert c.model_config.hiddens == (4,)
 
 
 def test_no_environment_is_needed_where_all_policies_bring_their_spaces():
-    own = RLModuleSpec(observation_space=SMALL, action_space=TWO)
+    own = RLModuleSpec(observation_space=BOX, action_space=TWO)
     made = PPOConfig().multi_agent(policies={"a": own}, policy_mapping_fn=to_a_or_b)
     assert list(made.build_learner().module) == ["a"]
 
 
 def test_spaces_may_be_given_by_module():
-    made = config().environment(observation_space={"a": SMALL, "b": LARGE}, action_space={"a": TWO, "b": MOVE})
+    made = of_two_modules().environment(observation_space={"a": BOX, "b": LARGE}, action_space={"a": TWO, "b": MOVE})
     learner = made.build_learner()
-    assert [learner.module[mid].observation_space for mid in "ab"] == [SMALL, LARGE]
+    assert [learner.module[mid].observation_space for mid in "ab"] == [BOX, LARGE]
     with pytest.raises(KeyError, match=r"no observation space for module 'c'; there are some for \['a', 'b'\]"):
         made.multi_agent(policies=["a", "c"]).build_learner()
 
@@ -80,7 +69,7 @@ class Game:
         self.odd = odd
 
     def observation_space(self, agent):
-        return LARGE if agent == "y1" or (self.odd and agent == "x2") else SMALL
+        return LARGE if agent == "y1" or (self.odd and agent == "x2") else BOX
 
     def action_space(self, agent):
         return MOVE if agent == "y1" else TWO
@@ -94,7 +83,7 @@ def test_spaces_of_a_pettingzoo_environment_are_those_of_the_agents_of_each_modu
     before = Game.closed
     learner = made.build_learner()
     assert Game.closed == before + 1
-    assert [learner.module[mid].observation_space for mid in "ab"] == [SMALL, LARGE]
+    assert [learner.module[mid].observation_space for mid in "ab"] == [BOX, LARGE]
     assert [learner.module[mid].action_space for mid in "ab"] == [TWO, MOVE]
     with pytest.raises(ValueError, match=r"agent 'x2' of module 'a' has the spaces .*map them to different modules"):
         made.environment(Game, env_config={"odd": True}).build_learner()
@@ -102,17 +91,17 @@ def test_spaces_of_a_pettingzoo_environment_are_those_of_the_agents_of_each_modu
 
 @pytest.mark.parametrize("algorithm", [PPOConfig, A2CConfig, IMPALAConfig, APPOConfig])
 def test_configured_group_learns_from_multi_agent_episodes(algorithm):
-    made = config(algorithm, policies_to_train=["b"]).rl_module(
+    made = of_two_modules(algorithm, policies_to_train=["b"]).rl_module(
         algorithm_config_overrides_per_module={"b": {"lr": 0.5}}
     )
     group = made.build_learner_group()
     rng = np.random.default_rng(0)
     episode = MultiAgentEpisode(agent_to_module_mapping_fn=made.policy_mapping_fn)
     agents = ("x1", "x2", "y1")
-    episode.add_env_reset({agent: rng.normal(size=2).astype(np.float32) for agent in agents})
+    episode.add_env_reset({agent: rng.normal(size=3).astype(np.float32) for agent in agents})
     for _ in range(5):
         episode.add_env_step(
-            {agent: rng.normal(size=2).astype(np.float32) for agent in agents},
+            {agent: rng.normal(size=3).astype(np.float32) for agent in agents},
             {agent: int(rng.integers(2)) for agent in agents},
             dict.fromkeys(agents, 1.0),
         )
@@ -126,70 +115,22 @@ def test_configured_group_learns_from_multi_agent_episodes(algorithm):
     assert any(not np.array_equal(before["b"][name], after["b"][name]) for name in before["b"])
 
 
-@pytest.mark.parametrize(
-    "options, error, message",
-    [
-        (
-            {"policies_to_train": ["b", "z"]},
-            ValueError,
-            r"policies_to_train=\['b', 'z'\] names others than multi_agent.policies=\['a'",
-        ),
-        ({"policy_mapping_fn": None}, ValueError, "policy_mapping_fn=None maps every agent to 'default_policy'"),
-        ({"policies": []}, ValueError, r"multi_agent.policies=\[\] is empty"),
-    ],
-)
-def test_validate_refuses_what_does_not_fit_together(options, error, message):
-    with pytest.raises(error, match=message):
-        config(**options).validate()
-
-
-@pytest.mark.parametrize(
-    "policies, error, message",
-    [
-        ("a", TypeError, "give a list of module ids"),
-        (3, TypeError, "give a list of module ids"),
-        (["a/b"], ValueError, "module id 'a/b' must be printable text without"),
-        ({"a": 3}, TypeError, r"policies\['a'\] is a int; give an RLModuleSpec"),
-        ({"a": {"modelconfig": {}}}, ValueError, r"policies\['a'\] has \['modelconfig'\]; an RLModuleSpec has"),
-    ],
-)
-def test_policies_that_cannot_be_are_refused_when_they_are_set(policies, error, message):
-    with pytest.raises(error, match=message):
-        PPOConfig().multi_agent(policies=policies)
-    by_assignment = config()
-    with pytest.raises(error, match=message):
-        by_assignment.policies = policies
-
-
-def test_ids_of_policies_specs_and_overrides_must_agree():
-    both = MultiRLModuleSpec({"a": RLModuleSpec(), "c": RLModuleSpec()})
-    with pytest.raises(ValueError, match=r"policies=\['a', 'b'\] are others than the modules \['a', 'c'\]"):
-        config().rl_module(rl_module_spec=both).validate()
-    with pytest.raises(
-        ValueError, match=r"overrides_per_module=.*'z'.* names others than multi_agent.policies=\['a', 'b'\]"
-    ):
-        config().rl_module(algorithm_config_overrides_per_module={"z": {"lr": 0.1}}).validate()
-    built = RLModuleSpec(DefaultActorCriticModule, SMALL, TWO).build()
-    with pytest.raises(ValueError, match=r"one built module for multi_agent.policies=\['a', 'b'\]"):
-        config().rl_module(rl_module_spec=built).build_learner()
-
-
 def test_one_spec_serves_all_policies_that_have_none():
-    made = config().rl_module(rl_module_spec=RLModuleSpec(model_config=ModelConfig(hiddens=(9,))))
+    made = of_two_modules().rl_module(rl_module_spec=RLModuleSpec(model_config=ModelConfig(hiddens=(9,))))
     assert {module.model_config.hiddens for module in made.build_learner().module.values()} == {(9,)}
 
 
 def test_a_configuration_with_policies_is_of_several_agents_also_where_they_share_one_module():
-    assert config().is_multi_agent
-    assert config(policies=["default_policy"], policy_mapping_fn=None).is_multi_agent
+    assert of_two_modules().is_multi_agent
+    assert of_two_modules(policies=["default_policy"], policy_mapping_fn=None).is_multi_agent
     assert not PPOConfig().is_multi_agent
 
 
 def test_multi_agent_options_travel_through_copies_and_json():
     policies = {"a": RLModuleSpec(observation_space=LARGE, model_config=ModelConfig(hiddens=(7,))), "b": None}
-    made = config(policies=policies, policies_to_train=["b"], count_steps_by="agent_steps")
+    made = of_two_modules(policies=policies, policies_to_train=["b"], count_steps_by="agent_steps")
     restored = PPOConfig().update_from_dict(json.loads(made.to_json()))
     assert restored == made == made.copy()
     assert restored.policy_mapping_fn is to_a_or_b
     assert restored.policies["a"].model_config.hiddens == (7,)
-    assert config(policies={"b", "a"}).policies == ["a", "b"]
+    assert of_two_modules(policies={"b", "a"}).policies == ["a", "b"]

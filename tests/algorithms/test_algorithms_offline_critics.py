@@ -8,11 +8,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from algorithm_tools import MODULE, transitions
+from algorithm_tools import MODULE, learned_transitions, noting, played
 from gymnasium import spaces
-from test_algorithms_imitation import one_step_rows
 
-from lockstep import CQLConfig, IQLConfig, MARWILConfig, SampleBatch, TD3BCConfig
+from lockstep import CQLConfig, IQLConfig, MARWILConfig, TD3BCConfig
 from lockstep.envs.probes import (
     DiscountProbe,
     ObservationActionProbe,
@@ -26,31 +25,19 @@ ROWS, GAMMA = 12, 0.9
 
 def learner_of(kind, action_space=BOX, **training):
     """Networks of 8 units whose learner notes the batch (with the noise that was drawn) and does not learn."""
-
-    class Noting(kind.learner_class):
-        def compute_losses(self, *, fwd_out, batch):
-            self.seen = batch[MODULE]
-            self.losses = super().compute_losses(fwd_out=fwd_out, batch=batch)
-            return self.losses
-
     config = kind().framework(dtype="float64").rl_module(model_config={"hiddens": (8,)}).debugging(seed=3)
-    config.training(gamma=GAMMA, learner_class=Noting, **{"lr": 0.0, "actor_lr": 0.0, "tau": 1e-30, **training})
+    still = {"lr": 0.0, "actor_lr": 0.0, "tau": 1e-30}
+    config.training(gamma=GAMMA, learner_class=noting(kind.learner_class), **{**still, **training})
     learner = config.build_learner(spaces=(OBS, action_space))
     target = learner.registered[f"{MODULE}/target"]
     target.flat += 0.1 * torch.from_numpy(np.random.default_rng(5).normal(size=target.flat.shape))  # not the same
     return learner
 
 
-def batch_of(action_space=BOX, seed=0, rows=ROWS, **more):
-    """Actions of a Box as they are learned from: within one."""
-    within_one = spaces.Box(-1, 1, (2,), np.float32)
-    return transitions(within_one if action_space is BOX else action_space, seed, rows, **more)
-
-
 def step(kind, action_space=BOX, **training):
     """The learner after an update, its metrics, and the batch as tensors with the noise."""
     learner = learner_of(kind, action_space, **training)
-    results = learner.update_from_batch(batch_of(action_space))[MODULE]
+    results = learner.update_from_batch(learned_transitions(action_space))[MODULE]
     seen = learner.seen
     return learner, results, seen, (seen["obs"], seen["new_obs"], seen["actions"], seen["rewards"])
 
@@ -68,9 +55,6 @@ def goes_on(seen):
 def near(results, **expected):
     for name, value in expected.items():
         assert results[name] == pytest.approx(float(value), rel=1e-9, abs=1e-10), name
-
-
-# -- losses of rows ---
 
 
 # -- IQL ---
@@ -114,7 +98,7 @@ def gradients_by_part(learner):
 
 def test_each_part_of_iql_reaches_its_own_network_only():
     learner = learner_of(IQLConfig, exp_adv_max=1e-30)  # the policy's part is nothing
-    learner.update_from_batch(batch_of())
+    learner.update_from_batch(learned_transitions(BOX))
     parts = gradients_by_part(learner)
     assert set(parts) == {"actor", "value", "critic"}
     assert parts["actor"].abs().max() < 1e-25
@@ -122,7 +106,7 @@ def test_each_part_of_iql_reaches_its_own_network_only():
     assert parts["critic"].abs().max() > 1e-3
     for beta in (0.0, 3.0):  # the weights are no way from the policy's part to the value
         other = learner_of(IQLConfig, beta=beta)
-        other.update_from_batch(batch_of())
+        other.update_from_batch(learned_transitions(BOX))
         found = gradients_by_part(other)
         assert found["actor"].abs().max() > 1e-3
         torch.testing.assert_close(found["value"], parts["value"], rtol=0, atol=1e-12)
@@ -150,7 +134,7 @@ def test_the_critics_of_td3_bc_are_those_of_td3_and_its_policy_waits():
     learner = learner_of(TD3BCConfig, tau=0.1)
     target = learner.registered[f"{MODULE}/target"].module
     before = [p.clone() for p in target.parameters()]
-    results = learner.update_from_batch(batch_of())[MODULE]
+    results = learner.update_from_batch(learned_transitions(BOX))[MODULE]
     seen = learner.seen
     noise = (0.2 * seen["target_noise"]).clamp(-0.5, 0.5)
     with torch.no_grad():
@@ -161,7 +145,7 @@ def test_the_critics_of_td3_bc_are_those_of_td3_and_its_policy_waits():
         near(results, critic_loss=sum(0.5 * ((q[:, 0] - targets) ** 2).mean() for q in taken))
     assert "actor_loss" not in results
     assert all(torch.equal(a, b) for a, b in zip(before, target.parameters()))
-    assert "actor_loss" in learner.update_from_batch(batch_of())[MODULE]
+    assert "actor_loss" in learner.update_from_batch(learned_transitions(BOX))[MODULE]
     assert not all(torch.equal(a, b) for a, b in zip(before, target.parameters()))
 
 
@@ -223,7 +207,7 @@ def test_cql_of_discrete_actions_sums_over_all_of_them():
 
 def test_cql_with_a_learned_weight_aims_at_the_threshold():
     learner = learner_of(CQLConfig, lagrangian=True, lagrangian_thresh=1000.0, critic_lr=1e-2, alpha=0.1)
-    results = learner.update_from_batch(batch_of())[MODULE]
+    results = learner.update_from_batch(learned_transitions(BOX))[MODULE]
     assert results["multiplier"] == 1.0
     missing = 5.0 * results["cql_gap"] - 2 * 1000.0
     near(
@@ -236,13 +220,13 @@ def test_cql_with_a_learned_weight_aims_at_the_threshold():
 
 def test_the_policy_of_cql_imitates_in_the_first_steps():
     learner = learner_of(CQLConfig, bc_iters=1, alpha=0.3)
-    results = learner.update_from_batch(batch_of())[MODULE]
+    results = learner.update_from_batch(learned_transitions(BOX))[MODULE]
     with torch.no_grad():
         _, _, _, _, logp = sac_parts(learner, learner.seen, False)
         module = learner.module[MODULE]
         dist = module.action_dist_cls.from_inputs(module._forward({"obs": learner.seen["obs"]})["action_dist_inputs"])
         near(results, actor_loss=(0.3 * logp - dist.log_prob(learner.seen["actions"])).mean())
-    again = learner.update_from_batch(batch_of())[MODULE]
+    again = learner.update_from_batch(learned_transitions(BOX))[MODULE]
     with torch.no_grad():
         near(again, actor_loss=sac_parts(learner, learner.seen, False)[1])
 
@@ -264,14 +248,6 @@ LEARN = {
 
 
 @pytest.mark.parametrize(
-    "kind, space", [*((kind, spaces.MultiDiscrete([2, 2])) for kind in LEARN), (TD3BCConfig, DISCRETE)]
-)
-def test_other_action_spaces_are_refused(kind, space):
-    with pytest.raises(ValueError, match="needs a Box"):
-        kind().build_learner(spaces=(OBS, space))
-
-
-@pytest.mark.parametrize(
     "kind, probe",
     [(kind, ObservationActionProbeContinuous) for kind in LEARN]
     + [(kind, ObservationActionProbe) for kind in (CQLConfig, IQLConfig)],
@@ -280,9 +256,7 @@ def test_the_best_action_is_found_in_random_data(kind, probe):
     settings = LEARN[kind]
     if probe is ObservationActionProbe and kind is CQLConfig:
         settings = {**settings, "target_entropy": 0.1}
-    config = (
-        kind().environment(probe).offline_data(input_=one_step_rows(probe)).training(train_batch_size=64, **settings)
-    )
+    config = kind().environment(probe).offline_data(input_=played(probe)).training(train_batch_size=64, **settings)
     config.rl_module(model_config={"hiddens": (16,), "activation": "tanh"}).reporting(total_steps=400)
     trainer = config.evaluation(evaluation_interval=0).build_trainer()
     trainer.run()
@@ -300,27 +274,13 @@ VALUED = {
 }
 
 
-def played(probe, rows=64):
-    """Random actions in a probe, with its true ends."""
-    env, columns = probe(), {name: [] for name in ("obs", "actions", "rewards", "terminateds", "truncateds", "new_obs")}
-    obs, _ = env.reset(seed=0)
-    env.action_space.seed(0)
-    for _ in range(rows):
-        action = env.action_space.sample()
-        new_obs, reward, *ends, _ = env.step(action)
-        for column, value in zip(columns.values(), (obs, action, reward, *ends, new_obs)):
-            column.append(value)
-        obs = env.reset()[0] if any(ends) else new_obs
-    return SampleBatch({name: np.array(column) for name, column in columns.items()})
-
-
 @pytest.mark.parametrize("probe", [DiscountProbe, TruncationProbe])
 @pytest.mark.parametrize("kind", list(VALUED))
 def test_values_are_discounted_and_go_on_where_an_episode_was_truncated(kind, probe):
     class Box(probe):
         continuous = True
 
-    config = kind().environment(Box, normalize_observations=False).offline_data(input_=played(Box))
+    config = kind().environment(Box, normalize_observations=False).offline_data(input_=played(Box, 64))
     config.training(gamma=0.5, train_batch_size=32, lr=[[0, 1e-2], [300, 1e-3]], **VALUED[kind])
     config.rl_module(model_config={"hiddens": (16,), "activation": "tanh"}).reporting(total_steps=300)
     trainer = config.evaluation(evaluation_interval=0).build_trainer()

@@ -5,14 +5,13 @@ import pytest
 import torch
 from agent_games import BitGame, game_config
 from algorithm_kinds import ON_POLICY, taking
-from algorithm_tools import transitions
+from algorithm_tools import some_episodes, transitions
 from gymnasium import spaces
 from space_envs import SpaceEnv
 from torch import nn
 
 from lockstep import PPOConfig, get_config
 from lockstep.algorithms import PPOLearner
-from lockstep.data.episode import SingleAgentEpisode
 from lockstep.modules import MultiRLModuleSpec, RLModule, RLModuleSpec, wrap_module
 
 OBS, BOX, CHOICES = spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2)
@@ -61,15 +60,6 @@ class WithoutValues(Plain):
 def config(algorithm, actions, module_class=Plain):
     spec = RLModuleSpec(module_class=module_class)
     return get_config(algorithm).environment(observation_space=OBS, action_space=actions).rl_module(rl_module_spec=spec)
-
-
-def episode():
-    rng = np.random.default_rng(0)
-    return SingleAgentEpisode(
-        observations=rng.normal(size=(9, 3)).astype(np.float32),
-        actions=rng.integers(2, size=8),
-        rewards=np.ones(8, np.float32),
-    )
 
 
 @pytest.mark.parametrize(
@@ -122,7 +112,7 @@ def test_an_output_that_the_loss_looks_for_in_vain_is_named_with_the_network():
 def test_a_critic_needs_compute_values_or_vf_preds_and_either_is_enough(algorithm, module_class):
     learner = config(algorithm, CHOICES, module_class).build_learner()
     before = learner.module["default_policy"].layer.weight.detach().clone()
-    results = learner.update_from_episodes([episode()])["default_policy"]
+    results = learner.update_from_episodes(some_episodes(num_actions=2))["default_policy"]
     assert np.isfinite([results["vf_loss"], results["total_loss"]]).all()
     assert (learner.module["default_policy"].layer.weight != before).any()
 
@@ -130,7 +120,7 @@ def test_a_critic_needs_compute_values_or_vf_preds_and_either_is_enough(algorith
 def test_state_values_that_a_network_does_not_have_are_named_before_advantages_are_made():
     learner = config("ppo", CHOICES).build_learner()
     with pytest.raises(ValueError, match=r"PPOLearner needs what Plain.forward_train does not return: vf_preds"):
-        learner.update_from_episodes([episode()])
+        learner.update_from_episodes(some_episodes(num_actions=2))
 
 
 class PlainMasked(nn.Module):

@@ -6,44 +6,20 @@ import math
 import numpy as np
 import pytest
 import torch
-from algorithm_tools import MODULE, transitions
+from algorithm_tools import MODULE, learned_transitions, noting
 from gymnasium import spaces
 
 from lockstep import SACConfig, TD3Config, policy_within_training_step
-from lockstep.algorithms import SACLearner, TD3Learner
 from lockstep.modules import ActionCritics, DefaultTD3Module, GaussianNoise, ModelConfig
 
 OBS, BOX, DISCRETE = spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-2, 2, (2,), np.float32), spaces.Discrete(3)
 ROWS, GAMMA, TAU, LR = 12, 0.9, 0.1, {"actor_lr": 1e-3, "critic_lr": 3e-3}
 
 
-class NotesNoise:
-    """What both learners of the tests below note: the batch with the noise that was drawn for it."""
-
-    def compute_losses(self, *, fwd_out, batch):
-        self.seen = batch[MODULE]
-        return super().compute_losses(fwd_out=fwd_out, batch=batch)
-
-
-class NotingSAC(NotesNoise, SACLearner):
-    pass
-
-
-class NotingTD3(NotesNoise, TD3Learner):
-    pass
-
-
 def learner_of(config, action_space=BOX, **training):
     config.framework(dtype="float64").rl_module(model_config={"hiddens": (16, 8)})
-    noting = NotingSAC if isinstance(config, SACConfig) else NotingTD3
-    config.training(gamma=GAMMA, tau=TAU, learner_class=noting, **{**LR, **training})
+    config.training(gamma=GAMMA, tau=TAU, learner_class=noting(config.learner_class), **{**LR, **training})
     return config.build_learner(spaces=(OBS, action_space))
-
-
-def batch_of(action_space=BOX, seed=0, rows=ROWS, **more):
-    """Actions of a Box as they are learned from: within one."""
-    within_one = spaces.Box(-1, 1, (2,), np.float32)
-    return transitions(within_one if action_space is BOX else action_space, seed, rows, **more)
 
 
 # -- plain references: one network after another, one loss after another ---
@@ -179,7 +155,7 @@ def test_sac_is_the_plain_implementation_with_a_loop_over_critics_and_three_back
     for number in range(10):
         rng = np.random.default_rng(number)
         more = {"weights": rng.random(ROWS), "discounts": rng.random(ROWS)} if number % 2 else {}
-        learner.update_from_batch(batch_of(space, number, **more))
+        learner.update_from_batch(learned_transitions(space, number, **more))
         plain.update(learner.seen)
         assert_same_networks(learner.module[MODULE], plain.actor, plain.critics)
         torch.testing.assert_close(learner.registered[f"{MODULE}/log_alpha"].detach(), plain.log_alpha.detach())
@@ -202,7 +178,7 @@ def test_td3_and_ddpg_are_the_plain_implementation(kind):
     assert len(plain.critics) == (2 if kind == "td3" else 1)
     for number in range(10):
         before = [p.clone() for p in learner.module[MODULE].encoder.parameters()]
-        results = learner.update_from_batch(batch_of(seed=number))[MODULE]
+        results = learner.update_from_batch(learned_transitions(BOX, seed=number))[MODULE]
         plain.update(learner.seen)
         assert_same_networks(learner.module[MODULE], plain.actor, plain.critics)
         due = plain.num_steps % learner.config.policy_delay == 0
@@ -216,7 +192,7 @@ def test_td3_and_ddpg_are_the_plain_implementation(kind):
 def test_a_fixed_temperature_is_not_learned_and_zero_is_allowed():
     for alpha in (0.3, 0.0):
         learner = learner_of(SACConfig(), alpha=alpha)
-        results = learner.update_from_batch(batch_of())[MODULE]
+        results = learner.update_from_batch(learned_transitions(BOX))[MODULE]
         assert results["alpha"] == pytest.approx(alpha)
         assert "alpha_loss" not in results
         assert math.isfinite(results["total_loss"])
@@ -226,14 +202,14 @@ def test_a_fixed_temperature_is_not_learned_and_zero_is_allowed():
 def test_the_temperature_rises_while_the_entropy_is_below_its_target_and_falls_above_it():
     for target, rises in ((50.0, True), (-50.0, False)):
         learner = learner_of(SACConfig(), target_entropy=target, initial_alpha=0.5)
-        learner.update_from_batch(batch_of())
+        learner.update_from_batch(learned_transitions(BOX))
         assert (float(learner.registered[f"{MODULE}/log_alpha"].detach().exp()) > 0.5) == rises
 
 
 def test_each_optimizer_has_its_own_learning_rate_or_the_common_one():
     config = SACConfig().training(lr=1e-2, actor_lr=[[0, 1e-3], [100, 0.0]])
     learner = config.build_learner(spaces=(OBS, BOX))
-    batch = batch_of()
+    batch = learned_transitions(BOX)
     results = learner.update_from_batch(batch, timesteps={"num_env_steps_sampled_lifetime": 50})[MODULE]
     rates = {name: results[f"{name}_learning_rate"] for name in ("actor", "critic", "alpha")}
     assert rates == {"actor": pytest.approx(5e-4), "critic": 1e-2, "alpha": 1e-2}
@@ -243,10 +219,10 @@ def test_each_optimizer_has_its_own_learning_rate_or_the_common_one():
 def test_state_restores_targets_temperature_noise_and_the_next_update(config):
     one, other = learner_of(config()), learner_of(config())
     for seed in range(3):
-        one.update_from_batch(batch_of(seed=seed))
+        one.update_from_batch(learned_transitions(BOX, seed=seed))
     other.set_state(one.get_state())
     for learner in (one, other):
-        learner.update_from_batch(batch_of(seed=9))
+        learner.update_from_batch(learned_transitions(BOX, seed=9))
     assert_same(one.module[MODULE].parameters(), other.module[MODULE].parameters())
     assert torch.equal(*[learner.registered[f"{MODULE}/target"].flat for learner in (one, other)])
 
@@ -293,28 +269,6 @@ def test_exploration_noise_of_td3_has_its_deviation_and_follows_its_schedule():
         GaussianNoise(lambda step: -1.0, 2).draw_noise(np.random.default_rng(0), (1,), 0)
 
 
-@pytest.mark.parametrize(
-    "config, model, space, message",
-    [
-        (SACConfig, {}, spaces.MultiDiscrete([2, 2]), "SAC needs a Box or Discrete action space"),
-        (TD3Config, {}, DISCRETE, "a deterministic policy needs a Box action space"),
-        (
-            SACConfig,
-            {},
-            spaces.Box(-np.inf, np.inf, (2,)),
-            r"^sac cannot act in Box\(-inf, inf, \(2,\), float32\): .* finite; wrap",
-        ),
-        (SACConfig, {"recurrent": "lstm"}, BOX, "recurrent='lstm'"),
-        (TD3Config, {"recurrent": "gru"}, BOX, "recurrent='gru'"),
-        (SACConfig, {"num_critics": 0}, BOX, "num_critics=0.*at least 1"),
-        (SACConfig, {"log_std_bounds": (2.0, 1.0)}, BOX, "log_std_bounds must be"),
-    ],
-)
-def test_spaces_and_networks_that_cannot_be_are_refused(config, model, space, message):
-    with pytest.raises(ValueError, match=message):
-        config().rl_module(model_config=model).build_learner(spaces=(OBS, space))
-
-
 def test_what_a_deterministic_policy_cannot_say_is_refused():
     module = DefaultTD3Module(OBS, BOX, model_config={"hiddens": (4,)})
     dist = module.action_dist_cls.from_inputs(torch.zeros(1, 2))
@@ -346,7 +300,8 @@ def test_compiled_gradient_steps_are_the_eager_ones(config, half):
     )
     tolerance = 5e-3 if half else 1e-5
     for seed in range(6):
-        results = [learner.update_from_batch(batch_of(seed=seed, rows=16))[MODULE] for learner in (eager, compiled)]
+        batch = learned_transitions(BOX, seed, 16)
+        results = [learner.update_from_batch(batch)[MODULE] for learner in (eager, compiled)]
         assert results[0].keys() == results[1].keys()
         torch.testing.assert_close(state_of(compiled), state_of(eager), atol=tolerance, rtol=0)
         errors = [learner.row_errors[MODULE] for learner in (eager, compiled)]

@@ -2,6 +2,8 @@
 
 import pytest
 
+from lockstep.learner import compiled
+
 
 @pytest.fixture(scope="session")
 def processes(tmp_path_factory):
@@ -11,3 +13,16 @@ def processes(tmp_path_factory):
     started = Processes(tmp_path_factory.mktemp("stores"))
     yield started
     started.close()
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """Learners with `compile=True` run the graph that would be compiled; gives the list of these graphs."""
+    graphs = []
+
+    def compile_graph(graph, *_):
+        graphs.append(graph)
+        return lambda given: graph(*given)
+
+    monkeypatch.setattr(compiled, "compile_graph", compile_graph)
+    return graphs

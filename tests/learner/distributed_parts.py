@@ -10,13 +10,11 @@ import numpy as np
 import torch
 from algorithm_kinds import ON_POLICY
 from gymnasium import spaces
-from learner_parts import BOX, MODULE, THREE, parameters
+from learner_parts import BOX, MODULE, THREE, make_episode, make_multi_agent_episode, parameters, ppo_batch, transitions
 
-from lockstep import SampleBatch, get_config
+from lockstep import get_config
 from lockstep.algorithms.policy import row_errors
 from lockstep.algorithms.ppo import PPOLearner
-from lockstep.data.episode import SingleAgentEpisode
-from lockstep.data.multi_agent_episode import MultiAgentEpisode
 from lockstep.data.sample_batch import MultiAgentBatch
 from lockstep.learner.reduction import DistributedReducer, LocalReducer
 
@@ -84,20 +82,9 @@ def episodes_of(rng, behaviour=False):
     """Seven episodes of 1 to 12 steps."""
     made = []
     for _ in range(7):
-        length, end = int(rng.integers(1, 13)), rng.integers(3)
-        extra = {"action_logp": np.log(rng.uniform(0.1, 0.9, length))} if behaviour else None
-        made.append(
-            SingleAgentEpisode(
-                observations=rng.normal(1.0, 2.0, size=(length + 1, 3)).astype(np.float32),
-                actions=rng.integers(3, size=length),
-                rewards=rng.normal(size=length).astype(np.float32),
-                terminated=end == 0,
-                truncated=end == 1,
-                observation_space=BOX,
-                action_space=THREE,
-                extra_model_outputs=extra,
-            )
-        )
+        steps, end = int(rng.integers(1, 13)), ("terminated", "truncated", "open")[rng.integers(3)]
+        recorded = {"action_logp": np.log(rng.uniform(0.1, 0.9, steps))} if behaviour else {}
+        made.append(make_episode(steps, end, rng, **recorded))
     return made
 
 
@@ -106,43 +93,18 @@ def multi_agent_episodes_of(rng, modules):
     made = []
     for number in range(7):
         agents = modules[: 1 + number % 2] if number < 4 else modules[-1:]
-        length = int(rng.integers(1, 10))
-        done = bool(rng.integers(2))
-        made.append(
-            MultiAgentEpisode(
-                observations=[{a: rng.normal(size=3).astype(np.float32) for a in agents} for _ in range(length + 1)],
-                actions=[{a: int(rng.integers(3)) for a in agents} for _ in range(length)],
-                rewards=[{a: float(rng.normal()) for a in agents} for _ in range(length)],
-                terminateds={"__all__": done},
-                agent_module_ids={a: a for a in agents},
-            )
-        )
+        steps, terminated = int(rng.integers(1, 10)), bool(rng.integers(2))
+        made.append(make_multi_agent_episode(steps, {agent: agent for agent in agents}, rng, terminated))
     return made
 
 
-def transitions_of(rng, rows, actions):
-    """What algorithms learn from that have a replay buffer."""
-    discrete = isinstance(actions, spaces.Discrete)
-    return SampleBatch(
-        obs=rng.normal(size=(rows, 3)).astype(np.float32),
-        new_obs=rng.normal(size=(rows, 3)).astype(np.float32),
-        actions=rng.integers(3, size=rows) if discrete else rng.uniform(-1, 1, (rows, 2)).astype(np.float32),
-        rewards=rng.normal(size=rows),
-        terminateds=rng.random(rows) < 0.3,
-        weights=rng.random(rows),
-        discounts=0.9 ** rng.integers(1, 4, size=rows),
-    )
-
-
-def batch_of(rng, rows):
-    return SampleBatch(
-        obs=rng.normal(size=(rows, 3)).astype(np.float32),
-        actions=rng.integers(3, size=rows),
-        action_logp=np.log(rng.uniform(0.2, 0.6, size=rows)),
-        action_dist_inputs=rng.normal(size=(rows, 3)),
-        advantages=rng.normal(size=rows),
-        value_targets=rng.normal(size=rows),
-    )
+def rows_of(case, rng, rows):
+    """What the case's algorithm learns from."""
+    if case.algorithm in FROM_ROLLOUTS:
+        return ppo_batch(rows, rng, action_dist_inputs=rng.normal(size=(rows, 3)))
+    batch = transitions(rows, rng, actions=actions_of(case))
+    batch["discounts"] = 0.9 ** rng.integers(1, 4, size=rows)
+    return batch
 
 
 def cuts(number, world_size, case, update, rng):
@@ -159,9 +121,7 @@ def shards_of(case, update, world_size):
         sizes = [50] if len(case.modules) == 1 else [50, 23]
         parts = {}
         for module_id, rows in zip(case.modules, sizes):
-            batch = (
-                batch_of(rng, rows) if case.algorithm in FROM_ROLLOUTS else transitions_of(rng, rows, actions_of(case))
-            )
+            batch = rows_of(case, rng, rows)
             ends = cuts(rows, world_size, case, update, rng)
             parts[module_id] = [batch[start:stop] for start, stop in itertools.pairwise(ends)]
         if len(case.modules) == 1:

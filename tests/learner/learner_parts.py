@@ -1,6 +1,7 @@
 """Small real learners, batches and episodes for the tests of this folder."""
 
 import hashlib
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,9 @@ from gymnasium import spaces
 
 from lockstep import PPOConfig, SampleBatch, policy_within_training_step
 from lockstep.data.episode import SingleAgentEpisode
+from lockstep.data.multi_agent_episode import MultiAgentEpisode
 from lockstep.data.rollout import RolloutStore
+from lockstep.data.sample_batch import MultiAgentBatch
 from lockstep.learner.config import FrameworkSection, TrainingSection
 from lockstep.learner.learner import Learner
 from lockstep.modules import DefaultActorCriticModule, ModelConfig, MultiRLModuleSpec, RLModuleSpec
@@ -88,30 +91,82 @@ def ppo_config(**training):
     )
 
 
-def ppo_batch(rows=24, seed=0):
-    """Columns as PPO's loss reads them."""
+def value_batches(*module_ids, rows=10, seed=0):
+    """A batch of that many rows for each module, all different."""
+    return MultiAgentBatch({mid: value_batch(rows, seed + i) for i, mid in enumerate(module_ids)}, rows)
+
+
+def ppo_batch(rows=24, seed=0, **more):
+    """Columns as PPO's loss reads them; `more` stands beside or in place of them."""
     rng = np.random.default_rng(seed)
+    columns = {
+        "obs": rng.normal(size=(rows, 3)).astype(np.float32),
+        "actions": rng.integers(3, size=rows),
+        "action_logp": np.log(rng.uniform(0.2, 0.6, size=rows)),
+        "advantages": rng.normal(size=rows),
+        "value_targets": rng.normal(size=rows),
+    }
+    return SampleBatch({**columns, **more})
+
+
+def transitions(rows=16, seed=0, *, size=3, actions=THREE):
+    """Random steps as a replay buffer gives them; three in ten end."""
+    rng = np.random.default_rng(seed)
+    if isinstance(actions, spaces.Box):
+        taken = rng.uniform(-1, 1, (rows, *actions.shape)).astype(np.float32)
+    else:
+        taken = rng.integers(actions.n, size=rows)
+    obs, new_obs = rng.normal(size=(2, rows, size)).astype(np.float32)
+    rewards, terminateds = rng.normal(size=rows).astype(np.float32), rng.random(rows) < 0.3
     return SampleBatch(
-        obs=rng.normal(size=(rows, 3)).astype(np.float32),
-        actions=rng.integers(3, size=rows),
-        action_logp=np.log(rng.uniform(0.2, 0.6, size=rows)),
-        advantages=rng.normal(size=rows),
-        value_targets=rng.normal(size=rows),
+        obs=obs, new_obs=new_obs, actions=taken, rewards=rewards, terminateds=terminateds, weights=rng.random(rows)
+    )
+
+
+def make_episode(steps, end="open", rng=0, *, size=3, actions=3, module_id=None, **recorded):
+    """An episode of random steps; `rng` is a generator or a seed, `recorded` what was noted when acting."""
+    rng = np.random.default_rng(rng)
+    return SingleAgentEpisode(
+        observations=rng.normal(1.0, 2.0, (steps + 1, size)).astype(np.float32),
+        actions=rng.integers(actions, size=steps),
+        rewards=rng.normal(size=steps).astype(np.float32),
+        terminated=end == "terminated",
+        truncated=end == "truncated",
+        module_id=module_id,
+        extra_model_outputs=recorded or None,
     )
 
 
 def episodes(lengths=(3, 5, 4), ends=("terminated", "truncated", "open"), seed=0):
     rng = np.random.default_rng(seed)
-    return [
-        SingleAgentEpisode(
-            observations=rng.normal(size=(length + 1, 3)).astype(np.float32),
-            actions=rng.integers(3, size=length),
-            rewards=rng.normal(size=length).astype(np.float32),
-            terminated=end == "terminated",
-            truncated=end == "truncated",
-        )
-        for length, end in zip(lengths, ends)
-    ]
+    return [make_episode(length, end, rng) for length, end in zip(lengths, ends)]
+
+
+def make_multi_agent_episode(steps, module_of, rng=0, terminated=True):
+    """An episode in which all agents act in each step; `module_of` names the module of each."""
+    rng = np.random.default_rng(rng)
+    return MultiAgentEpisode(
+        observations=[{a: rng.normal(size=3).astype(np.float32) for a in module_of} for _ in range(steps + 1)],
+        actions=[{a: int(rng.integers(3)) for a in module_of} for _ in range(steps)],
+        rewards=[{a: float(rng.normal()) for a in module_of} for _ in range(steps)],
+        terminateds={"__all__": terminated},
+        agent_module_ids=module_of,
+    )
+
+
+def train(learners, data, **options):
+    """Each of the learners learns from the same batch or episodes."""
+    for learner in learners:
+        update = learner.update_from_episodes if isinstance(data, list) else learner.update_from_batch
+        update(data, **options)
+
+
+def told(run):
+    """The warnings that `run()` gives."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        run()
+    return [str(warning.message) for warning in found]
 
 
 def own_copy(view):

@@ -19,7 +19,8 @@ from learner_parts import (
     ppo_batch,
     ppo_config,
     spec,
-    value_batch,
+    train,
+    value_batches,
     value_learner,
 )
 
@@ -78,7 +79,7 @@ def everything(seed=0, updates=3):
 
 
 def advance(learner, number):
-    batch = MultiAgentBatch({mid: value_batch(12, seed=number + i) for i, mid in enumerate(("a", "b"))}, 12)
+    batch = value_batches("a", "b", rows=12, seed=number)
     return learner.update_from_batch(batch, timesteps={"num_env_steps_sampled_lifetime": 20 * number}, **OPTIONS)
 
 
@@ -199,15 +200,11 @@ def test_learner_is_built_from_its_checkpoint_alone(tmp_path):
     assert made.config_of("second").lr == 0.5
     assert fingerprint(made) == fingerprint(learner)
     group = LearnerGroup.from_checkpoint(path)
-    batch = MultiAgentBatch({MODULE: with_inputs(ppo_batch()), "second": with_inputs(ppo_batch(seed=1))}, 24)
-    for each in (learner, made, group):
-        each.update_from_batch(batch, **OPTIONS)
+    inputs = np.zeros((24, 3))
+    parts = {mid: ppo_batch(seed=seed, action_dist_inputs=inputs) for seed, mid in enumerate((MODULE, "second"))}
+    batch = MultiAgentBatch(parts, 24)
+    train((learner, made, group), batch, **OPTIONS)
     assert fingerprint(made) == fingerprint(learner) == fingerprint(group.learner)
-
-
-def with_inputs(batch):
-    batch["action_dist_inputs"] = np.zeros((len(batch), 3))
-    return batch
 
 
 def test_what_a_file_cannot_hold_has_to_be_passed_in(tmp_path):
@@ -317,59 +314,3 @@ def test_checkpoint_of_another_algorithm_is_refused_with_the_names(tmp_path):
     learner.restore_from_path(path, component="rl_module")
     assert_same(parameters(learner), parameters(a2c))
     assert type(Learner.from_checkpoint(path)) is A2CLearner
-
-
-SAVER = """
-import os, signal, sys, time
-sys.path[:0] = {path!r}
-from test_learner_checkpoints import advance, everything
-from lockstep import LearnerGroup
-group = LearnerGroup(everything(updates=1))
-
-def save_forever(path, pipe):
-    number = group.learner.weights_seq_no
-    while True:
-        group.learner.weights_seq_no = number = number + 1
-        group.learner.lifetime["number"] = number
-        group.save_to_path(path)
-        os.write(pipe, b"%d " % number)
-
-for line in sys.stdin:
-    path, start, delay = line.split("|")
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reader)
-        group.learner.weights_seq_no = int(start)
-        save_forever(path, writer)
-    os.close(writer)
-    text = os.read(reader, 1 << 16)
-    time.sleep(float(delay))
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    while more := os.read(reader, 1 << 16):
-        text += more
-    os.close(reader)
-    print(text.split()[-1].decode(), flush=True)
-"""
-
-
-@pytest.mark.parametrize("kills", [10, pytest.param(200, marks=pytest.mark.faults)])
-def test_kills_while_a_group_is_saved_always_leave_a_checkpoint_that_loads(kills, tmp_path):
-    """200 kills: `python -m pytest -m faults tests/learner/test_learner_checkpoints.py`."""
-    path, rng = tmp_path / "checkpoint", np.random.default_rng(0)
-    learner, saved, interrupted = everything(seed=7, updates=0), 0, 0
-    script = SAVER.format(path=sys.path)
-    with subprocess.Popen(
-        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-    ) as process:
-        for _ in range(kills):
-            process.stdin.write(f"{path}|{saved}|{rng.uniform(0.0, 0.03)}\n")
-            reported = int(process.stdout.readline())
-            interrupted += any(child.name.startswith(".") for child in tmp_path.iterdir())
-            learner.restore_from_path(path)
-            assert reported <= learner.weights_seq_no <= reported + 1
-            assert learner.lifetime["number"] == learner.weights_seq_no  # all of one save
-            saved = learner.weights_seq_no
-        process.stdin.close()
-    assert interrupted >= kills // 10  # the kills did hit saves under way

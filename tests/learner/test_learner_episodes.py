@@ -13,6 +13,7 @@ from learner_parts import (
     assert_same,
     differs,
     episodes,
+    make_episode,
     own_copy,
     parameters,
     ppo_config,
@@ -57,33 +58,6 @@ def test_own_episodes_teach_the_same_as_the_views_on_the_rollout_store(config):
     second.update_from_episodes(own, **OPTIONS)
     assert differs(before, parameters(first))
     assert_near(first, second, 1e-6)
-
-
-def targets_of(learner, pieces):
-    return learner.prepare_batch(trajectories_from_episodes(pieces), module_id=MODULE)["value_targets"].numpy()
-
-
-def test_truncated_and_open_ends_bootstrap_and_terminated_ones_do_not():
-    learner = ppo_config(gamma=0.9, lambda_=0.0).build_learner()
-    with torch.no_grad():
-        learner.module[MODULE].value_head.bias.fill_(5.0)
-    for end in ("terminated", "truncated", "open"):
-        (episode,) = episodes((3,), (end,))
-        last = torch.as_tensor(np.asarray(episode.get_observations(-1)), dtype=torch.float64)[None]
-        with torch.no_grad():
-            value = float(learner.module[MODULE].compute_values({"obs": last})[0])
-        expected = float(episode.get_rewards(-1)) + (0.0 if end == "terminated" else 0.9 * value)
-        assert abs(value) > 1.0
-        assert targets_of(learner, [episode])[-1] == pytest.approx(expected, abs=1e-6)
-
-
-def test_nothing_reaches_from_one_episode_into_the_next():
-    learner = ppo_config(gamma=0.9, lambda_=0.8).build_learner()
-    for ends in (("terminated", "open", "truncated"), ("open", "truncated", "terminated")):
-        pieces = episodes((3, 5, 4), ends)
-        together = targets_of(learner, pieces)
-        apart = np.concatenate([targets_of(learner, [piece]) for piece in pieces])
-        np.testing.assert_allclose(together, apart, atol=1e-9)
 
 
 def test_callers_episodes_are_not_changed():
@@ -139,13 +113,8 @@ def test_extra_model_outputs_reach_the_loss_of_stateless_and_recurrent_modules()
     for model_config in ({"hiddens": (8,)}, {"recurrent": "gru", "max_seq_len": 4}):
         config = PPOConfig().environment("CartPole-v1").rl_module(model_config=model_config)
         learner = config.training(learner_class=RecordingLearner, minibatch_size=None).build_learner()
-        episode = SingleAgentEpisode(
-            observations=np.zeros((7, 4), np.float32),
-            actions=np.zeros(6, np.int64),
-            rewards=np.ones(6, np.float32),
-            extra_model_outputs={"effort": np.arange(6.0), "note": np.array(["a"] * 6)},
-        )
-        learner.update_from_episodes([episode])
+        outputs = {"effort": np.arange(6.0), "note": np.array(["a"] * 6)}
+        learner.update_from_episodes([make_episode(6, size=4, actions=2, **outputs)])
         mask = learner.got.get("loss_mask")
         effort = learner.got["effort"] if mask is None else learner.got["effort"][mask]
         assert effort.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
@@ -162,15 +131,7 @@ def test_extra_model_outputs_reach_the_loss_of_stateless_and_recurrent_modules()
 )
 def test_extra_model_outputs_that_cannot_be_joined_are_passed_over(extra):
     learner = cartpole().build_learner()
-    given = [
-        SingleAgentEpisode(
-            observations=np.zeros((n + 1, 4), np.float32),
-            actions=np.zeros(n, np.int64),
-            rewards=np.ones(n, np.float32),
-            extra_model_outputs={"attention": extra(n)},
-        )
-        for n in (5, 7)
-    ]
+    given = [make_episode(n, size=4, actions=2, attention=extra(n)) for n in (5, 7)]
     assert learner.update_from_episodes(given)[ALL]["num_env_steps_trained"] == 12
 
 

@@ -15,7 +15,9 @@ from learner_parts import (
     ppo_batch,
     ppo_config,
     spec,
+    train,
     value_batch,
+    value_batches,
     value_learner,
 )
 from torch import nn
@@ -23,10 +25,6 @@ from torch import nn
 from lockstep.data.sample_batch import MultiAgentBatch
 from lockstep.learner.config import TrainingSection
 from lockstep.modules import MultiRLModule, MultiRLModuleSpec, wrap_module
-
-
-def batches(*module_ids, rows=10, seed=0):
-    return MultiAgentBatch({mid: value_batch(rows, seed=seed + i) for i, mid in enumerate(module_ids)}, rows)
 
 
 def of_module(learner, module_id):
@@ -38,15 +36,14 @@ def of_module(learner, module_id):
 
 def test_added_module_trains_and_the_others_go_on_as_if_it_were_not_there():
     learner, alone = value_learner(modules=("a",), lr=0.01), value_learner(modules=("a",), lr=0.01)
-    for each in (learner, alone):
-        each.update_from_batch(batches("a"))
+    train((learner, alone), value_batches("a"))
     made = learner.add_module(module_id="b", module_spec=spec())
     assert isinstance(made, MultiRLModuleSpec)
     assert list(made.rl_module_specs) == list(learner.module) == ["a", "b"]
     before = of_module(learner, "b")
     for number in range(3):
-        results = learner.update_from_batch(batches("a", "b", seed=number))
-        alone.update_from_batch(batches("a", seed=number))
+        results = learner.update_from_batch(value_batches("a", "b", seed=number))
+        alone.update_from_batch(value_batches("a", seed=number))
     assert_same(of_module(learner, "a"), of_module(alone, "a"))
     assert differs(before, of_module(learner, "b"))
     assert results["b"]["num_module_steps_trained_lifetime"] == 30
@@ -67,8 +64,7 @@ def test_algorithms_state_comes_and_goes_with_a_module():
     learner = ppo_config(kl_coeff=0.3).build_learner()
     learner.add_module(module_id="b", module_spec=spec(), config_overrides={"kl_coeff": 0.7})
     assert float(learner.registered["b/kl_coeff"]) == pytest.approx(0.7)
-    batch = ppo_batch()
-    batch["action_dist_inputs"] = np.zeros((len(batch), 3))
+    batch = ppo_batch(action_dist_inputs=np.zeros((24, 3)))
     learner.update_from_batch(MultiAgentBatch({MODULE: batch, "b": batch}, len(batch)))
     assert "b/kl_coeff" in learner.get_state()["registered"]
     learner.remove_module("b")
@@ -115,16 +111,14 @@ def test_module_whose_setup_fails_half_way_leaves_nothing_behind():
 
 def test_removed_module_takes_its_optimizer_schedules_and_counters_with_it():
     learner, alone = value_learner(modules=("a", "b"), lr=0.01), value_learner(modules=("a", "b"), lr=0.01)
-    for each in (learner, alone):
-        each.update_from_batch(batches("a", "b"))
+    train((learner, alone), value_batches("a", "b"))
     left = learner.remove_module("b")
     assert list(left.rl_module_specs) == list(learner.module) == ["a"]
     state = learner.get_state()
     assert list(state["optimizer"]) == ["a.default_optimizer"]
     assert list(state["rl_module"]) == list(state["connectors"]) == ["a"]
     assert "b/rows" not in state["lifetime"]
-    for each in (learner, alone):
-        each.update_from_batch(batches("a", seed=1))
+    train((learner, alone), value_batches("a", seed=1))
     assert_same(of_module(learner, "a"), of_module(alone, "a"))
     learner.add_module(module_id="b", module_spec=spec())  # the id is free again, its optimizer new
     assert not learner.get_state()["optimizer"]["b.default_optimizer"]["state"]
@@ -134,7 +128,7 @@ def test_who_learns_follows_the_modules():
     learner = value_learner(modules=("a", "b"), policies_to_train=["a", "b"])
     learner.add_module(module_id="c", module_spec=spec(), new_should_module_be_updated=["b", "c"])
     before = parameters(learner)
-    learner.update_from_batch(batches("a", "b", "c"))
+    learner.update_from_batch(value_batches("a", "b", "c"))
     assert {name.split(".")[1] for name in differs(before, parameters(learner))} == {"b", "c"}
     learner.remove_module("b")
     assert learner.policies_to_train == ["c"]
@@ -144,15 +138,15 @@ def test_who_learns_follows_the_modules():
 
 def test_module_that_no_longer_learns_stays_as_it_is_whatever_its_momentum():
     learner = value_learner(modules=("a", "b"), lr=0.01)
-    learner.update_from_batch(batches("a", "b"))
+    learner.update_from_batch(value_batches("a", "b"))
     before = of_module(learner, "b")
     learner.update_from_batch(MultiAgentBatch({"a": value_batch(), "b": value_batch(0)}, 10))  # no rows
     assert_same(of_module(learner, "b"), before)
     learner.policies_to_train = ["a"]
-    learner.update_from_batch(batches("a", "b"))
+    learner.update_from_batch(value_batches("a", "b"))
     assert_same(of_module(learner, "b"), before)
     learner.policies_to_train = None
-    learner.update_from_batch(batches("a", "b"))
+    learner.update_from_batch(value_batches("a", "b"))
     assert differs(of_module(learner, "b"), before)
 
 
@@ -192,14 +186,13 @@ def shared(cls=SharedOptimizer):
 
 def test_removing_one_of_two_modules_with_a_shared_encoder_keeps_encoder_and_moments():
     learner, alone = shared(), shared()
-    for each in (learner, alone):
-        each.update_from_batch(batches("a", "b"))
+    train((learner, alone), value_batches("a", "b"))
     learner.remove_module("b")
     moments = learner.get_state("optimizer")["optimizer"][f"{ALL}.default_optimizer"]["state"]
     assert len(moments) == len(list(learner.module["a"].parameters()))
     for seed in (1, 2):
-        learner.update_from_batch(batches("a", seed=seed))
-        alone.update_from_batch(batches("a", seed=seed))
+        learner.update_from_batch(value_batches("a", seed=seed))
+        alone.update_from_batch(value_batches("a", seed=seed))
     assert_same(of_module(learner, "a"), of_module(alone, "a"))
 
 
@@ -210,17 +203,14 @@ def test_flat_adam_over_several_modules_keeps_its_moments_when_one_leaves():
             self.optimizers.register(ALL, "adam", lambda flat: torch.optim.Adam([flat], fused=True), params, 0.01)
 
     learner, alone = (value_learner(FlatShared, modules=("a", "b", "c")) for _ in range(2))
-    for each in (learner, alone):
-        each.update_from_batch(batches("a", "b", "c"))
+    train((learner, alone), value_batches("a", "b", "c"))
     learner.remove_module("b")
-    for each in (learner, alone):
-        each.update_from_batch(batches("a", "c", seed=3))
+    train((learner, alone), value_batches("a", "c", seed=3))
     for module_id in ("a", "c"):
         assert_same(of_module(learner, module_id), of_module(alone, module_id))
     other = value_learner(FlatShared, modules=("a", "c"))
     other.set_state(learner.get_state())
-    for each in (learner, other):
-        each.update_from_batch(batches("a", "c", seed=4))
+    train((learner, other), value_batches("a", "c", seed=4))
     assert_same(parameters(learner), parameters(other))
 
 

@@ -2,12 +2,10 @@
 
 import numpy as np
 import pytest
-from learner_parts import ALL, BOX, THREE, assert_same, differs, parameters
+from learner_parts import ALL, BOX, THREE, assert_same, differs, make_episode, make_multi_agent_episode, parameters
 
 from lockstep import A2CConfig, APPOConfig, IMPALAConfig, PPOConfig
 from lockstep.connectors import ModuleConnectors, NormalizeObs, ObsPipeline
-from lockstep.data.episode import SingleAgentEpisode
-from lockstep.data.multi_agent_episode import MultiAgentEpisode
 from lockstep.learner.config import FrameworkSection
 from lockstep.modules import DefaultActorCriticModule, MultiRLModuleSpec, RecurrentActorCriticModule, RLModuleSpec
 from lockstep.state.streams import RandomStreams
@@ -35,29 +33,9 @@ def learner_of(ids, config=PPOConfig, *, recurrent=(), connectors=None, module_c
     ).build()
 
 
-def single(rng, length, module_id=None, terminated=True):
-    return SingleAgentEpisode(
-        observations=rng.normal(size=(length + 1, 3)).astype(np.float32),
-        actions=rng.integers(3, size=length),
-        rewards=rng.normal(size=length).astype(np.float32),
-        terminated=terminated,
-        module_id=module_id,
-    )
-
-
-def both(seed=0, length=7, agents=("x", "y"), terminated=True):
+def both(seed=0, length=7, agents=("x", "y")):
     """An episode in which all agents act in every step; agent x is module a's, all others are module b's."""
-    rng = np.random.default_rng(seed)
-    episode = MultiAgentEpisode(agent_to_module_mapping_fn=lambda agent, episode: "a" if agent == "x" else "b")
-    episode.add_env_reset({agent: rng.normal(size=3).astype(np.float32) for agent in agents})
-    for t in range(length):
-        episode.add_env_step(
-            {agent: rng.normal(size=3).astype(np.float32) for agent in agents},
-            {agent: int(rng.integers(3)) for agent in agents},
-            {agent: float(rng.normal()) for agent in agents},
-            terminateds={"__all__": terminated and t == length - 1},
-        )
-    return episode
+    return make_multi_agent_episode(length, {agent: "a" if agent == "x" else "b" for agent in agents}, seed)
 
 
 def of_module(learner, module_id):
@@ -144,19 +122,12 @@ def test_statistics_of_a_module_move_with_its_own_observations_only():
 
 
 def test_single_agent_episodes_go_to_the_module_they_name():
-    rng = np.random.default_rng(0)
     learner = learner_of(["a", "b"])
     before = parameters(learner)
-    results = learner.update_from_episodes([single(rng, 4, "b"), both(0, 3), single(rng, 2, "b")])
+    results = learner.update_from_episodes([make_episode(4, module_id="b"), both(0, 3), make_episode(2, module_id="b")])
     assert results[ALL]["num_env_steps_trained"] == 9
     assert [results[mid]["num_module_steps_trained"] for mid in "ab"] == [3, 9]
     assert differs(before, parameters(learner))
-    with pytest.raises(ValueError, match=r"modules \['a', 'b'\]; the episode at position 0, which has no module_id"):
-        learner.update_from_episodes([single(rng, 4)])
-    with pytest.raises(KeyError, match=r"rows for \['z'\]; this learner's modules are \['a', 'b'\]"):
-        learner.update_from_episodes([single(rng, 4, "z")])
-    with pytest.raises(TypeError, match="position 0 is a dict; a SingleAgentEpisode or MultiAgentEpisode"):
-        learner.update_from_episodes([{}])
 
 
 def test_callers_multi_agent_episodes_are_not_changed():

@@ -91,49 +91,33 @@ def test_a_learner_that_does_not_come_ends_the_call_after_timeout_s(tmp_path):
         second.gather(1)
 
 
-def join_and_wait(folder):
+def join_and_wait(folder, ready, forks):
     reducer = DistributedReducer(1, 2, folder / "store", timeout_s=60.0)
+    if forks and os.fork() == 0:
+        time.sleep(20)  # has what its parent has open
+        os._exit(0)
+    ready.set()
     reducer.sum_(torch.ones(1))
     time.sleep(60)
 
 
-def test_a_learner_that_is_killed_ends_the_calls_of_the_others_at_once(tmp_path):
-    other = multiprocessing.get_context("spawn").Process(target=join_and_wait, args=(tmp_path,), daemon=True)
+@pytest.mark.parametrize("forks", [False, True])
+def test_a_learner_that_is_killed_ends_the_calls_of_the_others_at_once(tmp_path, forks):
+    """Also where a process that it forked lives on: that does not pass for it."""
+    context = multiprocessing.get_context("spawn")
+    ready = context.Event()
+    other = context.Process(target=join_and_wait, args=(tmp_path, ready, forks), daemon=True)
     other.start()
     reducer = DistributedReducer(0, 2, tmp_path / "store", timeout_s=60.0)
     assert reducer._memory is not None
+    assert ready.wait(60)
     assert reducer.sum_(torch.ones(1)) == 2
     os.kill(other.pid, signal.SIGKILL)
     began = time.monotonic()
     with pytest.raises(LearnerError, match="The cause: learner 1 died"):
         reducer.sum_(torch.ones(1))
-    assert time.monotonic() - began < 2.0
-    other.join()
-
-
-def wait_beside(folder, forked):
-    reducer = DistributedReducer(1, 2, folder / "store", timeout_s=60.0)
-    if os.fork() == 0:
-        time.sleep(20)  # has what its parent has open
-        os._exit(0)
-    forked.set()
-    reducer.sum_(torch.ones(1))
-    time.sleep(60)
-
-
-def test_a_process_that_a_killed_learner_forked_does_not_pass_for_it(tmp_path):
-    context = multiprocessing.get_context("spawn")
-    forked = context.Event()
-    other = context.Process(target=wait_beside, args=(tmp_path, forked), daemon=True)
-    other.start()
-    reducer = DistributedReducer(0, 2, tmp_path / "store", timeout_s=60.0)
-    assert forked.wait(60)
-    os.kill(other.pid, signal.SIGKILL)
-    began = time.monotonic()
-    with pytest.raises(LearnerError, match="The cause: learner 1 died"):
-        for _ in range(2):
-            reducer.sum_(torch.ones(1))
     assert time.monotonic() - began < 5.0
+    other.join()
 
 
 def test_calls_that_do_not_fit_together_end_in_an_error_and_not_in_numbers(tmp_path):

@@ -8,9 +8,11 @@ from learner_parts import (
     ALL,
     BOX,
     MODULE,
+    THREE,
     ValueLearner,
     assert_same,
     episodes,
+    make_episode,
     parameters,
     ppo_batch,
     ppo_config,
@@ -119,8 +121,12 @@ def of_class(cls):
     return lambda a: value_learner(cls, modules=("a",)).update_from_batch(value_batch())
 
 
+def a_and_b():
+    return value_learner(modules=("a", "b"))
+
+
 def of_two(batch):
-    return lambda a: value_learner(modules=("a", "b")).update_from_batch(batch)
+    return lambda a: a_and_b().update_from_batch(batch)
 
 
 def strict(build):
@@ -184,6 +190,14 @@ REFUSED_BY_A_LEARNER = [
         KeyError,
         ["module 'b' lacks ['value_targets']", "['obs']", "ValueLearner.compute_loss_for_module"],
     ),
+    (
+        "episodes of no module",
+        lambda a: a_and_b().update_from_episodes(episodes()),
+        ValueError,
+        ["0, which has no module_id"],
+    ),
+    ("a stranger's", lambda a: a.update_from_episodes([make_episode(4, module_id="z")]), KeyError, ["rows for ['z']"]),
+    ("no episode", lambda a: a.update_from_episodes([{}]), TypeError, ["position 0 is a dict", "MultiAgentEpisode"]),
     ("episodes lack a column", lambda a: a.update_from_episodes(episodes()), KeyError, ["lacks ['value_targets']"]),
     ("no loss", of_class(Learner), TypeError, ["compute_loss_for_module"]),
     ("a stranger's loss", of_class(Misnamed), ValueError, ["a loss for 'everybody'", "['a']", ALL]),
@@ -198,6 +212,8 @@ REFUSED_BY_A_LEARNER = [
     ("below the learner", lambda a: LearnerGroup(a).get_state("learner/x"), KeyError, ["no component 'x'"]),
     ("without it", lambda a: LearnerGroup(a).get_state(not_components=["x"]), KeyError, ["'x'", "'learner'"]),
     ("group's state", lambda a: LearnerGroup(a).set_state({"rl_module": {}}), ValueError, ["'learner'", "'rl_module'"]),
+    ("weights of a stranger", lambda a: LearnerGroup(a).get_weights(["x"]), KeyError, ["no modules ['x']", "['a']"]),
+    ("a stranger's weights", lambda a: LearnerGroup(a).set_weights({"x": {}}), ValueError, ["module 'x' is unknown"]),
     ("some weights", lambda a: LearnerGroup(a).set_weights({"a": {}}), ValueError, ["a: missing", "policy_head.bias"]),
     ("a function of three", lambda a: policy_of(lambda a, b, c: True), TypeError, ["(module_id, batch)"]),
 ]
@@ -223,23 +239,29 @@ def test_what_a_learner_refuses_is_named_and_nothing_is_changed(call, error, wor
     assert_same(parameters(learner), before)
 
 
-def with_action(value):
-    batch = ppo_batch()
-    batch["actions"] = batch["actions"].astype(np.float32) if isinstance(value, float) else batch["actions"]
-    batch["actions"][5] = value
-    return batch
+def small_a2c(space):
+    config = A2CConfig().environment(observation_space=BOX, action_space=space)
+    return config.rl_module(model_config={"hiddens": (4,)}).build_learner()
 
 
-@pytest.mark.parametrize("value", [3, -1, 0.5])
-def test_discrete_action_outside_its_space_names_module_column_row_given_and_allowed(group, value):
-    before = parameters(group.learner)
-    expected = (
-        rf"module '{MODULE}': column 'actions' has {value} at row 5; allowed are whole numbers 0 to 2 "
-        r"\(action space Discrete\(3\)\)"
-    )
-    with pytest.raises(ValueError, match=expected):
-        group.learner.update_from_batch(with_action(value))
-    assert_same(parameters(group.learner), before)
+@pytest.mark.parametrize(
+    "space, sound, wrong, allowed",
+    [
+        (THREE, 0, 3, "whole numbers 0 to 2 (action space Discrete(3))"),
+        (THREE, 0, -1, "whole numbers 0 to 2 (action space Discrete(3))"),
+        (THREE, 0.0, 0.5, "whole numbers 0 to 2 (action space Discrete(3))"),
+        (spaces.MultiDiscrete([2, 3]), [0, 1], [2, 0], "0, below [2, 3]"),
+        (spaces.MultiBinary(2), [0, 1], [0, 2], "0, below [2, 2]"),
+    ],
+)
+def test_discrete_action_outside_its_space_names_module_column_row_given_and_allowed(space, sound, wrong, allowed):
+    learner, batch = small_a2c(space), ppo_batch(6, actions=np.array([sound] * 5 + [wrong]))
+    before = parameters(learner)
+    with pytest.raises(ValueError) as refused:
+        learner.update_from_batch(batch)
+    for words in (f"module '{MODULE}': column 'actions' has {wrong} at row 5; allowed are ", allowed):
+        assert words in str(refused.value)
+    assert_same(parameters(learner), before)
 
 
 def test_discrete_action_outside_its_space_is_refused_in_episodes_too(group):
@@ -249,24 +271,8 @@ def test_discrete_action_outside_its_space_is_refused_in_episodes_too(group):
         group.learner.update_from_episodes(wrong)
 
 
-@pytest.mark.parametrize(
-    "space, wrong, allowed",
-    [
-        (spaces.MultiDiscrete([2, 3]), [2, 0], r"0, below \[2, 3\]"),
-        (spaces.MultiBinary(2), [0, 2], r"0, below \[2, 2\]"),
-    ],
-)
-def test_several_discrete_actions_are_each_in_their_range(space, wrong, allowed):
-    config = A2CConfig().environment(observation_space=BOX, action_space=space)
-    learner, batch = config.rl_module(model_config={"hiddens": (4,)}).build_learner(), ppo_batch(6)
-    batch["actions"] = np.array([[0, 1]] * 5 + [wrong])
-    with pytest.raises(ValueError, match=rf"has \[{wrong[0]}, {wrong[1]}\] at row 5; allowed are .* {allowed}"):
-        learner.update_from_batch(batch)
-
-
 def test_actions_are_counted_from_zero_whatever_the_start_of_the_space_is():
-    config = A2CConfig().environment(observation_space=BOX, action_space=spaces.Discrete(3, start=5))
-    learner = config.rl_module(model_config={"hiddens": (4,)}).build_learner()
+    learner = small_a2c(spaces.Discrete(3, start=5))
     assert learner.update_from_batch(ppo_batch())[MODULE]["num_module_steps_trained"] == 24
 
 
@@ -291,10 +297,6 @@ def test_schedules_with_values_that_cannot_be_are_refused(options, message):
         ppo_config(**options).build_learner()
 
 
-def only_b(module_id):
-    return module_id == "b"
-
-
 @pytest.mark.parametrize(
     "function, trains",
     [
@@ -303,7 +305,7 @@ def only_b(module_id):
         (lambda module_id, batch=None: True, True),
         (lambda *arguments: len(arguments) == 2, True),
         (lambda module_id, **more: True, True),
-        (only_b, False),
+        (lambda module_id: module_id == "b", False),
     ],
 )
 def test_policies_to_train_may_be_a_function_of_the_module_id_or_of_it_and_the_batch(function, trains):

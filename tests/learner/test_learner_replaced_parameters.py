@@ -2,7 +2,6 @@
 
 import copy
 import uuid
-import warnings
 
 import numpy as np
 import pytest
@@ -23,16 +22,19 @@ from learner_parts import (
     ppo_batch,
     ppo_config,
     spec,
+    told,
+    train,
+    transitions,
     value_batch,
     value_learner,
 )  # fmt: skip
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from lockstep import DQNConfig, SampleBatch
+from lockstep import DQNConfig
 from lockstep.algorithms.ppo import PPOLearner
 from lockstep.data import MultiAgentBatch
-from lockstep.learner import compiled
+from lockstep.learner import watch
 from lockstep.modules import RecurrentActor, TorchActor
 
 
@@ -51,8 +53,7 @@ KINDS = pytest.mark.parametrize("cls", [WholeLearner, OwnOptimizer])
 def pair(cls=WholeLearner, **options):
     """Two equal learners after an update each."""
     learners = [value_learner(cls, **options) for _ in range(2)]
-    for learner in learners:
-        learner.update_from_batch(value_batch())
+    train(learners, value_batch())
     return learners
 
 
@@ -60,8 +61,7 @@ def assert_go_on_alike(learner, other):
     """Two more updates give both the same parameters to the last bit, and move all of them."""
     for seed in (1, 2):
         before = parameters(learner)
-        for each in (learner, other):
-            each.update_from_batch(value_batch(seed=seed))
+        train((learner, other), value_batch(seed=seed))
         assert_same(parameters(learner), parameters(other))
         assert len(differs(before, parameters(learner))) == len(before)
 
@@ -158,8 +158,7 @@ class WithinUpdates(WholeLearner):
 def test_what_is_replaced_in_the_midst_of_an_update_is_bound_again(habit):
     learner, other = value_learner(WithinUpdates), value_learner(WholeLearner)
     learner.habit = habit
-    for each in (learner, other):
-        each.update_from_batch(value_batch(), minibatch_size=2)
+    train((learner, other), value_batch(), minibatch_size=2)
     assert_same(parameters(learner), parameters(other))
 
 
@@ -240,24 +239,12 @@ def dqn_learner():
     return config.build_learner()
 
 
-def dqn_batch(seed=0):
-    rng = np.random.default_rng(seed)
-    return SampleBatch(
-        obs=rng.normal(size=(16, 3)).astype(np.float32),
-        new_obs=rng.normal(size=(16, 3)).astype(np.float32),
-        actions=rng.integers(3, size=16),
-        rewards=rng.normal(size=16).astype(np.float32),
-        terminateds=rng.integers(2, size=16).astype(bool),
-    )
-
-
 @pytest.mark.parametrize("whose", ["module", "target"])
 @pytest.mark.parametrize("habit", [replace_all, through_a_vector, assign])
 def test_target_network_follows_what_was_replaced(habit, whose):
     learner, other = dqn_learner(), dqn_learner()
     for seed in range(3):
-        for each in (learner, other):
-            each.update_from_batch(dqn_batch(seed))
+        train((learner, other), transitions(16, seed))
         target = learner.registered[f"{MODULE}/target"]
         habit(learner.module[MODULE] if whose == "module" else target.module)
     assert_same(parameters(learner), parameters(other))
@@ -296,20 +283,19 @@ def test_policy_acts_with_what_was_replaced_at_once_and_after_the_next_update(ha
     np.testing.assert_array_equal(actions(), expected())
 
 
+@pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize("habit", [replace_all, through_a_vector, assign])
-def test_compiled_update_goes_on_with_what_was_replaced(habit, monkeypatch):
-    monkeypatch.setattr(compiled, "compile_graph", lambda graph, *_: lambda given: graph(*given))  # traced only
+def test_compiled_update_goes_on_with_what_was_replaced(habit):
     learners = [value_learner(WholeLearner, dtype="float32", compile_it=both) for both in (True, False)]
     for seed in range(3):
-        for learner in learners:
-            learner.update_from_batch(value_batch(seed=seed))
+        train(learners, value_batch(seed=seed))
         if seed == 0:
             habit(learners[0].module[MODULE])
     assert_near(*learners)
 
 
-def test_compiled_update_leaves_frozen_parameters_as_they_are(monkeypatch):
-    monkeypatch.setattr(compiled, "compile_graph", lambda graph, *_: lambda given: graph(*given))
+@pytest.mark.usefixtures("traced")
+def test_compiled_update_leaves_frozen_parameters_as_they_are():
     learners = [value_learner(WholeLearner, dtype="float32", compile_it=both, lr=0.01) for both in (True, False)]
     for learner in learners:
         learner.update_from_batch(value_batch())
@@ -324,14 +310,6 @@ def test_compiled_update_leaves_frozen_parameters_as_they_are(monkeypatch):
 
 
 # -- what is told ---
-
-
-def told(run):
-    """The warnings that `run()` gives."""
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        run()
-    return [str(warning.message) for warning in found]
 
 
 def test_parameters_that_get_no_gradient_in_a_whole_update_are_named_once():
@@ -350,21 +328,23 @@ def test_parameters_that_get_no_gradient_in_a_whole_update_are_named_once():
     assert [found.get("parameters_without_gradient") for found in results] == [4, None]
 
 
-def test_parameters_that_lose_their_gradient_later_are_named():
+def test_parameters_that_lose_their_gradient_later_are_named(monkeypatch):
+    monkeypatch.setattr(watch, "STEPS_BETWEEN_LOOKS", 5)
     learner = value_learner(WholeLearner)
     assert not told(lambda: learner.update_from_batch(value_batch()))
     learner.compute_loss_for_module = ValueLearner.compute_loss_for_module.__get__(learner)
-    (text,) = told(lambda: [learner.update_from_batch(value_batch()) for _ in range(510)])
+    (text,) = told(lambda: [learner.update_from_batch(value_batch()) for _ in range(20)])
     assert "policy_head.weight" in text
 
 
-def test_parameter_thawed_that_has_no_optimizer_is_named():
+def test_parameter_thawed_that_has_no_optimizer_is_named(monkeypatch):
+    monkeypatch.setattr(watch, "STEPS_BETWEEN_LOOKS", 5)
     learner = value_learner(WholeLearner, build=False)
     learner._make_module()[MODULE].policy_head.requires_grad_(False)
     learner.build()
     assert not told(lambda: learner.update_from_batch(value_batch()))
     learner.module.requires_grad_(True)
-    (text,) = told(lambda: [learner.update_from_batch(value_batch()) for _ in range(510)])
+    (text,) = told(lambda: [learner.update_from_batch(value_batch()) for _ in range(20)])
     assert "policy_head.weight" in text
     assert "have no optimizer" in text
 
@@ -394,16 +374,15 @@ class OneLoss(WholeLearner):
         return {ALL: torch.stack(list(losses.values())).sum()}
 
 
+@pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize("compile_it", [False, True])
-def test_one_loss_for_all_modules_trains_every_module_in_it_and_no_other(compile_it, monkeypatch):
-    monkeypatch.setattr(compiled, "compile_graph", lambda graph, *_: lambda given: graph(*given))  # traced only
+def test_one_loss_for_all_modules_trains_every_module_in_it_and_no_other(compile_it):
     options = {"modules": ("a", "b", "c"), "dtype": "float32", "lr": 0.01}
     learner, other = value_learner(OneLoss, compile_it=compile_it, **options), value_learner(WholeLearner, **options)
     for learning in (("a", "b", "c"), ("a", "b")):  # momentum does not move the one that is not in the second
         batch = MultiAgentBatch({mid: value_batch(seed=seed) for seed, mid in enumerate(learning)}, 10)
         before = parameters(learner)
-        for each in (learner, other):
-            each.update_from_batch(batch)
+        train((learner, other), batch)
         moved = {name.split(".")[1] for name in differs(before, parameters(learner))}
         assert moved == set(learning)
     assert_near(learner, other, 1e-5 if compile_it else 0)

@@ -6,10 +6,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from learner_parts import ALL, MODULE, assert_same, differs, own_copy, parameters, rollout
+from learner_parts import ALL, MODULE, assert_same, differs, make_episode, own_copy, parameters, ppo_batch, rollout
 
 from lockstep import A2CConfig, APPOConfig, IMPALAConfig, PPOConfig, SampleBatch
-from lockstep.data.episode import SingleAgentEpisode
 from lockstep.data.trajectories import trajectories_from_episodes
 
 
@@ -279,17 +278,10 @@ def test_episodes_shorter_and_longer_than_a_sequence_and_one_of_full_length():
     rng = np.random.default_rng(0)
     for length in (1, 4, 5, 6, 10, 11):
         for end in ("terminated", "truncated", "open"):
-            obs = rng.normal(size=(length + 1, 4)).astype(np.float32)
-            episode = SingleAgentEpisode(
-                observations=obs,
-                actions=rng.integers(2, size=length),
-                rewards=rng.normal(size=length).astype(np.float32),
-                terminated=end == "terminated",
-                truncated=end == "truncated",
-            )
-            batch = learner.prepare_batch(trajectories_from_episodes([episode]), module_id=MODULE)
-            _, values, _ = stepwise(learner.module[MODULE], obs)
-            rewards = torch.as_tensor(np.asarray(episode.get_rewards()), dtype=torch.float64)
+            piece = make_episode(length, end, rng, size=4, actions=2)
+            batch = learner.prepare_batch(trajectories_from_episodes([piece]), module_id=MODULE)
+            _, values, _ = stepwise(learner.module[MODULE], piece.get_observations())
+            rewards = torch.as_tensor(np.asarray(piece.get_rewards()), dtype=torch.float64)
             expected = gae_of(rewards, values, end == "terminated", 0.9, 0.5)
             got = batch["advantages"][batch["loss_mask"]]
             torch.testing.assert_close(got, expected, rtol=0, atol=1e-6, msg=f"{length} {end}")
@@ -310,13 +302,7 @@ def test_without_notes_of_acting_sequences_begin_where_episodes_do():
 
 def test_batches_without_what_memory_needs_are_refused():
     learner = recurrent_config().build_learner()
-    columns = {
-        "obs": np.zeros((4, 4), np.float32),
-        "actions": np.zeros(4, np.int64),
-        "action_logp": np.zeros(4),
-        "advantages": np.zeros(4),
-        "value_targets": np.ones(4),
-    }
+    columns = ppo_batch(4, obs=np.zeros((4, 4), np.float32), actions=np.zeros(4, np.int64))
     with pytest.raises(ValueError, match=r"'default_policy' remembers .* has no 'seq_lens'"):
         learner.update_from_batch(SampleBatch(columns))
     with pytest.raises(ValueError, match=r"state_in of module 'default_policy' .* of \['c', 'h'\], not \['h'\]"):
@@ -329,13 +315,7 @@ def test_batches_without_what_memory_needs_are_refused():
 def test_a_module_without_memory_takes_a_batch_with_sequences_row_by_row():
     config = recurrent_config().rl_module(model_config={"recurrent": None})
     rng = np.random.default_rng(0)
-    columns = {
-        "obs": rng.normal(size=(6, 4)).astype(np.float32),
-        "actions": rng.integers(2, size=6),
-        "action_logp": -rng.uniform(size=6),
-        "advantages": rng.normal(size=6),
-        "value_targets": rng.normal(size=6),
-    }
+    columns = ppo_batch(6, obs=rng.normal(size=(6, 4)).astype(np.float32), actions=rng.integers(2, size=6))
     first, second, third = (config.build_learner() for _ in range(3))
     first.update_from_batch(SampleBatch(columns))
     second.update_from_batch(SampleBatch(columns, seq_lens=[4, 2], state_in=np.zeros((2, 3))))

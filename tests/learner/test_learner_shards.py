@@ -27,7 +27,7 @@ def assert_trains_as_one(folder, config, size, data):
     with ThreadPoolExecutor(size) as pool:
         reducers = list(pool.map(lambda rank: DistributedReducer(rank, size, folder), range(size)))
         several = [config.build_learner(reducer=reducer) for reducer in reducers]
-        for update in range(20):
+        for update in range(8):
             options = {"minibatch_size": 8, "num_epochs": 2, "shuffle_batch_per_epoch": update % 2 == 0}
             shards = shards_of(data(update), size, one.modules_with_memory())
             calls = [pool.submit(each.update_from_episodes, part, **options) for each, part in zip(several, shards)]

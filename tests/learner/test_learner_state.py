@@ -15,6 +15,7 @@ from learner_parts import (
     parameters,
     ppo_batch,
     ppo_config,
+    train,
     value_batch,
     value_learner,
 )
@@ -47,8 +48,7 @@ def test_state_has_every_component_and_set_state_brings_back_all_of_it():
     assert sorted(state) == sorted(COMPONENTS)
     other.set_state(state)
     assert fingerprint(other.get_state()) == fingerprint(state)
-    for each in (learner, other):
-        each.update_from_episodes(episodes((9, 7), seed=9), **OPTIONS)
+    train((learner, other), episodes((9, 7), seed=9), **OPTIONS)
     assert_same(parameters(other), parameters(learner))
     assert fingerprint(other.get_state()) == fingerprint(learner.get_state())
 
@@ -73,17 +73,9 @@ def test_components_can_be_taken_and_left_out_by_path():
     assert set(learner.get_state(not_components=["rl_module/a"])["rl_module"]) == {"b"}
 
 
-def broken(state, path, value):
-    """`state` with `value` at a path of keys (removed where it is None)."""
-    *way, last = path
-    inner = state
-    for key in way:
-        inner = inner[key]
-    if value is None:
-        del inner[last]
-    else:
-        inner[last] = value
-    return state
+@pytest.fixture(scope="module")
+def learner_and_other_state():
+    return trained_ppo(seed=1), trained_ppo().get_state()
 
 
 ADAM = ("optimizer", f"{MODULE}.default_optimizer")
@@ -117,10 +109,16 @@ ADAM = ("optimizer", f"{MODULE}.default_optimizer")
         (("weights_seq_no",), "many", "many"),
     ],
 )
-def test_state_that_does_not_fit_is_refused_and_nothing_is_changed(path, value, message):
-    learner = trained_ppo(seed=1)
-    before = learner.get_state()
-    state = broken(trained_ppo().get_state(), path, value)
+def test_state_that_does_not_fit_is_refused_and_nothing_is_changed(learner_and_other_state, path, value, message):
+    """The state has `value` at the path of keys; or nothing, where it is None."""
+    learner, state = learner_and_other_state[0], copy.deepcopy(learner_and_other_state[1])
+    before, (*way, last), inner = learner.get_state(), path, state
+    for key in way:
+        inner = inner[key]
+    if value is None:
+        del inner[last]
+    else:
+        inner[last] = value
     with pytest.raises(ValueError, match=message):
         learner.set_state(state)
     assert fingerprint(learner.get_state()) == fingerprint(before)

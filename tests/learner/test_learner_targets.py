@@ -8,9 +8,14 @@ from lockstep.learner.optimizers import OptimizerSet, fused_adam
 from lockstep.learner.targets import TargetNetwork
 
 
-def network():
+def network_and_target(groups=(range(6),)):
+    """A network, optimizers of those groups of its six parameters, and its target network."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 4), nn.Linear(4, 2))
+    module, optimizers = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 4), nn.Linear(4, 2)), OptimizerSet()
+    params, target = list(module.parameters()), TargetNetwork(module)
+    for number, group in enumerate(groups):
+        optimizers.register("m", f"o{number}", fused_adam(1e-8), [params[i] for i in group], 1e-3)
+    return module, optimizers, target
 
 
 def moved(module):
@@ -19,7 +24,9 @@ def moved(module):
             param.add_(torch.randn_like(param))
 
 
-def follow_and_compare(target, module, optimizers, tau):
+def assert_follows(target, module, optimizers, tau):
+    """The network moves, and the target goes `tau` of the way."""
+    moved(module)
     before = {name: value.clone() for name, value in target.views().items()}
     target.after_gradient_step(optimizers, 1, tau)
     for name, param in module.named_parameters():
@@ -41,35 +48,23 @@ def follow_and_compare(target, module, optimizers, tau):
     ],
 )
 def test_target_network_follows_parameters_wherever_they_lie(groups, tau):
-    module, optimizers = network(), OptimizerSet()
-    params = list(module.parameters())
-    target = TargetNetwork(module)
-    for number, group in enumerate(groups):
-        optimizers.register("m", f"o{number}", fused_adam(1e-8), [params[i] for i in group], 1e-3)
+    module, optimizers, target = network_and_target(groups)
     for _ in range(2):
-        moved(module)
-        follow_and_compare(target, module, optimizers, tau)
+        assert_follows(target, module, optimizers, tau)
 
 
 def test_target_network_follows_parameters_that_move_to_another_optimizer():
-    module, optimizers = network(), OptimizerSet()
-    target = TargetNetwork(module)
-    optimizers.register("m", "all", fused_adam(1e-8), list(module.parameters()), 1e-3)
-    moved(module)
-    follow_and_compare(target, module, optimizers, 0.5)
+    module, optimizers, target = network_and_target()
+    assert_follows(target, module, optimizers, 0.5)
     optimizers.remove("other", {id(module[2].bias)})
-    moved(module)
-    follow_and_compare(target, module, optimizers, 0.5)
+    assert_follows(target, module, optimizers, 0.5)
     optimizers.remove("m", set())
     optimizers.register("m", "new", fused_adam(1e-8), list(module.parameters()), 1e-3)
-    moved(module)
-    follow_and_compare(target, module, optimizers, 0.5)
+    assert_follows(target, module, optimizers, 0.5)
 
 
 def test_target_network_follows_each_nth_time_only():
-    module, optimizers = network(), OptimizerSet()
-    target = TargetNetwork(module)
-    optimizers.register("m", "all", fused_adam(1e-8), list(module.parameters()), 1e-3)
+    module, optimizers, target = network_and_target()
     moved(module)
     before = target.flat.clone()
     target.after_gradient_step(optimizers, 2, 1.0)
@@ -112,11 +107,7 @@ def test_buffers_follow_and_are_part_of_the_state():
 def test_a_state_with_other_buffers_is_refused_and_changes_nothing():
     target = TargetNetwork(Normalized())
     state, before = target.get_state(), target.flat.clone()
-    state = {
-        **state,
-        "flat": state["flat"] + 1.0,
-        "buffers": {"norm.running_mean": state["buffers"]["norm.running_mean"]},
-    }
+    state = {**state, "flat": state["flat"] + 1.0, "buffers": {"norm.running_mean": torch.zeros(5)}}
     with pytest.raises(ValueError, match=r"the target network has the buffers .*running_var.*, the state"):
         target.set_state(state)
     assert torch.equal(target.flat, before)

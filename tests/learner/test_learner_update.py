@@ -12,18 +12,20 @@ from learner_parts import (
     assert_same,
     differs,
     episodes,
+    make_episode,
     parameters,
     ppo_batch,
     ppo_config,
     rollout,
     spec,
+    train,
     value_batch,
+    value_batches,
     value_learner,
 )
 from torch import nn
 
 from lockstep import PPOConfig, SampleBatch
-from lockstep.data.episode import SingleAgentEpisode
 from lockstep.data.sample_batch import MultiAgentBatch
 from lockstep.learner.config import TrainingSection
 from lockstep.modules import MultiRLModule
@@ -152,8 +154,7 @@ def test_learner_can_go_on_after_shutdown():
     learner.update_from_batch(value_batch())
     other.update_from_batch(value_batch())
     learner.shutdown()
-    for each in (learner, other):
-        each.update_from_batch(value_batch(seed=1))
+    train((learner, other), value_batch(seed=1))
     assert_same(parameters(learner), parameters(other))
 
 
@@ -292,7 +293,7 @@ def test_module_without_rows_contributes_nothing():
 def test_policies_to_train_leaves_other_modules_untouched(allowed):
     learner = value_learner(modules=("a", "b"), policies_to_train=allowed)
     before = parameters(learner)
-    learner.update_from_batch(MultiAgentBatch({"a": value_batch(), "b": value_batch()}, 10))
+    learner.update_from_batch(value_batches("a", "b"))
     changed = differs(before, parameters(learner))
     assert changed
     assert all(".b." in name for name in changed)
@@ -465,11 +466,5 @@ def test_lag_is_read_from_a_rollout_store_and_from_episodes():
     for lag in (0, 1):
         results = learner.update_from_episodes(collector.buffer.episodes())
         assert results[MODULE]["diff_num_grad_updates_vs_sampler_policy"] == lag
-    episode = SingleAgentEpisode(
-        observations=np.zeros((4, 4), np.float32),
-        actions=np.zeros(3, np.int64),
-        rewards=np.zeros(3),
-        extra_model_outputs={"weights_seq_no": np.array([1, 1, 1])},
-    )
-    results = learner.update_from_episodes([episode])
+    results = learner.update_from_episodes([make_episode(3, size=4, actions=2, weights_seq_no=np.array([1, 1, 1]))])
     assert results[MODULE]["diff_num_grad_updates_vs_sampler_policy"] == 1

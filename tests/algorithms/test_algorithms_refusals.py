@@ -1,0 +1,180 @@
+"""What a configuration, or the learner that it builds, cannot be is refused with the words that help."""
+
+import numpy as np
+import pytest
+from algorithm_tools import BOX, TWO, of_two_modules, small_config, two_specs
+from gymnasium import spaces
+
+from lockstep import (
+    A2CConfig,
+    BCConfig,
+    C51Config,
+    Collector,
+    CQLConfig,
+    DQNConfig,
+    IQLConfig,
+    PPOConfig,
+    QRDQNConfig,
+    SACConfig,
+    TD3BCConfig,
+    TD3Config,
+    get_config,
+)
+from lockstep.algorithms.ppo import PPOLearner
+from lockstep.modules import DefaultActorCriticModule, MultiRLModuleSpec, RLModule, RLModuleSpec
+
+MOVE, SEVERAL = spaces.Box(-1, 1, (2,), np.float32), spaces.MultiDiscrete([2, 2])
+NO_ACTIONS, NO_CHOICES = (spaces.Text(3), spaces.Dict(a=TWO)), (MOVE, SEVERAL, spaces.MultiBinary(3))
+VALUES, SCHEDULED = (DQNConfig, C51Config, QRDQNConfig), ("lr", "entropy_coeff", "clip_param")
+
+
+class FromTheScript(PPOLearner):
+    """As one that is defined in the script that runs."""
+
+
+FromTheScript.__module__ = "__main__"
+
+
+def inside(base):
+    class Inside(base):
+        pass
+
+    return Inside
+
+
+def json_of(section, **options):
+    return lambda: getattr(PPOConfig(), section)(**options).to_json()
+
+
+def path(path):
+    return lambda: PPOConfig().set_path(path, 1)
+
+
+def from_dict(options):
+    return lambda: PPOConfig().update_from_dict(options)
+
+
+def overridden(**overrides):
+    options = {"algorithm_config_overrides_per_module": overrides}
+    return lambda: small_config().rl_module(rl_module_spec=two_specs(), **options).build_learner()
+
+
+def offline(**options):
+    return lambda: PPOConfig().offline_data(**options).build_offline_data()
+
+
+def scheduled(option, points):
+    return lambda: small_config().training(**{option: points}).build_learner()
+
+
+def policies(policies):
+    return lambda: PPOConfig().multi_agent(policies=policies)
+
+
+def assigned(policies):
+    return lambda: setattr(of_two_modules(), "policies", policies)
+
+
+def agents(**options):
+    return lambda: of_two_modules(**options).validate()
+
+
+def agents_with(**modules):
+    return lambda: of_two_modules().rl_module(**modules).build_learner()
+
+
+def built(kind, actions, observations=BOX, **model):
+    return lambda: kind().rl_module(model_config=model).build_learner(spaces=(observations, actions))
+
+
+def chance(kind, epsilon, env):
+    return lambda: Collector(kind().build_policy(env), env, epsilon=epsilon).collect(n_episode=1)
+
+
+def hindsight(kind):
+    return lambda: kind().environment("CartPole-v1").replay(her=True).build_trainer()
+
+
+OTHERS = MultiRLModuleSpec({"a": RLModuleSpec(), "c": RLModuleSpec()})
+STRANGER = small_config().multi_agent(policies_to_train=["default_policy", "other"])
+HALF_OF_DOUBLE = small_config().framework(mixed_precision=True, dtype="float64")
+UNBOUNDED, NO_MODULES = spaces.Box(-np.inf, np.inf, (2,)), MultiRLModuleSpec({})
+REFUSED = [
+    # names
+    (lambda: A2CConfig().training(target_kl=0.01), "training has no option 'target_kl'"),
+    (lambda: get_config("pop"), "unknown algorithm 'pop'; did you mean 'ppo'"),
+    (path("trainig.lr"), "unknown option 'trainig.lr'; did you mean 'training'"),
+    (path("training.learning_rat"), "training has no option 'learning_rat'"),
+    (path("rl_module.model_config.hidens"), "did you mean 'hiddens'"),
+    (path("lr"), "write section.option, e.g. training.lr"),
+    (from_dict(A2CConfig().to_dict()), "is for 'a2c', this one for 'ppo'"),
+    (from_dict({"trainig": {}}), "unknown section 'trainig'; did you mean 'training'"),
+    (from_dict({"training": {"gama": 0.1}}), "no option 'gama'; did you mean 'gamma'"),
+    (lambda: PPOConfig.overrides(clip=0.1), "no option 'clip' to override for a module; did you mean"),
+    (lambda: PPOConfig().replay(capacity=10), "ppo has no replay section"),
+    # what JSON cannot hold
+    (json_of("training", lr=lambda step: 0.1), "to JSON", "training.lr=", "a lambda has no name; use points"),
+    (json_of("training", learner_class=FromTheScript), "to JSON", "script that runs (`__main__`); move it to a file"),
+    (json_of("training", learner_class=inside(PPOLearner)), "to JSON", "inside of a function; define it at the top of"),
+    (json_of("rl_module", rl_module_spec=RLModuleSpec(inside(RLModule))), "rl_module.rl_module_spec.module_class="),
+    # modules, their overrides and policies
+    (overridden(c={"lr": 0.1}), "names ['c']; the modules are ['a', 'b']"),
+    (overridden(a={"learning_rte": 0.1}), "per_module['a']: training has no option 'learning_rte'"),
+    (overridden(a={"num_epochs": 3}), "training.num_epochs holds for the whole update", "own lr, gamma"),
+    (overridden(a={"minibatch_size": 3}), "training.minibatch_size holds for the whole update"),
+    (overridden(a={"grad_clip": 0}), "per_module['a']: training.grad_clip=0 is not allowed"),
+    *((give(["a/b"]), "module id 'a/b' must be printable text without") for give in (policies, assigned)),
+    *((give({"a": {"modelconfig": {}}}), "['modelconfig']; an RLModuleSpec has") for give in (policies, assigned)),
+    (agents(policies_to_train=["b", "z"]), "policies_to_train=['b', 'z'] names others than multi_agent.policies=['a'"),
+    (agents(policy_mapping_fn=None), "policy_mapping_fn=None maps every agent to 'default_policy'"),
+    (agents(policies=[]), "multi_agent.policies=[] is empty"),
+    (agents_with(rl_module_spec=OTHERS), "policies=['a', 'b'] are others than the modules ['a', 'c']"),
+    (agents_with(algorithm_config_overrides_per_module={"z": {"lr": 0.1}}), "'z'", "names others than multi_agent.p"),
+    (agents_with(rl_module_spec=RLModuleSpec(DefaultActorCriticModule, BOX, TWO).build()), "one built module for"),
+    (STRANGER.build_learner, "policies_to_train=", "'other'", "the modules are ['default_policy']"),
+    (small_config().rl_module(rl_module_spec=NO_MODULES).build_learner, "no modules; a learner needs at least one"),
+    # environments, spaces, networks
+    (PPOConfig().validate, 'environment.env is not set; give an id such as "CartPole-v1"'),
+    (lambda: PPOConfig().build_learner("CartPol-v1"), "CartPole-v1"),
+    (built(PPOConfig, TWO, spaces.Text(3)), "no network for", "space Text"),
+    *((built(PPOConfig, s), f"ppo cannot act in {s}", "Discrete, MultiDiscrete, MultiBinary") for s in NO_ACTIONS),
+    *((built(A2CConfig, s), f"a2c cannot act in {s}", "Discrete, MultiDiscrete, MultiBinary") for s in NO_ACTIONS),
+    *((built(kind, s), "action values need a Discrete action space") for kind in VALUES for s in NO_CHOICES),
+    *((built(kind, TWO, recurrent="lstm"), "recurrent='lstm': action values are learned without") for kind in VALUES),
+    *((hindsight(kind), "CartPoleEnv has no compute_reward") for kind in VALUES),
+    (built(SACConfig, SEVERAL), "SAC needs a Box or Discrete action space"),
+    (built(SACConfig, UNBOUNDED), "sac cannot act in Box(-inf, inf, (2,), float32)", "finite; wrap"),
+    (built(SACConfig, MOVE, recurrent="lstm"), "recurrent='lstm'"),
+    (built(SACConfig, MOVE, num_critics=0), "num_critics=0", "at least 1"),
+    (built(SACConfig, MOVE, log_std_bounds=(2.0, 1.0)), "log_std_bounds must be"),
+    (built(TD3Config, TWO), "a deterministic policy needs a Box action space"),
+    (built(TD3Config, MOVE, recurrent="gru"), "recurrent='gru'"),
+    *((built(kind, SEVERAL), "needs a Box") for kind in (CQLConfig, IQLConfig, TD3BCConfig)),
+    (built(TD3BCConfig, TWO), "needs a Box"),
+    (lambda: BCConfig().training(loss="mse").build_learner(spaces=(BOX, TWO)), "loss='mse' needs a Box of actions"),
+    (HALF_OF_DOUBLE.build_learner, "mixed_precision=True needs framework.dtype='float32', not 'float64'"),
+    # schedules, data, an epsilon of evaluation's own
+    *((scheduled(option, [[1, 0.1], [5, 0.0]]), "first point must be at step 0") for option in SCHEDULED),
+    *((scheduled(option, [[0, 0.1]]), "at least two points") for option in SCHEDULED),
+    (offline(), "offline_data.input_ is not set"),
+    (offline(input_=[]), "offline_data.input_=[] names no file"),
+    (PPOConfig().environment("CartPole-v1").evaluation(epsilon=0.1).validate, "epsilon=0.1 is not allowed for ppo"),
+    (chance(DQNConfig, -1, "CartPole-v1"), "between 0 and 1"),
+    (chance(PPOConfig, 0.1, "CartPole-v1"), "epsilon=0.1: ppo has no action values"),
+]
+OF_WRONG_TYPE = [
+    (overridden(a=0.1), "per_module['a']: ", "must be a dict of training options"),
+    *((give(value), "give a list of module ids") for give in (policies, assigned) for value in ("a", 3)),
+    *((give({"a": 3}), "policies['a'] is a int; give an RLModuleSpec") for give in (policies, assigned)),
+    (lambda: PPOConfig().build_learner_group(spaces=(BOX,)), "(observation space, action space)"),
+    (offline(input_=[3]), "offline_data.input_=[3] must be the path of a file"),
+]
+ROWS = [(row, ValueError) for row in REFUSED] + [(row, TypeError) for row in OF_WRONG_TYPE]
+
+
+@pytest.mark.parametrize("row, error", ROWS, ids=[row[1] for row, _ in ROWS])
+def test_what_a_configuration_cannot_be_is_refused_with_what_helps(row, error):
+    call, *words = row
+    with pytest.raises(error) as refused:
+        call()
+    assert [word for word in words if word not in str(refused.value)] == []
