@@ -49,7 +49,8 @@ class ActingPolicy:
         self.is_stateful = module.is_stateful()
         self._dist = module.action_dist_cls
         self._exploration = config.exploration(action_space)
-        self._version = 0
+        self.weights_seq_no = 0
+        """version of the weights that act"""
         self.is_training = False
         """whether this is a training step, in which `compute_actions` explores"""
         self.seed(config.debugging.seed)
@@ -78,11 +79,6 @@ class ActingPolicy:
         self.rng = RandomStreams(seed).child("policy").numpy("compute_actions")
 
     @property
-    def weights_seq_no(self) -> int:
-        """Version of the weights that act."""
-        return self._version
-
-    @property
     def frame_stack(self) -> int:
         """How many observations of an environment make one that it acts on (`environment(frame_stack=)`)."""
         return int(self.config.environment.frame_stack)
@@ -95,7 +91,7 @@ class ActingPolicy:
         if weights.timesteps:
             self.timesteps.clear()  # other modules of the policy may have the same dict
             self.timesteps.update(weights.timesteps)
-        self._version = weights.version
+        self.weights_seq_no = weights.version
 
     @torch.no_grad()
     def action_logp(self, obs: Any, actions: np.ndarray) -> np.ndarray:
@@ -310,8 +306,6 @@ def _array(space: spaces.Space[Any], obs: Any, batched: bool, name: str) -> np.n
     broken = np.argwhere(np.isnan(array))
     if len(broken):
         raise ValueError(f"{name}{broken[0].tolist() or ''} is NaN: no action can be chosen for it")
-    if array.dtype.kind == "f" and np.dtype(space.dtype).kind != "f" and (array != np.rint(array)).any():
-        raise ValueError(f"{name} has fractions (dtype {array.dtype}), expected whole numbers of {space}")
     if array.dtype.kind == "f" and np.dtype(space.dtype).kind != "f" and (array != np.rint(array)).any():
         raise ValueError(f"{name} has fractions (dtype {array.dtype}), expected whole numbers of {space}")
     return array if batched else array[None]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from lockstep.algorithms.config import AlgorithmConfig
-from lockstep.algorithms.families.transitions import COLUMNS, discounts_of
+from lockstep.algorithms.families.transitions import COLUMNS, td_targets
 from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
 from lockstep.learner.config import SampledTraining, TrainingOptions
@@ -110,7 +110,7 @@ class MARWILLearner(Learner[MARWILTraining]):
         with torch.no_grad():
             with self.mixed_precision():
                 following = self.to_tensor(module.compute_values({Columns.OBS: batch[Columns.NEXT_OBS]}))
-            returns = batch[Columns.REWARDS] + discounts_of(batch, config.gamma, values.dtype) * following
+            returns = td_targets(batch, following, config.gamma)
         advantages = returns - values
         vf_loss = self.masked_mean(0.5 * advantages.square(), batch)
         average = self.registered[f"{module_id}/squared_advantages"]

@@ -22,6 +22,7 @@ from lockstep.data.trees import map_tree, num_items
 from lockstep.learner import checkpointing, inputs
 from lockstep.learner.compiled import NOT_TRACED, CompiledUpdate
 from lockstep.learner.config import FrameworkSection, TrainingSection, takes_batch
+from lockstep.learner.inputs import WhoLearns
 from lockstep.learner.metrics import FirstValues, Results, UpdateMetrics
 from lockstep.learner.minibatches import (
     TensorColumns,
@@ -67,7 +68,6 @@ STAGES = ("pipeline", "forward_backward", "reduction", "step")
 Gradients = dict[nn.Parameter, Tensor]
 Outputs = dict[str, Any]
 """what `forward_train` of a module returns"""
-WhoLearns = Collection[str] | Callable[..., bool] | None
 T = TypeVar("T")
 Training = TypeVar("Training", bound=TrainingSection)
 

@@ -45,12 +45,8 @@ def discounts_of(batch: TensorColumns, gamma: float, dtype: torch.dtype) -> Tens
 
 
 def td_targets(batch: TensorColumns, following: Tensor, gamma: float) -> Tensor:
-    """Return `[N]`, reward plus the discounted value `following` `[N]` of what comes next; 0 where it terminated.
-
-    A truncated episode does go on. Rows of n steps bring their own `discounts`.
-    """
-    going_on = (~batch[Columns.TERMINATEDS].bool()).to(following.dtype)
-    targets: Tensor = batch[Columns.REWARDS] + batch.get(Columns.DISCOUNTS, gamma) * going_on * following
+    """Return `[N]`, reward plus the discounted value `following` `[N]` of the next observation."""
+    targets: Tensor = batch[Columns.REWARDS] + discounts_of(batch, gamma, following.dtype) * following
     return targets
 
 
