@@ -44,7 +44,8 @@ class ActingPolicy:
         self.config = config
         self.observation_space, self.action_space = observation_space, action_space
         frames = config.environment.frame_stack
-        self._seen_space = observation_space if frames == 1 else FrameStack(frames, observation_space).observation_space
+        self.seen_space = observation_space if frames == 1 else FrameStack(frames, observation_space).observation_space
+        """of what it acts on: several observations of the environment where frames are stacked"""
         self.timesteps: dict[str, int] = {STEPS_SAMPLED: 0}
         self.is_stateful = module.is_stateful()
         self._dist = module.action_dist_cls
@@ -134,14 +135,14 @@ class ActingPolicy:
         hand the state `{name: [B, ...]}` back with the next observations, None (or `get_initial_state(B)`) where
         episodes begin. Raises `ValueError` for observations or a state that do not fit, and for NaN.
         """
-        return self.actions_of(*checked_observations(self._seen_space, obs, batched=True), state, explore)
+        return self.actions_of(*checked_observations(self.seen_space, obs, batched=True), state, explore)
 
     def compute_single_action(self, obs: Any, state: Any = None, explore: bool | None = False) -> Any:
         """Return the environment's action for one observation (a plain int for a Discrete space).
 
         A recurrent policy returns `(action, state)`; the state `{name: [...]}` goes back in with the next observation.
         """
-        checked = checked_observations(self._seen_space, obs, batched=False)
+        checked = checked_observations(self.seen_space, obs, batched=False)
         if state is not None:
             state = map_tree(lambda leaf: np.asarray(leaf)[None], state)
         result = self.actions_of(*checked, state, explore)
