@@ -578,7 +578,7 @@ class Policy:
             space, other = getattr(self, name), _space_of(saved[name])
             if space != other:
                 raise ValueError(f"init_from={path} has the {name} {other}, the environment of this run has {space}")
-        state = state_from_folders(folders, "learner")
+        state = state_from_folders(folders)
         try:
             self.learner_group.foreach_learner(_start_learner, state["rl_module"], state["connectors"])
         except (TypeError, ValueError) as error:

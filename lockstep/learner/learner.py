@@ -583,14 +583,14 @@ class Learner(Generic[Training]):
         mask = batch.get(Columns.LOSS_MASK)
         return self.reducer.means(values, mask, counts=self.rows_in_step > 0)
 
-    def normalized(self, values: Tensor, batch: TensorColumns, epsilon: float = 1e-8) -> Tensor:
+    def normalized(self, values: Tensor, batch: TensorColumns) -> Tensor:
         """Return `values` [N] shifted and scaled to mean 0 and deviation 1 over the rows of *all* learners."""
         if batch.get(Columns.LOSS_MASK) is None and self.reducer.world_size == 1:
             variance, mean = torch.var_mean(values, correction=0)
-            return (values - mean) / (variance.sqrt() + epsilon)
+            return (values - mean) / (variance.sqrt() + 1e-8)
         mean = self.masked_mean(values, batch)
         centered = values - mean
-        return centered / (self.masked_mean(centered.square(), batch).sqrt() + epsilon)
+        return centered / (self.masked_mean(centered.square(), batch).sqrt() + 1e-8)
 
     def once(self, term: Tensor) -> Tensor:
         """Return a term of the loss that all learners compute alike, such as a penalty on parameters, to count once."""
@@ -1079,8 +1079,8 @@ class Learner(Generic[Training]):
 
     # -- checkpoints ---
 
-    def checkpoint_folders(self, prefix: str = "learner") -> dict[str, checkpointing.State]:
-        """Return the folders of a checkpoint: `prefix`, `prefix/optimizer`, `prefix/rl_module/<module id>`."""
+    def checkpoint_folders(self) -> dict[str, checkpointing.State]:
+        """Return the folders of a checkpoint: `learner`, `learner/optimizer`, `learner/rl_module/<module id>`."""
         state = self.get_state()
         del state["rl_module"]
         optimizer = state.pop("optimizer")
@@ -1093,11 +1093,11 @@ class Learner(Generic[Training]):
             },
         }
         folders: dict[str, checkpointing.State] = {
-            prefix: {"state": state, "recipe": recipe},
-            f"{prefix}/optimizer": optimizer,
+            "learner": {"state": state, "recipe": recipe},
+            "learner/optimizer": optimizer,
         }
         for module_id, module in self.module.items():
-            folders[f"{prefix}/rl_module/{module_id}"] = module.state_tree()
+            folders[f"learner/rl_module/{module_id}"] = module.state_tree()
         return folders
 
     def save_to_path(self, path: str | Path | None = None) -> str:

@@ -479,10 +479,6 @@ class OptimizerSet:
         """Return the ids under which optimizers are registered, `ALL_MODULES` among them where it is used."""
         return list(dict.fromkeys(entry.module_id for entry in self))
 
-    def module_ids_with_loss(self) -> list[str]:
-        """Return the modules that the present gradient step learned from."""
-        return list(dict.fromkeys(entry.module_id for entry in self if entry.has_loss))
-
     def gradients(self) -> dict[nn.Parameter, Tensor]:
         """Return each parameter's gradient, a view of the flat gradient of its optimizer."""
         found: dict[nn.Parameter, Tensor] = {}

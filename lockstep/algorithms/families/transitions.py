@@ -77,7 +77,7 @@ def critic_loss(batch: TensorColumns, values: Tensor, targets: Tensor, *, module
 
 def follow_targets(learner: Learner[Any], interval_option: str | None = None) -> None:
     """Let target networks go `tau` towards what learns, in each step or as often as an option says."""
-    for module_id in learner.optimizers.module_ids_with_loss():
+    for module_id in dict.fromkeys(entry.module_id for entry in learner.optimizers if entry.has_loss):
         config = learner.config_of(module_id)
         interval = 1 if interval_option is None else getattr(config, interval_option)
         learner.registered[f"{module_id}/target"].after_gradient_step(learner.optimizers, interval, config.tau)
