@@ -41,7 +41,7 @@ class SACLearner(SoftActorCriticLearner[SoftActorCriticTraining[Any]]):
         with self.mixed_precision():
             following = self.soft_next_values(module_id, batch, alpha)
             policy_terms, neg_entropy = self.policy_terms(module_id, batch, fwd_out, alpha)
-        values = values_of_actions(batch, fwd_out["q_values"], self.is_discrete(module_id))
+        values = values_of_actions(batch, fwd_out["q_values"])
         targets = td_targets(batch, following, config.gamma)
         loss = critic_loss(batch, values, targets, module_id=module_id, learner=self)
         actor_loss = self.masked_mean(policy_terms, batch)

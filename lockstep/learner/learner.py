@@ -226,7 +226,7 @@ class Learner(Generic[Training]):
         """
 
     def check_parts(self, module_id: str, *names: str) -> None:
-        """Raise `ValueError` with all of `names` that a module does not have (`"critics.is_discrete"`: of a part)."""
+        """Raise `ValueError` with all of `names` that a module does not have."""
         inputs.check_parts(self.module[module_id], names, module_id, type(self).__name__)
 
     def config_of(self, module_id: str) -> Training:

@@ -50,9 +50,9 @@ def td_targets(batch: TensorColumns, following: Tensor, gamma: float) -> Tensor:
     return targets
 
 
-def values_of_actions(batch: TensorColumns, values: Tensor, is_discrete: bool) -> Tensor:
+def values_of_actions(batch: TensorColumns, values: Tensor) -> Tensor:
     """Return `[K, N]`, critics' values of the batch's actions: `values` itself, or taken out of `[K, N, A]`."""
-    if not is_discrete:
+    if values.dim() == 2:
         return values
     index = batch[Columns.ACTIONS].long().expand(len(values), -1).unsqueeze(-1)
     return values.gather(-1, index).squeeze(-1)
@@ -160,8 +160,7 @@ class SoftActorCriticLearner(Learner[SoftTraining]):
 
     def setup_module(self, module_id: str) -> None:
         """Make the target critics, `<module id>/target`, and the temperature, `<module id>/log_alpha`."""
-        parts = ["critics.is_discrete"] if self.is_discrete(module_id) else ["critics.is_discrete", "sample"]
-        self.check_parts(module_id, *parts)
+        self.check_parts(module_id, "critics", *([] if self.is_discrete(module_id) else ["sample"]))
         config = self.config_of(module_id)
         module: Any = self.module[module_id]
         self.register_state(f"{module_id}/target", TargetNetwork(module.critics))
