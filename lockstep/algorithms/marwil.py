@@ -50,8 +50,6 @@ class MARWILTraining(SampledTraining[ConfigT]):
     """Options of `MARWILConfig.training(...)`."""
 
     lr: ScheduleLike = 1e-3
-    train_batch_size: int = 256
-    """rows in one gradient step, over all learners"""
     beta: float = option(1.0, ge=0)
     """how much better actions count more than worse ones; 0: all alike, which is behaviour cloning"""
     vf_coeff: float = option(1.0, ge=0)
