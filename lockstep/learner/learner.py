@@ -356,16 +356,26 @@ class Learner(Generic[Training]):
             "num_rows_left_out": num_rows * passes - num_rows_used,
             "num_updates_skipped": 0,
         }
-        self.weights_seq_no += 1
-        self.after_gradient_based_update(timesteps=options.timesteps or {})
-        for module_id, of_module in trajectories.items():
-            self.rows_in_step = agreed.num_own_rows(module_id)
-            self.connectors[module_id].update(of_module.flat_obs(), of_module.rows())
-        for module_id, explained in first_values.explained_variances(self.reducer):
-            self.metrics.set(module_id, vf_explained_var=explained)
+        self._end_update(options.timesteps or {}, agreed, trajectories, first_values)
         if self._is_first_count("rows_left_out", counts["num_rows_left_out"]):
             warn_of_rows_left_out(counts["num_rows_left_out"] // passes, num_rows, options)
         return self._summarize(self.reducer.sum_counts(trained), counts, time.perf_counter() - started)
+
+    def _end_update(
+        self,
+        timesteps: Mapping[str, int],
+        agreed: Agreement,
+        trajectories: Mapping[str, Trajectories],
+        first_values: FirstValues,
+    ) -> None:
+        """After the gradient steps: hooks, statistics of observations, the explained variance of values."""
+        self.weights_seq_no += 1
+        self.after_gradient_based_update(timesteps=timesteps)
+        for module_id, part in trajectories.items():
+            self.rows_in_step = agreed.num_own_rows(module_id)
+            self.connectors[module_id].update(part.flat_obs(), part.rows())
+        for module_id, explained in first_values.explained_variances(self.reducer):
+            self.metrics.set(module_id, vf_explained_var=explained)
 
     def _update(self, batch: dict[str, TensorColumns]) -> tuple[dict[str, Outputs], dict[str, Tensor]]:
         """Take one gradient step: forward, losses, gradients, clipping, optimizers. Returns outputs and losses."""
