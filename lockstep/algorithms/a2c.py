@@ -59,11 +59,8 @@ class A2CLearner(OnPolicyLearner[A2CTraining]):
 
     def prepare_batch(self, trajectories: Trajectories, *, module_id: str) -> TensorColumns:
         """Return advantages and value targets of a rollout, computed once."""
-        config = self.config_of(module_id)
         rollout = self.evaluate(module_id, trajectories)
-        advantages, targets = self.generalized_advantages(
-            module_id, trajectories, rollout, config.gamma, config.lambda_
-        )
+        advantages, targets = self.generalized_advantages(module_id, trajectories, rollout)
         columns = {
             Columns.OBS: rollout.obs,
             Columns.ACTIONS: rollout.actions,

@@ -44,12 +44,14 @@ class ActingPolicy:
         self.config = config
         self.observation_space, self.action_space = observation_space, action_space
         frames = config.environment.frame_stack
-        self._seen_space = observation_space if frames == 1 else FrameStack(frames, observation_space).observation_space
+        self.seen_space = observation_space if frames == 1 else FrameStack(frames, observation_space).observation_space
+        """of what it acts on: several observations of the environment where frames are stacked"""
         self.timesteps: dict[str, int] = {STEPS_SAMPLED: 0}
         self.is_stateful = module.is_stateful()
         self._dist = module.action_dist_cls
         self._exploration = config.exploration(action_space)
-        self._version = 0
+        self.weights_seq_no = 0
+        """version of the weights that act"""
         self.is_training = False
         """whether this is a training step, in which `compute_actions` explores"""
         self.seed(config.debugging.seed)
@@ -78,11 +80,6 @@ class ActingPolicy:
         self.rng = RandomStreams(seed).child("policy").numpy("compute_actions")
 
     @property
-    def weights_seq_no(self) -> int:
-        """Version of the weights that act."""
-        return self._version
-
-    @property
     def frame_stack(self) -> int:
         """How many observations of an environment make one that it acts on (`environment(frame_stack=)`)."""
         return int(self.config.environment.frame_stack)
@@ -95,7 +92,7 @@ class ActingPolicy:
         if weights.timesteps:
             self.timesteps.clear()  # other modules of the policy may have the same dict
             self.timesteps.update(weights.timesteps)
-        self._version = weights.version
+        self.weights_seq_no = weights.version
 
     @torch.no_grad()
     def action_logp(self, obs: Any, actions: np.ndarray) -> np.ndarray:
@@ -138,14 +135,14 @@ class ActingPolicy:
         hand the state `{name: [B, ...]}` back with the next observations, None (or `get_initial_state(B)`) where
         episodes begin. Raises `ValueError` for observations or a state that do not fit, and for NaN.
         """
-        return self.actions_of(*checked_observations(self._seen_space, obs, batched=True), state, explore)
+        return self.actions_of(*checked_observations(self.seen_space, obs, batched=True), state, explore)
 
     def compute_single_action(self, obs: Any, state: Any = None, explore: bool | None = False) -> Any:
         """Return the environment's action for one observation (a plain int for a Discrete space).
 
         A recurrent policy returns `(action, state)`; the state `{name: [...]}` goes back in with the next observation.
         """
-        checked = checked_observations(self._seen_space, obs, batched=False)
+        checked = checked_observations(self.seen_space, obs, batched=False)
         if state is not None:
             state = map_tree(lambda leaf: np.asarray(leaf)[None], state)
         result = self.actions_of(*checked, state, explore)
@@ -310,8 +307,6 @@ def _array(space: spaces.Space[Any], obs: Any, batched: bool, name: str) -> np.n
     broken = np.argwhere(np.isnan(array))
     if len(broken):
         raise ValueError(f"{name}{broken[0].tolist() or ''} is NaN: no action can be chosen for it")
-    if array.dtype.kind == "f" and np.dtype(space.dtype).kind != "f" and (array != np.rint(array)).any():
-        raise ValueError(f"{name} has fractions (dtype {array.dtype}), expected whole numbers of {space}")
     if array.dtype.kind == "f" and np.dtype(space.dtype).kind != "f" and (array != np.rint(array)).any():
         raise ValueError(f"{name} has fractions (dtype {array.dtype}), expected whole numbers of {space}")
     return array if batched else array[None]

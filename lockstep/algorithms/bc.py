@@ -37,8 +37,6 @@ class BCTraining(SampledTraining[ConfigT]):
     """Options of `BCConfig.training(...)`."""
 
     lr: ScheduleLike = 1e-3
-    train_batch_size: int = 256
-    """rows in one gradient step, over all learners"""
     loss: Literal["log_prob", "mse"] = "log_prob"
     """what is made small: minus the log-probability of the given actions, or, of a Box, their squared distance from
     the most likely ones"""

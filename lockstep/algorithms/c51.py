@@ -62,11 +62,7 @@ class C51Training(ActionValueTraining[ConfigT]):
 class C51Learner(QLearner[C51Training]):
     """The update of C51."""
 
-    def setup_module(self, module_id: str) -> None:
-        """Check the network, and make its target."""
-        if self.should_module_be_updated(module_id):  # others need not have what the loss asks for
-            self.check_parts(module_id, "value_outputs", "masked", "mean_values", "mean_of_probs", "value_range")
-        super().setup_module(module_id)
+    parts = ("value_outputs", "masked", "mean_values", "mean_of_probs", "value_range")
 
     def compute_loss_for_module(
         self, *, module_id: str, config: C51Training, batch: TensorColumns, fwd_out: Outputs
@@ -75,7 +71,7 @@ class C51Learner(QLearner[C51Training]):
         Kullback-Leibler divergence, whose gradient is that of the paper's cross entropy.
         """
         log_probs = of_actions(fwd_out["value_outputs"], batch[Columns.ACTIONS]).log_softmax(-1)
-        following = self.best_next_outputs(module_id, config.double_q, batch).softmax(-1)
+        following = self.best_next_outputs(module_id, batch).softmax(-1)
         discounts = discounts_of(batch, config.gamma, log_probs.dtype)
         module: Any = self.module[module_id]
         v_min, v_max = module.value_range

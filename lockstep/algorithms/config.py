@@ -12,7 +12,6 @@ from lockstep.algorithms.acting import ActingPolicy
 from lockstep.algorithms.base_config import BaseConfig, Spaces, without_ray
 from lockstep.algorithms.offline import open_data
 from lockstep.algorithms.policy import Policy
-from lockstep.connectors import FrameStack
 from lockstep.envs.pettingzoo import PettingZooEnvs
 from lockstep.learner.learner import Learner
 from lockstep.modules import DEFAULT_MODULE_ID, MultiRLModule, MultiRLModuleSpec
@@ -352,12 +351,10 @@ class AlgorithmConfig(BaseConfig):
 
     def _check_replay_memory(self, policy: Policy) -> None:
         """Raise `ValueError`, with both numbers, for buffers that this machine's memory cannot hold."""
-        section, available, frames = self.replay, machine_memory(), self.environment.frame_stack
-        needed = 0
-        for part in policy.acting.values():
-            space = part.observation_space
-            seen = space if frames == 1 else FrameStack(frames, space).observation_space
-            needed += section.capacity * row_nbytes(seen, part.action_space, section.ignore_obs_next)
+        section, available = self.replay, machine_memory()
+        needed = section.capacity * sum(
+            row_nbytes(part.seen_space, part.action_space, section.ignore_obs_next) for part in policy.acting.values()
+        )
         if section.storage == "memory" and needed > available:
             raise ValueError(
                 f"replay.capacity={section.capacity} needs {needed / 2**30:,.1f} GiB and this machine has "

@@ -113,7 +113,7 @@ class CQLLearner(SoftActorCriticLearner[CQLTraining]):
         with self.mixed_precision():
             following = self.soft_next_values(module_id, batch, 0.0 if config.deterministic_backup else alpha)
             terms, neg_entropy = self.policy_terms(module_id, batch, fwd_out, alpha)
-        taken = values_of_actions(batch, fwd_out["q_values"], self.is_discrete(module_id))
+        taken = values_of_actions(batch, fwd_out["q_values"])
         targets = td_targets(batch, following, config.gamma)
         loss = critic_loss(batch, taken, targets, module_id=module_id, learner=self)
         loss = loss + self.conservative_term(module_id, config, batch, fwd_out["q_values"], taken)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.families.q_learning import ActionValueOptions, ActionValueTraining, QLearner, of_actions
-from lockstep.algorithms.families.transitions import discounts_of
+from lockstep.algorithms.families.transitions import td_targets
 from lockstep.data.columns import Columns
 from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
@@ -54,10 +54,9 @@ class DQNLearner(QLearner[DQNTraining]):
     ) -> Tensor:
         """Return the error of `Q(s, a)` against `r + gamma max Q'(s', .)`, of n steps where the batch says so."""
         taken = of_actions(fwd_out["q_values"], batch[Columns.ACTIONS])
-        values, picking = self.next_q_values(module_id, config.double_q, batch)
+        values, picking = self.next_q_values(module_id, batch)
         following = of_actions(values, (values if picking is None else picking).argmax(-1))
-        discounts = discounts_of(batch, config.gamma, taken.dtype)
-        targets = batch[Columns.REWARDS] + discounts * following
+        targets = td_targets(batch, following, config.gamma)
         errors = taken - targets
         if config.huber_delta is None:
             each = 0.5 * errors.square()

@@ -9,8 +9,7 @@ Defaults: value loss 0.5 and entropy 0.01 beside the paper's (table D.3), gradie
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -20,15 +19,9 @@ from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
 from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
-from lockstep.state.options import ConfigT
 
 
-@dataclass
-class IMPALATraining(CorrectedTraining[ConfigT]):
-    """Options of `IMPALAConfig.training(...)`: those of its family."""
-
-
-class IMPALALearner(OnPolicyLearner[IMPALATraining]):
+class IMPALALearner(OnPolicyLearner[CorrectedTraining[Any]]):
     """The update of IMPALA."""
 
     scheduled = ("entropy_coeff",)
@@ -54,7 +47,7 @@ class IMPALALearner(OnPolicyLearner[IMPALATraining]):
         return self.rows_to_train(columns, rollout, trajectories)
 
     def compute_loss_for_module(
-        self, *, module_id: str, config: IMPALATraining, batch: TensorColumns, fwd_out: Outputs
+        self, *, module_id: str, config: CorrectedTraining[Any], batch: TensorColumns, fwd_out: Outputs
     ) -> Tensor:
         """Return the policy gradient with clipped importance weights (section 4.2), value error, entropy bonus."""
         dist = self.module[module_id].action_dist_cls.from_inputs(fwd_out[Columns.ACTION_DIST_INPUTS])
@@ -77,6 +70,6 @@ class IMPALAConfig(AlgorithmConfig):
 
     algorithm = "impala"
     learner_class = IMPALALearner
-    training_class = IMPALATraining
+    training_class = CorrectedTraining
     is_asynchronous = True
-    training: IMPALATraining[Self]
+    training: CorrectedTraining[Self]

@@ -72,7 +72,7 @@ class IQLLearner(Learner[IQLTraining]):
 
     def setup_module(self, module_id: str) -> None:
         """Make the target critics a part of the state."""
-        self.check_parts(module_id, "critics.is_discrete", "value_head")
+        self.check_parts(module_id, "critics", "value_head")
         module: Any = self.module[module_id]
         self.register_state(f"{module_id}/target", TargetNetwork(module.critics))
 
@@ -100,11 +100,11 @@ class IQLLearner(Learner[IQLTraining]):
         with torch.no_grad(), self.mixed_precision():
             target: Any = self.registered[f"{module_id}/target"].module
             believed = self.to_tensor(target(batch[Columns.OBS], batch[Columns.ACTIONS]))
-            believed = values_of_actions(batch, believed, module.critics.is_discrete).amin(0)
+            believed = values_of_actions(batch, believed).amin(0)
             following = self.to_tensor(module.compute_values({Columns.OBS: batch[Columns.NEXT_OBS]}))
         advantages = believed - values
         vf_loss = self.masked_mean(expectile_loss(advantages, config.expectile), batch)
-        taken = values_of_actions(batch, fwd_out["q_values"], module.critics.is_discrete)
+        taken = values_of_actions(batch, fwd_out["q_values"])
         targets = td_targets(batch, following, config.gamma)
         loss = critic_loss(batch, taken, targets, module_id=module_id, learner=self)
         weights = exponential_weights(advantages.detach(), config.beta, config.exp_adv_max)

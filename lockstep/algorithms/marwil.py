@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from lockstep.algorithms.config import AlgorithmConfig
-from lockstep.algorithms.families.transitions import COLUMNS, discounts_of
+from lockstep.algorithms.families.transitions import COLUMNS, td_targets
 from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
 from lockstep.learner.config import SampledTraining, TrainingOptions
@@ -50,8 +50,6 @@ class MARWILTraining(SampledTraining[ConfigT]):
     """Options of `MARWILConfig.training(...)`."""
 
     lr: ScheduleLike = 1e-3
-    train_batch_size: int = 256
-    """rows in one gradient step, over all learners"""
     beta: float = option(1.0, ge=0)
     """how much better actions count more than worse ones; 0: all alike, which is behaviour cloning"""
     vf_coeff: float = option(1.0, ge=0)
@@ -110,7 +108,7 @@ class MARWILLearner(Learner[MARWILTraining]):
         with torch.no_grad():
             with self.mixed_precision():
                 following = self.to_tensor(module.compute_values({Columns.OBS: batch[Columns.NEXT_OBS]}))
-            returns = batch[Columns.REWARDS] + discounts_of(batch, config.gamma, values.dtype) * following
+            returns = td_targets(batch, following, config.gamma)
         advantages = returns - values
         vf_loss = self.masked_mean(0.5 * advantages.square(), batch)
         average = self.registered[f"{module_id}/squared_advantages"]

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
@@ -374,7 +375,7 @@ class Policy:
     @property
     def required_columns(self) -> tuple[str, ...]:
         """Columns without which the learners of a single agent's policy cannot learn."""
-        names: tuple[str, ...] = self.learner_group.first_learner(_required_columns, DEFAULT_MODULE_ID)
+        names: tuple[str, ...] = self.learner_group.first_learner(methodcaller("required_columns", DEFAULT_MODULE_ID))
         return names
 
     def bring_home(self) -> None:
@@ -577,7 +578,7 @@ class Policy:
             space, other = getattr(self, name), _space_of(saved[name])
             if space != other:
                 raise ValueError(f"init_from={path} has the {name} {other}, the environment of this run has {space}")
-        state = state_from_folders(folders, "learner")
+        state = state_from_folders(folders)
         try:
             self.learner_group.foreach_learner(_start_learner, state["rl_module"], state["connectors"])
         except (TypeError, ValueError) as error:
@@ -636,10 +637,6 @@ def row_errors(learner: Learner, module_id: str) -> np.ndarray:
         )
     errors = learner.row_errors[module_id].cpu().numpy()
     return errors[:0] if module_id in learner.stand_ins else errors
-
-
-def _required_columns(learner: Learner, module_id: str) -> tuple[str, ...]:
-    return learner.required_columns(module_id)
 
 
 def _take_obs_statistics(learner: Learner, module_id: str, state: Mapping[str, Any]) -> None:

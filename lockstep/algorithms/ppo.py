@@ -97,9 +97,7 @@ class PPOLearner(OnPolicyLearner[PPOTraining]):
         """Return advantages and value targets of a rollout, computed once, and what the policy that acted gave."""
         config = self.config_of(module_id)
         rollout = self.evaluate(module_id, trajectories)
-        advantages, targets = self.generalized_advantages(
-            module_id, trajectories, rollout, config.gamma, config.lambda_
-        )
+        advantages, targets = self.generalized_advantages(module_id, trajectories, rollout)
         columns = {
             Columns.OBS: rollout.obs,
             Columns.ACTIONS: rollout.actions,

@@ -49,18 +49,14 @@ class QRDQNTraining(ActionValueTraining[ConfigT]):
 class QRDQNLearner(QLearner[QRDQNTraining]):
     """The update of QR-DQN."""
 
-    def setup_module(self, module_id: str) -> None:
-        """Check the network, and make its target."""
-        if self.should_module_be_updated(module_id):  # others need not have what the loss asks for
-            self.check_parts(module_id, "value_outputs", "masked", "mean_values")
-        super().setup_module(module_id)
+    parts = ("value_outputs", "masked", "mean_values")
 
     def compute_loss_for_module(
         self, *, module_id: str, config: QRDQNTraining, batch: TensorColumns, fwd_out: Outputs
     ) -> Tensor:
         """The quantile Huber loss of the quantiles of `Q(s, a)` against those of `r + gamma Q'(s', best)`."""
         quantiles = of_actions(fwd_out["value_outputs"], batch[Columns.ACTIONS])
-        following = self.best_next_outputs(module_id, config.double_q, batch)
+        following = self.best_next_outputs(module_id, batch)
         discounts = discounts_of(batch, config.gamma, quantiles.dtype)
         targets = batch[Columns.REWARDS].unsqueeze(-1) + discounts.unsqueeze(-1) * following
         each = quantile_huber_loss(quantiles, targets, kappa=config.kappa)

@@ -12,8 +12,7 @@ dimensions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -29,26 +28,20 @@ from lockstep.algorithms.families.transitions import (
 from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.modules import DefaultSACModule
-from lockstep.state.options import ConfigT
 
 
-@dataclass
-class SACTraining(SoftActorCriticTraining[ConfigT]):
-    """Options of `SACConfig.training(...)`: those of its family."""
-
-
-class SACLearner(SoftActorCriticLearner[SACTraining]):
+class SACLearner(SoftActorCriticLearner[SoftActorCriticTraining[Any]]):
     """The update of SAC."""
 
     def compute_loss_for_module(
-        self, *, module_id: str, config: SACTraining, batch: TensorColumns, fwd_out: Outputs
+        self, *, module_id: str, config: SoftActorCriticTraining[Any], batch: TensorColumns, fwd_out: Outputs
     ) -> Tensor:
         """Return the losses of critics (equations 5, 6), policy (9, by the smallest critic) and temperature (18)."""
         alpha = self.registered[f"{module_id}/log_alpha"].detach().exp()
         with self.mixed_precision():
             following = self.soft_next_values(module_id, batch, alpha)
             policy_terms, neg_entropy = self.policy_terms(module_id, batch, fwd_out, alpha)
-        values = values_of_actions(batch, fwd_out["q_values"], self.is_discrete(module_id))
+        values = values_of_actions(batch, fwd_out["q_values"])
         targets = td_targets(batch, following, config.gamma)
         loss = critic_loss(batch, values, targets, module_id=module_id, learner=self)
         actor_loss = self.masked_mean(policy_terms, batch)
@@ -62,11 +55,11 @@ class SACConfig(AlgorithmConfig):
     algorithm = "sac"
     learner_class = SACLearner
     first_values = ("alpha", "initial_alpha")
-    training_class = SACTraining
+    training_class = SoftActorCriticTraining
     module_class = DefaultSACModule
     is_off_policy = True
     squashes_actions = True
-    training: SACTraining[Self]
+    training: SoftActorCriticTraining[Self]
 
     def __init__(self) -> None:
         super().__init__()

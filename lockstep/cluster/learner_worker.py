@@ -150,9 +150,6 @@ class _Left(Reducer):
     def gather(self, value: Any) -> list[Any]:
         raise LearnerError("this learner left the others after an error")
 
-    def broadcast_(self, tensor: Any, source: int = 0) -> Any:
-        raise LearnerError("this learner left the others after an error")
-
     def close(self) -> None:
         """Do nothing: nothing is left to close."""
 

@@ -89,7 +89,7 @@ def state_to_restore(folders: Mapping[str, State], component: str | None, curren
     modules = _modules_of(folders)
     if modules is not None:
         return {"rl_module": _weights_to_restore(modules, component, current)}
-    state = state_from_folders(folders, "learner")
+    state = state_from_folders(folders)
     if component is None:
         missing = sorted(set(COMPONENTS) - set(state))
         if missing:
@@ -132,17 +132,17 @@ def _weights_to_restore(trees: Mapping[str, State], component: str | None, curre
     return {module_id or known[0]: trees[""]["weights"]}
 
 
-def state_from_folders(folders: Mapping[str, State], prefix: str) -> State:
+def state_from_folders(folders: Mapping[str, State]) -> State:
     """Return the learner's state that `checkpoint_folders` wrote; `KeyError` naming the folder that is missing."""
-    if prefix not in folders or "state" not in folders[prefix]:
-        raise KeyError(f"the checkpoint has no folder {prefix!r} with a learner's state; it has {sorted(folders)}")
-    state = dict(folders[prefix]["state"])
-    state["optimizer"] = folders.get(f"{prefix}/optimizer", {})
-    start = f"{prefix}/rl_module/"
-    state["rl_module"] = {
-        name[len(start) :]: tree["weights"] for name, tree in folders.items() if name.startswith(start)
-    }
-    return state
+    if "state" not in folders.get("learner", ()):
+        raise KeyError(f"the checkpoint has no folder 'learner' with a learner's state; it has {sorted(folders)}")
+    weights = {module_id: tree["weights"] for module_id, tree in _module_folders(folders).items()}
+    return {**folders["learner"]["state"], "optimizer": folders.get("learner/optimizer", {}), "rl_module": weights}
+
+
+def _module_folders(folders: Mapping[str, State]) -> dict[str, State]:
+    start = "learner/rl_module/"
+    return {name.removeprefix(start): tree for name, tree in folders.items() if name.startswith(start)}
 
 
 def select_components(
@@ -252,13 +252,12 @@ def learner_in(
     recipe = folders["learner"].get("recipe")
     if recipe is None:
         raise ValueError("the checkpoint does not say how its learner is built; build one and use restore_from_path")
-    configs, built, start = module_configs or {}, modules or {}, "learner/rl_module/"
-    trees = {name[len(start) :]: tree for name, tree in folders.items() if name.startswith(start)}
+    configs, built = module_configs or {}, modules or {}
     if connectors is None:
         check_no_statistics(state["connectors"])
     arguments = {
         "module_spec": MultiRLModule(
-            {mid: built.get(mid) or RLModule.from_state_tree(tree) for mid, tree in trees.items()}
+            {mid: built.get(mid) or RLModule.from_state_tree(tree) for mid, tree in _module_folders(folders).items()}
         ),
         "config": built_section(recipe["training"], config, TrainingSection),
         "framework": built_section(recipe["framework"], framework, FrameworkSection),

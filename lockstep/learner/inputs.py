@@ -244,15 +244,8 @@ def check_read(
 
 
 def check_parts(module: object, names: Collection[str], module_id: str, learner: str) -> None:
-    """Raise `ValueError` with all of `names` that a module does not have (`"critics.is_discrete"`: of a part)."""
-
-    def part(name: str) -> object:
-        found = module
-        for each in name.split("."):
-            found = getattr(found, each, None)
-        return found
-
-    missing = [name for name in names if part(name) is None]
+    """Raise `ValueError` with all of `names` that a module does not have."""
+    missing = [name for name in names if getattr(module, name, None) is None]
     if missing:
         raise ValueError(
             f"{learner} needs what {type(module).__name__} (module {module_id!r}) does not have: "

@@ -22,6 +22,7 @@ from lockstep.data.trees import map_tree, num_items
 from lockstep.learner import checkpointing, inputs
 from lockstep.learner.compiled import NOT_TRACED, CompiledUpdate
 from lockstep.learner.config import FrameworkSection, TrainingSection, takes_batch
+from lockstep.learner.inputs import WhoLearns
 from lockstep.learner.metrics import FirstValues, Results, UpdateMetrics
 from lockstep.learner.minibatches import (
     TensorColumns,
@@ -67,7 +68,6 @@ STAGES = ("pipeline", "forward_backward", "reduction", "step")
 Gradients = dict[nn.Parameter, Tensor]
 Outputs = dict[str, Any]
 """what `forward_train` of a module returns"""
-WhoLearns = Collection[str] | Callable[..., bool] | None
 T = TypeVar("T")
 Training = TypeVar("Training", bound=TrainingSection)
 
@@ -226,7 +226,7 @@ class Learner(Generic[Training]):
         """
 
     def check_parts(self, module_id: str, *names: str) -> None:
-        """Raise `ValueError` with all of `names` that a module does not have (`"critics.is_discrete"`: of a part)."""
+        """Raise `ValueError` with all of `names` that a module does not have."""
         inputs.check_parts(self.module[module_id], names, module_id, type(self).__name__)
 
     def config_of(self, module_id: str) -> Training:
@@ -593,14 +593,14 @@ class Learner(Generic[Training]):
         mask = batch.get(Columns.LOSS_MASK)
         return self.reducer.means(values, mask, counts=self.rows_in_step > 0)
 
-    def normalized(self, values: Tensor, batch: TensorColumns, epsilon: float = 1e-8) -> Tensor:
+    def normalized(self, values: Tensor, batch: TensorColumns) -> Tensor:
         """Return `values` [N] shifted and scaled to mean 0 and deviation 1 over the rows of *all* learners."""
         if batch.get(Columns.LOSS_MASK) is None and self.reducer.world_size == 1:
             variance, mean = torch.var_mean(values, correction=0)
-            return (values - mean) / (variance.sqrt() + epsilon)
+            return (values - mean) / (variance.sqrt() + 1e-8)
         mean = self.masked_mean(values, batch)
         centered = values - mean
-        return centered / (self.masked_mean(centered.square(), batch).sqrt() + epsilon)
+        return centered / (self.masked_mean(centered.square(), batch).sqrt() + 1e-8)
 
     def once(self, term: Tensor) -> Tensor:
         """Return a term of the loss that all learners compute alike, such as a penalty on parameters, to count once."""
@@ -1089,8 +1089,8 @@ class Learner(Generic[Training]):
 
     # -- checkpoints ---
 
-    def checkpoint_folders(self, prefix: str = "learner") -> dict[str, checkpointing.State]:
-        """Return the folders of a checkpoint: `prefix`, `prefix/optimizer`, `prefix/rl_module/<module id>`."""
+    def checkpoint_folders(self) -> dict[str, checkpointing.State]:
+        """Return the folders of a checkpoint: `learner`, `learner/optimizer`, `learner/rl_module/<module id>`."""
         state = self.get_state()
         del state["rl_module"]
         optimizer = state.pop("optimizer")
@@ -1103,11 +1103,11 @@ class Learner(Generic[Training]):
             },
         }
         folders: dict[str, checkpointing.State] = {
-            prefix: {"state": state, "recipe": recipe},
-            f"{prefix}/optimizer": optimizer,
+            "learner": {"state": state, "recipe": recipe},
+            "learner/optimizer": optimizer,
         }
         for module_id, module in self.module.items():
-            folders[f"{prefix}/rl_module/{module_id}"] = module.state_tree()
+            folders[f"learner/rl_module/{module_id}"] = module.state_tree()
         return folders
 
     def save_to_path(self, path: str | Path | None = None) -> str:

@@ -105,9 +105,11 @@ class UpdateMetrics:
 
     def _on_host(self) -> Logged:
         logged: Logged = {}
-        for (names, _, step), values in zip(self._vectors, _to_host([vector for _, vector, _ in self._vectors])):
-            for (module_id, name, rows), value in zip(names, values):
-                logged.setdefault((module_id, name), []).append((value, rows, step))
+        vectors = [vector for _, vector, _ in self._vectors]
+        numbers = iter(torch.cat(vectors).tolist() if vectors else [])
+        for names, _, step in self._vectors:
+            for module_id, name, rows in names:
+                logged.setdefault((module_id, name), []).append((next(numbers), rows, step))
         singles = dict(self.items())
         tensors = [value for entries in singles.values() for value, _, _ in entries]
         numbers = iter(torch.stack(tensors).tolist() if tensors else [])
@@ -145,14 +147,6 @@ def _joined(parts: list[Any]) -> Logged:
         key: [(total / rows, rows, step) for step, (total, rows) in sorted(by_step.items()) if rows]
         for key, by_step in sums.items()
     }
-
-
-def _to_host(vectors: list[Tensor]) -> list[list[float]]:
-    """Return vectors as lists; those of a device that have one length in one transfer."""
-    on_device = len(vectors) > 1 and vectors[0].device.type != "cpu"
-    if on_device and len({len(vector) for vector in vectors}) == 1:
-        return torch.stack(vectors).tolist()
-    return [vector.tolist() for vector in vectors]
 
 
 class FirstValues:

@@ -416,8 +416,7 @@ class OptimizerSet:
     ) -> RegisteredOptimizer:
         """Add an optimizer over `params`, or `make(flat_parameter)` over all of them as one tensor.
 
-        Raises `ValueError` when the name is taken, a parameter already has an optimizer, or the optimizer holds
-        other parameters than `params`.
+        Raises `ValueError` when the name is taken or a parameter already has an optimizer.
         """
         if (module_id, name) in self._by_key:
             raise ValueError(f"optimizer {name!r} of module {module_id!r} is already registered; give it another name")
@@ -428,8 +427,6 @@ class OptimizerSet:
                     f"a parameter of shape {tuple(param.shape)} already belongs to optimizer "
                     f"{self._owner[id(param)].key!r}; a second optimizer would step it twice"
                 )
-        if isinstance(make, torch.optim.Optimizer):
-            check_optimizer(make, params)
         flat = FlatParameters(params)
         optimizer = make if isinstance(make, torch.optim.Optimizer) else make(flat.parameter)
         schedule = None if lr is None else Schedule(lr, name=f"lr of {name}")
@@ -481,10 +478,6 @@ class OptimizerSet:
     def module_ids(self) -> list[str]:
         """Return the ids under which optimizers are registered, `ALL_MODULES` among them where it is used."""
         return list(dict.fromkeys(entry.module_id for entry in self))
-
-    def module_ids_with_loss(self) -> list[str]:
-        """Return the modules that the present gradient step learned from."""
-        return list(dict.fromkeys(entry.module_id for entry in self if entry.has_loss))
 
     def gradients(self) -> dict[nn.Parameter, Tensor]:
         """Return each parameter's gradient, a view of the flat gradient of its optimizer."""

@@ -68,10 +68,6 @@ class Reducer:
         """
         return [value]
 
-    def broadcast_(self, tensor: Tensor, source: int = 0) -> Tensor:
-        """Take the values of learner `source`, in place; contiguous."""
-        return tensor
-
     def close(self) -> None:
         """Leave the group; the reducer cannot be used after that."""
 
@@ -171,17 +167,6 @@ class DistributedReducer(Reducer):
         else:
             sent = tensor.to(self._device)  # NCCL sums on GPUs only
             self._call("a sum", lambda: self._group.allreduce([sent]).wait())
-            tensor.copy_(sent)
-        return tensor
-
-    def broadcast_(self, tensor: Tensor, source: int = 0) -> Tensor:
-        if self._memory is not None:
-            self._call("a broadcast", self._memory.broadcast_, tensor, source)
-        else:
-            options = distributed.BroadcastOptions()
-            options.rootRank, options.rootTensor = source, 0
-            sent = tensor.to(self._device)
-            self._call("a broadcast", lambda: self._group.broadcast([sent], options).wait())
             tensor.copy_(sent)
         return tensor
 

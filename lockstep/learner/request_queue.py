@@ -13,6 +13,7 @@ from typing import Any, Literal
 from lockstep.data.rollout import RolloutEpisodes
 from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch
 
+Kind = Literal["episodes", "batch"]
 OnFull = Literal["wait", "drop"]
 
 
@@ -20,7 +21,7 @@ OnFull = Literal["wait", "drop"]
 class UpdateRequest:
     """One update call: what to train on and how."""
 
-    kind: Literal["episodes", "batch"]
+    kind: Kind
     data: Any
     options: Mapping[str, Any]
     """keywords of `Learner.update_from_episodes` and `update_from_batch`"""

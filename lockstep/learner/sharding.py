@@ -72,17 +72,11 @@ def parts_of_episodes(
     acted), or the views on one rollout store, which are read without a copy. Raises `TypeError` for something else,
     `ValueError` where an episode does not say which of several modules it is for.
     """
-    if not isinstance(episodes, RolloutEpisodes):
-        return _parts_of_list(episodes, module_ids, choose)
-    steps = episodes.num_steps()
-    ids = choose([_only(module_ids, "episodes of a rollout store")]) if steps else []
-    versions = {mid: episodes.store.sampler_versions() for mid in ids}
-    return EpisodeParts(steps, {mid: episodes.trajectories() for mid in ids}, versions)
-
-
-def _parts_of_list(
-    episodes: Episodes, module_ids: Collection[str], choose: Callable[[Collection[str]], Sequence[str]]
-) -> EpisodeParts:
+    if isinstance(episodes, RolloutEpisodes):
+        steps = episodes.num_steps()
+        ids = choose([_only(module_ids, "episodes of a rollout store")]) if steps else []
+        versions = {mid: episodes.store.sampler_versions() for mid in ids}
+        return EpisodeParts(steps, {mid: episodes.trajectories() for mid in ids}, versions)
     check_episodes(episodes)
     pieces: dict[str, list[SingleAgentEpisode]] = {}
     env_steps = 0
@@ -96,7 +90,7 @@ def _parts_of_list(
     return EpisodeParts(
         env_steps,
         {mid: trajectories_from_episodes(pieces[mid]) for mid in ids},
-        {mid: np.concatenate(versions) for mid, versions in known.items() if versions},
+        {mid: np.concatenate(found) for mid, found in known.items() if found},
     )
 
 

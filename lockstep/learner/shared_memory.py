@@ -116,13 +116,6 @@ class SharedMemory:
             for place, view in zip(places, self._written(places[-1])):
                 place.copy_(view)
 
-    def broadcast_(self, tensor: Tensor, source: int) -> None:
-        """Take the values of learner `source`, in place."""
-        for part in _pieces(tensor):
-            views = self._written(part)
-            if source != self._rank:
-                part.copy_(views[source])
-
     def leave(self) -> None:
         """Tell the others that they need not wait."""
         self._segments[self._rank].header[LEFT] = 1

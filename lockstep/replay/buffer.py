@@ -62,12 +62,17 @@ class Options(TypedDict, total=False):
     action_form: ActionForm | None
 
 
-class AllOptions(Options, total=False):
+class VectorOptions(Options, total=False):
+    """Options of `VectorReplayBuffer`."""
+
+    priorities: Mapping[str, Any] | None
+    hindsight: Hindsight | None
+
+
+class AllOptions(VectorOptions, total=False):
     """Options of `ReplayBuffer`."""
 
     buffer_num: int
-    priorities: Mapping[str, Any] | None
-    hindsight: Hindsight | None
 
 
 class ReplayBuffer:
@@ -783,16 +788,8 @@ class VectorReplayBuffer(ReplayBuffer):
     Further options as `ReplayBuffer`.
     """
 
-    def __init__(
-        self,
-        total_size: int,
-        buffer_num: int,
-        *,
-        priorities: Mapping[str, Any] | None = None,
-        hindsight: Hindsight | None = None,
-        **options: Unpack[Options],
-    ) -> None:
-        super().__init__(total_size, buffer_num=buffer_num, priorities=priorities, hindsight=hindsight, **options)
+    def __init__(self, total_size: int, buffer_num: int, **options: Unpack[VectorOptions]) -> None:
+        super().__init__(total_size, buffer_num=buffer_num, **options)
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):

@@ -48,11 +48,6 @@ class MultiAgentReplayBuffer:
         """Rows added in all, of all modules."""
         return sum(buffer.num_added for buffer in self.buffers.values())
 
-    @property
-    def is_prioritized(self) -> bool:
-        """Whether any module draws by priorities."""
-        return any(buffer.priorities is not None for buffer in self.buffers.values())
-
     def add(self, pieces: Sequence[tuple[MultiAgentEpisode, int]]) -> None:
         """Add the closed steps of pieces of episodes, each with its environment's index, whose last piece it follows.
 

@@ -79,7 +79,7 @@ class Reader:
         take = self.store.take
         columns = {
             OBS: take(OBS, rows),
-            NEXT_OBS: take(NEXT_OBS, rows) if self.shared is None else self.shared.take(rows),
+            NEXT_OBS: self.next_single(rows),
             ACTIONS: take(ACTIONS, rows),
             REWARDS: take(REWARDS, rows),
         }
@@ -106,7 +106,7 @@ class Reader:
             relabelled, last, goals = self._relabel(hindsight, rng, rows, last, rewards, discounts, terminateds)
             truncateds = ring.ends(last)[1]
         columns = {
-            OBS: self._frames(rows),
+            OBS: store.take(OBS, rows if options.stack_num == 1 else ring.stacked(rows, options.stack_num)),
             NEXT_OBS: self._next_frames(last),
             ACTIONS: store.take(ACTIONS, rows),
             REWARDS: rewards,
@@ -154,12 +154,6 @@ class Reader:
         if discounts is not None:
             discounts[relabelled] = factors
         return relabelled, last, goals
-
-    def _frames(self, rows: np.ndarray) -> Tree:
-        """Return observations as they are drawn: [N, ...], or stacks [N, stack_num, ...]."""
-        if self.options.stack_num > 1:
-            rows = self.ring.stacked(rows, self.options.stack_num)
-        return self.store.take(OBS, rows)
 
     def _next_frames(self, rows: np.ndarray) -> Tree:
         """Return true next observations as they are drawn."""

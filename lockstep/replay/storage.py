@@ -106,12 +106,11 @@ class ColumnStore:
     def create(self, columns: Mapping[str, Tree]) -> None:
         """Make room for all columns, trees of `Shape`."""
         for name, shapes in columns.items():
-            paths = [path for path, _ in named_leaves(name, shapes)]
-            if not paths:
+            new = [Leaf(name, path, self._allocate(path, shape)) for path, shape in named_leaves(name, shapes)]
+            if not new:
                 raise ValueError(f"column {name!r} has no arrays in it")
-            arrays = [self._allocate(path, shape) for path, shape in named_leaves(name, shapes)]
-            self.leaves += [Leaf(name, path, array) for path, array in zip(paths, arrays)]
-            self.trees[name] = _with_leaves(shapes, iter(arrays))
+            self.leaves += new
+            self.trees[name] = _with_leaves(shapes, iter([leaf.array for leaf in new]))
 
     def _allocate(self, path: str, row: Shape) -> np.ndarray:
         whole = (self.num_rows, *row.shape)
@@ -389,7 +388,6 @@ def _bytes_of(leaf: np.ndarray) -> np.ndarray:
 
 
 def _with_leaves(tree: Tree, new: Iterator[Any]) -> Tree:
-    """Return the tree with other leaves, taken in order."""
     return map_tree(lambda _: next(new), tree)
 
 

@@ -67,12 +67,12 @@ def config(algorithm, actions, module_class=Plain):
     [
         ("c51", CHOICES, "value_outputs, masked, mean_values, mean_of_probs, value_range"),
         ("qrdqn", CHOICES, "value_outputs, masked, mean_values"),
-        ("sac", BOX, "critics.is_discrete, sample"),
-        ("sac", CHOICES, "critics.is_discrete"),
-        ("cql", BOX, "critics.is_discrete, sample"),
+        ("sac", BOX, "critics, sample"),
+        ("sac", CHOICES, "critics"),
+        ("cql", BOX, "critics, sample"),
         ("td3", BOX, "critics, compute_actions"),
         ("td3_bc", BOX, "critics, compute_actions"),
-        ("iql", BOX, "critics.is_discrete, value_head"),
+        ("iql", BOX, "critics, value_head"),
     ],
 )
 def test_what_a_network_lacks_is_named_when_the_learner_is_built(algorithm, actions, missing):

@@ -28,32 +28,6 @@ def step(number, count, rng):
     return {**batch, "logp": rng.random((number, 3)), "rewards": rng.random(number, np.float32)}
 
 
-@settings(max_examples=25, deadline=None)
-@given(
-    actions=st.lists(st.sampled_from(["step", "step", "step", "some", "cut"]), min_size=1, max_size=40),
-    number=st.integers(2, 4),
-    prioritized=st.booleans(),
-)
-def test_a_whole_step_is_added_as_its_rows_given_by_ids_are(actions, number, prioritized):
-    rng = np.random.default_rng(0)
-    kind = PrioritizedVectorReplayBuffer if prioritized else VectorReplayBuffer
-    short, long = kind(5 * number, number), kind(5 * number, number)
-    for count, action in enumerate(actions):
-        batch = step(number, 10 * count, rng)
-        if action == "step":
-            placed, expected = short.add(batch), long.add(batch, range(number))
-            for a, b in zip(placed, expected, strict=True):
-                np.testing.assert_array_equal(a, b)
-        elif action == "cut":
-            short.cut([0])
-            long.cut([0])
-        else:  # the sub-buffers get out of line
-            some = {name: column[1:] for name, column in batch.items()}
-            for buffer in (short, long):
-                buffer.add(some, range(1, number))
-        assert_same(short, long)
-
-
 def several(steps):
     """Steps as one batch, columns [T, number, ...]."""
     return {name: np.stack([batch[name] for batch in steps]) for name in steps[0]}

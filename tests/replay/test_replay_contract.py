@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -343,16 +346,24 @@ REFUSED = [
     ({"sample_avail": True}, "stack_num of at least 2"),
     *(({name: 1, "stack_num": 2}, f"{name}=1") for name in ("ignore_obs_next", "save_only_last_obs", "sample_avail")),
     ({"size": 2, "buffer_num": 3}, "size=2 is less than one row for each of buffer_num=3"),
-]
+    *(
+        ({"priorities": {name: value}}, re.escape(f"{name}={value!r} is not allowed; it must be "))
+        for name, value in (
+            ("alpha", -0.1), ("alpha", "high"), ("epsilon", 0), ("epsilon", None), ("beta", -0.4),
+            ("beta", [[0, 0.4], [9, -1]]),
+        )
+    ),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("cls", [ReplayBuffer, VectorReplayBuffer, PrioritizedReplayBuffer, HERReplayBuffer])
+@pytest.mark.parametrize(
+    "kind", [ReplayBuffer, partial(VectorReplayBuffer, buffer_num=2), partial(HERReplayBuffer, compute_reward=reach)]
+)
 @pytest.mark.parametrize(("options", "words"), REFUSED)
-def test_options_that_are_not_allowed_are_refused(cls, options, words):
-    more = {VectorReplayBuffer: {"buffer_num": 2}, HERReplayBuffer: {"compute_reward": reach}}.get(cls, {})
-    given = {**more, "size": 10, **options}
+def test_options_that_are_not_allowed_are_refused(kind, options, words):
+    given = {"size": 10, **options}
     with pytest.raises(ValueError, match=words):
-        cls(given.pop("size"), **given)
+        kind(given.pop("size"), **given)
 
 
 def test_all_six_names_are_one_class_with_its_parts_chosen():

@@ -160,14 +160,6 @@ def test_hindsight_with_n_step_sums_the_new_rewards_and_stops_where_the_goal_ter
             assert (batch["obs"]["desired_goal"][k] == goal).all()
 
 
-def test_hindsight_goes_with_priorities():
-    buffer = ReplayBuffer(50, priorities={"alpha": 1.0}, hindsight=Hindsight(reach), n_step=2)
-    fill(buffer, 40)
-    batch = buffer.sample(50)
-    buffer.update_weight(batch["batch_indexes"], batch["rewards"])
-    assert batch["weights"].shape == (50,)
-
-
 @pytest.mark.parametrize("num_envs", [1, 3])
 def test_rows_drawn_by_priority_have_the_goals_and_rewards_of_their_own_episodes_and_new_errors_are_theirs(num_envs):
     kind = ReplayBuffer if num_envs == 1 else partial(VectorReplayBuffer, buffer_num=num_envs)

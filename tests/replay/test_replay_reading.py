@@ -1,9 +1,6 @@
-"""Reading: every kind of column comes out as it went in, as a copy, from several threads."""
+"""Reading: every kind of column comes out as it went in, as a copy."""
 
 from __future__ import annotations
-
-import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -90,27 +87,3 @@ def test_columns_of_every_form_come_out_as_they_went_in(tmp_path):
             for (path, found), (_, expected) in pairs:
                 np.testing.assert_array_equal(found, np.repeat(expected, 3, 0), err_msg=path)
         assert len(buffer.sample(3)) == 3
-
-
-def test_several_threads_read_one_buffer():
-    buffer = ReplayBuffer(50)
-    for count in range(50):
-        buffer.add(rows(1, count))
-    switching, wrong = sys.getswitchinterval(), []
-
-    def read(number):
-        chosen = np.arange(number) % 50
-        expected = chosen.astype(float)
-        for _ in range(4000):
-            found = buffer[chosen]["obs"][:, 0]
-            if not np.array_equal(found, expected):
-                wrong.append(found)
-
-    sys.setswitchinterval(1e-6)
-    try:
-        with ThreadPoolExecutor(2) as pool:
-            for done in [pool.submit(read, number) for number in (1, 300)]:
-                done.result()
-    finally:
-        sys.setswitchinterval(switching)
-    assert not wrong

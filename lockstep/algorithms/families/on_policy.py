@@ -196,13 +196,18 @@ class OnPolicyLearner(Learner[Training]):
     # -- advantages ---
 
     def generalized_advantages(
-        self, module_id: str, trajectories: Trajectories, rollout: Evaluated, gamma: float, lambda_: float
+        self, module_id: str, trajectories: Trajectories, rollout: Evaluated
     ) -> tuple[Tensor, Tensor]:
         """Return advantages (GAE) and value targets, `[T * B]` each; how well the values explain them is logged."""
-        rewards = self.connectors[module_id].learning_rewards(trajectories)
-        terminateds, cuts = trajectories.terminateds, trajectories.cuts
+        options: Any = self.config_of(module_id)
         advantages, targets = gae(
-            rewards, rollout.values, rollout.next_values, terminateds, cuts, gamma=gamma, lambda_=lambda_
+            self.connectors[module_id].learning_rewards(trajectories),
+            rollout.values,
+            rollout.next_values,
+            trajectories.terminateds,
+            trajectories.cuts,
+            gamma=options.gamma,
+            lambda_=options.lambda_,
         )
         self._log_explained_variance(module_id, trajectories, rollout.values, targets)
         return self.to_tensor(advantages.reshape(-1)), self.to_tensor(targets.reshape(-1))

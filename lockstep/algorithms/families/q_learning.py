@@ -56,8 +56,13 @@ Training = TypeVar("Training", bound=ActionValueTraining)
 class QLearner(Learner[Training]):
     """The family of DQN, C51 and QR-DQN. The target network is part of the learner's state."""
 
+    parts: tuple[str, ...] = ()
+    """what the loss asks of a network besides `forward_train`"""
+
     def setup_module(self, module_id: str) -> None:
-        """Make the target network, `<module id>/target`, and load the kernel when the learner is built."""
+        """Check the network, make its target, `<module id>/target`, and load the kernel when the learner is built."""
+        if self.parts and self.should_module_be_updated(module_id):
+            self.check_parts(module_id, *self.parts)
         self.register_state(f"{module_id}/target", TargetNetwork(self.module[module_id]))
         if self.loss_has_kernel and self.device.type == "cpu" and self.reducer.world_size == 1:
             load_q_kernel(int(self.module[module_id].action_space.n), self.dtype)  # type: ignore[attr-defined]
@@ -72,27 +77,20 @@ class QLearner(Learner[Training]):
     # -- what comes next ---
 
     @torch.no_grad()
-    def target_q_values(self, module_id: str, batch: TensorColumns, column: str = Columns.NEXT_OBS) -> Tensor:
-        """Return the target network's values `[N, A]` of the observations in `column`."""
-        target = self.registered[f"{module_id}/target"].module
-        with self.mixed_precision():
-            return self.to_tensor(target.forward_train({Columns.OBS: batch[column]})["q_values"])
-
-    @torch.no_grad()
-    def next_q_values(self, module_id: str, double_q: bool, batch: TensorColumns) -> tuple[Tensor, Tensor | None]:
+    def next_q_values(self, module_id: str, batch: TensorColumns) -> tuple[Tensor, Tensor | None]:
         """Return the target network's values `[N, A]` of the next actions, and what picks one of them.
 
         With `double_q` that is the network that learns (van Hasselt et al. 2016), else None: the values themselves.
         """
-        values = self.target_q_values(module_id, batch)
-        if not double_q:
-            return values, None
         after = {Columns.OBS: batch[Columns.NEXT_OBS]}
         with self.mixed_precision():
+            values = self.to_tensor(self.registered[f"{module_id}/target"].module.forward_train(after)["q_values"])
+            if not self.config_of(module_id).double_q:
+                return values, None
             return values, self.to_tensor(self.module[module_id].forward_train(after)["q_values"])
 
     @torch.no_grad()
-    def best_next_outputs(self, module_id: str, double_q: bool, batch: TensorColumns) -> Tensor:
+    def best_next_outputs(self, module_id: str, batch: TensorColumns) -> Tensor:
         """Return `[N, ...]`, what the target network gives for the best next action of a distributional network.
 
         With `double_q` the network that learns picks it (van Hasselt et al. 2016), else the target network itself.
@@ -101,7 +99,7 @@ class QLearner(Learner[Training]):
         after = {Columns.OBS: batch[Columns.NEXT_OBS]}
         with self.mixed_precision():
             outputs = self.to_tensor(self.registered[f"{module_id}/target"].module.value_outputs(after))
-            picking = self.to_tensor(module.value_outputs(after)) if double_q else outputs
+            picking = self.to_tensor(module.value_outputs(after)) if self.config_of(module_id).double_q else outputs
         return of_actions(outputs, module.masked(after, module.mean_values(picking)).argmax(-1))
 
     # -- the loss ---
@@ -128,7 +126,7 @@ class QLearner(Learner[Training]):
             or not can_fuse_q(values, batch[Columns.ACTIONS], *(batch[name] for name in numbers if name in batch))
         ):
             return None
-        following, picking = self.next_q_values(module_id, config.double_q, batch)
+        following, picking = self.next_q_values(module_id, batch)
         loss, terms, errors = q_loss(
             values,
             (batch[Columns.ACTIONS], batch[Columns.REWARDS], batch[Columns.TERMINATEDS]),

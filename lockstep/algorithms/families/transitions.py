@@ -45,18 +45,14 @@ def discounts_of(batch: TensorColumns, gamma: float, dtype: torch.dtype) -> Tens
 
 
 def td_targets(batch: TensorColumns, following: Tensor, gamma: float) -> Tensor:
-    """Return `[N]`, reward plus the discounted value `following` `[N]` of what comes next; 0 where it terminated.
-
-    A truncated episode does go on. Rows of n steps bring their own `discounts`.
-    """
-    going_on = (~batch[Columns.TERMINATEDS].bool()).to(following.dtype)
-    targets: Tensor = batch[Columns.REWARDS] + batch.get(Columns.DISCOUNTS, gamma) * going_on * following
+    """Return `[N]`, reward plus the discounted value `following` `[N]` of the next observation."""
+    targets: Tensor = batch[Columns.REWARDS] + discounts_of(batch, gamma, following.dtype) * following
     return targets
 
 
-def values_of_actions(batch: TensorColumns, values: Tensor, is_discrete: bool) -> Tensor:
+def values_of_actions(batch: TensorColumns, values: Tensor) -> Tensor:
     """Return `[K, N]`, critics' values of the batch's actions: `values` itself, or taken out of `[K, N, A]`."""
-    if not is_discrete:
+    if values.dim() == 2:
         return values
     index = batch[Columns.ACTIONS].long().expand(len(values), -1).unsqueeze(-1)
     return values.gather(-1, index).squeeze(-1)
@@ -81,7 +77,7 @@ def critic_loss(batch: TensorColumns, values: Tensor, targets: Tensor, *, module
 
 def follow_targets(learner: Learner[Any], interval_option: str | None = None) -> None:
     """Let target networks go `tau` towards what learns, in each step or as often as an option says."""
-    for module_id in learner.optimizers.module_ids_with_loss():
+    for module_id in dict.fromkeys(entry.module_id for entry in learner.optimizers if entry.has_loss):
         config = learner.config_of(module_id)
         interval = 1 if interval_option is None else getattr(config, interval_option)
         learner.registered[f"{module_id}/target"].after_gradient_step(learner.optimizers, interval, config.tau)
@@ -164,8 +160,7 @@ class SoftActorCriticLearner(Learner[SoftTraining]):
 
     def setup_module(self, module_id: str) -> None:
         """Make the target critics, `<module id>/target`, and the temperature, `<module id>/log_alpha`."""
-        parts = ["critics.is_discrete"] if self.is_discrete(module_id) else ["critics.is_discrete", "sample"]
-        self.check_parts(module_id, *parts)
+        self.check_parts(module_id, "critics", *([] if self.is_discrete(module_id) else ["sample"]))
         config = self.config_of(module_id)
         module: Any = self.module[module_id]
         self.register_state(f"{module_id}/target", TargetNetwork(module.critics))
