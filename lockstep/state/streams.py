@@ -97,6 +97,9 @@ class RandomStreams:
         Generators that were handed out are changed in place, so whoever holds one continues with it. A
         stream that did not exist when the state was saved goes back to its beginning.
         """
+        fields = {"root_seed", "key", "numpy", "torch", "children"}
+        if set(state) != fields:
+            raise ValueError(f"state of random streams: expected the fields {sorted(fields)}, got {sorted(state)}")
         self.root_seed = int(state["root_seed"])
         self._key = bytes.fromhex(state["key"])
         for name in {*self._numpy, *state["numpy"]}:
