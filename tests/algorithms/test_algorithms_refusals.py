@@ -173,7 +173,6 @@ REFUSED = [
     (optimizer("rmsprop", maximize=True), "losses are minimized"),
     (optimizer("sgd", momentum=-1.0), "training.optimizer='sgd' with optimizer_kwargs={'momentum': -1.0}", "momentum"),
     (optimizer(torch.optim.LBFGS), "optimizer=<class 'torch.optim.lbfgs.LBFGS'>", "closure"),
-    (optimizer(torch.optim.SparseAdam), "SparseAdam does not support dense gradients"),
     (optimizer(lambda params, lr: params), "must be a torch.optim.Optimizer, not list"),
     (overridden(a={"optimizer": "sgd", "optimizer_kwargs": {"beta": 1}}), "per_module['a']", "there is no 'beta'"),
     (
