@@ -86,7 +86,7 @@ def returns_of(batch: SampleBatch) -> list[float]:
 def make(env: str, seed: int) -> dict[str, SampleBatch]:
     """Return the data sets of one environment by name."""
     task = TASKS[env]
-    config = task.make().debugging(seed=seed).evaluation(evaluation_episodes=10)
+    config = task.make().debugging(seed=seed).evaluation(evaluation_duration=10)
     trainer = config.build_trainer()
     policy, found = trainer.policy, {}
     found["random"] = collected(policy, env, task.rows, seed, random=True)

@@ -50,6 +50,6 @@ def minatar_dqn(env: str) -> Any:
                 "orthogonal_init": False,
             }
         )
-        .evaluation(evaluation_episodes=20)
+        .evaluation(evaluation_duration=20)
         .reporting(total_steps=500_000)
     )

@@ -49,7 +49,7 @@ def config_of(algorithm: str, env: str, data: Any, seed: int) -> Any:
     recipe = find_recipe(algorithm, env)
     if recipe is None:
         raise SystemExit(f"there is no recipe of {algorithm!r} for {env!r}")
-    return recipe.config().offline_data(input_=data).debugging(seed=seed).evaluation(evaluation_episodes=10)
+    return recipe.config().offline_data(input_=data).debugging(seed=seed).evaluation(evaluation_duration=10)
 
 
 def learn(env: str, data: SampleBatch, algorithm: str, seed: int) -> dict[str, Any]:

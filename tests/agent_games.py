@@ -136,7 +136,7 @@ def game_config(env: Any = CountingGame, algorithm: Any = PPOConfig, *, num_envs
     config.rl_module(model_config={"hiddens": (8,)})
     config.env_runners(num_envs_per_env_runner=num_envs)
     config.training(train_batch_size=16)
-    config.evaluation(evaluation_episodes=3, evaluation_num_envs=2)
+    config.evaluation(evaluation_duration=3, evaluation_num_envs=2)
     config.reporting(total_steps=64, steps_per_epoch=32)
     config.debugging(seed=3)
     for name, options in sections.items():

@@ -245,7 +245,7 @@ class AlgorithmConfig(BaseConfig):
     def build_test_collector(self, policy: Policy) -> CollectorLike:
         """Build the evaluation collector, with environments and random streams of its own."""
         section = self.evaluation
-        num_envs = min(section.evaluation_num_envs, section.evaluation_episodes)
+        num_envs = min(section.evaluation_num_envs, section.evaluation_duration)
         streams = RandomStreams(self.debugging.seed).child("test_collector")
         explore, epsilon = section.evaluation_explore, section.epsilon
         if policy.is_multi_agent:

@@ -418,7 +418,7 @@ def advice(shares: Mapping[str, float], config: Mapping[str, Any]) -> list[str]:
         )
     if shares.get("evaluation", 0) > 0.3:
         lines.append(
-            "Evaluation takes much: fewer episodes (evaluation.evaluation_episodes) or longer epochs "
+            "Evaluation takes much: fewer episodes (evaluation.evaluation_duration) or longer epochs "
             "(reporting.steps_per_epoch)."
         )
     if shares.get("checkpoints, logs", 0) > 0.3:

@@ -84,7 +84,7 @@ class EvaluationOptions(TypedDict, total=False):
     """Options of `EvaluationSection`."""
 
     evaluation_interval: int
-    evaluation_episodes: int
+    evaluation_duration: int
     evaluation_num_envs: int
     evaluation_explore: bool
     epsilon: float
@@ -99,7 +99,7 @@ class EvaluationSection(Section[ConfigT]):
 
     evaluation_interval: int = option(1, ge=0)
     """epochs between evaluations; 0: none"""
-    evaluation_episodes: int = option(20, ge=1)
+    evaluation_duration: int = option(20, ge=1)
     evaluation_num_envs: int = option(8, ge=1)
     evaluation_explore: bool = False
     """draw actions in evaluation too"""

@@ -104,7 +104,7 @@ def build_trainer(
             "total_steps": config.reporting.total_steps,
             "test_collector": config.build_test_collector(policy) if evaluate else None,
             "step_per_epoch": length.per_epoch,
-            "episode_per_test": evaluation.evaluation_episodes if evaluate else None,
+            "episode_per_test": evaluation.evaluation_duration if evaluate else None,
             "test_interval": evaluation.evaluation_interval or 1,
             "stop_fn": None if evaluation.stop_return is None else partial(_has_reached, evaluation.stop_return),
             "checkpoint_interval": config.checkpointing.checkpoint_interval,

@@ -266,7 +266,7 @@ class RewardIsAction(SpaceEnv):
 def test_evaluation_takes_chance_actions_with_an_epsilon_of_its_own(cls):
     for epsilon, share in ((None, 0.0), (0.5, 0.25), (1.0, 0.5)):
         config = cls().environment(lambda: RewardIsAction(action_space=spaces.Discrete(2))).training(epsilon=1.0)
-        config.evaluation(evaluation_episodes=200, **({} if epsilon is None else {"epsilon": epsilon}))
+        config.evaluation(evaluation_duration=200, **({} if epsilon is None else {"epsilon": epsilon}))
         policy = config.build_policy()
         with torch.no_grad():
             policy.module.policy_head.weight.zero_()

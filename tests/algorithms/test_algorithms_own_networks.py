@@ -147,7 +147,7 @@ def test_a_wrapped_network_keeps_to_the_action_mask_in_collecting_learning_and_e
         lambda: SpaceEnv(obs, spaces.Discrete(4))
     )  # raises on a forbidden action
     config.rl_module(rl_module_spec=module).env_runners(num_envs_per_env_runner=2)
-    config.evaluation(evaluation_episodes=4)
+    config.evaluation(evaluation_duration=4)
     if algorithm == "ppo":
         config.training(train_batch_size=64, minibatch_size=32)
     else:

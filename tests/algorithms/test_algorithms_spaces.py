@@ -96,7 +96,7 @@ def test_every_action_space_trains_two_updates_and_the_environment_gets_its_own_
 )
 def test_a_mask_is_kept_to_wherever_it_lies(config, model, name):
     """In warm-up, exploring, learning and evaluation: the environment raises for a forbidden action."""
-    config = config().environment(lambda: SpaceEnv(OBSERVATIONS[name])).evaluation(evaluation_episodes=5)
+    config = config().environment(lambda: SpaceEnv(OBSERVATIONS[name])).evaluation(evaluation_duration=5)
     config.env_runners(num_envs_per_env_runner=2).rl_module(model_config={"hiddens": (4,), **model})
     if config.is_off_policy:
         config.replay(learning_starts=20).training(train_batch_size=8)

@@ -17,7 +17,7 @@ SMALL = (
     "--set=training.minibatch_size=64",
     "--set=training.num_epochs=2",
     "--set=reporting.steps_per_epoch=512",
-    "--set=evaluation.evaluation_episodes=4",
+    "--set=evaluation.evaluation_duration=4",
 )
 HERE = Path(__file__).parent
 

@@ -72,7 +72,7 @@ def test_video_callback_records_and_leaves_the_run_as_it_is(tmp_path: Path, monk
     weights = []
     for callbacks in ([], [VideoCallback(tmp_path, interval=2)]):
         config = PPOConfig().environment("CartPole-v1").training(train_batch_size=128, num_epochs=1)
-        config.reporting(total_steps=256, steps_per_epoch=128).evaluation(evaluation_episodes=2)
+        config.reporting(total_steps=256, steps_per_epoch=128).evaluation(evaluation_duration=2)
         trainer = config.build_trainer(callbacks=callbacks)
         trainer.run()
         weights.append([p.detach().numpy().copy() for p in trainer.policy.module.parameters()])

@@ -2,7 +2,7 @@
 
 
 def test_dqn_trains_and_goes_on_from_the_command_line(lockstep, tmp_path):
-    options = ("--no-recipe", "--set", "replay.learning_starts=200", "--set", "evaluation.evaluation_episodes=2")
+    options = ("--no-recipe", "--set", "replay.learning_starts=200", "--set", "evaluation.evaluation_duration=2")
     said = lockstep("train", "dqn", "CartPole-v1", "--total-steps", "800", "--root", str(tmp_path), *options)
     assert said.code == 0, said
     assert "0.25 gradient steps for each of 800 environment steps, after 200 random ones" in said.out

@@ -29,7 +29,7 @@ def test_a_recipe_whose_data_are_not_there_says_which_and_how_to_make_or_replace
 def test_a_recipe_learns_from_the_data_that_are_given_and_goes_on(lockstep, tmp_path):
     rng = np.random.default_rng(0)
     SampleBatch(obs=rng.random((300, 4), np.float32), actions=rng.integers(0, 2, 300)).to_npz(tmp_path / "some.npz")
-    options = ("--set", "evaluation.evaluation_episodes=2", "--set", "reporting.steps_per_epoch=20")
+    options = ("--set", "evaluation.evaluation_duration=2", "--set", "reporting.steps_per_epoch=20")
     given = ("--set", "offline_data.input_=some.npz", "--total-steps", "20", *options)
     said = lockstep("train", "bc", "CartPole-v1", *given)
     assert said.code == 0, said.err

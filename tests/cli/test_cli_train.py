@@ -92,12 +92,12 @@ def test_seeds_run_one_after_the_other_and_end_in_one_table(trained: Trained) ->
 
 def test_settings_later_sources_win(tmp_path: Path) -> None:
     file = tmp_path / "options.json"
-    file.write_text(json.dumps({"training": {"lr": 0.5, "gamma": 0.9}, "evaluation": {"evaluation_episodes": 3}}))
+    file.write_text(json.dumps({"training": {"lr": 0.5, "gamma": 0.9}, "evaluation": {"evaluation_duration": 3}}))
     words = ["train", "ppo", "CartPole-v1", "--config", str(file), "--set", "training.lr=3e-4", "--num-envs", "2"]
     words += ["--set", "rl_module.model_config.hiddens=[32]", "--compile", "--stop-return", "-5", "--seed", "7"]
     settings = parse(words).settings()
     config = settings.config
-    assert (config.lr, config.gamma, config.evaluation_episodes) == (3e-4, 0.9, 3)
+    assert (config.lr, config.gamma, config.evaluation_duration) == (3e-4, 0.9, 3)
     assert config.model_config.hiddens == (32,)
     assert config.num_envs_per_env_runner == 2
     assert config.compile
@@ -197,7 +197,7 @@ def test_ctrl_c_ends_in_order_and_resume_reaches_the_same_weights(lockstep: Comm
 
 
 def test_a_final_return_of_an_earlier_step_says_of_which(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = get_config("ppo").environment("CartPole-v1").evaluation(evaluation_episodes=1)
+    config = get_config("ppo").environment("CartPole-v1").evaluation(evaluation_duration=1)
     config.training(train_batch_size=64, minibatch_size=None).reporting(total_steps=512, steps_per_epoch=256)
     for stop_at, text in ((128, " (evaluated at step 0)"), (320, " (evaluated at step 256)"), (512, "")):
         callbacks = [StopAt(stop_at)]
@@ -221,7 +221,7 @@ class StopAt(Callback):
 
 @pytest.mark.faults
 def test_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
-    words = ("train", "ppo", "cli_envs:Slow", "--no-check", "--num-envs", "1", "--set=evaluation.evaluation_episodes=1")
+    words = ("train", "ppo", "cli_envs:Slow", "--no-check", "--num-envs", "1", "--set=evaluation.evaluation_duration=1")
     with start(*words, cwd=tmp_path) as process:
         for line in process.stdout:
             if "0/" in line and "evaluation" in line and "steps " in line and "every" not in line:

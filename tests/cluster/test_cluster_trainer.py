@@ -29,7 +29,7 @@ def config_of(num_learners=0, num_env_runners=0, num_envs=4, total_steps=256, **
         .training(train_batch_size=64, minibatch_size=32, num_epochs=2)
         .learners(num_learners=num_learners, num_cpus_per_learner=0)
         .env_runners(num_env_runners=num_env_runners, num_envs_per_env_runner=num_envs, num_cpus_per_env_runner=0.25)
-        .evaluation(evaluation_episodes=2, evaluation_num_envs=2)
+        .evaluation(evaluation_duration=2, evaluation_num_envs=2)
         .reporting(total_steps=total_steps, steps_per_epoch=128)
         .debugging(seed=3)
     )
@@ -75,7 +75,7 @@ SETTINGS = {
     "training.train_batch_size": 64,
     "learners.num_cpus_per_learner": 0,
     "env_runners.num_cpus_per_env_runner": 0.25,
-    "evaluation.evaluation_episodes": 2,
+    "evaluation.evaluation_duration": 2,
     "reporting.steps_per_epoch": 128,
 }
 
@@ -198,7 +198,7 @@ def test_a_run_of_samples_with_two_learners_is_the_run_with_one(algorithm, clust
         config = get_config(algorithm).environment(env, normalize_observations=get_config(algorithm).is_offline)
         config.framework(dtype="float64").rl_module(model_config={"hiddens": (8,)}).training(train_batch_size=16)
         config.learners(num_learners=num_learners, num_cpus_per_learner=0).debugging(seed=3)
-        config.evaluation(evaluation_episodes=1).reporting(total_steps=64, steps_per_epoch=32)
+        config.evaluation(evaluation_duration=1).reporting(total_steps=64, steps_per_epoch=32)
         if config.is_offline:
             config.offline_data(input_=data)
         else:

@@ -30,7 +30,7 @@ def test_the_same_words_give_the_same_settings_in_python_and_on_the_command_line
 
 
 SMALL = {"reporting.total_steps": 32, "training.train_batch_size": 32, "training.minibatch_size": 16}
-SMALL |= {"training.num_epochs": 1, "evaluation.evaluation_episodes": 1}
+SMALL |= {"training.num_epochs": 1, "evaluation.evaluation_duration": 1}
 
 
 @pytest.mark.parametrize("recipe", [True, False])

@@ -56,7 +56,7 @@ def config_of(kind: str, env: Any = Paying, seed: int = 0, config_class: Any = N
     config.training(train_batch_size=8 if kind == "on" else 4)
     if kind == "off":
         config.replay(capacity=64, learning_starts=0, update_per_step=0.125)
-    config.evaluation(evaluation_episodes=2, evaluation_num_envs=2)
+    config.evaluation(evaluation_duration=2, evaluation_num_envs=2)
     if kind != "offline":
         return config.reporting(total_steps=48, steps_per_epoch=16)
     rng, ends = np.random.default_rng(0), np.arange(20) % LENGTH == LENGTH - 1

@@ -142,7 +142,7 @@ def test_each_agent_learns_its_bit_with_modules_of_its_own_or_a_shared_one(algor
     if shared:
         config.environment(BitGame, env_config={"alike": True})
         config.multi_agent(policies=["default_policy"], policy_mapping_fn=None)
-    config.evaluation(evaluation_episodes=16, evaluation_num_envs=16)
+    config.evaluation(evaluation_duration=16, evaluation_num_envs=16)
     config.reporting(total_steps=256 * (30 if algorithm is A2CConfig else 12), steps_per_epoch=512)
     info = config.build_trainer().run()
     assert info.history[-1].test_collect_stat.agent_returns == ((1.0, 1.0),) * 16

@@ -79,7 +79,7 @@ def test_dqn_learns_each_agents_bit_through_the_trainer_with_reward_metric(prior
     config.env_runners(rollout_fragment_length=4)
     config.training(lr=2e-2, train_batch_size=32, target_update_interval=10, epsilon=[[0, 1.0], [600, 0.0]])
     config.replay(capacity=2_000, learning_starts=64, update_per_step=0.5, prioritized=prioritized)
-    config.evaluation(evaluation_episodes=16, evaluation_num_envs=8)
+    config.evaluation(evaluation_duration=16, evaluation_num_envs=8)
     config.reporting(total_steps=1_024, steps_per_epoch=512)
     trainer = config.build_trainer()
     info = trainer.run()

@@ -28,7 +28,7 @@ def filling(buffer, *arguments, **options):
 
 
 def with_test_environments(number):
-    return by_hand(config_of("off").evaluation(evaluation_episodes=number, evaluation_num_envs=number))
+    return by_hand(config_of("off").evaluation(evaluation_duration=number, evaluation_num_envs=number))
 
 
 def with_network(hiddens):
@@ -212,7 +212,7 @@ def test_to_go_on_to_as_many_steps_as_the_run_was_asked_for_is_no_error_where_it
 
 def cartpole(cls=PPOConfig):
     config = cls().environment("CartPole-v1").rl_module(model_config={"hiddens": (8,)})
-    return config.reporting(total_steps=64).evaluation(evaluation_episodes=1)
+    return config.reporting(total_steps=64).evaluation(evaluation_duration=1)
 
 
 @pytest.fixture(scope="module")

@@ -51,7 +51,7 @@ def config_for(
         "qrdqn": {"target_update_interval": 7, "num_quantiles": 5},
     }
     config.training(**options.get(algorithm, {}))
-    config.evaluation(evaluation_episodes=3, evaluation_num_envs=2)
+    config.evaluation(evaluation_duration=3, evaluation_num_envs=2)
     config.rl_module(model_config={"hiddens": (8,)})
     config.reporting(total_steps=total_steps, steps_per_epoch=128)
     config.debugging(seed=seed)
@@ -62,7 +62,7 @@ def config_for(
 
 def smallest_config(algorithm: str, **more: Any) -> Any:
     """Any algorithm of the list: two epochs of a few updates."""
-    config = config_for(algorithm, **more).evaluation(evaluation_episodes=1, evaluation_num_envs=1)
+    config = config_for(algorithm, **more).evaluation(evaluation_duration=1, evaluation_num_envs=1)
     config.reporting(total_steps=64, steps_per_epoch=32).training(train_batch_size=16)
     if algorithm == "ppo":
         config.training(minibatch_size=8)
@@ -101,7 +101,7 @@ def by_hand(
         envs = config.make_envs(replay.buffer_num)
         given["train_collector"] = Collector(policy, envs, replay)
     if evaluate:
-        episodes = config.evaluation.evaluation_episodes
+        episodes = config.evaluation.evaluation_duration
         given |= {"test_collector": config.build_test_collector, "episode_per_test": episodes}
     given |= options
     if given.get("episode_per_collect"):
