@@ -744,19 +744,11 @@ class Learner(Generic[Training]):
         self.register_configured(module_id, DEFAULT_OPTIMIZER, self.module[module_id].parameters(), config.lr, config)
 
     def register_configured(
-        self,
-        module_id: str,
-        optimizer_name: str,
-        params: Iterable[nn.Parameter],
-        lr: ScheduleLike,
-        config: TrainingSection[Any],
+        self, module_id: str, name: str, params: Iterable[nn.Parameter], lr: ScheduleLike, config: Training
     ) -> None:
-        """Register the optimizer that `config` asks for, over those of `params` that are trainable, as one flat tensor.
-
-        The default is a fused Adam.
-        """
+        """Register the optimizer of `config` over those of `params` that are trainable, as one flat tensor."""
         trainable = [param for param in params if param.requires_grad]
-        self.optimizers.register(module_id, optimizer_name, configured_optimizer(config), trainable, lr)
+        self.optimizers.register(module_id, name, configured_optimizer(config), trainable, lr)
 
     def register_optimizer(
         self,
