@@ -156,7 +156,12 @@ class Plan:
             how = f"epsilon {epsilon:g}" if epsilon else "drawn actions"
         enough = config.evaluation.stop_return
         stop = "" if enough is None else f"; stops at a mean return of {enough:g}"
-        return f"{trainer.episode_per_test} episodes every {every:,} steps, {how}{stop}"
+        episodes = trainer.episode_per_test
+        amount = f"{trainer.step_per_test} steps" if episodes is None else f"{episodes} episodes"
+        if trainer.evaluator.custom_function is not None:
+            amount = getattr(trainer.evaluator.custom_function, "__name__", "a function of yours")
+        beside = ", beside training" if trainer.evaluator.beside_training else ""
+        return f"{amount} every {every:,} steps, {how}{beside}{stop}"
 
 
 def _store_bytes(store: Any) -> int:

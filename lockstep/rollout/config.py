@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack
 
 from lockstep.state.options import ConfigT, Section, option
 
@@ -85,7 +86,12 @@ class EvaluationOptions(TypedDict, total=False):
 
     evaluation_interval: int
     evaluation_duration: int
+    evaluation_duration_unit: Literal["episodes", "timesteps"]
     evaluation_num_envs: int
+    evaluation_num_env_runners: int
+    evaluation_parallel_to_training: bool
+    evaluation_config: dict[str, Any]
+    custom_evaluation_function: Callable[..., Any] | None
     evaluation_explore: bool
     epsilon: float
     stop_return: float | None
@@ -100,7 +106,19 @@ class EvaluationSection(Section[ConfigT]):
     evaluation_interval: int = option(1, ge=0)
     """epochs between evaluations; 0: none"""
     evaluation_duration: int = option(20, ge=1)
+    """how long an evaluation is, in `evaluation_duration_unit`"""
+    evaluation_duration_unit: Literal["episodes", "timesteps"] = "episodes"
+    """"timesteps": the episodes that end within so many steps count, of which short ones are the more"""
     evaluation_num_envs: int = option(8, ge=1)
+    """environments of all evaluation's env runners; of those more than its episodes none are made"""
+    evaluation_num_env_runners: int = option(0, ge=0)
+    """0: in this process; m: m processes (needs the extra `ray`), with the bits of one"""
+    evaluation_parallel_to_training: bool = False
+    """evaluate the policy of an epoch while the next epoch trains"""
+    evaluation_config: dict[str, Any] = option(factory=dict)
+    """other settings for evaluation by path: `{"environment.env_config": {...}, "env_runners.explore": True}`"""
+    custom_evaluation_function: Callable[..., Any] | None = None
+    """`f(policy, collector)` in place of an evaluation; returns `CollectStats`, a score, or a dict with a "score" """
     evaluation_explore: bool = False
     """draw actions in evaluation too"""
     epsilon: float = option(0.0, ge=0, le=1)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
-import signal
-import threading
 import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any, ClassVar, Self, TypedDict
 
 from lockstep.algorithms.json_form import to_plain
@@ -55,8 +52,10 @@ from lockstep.trainer.callbacks import (
     check_callbacks,
 )
 from lockstep.trainer.checks import check_collector, check_evaluation, check_logger, check_policy
+from lockstep.trainer.counters import Counters
 from lockstep.trainer.display import ProgressDisplay
-from lockstep.trainer.evaluation import mean_return, score_of, test_episode, warn_endless, with_reward_metric
+from lockstep.trainer.evaluation import Evaluator, mean_return, score_of, warn_endless, with_reward_metric
+from lockstep.trainer.interrupt import DeferredInterrupt
 
 REPLAYS = (ReplayBuffer, MultiAgentReplayBuffer)
 OPTIONS = (
@@ -74,7 +73,10 @@ class TrainerOptions(TypedDict, total=False):
 
     total_steps: int | None
     episode_per_test: int | None
+    step_per_test: int | None
     test_interval: int
+    evaluation_parallel_to_training: bool
+    custom_evaluation_function: Callable[[Any, Any], Any] | None
     train_fn: EpochFn | None
     test_fn: EpochFn | None
     stop_fn: Callable[[float], bool] | None
@@ -93,77 +95,6 @@ class TrainerOptions(TypedDict, total=False):
     nan_policy: str
 
 
-@dataclass(eq=False, repr=False)
-class Counters:
-    """What a run counts: plain values, reset with it and part of its checkpoints."""
-
-    epoch: int = 0
-    in_epoch: bool = False
-    """an epoch has begun and not ended"""
-    epoch_steps: int = 0
-    """of the epoch under way; between two, those beyond `step_per_epoch` (below 0: those that a cut epoch lacks)"""
-    epoch_end_due: bool = False
-    """the last epoch is saved, but callbacks have not seen its end yet"""
-    env_step: int = 0
-    env_episode: int = 0
-    gradient_step: int = 0
-    test_env_step: int = 0
-    test_episode: int = 0
-    """steps and episodes of all evaluations"""
-    last_test_at: int | None = None
-    """`position` at the last evaluation"""
-    tested_in_train: bool = False
-    best_score: float | None = None
-    best_epoch: int | None = None
-    stop_reason: str | None = None
-    seconds: dict[str, float] = field(
-        default_factory=lambda: dict.fromkeys(("total", "collect", "update", "test", "env", "act"), 0.0)
-    )
-    steps_learned_from: int = 0
-    """off-policy: collected steps that gradient steps are due for"""
-    updates_made: int = 0
-    """off-policy: gradient steps that were made for them"""
-    samples_seen: int = 0
-    """offline: transitions in all gradient steps"""
-
-
-class DeferredInterrupt:
-    """Within the context the first Ctrl-C only waits for `check()`, which raises it; a second one is raised at once.
-
-    So a run ends where its state is whole, and goes on from there bit by bit. Other handlers of SIGINT than Python's
-    own, and other threads than the main one, are left alone.
-    """
-
-    _pending = False
-    _before: Any = None
-
-    def __enter__(self) -> None:
-        self._pending = False
-        is_main = threading.current_thread() is threading.main_thread()
-        if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            self._before = signal.signal(signal.SIGINT, self._note)
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._restore()
-        if kind is None:
-            self.check()
-
-    def check(self) -> None:
-        """Raise the `KeyboardInterrupt` that came meanwhile, if one did."""
-        if self._pending:
-            self._pending = False
-            raise KeyboardInterrupt
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self._pending = True
-        self._restore()
-
-    def _restore(self) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
-            self._before = None
-
-
 class BaseTrainer(Counters, ABC):
     """The part that all trainers share. Iterate over it epoch by epoch, or call `run()`.
 
@@ -176,8 +107,10 @@ class BaseTrainer(Counters, ABC):
 
     `max_epoch`: most epochs. `batch_size`: rows of a gradient step (None: all). `step_per_epoch`: environment steps.
     `total_steps`: most steps; the run ends with the update that reaches them, in a last epoch that may be shorter.
-    `episode_per_test`, `test_interval`: episodes of an evaluation, epochs between two. `train_fn`/`test_fn(epoch,
-    env_step)`: called before each collect and evaluation. `stop_fn(score)`: whether to end the run.
+    `episode_per_test` or `step_per_test`, `test_interval`: episodes (steps) of an evaluation, epochs between two.
+    `custom_evaluation_function`, `evaluation_parallel_to_training`: see `Evaluator`; beside training, the evaluation
+    of an epoch is reported at the end of the next. `train_fn`/`test_fn(epoch, env_step)`: called before each collect
+    and evaluation. `stop_fn(score)`: whether to end the run.
     `compute_score_fn(CollectStats)`: the score to compare, by default the mean return. `save_best_fn(policy)`: called
     on a new best score. `reward_metric(returns[episode, agent]) -> [episode]`: the return of an episode of several
     agents (None: their sum). `save_checkpoint_fn(epoch, env_step, gradient_step) -> path`: called every
@@ -212,7 +145,10 @@ class BaseTrainer(Counters, ABC):
         *,
         total_steps: int | None = None,
         episode_per_test: int | None = None,
+        step_per_test: int | None = None,
         test_interval: int = 1,
+        evaluation_parallel_to_training: bool = False,
+        custom_evaluation_function: Callable[[Any, Any], Any] | None = None,
         train_fn: EpochFn | None = None,
         test_fn: EpochFn | None = None,
         stop_fn: Callable[[float], bool] | None = None,
@@ -238,15 +174,27 @@ class BaseTrainer(Counters, ABC):
         self.batch_size: int | None = check_whole("batch_size", batch_size, 1, optional=True)
         self.total_steps: int | None = check_whole("total_steps", total_steps, 1, optional=True)
         self.episode_per_test: int | None = check_whole("episode_per_test", episode_per_test, 1, optional=True)
+        self.step_per_test: int | None = check_whole("step_per_test", step_per_test, 1, optional=True)
         seed = check_whole("seed", seed, 0, optional=True)
         check_functions(train_fn=train_fn, save_checkpoint_fn=save_checkpoint_fn, reward_metric=reward_metric)
         check_flags(
             test_in_train=test_in_train, resume_from_log=resume_from_log, verbose=verbose, show_progress=show_progress
         )
+        check_flags(evaluation_parallel_to_training=evaluation_parallel_to_training)
         check_choice("nan_policy", nan_policy, ("stop", "ignore"))
-        self.test_fn, self.stop_fn, self.save_best_fn = test_fn, stop_fn, save_best_fn
+        self.stop_fn, self.save_best_fn = stop_fn, save_best_fn
         self.compute_score_fn = compute_score_fn or mean_return
-        self._check_parts(compute_score_fn, reward_metric)
+        functions = {"custom_evaluation_function": custom_evaluation_function, "compute_score_fn": compute_score_fn}
+        self._check_parts(reward_metric, evaluation_parallel_to_training, {**functions, "test_fn": test_fn})
+        self.evaluator = Evaluator(
+            policy,
+            test_collector,
+            n_episode=episode_per_test,
+            n_step=step_per_test,
+            custom_function=custom_evaluation_function,
+            test_fn=test_fn,
+            beside_training=evaluation_parallel_to_training,
+        )
         self.logger = check_logger(logger, resume_from_log)
         check_callbacks(callbacks)
         self.train_fn, self.save_checkpoint_fn, self.reward_metric = train_fn, save_checkpoint_fn, reward_metric
@@ -261,15 +209,18 @@ class BaseTrainer(Counters, ABC):
         self._interrupt, self._phase = DeferredInterrupt(), "new"
         self._zero()
 
-    def _check_parts(self, compute_score_fn: Callable[..., Any] | None, reward_metric: object) -> None:
+    def _check_parts(
+        self, reward_metric: object, beside_training: bool, functions: Mapping[str, Callable[..., Any] | None]
+    ) -> None:
         policy, train, test = self.policy, self.train_collector, self.test_collector
         check_policy(policy, type(self).__name__, from_rollouts=self.learns_from_rollouts, collects=self.collects)
         if self.collects:
             check_collector("train_collector", train, policy, reward_metric)
         if test is not None:
-            check_collector("test_collector", test, policy, reward_metric)
-        functions = {"stop_fn": self.stop_fn, "test_fn": self.test_fn, "save_best_fn": self.save_best_fn}
-        check_evaluation(test, train, self.episode_per_test, {**functions, "compute_score_fn": compute_score_fn})
+            check_collector("test_collector", test, None if beside_training else policy, reward_metric)
+        functions = {"stop_fn": self.stop_fn, "save_best_fn": self.save_best_fn, **functions}
+        amounts = {"episode_per_test": self.episode_per_test, "step_per_test": self.step_per_test}
+        check_evaluation(test, train, amounts, functions, beside_training=beside_training)
 
     def _set_amount(self, step_per_collect: int | None, episode_per_collect: int | None) -> None:
         amount = exactly_one(step_per_collect=step_per_collect, episode_per_collect=episode_per_collect)
@@ -352,6 +303,7 @@ class BaseTrainer(Counters, ABC):
         self._phase = "new" if self._phase == "ready" else self._phase
         self._leave()
         self._zero()
+        self.evaluator.forget()
         is_restored = self.resume_from_log and self._restore_logged_state()
         self.resume_from_log = False
         if not is_restored:
@@ -392,9 +344,7 @@ class BaseTrainer(Counters, ABC):
                 self._interrupt.check()
                 if self.stop_reason == "interrupted":  # a callback's request: the same as Ctrl-C
                     raise KeyboardInterrupt
-            is_last = self.stop_reason is not None or self.epoch >= self.max_epoch or self._has_all_steps
-            tests = self.test_collector is not None and (self.epoch % self.test_interval == 0 or is_last)
-            stats = self._epoch_stats(self._test() if tests else None)
+            stats = self._epoch_stats(self._test_epoch())
             self.history.append(stats)
             self.in_epoch, self.tested_in_train, self.epoch_end_due = False, False, True
             self.epoch_steps -= self.step_per_epoch
@@ -434,34 +384,57 @@ class BaseTrainer(Counters, ABC):
 
     def test_step(self) -> tuple[CollectStats, bool]:
         """Evaluate once. Return the statistics, and whether `stop_fn` is satisfied."""
-        if self.test_collector is None or self.episode_per_test is None:
-            raise ValueError("there is no test_collector to evaluate with")
-        stats = test_episode(
-            self.test_collector,
-            self.test_fn,
-            self.epoch,
-            self.episode_per_test,
-            global_step=self.env_step,
-            reward_metric=self.reward_metric,
-        )
+        self.evaluator.begin(self._where())
+        return self._report_test()
+
+    def _report_test(self) -> tuple[CollectStats, bool]:
+        """Wait for the evaluation under way, count and score it, and tell callbacks."""
+        found = self.evaluator.finish()
+        stats, where = with_reward_metric(self.reward_metric, found.stats), found.where
         self.test_env_step += stats.n_collected_steps
         self.test_episode += stats.n_collected_episodes
         self.seconds["test"] += stats.collect_time
-        score = score_of(self.compute_score_fn, stats)
+        score = found.metrics["score"] if found.metrics else score_of(self.compute_score_fn, stats)
         is_best = not math.isnan(score) and (self.best_score is None or score > self.best_score)
-        self.last_test, self.last_test_at = stats, self.position
+        self.last_test, self.last_test_at = stats, where[1] or where[2]
         if is_best:
-            self.best_score, self.best_stats, self.best_epoch = score, stats, self.epoch
-        self._emit(EvaluationEnd(*self._where(), stats=stats, score=score, is_best=is_best))
+            self.best_score, self.best_stats, self.best_epoch = score, stats, where[0]
+        self._emit(EvaluationEnd(*where, stats=stats, score=score, is_best=is_best, metrics=found.metrics))
         if is_best and self.save_best_fn is not None:
-            self.save_best_fn(self.policy)
+            self.save_best_fn(self.evaluator.policy)
         return stats, self.stop_fn is not None and bool(self.stop_fn(score))
 
     def _test(self) -> CollectStats:
-        stats, stop = self.test_step()
+        self._end_test()
+        return self._stop_where_enough(*self.test_step())
+
+    def _stop_where_enough(self, stats: CollectStats, stop: bool) -> CollectStats:
         if stop and self.stop_reason is None:
             self.stop_reason = "stop_fn"
         return stats
+
+    def _test_epoch(self) -> CollectStats | None:
+        """Evaluate where the epoch asks for it, and return the statistics. Beside training, report what went on
+        meanwhile and begin the next evaluation; only the last one is waited for.
+        """
+        self._end_test()
+        is_last = self.stop_reason is not None or self.epoch >= self.max_epoch or self._has_all_steps
+        if self.test_collector is None or not (self.epoch % self.test_interval == 0 or is_last):
+            return None
+        if is_last or not self.evaluator.beside_training:
+            return self._test()
+        self.evaluator.begin(self._where())
+        return None
+
+    def _end_test(self) -> None:
+        """Report the evaluation that is under way beside training, if one is, with the epoch that it is of."""
+        if self.evaluator.pending is None:
+            return
+        epoch = self.evaluator.pending[0]
+        stats = self._stop_where_enough(*self._report_test())
+        for i, each in enumerate(self.history):
+            if each.epoch == epoch:
+                self.history[i] = replace(each, test_collect_stat=stats)
 
     def _count_collect(self, stats: CollectStats) -> None:
         stats = with_reward_metric(self.reward_metric, stats)
@@ -503,9 +476,13 @@ class BaseTrainer(Counters, ABC):
         if self.epoch_end_due:
             self._end_epoch()
         is_first = self.max_epoch > 0 and self.epoch == 0 and self.stop_reason != "interrupted"
+        self.evaluator.resume()
         if self.test_collector is not None and is_first and self.last_test is None:
             with self._interrupt:
-                self._test()
+                if not self.evaluator.beside_training:
+                    self._test()
+                elif not self.evaluator.is_pending:
+                    self.evaluator.begin(self._where())
         if self.epoch_steps < 0 and not self.in_epoch and not self._has_all_steps:
             # an earlier `total_steps` cut the last epoch short, or a callback did where it was the last of the run
             if self.history[-1].info_stat.stop_reason is None or self.epoch >= self.max_epoch:
@@ -536,6 +513,7 @@ class BaseTrainer(Counters, ABC):
             self.stop_reason = "error"
             failures.append(error)
         self._phase = "over"
+        self.evaluator.wait()
         event = RunEnd(*self._where(), reason=self.stop_reason, info=self.info())
         try:
             for callback in self.callbacks:
@@ -676,7 +654,8 @@ class BaseTrainer(Counters, ABC):
             "updates": self.updates.get_state(),
             "history": [stats.get_state() for stats in self.history],
             "train_collector": None if self.train_collector is None else self.train_collector.get_state(),
-            "test_collector": None if self.test_collector is None else self.test_collector.get_state(),
+            "test_collector": self.evaluator.collector_state(),
+            "evaluated_meanwhile": self.evaluator.under_way(),
             "callbacks": [[type(callback).__name__, dict(callback.get_state())] for callback in self.callbacks],
             "logger": self.logger.get_state(),
             "logger_class": type(self.logger).__name__,
@@ -744,6 +723,7 @@ class BaseTrainer(Counters, ABC):
             **self.policy.checkpoint_folders(),
             "trainer": {"state": self.get_state(), "made_by": {"algorithm": self.policy.config.algorithm}},
             **self.own_folders(),
+            **self.evaluator.folders(self._where()),
         }
         if self.bad_batch is not None:
             folders["bad_batch"] = {"batch": self.bad_batch}
@@ -773,6 +753,7 @@ class BaseTrainer(Counters, ABC):
             self.policy.set_checkpoint_folders(folders)
             self._set_collectors(state)
             self.set_own_folders(folders)
+            self.evaluator.take_folders(folders)
         self.set_state(state)  # its collectors once more: they write boundaries into the buffer that is restored now
         self._warn_of_other_options(state["options"])
         reason = state["counters"]["stop_reason"]
@@ -829,6 +810,7 @@ class BaseTrainer(Counters, ABC):
             if there != here:
                 raise ValueError(f"the {name} of the checkpoint has {there}, this one has {here}; resume with the same")
             collector.set_state(saved)
+        self.evaluator.set_state(state.get("evaluated_meanwhile"))
 
     @contextmanager
     def _put_back_where_refused(self) -> Iterator[None]:

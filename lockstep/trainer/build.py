@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -102,14 +103,14 @@ def build_trainer(
         options: dict[str, Any] = {
             "max_epoch": length.num_epochs,
             "total_steps": config.reporting.total_steps,
-            "test_collector": config.build_test_collector(policy) if evaluate else None,
             "step_per_epoch": length.per_epoch,
-            "episode_per_test": evaluation.evaluation_duration if evaluate else None,
             "test_interval": evaluation.evaluation_interval or 1,
             "stop_fn": None if evaluation.stop_return is None else partial(_has_reached, evaluation.stop_return),
             "checkpoint_interval": config.checkpointing.checkpoint_interval,
             "callbacks": [*(make() for make in config.callbacks.classes), *callbacks],
         }
+        if evaluate:
+            options |= _evaluation_options(config, policy)
         if folder is not None:
             options["logger"] = _make_logger(config.reporting, folder, resume=resume)
         if config.is_offline:
@@ -132,6 +133,19 @@ def build_trainer(
     if folder is not None:
         _keep_files(trainer, folder, config.checkpointing.num_to_keep)
     return trainer
+
+
+def _evaluation_options(config: AlgorithmConfig, policy: Policy) -> dict[str, Any]:
+    """Return what a trainer needs to evaluate as configured. Beside training a copy of the policy is evaluated."""
+    section = config.evaluation
+    beside_training = section.evaluation_parallel_to_training
+    unit = "step" if section.evaluation_duration_unit == "timesteps" else "episode"
+    return {
+        "test_collector": config.build_test_collector(copy.deepcopy(policy) if beside_training else policy),
+        f"{unit}_per_test": section.evaluation_duration,
+        "evaluation_parallel_to_training": beside_training,
+        "custom_evaluation_function": section.custom_evaluation_function,
+    }
 
 
 def _has_reached(wanted: float, score: float) -> bool:

@@ -6,7 +6,7 @@ import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -96,11 +96,13 @@ class UpdateEnd(Event):
 
 @dataclass(frozen=True)
 class EvaluationEnd(Event):
-    """The policy was evaluated."""
+    """The policy was evaluated. Epoch and steps are those of this policy; beside training they lie in the past."""
 
     stats: CollectStats
     score: float
     is_best: bool
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """of a `custom_evaluation_function`: its "score" and what else it returned"""
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,7 @@ class LoggingCallback(Callback):
 
     def on_evaluation_end(self, event: EvaluationEnd) -> None:
         """Log in the scope `test/`, at environment steps; gradient steps where nothing is collected."""
-        self.logger.log_test_data(event.stats.to_dict(), event.position)
+        self.logger.log_test_data({**event.stats.to_dict(), **event.metrics}, event.position)
 
     def on_epoch_end(self, event: EpochEnd) -> None:
         self.logger.log_info_data(event.stats.info_stat.to_dict(), event.epoch)

@@ -50,10 +50,11 @@ def check_policy(policy: object, trainer: str, *, from_rollouts: bool, collects:
 
 
 def check_collector(name: str, collector: object, policy: object, reward_metric: object) -> None:
-    """Raise `ValueError` for something else than a collector of this policy, or one without use for the metric."""
+    """Raise `ValueError` for something else than a collector of this policy (None: any), or one without use for the
+    metric."""
     if not isinstance(collector, CollectorLike):
         raise ValueError(f"{name}={collector!r} is not allowed; it must be a lockstep.Collector")
-    if isinstance(collector.policy, Policy) and collector.policy is not policy:
+    if policy is not None and isinstance(collector.policy, Policy) and collector.policy is not policy:
         raise ValueError(f"{name} acts with another policy than the one to train; make it with the same one")
     if reward_metric is not None and not isinstance(collector, MultiAgentCollector):
         raise ValueError(f"reward_metric needs several agents, and {name} has one; leave it out")
@@ -62,18 +63,28 @@ def check_collector(name: str, collector: object, policy: object, reward_metric:
 def check_evaluation(
     test_collector: CollectorLike | None,
     train_collector: CollectorLike | None,
-    num_episodes: int | None,
+    amounts: Mapping[str, int | None],
     functions: Mapping[str, Callable[..., Any] | None],
+    *,
+    beside_training: bool,
 ) -> None:
     """Raise `ValueError` for an evaluation that lacks something, or functions that would never be called."""
     check_functions(**functions)
     if test_collector is None:
         idle = [name for name, function in functions.items() if function is not None]
+        idle += ["evaluation_parallel_to_training"] if beside_training else []
         if idle:
             raise ValueError(f"{idle[0]} is never called without evaluation; give a test_collector, or leave it out")
         return
-    if num_episodes is None:
-        raise ValueError("episode_per_test=None is not allowed where there is a test_collector; give a number")
+    num_amounts = sum(amount is not None for amount in amounts.values())
+    if num_amounts > 1 or (num_amounts == 0 and functions["custom_evaluation_function"] is None):
+        words = " and ".join(f"{name}={amount!r}" for name, amount in amounts.items())
+        raise ValueError(f"{words} are not allowed where there is a test_collector; give a number to one of them")
+    if beside_training and test_collector.policy is getattr(train_collector, "policy", None):
+        raise ValueError(
+            "evaluation_parallel_to_training=True needs a test_collector with a policy of its own; make it with "
+            "copy.deepcopy(policy)"
+        )
     if isinstance(test_collector, AsyncCollector | AsyncGroupCollector):
         raise ValueError(
             f"test_collector is an {type(test_collector).__name__}, whose runs are not repeatable; evaluate with a "

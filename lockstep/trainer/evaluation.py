@@ -1,16 +1,20 @@
-"""Evaluation as functions: play episodes, score them, apply `reward_metric`, sum up a loop of your own."""
+"""Evaluation: `Evaluator`, and functions that score episodes, apply `reward_metric`, sum up a loop of your own."""
 
 from __future__ import annotations
 
 import math
 import time
 import warnings
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 
+from lockstep.algorithms.policy import Policy
 from lockstep.rollout import CollectorLike
 from lockstep.rollout.base_collector import LIMIT_THEM
 from lockstep.tracking import BaseLogger
@@ -18,6 +22,176 @@ from lockstep.tracking.statistics import CollectStats, InfoStats, TimingStats
 
 FEW_STEPS = 100
 """steps in which an episode may well go on, where the environment is registered with no limit of its length"""
+
+
+Where = tuple[int, int, int]
+"""epoch, environment steps, gradient steps"""
+SNAPSHOT = "evaluation/"
+"""prefix of the folders of a checkpoint with the policy that is evaluated"""
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What an evaluation found."""
+
+    where: Where
+    """the time of the policy that was evaluated"""
+    stats: CollectStats
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """of a custom evaluation function: its "score" and what else it returned"""
+
+
+class Evaluator:
+    """Evaluates a policy with `collector`: `n_episode` episodes, or those that end within `n_step` steps.
+
+    `custom_function(policy, collector)` takes the place of that: it returns `CollectStats`, a number (the score), or a
+    dict of numbers with a "score". `beside_training`: an evaluation goes on in a thread while the policy is trained.
+    The collector then acts with a policy of its own, which takes the state of the trained one when an evaluation
+    begins; nothing is shared between the two, so that training does not depend on when an evaluation ends.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        collector: CollectorLike | None,
+        *,
+        n_episode: int | None = None,
+        n_step: int | None = None,
+        custom_function: Callable[[Policy, Any], Any] | None = None,
+        test_fn: Callable[[int, int], None] | None = None,
+        beside_training: bool = False,
+    ) -> None:
+        self.collector, self.beside_training = collector, beside_training
+        self.n_episode, self.n_step, self.custom_function = n_episode, n_step, custom_function
+        self.test_fn, self._trained = test_fn, policy
+        self.policy: Policy = collector.policy if beside_training and collector is not None else policy
+        """the policy that is evaluated; beside training it stays as it was when the evaluation began"""
+        self.pending: Where | None = None
+        """the time of the policy whose evaluation is under way"""
+        self._has_snapshot = False
+        self._state_before: dict[str, Any] = {}
+        self._threads: ThreadPoolExecutor | None = None
+        self._result: Future[Evaluated] | None = None
+
+    def begin(self, where: Where) -> None:
+        """Begin to evaluate the policy as it is. `ValueError` without a collector."""
+        if self.collector is None:
+            raise ValueError("there is no test_collector to evaluate with")
+        self.pending = where
+        if self.test_fn is not None:
+            self.test_fn(*where[:2])
+        if not self.beside_training:
+            return
+        if not self._has_snapshot:
+            self.policy.set_state(self._trained.get_state())
+            self._has_snapshot = True
+        self._state_before = self.collector.get_state()
+        if self._threads is None:  # torch counts its threads for each thread that calls it
+            set_threads = partial(torch.set_num_threads, torch.get_num_threads())
+            self._threads = ThreadPoolExecutor(1, "evaluation", initializer=set_threads)
+        self._result = self._threads.submit(self._evaluate, where)
+
+    def finish(self) -> Evaluated:
+        """Return what the evaluation under way found, when it has ended. Raises what it raised."""
+        assert self.pending is not None
+        if self.beside_training:
+            self.resume()
+            assert self._result is not None
+            found = self._result.result()
+        else:
+            where, self.pending = self.pending, None
+            found = self._evaluate(where)
+        self.pending, self._result, self._has_snapshot = None, None, False
+        return found
+
+    def wait(self) -> None:
+        """Wait until nothing is under way. What was found is dropped; the next `begin` evaluates anew."""
+        if self._threads is not None:
+            self._threads.shutdown()
+            self._threads = None
+        self._result = None
+
+    def _evaluate(self, where: Where) -> Evaluated:
+        assert self.collector is not None
+        if self.custom_function is None:
+            if self.n_step is None:
+                return Evaluated(where, self.collector.collect(n_episode=self.n_episode))
+            self.collector.reset(reset_buffer=False, reset_stats=False)
+            return Evaluated(where, self.collector.collect(n_step=self.n_step))
+        num_steps, num_episodes, seconds = _counts_of(self.collector)
+        result = self.custom_function(self.policy, self.collector)
+        if isinstance(result, CollectStats):
+            return Evaluated(where, result)
+        now = _counts_of(self.collector)
+        stats = CollectStats(now[1] - num_episodes, now[0] - num_steps, now[2] - seconds)
+        return Evaluated(where, stats, _numbers_in(result))
+
+    # -- state ---
+
+    def under_way(self) -> list[int] | None:
+        """Return the time of the policy whose evaluation is under way beside training, for a checkpoint."""
+        return list(self.pending) if self.beside_training and self.pending is not None else None
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether an evaluation is under way beside training."""
+        return self.beside_training and self.pending is not None
+
+    def collector_state(self) -> dict[str, Any] | None:
+        """Return the collector's state, before the evaluation that is under way: it is to be made anew."""
+        if self.collector is None:
+            return None
+        return self._state_before if self.is_pending else self.collector.get_state()
+
+    def set_state(self, pending: Sequence[int] | None) -> None:
+        """Take over the time of an evaluation that was under way; `resume` begins it. `ValueError` where this one does
+        not evaluate beside training."""
+        if pending is not None and not self.beside_training:
+            raise ValueError(
+                f"an evaluation of epoch {pending[0]} was under way beside training; go on with "
+                "evaluation_parallel_to_training=True"
+            )
+        self.pending = None if pending is None else (pending[0], pending[1], pending[2])
+
+    def forget(self) -> None:
+        """Drop what is under way: a new run begins."""
+        self.wait()
+        self.pending, self._has_snapshot = None, False
+
+    def resume(self) -> None:
+        """Begin anew what was under way when the state was taken."""
+        if self.beside_training and self.pending is not None and self._result is None:
+            self.begin(self.pending)
+
+    def folders(self, where: Where) -> dict[str, dict[str, Any]]:
+        """Return the folders of a checkpoint at `where` with the policy whose evaluation is under way, if it is
+        another one than the policy of the checkpoint."""
+        is_the_same = self.pending == where and self.policy.weights_seq_no == self._trained.weights_seq_no
+        if is_the_same or not self.is_pending:
+            return {}
+        return {f"{SNAPSHOT}{name}": folder for name, folder in self.policy.checkpoint_folders().items()}
+
+    def take_folders(self, folders: Mapping[str, dict[str, Any]]) -> None:
+        """Take over the policy that `folders` returned, if there is one."""
+        found = {name.removeprefix(SNAPSHOT): each for name, each in folders.items() if name.startswith(SNAPSHOT)}
+        self._has_snapshot = self.beside_training and bool(found)
+        if self._has_snapshot:
+            self.policy.set_checkpoint_folders(found)
+
+
+def _numbers_in(result: Any) -> dict[str, float]:
+    """Return the metrics that a custom evaluation function returned, its score among them.
+
+    Raises `TypeError` for something else than numbers, `ValueError` for a dict without a score.
+    """
+    metrics = dict(result) if isinstance(result, Mapping) else {"score": result}
+    words = f"custom_evaluation_function returned {result!r}"
+    if "score" not in metrics:
+        raise ValueError(f'{words}; a dict needs a "score", which is compared for the best policy')
+    try:
+        return {str(name): float(value) for name, value in metrics.items()}
+    except (TypeError, ValueError):
+        raise TypeError(f"{words}; it must return CollectStats, a number or a dict of numbers") from None
 
 
 def mean_return(stats: CollectStats) -> float:
@@ -28,9 +202,7 @@ def mean_return(stats: CollectStats) -> float:
 def score_of(compute_score_fn: Callable[[CollectStats], float], stats: CollectStats) -> float:
     """Return the score as a plain number. `ValueError` where no episode ended, `TypeError` for no number."""
     if not len(stats.returns):
-        raise ValueError(
-            "the evaluation has no finished episode; raise episode_per_test, or limit the episodes' length"
-        )
+        raise ValueError("the evaluation has no finished episode; make it longer, or limit the episodes' length")
     score: Any = compute_score_fn(stats)
     try:
         number = float(score)
