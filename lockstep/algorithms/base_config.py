@@ -145,6 +145,9 @@ ELSEWHERE = {
 }
 """a name elsewhere -> the names here, separated by spaces, of which an algorithm has one"""
 
+RENAMED = {"evaluation.evaluation_episodes": "evaluation_duration"}
+"""options by the path that they had in files of earlier versions, and their name today"""
+
 
 class BaseConfig:
     """The sections of a configuration, and what is built from them without a policy.
@@ -355,7 +358,7 @@ class BaseConfig:
                 continue
             if name not in self.sections or not isinstance(options, Mapping):
                 raise ValueError(f"unknown section {name!r}{self._suggest(name, list(self.sections))}")
-            getattr(self, name)(**{key: from_plain(value) for key, value in options.items()})
+            getattr(self, name)(**{RENAMED.get(f"{name}.{k}", k): from_plain(value) for k, value in options.items()})
         return self
 
     def named_options(self) -> dict[str, Any]:
@@ -688,6 +691,8 @@ class BaseConfig:
         """CPUs that learners, env runners and this process ask of a cluster together."""
         learners = self.learners.num_learners * self.learners.num_cpus_per_learner
         runners = self.env_runners.num_env_runners * self.env_runners.num_cpus_per_env_runner
+        if self.evaluation.evaluation_interval:
+            runners += self.evaluation.evaluation_num_env_runners * self.env_runners.num_cpus_per_env_runner
         return float(learners + runners + self.resources.num_cpus_for_main_process)
 
     def build_module(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 
@@ -26,10 +26,18 @@ from lockstep.rollout import (
     MultiAgentCollector,
 )
 from lockstep.rollout.collector import WholeEpisodeCollector
-from lockstep.rollout.group_collector import AsyncGroupCollector
-from lockstep.rollout.runner_group import LocalRunner
+from lockstep.rollout.config import EnvRunnersSection
+from lockstep.rollout.group_collector import AsyncGroupCollector, EvaluationCollector
+from lockstep.rollout.runner_group import BuildRunner, LocalRunner
 from lockstep.state.streams import RandomStreams
 
+OF_EVALUATION = (
+    *("environment.env", "environment.env_config"),
+    *("env_runners.explore", "env_runners.vectorize_mode", "env_runners.step_timeout", "env_runners.sample_timeout_s"),
+    *("env_runners.num_cpus_per_env_runner", "env_runners.num_gpus_per_env_runner"),
+    "env_runners.custom_resources_per_env_runner",
+)
+"""options that `evaluation_config` may set; what observations and actions go through is part of the policy"""
 Rule = tuple[str, object, str]
 """the path of an option, whether its value does not go with another's, and what is said after both"""
 
@@ -53,6 +61,7 @@ class AlgorithmConfig(BaseConfig):
         rules = [*self._rules_of_run(), *self._rules_of_modules()]
         rules += self._rules_of_offline() if self.is_offline else self._rules_of_online()
         self._refuse(rules)
+        self.evaluation_settings()
         for module_id, overrides in self.rl_module.algorithm_config_overrides_per_module.items():
             try:
                 check_configured_optimizer(self.training.overridden(overrides))
@@ -70,6 +79,7 @@ class AlgorithmConfig(BaseConfig):
 
     def _rules_of_run(self) -> list[Rule]:
         framework, asynchronous = self.framework, self.collects_while_learning
+        runs_elsewhere = self.evaluation.evaluation_num_env_runners
         is_recurrent = getattr(self.rl_module.model_config, "recurrent", None) is not None
         decays = any(self.training.optimizer_kwargs.get(name) for name in ("weight_decay", "amsgrad"))
         return [
@@ -78,6 +88,16 @@ class AlgorithmConfig(BaseConfig):
                 self.evaluation.epsilon and not hasattr(self.training, "epsilon"),
                 f"is not allowed for {self.algorithm}, which has no action values; "
                 "evaluation(evaluation_explore=True) draws from its policy",
+            ),
+            (
+                "evaluation.evaluation_num_env_runners",
+                runs_elsewhere and self.is_multi_agent,
+                "is not allowed where there are several agents; evaluate in this process, with 0",
+            ),
+            (
+                "evaluation.evaluation_num_env_runners",
+                runs_elsewhere and not (isinstance(self.environment.env, str) or callable(self.environment.env)),
+                "needs an environment that env runners can make: an id, a class or a function",
             ),
             (
                 "framework.device",
@@ -243,16 +263,46 @@ class AlgorithmConfig(BaseConfig):
         )
 
     def build_test_collector(self, policy: Policy) -> CollectorLike:
-        """Build the evaluation collector, with environments and random streams of its own."""
-        section = self.evaluation
-        num_envs = min(section.evaluation_num_envs, section.evaluation_duration)
+        """Build the evaluation collector, with environments and random streams of its own: here, or in env runners'
+        processes."""
+        section, settings = self.evaluation, self.evaluation_settings()
         streams = RandomStreams(self.debugging.seed).child("test_collector")
-        explore, epsilon = section.evaluation_explore, section.epsilon
+        explore, epsilon = settings.env_runners.explore, section.epsilon
         if policy.is_multi_agent:
-            several = self._make_agent_envs(num_envs)
+            several = settings._make_agent_envs(section.num_envs)
             return MultiAgentCollector(policy, several, exploration_noise=explore, epsilon=epsilon, streams=streams)
-        envs = self.make_envs(num_envs)
+        if section.evaluation_num_env_runners:
+            spaces = policy.observation_space, policy.action_space
+            build = partial(settings.build_env_runner, spaces, evaluates=True)
+            return EvaluationCollector(policy, self._runner_group(build, settings.env_runners))
+        envs = settings.make_envs(section.num_envs)
         return Collector(policy, envs, exploration_noise=explore, epsilon=epsilon, streams=streams)
+
+    def evaluation_settings(self) -> Self:
+        """Return the configuration that evaluation makes its environments with: `evaluation_config` set, and
+        `env_runners` those of evaluation.
+
+        Raises `ValueError` for an option that is unknown, or that evaluation shares with training.
+        """
+        section, config = self.evaluation, self.copy()
+        runners = max(1, section.evaluation_num_env_runners)
+        config.env_runners(
+            num_env_runners=section.evaluation_num_env_runners,
+            num_envs_per_env_runner=section.num_envs // runners,
+            batch_mode="truncate_episodes",
+            explore=section.evaluation_explore,
+        )
+        for path, value in section.evaluation_config.items():
+            try:
+                config.set_path(path, value)
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"evaluation.evaluation_config[{path!r}]: {error}") from None
+            if not f"{path}.".startswith(tuple(f"{each}." for each in OF_EVALUATION)):
+                raise ValueError(
+                    f"evaluation.evaluation_config[{path!r}]={value!r} is not allowed: it is the same in training and "
+                    f"evaluation, or an option of evaluation(...); others are {', '.join(OF_EVALUATION)}"
+                )
+        return config
 
     def _make_agent_envs(self, num_envs: int) -> PettingZooEnvs:
         """The environments of several agents; `ValueError` for options that do not go with them."""
@@ -294,7 +344,11 @@ class AlgorithmConfig(BaseConfig):
             raise ValueError(
                 f"env runners make their own environments, env={env!r} is one already; give an id or a function"
             )
-        build = partial(self.copy().build_env_runner, spaces or self.find_spaces(), with_logp)
+        return self._runner_group(
+            partial(self.copy().build_env_runner, spaces or self.find_spaces(), with_logp), section
+        )
+
+    def _runner_group(self, build: BuildRunner, section: EnvRunnersSection) -> EnvRunnerGroup:
         limits = self.fault_tolerance.env_runner_limits
         if section.num_env_runners == 0:
             return EnvRunnerGroup(LocalRunner(build), section, limits)
@@ -308,9 +362,19 @@ class AlgorithmConfig(BaseConfig):
             raise without_ray(error, f"env_runners.num_env_runners={section.num_env_runners}") from error
 
     def build_env_runner(
-        self, spaces: Spaces, with_logp: bool = False, *, index: int = 0, num_runners: int = 1, generation: int = 0
+        self,
+        spaces: Spaces,
+        with_logp: bool = False,
+        evaluates: bool = False,
+        *,
+        index: int = 0,
+        num_runners: int = 1,
+        generation: int = 0,
     ) -> EnvRunner:
-        """Build the runner number `index` of `num_runners`, with environments of its own; see `EnvRunner`."""
+        """Build the runner number `index` of `num_runners`, with environments of its own; see `EnvRunner`.
+
+        `evaluates`: with the random streams of evaluation, and its epsilon.
+        """
         self.set_num_threads()
         module, connectors = self.build_acting_parts(spaces)
         return EnvRunner(
@@ -319,8 +383,10 @@ class AlgorithmConfig(BaseConfig):
             index=index,
             num_runners=num_runners,
             generation=generation,
-            streams=RandomStreams(self.debugging.seed).child("train_collector"),
+            streams=RandomStreams(self.debugging.seed).child("test_collector" if evaluates else "train_collector"),
             explore=self.env_runners.explore,
+            epsilon=self.evaluation.epsilon if evaluates else 0.0,
+            stores=not evaluates,
             with_logp=with_logp,
             whole_episodes=self.env_runners.batch_mode == "complete_episodes",
         )

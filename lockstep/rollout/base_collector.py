@@ -158,7 +158,19 @@ class BaseCollector(ABC):
         self.env.check_open()
         if reset_before_collect is None:
             reset_before_collect = n_episode is not None or self._left_open
-        if reset_before_collect or not self._is_begun:
+        return self._collect(n_episode, amount, random, reset_before_collect)
+
+    def collect_vector_steps(self, number: int, *, random: bool = False, renew: bool = False) -> CollectStats:
+        """Make `number` vector steps, at most 128, however many of their rows only reset an environment. `renew`: new
+        episodes first. Raises as `collect`."""
+        self.env.check_open()
+        return self._collect(None, number * self.num_envs, random, renew or self._left_open, once=True)
+
+    def _collect(
+        self, n_episode: int | None, amount: int, random: bool, renew: bool, *, once: bool = False
+    ) -> CollectStats:
+        """Collect `amount` steps, or `n_episode` episodes. `once`: no further vector steps for rows that are no steps."""
+        if renew or not self._is_begun:
             self.reset(reset_buffer=False, reset_stats=False)
         started, restarts = time.perf_counter(), getattr(self.env, "num_restarts", 0)
         self._ended.clear()
@@ -167,9 +179,11 @@ class BaseCollector(ABC):
         self._begin_collect()
         try:
             if n_episode is not None:
-                self._collect_episodes(amount, random)
+                self._collect_episodes(n_episode, random)
             while n_episode is None and self._steps < amount:  # rows that only reset an environment are no steps
                 self._steps += self._run(amount - self._steps, random)
+                if once:
+                    break
             self._end_collect()
         except BaseException:
             self._is_begun = False

@@ -129,3 +129,19 @@ class EvaluationSection(Section[ConfigT]):
     def __call__(self, **options: Unpack[EvaluationOptions]) -> ConfigT:
         """Set options; return the configuration."""
         return self.change(options)
+
+    @property
+    def num_envs(self) -> int:
+        """Environments of all evaluation's env runners: no more than there are episodes."""
+        if self.evaluation_duration_unit == "timesteps":
+            return self.evaluation_num_envs
+        return min(self.evaluation_num_envs, self.evaluation_duration)
+
+    def validate(self) -> None:
+        """Refuse environments that cannot be split evenly over the env runners."""
+        if self.evaluation_num_env_runners and self.num_envs % self.evaluation_num_env_runners:
+            raise ValueError(
+                f"evaluation.evaluation_num_env_runners={self.evaluation_num_env_runners} cannot share {self.num_envs} "
+                "environments evenly (evaluation_num_envs, or evaluation_duration where there are fewer episodes); "
+                "give a multiple"
+            )

@@ -10,12 +10,13 @@ import numpy as np
 
 from lockstep.data.rollout import RolloutStore
 from lockstep.data.trees import map_tree
-from lockstep.envs import VectorBoundary
+from lockstep.envs import StepResult, VectorBoundary
 from lockstep.modules import ActingWeights
 from lockstep.rollout.collector import Collector, WholeEpisodeCollector
 from lockstep.rollout.fragments import Fragment
 from lockstep.rollout.protocols import ActingPart
 from lockstep.state.streams import RandomStreams
+from lockstep.tracking.statistics import CollectStats
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,17 @@ class RunnersEnv:
     action_space: Any
 
 
+@dataclass(frozen=True)
+class Played:
+    """What a runner that stores nothing has played."""
+
+    ended: list[tuple[int, int, float, int]]
+    """of each episode that ended: the vector step, the environment's number among those of all runners, return and
+    length"""
+    stats: CollectStats
+    """of all its steps"""
+
+
 class EnvRunner:
     """Samples fragments of experience.
 
@@ -40,7 +52,8 @@ class EnvRunner:
     runner `i` is number `i * num_envs + b` of all, and its random numbers depend on that number only, so that m runners
     of k environments see what one runner of m * k sees. `generation`: how often the runner was replaced; each begins
     with random streams of its own. `whole_episodes`: no episode is cut at the end of a sample. `with_logp`: fragments
-    say how likely each action was when it was taken (not for a policy with memory).
+    say how likely each action was when it was taken (not for a policy with memory). `epsilon`: as a `Collector`'s.
+    `stores=False`: it only plays, for evaluation.
     """
 
     def __init__(
@@ -53,6 +66,8 @@ class EnvRunner:
         generation: int = 0,
         streams: RandomStreams | None = None,
         explore: bool = True,
+        epsilon: float = 0.0,
+        stores: bool = True,
         frame_stack: int | None = None,
         with_logp: bool = False,
         whole_episodes: bool = False,
@@ -64,13 +79,19 @@ class EnvRunner:
             policy,
             env,
             exploration_noise=explore,
+            epsilon=epsilon,
+            on_step_hook=None if stores else self._count_step,
+            on_episode_done_hook=None if stores else self._note_episode,
             raise_on_nan_in_buffer=raise_on_nan,
             frame_stack=frame_stack,
             streams=streams.child(f"replaced/{index}/{generation}") if generation else streams,
             place=(index * env.num_envs, num_runners * env.num_envs),
         )
         spaces = self.collector.observation_space, env.action_space
-        self.store = self.collector.buffer = RolloutStore(1, env.num_envs, *spaces)  # it grows
+        self.store = RolloutStore(1, env.num_envs, *spaces) if stores else None  # it grows
+        self.collector.buffer = self.store
+        self._vector_steps = 0
+        self._ended: list[tuple[int, int, float, int]] = []
 
     @property
     def num_envs(self) -> int:
@@ -98,7 +119,7 @@ class EnvRunner:
         `random`: actions from the action space. `renew`: new episodes first.
         Raises as `Collector.collect`; the next sample begins new episodes then.
         """
-        store = self.store
+        store = self._own_store()
         store.clear()
         if num_timesteps is not None:
             store.ensure_room(-(-num_timesteps // self.num_envs))
@@ -108,14 +129,33 @@ class EnvRunner:
             store.action_logp = self._logp()
         return Fragment.of(store, self.index, store.episode_ids != before, stats)
 
+    def _own_store(self) -> RolloutStore:
+        if self.store is None:
+            raise ValueError("this runner evaluates and stores nothing; call play()")
+        return self.store
+
     def _logp(self) -> np.ndarray:
         """Return `[T, k]` log-probabilities, all rows in one batch, under the weights that have acted."""
-        store = self.store
+        store = self._own_store()
         rows = store.size * store.num_envs
         obs = map_tree(lambda leaf: leaf[: store.size].reshape(rows, *leaf.shape[2:]), store.obs)
         actions = store.actions[: store.size]
         logp = self.policy.action_logp(obs, actions.reshape(rows, *actions.shape[2:]))
         return logp.reshape(store.size, store.num_envs)
+
+    def play(self, num_vector_steps: int, *, random: bool = False, renew: bool = False) -> Played:
+        """Make vector steps, without storing them, and return the episodes that ended in them. `renew`: new episodes
+        first. Raises as `Collector.collect`."""
+        self._vector_steps = 0
+        self._ended = []
+        stats = self.collector.collect_vector_steps(num_vector_steps, random=random, renew=renew)
+        return Played(self._ended, stats)
+
+    def _count_step(self, step: StepResult) -> None:
+        self._vector_steps += 1
+
+    def _note_episode(self, b: int, episode_return: float, length: int) -> None:
+        self._ended.append((self._vector_steps, self.collector.rows.start + b, episode_return, length))
 
     def describe(self) -> RunnersEnv:
         """Return what the environments are."""
@@ -132,12 +172,14 @@ class EnvRunner:
 
     def get_state(self) -> dict[str, Any]:
         """Return environments (as far as they can tell their state), running episodes, random streams, counters."""
-        self.store.clear()  # what was sampled belongs to who sampled it
+        if self.store is not None:
+            self.store.clear()  # what was sampled belongs to who sampled it
         return {"collector": self.collector.get_state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continue from `get_state`; environments without a state begin new episodes."""
-        self.store.clear()
+        if self.store is not None:
+            self.store.clear()
         self.collector.set_state(state["collector"])
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""`GroupCollector` and `AsyncGroupCollector`: env runners as a collector, so that a trainer need not know of them."""
+"""`GroupCollector`, `AsyncGroupCollector`, `EvaluationCollector`: env runners as a collector, for a trainer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ import numpy as np
 
 from lockstep.data.rollout import RolloutStore
 from lockstep.replay import ReplayBuffer
-from lockstep.rollout.base_collector import check_no_data, no_copies_of_collectors
+from lockstep.rollout.base_collector import (
+    CHUNK,
+    LIMIT_THEM,
+    NEVER_ENDS,
+    check_no_data,
+    exactly_one,
+    no_copies_of_collectors,
+)
 from lockstep.rollout.fragments import Fragment, append_fragments
 from lockstep.rollout.protocols import LearningPolicy, sole_part
 from lockstep.rollout.replay_writer import ReplayWriter, begin_in_mid_episode, empty, store_for
@@ -105,12 +112,18 @@ class GroupCollector:
         if all(len(fragment.final_index) == len(fragment.stats.returns) for fragment in fragments):
             index = np.concatenate([fragment.final_index // fragment.num_envs for fragment in fragments])
             ended = [ended[i] for i in np.argsort(index, kind="stable")]
+        return self._totals(ended, sum(part.n_collected_steps for part in parts), parts, seconds)
+
+    def _totals(
+        self, ended: Sequence[tuple[float, int]], num_steps: int, parts: Sequence[CollectStats], seconds: float
+    ) -> CollectStats:
+        """Add these episodes and steps to the counters; return the statistics, with seconds as `_counted` says."""
         stats = CollectStats(
             len(ended),
-            sum(part.n_collected_steps for part in parts),
+            num_steps,
             seconds,
-            sum(part.env_time for part in parts) / len(parts),
-            sum(part.act_time for part in parts) / len(parts),
+            sum(part.env_time for part in parts) / len(self.group),
+            sum(part.act_time for part in parts) / len(self.group),
             *returns_and_lens(ended),
             sum(part.env_restarts for part in parts),
         )
@@ -170,6 +183,48 @@ class GroupCollector:
         fits = buffer is not None and len(buffer.get("episode_ids", self._ended)) == self.num_envs
         if self.store is not None and fits:
             self.store.set_state(buffer)
+
+
+class EvaluationCollector(GroupCollector):
+    """Collects with all runners of a group and stores nothing: returns and lengths, those of one `Collector` of all
+    environments to the last bit.
+
+    Runners play up to 128 vector steps at a time, and which episodes count is decided here, over all environments: the
+    first that start, however long they last. So an evaluation may go on for up to 127 vector steps after its end.
+    """
+
+    def collect(self, n_step: int | None = None, n_episode: int | None = None, *, random: bool = False) -> CollectStats:
+        """Collect `n_step` steps (rounded up to whole vector steps of all environments) or `n_episode` episodes, with
+        which new ones begin. Raises as `EnvRunnerGroup.sample`."""
+        amount, num_envs = exactly_one(n_step=n_step, n_episode=n_episode), self.num_envs
+        started = time.perf_counter()
+        self.group.set_weights(self.policy.acting_weights(copy=False))
+        if n_episode is not None:
+            self.group.renew()
+        counting, to_start = np.arange(num_envs) < amount, amount - num_envs
+        ended: list[tuple[float, int]] = []
+        played: list[CollectStats] = []
+        steps = idle = 0
+        while counting.any() if n_step is None else steps < amount:
+            number = CHUNK if n_step is None else min(CHUNK, -(-(amount - steps) // num_envs))
+            parts = self.group.play(number, random=random)
+            played += [part.stats for part in parts]
+            steps += sum(part.stats.n_collected_steps for part in parts)
+            idle += number
+            for _, b, episode_return, length in sorted(episode for part in parts for episode in part.ended):
+                if n_step is None and not counting[b]:
+                    continue
+                ended.append((episode_return, length))
+                idle = 0
+                if to_start <= 0:
+                    counting[b] = False
+                to_start -= 1
+            if n_step is None and idle > NEVER_ENDS:
+                raise RuntimeError(f"no episode has ended in {idle} steps of {num_envs} environments; {LIMIT_THEM}")
+        if n_step is None:
+            self.group.renew()
+            steps = sum(length for _, length in ended)
+        return self._totals(ended, steps, played, time.perf_counter() - started)
 
 
 class AsyncGroupCollector(GroupCollector):
