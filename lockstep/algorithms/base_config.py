@@ -358,7 +358,8 @@ class BaseConfig:
                 continue
             if name not in self.sections or not isinstance(options, Mapping):
                 raise ValueError(f"unknown section {name!r}{self._suggest(name, list(self.sections))}")
-            getattr(self, name)(**{RENAMED.get(f"{name}.{k}", k): from_plain(value) for k, value in options.items()})
+            read = {str(key): from_plain(value) for key, value in options.items()}
+            getattr(self, name)(**{RENAMED.get(f"{name}.{key}", key): value for key, value in read.items()})
         return self
 
     def named_options(self) -> dict[str, Any]:

@@ -36,6 +36,8 @@ KEPT = {
     "env_runners.vectorize_mode": IN_ITS_ENVIRONMENTS,
     "env_runners.batch_mode": "it would cut the episodes of the run otherwise; train a new run",
     "evaluation.evaluation_num_envs": f"evaluation goes on in its environments; {ANEW}",
+    "evaluation.evaluation_num_env_runners": f"evaluation goes on in its environments; {ANEW}",
+    "evaluation.evaluation_parallel_to_training": f"an evaluation may be under way beside it; {ANEW}",
     "replay.capacity": WITH_ITS_REPLAY,
     "replay.prioritized": WITH_ITS_REPLAY,
     "replay.her": WITH_ITS_REPLAY,

@@ -228,7 +228,8 @@ def test_what_means_the_same_number_is_taken() -> None:
         ("dqn", "training", "buffer_size", "'replay.capacity'"),
         ("ppo", "training", "policy_kwargs", "'rl_module.model_config'"),
         ("ppo", "training", "total_timesteps", "'reporting.total_steps'"),
-        ("ppo", "evaluation", "evaluation_duration", "'evaluation_duration'"),
+        ("ppo", "evaluation", "evaluation_episodes", "'evaluation_duration'"),
+        ("ppo", "evaluation", "n_eval_episodes", "'evaluation_duration'"),
     ],
 )
 def test_a_name_leads_to_the_option_of_its_own_section_or_of_another(
