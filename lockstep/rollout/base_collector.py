@@ -169,7 +169,7 @@ class BaseCollector(ABC):
     def _collect(
         self, n_episode: int | None, amount: int, random: bool, renew: bool, *, once: bool = False
     ) -> CollectStats:
-        """Collect `amount` steps or `n_episode` episodes. `once`: no further vector steps for rows that are no steps."""
+        """Collect `amount` steps or `n_episode` episodes. `once`: none more for rows that are no steps."""
         if renew or not self._is_begun:
             self.reset(reset_buffer=False, reset_stats=False)
         started, restarts = time.perf_counter(), getattr(self.env, "num_restarts", 0)

@@ -1,0 +1,70 @@
+"""`EvaluationCollector`: evaluation in env runners, with the returns of one process."""
+
+from functools import partial
+
+import pytest
+from runner_tools import ManyRunners
+
+from lockstep import get_config
+from lockstep.rollout import EnvRunnerGroup
+from lockstep.rollout.group_collector import EvaluationCollector
+
+
+def small_config(algorithm="ppo"):
+    config = get_config(algorithm).environment("CartPole-v1").rl_module(model_config={"hiddens": (8,)})
+    return config.debugging(seed=3)
+
+
+def in_runners(config, policy, number):
+    """The evaluation collector of `config` with so many runners, all in this process."""
+    config = config.copy().evaluation(evaluation_num_env_runners=number)
+    settings = config.evaluation_settings()
+    build = partial(settings.build_env_runner, config.find_spaces(), evaluates=True)
+    return EvaluationCollector(policy, EnvRunnerGroup(ManyRunners(build, number), settings.env_runners))
+
+
+CASES = {
+    "ppo": ("ppo", {}),
+    "ppo, drawn": ("ppo", {"evaluation_explore": True}),
+    "ppo, fewer episodes than environments": ("ppo", {"evaluation_duration": 3, "evaluation_num_envs": 8}),
+    "dqn, epsilon": ("dqn", {"epsilon": 0.3}),
+}
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize("case", CASES)
+def test_evaluation_in_runners_has_the_bits_of_one_process(case, number):
+    algorithm, options = CASES[case]
+    config = small_config(algorithm).evaluation(**{"evaluation_duration": 11, "evaluation_num_envs": 6, **options})
+    policy = config.build_policy()
+    if config.evaluation.num_envs % number:
+        return
+    here, there = config.build_test_collector(policy), in_runners(config, policy, number)
+    for amount in (
+        {"n_episode": config.evaluation.evaluation_duration},
+        {"n_step": 600},
+        {"n_step": 60},
+        {"n_episode": 4},
+    ):
+        first, second = here.collect(**amount), there.collect(**amount)
+        assert second.returns.tolist() == first.returns.tolist()
+        assert second.lens.tolist() == first.lens.tolist()
+        assert (second.n_collected_steps, second.n_collected_episodes) == (
+            first.n_collected_steps,
+            first.n_collected_episodes,
+        )
+    assert (there.collect_step, there.collect_episode) == (here.collect_step, here.collect_episode)
+    again = in_runners(config, policy, number)
+    again.set_state(there.get_state())
+    assert again.collect(n_episode=5).returns.tolist() == there.collect(n_episode=5).returns.tolist()
+    for collector in (here, there, again):
+        collector.close()
+
+
+def test_a_lost_evaluation_runner_is_replaced_and_the_evaluation_goes_on():
+    config = small_config().evaluation(evaluation_duration=4, evaluation_num_envs=4)
+    collector = in_runners(config, config.build_policy(), 2)
+    collector.group._backend.lost.add(1)
+    assert len(collector.collect(n_episode=4).returns) == 4
+    assert collector.group.num_restarts == 1
+    collector.close()
