@@ -151,6 +151,10 @@ class EnvRunner:
         stats = self.collector.collect_vector_steps(num_vector_steps, random=random, renew=renew)
         return Played(self._ended, stats)
 
+    def reset(self) -> None:
+        """Begin new episodes now."""
+        self.collector.reset(reset_buffer=False, reset_stats=False)
+
     def _count_step(self, step: StepResult) -> None:
         self._vector_steps += 1
 

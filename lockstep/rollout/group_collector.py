@@ -226,6 +226,10 @@ class EvaluationCollector(GroupCollector):
             steps = sum(length for _, length in ended)
         return self._totals(ended, steps, played, time.perf_counter() - started)
 
+    def reset_env(self) -> None:
+        """Begin new episodes everywhere now, as a `Collector` does: the next ones have other seeds."""
+        self.group.reset()
+
 
 class AsyncGroupCollector(GroupCollector):
     """Collects from runners that are always at work; a train batch is whichever fragments are ready first.

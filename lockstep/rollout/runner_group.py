@@ -262,6 +262,12 @@ class EnvRunnerGroup:
         self._to_renew.clear()
         return played
 
+    def reset(self) -> None:
+        """Begin new episodes everywhere now."""
+        self.renew()  # unless all ends well
+        self.foreach_env_runner(EnvRunner.reset)
+        self._to_renew.clear()
+
     def renew(self) -> None:
         """Begin new episodes everywhere with the next fragments."""
         self.check_open()

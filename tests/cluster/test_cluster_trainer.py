@@ -69,6 +69,7 @@ def test_a_run_over_two_env_runners_is_the_run_in_this_process(cluster, here, tm
     assert lag.max == 0.0
 
 
+@pytest.mark.faults
 def test_evaluation_in_two_env_runners_beside_training_is_that_of_this_process(cluster, here, tmp_path):
     options = {"evaluation_num_env_runners": 2, "evaluation_parallel_to_training": True}
     there = run(config_of().evaluation(**options), tmp_path)

@@ -40,12 +40,11 @@ def test_evaluation_in_runners_has_the_bits_of_one_process(case, number):
     if config.evaluation.num_envs % number:
         return
     here, there = config.build_test_collector(policy), in_runners(config, policy, number)
-    for amount in (
-        {"n_episode": config.evaluation.evaluation_duration},
-        {"n_step": 600},
-        {"n_step": 60},
-        {"n_episode": 4},
-    ):
+    amounts = [{"n_episode": config.evaluation.evaluation_duration}, {"n_step": 600}, {"n_step": 60}, {"n_episode": 4}]
+    for amount in 2 * amounts:
+        if "n_step" in amount:
+            here.reset(reset_stats=False)
+            there.reset(reset_stats=False)
         first, second = here.collect(**amount), there.collect(**amount)
         assert second.returns.tolist() == first.returns.tolist()
         assert second.lens.tolist() == first.lens.tolist()
