@@ -90,14 +90,14 @@ def read_plan(facts: Mapping[str, str]) -> Announced:
         if found is None:
             raise ValueError(f"the plan's line cannot be read: learning rate  {part}")
         rates[found["name"] or ""] = float(found["start"]), float(found["end"] or found["start"])
-    evaluates = facts["evaluation"] != "none"
+    counts_episodes = re.match(r"\d+ (?!steps)", facts["evaluation"]) is not None  # else steps, or a function decides
     return Announced(
         gradient_steps,
         steps if steps is not None else gradient_steps or 0,
         number("environments", r"^(\d+) x ") if " x " in facts["environments"] else None,
         None if memory is None else memory[0],
         rates,
-        number("evaluation", r"^(\d+) episodes") if evaluates else None,
+        number("evaluation", r"^(\d+) episodes") if counts_episodes else None,
         facts["gradient steps"].startswith("at most"),
         facts["gradient steps"].startswith("about"),
     )
@@ -173,7 +173,8 @@ class PlanWatch(Callback):
             self.happened.note_rates(event.stats.get_loss_stats_dict())
 
     def on_evaluation_end(self, event):
-        if self.announced is not None:
+        evaluator = self.trainer.evaluator
+        if self.announced is not None and evaluator.n_step is None and evaluator.custom_function is None:
             self.happened.episodes.add(event.stats.n_collected_episodes)
 
     def on_run_end(self, event):
