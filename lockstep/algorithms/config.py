@@ -27,6 +27,7 @@ from lockstep.rollout import (
 from lockstep.rollout.collector import WholeEpisodeCollector
 from lockstep.rollout.group_collector import AsyncGroupCollector
 from lockstep.rollout.runner_group import LocalRunner
+from lockstep.state.schedules import stages_of
 from lockstep.state.streams import RandomStreams
 
 Rule = tuple[str, object, str]
@@ -115,7 +116,9 @@ class AlgorithmConfig(BaseConfig):
         ids = list(section.policies)
         specs = list(spec) if isinstance(spec, MultiRLModule) else ids
         specs = list(spec.rl_module_specs) if isinstance(spec, MultiRLModuleSpec) else specs
-        allowed, overrides = section.policies_to_train, self.rl_module.algorithm_config_overrides_per_module
+        who_learns = [allowed for _, allowed in stages_of("policies_to_train", section.policies_to_train)]
+        named = {mid for allowed in who_learns if allowed is not None and not callable(allowed) for mid in allowed}
+        overrides = self.rl_module.algorithm_config_overrides_per_module
         here = f"multi_agent.policies={ids}"
         return [
             *rules,
@@ -132,7 +135,7 @@ class AlgorithmConfig(BaseConfig):
             ),
             (
                 "multi_agent.policies_to_train",
-                allowed is not None and not callable(allowed) and not set(allowed) <= set(ids),
+                not named <= set(ids),
                 f"names others than {here}",
             ),
             (
