@@ -21,6 +21,7 @@ from torch import Tensor
 from lockstep.algorithms.acting import ActingPolicy, checked_observations
 from lockstep.algorithms.base_config import BaseConfig
 from lockstep.algorithms.json_form import from_plain, to_plain
+from lockstep.algorithms.new_modules import NewModule, Source, with_modules
 from lockstep.connectors import ModuleConnectors
 from lockstep.data import MultiAgentBatch, MultiAgentEpisode, SampleBatch
 from lockstep.data.codec import describe_space, space_from
@@ -416,7 +417,7 @@ class Policy:
         """Replace the learners by one in this process, as `config` says, with their state."""
         state = self.learner_group.get_state()
         self.learner_group.shutdown()
-        config = _with_modules(config, self._modules_state()) if self.is_multi_agent else config
+        config = with_modules(config, self._modules_state()) if self.is_multi_agent else config
         self.learner_group = config.build_learner_group(spaces=(self.observation_space, self.action_space))
         self.learner_group.set_state(state)
         for module_id, part in self.acting.items():
@@ -464,47 +465,23 @@ class Policy:
         if module_id in self.acting:
             raise ValueError(f"there is a module {module_id!r} already; remove it first, or take another id")
         check_module_id(module_id)
-        spec: Any = RLModuleSpec() if module_spec is None else module_spec
-        if not isinstance(spec, RLModule):
-            spec = checked_spec(module_id, spec)
+        spec = checked_spec(module_id, module_spec) if isinstance(module_spec, Mapping) else module_spec
         source = None if init_from is None else self._source(module_id, init_from)
-        if source is not None and module_spec is None:
+        if spec is None and source is not None:
             spec = replace(source.spec, observation_space=None, action_space=None, inference_only=False)
+        spec = RLModuleSpec() if spec is None else spec
         spaces = self._spaces_for(module_id, spec, init_from)
-        connectors, seen = self.config.build_connectors(*spaces)
-        streams = RandomStreams(self.config.debugging.seed).child(module_id)
-        if frozen and isinstance(spec, RLModuleSpec):
-            spec = replace(spec, inference_only=True)
-        module = self.config.build_module(spec, seen, spaces[1], streams)
-        if frozen and not module.inference_only:
-            raise ValueError(f"add_module({module_id!r}, frozen=True): build the module with inference_only=True")
-        if source is not None:
-            try:
-                module.set_state(source.weights)
-                connectors.set_state(source.connectors)
-            except (KeyError, TypeError, ValueError) as error:
-                raise ValueError(f"add_module({module_id!r}, init_from={init_from!r}) does not fit: {error}") from error
-        self._add_built(module_id, module, connectors, spaces, config_overrides)
+        self._add(module_id, NewModule.build(self.config, module_id, spec, spaces, source, frozen), config_overrides)
 
-    def _add_built(
-        self,
-        module_id: str,
-        module: RLModule,
-        connectors: ModuleConnectors,
-        spaces: tuple[Any, Any],
-        overrides: Mapping[str, Any] | None,
-    ) -> None:
+    def _add(self, module_id: str, new: NewModule, overrides: Mapping[str, Any] | None) -> None:
         """Add a module to the learners, and the part that acts with it."""
         plain = to_plain(f"config_overrides of {module_id}", overrides)  # checkpoints hold them
-        is_local = self.learner_group.is_local
         self.learner_group.add_module(
-            module_id=module_id, module_spec=module, config_overrides=overrides, connectors=connectors
+            module_id=module_id, module_spec=new.module, config_overrides=overrides, connectors=new.connectors
         )
-        part = self._part_of_learner(module_id) if is_local else (module, connectors)
-        if not is_local:
-            module.acting_connectors = connectors.acting_names
-            module.to(getattr(torch, self.config.framework.dtype))
-        observations, actions = spaces
+        is_local = self.learner_group.is_local
+        part = self._part_of_learner(module_id) if is_local else new.to_act(getattr(torch, self.config.framework.dtype))
+        observations, actions = new.spaces
         added = ActingPolicy(self.config, *part, observation_space=observations, action_space=actions)
         added.timesteps, added.is_training = self.timesteps, self._training
         added.seed(RandomStreams(self.config.debugging.seed).child("policy").seed(module_id))
@@ -520,25 +497,12 @@ class Policy:
             networks = [f"learner/rl_module/{init_from}", f"learner/connectors/{init_from}"]
             state = self.learner_group.get_state(networks)["learner"]
             weights, connectors = state["rl_module"][init_from], state["connectors"][init_from]
-            return Source(self.acting[init_from].module.spec(), weights, _without_episodes(connectors))
+            return Source(self.acting[init_from].module.spec(), weights, connectors)
         if not Path(init_from).exists():
             raise ValueError(
                 f"init_from={init_from!r} is neither a module (there are {sorted(self.acting)}) nor a checkpoint"
             )
-        folders = read_checkpoint(Path(init_from))
-        if {"weights", "spec"} <= set(folders.get("", {})):
-            tree = folders[""]
-            return Source(RLModuleSpec.from_dict(tree["spec"]), tree["weights"], ModuleConnectors().get_state())
-        trees = {name.rpartition("/")[2]: tree for name, tree in folders.items() if {"weights", "spec"} <= set(tree)}
-        chosen = module_id if module_id in trees else next(iter(trees)) if len(trees) == 1 else None
-        if chosen is None:
-            raise ValueError(
-                f"init_from={init_from!r} has the modules {sorted(trees)}; one called {module_id!r} is needed"
-            )
-        connectors = state_from_folders(folders)["connectors"][chosen]
-        return Source(
-            RLModuleSpec.from_dict(trees[chosen]["spec"]), trees[chosen]["weights"], _without_episodes(connectors)
-        )
+        return Source.of_checkpoint(module_id, init_from)
 
     def _spaces_for(self, module_id: str, spec: Any, init_from: str | Path | None) -> tuple[Any, Any]:
         """Return the spaces of a new module: its spec's, those of `init_from`, or those that all modules have."""
@@ -604,10 +568,7 @@ class Policy:
             if module_id in self.acting:  # the first one, which comes later now
                 self.remove_module(module_id)
             recipe = saved[module_id]
-            spaces = space_from(recipe["observation_space"]), space_from(recipe["action_space"])
-            connectors, _ = self.config.build_connectors(*spaces)
-            module = RLModuleSpec.from_dict(recipe["spec"]).build()
-            self._add_built(module_id, module, connectors, spaces, from_plain(recipe["config_overrides"]))
+            self._add(module_id, NewModule.of_recipe(self.config, recipe), from_plain(recipe["config_overrides"]))
         if same == 0 and present[0] not in saved:
             self.remove_module(present[0])
 
@@ -776,7 +737,7 @@ class Policy:
             config.multi_agent(policy_mapping_fn=policy_mapping_fn)
         spaces = _space_of(saved["observation_space"]), _space_of(saved["action_space"])
         if "modules" in saved:
-            config = _with_modules(config, saved["modules"])
+            config = with_modules(config, saved["modules"])
         with _same_threads():
             group = config.build_learner_group(spaces=spaces)
             policy = Policy(config, group, observation_space=spaces[0], action_space=spaces[1])
@@ -810,7 +771,7 @@ class Policy:
         """Return a policy with a learner in this process that acts and learns on as this one would."""
         config = self.config.copy().learners(num_learners=0)
         if self.is_multi_agent:
-            config = _with_modules(config, self._modules_state())
+            config = with_modules(config, self._modules_state())
         spaces = self.observation_space, self.action_space
         group = config.build_learner_group(spaces=spaces)
         twin = Policy(config, group, observation_space=spaces[0], action_space=spaces[1])
@@ -882,44 +843,6 @@ def _start_learner(learner: Learner, weights: Mapping[str, Any], connectors: Map
     for registered in learner.registered.values():
         if isinstance(registered, TargetNetwork):
             registered.begin_anew(learner.optimizers)
-
-
-# -- modules that come and go ---
-
-
-class Source(NamedTuple):
-    """A module that another one begins as."""
-
-    spec: RLModuleSpec
-    weights: Mapping[str, Any]
-    connectors: Mapping[str, Any]
-    """the state of its connectors"""
-
-
-def _without_episodes(connectors: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the statistics of connectors, for episodes of others."""
-    rewards = connectors["rewards"]
-    return {**connectors, "rewards": None if rewards is None else {**rewards, "returns": np.zeros(0)}}
-
-
-def _with_modules(config: Any, modules: Mapping[str, Any]) -> Any:
-    """Return a configuration with the modules of a policy's state, if they are others than its own."""
-    if list(config.module_specs()) == list(modules):
-        return config
-    specs = {
-        mid: replace(RLModuleSpec.from_dict(recipe["spec"]), observation_space=None, action_space=None)
-        for mid, recipe in modules.items()
-    }
-    configured = config.rl_module.algorithm_config_overrides_per_module
-    added = {mid: from_plain(recipe["config_overrides"]) for mid, recipe in modules.items()}
-    overrides = {mid: added[mid] or configured.get(mid) for mid in modules if added[mid] or mid in configured}
-    named = stages_of("policies_to_train", config.multi_agent.policies_to_train)
-    who_learns = [
-        [step, allowed if allowed is None or callable(allowed) else [mid for mid in allowed if mid in modules]]
-        for step, allowed in named
-    ]
-    changed = config.copy().rl_module(rl_module_spec=None, algorithm_config_overrides_per_module=overrides)
-    return changed.multi_agent(policies=specs, policies_to_train=who_learns)
 
 
 # -- checkpoints ---
