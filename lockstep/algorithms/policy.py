@@ -30,7 +30,7 @@ from lockstep.data.rollout import EpisodeStore, RolloutStore
 from lockstep.data.trees import leaves
 from lockstep.envs.trees import stack_rows
 from lockstep.learner.checkpointing import state_from_folders
-from lockstep.learner.config import check_policies_to_train, check_policy_mapping, checked_spec
+from lockstep.learner.config import check_policies_to_train, checked_spec, mapping_in_one_form
 from lockstep.learner.group import LearnerGroup
 from lockstep.learner.learner import STEPS_SAMPLED, Learner
 from lockstep.learner.optimizers import ALL_MODULES
@@ -143,9 +143,7 @@ class Policy:
     @policy_mapping_fn.setter
     def policy_mapping_fn(self, policy_mapping_fn: Any) -> None:
         """Take what `multi_agent(policy_mapping_fn=)` takes."""
-        for _, mapping in stages_of("policy_mapping_fn", policy_mapping_fn):
-            check_policy_mapping(mapping)
-        self._mapping = policy_mapping_fn
+        self._mapping = mapping_in_one_form(policy_mapping_fn)
 
     def _spaces_by_module(self) -> dict[str, tuple[Any, Any]]:
         if not self.is_multi_agent:
