@@ -30,6 +30,7 @@ from lockstep.rollout.collector import WholeEpisodeCollector
 from lockstep.rollout.config import EnvRunnersSection
 from lockstep.rollout.group_collector import AsyncGroupCollector, EvaluationCollector
 from lockstep.rollout.runner_group import BuildRunner, LocalRunner
+from lockstep.state.schedules import stages_of
 from lockstep.state.streams import RandomStreams
 
 OF_EVALUATION = (
@@ -144,8 +145,12 @@ class AlgorithmConfig(BaseConfig):
         ids = list(section.policies)
         specs = list(spec) if isinstance(spec, MultiRLModule) else ids
         specs = list(spec.rl_module_specs) if isinstance(spec, MultiRLModuleSpec) else specs
-        allowed, overrides = section.policies_to_train, self.rl_module.algorithm_config_overrides_per_module
-        here, mapping = f"multi_agent.policies={ids}", section.policy_mapping_fn
+        who_learns = [allowed for _, allowed in stages_of("policies_to_train", section.policies_to_train)]
+        named = {mid for allowed in who_learns if allowed is not None and not callable(allowed) for mid in allowed}
+        overrides = self.rl_module.algorithm_config_overrides_per_module
+        here = f"multi_agent.policies={ids}"
+        mappings = [mapping for _, mapping in stages_of("policy_mapping_fn", section.policy_mapping_fn)]
+        mapped = {mid for mapping in mappings if isinstance(mapping, AgentMapping) for mid in mapping.values()}
         return [
             *rules,
             ("multi_agent.policies", not ids, "is empty; name at least one module, or None for a single agent"),
@@ -156,17 +161,17 @@ class AlgorithmConfig(BaseConfig):
             ),
             (
                 "multi_agent.policy_mapping_fn",
-                mapping is None and DEFAULT_MODULE_ID not in ids,
+                None in mappings and DEFAULT_MODULE_ID not in ids,
                 f"maps every agent to {DEFAULT_MODULE_ID!r}, and {here}; give a function (agent_id, episode) -> id",
             ),
             (
                 "multi_agent.policy_mapping_fn",
-                isinstance(mapping, AgentMapping) and not set(mapping.values()) <= set(ids),
+                not mapped <= set(ids),
                 f"names others than {here}",
             ),
             (
                 "multi_agent.policies_to_train",
-                allowed is not None and not callable(allowed) and not set(allowed) <= set(ids),
+                not named <= set(ids),
                 f"names others than {here}",
             ),
             (
@@ -252,7 +257,7 @@ class AlgorithmConfig(BaseConfig):
             self._check_replay_memory(policy)
         streams = RandomStreams(self.debugging.seed).child("train_collector")
         if policy.is_multi_agent:
-            several = self._make_agent_envs(self.env_runners.num_envs_per_env_runner)
+            several = self.make_agent_envs(self.env_runners.num_envs_per_env_runner)
             collector = MultiAgentCollector(policy, several, exploration_noise=explore, streams=streams)
             if self.is_off_policy:
                 collector.buffer = self.build_replay_buffers(collector.agents_of_modules, collector.num_envs)
@@ -276,7 +281,7 @@ class AlgorithmConfig(BaseConfig):
         streams = RandomStreams(self.debugging.seed).child("test_collector")
         explore, epsilon = settings.env_runners.explore, section.epsilon
         if policy.is_multi_agent:
-            several = settings._make_agent_envs(section.num_envs)
+            several = settings.make_agent_envs(section.num_envs)
             return MultiAgentCollector(policy, several, exploration_noise=explore, epsilon=epsilon, streams=streams)
         if section.evaluation_num_env_runners:
             spaces = policy.observation_space, policy.action_space
@@ -311,8 +316,8 @@ class AlgorithmConfig(BaseConfig):
                 )
         return config
 
-    def _make_agent_envs(self, num_envs: int) -> AgentEnvs:
-        """The environments of several agents; `ValueError` for options that do not go with them."""
+    def make_agent_envs(self, num_envs: int) -> AgentEnvs:
+        """Make the environments of several agents; `ValueError` for options that do not go with them."""
         if self.is_offline:
             raise ValueError(
                 f"{self.algorithm} learns from data that are there already, which no trainer does for several agents; "

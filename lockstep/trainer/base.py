@@ -10,8 +10,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypedDict
+from typing import Any, ClassVar, Self, Unpack
 
 from lockstep.algorithms.json_form import to_plain
 from lockstep.algorithms.policy import Policy
@@ -54,7 +55,14 @@ from lockstep.trainer.callbacks import (
 from lockstep.trainer.checks import check_collector, check_evaluation, check_logger, check_policy
 from lockstep.trainer.counters import Counters
 from lockstep.trainer.display import ProgressDisplay
-from lockstep.trainer.evaluation import Evaluator, mean_return, score_of, warn_endless, with_reward_metric
+from lockstep.trainer.evaluation import (
+    Evaluator,
+    EvaluatorOptions,
+    mean_return,
+    score_of,
+    warn_endless,
+    with_reward_metric,
+)
 from lockstep.trainer.interrupt import DeferredInterrupt
 
 REPLAYS = (ReplayBuffer, MultiAgentReplayBuffer)
@@ -68,17 +76,12 @@ EpochFn = Callable[[int, int], None]
 SaveCheckpointFn = Callable[[int, int, int], Any]
 
 
-class TrainerOptions(TypedDict, total=False):
+class TrainerOptions(EvaluatorOptions, total=False):
     """The keywords that all trainers take; `BaseTrainer` says what each means."""
 
     total_steps: int | None
-    episode_per_test: int | None
-    step_per_test: int | None
     test_interval: int
-    evaluation_parallel_to_training: bool
-    custom_evaluation_function: Callable[[Any, Any], Any] | None
     train_fn: EpochFn | None
-    test_fn: EpochFn | None
     stop_fn: Callable[[float], bool] | None
     compute_score_fn: Callable[[CollectStats], float] | None
     save_best_fn: Callable[[Any], None] | None
@@ -144,13 +147,8 @@ class BaseTrainer(Counters, ABC):
         step_per_epoch: int,
         *,
         total_steps: int | None = None,
-        episode_per_test: int | None = None,
-        step_per_test: int | None = None,
         test_interval: int = 1,
-        evaluation_parallel_to_training: bool = False,
-        custom_evaluation_function: Callable[[Any, Any], Any] | None = None,
         train_fn: EpochFn | None = None,
-        test_fn: EpochFn | None = None,
         stop_fn: Callable[[float], bool] | None = None,
         compute_score_fn: Callable[[CollectStats], float] | None = None,
         save_best_fn: Callable[[Any], None] | None = None,
@@ -165,6 +163,7 @@ class BaseTrainer(Counters, ABC):
         verbose: bool = False,
         show_progress: bool = False,
         nan_policy: str = "stop",
+        **evaluation: Unpack[EvaluatorOptions],
     ) -> None:
         self.policy, self.train_collector, self.test_collector = policy, train_collector, test_collector
         self.max_epoch: int = check_whole("max_epoch", max_epoch, 0)
@@ -173,28 +172,17 @@ class BaseTrainer(Counters, ABC):
         )
         self.batch_size: int | None = check_whole("batch_size", batch_size, 1, optional=True)
         self.total_steps: int | None = check_whole("total_steps", total_steps, 1, optional=True)
-        self.episode_per_test: int | None = check_whole("episode_per_test", episode_per_test, 1, optional=True)
-        self.step_per_test: int | None = check_whole("step_per_test", step_per_test, 1, optional=True)
         seed = check_whole("seed", seed, 0, optional=True)
         check_functions(train_fn=train_fn, save_checkpoint_fn=save_checkpoint_fn, reward_metric=reward_metric)
         check_flags(
             test_in_train=test_in_train, resume_from_log=resume_from_log, verbose=verbose, show_progress=show_progress
         )
-        check_flags(evaluation_parallel_to_training=evaluation_parallel_to_training)
         check_choice("nan_policy", nan_policy, ("stop", "ignore"))
         self.stop_fn, self.save_best_fn = stop_fn, save_best_fn
         self.compute_score_fn = compute_score_fn or mean_return
-        functions = {"custom_evaluation_function": custom_evaluation_function, "compute_score_fn": compute_score_fn}
-        self._check_parts(reward_metric, evaluation_parallel_to_training, {**functions, "test_fn": test_fn})
-        self.evaluator = Evaluator(
-            policy,
-            test_collector,
-            n_episode=episode_per_test,
-            n_step=step_per_test,
-            custom_function=custom_evaluation_function,
-            test_fn=test_fn,
-            beside_training=evaluation_parallel_to_training,
-        )
+        self.evaluator = Evaluator(policy, test_collector, **evaluation)
+        self.episode_per_test, self.step_per_test = self.evaluator.n_episode, self.evaluator.n_step
+        self._check_parts(compute_score_fn, reward_metric)
         self.logger = check_logger(logger, resume_from_log)
         check_callbacks(callbacks)
         self.train_fn, self.save_checkpoint_fn, self.reward_metric = train_fn, save_checkpoint_fn, reward_metric
@@ -209,18 +197,16 @@ class BaseTrainer(Counters, ABC):
         self._interrupt, self._phase = DeferredInterrupt(), "new"
         self._zero()
 
-    def _check_parts(
-        self, reward_metric: object, beside_training: bool, functions: Mapping[str, Callable[..., Any] | None]
-    ) -> None:
-        policy, train, test = self.policy, self.train_collector, self.test_collector
+    def _check_parts(self, compute_score_fn: Callable[..., Any] | None, reward_metric: object) -> None:
+        policy, train, test, evaluator = self.policy, self.train_collector, self.test_collector, self.evaluator
         check_policy(policy, type(self).__name__, from_rollouts=self.learns_from_rollouts, collects=self.collects)
         if self.collects:
             check_collector("train_collector", train, policy, reward_metric)
         if test is not None:
-            check_collector("test_collector", test, None if beside_training else policy, reward_metric)
-        functions = {"stop_fn": self.stop_fn, "save_best_fn": self.save_best_fn, **functions}
-        amounts = {"episode_per_test": self.episode_per_test, "step_per_test": self.step_per_test}
-        check_evaluation(test, train, amounts, functions, beside_training=beside_training)
+            check_collector("test_collector", test, None if evaluator.beside_training else policy, reward_metric)
+        functions = {"stop_fn": self.stop_fn, "save_best_fn": self.save_best_fn, "compute_score_fn": compute_score_fn}
+        functions |= evaluator.functions
+        check_evaluation(test, train, functions, evaluator.amounts, evaluator.beside_training)
 
     def _set_amount(self, step_per_collect: int | None, episode_per_collect: int | None) -> None:
         amount = exactly_one(step_per_collect=step_per_collect, episode_per_collect=episode_per_collect)
@@ -236,6 +222,9 @@ class BaseTrainer(Counters, ABC):
         self.bad_batch: dict[str, Any] | None = None
         """the rollout or sample whose update gave a loss or gradient that is not finite"""
         self._saved_at: tuple[int, ...] | None = None
+        self._is_stepping = False
+        self._waiting: list[Callable[[], None]] = []
+        """changes of modules that were asked for within a training step"""
         self._clock = time.monotonic()
 
     # -- use ---
@@ -338,7 +327,12 @@ class BaseTrainer(Counters, ABC):
             while self.epoch_steps < self.step_per_epoch and self.stop_reason is None and not self._has_all_steps:
                 if self.train_fn is not None:
                     self.train_fn(self.epoch, self.env_step)
-                *_, stop = self.training_step()
+                self._is_stepping = True
+                try:
+                    *_, stop = self.training_step()
+                finally:
+                    self._is_stepping = False
+                self._make_changes()
                 if stop and self.stop_reason is None:
                     self.stop_reason = "stop_fn"
                 self._interrupt.check()
@@ -463,6 +457,80 @@ class BaseTrainer(Counters, ABC):
                 "lower the learning rate, clip gradients, or check the rewards (nan_policy='ignore' goes on). "
                 "The batch is in trainer.bad_batch, which checkpoints hold"
             )
+
+    # -- modules that come and go ---
+
+    def add_module(
+        self,
+        module_id: str,
+        module_spec: Any = None,
+        config_overrides: Mapping[str, Any] | None = None,
+        init_from: str | Path | None = None,
+        *,
+        frozen: bool = False,
+    ) -> None:
+        """Add a module: to the policy and its learners, see `Policy.add_module`, and to the replay buffers.
+
+        This and the next three are for between two epochs, and for callbacks, which call them of the trainer that they
+        see. What is asked for within a training step is done at its end.
+        """
+
+        def add() -> None:
+            self.policy.add_module(module_id, module_spec, config_overrides, init_from, frozen=frozen)
+            self._fit_replay()
+
+        self._change(add)
+
+    def remove_module(self, module_id: str) -> None:
+        """Remove a module everywhere; episodes under way in which it acts are left, and begun anew.
+
+        `KeyError` for an unknown module, `ValueError` for the last one; nothing is changed then.
+        """
+
+        def remove() -> None:
+            self.policy.remove_module(module_id)
+            for collector in self._collectors().values():
+                if isinstance(collector, MultiAgentCollector):
+                    collector.leave_episodes_of(module_id)
+            self._fit_replay()
+
+        self._change(remove)
+
+    def set_policies_to_train(self, policies_to_train: Any) -> None:
+        """Let these modules learn from the next update on; as `multi_agent(policies_to_train=)` takes them."""
+        self._change(partial(self.policy.set_policies_to_train, policies_to_train))
+
+    def set_policy_mapping_fn(self, policy_mapping_fn: Any) -> None:
+        """Map agents so in all episodes that begin from now on; as `multi_agent(policy_mapping_fn=)` takes it.
+
+        A checkpoint does not hold a function: who resumes sets it again (in `on_run_start`), or gives it with the
+        configuration.
+        """
+
+        def change() -> None:
+            self.policy.policy_mapping_fn = policy_mapping_fn
+            self._fit_replay()
+
+        self._change(change)
+
+    def _change(self, change: Callable[[], None]) -> None:
+        if not self.policy.is_multi_agent:
+            raise ValueError(
+                "the policy is of one agent, whose module stays; name modules with multi_agent(policies=...)"
+            )
+        if self._is_stepping:
+            self._waiting.append(change)
+        else:
+            change()
+
+    def _make_changes(self) -> None:
+        while self._waiting:
+            self._waiting.pop(0)()
+
+    def _fit_replay(self) -> None:
+        """Give each module that learns a replay buffer for the agents that it may act for."""
+        if isinstance(self.train_collector, MultiAgentCollector):
+            self.train_collector.fit_replay()
 
     # -- beginning and end ---
 
@@ -654,6 +722,7 @@ class BaseTrainer(Counters, ABC):
             "train_collector": None if self.train_collector is None else self.train_collector.get_state(),
             "test_collector": self.evaluator.collector_state(),
             "evaluated_meanwhile": self.evaluator.under_way(),
+            **self._replay_agents(),
             "callbacks": [[type(callback).__name__, dict(callback.get_state())] for callback in self.callbacks],
             "logger": self.logger.get_state(),
             "logger_class": type(self.logger).__name__,
@@ -699,11 +768,23 @@ class BaseTrainer(Counters, ABC):
 
     def set_own_folders(self, folders: Mapping[str, Any]) -> None:
         """Restore what `own_folders` gave, from all folders of a checkpoint; `ValueError` where it does not fit."""
+        agents = folders["trainer"]["state"].get("replay_agents")
+        collector = self.train_collector
+        if agents is not None and isinstance(collector, MultiAgentCollector):
+            names = collector.env.agents
+            collector.fit_replay({module_id: [names[i] for i in numbers] for module_id, numbers in agents})
         replays = self._replays()
         if not set(replays) <= set(folders):
             raise ValueError(f"the checkpoint has no replay buffer, only {sorted(folders)}; a run needs its own")
         for folder, buffer in replays.items():
             buffer.set_state(folders[folder])
+
+    def _replay_agents(self) -> dict[str, Any]:
+        """Return which agents' transitions the buffer of each module keeps, by their numbers."""
+        if not isinstance(self.buffer, MultiAgentReplayBuffer) or self.train_collector is None:
+            return {}
+        names = list(self.train_collector.env.agents)
+        return {"replay_agents": [[mid, list(map(names.index, each))] for mid, each in self.buffer.agents.items()]}
 
     def _replays(self) -> dict[str, ReplayBuffer]:
         """Return the replay buffers by their folders in a checkpoint: of several agents one for each module."""

@@ -63,9 +63,8 @@ def check_collector(name: str, collector: object, policy: object, reward_metric:
 def check_evaluation(
     test_collector: CollectorLike | None,
     train_collector: CollectorLike | None,
-    amounts: Mapping[str, int | None],
     functions: Mapping[str, Callable[..., Any] | None],
-    *,
+    amounts: Mapping[str, int | None],
     beside_training: bool,
 ) -> None:
     """Raise `ValueError` for an evaluation that lacks something, or functions that would never be called."""

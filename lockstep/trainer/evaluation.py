@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ import torch
 from lockstep.algorithms.policy import Policy
 from lockstep.rollout import CollectorLike
 from lockstep.rollout.base_collector import LIMIT_THEM
+from lockstep.state.checks import check_flags, check_whole
 from lockstep.tracking import BaseLogger
 from lockstep.tracking.statistics import CollectStats, InfoStats, TimingStats
 
@@ -41,13 +42,24 @@ class Evaluated:
     """of a custom evaluation function: its "score" and what else it returned"""
 
 
-class Evaluator:
-    """Evaluates a policy with `collector`: `n_episode` episodes, or those that end within `n_step` steps.
+class EvaluatorOptions(TypedDict, total=False):
+    """The keywords of `Evaluator`, which trainers take, too."""
 
-    `custom_function(policy, collector)` takes the place of that: it returns `CollectStats`, a number (the score), or a
-    dict of numbers with a "score". `beside_training`: an evaluation goes on in a thread while the policy is trained.
-    The collector then acts with a policy of its own, which takes the state of the trained one when an evaluation
-    begins; nothing is shared between the two, so that training does not depend on when an evaluation ends.
+    episode_per_test: int | None
+    step_per_test: int | None
+    custom_evaluation_function: Callable[[Any, Any], Any] | None
+    evaluation_parallel_to_training: bool
+    test_fn: Callable[[int, int], None] | None
+
+
+class Evaluator:
+    """Evaluates a policy with `collector`: `episode_per_test` episodes, or those that end within `step_per_test` steps.
+
+    `custom_evaluation_function(policy, collector)` takes the place of that: it returns `CollectStats`, a number (the
+    score), or a dict of numbers with a "score". `test_fn(epoch, env_step)` is called before each evaluation.
+    `evaluation_parallel_to_training`: an evaluation goes on in a thread while the policy is trained. The collector then
+    acts with a policy of its own, which takes the state of the trained one when an evaluation begins; nothing is shared
+    between the two, so that training does not depend on when an evaluation ends.
     """
 
     def __init__(
@@ -55,16 +67,19 @@ class Evaluator:
         policy: Policy,
         collector: CollectorLike | None,
         *,
-        n_episode: int | None = None,
-        n_step: int | None = None,
-        custom_function: Callable[[Policy, Any], Any] | None = None,
+        episode_per_test: int | None = None,
+        step_per_test: int | None = None,
+        custom_evaluation_function: Callable[[Any, Any], Any] | None = None,
+        evaluation_parallel_to_training: bool = False,
         test_fn: Callable[[int, int], None] | None = None,
-        beside_training: bool = False,
     ) -> None:
-        self.collector, self.beside_training = collector, beside_training
-        self.n_episode, self.n_step, self.custom_function = n_episode, n_step, custom_function
-        self.test_fn, self._trained = test_fn, policy
-        self.policy: Policy = collector.policy if beside_training and collector is not None else policy
+        check_flags(evaluation_parallel_to_training=evaluation_parallel_to_training)
+        self.collector, self.beside_training = collector, evaluation_parallel_to_training
+        self.n_episode: int | None = check_whole("episode_per_test", episode_per_test, 1, optional=True)
+        self.n_step: int | None = check_whole("step_per_test", step_per_test, 1, optional=True)
+        self.custom_function, self.test_fn, self._trained = custom_evaluation_function, test_fn, policy
+        beside = collector is not None and evaluation_parallel_to_training
+        self.policy: Policy = getattr(collector, "policy", policy) if beside else policy
         """the policy that is evaluated; beside training it stays as it was when the evaluation began"""
         self.pending: Where | None = None
         """the time of the policy whose evaluation is under way"""
@@ -72,6 +87,16 @@ class Evaluator:
         self._state_before: dict[str, Any] = {}
         self._threads: ThreadPoolExecutor | None = None
         self._result: Future[Evaluated] | None = None
+
+    @property
+    def amounts(self) -> dict[str, int | None]:
+        """How long an evaluation is, by parameter."""
+        return {"episode_per_test": self.n_episode, "step_per_test": self.n_step}
+
+    @property
+    def functions(self) -> dict[str, Callable[..., Any] | None]:
+        """What is called, by parameter."""
+        return {"test_fn": self.test_fn, "custom_evaluation_function": self.custom_function}
 
     def begin(self, where: Where) -> None:
         """Begin to evaluate the policy as it is. `ValueError` without a collector."""
