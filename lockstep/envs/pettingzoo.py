@@ -32,6 +32,8 @@ class Play(ABC):
     def __init__(self, env: PettingZooEnv, agent_to_module_mapping_fn: MappingFn | None = None) -> None:
         self.env, self.mapping_fn = env, agent_to_module_mapping_fn
         self.episode = MultiAgentEpisode()
+        self.keeps_whole, self.whole = False, MultiAgentEpisode()
+        """is the whole episode recorded a second time, with actions as the environment takes them; and that record"""
         self.to_act: dict[AgentID, Any] = {}
         self._spaces: dict[AgentID, Any] = {}
 
@@ -40,14 +42,17 @@ class Play(ABC):
         observations, infos = self._reset(seed, options)
         agents = getattr(self.env, "possible_agents", None) or ()
         self._spaces = {agent: self.env.observation_space(agent) for agent in agents}
-        self.episode = MultiAgentEpisode(
-            id_,
-            observation_space=self._spaces or None,
-            action_space={agent: self.env.action_space(agent) for agent in agents} or None,
-            agent_to_module_mapping_fn=self.mapping_fn,
-        )
+        options_of_episodes: dict[str, Any] = {
+            "observation_space": self._spaces or None,
+            "action_space": {agent: self.env.action_space(agent) for agent in agents} or None,
+            "agent_to_module_mapping_fn": self.mapping_fn,
+        }
+        self.episode = MultiAgentEpisode(id_, **options_of_episodes)
         observations = self._copied(observations)
         self.episode.add_env_reset(observations, infos)
+        if self.keeps_whole:
+            self.whole = MultiAgentEpisode(id_, **options_of_episodes)
+            self.whole.add_env_reset(observations, infos)
         self._choose_who_acts(observations)
 
     def step(
@@ -74,6 +79,12 @@ class Play(ABC):
             truncateds={**truncateds, **going_on},
             extra_model_outputs=extras,
         )
+        if self.keeps_whole:
+            flags: dict[str, Any] = {
+                "terminateds": {**terminateds, **going_on},
+                "truncateds": {**truncateds, **going_on},
+            }
+            self.whole.add_env_step(observations, actions, rewards, infos, **flags)
         left = [agent for agent in self.episode.get_agents_to_act() if agent not in self.env.agents]
         if left:
             raise MultiAgentEnvError(
@@ -223,6 +234,10 @@ class PettingZooEnvs:
         """Raise `RuntimeError` after `close`."""
         if self._closed:
             raise RuntimeError(f"{self!r} is closed; make a new one, and a new collector with it")
+
+    def single_envs(self) -> list[Any]:
+        """Return all of them."""
+        return list(self.envs)
 
 
 def _agents_and_spaces(env: PettingZooEnv) -> tuple[tuple[AgentID, ...], dict[AgentID, Any], dict[AgentID, Any]]:
