@@ -18,6 +18,7 @@ from lockstep.envs.multi_agent import AgentEnvs, play_of
 from lockstep.envs.trees import stack_rows
 from lockstep.replay import MultiAgentReplayBuffer
 from lockstep.rollout.base_collector import CHUNK, BaseCollector, masks_in, random_actions
+from lockstep.rollout.callbacks import EnvironmentCallback, Episode
 from lockstep.rollout.errors import MalformedBufferError, not_finite
 from lockstep.rollout.protocols import ActingPart, LearningPolicy, State
 from lockstep.rollout.replay_writer import take_actions_of
@@ -89,7 +90,18 @@ class MultiAgentCollector(BaseCollector):
         self._pieces: list[tuple[MultiAgentEpisode, int]] = []
         """what this collect has collected, with the index of the environment"""
         self._buffer: EpisodeStore | MultiAgentReplayBuffer | None = None
+        self._views: list[Any] = [None] * self.num_envs
+        """of the episodes under way, where a callback reads them"""
         self.buffer = buffer
+
+    def set_callbacks(self, callbacks: Sequence[EnvironmentCallback], runner: Any = None) -> None:
+        super().set_callbacks(callbacks, runner)
+        for play in self.plays:
+            play.keeps_whole = self.events is not None and self.events.needs_episodes
+        self._views = [None] * self.num_envs  # those under way are not told of
+
+    def _running_episodes(self) -> Sequence[Episode]:
+        return [play.whole for play, view in zip(self.plays, self._views) if view is not None]
 
     @property
     def buffer(self) -> EpisodeStore | MultiAgentReplayBuffer | None:
@@ -160,6 +172,7 @@ class MultiAgentCollector(BaseCollector):
         self._agent_returns[:] = 0.0
         self._lengths[:] = 0
         self._states = [{} for _ in range(self.num_envs)]
+        self._views = [None] * self.num_envs
 
     def reset_buffer(self, keep_statistics: bool = False) -> None:
         """Empty the buffer."""
@@ -210,6 +223,7 @@ class MultiAgentCollector(BaseCollector):
                 self._begin(b)
             for agent in self.plays[b].to_act:
                 asked.setdefault(self.plays[b].episode.module_for(agent), []).append((b, agent))
+        self._tell_begun(envs)
         ready = clock()
         actions: dict[int, ByAgent] = {b: {} for b in envs}
         """as the environment takes them"""
@@ -226,9 +240,22 @@ class MultiAgentCollector(BaseCollector):
         acted = clock()
         for b in envs:
             self._step(b, actions[b], stored[b], extras[b])
+            if self.events is not None and (view := self._views[b]) is not None:
+                self._views[b] = None if view.is_done else view
+                self.events.step(view, b)
+        if self.events is not None:
+            self.events.metrics.end_step()
         self._act_time += acted - ready
         self._env_time += clock() - acted + ready - began
         return len(envs)
+
+    def _tell_begun(self, envs: Sequence[int]) -> None:
+        """Tell callbacks of the episodes that have begun."""
+        if self.events is not None and self.events.needs_episodes:
+            for b in envs:
+                if self._views[b] is None and self.plays[b].episode.env_t == 0:
+                    self._views[b] = self.events.start(self.plays[b].whole, b)
+            self.events.metrics.end_step()
 
     def _begin(self, b: int) -> None:
         seed = self.streams.seed(f"episode/{self.num_resets}")

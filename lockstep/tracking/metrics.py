@@ -249,6 +249,10 @@ class Metrics:
         """Return what was logged since the last report or `take`."""
         return self._packed(self._on_host())
 
+    def joined(self, parts: Sequence[Part]) -> Part:
+        """Return what several processes logged as the part of one, in the order of steps and processes."""
+        return self._packed(self._merged(parts))
+
     def add(self, part: Part) -> None:
         """Take in what another one has logged, after all that is here."""
         merged = self._merged([part])

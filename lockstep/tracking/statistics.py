@@ -6,7 +6,7 @@ import math
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -153,6 +153,10 @@ class CollectStats(CollectStatsBase):
         return isinstance(other, CollectStats) and asdict(self) == asdict(other)
 
     __hash__ = None  # type: ignore[assignment]
+
+    def without_values(self) -> Self:
+        """Return the statistics without the values behind `metrics`, which are not kept for ever."""
+        return self if self.logged is None else replace(self, logged=None)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers for a logger."""
