@@ -117,6 +117,18 @@ class BaseCollector(ABC):
         if self.events is not None:
             self.events.created(self.env.single_envs())
 
+    def _begin_told(self) -> None:
+        """Prepare the buffer, and the callbacks."""
+        self._tell_created()
+        self._begin_collect()
+        if self.events is not None:
+            self.events.begin_collect(self._running_episodes())
+
+    def _end_told(self) -> dict[str, Any]:
+        """Check and store what was collected, and tell of it; return what callbacks have logged."""
+        self._end_collect()
+        return {} if self.events is None else self.events.end_collect()
+
     # -- resets ---
 
     def reset(self, reset_buffer: bool = True, reset_stats: bool = True) -> None:
@@ -186,19 +198,13 @@ class BaseCollector(ABC):
         self._ended.clear()
         self._counting = None
         self._steps, self._env_time, self._act_time = 0, 0.0, 0.0
-        logged: dict[str, Any] = {}
-        self._tell_created()
-        self._begin_collect()
-        if self.events is not None:
-            self.events.begin_collect(self._running_episodes())
+        self._begin_told()
         try:
             if n_episode is not None:
                 self._collect_episodes(amount, random)
             while n_episode is None and self._steps < amount:  # rows that only reset an environment are no steps
                 self._steps += self._run(amount - self._steps, random)
-            self._end_collect()
-            if self.events is not None:
-                logged = self.events.end_collect()
+            logged = self._end_told()
         except BaseException:
             self._is_begun = False
             self._abandon_collect()

@@ -10,7 +10,7 @@ import numpy as np
 from lockstep.data import MultiAgentEpisode, SingleAgentEpisode
 from lockstep.data.trees import map_tree
 from lockstep.envs import StepResult, VectorBoundary
-from lockstep.tracking.metrics import Metrics, Part, named
+from lockstep.tracking.metrics import Metrics
 
 Episode = SingleAgentEpisode | MultiAgentEpisode
 
@@ -202,7 +202,7 @@ class EnvironmentEvents:
             samples = [episode[length:] for episode, length in self._pieces if len(episode) > length]
             self.call("on_sample_end", self.runner, samples)
         self._pieces = []
-        return report_of(self.metrics, [self.metrics.take()])
+        return self.metrics.statistics([self.metrics.take()])
 
     def forget(self) -> None:
         """Begin with new metrics."""
@@ -217,13 +217,6 @@ class EnvironmentEvents:
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continue from `get_state`."""
         self.metrics.set_state(state["metrics"])
-
-
-def report_of(metrics: Metrics, parts: Sequence[Part]) -> dict[str, Any]:
-    """Return what `CollectStats` has of what the processes logged, as `metrics` reports it; else nothing."""
-    part = parts[0] if len(parts) == 1 else metrics.joined(parts)
-    numbers = metrics.report([part])
-    return {"metrics": named(numbers), "logged": part} if numbers else {}
 
 
 class EpisodeRecorder:

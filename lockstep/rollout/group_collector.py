@@ -13,7 +13,6 @@ import numpy as np
 from lockstep.data.rollout import RolloutStore
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout.base_collector import check_no_data, no_copies_of_collectors
-from lockstep.rollout.callbacks import report_of
 from lockstep.rollout.fragments import Fragment, append_fragments
 from lockstep.rollout.protocols import LearningPolicy, sole_part
 from lockstep.rollout.replay_writer import ReplayWriter, begin_in_mid_episode, empty, store_for
@@ -116,7 +115,7 @@ class GroupCollector:
             sum(part.act_time for part in parts) / len(parts),
             *returns_and_lens(ended),
             sum(part.env_restarts for part in parts),
-            **report_of(self.metrics, [part.logged for part in parts if part.logged is not None]),
+            **self.metrics.statistics([part.logged for part in parts if part.logged is not None]),
         )
         self.collect_step += stats.n_collected_steps
         self.collect_episode += stats.n_collected_episodes

@@ -253,6 +253,12 @@ class Metrics:
         """Return what several processes logged as the part of one, in the order of steps and processes."""
         return self._packed(self._merged(parts))
 
+    def statistics(self, parts: Sequence[Part]) -> dict[str, Any]:
+        """Return what `CollectStats` has of what the processes logged: a report, and its values."""
+        part = parts[0] if len(parts) == 1 else self.joined(parts)
+        numbers = self.report([part])
+        return {"metrics": named(numbers), "logged": part} if numbers else {}
+
     def add(self, part: Part) -> None:
         """Take in what another one has logged, after all that is here."""
         merged = self._merged([part])
