@@ -303,7 +303,7 @@ class MultiAgentCollector(BaseCollector):
         except Exception as error:
             raise step_error(error, backend=self.env.backend, env_index=b, action=None, during="reset") from error
         self.num_resets += 1
-        self._is_running[b], self._states[b] = True, {}
+        self._is_running[b], self._states[b], self._views[b] = True, {}, None
 
     def _step(self, b: int, actions: ByAgent, stored: ByAgent, extras: ByAgent) -> None:
         try:
