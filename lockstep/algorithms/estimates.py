@@ -86,12 +86,8 @@ def estimate(
     Raises `ValueError` for episodes that are none, not whole or without `action_logp`, a policy with memory or of
     several agents, and importance sampling of deterministic continuous actions. Warns where "fqe" has not converged.
     """
-    check_choice("method", method, METHODS)
-    check_number("confidence", confidence, gt=0, lt=1)
-    check_whole("num_bootstraps", num_bootstraps, 1)
-    check_whole("num_features", num_features, 0)
     gamma = policy.config.training.gamma if gamma is None else gamma
-    check_number("gamma", gamma, ge=0, le=1)
+    _check_options(method, gamma, confidence, num_bootstraps, num_features)
     part = sole_part(policy)
     if part.is_stateful:
         raise ValueError("the policy has memory, and its probabilities depend on more than one observation")
@@ -114,6 +110,16 @@ def estimate(
             values = weighted_importance_sampling(log_ratios, rewards, gamma, counts)
     low, high = np.quantile(values[1:], [(1.0 - confidence) / 2, (1.0 + confidence) / 2]).tolist()
     return Estimate(float(values[0]), low, high, confidence, method, n, effective)
+
+
+def _check_options(
+    method: object, gamma: object, confidence: object, num_bootstraps: object, num_features: object
+) -> None:
+    check_choice("method", method, METHODS)
+    check_number("gamma", gamma, ge=0, le=1)
+    check_number("confidence", confidence, gt=0, lt=1)
+    check_whole("num_bootstraps", num_bootstraps, 1)
+    check_whole("num_features", num_features, 0)
 
 
 # -- episodes ---
