@@ -186,7 +186,7 @@ class OfEnvironments(Callback):
 
 
 def test_callbacks_of_environments_are_refused_beside_training():
-    with pytest.raises(ValueError, match="on_episode_end.*not allowed with evaluation_parallel_to_training=True"):
+    with pytest.raises(ValueError, match=r"on_episode_end.*not allowed with evaluation_parallel_to_training=True"):
         config_for().evaluation(**BESIDE).build_trainer(callbacks=[OfEnvironments()])
 
 
