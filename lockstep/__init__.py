@@ -27,6 +27,7 @@ from lockstep.algorithms import (
     get_config,
     policy_within_training_step,
 )
+from lockstep.algorithms.estimates import Estimate, estimate
 from lockstep.data.rollout import RolloutStore
 from lockstep.data.sample_batch import SampleBatch
 from lockstep.learner import Learner, LearnerGroup
@@ -48,6 +49,7 @@ __all__ = [
     "CQLConfig",
     "Collector",
     "DQNConfig",
+    "Estimate",
     "IMPALAConfig",
     "IQLConfig",
     "Learner",
@@ -72,6 +74,7 @@ __all__ = [
     "TD3Config",
     "TrainResult",
     "__version__",
+    "estimate",
     "get_config",
     "load_policy",
     "policy_within_training_step",

@@ -401,6 +401,7 @@ class AlgorithmConfig(BaseConfig):
             stores=not evaluates,
             with_logp=with_logp,
             whole_episodes=self.env_runners.batch_mode == "complete_episodes",
+            callbacks=[make() for make in self.callbacks.classes],
         )
 
     def _build_group_collector(self, policy: Policy) -> CollectorLike:

@@ -24,6 +24,7 @@ from lockstep.rollout.fragments import Fragment, append_fragments
 from lockstep.rollout.protocols import LearningPolicy, sole_part
 from lockstep.rollout.replay_writer import ReplayWriter, begin_in_mid_episode, empty, store_for
 from lockstep.rollout.runner_group import EnvRunnerGroup
+from lockstep.tracking.metrics import Metrics
 from lockstep.tracking.statistics import CollectStats, returns_and_lens
 
 WAIT_S = 1.0
@@ -35,7 +36,8 @@ class GroupCollector:
 
     Each collect sends the policy's weights with the request, waits for the fragments, and writes them into `buffer`,
     the environments of the runners side by side. The buffer's owner empties it; without one only returns and lengths
-    are kept. There are no hooks for single steps: they would be called in other processes.
+    are kept. Callbacks are called in the runners' processes, each of which has instances of its own; `metrics` reports
+    what all of them log.
     """
 
     def __init__(
@@ -112,20 +114,27 @@ class GroupCollector:
         if all(len(fragment.final_index) == len(fragment.stats.returns) for fragment in fragments):
             index = np.concatenate([fragment.final_index // fragment.num_envs for fragment in fragments])
             ended = [ended[i] for i in np.argsort(index, kind="stable")]
-        return self._totals(ended, sum(part.n_collected_steps for part in parts), parts, seconds)
+        return self._totals(ended, sum(part.n_collected_steps for part in parts), parts, len(parts), seconds)
 
     def _totals(
-        self, ended: Sequence[tuple[float, int]], num_steps: int, parts: Sequence[CollectStats], seconds: float
+        self,
+        ended: Sequence[tuple[float, int]],
+        num_steps: int,
+        parts: Sequence[CollectStats],
+        at_once: int,
+        seconds: float,
     ) -> CollectStats:
-        """Add these episodes and steps to the counters; return the statistics, with seconds as `_counted` says."""
+        """Add these episodes and steps to the counters; return the statistics. `at_once`: how many of `parts` were
+        collected at the same time."""
         stats = CollectStats(
             len(ended),
             num_steps,
             seconds,
-            sum(part.env_time for part in parts) / len(self.group),
-            sum(part.act_time for part in parts) / len(self.group),
+            sum(part.env_time for part in parts) / at_once,
+            sum(part.act_time for part in parts) / at_once,
             *returns_and_lens(ended),
             sum(part.env_restarts for part in parts),
+            **self.metrics.statistics([part.logged for part in parts if part.logged is not None]),
         )
         self.collect_step += stats.n_collected_steps
         self.collect_episode += stats.n_collected_episodes
@@ -153,6 +162,7 @@ class GroupCollector:
         self.collect_step = 0
         self.collect_episode = 0
         self.collect_time = 0.0
+        self.metrics = Metrics()
 
     def close(self) -> None:
         """End the runners and their environments. Collects and resets raise `RuntimeError` from then on."""
@@ -167,6 +177,7 @@ class GroupCollector:
             "group": self.group.get_state(),
             "counters": [self.collect_step, self.collect_episode, self.collect_time],
             "buffer": None if self.store is None else self.store.get_state(),
+            "metrics": self.metrics.get_state(),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -179,6 +190,8 @@ class GroupCollector:
         self.group.set_state(state["group"])
         self._ended[:] = False  # some may have: a few more stacks of frames than need be are not drawn then
         self.collect_step, self.collect_episode, self.collect_time = state["counters"]
+        if "metrics" in state:
+            self.metrics.set_state(state["metrics"])
         buffer = state["buffer"]
         fits = buffer is not None and len(buffer.get("episode_ids", self._ended)) == self.num_envs
         if self.store is not None and fits:
@@ -224,7 +237,7 @@ class EvaluationCollector(GroupCollector):
         if n_step is None:
             self.group.renew()
             steps = sum(length for _, length in ended)
-        return self._totals(ended, steps, played, time.perf_counter() - started)
+        return self._totals(ended, steps, played, len(self.group), time.perf_counter() - started)
 
     def reset_env(self) -> None:
         """Begin new episodes everywhere now, as a `Collector` does: the next ones have other seeds."""

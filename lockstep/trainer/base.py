@@ -21,12 +21,14 @@ from lockstep.learner.learner import STEPS_SAMPLED, Learner
 from lockstep.replay import MultiAgentReplayBuffer, OfflineRows, ReplayBuffer
 from lockstep.rollout import Collector, CollectorLike, MultiAgentCollector
 from lockstep.rollout.base_collector import exactly_one
+from lockstep.rollout.callbacks import restore_callbacks
 from lockstep.rollout.group_collector import GroupCollector
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
 from lockstep.state.checks import check_choice, check_flags, check_functions, check_whole, check_wholes, no_copies
 from lockstep.state.schedules import ConfiguredValueWarning
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking import BaseLogger, LazyLogger
+from lockstep.tracking.metrics import Metrics, named
 from lockstep.tracking.statistics import (
     CollectStats,
     CollectStatsBase,
@@ -50,7 +52,9 @@ from lockstep.trainer.callbacks import (
     RunStart,
     TrainerView,
     UpdateEnd,
+    attach_callbacks,
     check_callbacks,
+    tell,
 )
 from lockstep.trainer.checks import check_collector, check_evaluation, check_logger, check_policy
 from lockstep.trainer.counters import Counters
@@ -181,7 +185,6 @@ class BaseTrainer(Counters, ABC):
         self.stop_fn, self.save_best_fn = stop_fn, save_best_fn
         self.compute_score_fn = compute_score_fn or mean_return
         self.evaluator = Evaluator(policy, test_collector, **evaluation)
-        self.episode_per_test, self.step_per_test = self.evaluator.n_episode, self.evaluator.n_step
         self._check_parts(compute_score_fn, reward_metric)
         self.logger = check_logger(logger, resume_from_log)
         check_callbacks(callbacks)
@@ -193,12 +196,15 @@ class BaseTrainer(Counters, ABC):
         watchers = [ProgressDisplay(live=None if show_progress else False)] if verbose or show_progress else []
         savers_last = sorted(callbacks, key=lambda callback: isinstance(callback, CheckpointCallback))
         self.callbacks: list[Callback] = [LoggingCallback(self.logger), *savers_last, *watchers]
+        attach_callbacks(self.callbacks, self._collectors(), policy.config.callbacks.classes)
+        self.evaluator.check_callbacks(self.callbacks)
         self.set_seed(seed)
         self._interrupt, self._phase = DeferredInterrupt(), "new"
         self._zero()
 
     def _check_parts(self, compute_score_fn: Callable[..., Any] | None, reward_metric: object) -> None:
         policy, train, test, evaluator = self.policy, self.train_collector, self.test_collector, self.evaluator
+        self.episode_per_test, self.step_per_test = evaluator.n_episode, evaluator.n_step
         check_policy(policy, type(self).__name__, from_rollouts=self.learns_from_rollouts, collects=self.collects)
         if self.collects:
             check_collector("train_collector", train, policy, reward_metric)
@@ -219,6 +225,9 @@ class BaseTrainer(Counters, ABC):
         self.best_stats: CollectStats | None = None
         self.last_test: CollectStats | None = None
         self.history: list[EpochStats] = []
+        self.metrics = Metrics()
+        for callback in self.callbacks:
+            callback.metrics = self.metrics
         self.bad_batch: dict[str, Any] | None = None
         """the rollout or sample whose update gave a loss or gradient that is not finite"""
         self._saved_at: tuple[int, ...] | None = None
@@ -376,13 +385,18 @@ class BaseTrainer(Counters, ABC):
 
     def test_step(self) -> tuple[CollectStats, bool]:
         """Evaluate once. Return the statistics, and whether `stop_fn` is satisfied."""
-        self.evaluator.begin(self._where())
+        self._begin_test()
         return self._report_test()
+
+    def _begin_test(self) -> None:
+        tell(self.callbacks, "on_evaluate_start")
+        self.evaluator.begin(self._where())
 
     def _report_test(self) -> tuple[CollectStats, bool]:
         """Wait for the evaluation under way, count and score it, and tell callbacks."""
         found = self.evaluator.finish()
-        stats, where = with_reward_metric(self.reward_metric, found.stats), found.where
+        stats, where = with_reward_metric(self.reward_metric, found.stats).without_values(), found.where
+        tell(self.callbacks, "on_evaluate_end", stats)
         self.test_env_step += stats.n_collected_steps
         self.test_episode += stats.n_collected_episodes
         self.seconds["test"] += stats.collect_time
@@ -415,7 +429,7 @@ class BaseTrainer(Counters, ABC):
             return None
         if is_last or not self.evaluator.beside_training:
             return self._test()
-        self.evaluator.begin(self._where())
+        self._begin_test()
         return None
 
     def _end_test(self) -> None:
@@ -548,7 +562,7 @@ class BaseTrainer(Counters, ABC):
                 if not self.evaluator.beside_training:
                     self._test()
                 elif not self.evaluator.is_pending:
-                    self.evaluator.begin(self._where())
+                    self._begin_test()
         if self.epoch_steps < 0 and not self.in_epoch and not self._has_all_steps:
             # an earlier `total_steps` cut the last epoch short, or a callback did where it was the last of the run
             if self.history[-1].info_stat.stop_reason is None or self.epoch >= self.max_epoch:
@@ -668,8 +682,9 @@ class BaseTrainer(Counters, ABC):
 
     def _epoch_stats(self, test: CollectStats | None) -> EpochStats:
         self.seconds["total"] = time.monotonic() - self._clock
-        collected = None if self.train_collector is None else self.collected.stats()
-        return EpochStats(self.epoch, collected, test, self.updates.stats(), self.info(with_history=False))
+        collected = None if self.train_collector is None else self.collected.stats().without_values()
+        metrics = named(self.metrics.report())
+        return EpochStats(self.epoch, collected, test, self.updates.stats(), self.info(with_history=False), metrics)
 
     def _where(self) -> tuple[int, int, int]:
         return self.epoch, self.env_step, self.gradient_step
@@ -724,6 +739,7 @@ class BaseTrainer(Counters, ABC):
             "evaluated_meanwhile": self.evaluator.under_way(),
             **self._replay_agents(),
             "callbacks": [[type(callback).__name__, dict(callback.get_state())] for callback in self.callbacks],
+            "metrics": self.metrics.get_state(),
             "logger": self.logger.get_state(),
             "logger_class": type(self.logger).__name__,
         }
@@ -743,12 +759,9 @@ class BaseTrainer(Counters, ABC):
         self.collected.add(CollectStats.from_state(state["collected"]))
         self.updates.set_state(state["updates"])
         self.history = [EpochStats.from_state(stats) for stats in state["history"]]
-        saved = list(state["callbacks"])
-        for callback in self.callbacks:
-            entry = next((entry for entry in saved if entry[0] == type(callback).__name__), None)
-            if entry is not None:
-                saved.remove(entry)
-                callback.set_state(entry[1])
+        restore_callbacks(self.callbacks, state["callbacks"])
+        if "metrics" in state:
+            self.metrics.set_state(state["metrics"])
         kept_by, logger = state["logger_class"], self.logger
         if kept_by == type(logger).__name__:
             logger.set_state(state["logger"])
@@ -851,6 +864,7 @@ class BaseTrainer(Counters, ABC):
                 stacklevel=3,
             )
             self.logger.remark("env_step", self.env_step, {"save/episodes_cut": cut})
+        tell(self.callbacks, "on_checkpoint_loaded", Path(path))
 
     def _restore_logged_state(self) -> bool:
         """Go on from what the logger's last save names: everything, where that is a full checkpoint (then True), else

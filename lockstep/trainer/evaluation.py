@@ -17,6 +17,8 @@ import torch
 from lockstep.algorithms.policy import Policy
 from lockstep.rollout import CollectorLike
 from lockstep.rollout.base_collector import LIMIT_THEM
+from lockstep.rollout.callbacks import EnvironmentCallback, overridden_events
+from lockstep.rollout.group_collector import EvaluationCollector
 from lockstep.state.checks import check_flags, check_whole
 from lockstep.tracking import BaseLogger
 from lockstep.tracking.statistics import CollectStats, InfoStats, TimingStats
@@ -98,6 +100,18 @@ class Evaluator:
         """What is called, by parameter."""
         return {"test_fn": self.test_fn, "custom_evaluation_function": self.custom_function}
 
+    def check_callbacks(self, callbacks: Sequence[EnvironmentCallback]) -> None:
+        """Raise `ValueError` for callbacks of environments, which training and evaluation beside it would call at
+        once, and evaluation's own env runners would call for episodes that do not count."""
+        told = [callback for callback in callbacks if overridden_events(callback)]
+        apart = isinstance(self.collector, EvaluationCollector)
+        if told and (self.beside_training or apart):
+            raise ValueError(
+                f"callbacks={told!r} handle {overridden_events(told[0])}, which is not allowed with "
+                "evaluation_parallel_to_training=True or evaluation_num_env_runners above 0; switch these off, or "
+                "leave the methods out"
+            )
+
     def begin(self, where: Where) -> None:
         """Begin to evaluate the policy as it is. `ValueError` without a collector."""
         if self.collector is None:
@@ -107,6 +121,11 @@ class Evaluator:
             self.test_fn(*where[:2])
         if not self.beside_training:
             return
+        if set(self.policy.acting) != set(self._trained.acting):
+            raise ValueError(
+                f"evaluation_parallel_to_training=True: the policy has the modules {sorted(self._trained.acting)} by "
+                f"now, the one that is evaluated {sorted(self.policy.acting)}; evaluate in turn where modules change"
+            )
         if not self._has_snapshot:
             self.policy.set_state(self._trained.get_state())
             self._has_snapshot = True
@@ -227,7 +246,10 @@ def mean_return(stats: CollectStats) -> float:
 def score_of(compute_score_fn: Callable[[CollectStats], float], stats: CollectStats) -> float:
     """Return the score as a plain number. `ValueError` where no episode ended, `TypeError` for no number."""
     if not len(stats.returns):
-        raise ValueError("the evaluation has no finished episode; make it longer, or limit the episodes' length")
+        raise ValueError(
+            "the evaluation has no finished episode; raise episode_per_test (step_per_test, evaluation_duration), or "
+            "limit the episodes' length"
+        )
     score: Any = compute_score_fn(stats)
     try:
         number = float(score)

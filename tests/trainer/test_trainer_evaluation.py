@@ -180,6 +180,16 @@ def test_what_an_evaluation_beside_training_raises_ends_the_run():
         run_of(custom_evaluation_function=evaluate, **BESIDE)
 
 
+class OfEnvironments(Callback):
+    def on_episode_end(self, episode, env_index):
+        pass
+
+
+def test_callbacks_of_environments_are_refused_beside_training():
+    with pytest.raises(ValueError, match=r"on_episode_end.*not allowed with evaluation_parallel_to_training=True"):
+        config_for().evaluation(**BESIDE).build_trainer(callbacks=[OfEnvironments()])
+
+
 # -- amounts, functions, settings ---
 
 
