@@ -224,6 +224,11 @@ class BaseConfig:
         return getattr(self.training, "max_lag", 0)
 
     @property
+    def has_memory(self) -> bool:
+        """Whether networks by `model_config` remember from step to step; one of your own may do so, too."""
+        return getattr(self.rl_module.model_config, "recurrent", None) is not None
+
+    @property
     def is_multi_agent(self) -> bool:
         """Whether there are policies of agents, or other modules than the one of a single agent."""
         return self.multi_agent.policies is not None or list(self.module_specs()) != [DEFAULT_MODULE_ID]
@@ -556,11 +561,15 @@ class BaseConfig:
             gamma: of its n-step returns, in place of the configuration's.
         """
         section: ReplaySection = self.replay if self.is_off_policy else ReplaySection()
+        remembers = self.is_off_policy and (self.has_memory or section.sequence_length is not None)
+        sequence_length, burn_in = section.sequences() if remembers else (None, 0)
         return ReplayBuffer(
             section.capacity,
             buffer_num=num_envs,
             n_step=section.n_step,
             gamma=self.training.gamma if gamma is None else gamma,
+            sequence_length=sequence_length,
+            burn_in=burn_in,
             ignore_obs_next=section.ignore_obs_next,
             storage=section.storage,
             hindsight=self.build_hindsight() if section.her else None,

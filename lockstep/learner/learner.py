@@ -311,10 +311,13 @@ class Learner(Generic[Training]):
         if not columns:
             return self._skip_update()
         started = time.perf_counter()
+        columns = {mid: self.prepare_sequences(mid, part) for mid, part in columns.items()}
         plan = plan_update(columns, agreed.stand_ins, trajectories, self.reducer)
         for module_id, part in columns.items():
             if widths := self.noise_columns(module_id):
-                drawn = plan.draw_noise(module_id, widths, self.streams.numpy(f"noise/{module_id}"))
+                mask = part.get(Columns.LOSS_MASK)
+                steps = mask.shape[1] if mask is not None and mask.dim() > 1 else None
+                drawn = plan.draw_noise(module_id, widths, self.streams.numpy(f"noise/{module_id}"), steps)
                 columns = {**columns, module_id: {**part, **map_tree(self.to_tensor, drawn)}}
         self.before_gradient_based_update(timesteps=options.timesteps or {})
         self.follow_replaced_parameters()
@@ -468,6 +471,13 @@ class Learner(Generic[Training]):
         elif (rows := trajectories.rows()) is not None:
             columns = take_rows(columns, torch.from_numpy(rows).to(self.device))
         inputs.check_columns(columns, self.required_columns(module_id), module, module_id, type(self).__name__)
+        return columns
+
+    def prepare_sequences(self, module_id: str, columns: TensorColumns) -> TensorColumns:
+        """Return the columns of an update as gradient steps take rows of them; called once, by all learners together.
+
+        The place to change sequences `[S, L, ...]` of a module with memory.
+        """
         return columns
 
     def required_columns(self, module_id: str) -> tuple[str, ...]:

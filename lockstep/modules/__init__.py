@@ -25,6 +25,7 @@ from lockstep.modules.actor_critic import (
 )
 from lockstep.modules.encoders import Encoder
 from lockstep.modules.layers import BatchedMLP
+from lockstep.modules.memory import MemoryEncoder
 from lockstep.modules.model_config import ModelConfig
 from lockstep.modules.multi_rl_module import (
     ALL_MODULES,
@@ -33,6 +34,7 @@ from lockstep.modules.multi_rl_module import (
     MultiRLModuleSpec,
     check_module_id,
 )
+from lockstep.modules.remembering import Remembered, TransitionModule
 from lockstep.modules.rl_module import RLModule, RLModuleSpec, wrap_module
 
 __all__ = [
@@ -54,6 +56,7 @@ __all__ = [
     "EpsilonGreedy",
     "Exploration",
     "GaussianNoise",
+    "MemoryEncoder",
     "ModelConfig",
     "MultiRLModule",
     "MultiRLModuleSpec",
@@ -65,7 +68,9 @@ __all__ = [
     "Recurrence",
     "RecurrentActor",
     "RecurrentActorCriticModule",
+    "Remembered",
     "TorchActor",
+    "TransitionModule",
     "check_module_id",
     "default_module_class",
     "make_actor",

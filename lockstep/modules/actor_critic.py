@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
+from gymnasium.spaces import Space
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
@@ -52,19 +53,23 @@ class DefaultActorCriticModule(RLModule):
         config = self.make_policy()
         if not self.inference_only:
             if not config.share_value_network:
-                self.value_encoder = Encoder(self.encoder.space, config)
+                self.value_encoder = self.make_encoder(self.encoder.space, config)
             self.value_head = make_head(self.encoder.output_size, 1, config.value_gain, config)
 
     def make_policy(self) -> ModelConfig:
         """Make the policy's layers, and return the `ModelConfig` that they were made by."""
         config = ModelConfig.of(self.model_config)
-        if config.recurrent is not None:
-            raise ValueError(f"recurrent={config.recurrent!r} needs RecurrentActorCriticModule; this one has no memory")
         space, self.is_masked = self.action_dist_cls.split_mask(self.observation_space)
-        self.encoder = Encoder(space, config)
+        self.encoder = self.make_encoder(space, config)
         self.policy_head, self.log_std = policy_head(self.encoder.output_size, self.action_dist_cls, config)
         self.value_encoder = self.value_head = None
         return config
+
+    def make_encoder(self, space: Space[Any], config: ModelConfig) -> Encoder:
+        """Make what turns observations of `space` into features; `ValueError` where `config` asks for a memory."""
+        if config.recurrent is not None:
+            raise ValueError(f"recurrent={config.recurrent!r} needs RecurrentActorCriticModule; this one has no memory")
+        return Encoder(space, config)
 
     def _forward(self, batch: Batch) -> dict[str, Tensor]:
         """Return what acting needs: `"action_dist_inputs"` `[N, D]`."""

@@ -54,6 +54,8 @@ class Options(TypedDict, total=False):
     sample_avail: bool
     n_step: int
     gamma: float
+    sequence_length: int | None
+    burn_in: int
     seed: int
     storage: str
     directory: str | Path | None
@@ -94,6 +96,10 @@ class ReplayBuffer:
             `truncateds` are those of the last of these steps, and the column `discounts` is `gamma` to the number of
             steps: `target = rewards + discounts * ~terminateds * V(new_obs)`. Nothing reaches over the end of an
             episode, a boundary (`cut`), or the newest row.
+        sequence_length: `sample` gives sequences of up to so many rows, for networks with memory: episodes are cut from
+            their beginning, and each row is equally likely to be among those given out. The column `state_in` is the
+            recurrent state before a sequence, where the rows that were added have one.
+        burn_in: so many rows of the episode come before a sequence; `loss_mask` is False there.
         seed: of everything drawn here.
         storage: "memory", or "memmap" for files in `directory` (a temporary one where None).
         observation_space, action_space: make the columns at once instead of from the first rows.
@@ -117,6 +123,8 @@ class ReplayBuffer:
         sample_avail: bool = False,
         n_step: int = 1,
         gamma: float = 0.99,
+        sequence_length: int | None = None,
+        burn_in: int = 0,
         seed: int = 0,
         storage: str = "memory",
         directory: str | Path | None = None,
@@ -128,8 +136,10 @@ class ReplayBuffer:
         action_form: ActionForm | None = None,
     ) -> None:
         self.options = ReplayOptions(
-            size, buffer_num, stack_num, ignore_obs_next, save_only_last_obs, sample_avail, n_step, gamma
+            size, buffer_num, stack_num, ignore_obs_next, save_only_last_obs, sample_avail, n_step, gamma, sequence_length, burn_in
         )
+        if hindsight is not None and sequence_length is not None:
+            raise ValueError(f"sequence_length={sequence_length} does not go with hindsight: goals change row by row")
         self.ring = Ring(self.options.rows_each, buffer_num)
         """which row each transition has, and where episodes end"""
         self.store = ColumnStore(self.ring.num_rows, storage, directory)
@@ -431,11 +441,18 @@ class ReplayBuffer:
 
         Columns: obs, new_obs, actions, rewards, terminateds, truncateds, those stored beside; `discounts` with n-step;
         `weights` where prioritised; `batch_indexes`. `ValueError` for an empty buffer or n < 1.
+
+        With `sequence_length` the `n` sequences that hold such rows, see `Reader.sequences`.
         """
         rows = self.sample_indices(n)
-        columns = self.reader.columns(rows, self.hindsight)
-        if self.priorities is not None:
-            columns[Columns.WEIGHTS] = self.priorities.weights(rows, self.num_added)
+        weights = None if self.priorities is None else self.priorities.weights(rows, self.num_added)
+        if self.options.sequence_length is None:
+            columns = self.reader.columns(rows, self.hindsight)
+        else:
+            columns, rows = self.reader.sequences(rows)
+            weights = None if weights is None else np.repeat(weights, columns[Columns.SEQ_LENS])
+        if weights is not None:
+            columns[Columns.WEIGHTS] = weights
         columns[Columns.BATCH_INDEXES] = rows
         return SampleBatch.trusted(columns)
 
