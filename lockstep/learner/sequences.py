@@ -218,7 +218,9 @@ def without_burn_in(columns: TensorColumns, reducer: Reducer) -> TensorColumns:
     rows = (shift.unsqueeze(1) + steps).clamp(max=mask.shape[1] - 1)
     first = torch.arange(len(mask), device=mask.device).unsqueeze(1)
     kept: TensorColumns = {
-        name: column if name in (Columns.STATE_IN, Columns.SEQ_LENS) else map_tree(lambda leaf: leaf[first, rows], column)
+        name: column
+        if name in (Columns.STATE_IN, Columns.SEQ_LENS)
+        else map_tree(lambda leaf: leaf[first, rows], column)
         for name, column in columns.items()
     }
     kept[Columns.SEQ_LENS] = lengths - shift
@@ -233,8 +235,9 @@ def remembered_rows(columns: TensorColumns, network: Remembering, target: Rememb
     """Return sequences `[S, L, ...]` as rows `[S * L, ...]` whose observations are what networks remember at them.
 
     Each network runs once over the sequences and the observation after their last rows: without gradient over the
-    burn-in, from the stored state (Kapturowski et al. 2019); critics with a memory of their own begin with an empty one.
-    `new_obs` is what `network` remembers at the row that a target bootstraps from, `target_new_obs` what `target` does.
+    burn-in, from the stored state (Kapturowski et al. 2019); critics with a memory of their own begin with an empty
+    one. `new_obs` is what `network` remembers at the row that a target bootstraps from, `target_new_obs` what `target`
+    does.
     """
     obs, lengths = columns[Columns.OBS], columns[Columns.SEQ_LENS]
     number, size = columns[Columns.LOSS_MASK].shape
@@ -278,7 +281,9 @@ def _unrolled(columns: TensorColumns, obs: Tree, network: Remembering) -> dict[s
             with torch.no_grad():
                 after = memory(burn_in, dtype, state)[1]
             has = columns[HAS_BURN_IN]
-            state = {key: torch.where(has.view(-1, *[1] * (leaf.dim() - 1)), after[key], leaf) for key, leaf in state.items()}
+            state = {
+                key: torch.where(has.view(-1, *[1] * (leaf.dim() - 1)), after[key], leaf) for key, leaf in state.items()
+            }
         found[name] = memory(obs, dtype, state)[0]
     return found
 

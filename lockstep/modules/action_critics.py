@@ -27,8 +27,8 @@ class ActionCritics(nn.Module):
     """Holds `num_critics` networks, each of which says what actions are worth; all are evaluated together.
 
     For a Box the action goes in beside the observation's features; for a Discrete space one value for each action comes
-    out. Features that are learned (of images) are shared by all critics; the layers above them (`hiddens`) are not. With
-    `recurrent` the features are those of an encoder with memory, which all critics share.
+    out. Features that are learned (of images) are shared by all critics; the layers above them (`hiddens`) are not.
+    With `recurrent` the features are those of an encoder with memory, which all critics share.
     """
 
     def __init__(self, observation_space: Space[Any], action_space: Space[Any], config: ModelConfig) -> None:

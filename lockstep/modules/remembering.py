@@ -22,7 +22,7 @@ from lockstep.modules.rl_module import Batch
 class Remembered:
     """What networks with memory know at rows `[N]` or `[B, T]`; they take it in the place of observations."""
 
-    features: Tensor
+    features: Tensor | None = None
     """of the network that acts"""
     critic_features: Tensor | None = None
     """of critics with a memory of their own"""
@@ -87,7 +87,8 @@ class TransitionModule(DefaultActorCriticModule):
 
     def _run(self, batch: Batch, *networks: tuple[Any, nn.Linear]) -> Sequence[Tensor]:
         if isinstance(batch["obs"], Remembered):
-            return [head(batch["obs"].features) for _, head in networks]
+            features = trained(batch["obs"].features)
+            return [head(features) for _, head in networks]
         return super()._run(batch, *networks)
 
     def _run_both(self, batch: Batch) -> Sequence[Tensor]:

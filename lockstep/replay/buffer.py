@@ -136,7 +136,16 @@ class ReplayBuffer:
         action_form: ActionForm | None = None,
     ) -> None:
         self.options = ReplayOptions(
-            size, buffer_num, stack_num, ignore_obs_next, save_only_last_obs, sample_avail, n_step, gamma, sequence_length, burn_in
+            size,
+            buffer_num,
+            stack_num,
+            ignore_obs_next,
+            save_only_last_obs,
+            sample_avail,
+            n_step,
+            gamma,
+            sequence_length,
+            burn_in,
         )
         if hindsight is not None and sequence_length is not None:
             raise ValueError(f"sequence_length={sequence_length} does not go with hindsight: goals change row by row")

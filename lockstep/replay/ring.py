@@ -181,11 +181,11 @@ class Ring:
         return last, totals, discounts
 
     def sequences(self, rows: np.ndarray, length: int, burn_in: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the sequence that holds each row: its rows `[M]` one sequence after another, how many it has `[N]`, and
-        how many of them are burn-in `[N]`.
+        """Return the sequence that holds each row: its rows `[M]`, one sequence after another, how many it has `[N]`,
+        and how many of them are burn-in `[N]`.
 
-        Episodes are cut into sequences of `length` rows, from their first stored row; the last one may be shorter. Up to
-        `burn_in` rows of the episode come before each.
+        Episodes are cut into sequences of `length` rows, from their first stored row; the last one may be shorter. Up
+        to `burn_in` rows of the episode come before each.
         """
         first, before, total = np.empty((3, len(rows)), np.int64)
         self.kernels.sequences(rows, self.flags, self.newest, self.oldest, length, burn_in, first, before, total)

@@ -40,8 +40,8 @@ class EnvRunner:
     runner `i` is number `i * num_envs + b` of all, and its random numbers depend on that number only, so that m runners
     of k environments see what one runner of m * k sees. `generation`: how often the runner was replaced; each begins
     with random streams of its own. `whole_episodes`: no episode is cut at the end of a sample. `with_logp`: fragments
-    say how likely each action was when it was taken (not for a policy with memory). `with_states`: they have the state of
-    a policy with memory before each row.
+    say how likely each action was when it was taken (not for a policy with memory). `with_states`: they have the state
+    of a policy with memory before each row.
     """
 
     def __init__(

@@ -198,11 +198,11 @@ def append_fragments(fragments: Sequence[Fragment], store: RolloutStore, *, by_r
     if fragments[0].starts is not None:
         store.starts.append(_joined([f.starts for f in fragments], columns, num_steps, store.num_envs))
     if store.keeps_states:
-        states = {
+        kept = {
             name: _joined([f.states[name] for f in fragments], columns, num_steps, store.num_envs)
             for name in fragments[0].states
         }
-        store.states += [{name: leaf[t] for name, leaf in states.items()} for t in range(num_steps)]
+        store.states += [{name: leaf[t] for name, leaf in kept.items()} for t in range(num_steps)]
     if first == 0 and all(fragment.action_logp is not None for fragment in fragments):
         store.action_logp = _joined([f.action_logp for f in fragments], columns, num_steps, store.num_envs)
     store.end(first + num_steps, rows_of(store.obs, first + num_steps))

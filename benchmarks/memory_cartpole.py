@@ -1,0 +1,73 @@
+"""Learn CartPole-v1 without its velocities, which a network with memory has to make up for: seeds one after another.
+
+    python benchmarks/memory_cartpole.py dqn --seeds 5 --out benchmarks/results/memory_cartpole.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from lockstep import get_config
+
+
+class WithoutVelocities(gym.ObservationWrapper[Any, Any, Any]):
+    """CartPole-v1 that shows the cart's place and the pole's angle alone."""
+
+    def __init__(self) -> None:
+        super().__init__(gym.make("CartPole-v1"))
+        space: Any = self.env.observation_space
+        self.observation_space = gym.spaces.Box(space.low[[0, 2]], space.high[[0, 2]], dtype=np.float32)
+
+    def observation(self, observation: np.ndarray) -> np.ndarray:
+        """Return place and angle, `[2]`."""
+        return observation[[0, 2]]
+
+
+def configured(algorithm: str) -> Any:
+    """Return the configuration of one algorithm."""
+    config = get_config(algorithm).environment(WithoutVelocities).env_runners(num_envs_per_env_runner=8)
+    config.rl_module(model_config={"hiddens": (64,), "recurrent": "lstm", "recurrent_size": 64})
+    config.replay(capacity=150_000, sequence_length=32, burn_in=8, learning_starts=1_000, update_per_step=1 / 16)
+    config.training(train_batch_size=32)
+    if algorithm == "dqn":
+        config.training(lr=1e-3, target_update_interval=100, epsilon=[[0, 1.0], [15_000, 0.02]])
+    else:
+        config.training(lr=1e-3, tau=0.01, target_entropy=0.1, initial_alpha=0.1)
+    return config.env_runners(rollout_fragment_length=16)
+
+
+def main() -> None:
+    """Run the seeds and write what their last evaluations returned."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("algorithm", choices=["dqn", "sac"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--total-steps", type=int, default=150_000)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    found = []
+    for seed in options.seeds:
+        began = time.perf_counter()
+        config = configured(options.algorithm).debugging(seed=seed)
+        config.evaluation(evaluation_interval=1, evaluation_episodes=20)
+        config.reporting(total_steps=options.total_steps, steps_per_epoch=10_000)
+        trainer = config.build_trainer()
+        curve = []
+        for epoch, stats, _ in trainer:
+            curve.append(round(float(stats.test_collect_stat.returns_stat.mean), 1))
+            print(options.algorithm, seed, epoch, curve[-1], round(time.perf_counter() - began), flush=True)
+        found.append({"algorithm": options.algorithm, "seed": seed, "returns": curve})
+        if options.out is not None:
+            options.out.write_text(json.dumps(found, indent=1) + "\n")
+    last = sorted(each["returns"][-1] for each in found)
+    print(options.algorithm, "last", last, "median", float(np.median(last)))
+
+
+if __name__ == "__main__":
+    main()
