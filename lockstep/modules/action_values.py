@@ -22,7 +22,7 @@ class DefaultQModule(TransitionModule):
     """Computes action values `[N, A]`, from one network or, with `dueling`, from advantages and a value.
 
     Then `Q = V + A - mean(A)` (Wang et al. 2016, https://arxiv.org/abs/1511.06581, equation 9), each with an encoder of
-    its own unless `share_value_network` is set or they share a memory.
+    its own unless `vf_share_layers` is set or they share a memory.
 
     Acting takes the largest output of `policy_head`: of the values, or of the advantages, which is the same action.
     Actions that a mask forbids (`"action_mask"` in a Dict observation) have a very low value.
@@ -33,7 +33,7 @@ class DefaultQModule(TransitionModule):
         if not isinstance(self.action_space, spaces.Discrete):
             raise ValueError(f"action values need a Discrete action space, not {self.action_space}")
         if config.recurrent is not None:  # one memory, for advantages and value
-            self.model_config = replace(config, share_value_network=True)
+            self.model_config = replace(config, vf_share_layers=True)
         super().setup()
         if not config.dueling:
             self.value_encoder = self.value_head = None

@@ -37,7 +37,7 @@ def obs(rows=3, steps=7, seed=0, dtype=torch.float32):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_recurrence_is_that_of_torchs_own_layer(kind):
-    own = module(kind, dtype=torch.float64).recurrence
+    own = module(kind, dtype=torch.float64).encoder.memory
     layer = {"lstm": nn.LSTM, "gru": nn.GRU}[kind](5, 4, batch_first=True).double()
     with torch.no_grad():
         for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
@@ -107,11 +107,11 @@ def test_padding_of_any_content_changes_no_real_row():
 
 
 def test_initialisation_is_orthogonal_for_each_gate_or_torchs_own():
-    layer = module("lstm", seed=1).recurrence
+    layer = module("lstm", seed=1).encoder.memory
     for gate in layer.weight_hh.split(4):
         torch.testing.assert_close(gate @ gate.T, torch.eye(4), rtol=0, atol=1e-6)
     assert not layer.bias_ih.any()
-    plain = module("gru", orthogonal_init=False).recurrence
+    plain = module("gru", orthogonal_init=False).encoder.memory
     assert plain.bias_ih.any()
     assert float(plain.weight_hh.detach().abs().max()) <= 0.5
 
@@ -247,7 +247,7 @@ def test_numpy_actor_reads_the_parameters_own_memory_and_refuses_what_is_not_pla
             parameter.mul_(2.0)
     after = fast.act_with_state(x, None, fast.get_initial_state(2))[1]
     assert np.abs(before["h"] - after["h"]).max() > 1e-3
-    net.recurrence.register_forward_hook(lambda *args: None)
+    net.encoder.memory.register_forward_hook(lambda *args: None)
     assert type(make_actor(net)) is RecurrentActor
     assert type(make_actor(module(observation_space=spaces.Dict({"a": BOX})))) is RecurrentActor
     assert type(make_actor(module(action_space=spaces.MultiDiscrete([2, 2])))) is RecurrentActor
