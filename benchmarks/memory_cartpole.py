@@ -1,6 +1,6 @@
 """Learn CartPole-v1 without its velocities, which a network with memory has to make up for: seeds one after another.
 
-    python benchmarks/memory_cartpole.py dqn --seeds 5 --out benchmarks/results/memory_cartpole.json
+python benchmarks/memory_cartpole.py dqn --seeds 5 --out benchmarks/results/memory_cartpole.json
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ def configured(algorithm: str) -> Any:
     """Return the configuration of one algorithm."""
     config = get_config(algorithm).environment(WithoutVelocities).env_runners(num_envs_per_env_runner=8)
     config.rl_module(model_config={"hiddens": (64,), "recurrent": "lstm", "recurrent_size": 64})
-    config.replay(capacity=150_000, sequence_length=32, burn_in=8, learning_starts=1_000, update_per_step=1 / 16)
+    config.replay(capacity=150_000, learning_starts=1_000, update_per_step=1 / 16)
+    config.replay(sequence_length=32, burn_in=8, n_step=5)
     config.training(train_batch_size=32)
     if algorithm == "dqn":
-        config.training(lr=1e-3, target_update_interval=100, epsilon=[[0, 1.0], [15_000, 0.02]])
+        config.training(lr=1e-3, target_update_interval=30, epsilon=[[0, 1.0], [10_000, 0.02]], huber_delta=None)
     else:
         config.training(lr=1e-3, tau=0.01, target_entropy=0.1, initial_alpha=0.1)
     return config.env_runners(rollout_fragment_length=16)

@@ -225,8 +225,14 @@ class BaseConfig:
 
     @property
     def has_memory(self) -> bool:
-        """Whether networks by `model_config` remember from step to step; one of your own may do so, too."""
-        return getattr(self.rl_module.model_config, "recurrent", None) is not None
+        """Whether a network remembers from step to step, as far as its configuration says; one of your own may, too."""
+        return any(map(self._remembers, self.module_specs().values()))
+
+    def _remembers(self, spec: RLModuleSpec | RLModule) -> bool:
+        if isinstance(spec, RLModule):
+            return spec.is_stateful()
+        config = self.rl_module.model_config if spec.model_config is None else spec.model_config
+        return (config if isinstance(config, Mapping) else vars(config)).get("recurrent") is not None
 
     @property
     def is_multi_agent(self) -> bool:
@@ -550,7 +556,13 @@ class BaseConfig:
 
     # -- replay buffers ---
 
-    def build_replay_buffer(self, num_envs: int, seed: int | None = None, gamma: float | None = None) -> ReplayBuffer:
+    def build_replay_buffer(
+        self,
+        num_envs: int,
+        seed: int | None = None,
+        gamma: float | None = None,
+        module_id: str = DEFAULT_MODULE_ID,
+    ) -> ReplayBuffer:
         """Build an empty replay buffer with a sub-buffer for each environment, seeded by the configuration.
 
         An offline algorithm, which has no section `replay`, gets one with the defaults.
@@ -559,10 +571,15 @@ class BaseConfig:
             num_envs: how many environments write into it.
             seed: of its random numbers, in place of the configuration's.
             gamma: of its n-step returns, in place of the configuration's.
+            module_id: whose network learns from it: one with memory gets sequences.
         """
         section: ReplaySection = self.replay if self.is_off_policy else ReplaySection()
-        remembers = self.is_off_policy and (self.has_memory or section.sequence_length is not None)
-        sequence_length, burn_in = section.sequences() if remembers else (None, 0)
+        sequence_length, burn_in = None, 0
+        if self.is_off_policy:
+            spec = self.module_specs()[module_id]
+            is_own = not isinstance(spec, RLModule) and spec.module_class is not None
+            if self._remembers(spec) or (is_own and section.sequence_length is not None):
+                sequence_length, burn_in = section.sequences()
         return ReplayBuffer(
             section.capacity,
             buffer_num=num_envs,
@@ -584,7 +601,7 @@ class BaseConfig:
 
         def build(module_id: str, number: int) -> ReplayBuffer:
             gamma = overrides.get(module_id, {}).get("gamma")
-            return self.build_replay_buffer(number, seeds.seed(module_id), gamma)
+            return self.build_replay_buffer(number, seeds.seed(module_id), gamma, module_id)
 
         return MultiAgentReplayBuffer(agents, num_envs, build)
 

@@ -15,7 +15,7 @@ from lockstep.algorithms.offline import open_data
 from lockstep.algorithms.policy import Policy
 from lockstep.envs.pettingzoo import PettingZooEnvs
 from lockstep.learner.learner import Learner
-from lockstep.modules import DEFAULT_MODULE_ID, MultiRLModule, MultiRLModuleSpec
+from lockstep.modules import DEFAULT_MODULE_ID, MultiRLModule, MultiRLModuleSpec, RLModule
 from lockstep.replay.storage import machine_memory, row_nbytes
 from lockstep.rollout import (
     Collector,
@@ -190,8 +190,9 @@ class AlgorithmConfig(BaseConfig):
 
     def _needs_memory(self, value: int | None) -> bool:
         """Return whether an option is set that only a network with memory has a use for, and there is none."""
-        section = self.rl_module
-        return value is not None and not self.has_memory and section.rl_module_spec is None
+        specs = self.module_specs().values()
+        is_own = any(not isinstance(spec, RLModule) and spec.module_class is not None for spec in specs)
+        return value is not None and not self.has_memory and not is_own
 
     def _device_is_missing(self) -> bool:
         try:
