@@ -17,17 +17,27 @@ import numpy as np
 from lockstep import get_config
 
 
-class WithoutVelocities(gym.ObservationWrapper[Any, Any, Any]):
-    """CartPole-v1 that shows the cart's place and the pole's angle alone."""
+class WithoutVelocities(gym.Wrapper[Any, Any, Any, Any]):
+    """CartPole-v1 that shows the cart's place and the pole's angle alone, in units of the limits that end an episode.
+
+    A step is worth 0.02, so that values stay within what a memory gives out (-1 to 1): CartPole's are up to 100.
+    """
+
+    limits = np.array([2.4, 12 * np.pi / 180], np.float32)
 
     def __init__(self) -> None:
         super().__init__(gym.make("CartPole-v1"))
-        space: Any = self.env.observation_space
-        self.observation_space = gym.spaces.Box(space.low[[0, 2]], space.high[[0, 2]], dtype=np.float32)
+        self.observation_space = gym.spaces.Box(-2.0, 2.0, (2,), np.float32)
 
-    def observation(self, observation: np.ndarray) -> np.ndarray:
-        """Return place and angle, `[2]`."""
-        return observation[[0, 2]]
+    def reset(self, **options: Any) -> Any:
+        """Begin an episode."""
+        obs, info = self.env.reset(**options)
+        return obs[[0, 2]] / self.limits, info
+
+    def step(self, action: Any) -> Any:
+        """Step on."""
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return obs[[0, 2]] / self.limits, 0.02 * float(reward), terminated, truncated, info
 
 
 def configured(algorithm: str) -> Any:
@@ -38,9 +48,9 @@ def configured(algorithm: str) -> Any:
     config.replay(sequence_length=32, burn_in=8, n_step=5)
     config.training(train_batch_size=32)
     if algorithm == "dqn":
-        config.training(lr=1e-3, target_update_interval=30, epsilon=[[0, 1.0], [10_000, 0.02]], huber_delta=None)
+        config.training(lr=1e-3, target_update_interval=50, epsilon=[[0, 1.0], [10_000, 0.02]])
     else:
-        config.training(lr=1e-3, tau=0.01, target_entropy=0.1, initial_alpha=0.1)
+        config.training(lr=1e-3, tau=0.01, target_entropy=0.1, initial_alpha=0.02)
     return config.env_runners(rollout_fragment_length=16)
 
 
@@ -61,7 +71,7 @@ def main() -> None:
         trainer = config.build_trainer()
         curve = []
         for epoch, stats, _ in trainer:
-            curve.append(round(float(stats.test_collect_stat.returns_stat.mean), 1))
+            curve.append(round(float(stats.test_collect_stat.lens_stat.mean), 1))
             print(options.algorithm, seed, epoch, curve[-1], round(time.perf_counter() - began), flush=True)
         found.append({"algorithm": options.algorithm, "seed": seed, "returns": curve})
         if options.out is not None:
