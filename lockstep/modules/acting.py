@@ -237,9 +237,7 @@ class PlainPolicy:
         self.rectify = any(isinstance(layer, nn.ReLU) for layer in encoder.mlp)
         self.dtype = self.layers[0][0].dtype
         self.space: spaces.Box = module.observation_space
-        parts = ("encoder.", "policy_head.", "log_std")
-        if module.is_stateful():
-            parts += ("value_encoder.",)
+        parts = ("encoder.", "policy_head.", "log_std", *(("value_encoder.",) if module.is_stateful() else ()))
         names = [name for name, _ in module.named_parameters() if name.startswith(parts)]
         self.places = ParameterPlaces(module, names)
         self._dist = module.action_dist_cls.dist_class

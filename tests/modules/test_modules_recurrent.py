@@ -70,6 +70,18 @@ def test_a_sequence_gives_what_step_by_step_gives(kind):
     torch.testing.assert_close(net.compute_values({"obs": x}), whole["vf_preds"], rtol=0, atol=0)
 
 
+def test_policy_and_value_have_a_memory_each_or_share_one():
+    apart, shared, x = module(), module(vf_share_layers=True), {"obs": obs()}
+    assert list(apart.get_initial_state()) == ["h", "c", "vf_h", "vf_c"]
+    assert list(shared.get_initial_state()) == ["h", "c"]
+    for net, is_touched in ((apart, False), (shared, True)):
+        net.forward_train(x)["vf_preds"].sum().backward()
+        assert all((p.grad is not None) == is_touched for p in net.encoder.parameters())
+        assert net.policy_head.weight.grad is None
+    inputs = [net.forward_train(x)["action_dist_inputs"] for net in (apart, shared)]
+    torch.testing.assert_close(*inputs)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_past_matters_and_the_future_does_not(kind):
     net, x = module(kind), obs()
@@ -124,6 +136,8 @@ def test_inference_only_has_no_value_head_and_takes_a_full_modules_weights():
     small.set_state(full.get_state(inference_only=True))
     x = {"obs": obs()}
     torch.testing.assert_close(small._forward(x)["action_dist_inputs"], full._forward(x)["action_dist_inputs"])
+    assert list(small.get_initial_state()) == ["h", "c"]  # of the policy alone
+    small.set_state(full.get_state())
     with pytest.raises(RuntimeError, match="inference_only=True"):
         small.compute_values(x)
 
@@ -214,9 +228,10 @@ def test_memory_that_does_not_fit_is_refused(mistake, words):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("action_space", [THREE, spaces.Box(-1, 1, (2,))], ids=["discrete", "continuous"])
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
-@pytest.mark.parametrize("free_log_std", [True, False])
-def test_numpy_acts_as_torch_does_up_to_rounding(kind, action_space, activation, free_log_std):
-    net = module(kind, action_space=action_space, activation=activation, free_log_std=free_log_std)
+@pytest.mark.parametrize("shared", [True, False])
+def test_numpy_acts_as_torch_does_up_to_rounding(kind, action_space, activation, shared):
+    config = {"free_log_std": shared, "vf_share_layers": shared}
+    net = module(kind, action_space=action_space, activation=activation, **config)
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
