@@ -229,13 +229,7 @@ class BaseConfig:
     @property
     def has_memory(self) -> bool:
         """Whether a network remembers from step to step, as far as its configuration says; one of your own may, too."""
-        return any(map(self._remembers, self.module_specs().values()))
-
-    def _remembers(self, spec: RLModuleSpec | RLModule) -> bool:
-        if isinstance(spec, RLModule):
-            return spec.is_stateful()
-        config = self.rl_module.model_config if spec.model_config is None else spec.model_config
-        return (config if isinstance(config, Mapping) else vars(config)).get("recurrent") is not None
+        return any(map(self.rl_module.remembers, self.module_specs().values()))
 
     @property
     def is_multi_agent(self) -> bool:
@@ -601,12 +595,9 @@ class BaseConfig:
             module_id: whose network learns from it: one with memory gets sequences.
         """
         section: ReplaySection = self.replay if self.is_off_policy else ReplaySection()
-        sequence_length, burn_in = None, 0
-        if self.is_off_policy:
-            spec = self.module_specs()[module_id]
-            is_own = not isinstance(spec, RLModule) and spec.module_class is not None
-            if self._remembers(spec) or (is_own and section.sequence_length is not None):
-                sequence_length, burn_in = section.sequences()
+        remembers = self.rl_module.remembers(self.module_specs()[module_id])
+        in_sequences = self.is_off_policy and (section.sequence_length is not None if remembers is None else remembers)
+        sequence_length, burn_in = section.sequences() if in_sequences else (None, 0)
         return ReplayBuffer(
             section.capacity,
             buffer_num=num_envs,

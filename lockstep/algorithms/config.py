@@ -17,7 +17,7 @@ from lockstep.envs.multi_agent import AgentEnvs
 from lockstep.learner.config import AgentMapping
 from lockstep.learner.learner import Learner
 from lockstep.learner.optimizers import check_configured_optimizer
-from lockstep.modules import DEFAULT_MODULE_ID, MultiRLModule, MultiRLModuleSpec, RLModule
+from lockstep.modules import DEFAULT_MODULE_ID, MultiRLModule, MultiRLModuleSpec
 from lockstep.replay.storage import machine_memory, row_nbytes
 from lockstep.rollout import (
     Collector,
@@ -204,9 +204,8 @@ class AlgorithmConfig(BaseConfig):
 
     def _needs_memory(self, value: int | None) -> bool:
         """Return whether an option is set that only a network with memory has a use for, and there is none."""
-        specs = self.module_specs().values()
-        is_own = any(not isinstance(spec, RLModule) and spec.module_class is not None for spec in specs)
-        return value is not None and not self.has_memory and not is_own
+        known = map(self.rl_module.remembers, self.module_specs().values())
+        return value is not None and all(remembers is False for remembers in known)
 
     def _device_is_missing(self) -> bool:
         try:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from pathlib import Path
+from typing import Any, TypedDict
 
 import numpy as np
+from gymnasium import spaces
 
+from lockstep.data.actions import ActionForm
 from lockstep.data.columns import Columns
 from lockstep.data.trees import leaves
 from lockstep.replay.hindsight import Hindsight
@@ -20,6 +23,38 @@ from lockstep.state.streams import RandomStreams
 OBS, NEXT_OBS, ACTIONS, REWARDS = Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS, Columns.REWARDS
 TERMINATEDS, TRUNCATEDS = Columns.TERMINATEDS, Columns.TRUNCATEDS
 Tree = Any
+
+
+class Options(TypedDict, total=False):
+    """Options that every kind of buffer takes; see `ReplayBuffer`."""
+
+    stack_num: int
+    ignore_obs_next: bool
+    save_only_last_obs: bool
+    sample_avail: bool
+    n_step: int
+    gamma: float
+    sequence_length: int | None
+    burn_in: int
+    seed: int
+    storage: str
+    directory: str | Path | None
+    observation_space: spaces.Space[Any] | None
+    action_space: spaces.Space[Any] | None
+    action_form: ActionForm | None
+
+
+class VectorOptions(Options, total=False):
+    """Options of `VectorReplayBuffer`."""
+
+    priorities: Mapping[str, Any] | None
+    hindsight: Hindsight | None
+
+
+class AllOptions(VectorOptions, total=False):
+    """Options of `ReplayBuffer`."""
+
+    buffer_num: int
 
 
 @dataclass(frozen=True)
@@ -56,6 +91,14 @@ class ReplayOptions:
             raise ValueError(f"stack_num={self.stack_num} does not go with sequence_length={self.sequence_length}")
         if self.sample_avail and self.stack_num == 1:
             raise ValueError("sample_avail=True chooses rows by their stacks; it needs stack_num of at least 2")
+
+    def check_hindsight(self, hindsight: Hindsight | None) -> None:
+        """Raise `ValueError` for hindsight in sequences."""
+        if hindsight is not None and self.sequence_length is not None:
+            raise ValueError(
+                f"sequence_length={self.sequence_length} does not go with hindsight: what is remembered was seen with "
+                "another goal"
+            )
 
     def keywords(self) -> dict[str, Any]:
         """Return the options as keywords of `ReplayBuffer`, all but `size`."""
