@@ -582,11 +582,7 @@ class BaseConfig:
     # -- replay buffers ---
 
     def build_replay_buffer(
-        self,
-        num_envs: int,
-        seed: int | None = None,
-        gamma: float | None = None,
-        module_id: str = DEFAULT_MODULE_ID,
+        self, num_envs: int, seed: int | None = None, gamma: float | None = None, module_id: str = DEFAULT_MODULE_ID
     ) -> ReplayBuffer:
         """Build an empty replay buffer with a sub-buffer for each environment, seeded by the configuration.
 
