@@ -170,7 +170,7 @@ class AlgorithmConfig(BaseConfig):
             ("environment.frame_stack", env.frame_stack > 1, f"{refused} store stacked observations in the data"),
             ("framework.compile", self.framework.compile, f"{refused} its update is not compiled"),
             (
-                "rl_module.model_config.recurrent",
+                f"rl_module.model_config.{self.kind_of_memory}",
                 self.has_memory,
                 f"{refused} it learns from single steps of the data, in any order; leave it out, or stack frames",
             ),
@@ -195,7 +195,8 @@ class AlgorithmConfig(BaseConfig):
             (
                 "replay.her",
                 self.has_memory and self.replay.her,
-                "does not go with rl_module.model_config.recurrent: what is remembered was seen with another goal",
+                f"does not go with rl_module.model_config.{self.kind_of_memory}: what is remembered was seen with another "
+                "goal",
             ),
             ("replay.sequence_length", self._needs_memory(self.replay.sequence_length), NEEDS_MEMORY),
             ("replay.burn_in", self._needs_memory(self.replay.burn_in), NEEDS_MEMORY),
@@ -206,6 +207,11 @@ class AlgorithmConfig(BaseConfig):
                 f"env_runners.num_envs_per_env_runner={runners.num_envs_per_env_runner} environments",
             ),
         ]
+
+    @property
+    def kind_of_memory(self) -> str:
+        """The option that gives networks a memory."""
+        return "recurrent" if getattr(self.rl_module.model_config, "attention", None) is None else "attention"
 
     def _needs_memory(self, value: int | None) -> bool:
         """Return whether an option is set that only a network with memory has a use for, and there is none."""

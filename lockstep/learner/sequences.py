@@ -276,7 +276,7 @@ def _unrolled(columns: TensorColumns, obs: Tree, network: Remembering) -> dict[s
     for name, memory in network.memories().items():
         is_stored = name == "features"
         state = columns[Columns.STATE_IN] if is_stored else repeated_states(memory.initial_state(), number)
-        dtype = next(iter(state.values())).dtype
+        dtype = next(memory.parameters()).dtype
         if burn_in is not None:
             with torch.no_grad():
                 after = memory(burn_in, dtype, state)[1]

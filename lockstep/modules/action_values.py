@@ -32,7 +32,7 @@ class DefaultQModule(TransitionModule):
         config = ModelConfig.of(self.model_config)
         if not isinstance(self.action_space, spaces.Discrete):
             raise ValueError(f"action values need a Discrete action space, not {self.action_space}")
-        if config.recurrent is not None:  # one memory, for advantages and value
+        if config.has_memory:  # one memory, for advantages and value
             self.model_config = replace(config, vf_share_layers=True)
         super().setup()
         if not config.dueling:

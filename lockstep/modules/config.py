@@ -43,10 +43,10 @@ class RLModuleSection(Section[ConfigT]):
         fields = options.get("model_config")
         network = self.rl_module_spec if options.get("rl_module_spec") is None else options["rl_module_spec"]
         if isinstance(fields, Mapping):
-            if fields.keys() == ModelConfig().to_dict().keys():  # whole, as `to_dict` writes it
+            if fields.keys() == vars(ModelConfig()).keys():  # whole, as `to_dict` writes it
                 options = {**options, "model_config": ModelConfig.of(fields)}
             elif network is None and isinstance(self.model_config, ModelConfig):
-                changed = ModelConfig.of({**self.model_config.to_dict(), **fields})
+                changed = ModelConfig.of({**vars(self.model_config), **fields})
                 options = {**options, "model_config": changed}
         super().set_options(options)
 
@@ -56,7 +56,9 @@ class RLModuleSection(Section[ConfigT]):
             return spec.is_stateful()
         config = self.model_config if spec.model_config is None else spec.model_config
         named = config if isinstance(config, Mapping) else vars(config)
-        return True if named.get("recurrent") is not None else None if spec.module_class else False
+        if any(named.get(kind) is not None for kind in ("recurrent", "attention")):
+            return True
+        return None if spec.module_class else False
 
     def prepare(self, name: str, value: Any) -> Any:
         """Take of a whole configuration that stands for overrides the training options that differ from defaults."""

@@ -45,7 +45,7 @@ class TransitionModule(DefaultActorCriticModule):
 
     def make_encoder(self, space: Space[Any], config: ModelConfig) -> Encoder | MemoryEncoder:  # type: ignore[override]
         """Make what turns observations of `space` into features, with a memory where `config` asks for one."""
-        return Encoder(space, config) if config.recurrent is None else MemoryEncoder(space, config)
+        return MemoryEncoder(space, config) if config.has_memory else Encoder(space, config)
 
     def get_initial_state(self) -> State:
         return self.encoder.initial_state() if isinstance(self.encoder, MemoryEncoder) else {}
