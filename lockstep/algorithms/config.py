@@ -195,8 +195,8 @@ class AlgorithmConfig(BaseConfig):
             (
                 "replay.her",
                 self.has_memory and self.replay.her,
-                f"does not go with rl_module.model_config.{self.kind_of_memory}: what is remembered was seen with another "
-                "goal",
+                f"does not go with rl_module.model_config.{self.kind_of_memory}: what is remembered was seen with "
+                "another goal",
             ),
             ("replay.sequence_length", self._needs_memory(self.replay.sequence_length), NEEDS_MEMORY),
             ("replay.burn_in", self._needs_memory(self.replay.burn_in), NEEDS_MEMORY),

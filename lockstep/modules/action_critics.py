@@ -28,8 +28,8 @@ class ActionCritics(nn.Module):
 
     For a Box the action goes in beside the observation's features; for a Discrete space one value for each action comes
     out. Features that are learned (of images) are shared by all critics; the layers above them (`hiddens`) are not.
-    With `config.q_share_layers` they are those of `encoder`, the policy's, which gives them away. With a memory they are
-    those of an encoder with memory, which all critics share.
+    With `config.q_share_layers` they are those of `encoder`, the policy's, which gives them away. With a memory they
+    are those of an encoder with memory, which all critics share.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class ActionCritics(nn.Module):
         observation_space: Space[Any],
         action_space: Space[Any],
         config: ModelConfig,
-        encoder: Encoder | None = None,
+        encoder: Encoder | MemoryEncoder | None = None,
     ) -> None:
         super().__init__()
         action_dist = ActionDist(action_space)
@@ -46,7 +46,7 @@ class ActionCritics(nn.Module):
         self.features: Any
         if config.has_memory:
             self.features = MemoryEncoder(space, config)
-        elif config.q_share_layers and encoder is not None:
+        elif config.q_share_layers and isinstance(encoder, Encoder):
             self.features = encoder.share_features()
         else:
             self.features = make_features(space, config)
