@@ -360,6 +360,7 @@ class AlgorithmConfig(BaseConfig):
             with_logp=with_logp,
             with_states=self.is_off_policy,
             whole_episodes=self.env_runners.batch_mode == "complete_episodes",
+            callbacks=[make() for make in self.callbacks.classes],
         )
 
     def _build_group_collector(self, policy: Policy) -> CollectorLike:
