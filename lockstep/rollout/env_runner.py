@@ -53,7 +53,8 @@ class EnvRunner:
     runner `i` is number `i * num_envs + b` of all, and its random numbers depend on that number only, so that m runners
     of k environments see what one runner of m * k sees. `generation`: how often the runner was replaced; each begins
     with random streams of its own. `whole_episodes`: no episode is cut at the end of a sample. `with_logp`: fragments
-    say how likely each action was when it was taken (not for a policy with memory). `callbacks`: those of this process.
+    say how likely each action was when it was taken (not for a policy with memory). `with_states`: they have the state
+    of a policy with memory before each row. `callbacks`: those of this process.
     `epsilon`: as a `Collector`'s. `stores=False`: it only plays, for evaluation.
     """
 
@@ -71,6 +72,7 @@ class EnvRunner:
         stores: bool = True,
         frame_stack: int | None = None,
         with_logp: bool = False,
+        with_states: bool = False,
         whole_episodes: bool = False,
         raise_on_nan: bool = True,
         callbacks: Sequence[EnvironmentCallback] = (),
@@ -94,6 +96,8 @@ class EnvRunner:
         spaces = self.collector.observation_space, env.action_space
         self.store = RolloutStore(1, env.num_envs, *spaces) if stores else None  # it grows
         self.collector.buffer = self.store
+        if self.store is not None:
+            self.store.keeps_states = with_states
         self._vector_steps = 0
         self._ended: list[tuple[int, int, float, int]] = []
 
