@@ -16,7 +16,7 @@ import gymnasium as gym
 import torch
 from gymnasium import spaces as gym_spaces
 
-from lockstep.algorithms.json_form import from_plain, to_plain
+from lockstep.algorithms.json_form import section_from_plain, to_plain
 from lockstep.connectors import (
     ClipActions,
     FrameStack,
@@ -148,9 +148,6 @@ ELSEWHERE = {
     "restart_failed_sub_environments": "restart_failed_envs",
 }
 """a name elsewhere -> the names here, separated by spaces, of which an algorithm has one"""
-
-RENAMED = {"evaluation.evaluation_episodes": "evaluation_duration"}
-"""options by the path that they had in files of earlier versions, and their name today"""
 
 
 class BaseConfig:
@@ -367,8 +364,7 @@ class BaseConfig:
                 continue
             if name not in self.sections or not isinstance(options, Mapping):
                 raise ValueError(f"unknown section {name!r}{self._suggest(name, list(self.sections))}")
-            read = {str(key): from_plain(value) for key, value in options.items()}
-            getattr(self, name)(**{RENAMED.get(f"{name}.{key}", key): value for key, value in read.items()})
+            getattr(self, name)(**section_from_plain(name, options))
         return self
 
     def named_options(self) -> dict[str, Any]:

@@ -14,6 +14,9 @@ from lockstep.data.codec import describe_space, space_from
 from lockstep.modules import MultiRLModuleSpec, RLModuleSpec
 from lockstep.state.options import import_path, imported
 
+RENAMED = {"evaluation.evaluation_episodes": "evaluation_duration"}
+"""options by the path that they had in files of earlier versions, and their name today"""
+
 
 def to_plain(path: str, value: Any) -> Any:
     """Return `value` as JSON can hold it, tuples as lists; `ValueError` names `path` where it cannot be written."""
@@ -49,6 +52,11 @@ def from_plain(value: Any) -> Any:
     if len(value) == 1 and (kind := next(iter(value))) in _READERS:
         return _READERS[kind](value[kind])
     return {key: from_plain(part) for key, part in value.items()}
+
+
+def section_from_plain(section: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a section that `to_plain` wrote, by the names of today."""
+    return {RENAMED.get(f"{section}.{name}", name): from_plain(value) for name, value in options.items()}
 
 
 def _plain_spec(path: str, spec: RLModuleSpec) -> dict[str, Any]:
