@@ -729,9 +729,8 @@ class BaseConfig:
     def cpus_of_run(self) -> float:
         """CPUs that learners, env runners and this process ask of a cluster together."""
         learners = self.learners.num_learners * self.learners.num_cpus_per_learner
-        runners = self.env_runners.num_env_runners * self.env_runners.num_cpus_per_env_runner
-        if self.evaluation.evaluation_interval:
-            runners += self.evaluation.evaluation_num_env_runners * self.env_runners.num_cpus_per_env_runner
+        num_env_runners = self.env_runners.num_env_runners + self.evaluation.num_processes
+        runners = num_env_runners * self.env_runners.num_cpus_per_env_runner
         return float(learners + runners + self.resources.num_cpus_for_main_process)
 
     def build_module(

@@ -137,6 +137,11 @@ class EvaluationSection(Section[ConfigT]):
             return self.evaluation_num_envs
         return min(self.evaluation_num_envs, self.evaluation_duration)
 
+    @property
+    def num_processes(self) -> int:
+        """Env runners in other processes; none where nothing is evaluated."""
+        return self.evaluation_num_env_runners if self.evaluation_interval else 0
+
     def validate(self) -> None:
         """Refuse environments that cannot be split evenly over the env runners."""
         if self.evaluation_num_env_runners and self.num_envs % self.evaluation_num_env_runners:
