@@ -353,7 +353,8 @@ class AlgorithmConfig(BaseConfig):
         """Raise `ValueError`, with both numbers, for buffers that this machine's memory cannot hold."""
         section, available = self.replay, machine_memory()
         needed = section.capacity * sum(
-            row_nbytes(part.seen_space, part.action_space, section.ignore_obs_next) for part in policy.acting.values()
+            row_nbytes(part.seen_space, part.module.action_space, section.ignore_obs_next)
+            for part in policy.acting.values()
         )
         if section.storage == "memory" and needed > available:
             raise ValueError(

@@ -146,12 +146,12 @@ def _check_rows(source: OfflineData, part: ActingPolicy, required: tuple[str, ..
         raise MalformedBufferError(
             f"{part.config.algorithm} needs the column {missing[0]!r}; the offline data have {sorted(row)}"
         )
-    expected = shapes_of_space(part.observation_space)
+    expected = shapes_of_space(part.seen_space)
     for name in (Columns.OBS, Columns.NEXT_OBS):
         if name in row and _dims(shapes_of_rows(name, row[name])) != _dims(expected):
             raise MalformedBufferError(
                 f"column {name!r} of the offline data has rows of {shapes_of_rows(name, row[name])}, the policy's "
-                f"observations are {part.observation_space}"
+                f"observations are {part.seen_space}"
             )
 
 
@@ -198,7 +198,7 @@ def _check_actions(actions: Any, part: ActingPolicy) -> None:
                 f"actions of the offline data are {column.dtype} from {low:g} to {high:g}, the policy's are whole "
                 f"numbers from 0 to {num - 1}"
             )
-    elif hasattr(part.connectors.actions, "inverse") and max(-low, high) > 1.001:
+    elif part.connectors.actions is not None and part.connectors.actions.rescales and max(-low, high) > 1.001:
         raise MalformedBufferError(
             f"actions of the offline data reach from {low:g} to {high:g}, the policy's lie within [-1, 1] "
             "(policy.from_env translates the environment's)"

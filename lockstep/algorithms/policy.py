@@ -18,12 +18,12 @@ from torch import Tensor
 
 from lockstep.algorithms.acting import ActingPolicy, checked_observations
 from lockstep.algorithms.base_config import BaseConfig
-from lockstep.connectors import ModuleConnectors
+from lockstep.connectors import ModuleConnectors, ObsPipeline
 from lockstep.data import MultiAgentBatch, MultiAgentEpisode, SampleBatch
 from lockstep.data.codec import describe_space, space_from
 from lockstep.data.columns import Columns
 from lockstep.data.rollout import EpisodeStore, RolloutStore
-from lockstep.data.trees import leaves
+from lockstep.data.trees import leaves, rows_of
 from lockstep.envs.trees import stack_rows
 from lockstep.learner.checkpointing import state_from_folders
 from lockstep.learner.group import LearnerGroup
@@ -96,6 +96,8 @@ class Policy:
         self.observation_space, self.action_space = observation_space, action_space
         self.policy_mapping_fn: Callable[..., str] | None = config.multi_agent.policy_mapping_fn
         self.acting: dict[str, ActingPolicy] = {}
+        self._recorded: dict[AgentID, ObsPipeline] = {}
+        """of several agents: what the observations of each go through in `compute_actions`"""
         for module_id, (observations, actions) in self._spaces_by_module().items():
             if learner_group.is_local:
                 part = self._part_of_learner(module_id)
@@ -165,7 +167,9 @@ class Policy:
 
     # -- acting ---
 
-    def compute_actions(self, observations: Any, state: Any = None, explore: bool | None = None) -> Any:
+    def compute_actions(
+        self, observations: Any, state: Any = None, explore: bool | None = None, rewards: Any = None
+    ) -> Any:
         """Return environment actions for raw observations: `[B, ...]` for `[B, ...]`, or a dict for a dict of agents.
 
         They are drawn with `explore=True`, the most likely ones with `explore=False`. None: drawn within a training
@@ -175,16 +179,36 @@ class Policy:
         observations, None (or `get_initial_state(B)`) where episodes begin. Of several agents the states are dicts by
         agent, and a missing one begins an episode.
 
+        Connectors with a memory (`environment(frame_stack=)`, previous actions) follow the rows, or the agents, from
+        call to call: `reset` where episodes begin. `rewards` of the step before, `[B]` or a dict by agent, are for
+        connectors that need them.
+
         Raises:
-            ValueError: observations or a state that do not fit, or NaN.
+            ValueError: observations or a state that do not fit, NaN, or another number of rows than are remembered.
             KeyError: an agent of an unknown module.
         """
         if self.is_multi_agent:
-            return self._compute_for_agents(observations, state or {}, explore)
-        return self.acting[DEFAULT_MODULE_ID].compute_actions(observations, state, explore)
+            return self._compute_for_agents(observations, state or {}, explore, rewards or {})
+        return self.acting[DEFAULT_MODULE_ID].compute_actions(observations, state, explore, rewards)
+
+    def reset(self, env_index: Any = None) -> None:
+        """Begin episodes in these rows of `compute_actions` (an index or several), or of this agent; None: in all.
+
+        It concerns connectors with a memory; what a collector remembers is its own.
+        """
+        if not self.is_multi_agent:
+            self.acting[DEFAULT_MODULE_ID].reset(env_index)
+        elif env_index is None:
+            self._recorded.clear()
+        else:
+            self._recorded.pop(env_index, None)
 
     def _compute_for_agents(
-        self, observations: Mapping[AgentID, Any], states: Mapping[AgentID, Any], explore: bool | None
+        self,
+        observations: Mapping[AgentID, Any],
+        states: Mapping[AgentID, Any],
+        explore: bool | None,
+        rewards: Mapping[AgentID, Any],
     ) -> Any:
         agents_of: dict[str, list[AgentID]] = {}
         episode = MultiAgentEpisode(agent_to_module_mapping_fn=self.policy_mapping_fn)
@@ -194,10 +218,8 @@ class Policy:
         after: dict[AgentID, Any] = {}
         for module_id, agents in agents_of.items():
             part, before = self.acting[module_id], None
-            for agent in agents:
-                name = f"observations[{agent!r}]"
-                checked_observations(part.observation_space, observations[agent], batched=False, name=name)
-            obs = stack_rows(part.observation_space, [observations[agent] for agent in agents])
+            seen = [self._seen_by(agent, part, observations[agent], rewards.get(agent)) for agent in agents]
+            obs = stack_rows(part.seen_space, seen)
             if part.is_stateful:
                 initial = {name: leaf[0] for name, leaf in part.get_initial_state(1).items()}
                 rows = [states.get(agent, initial) for agent in agents]
@@ -206,9 +228,25 @@ class Policy:
             if part.is_stateful:
                 taken, new = taken
                 after |= {agent: {name: leaf[i] for name, leaf in new.items()} for i, agent in enumerate(agents)}
+            for i, agent in enumerate(agents):
+                if agent in self._recorded:
+                    self._recorded[agent].after_step(taken[i : i + 1], None)
             discrete = taken.ndim == 1 and taken.dtype.kind in "iu"
             actions |= {agent: int(taken[i]) if discrete else taken[i] for i, agent in enumerate(agents)}
         return (actions, after) if self.is_stateful else actions
+
+    def _seen_by(self, agent: AgentID, part: ActingPolicy, observation: Any, reward: float | None) -> Any:
+        """Return an agent's observation as it is acted on; its connectors with a memory follow it."""
+        checked, _ = checked_observations(
+            part.observation_space, observation, batched=False, name=f"observations[{agent!r}]"
+        )
+        if part.recorded.is_identity:
+            return observation
+        if agent not in self._recorded:
+            self._recorded[agent] = part.recorded.copy()
+        if reward is not None:
+            self._recorded[agent].after_step(None, np.array([reward]))
+        return rows_of(self._recorded[agent](checked), 0)
 
     def module_for(self, agent: AgentID, episode: MultiAgentEpisode | None = None) -> str:
         """Return the id of the module that acts for an agent. `KeyError` for a module that is not there."""
@@ -330,9 +368,8 @@ class Policy:
         """How many of the gradient steps draw their samples together; the same in each run of one configuration."""
         if steps == 1 or not sample_size:
             return 1
-        frames = self.config.environment.frame_stack
-        observations = [create_empty_array(part.observation_space) for part in self.acting.values()]
-        row = sum(2 * frames * sum(leaf.nbytes for leaf in leaves(obs)) for obs in observations)
+        observations = [create_empty_array(part.seen_space) for part in self.acting.values()]
+        row = sum(2 * sum(leaf.nbytes for leaf in leaves(obs)) for obs in observations)
         return min(MOST_STEPS, max(1, MOST_BYTES // (sample_size * row)))
 
     def _update_priorities(self, module_id: str, buffer: ReplayBuffer, batch: SampleBatch) -> None:

@@ -263,7 +263,7 @@ class MultiAgentCollector(BaseCollector):
     def _act(self, module_id: str, rows: Rows, random: bool) -> tuple[np.ndarray, np.ndarray, State | None]:
         """Return for all rows of a module the actions for the environment, those learned from, and the state before."""
         part = self._part_of(module_id, rows[0][1])
-        obs = stack_rows(part.observation_space, [self.plays[b].to_act[agent] for b, agent in rows])
+        obs = stack_rows(part.seen_space, [self.plays[b].to_act[agent] for b, agent in rows])
         noise = None
         if self.explores and not random:
             rng = self.streams.numpy(f"exploration/{module_id}")
@@ -275,8 +275,8 @@ class MultiAgentCollector(BaseCollector):
             learned = part.act(obs, noise)
         if random:
             rng = self.streams.numpy(f"random_actions/{module_id}")
-            masks = masks_in(obs, part.observation_space, part.action_space)
-            learned = part.from_env(random_actions(part.action_space, rng, len(rows), masks))
+            masks = masks_in(obs, part.seen_space, part.random_space)
+            learned = part.from_env(random_actions(part.random_space, rng, len(rows), masks))
         return part.to_env(learned), learned, before
 
     def _act_with_state(
