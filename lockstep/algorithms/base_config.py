@@ -13,21 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import gymnasium as gym
 import torch
-from gymnasium import spaces as gym_spaces
 
+from lockstep.algorithms.connectors import ConnectorBuilder
 from lockstep.algorithms.json_form import from_plain, to_plain
-from lockstep.connectors import (
-    ActionPipeline,
-    ClipActions,
-    Connector,
-    FrameStack,
-    ModuleConnectors,
-    NormalizeObs,
-    NormalizeRewards,
-    ObsPipeline,
-    RescaleActions,
-)
-from lockstep.connectors.module_connectors import check_plain
+from lockstep.connectors import ModuleConnectors
 from lockstep.data import MultiAgentEpisode
 from lockstep.data.config import OfflineDataSection
 from lockstep.envs import VectorBoundary, goal_functions, make_vector
@@ -662,7 +651,7 @@ class BaseConfig:
         single = list(specs) == [DEFAULT_MODULE_ID]
         connectors, modules = {}, {}
         for module_id, (observation_space, action_space) in spaces.items():
-            built, seen = self._checked_connectors(observation_space, action_space)
+            built, seen = self.build_connectors(observation_space, action_space)
             module_streams = streams if single else streams.child(module_id)
             connectors[module_id] = built
             modules[module_id] = self.build_module(specs[module_id], *seen, module_streams)
@@ -683,7 +672,7 @@ class BaseConfig:
         self.validate()
         if self._connectors_are_between:
             for pair in self.spaces_by_module(env, spaces).values():
-                self._checked_connectors(*pair)  # here, not in another process
+                self.build_connectors(*pair)  # here, not in another process
         learners = start_learners(
             partial(self.copy().build_learner, env, spaces),
             section,
@@ -736,93 +725,26 @@ class BaseConfig:
 
         Raises:
             TypeError: an option that is to give connectors gives something else.
-            ValueError: connectors that do not go together, or spaces that they cannot take.
+            ValueError: connectors that do not go together, spaces that they cannot take, or in which the algorithm
+                cannot act.
         """
-        section, runners = self.environment, self.env_runners
-        spaces = observation_space, action_space
-        observed = self._connectors_of("env_runners.env_to_module_connector", spaces)
-        if runners.add_default_connectors and section.frame_stack > 1:
-            observed.append(FrameStack(section.frame_stack))
-        if runners.add_default_connectors and section.normalize_observations:
-            observed.append(NormalizeObs(clip=section.clip_observations))
-        kept = [connector.has_memory or connector.is_recorded for connector in observed]
-        number = len(kept) - kept[::-1].index(True) if any(kept) else 0
-        for connector in observed[:number]:
-            if connector.has_statistics:
-                raise ValueError(
-                    f"env_runners.env_to_module_connector: {type(connector).__name__} has statistics and stands before "
-                    f"{type(observed[number - 1]).__name__}, whose output is stored, so it would be stored with the "
-                    "statistics of then; put it behind that one"
-                )
-        recorded = ObsPipeline(observed[:number], observation_space)
-        pipeline = ObsPipeline(observed[number:], recorded.observation_space)
-        rewards = (
-            NormalizeRewards(gamma=self.training.gamma, clip=section.clip_rewards)
-            if section.normalize_rewards
-            else None
+        builder = ConnectorBuilder(
+            self.environment,
+            self.env_runners,
+            self.training,
+            algorithm=self.algorithm,
+            squashes_actions=self.squashes_actions or getattr(self.rl_module.model_config, "squash_actions", False),
+            num_learners=self.learners.num_learners,
         )
-        actions = self._build_action_pipeline(spaces)
-        learner = self._connectors_of("training.learner_connector", spaces)
-        for connector in learner:
-            check_plain(connector, "training.learner_connector")
-        seen = pipeline.observation_space, action_space if actions is None else actions.module_space
-        return ModuleConnectors(
-            obs=pipeline, rewards=rewards, actions=actions, recorded=recorded, learner=tuple(learner)
-        ), seen
-
-    def _build_action_pipeline(self, spaces: Spaces) -> ActionPipeline | None:
-        """Return what brings actions to the environment; None where nothing does."""
-        section, action_space = self.environment, spaces[1]
-        connectors: list[Any] = self._connectors_of("env_runners.module_to_env_connector", spaces)
-        acted_in = ActionPipeline(connectors, action_space).module_space
-        if self.env_runners.add_default_connectors and isinstance(action_space, gym_spaces.Box):
-            squashed = self.squashes_actions or getattr(self.rl_module.model_config, "squash_actions", False)
-            if isinstance(acted_in, gym_spaces.Box) and (section.rescale_actions or squashed):
-                if not action_space.is_bounded():
-                    raise ValueError(
-                        f"{self.algorithm} cannot act in {action_space}: its actions are rescaled onto the bounds, "
-                        "which must be finite; wrap the environment so that they are"
-                    )
-                connectors.append(RescaleActions(action_space))
-            elif section.clip_actions:
-                connectors.append(ClipActions(action_space))
-        return ActionPipeline(connectors, action_space) if connectors else None
-
-    def _connectors_of(self, option: str, spaces: Spaces) -> list[Connector]:
-        """Return the connectors that the function which an option names gives for these spaces; none without it."""
-        section, _, name = option.partition(".")
-        function = getattr(self.sections[section], name)
-        if function is None:
-            return []
-        built = function(*spaces)
-        found = list(built) if isinstance(built, list | tuple) else [built]
-        for connector in found:
-            if not isinstance(connector, Connector | RescaleActions):
-                raise TypeError(
-                    f"{option} returned {connector!r}; f(observation_space, action_space) must return a "
-                    "lockstep.connectors.Connector, or a list of them"
-                )
-        return found
-
-    def _checked_connectors(self, observation_space: Any, action_space: Any) -> tuple[ModuleConnectors, Spaces]:
-        """Return the transforms around a network, and its spaces; `ValueError` where the algorithm cannot act so."""
-        connectors, seen = self.build_connectors(observation_space, action_space)
+        connectors, seen = builder.build(observation_space, action_space)
         check_spaces(self.algorithm, *seen)
-        if self.learners.num_learners > 1:
-            for connector in connectors.obs.connectors:
-                if not connector.joins_statistics:
-                    raise ValueError(
-                        f"learners.num_learners={self.learners.num_learners}: {type(connector).__name__} has "
-                        "statistics but no update_joined(data, join), so each learner would have others; write it "
-                        "with RunningMoments, as NormalizeObs does"
-                    )
         return connectors, seen
 
     def build_acting_parts(
         self, spaces: Spaces, module_id: str = DEFAULT_MODULE_ID
     ) -> tuple[RLModule, ModuleConnectors]:
         """Build a network and its transforms to act with, shaped as a learner's are, whose weights they take."""
-        connectors, seen = self._checked_connectors(*spaces)
+        connectors, seen = self.build_connectors(*spaces)
         spec = copy.deepcopy(self.module_specs()[module_id])
         module = self.build_module(spec, *seen, RandomStreams(self.debugging.seed))
         module.acting_connectors = connectors.acting_names

@@ -38,12 +38,12 @@ class Connector(ABC):
     @property
     def has_statistics(self) -> bool:
         """Whether `update` changes what the connector does."""
-        return _overrides(self, "update") or _overrides(self, "update_joined")
+        return self._overrides("update") or self._overrides("update_joined")
 
     @property
     def has_memory(self) -> bool:
         """Whether what it gives depends on what it was called with before, until `reset`."""
-        return _overrides(self, "reset") or _overrides(self, "after_step")
+        return self._overrides("reset") or self._overrides("after_step")
 
     def output_space(self, input_space: Space[Any]) -> Space[Any]:
         """Return the space of the transformed data; `ValueError` for a space it cannot take. Changes nothing."""
@@ -63,7 +63,7 @@ class Connector(ABC):
 
     def update(self, data: Any) -> None:
         """Take rows `[N, ...]` (numpy) of the input into the statistics, if there are any."""
-        if _overrides(self, "update_joined"):
+        if self._overrides("update_joined"):
             self.update_joined(data, lambda seen: seen)
 
     def update_joined(self, data: Any, join: Join) -> None:
@@ -81,7 +81,7 @@ class Connector(ABC):
     @property
     def joins_statistics(self) -> bool:
         """Whether several learners can have the statistics of one: there are none, or `update_joined` joins them."""
-        return _overrides(self, "update_joined") or not self.has_statistics
+        return self._overrides("update_joined") or not self.has_statistics
 
     def reset(self, env_index: int | npt.NDArray[Any] | None = None) -> None:
         """Forget what was before: an episode begins in these rows. None: in all, whose number may be another then."""
@@ -103,9 +103,18 @@ class Connector(ABC):
         if state:
             raise ValueError(f"{type(self).__name__} has no state, but was given {sorted(state)}")
 
+    def check_plain(self, option: str) -> None:
+        """Raise `ValueError` for statistics or a memory, where `option` has no place for them."""
+        for has, what in ((self.has_statistics, "statistics"), (self.has_memory, "a memory")):
+            if has:
+                raise ValueError(
+                    f"{option}: {type(self).__name__} has {what}, which only connectors of observations may have "
+                    "(env_runners.env_to_module_connector); environment(normalize_rewards=True) has statistics of "
+                    "rewards"
+                )
 
-def _overrides(connector: Connector, method: str) -> bool:
-    return getattr(type(connector), method) is not getattr(Connector, method)
+    def _overrides(self, method: str) -> bool:
+        return getattr(type(self), method) is not getattr(Connector, method)
 
 
 class LeafConnector(Connector):
@@ -190,7 +199,7 @@ class ObsPipeline:
                 raise ValueError("an ObsPipeline with connectors needs the observation_space they work on")
             before, self.observation_space = self.observation_space, connector.bind(self.observation_space)
             if not type(connector).__module__.startswith("lockstep."):
-                check_output(connector, before, self.observation_space)
+                self._check_output(connector, before, self.observation_space)
         learning = [i for i, connector in enumerate(self.connectors) if connector.has_statistics]
         self.has_statistics = bool(learning)
         """Whether `update` changes anything."""
@@ -198,6 +207,19 @@ class ObsPipeline:
         self._remembering = tuple(connector for connector in self.connectors if connector.has_memory)
         self.has_memory = bool(self._remembering)
         """Whether the output depends on earlier calls, until `reset`."""
+
+    def _check_output(self, connector: Connector, input_space: Space[Any], output_space: Space[Any]) -> None:
+        """Raise `ValueError` where a bound connector makes of two rows something else than its output space says."""
+        sampled = copy.deepcopy(input_space)
+        sampled.seed(0)
+        output = connector(stack_rows(input_space, [sampled.sample() for _ in range(2)]))
+        connector.reset()
+        found, wanted = _forms(output), _forms(allocate(output_space, 2))
+        if found != wanted:
+            raise ValueError(
+                f"{type(connector).__name__} gives {found} for two rows of {input_space}, and its output_space says "
+                f"{wanted} ({output_space}); override output_space(input_space), keys of a Dict in its order"
+            )
 
     def __call__(self, data: Any) -> Any:
         """Return `[..., *output]` for `[..., *raw]`, numpy or torch."""
@@ -290,20 +312,6 @@ def _with_rows(leaf: npt.NDArray[Any], rows: npt.NDArray[Any], values: npt.NDArr
     mixed = leaf.copy()
     mixed[rows] = values
     return mixed
-
-
-def check_output(connector: Connector, input_space: Space[Any], output_space: Space[Any]) -> None:
-    """Raise `ValueError` where a bound connector makes of two rows something else than its output space says."""
-    sampled = copy.deepcopy(input_space)
-    sampled.seed(0)
-    output = connector(stack_rows(input_space, [sampled.sample() for _ in range(2)]))
-    connector.reset()
-    found, wanted = _forms(output), _forms(allocate(output_space, 2))
-    if found != wanted:
-        raise ValueError(
-            f"{type(connector).__name__} gives {found} for two rows of {input_space}, and its output_space says "
-            f"{wanted} ({output_space}); override output_space(input_space), keys of a Dict in its order"
-        )
 
 
 def _forms(tree: Any) -> Any:

@@ -37,7 +37,7 @@ class ActionPipeline:
         self.module_space = action_space
         for connector in reversed(self.connectors):
             if isinstance(connector, Connector):
-                check_plain(connector, "env_runners.module_to_env_connector")
+                connector.check_plain("env_runners.module_to_env_connector")
                 self.module_space = connector.input_space(self.module_space)
             elif not isinstance(connector, RescaleActions):
                 raise TypeError(f"{type(connector).__name__} is no connector of actions; give a subclass of Connector")
@@ -56,16 +56,6 @@ class ActionPipeline:
         for connector in reversed(self.connectors):
             actions = connector.inverse(actions)
         return actions
-
-
-def check_plain(connector: Connector, option: str) -> None:
-    """Raise `ValueError` for a connector with statistics or a memory, where there is no place for them."""
-    for has, what in ((connector.has_statistics, "statistics"), (connector.has_memory, "a memory")):
-        if has:
-            raise ValueError(
-                f"{option}: {type(connector).__name__} has {what}, which only connectors of observations may have "
-                "(env_runners.env_to_module_connector); environment(normalize_rewards=True) scales by running statistics"
-            )
 
 
 class ClipActions(Connector):
@@ -243,7 +233,7 @@ class ModuleConnectors:
         return tuple(type(connector).__name__ for connector in acting)
 
     def train_columns(self, columns: dict[str, Any]) -> dict[str, Any]:
-        """Return what the learner connectors make of train columns (tensors). `ValueError` for another number of rows."""
+        """Return what the learner connectors make of train columns (tensors); `ValueError` for other rows."""
         if not self.learner:
             return columns
         number = len(columns[Columns.REWARDS])

@@ -31,10 +31,11 @@ class Collector(BaseCollector):
     everywhere where `exploration_noise` is set, or `epsilon`: with it a policy of action values takes any action with
     that probability, whatever it does in training. `on_step_hook(step_result)` and
     `on_episode_done_hook(env_index, episode_return, length)` observe. What the policy's connectors are to record (frame
-    stacks, previous actions, resized images) it stores, from a copy of them of its own. `seed`: for its own random streams (episodes, exploration, random actions); without one each
-    collector plays other episodes, and a trainer gives it the streams of the policy's seed. `place`: `(first, number of
-    all)` where several collectors have a part of the environments each. A collect that fails leaves no row behind (in a
-    `ReplayBuffer`, which gets pieces of 128 vector steps: no row of the piece); the next one begins new episodes.
+    stacks, previous actions, resized images) is stored, from a copy of them of its own. `seed`: for its own random
+    streams (episodes, exploration, random actions); without one each collector plays other episodes, and a trainer
+    gives it the streams of the policy's seed. `place`: `(first, number of all)` where several collectors have a part of
+    the environments each. A collect that fails leaves no row behind (in a `ReplayBuffer`, which gets pieces of 128
+    vector steps: no row of the piece); the next one begins new episodes.
     """
 
     def __init__(

@@ -63,8 +63,8 @@ class ActingPart(ActingPolicy, Protocol):
 
     @property
     def act(self) -> Callable[[Any, np.ndarray | None], np.ndarray]:
-        """`act(obs, noise)`: actions as learned from, for observations `[B, ...]` as they are stored; without noise the most likely
-        ones. Taken anew for each collect, because parameters may be replaced between collects.
+        """`act(obs, noise)`: actions as learned from, for observations `[B, ...]` as they are stored; without noise the
+        most likely ones. Taken anew for each collect, because parameters may be replaced between collects.
         """
 
     def act_with_logp(self, obs: Any, noise: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
