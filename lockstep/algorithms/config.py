@@ -12,8 +12,10 @@ from lockstep.algorithms.acting import ActingPolicy
 from lockstep.algorithms.base_config import BaseConfig, Spaces, without_ray
 from lockstep.algorithms.offline import open_data
 from lockstep.algorithms.policy import Policy
-from lockstep.envs.pettingzoo import PettingZooEnvs
+from lockstep.envs.multi_agent import AgentEnvs
+from lockstep.learner.config import AgentMapping
 from lockstep.learner.learner import Learner
+from lockstep.learner.optimizers import check_configured_optimizer
 from lockstep.modules import DEFAULT_MODULE_ID, MultiRLModule, MultiRLModuleSpec
 from lockstep.replay.storage import machine_memory, row_nbytes
 from lockstep.rollout import (
@@ -54,7 +56,7 @@ class AlgorithmConfig(BaseConfig):
         self._refuse(rules)
         for module_id, overrides in self.rl_module.algorithm_config_overrides_per_module.items():
             try:
-                self.training.overridden(overrides)
+                check_configured_optimizer(self.training.overridden(overrides))
             except (TypeError, ValueError) as error:
                 where = f"rl_module.algorithm_config_overrides_per_module[{module_id!r}]"
                 raise type(error)(f"{where}: {error}") from None
@@ -70,6 +72,7 @@ class AlgorithmConfig(BaseConfig):
     def _rules_of_run(self) -> list[Rule]:
         framework, asynchronous = self.framework, self.collects_while_learning
         is_recurrent = getattr(self.rl_module.model_config, "recurrent", None) is not None
+        decays = any(self.training.optimizer_kwargs.get(name) for name in ("weight_decay", "amsgrad"))
         return [
             (
                 "evaluation.epsilon",
@@ -86,6 +89,12 @@ class AlgorithmConfig(BaseConfig):
                 "learners.num_gpus_per_learner",
                 self.learners.num_gpus_per_learner and not framework.device.startswith("cuda"),
                 f"needs a GPU, and framework.device={framework.device!r}; set framework(device='cuda'), or 0 GPUs",
+            ),
+            (
+                "training.optimizer",
+                framework.compile and (self.training.optimizer != "adam" or decays),
+                f"with training.optimizer_kwargs={self.training.optimizer_kwargs!r} is not allowed with "
+                "framework.compile=True: Adam's step alone is compiled, without weight_decay and amsgrad",
             ),
             (
                 "env_runners.batch_mode",
@@ -116,7 +125,7 @@ class AlgorithmConfig(BaseConfig):
         specs = list(spec) if isinstance(spec, MultiRLModule) else ids
         specs = list(spec.rl_module_specs) if isinstance(spec, MultiRLModuleSpec) else specs
         allowed, overrides = section.policies_to_train, self.rl_module.algorithm_config_overrides_per_module
-        here = f"multi_agent.policies={ids}"
+        here, mapping = f"multi_agent.policies={ids}", section.policy_mapping_fn
         return [
             *rules,
             ("multi_agent.policies", not ids, "is empty; name at least one module, or None for a single agent"),
@@ -127,8 +136,13 @@ class AlgorithmConfig(BaseConfig):
             ),
             (
                 "multi_agent.policy_mapping_fn",
-                section.policy_mapping_fn is None and DEFAULT_MODULE_ID not in ids,
+                mapping is None and DEFAULT_MODULE_ID not in ids,
                 f"maps every agent to {DEFAULT_MODULE_ID!r}, and {here}; give a function (agent_id, episode) -> id",
+            ),
+            (
+                "multi_agent.policy_mapping_fn",
+                isinstance(mapping, AgentMapping) and not set(mapping.values()) <= set(ids),
+                f"names others than {here}",
             ),
             (
                 "multi_agent.policies_to_train",
@@ -187,11 +201,12 @@ class AlgorithmConfig(BaseConfig):
     # -- builds ---
 
     def build_policy(self, env: Any = None, spaces: Spaces | None = None) -> Policy:
-        """Build a policy that acts and learns, over its group of learners."""
-        observation_space, action_space = self.policy_spaces(env, spaces)
-        group = self.build_learner_group(env, (observation_space, action_space))
+        """Build a policy that acts and learns, over its group of learners; of several agents see `with_agents`."""
+        config = self if spaces is not None else self.with_agents(env)
+        observation_space, action_space = config.policy_spaces(env, spaces)
+        group = config.build_learner_group(env, (observation_space, action_space))
         try:
-            return Policy(self, group, observation_space=observation_space, action_space=action_space)
+            return Policy(config, group, observation_space=observation_space, action_space=action_space)
         except BaseException:
             group.shutdown()
             raise
@@ -246,7 +261,7 @@ class AlgorithmConfig(BaseConfig):
         envs = self.make_envs(num_envs)
         return Collector(policy, envs, exploration_noise=explore, epsilon=epsilon, streams=streams)
 
-    def _make_agent_envs(self, num_envs: int) -> PettingZooEnvs:
+    def _make_agent_envs(self, num_envs: int) -> AgentEnvs:
         """The environments of several agents; `ValueError` for options that do not go with them."""
         if self.is_offline:
             raise ValueError(
@@ -266,8 +281,8 @@ class AlgorithmConfig(BaseConfig):
         )
         env = self.environment.env
         if not isinstance(env, str) and not callable(env):
-            return PettingZooEnvs(env)
-        return PettingZooEnvs(env, num_envs, self.environment.env_config)
+            return AgentEnvs(env)
+        return AgentEnvs(env, num_envs, self.environment.env_config)
 
     # -- env runners ---
 

@@ -42,6 +42,7 @@ KEPT = {
     "replay.ignore_obs_next": WITH_ITS_REPLAY,
     "replay.storage": WITH_ITS_REPLAY,
     "reporting.loggers": "the records of the run go on as they began; train a new run",
+    "training.optimizer": f"the run goes on with what its optimizers remember; {ANEW}",
     "training.learner_class": f"the run goes on with its learner; {ANEW}",
     "framework.dtype": f"the run goes on with its networks; {ANEW}",
 }
@@ -145,6 +146,7 @@ def prepare_run(
     `init_from`: a run (its best policy, as for `load_policy`) or a checkpoint whose weights and connectors' statistics
     the policy begins with; all else is new. `sources`: where the settings come from, in words.
     """
+    config = config.with_agents()
     config.validate()
     source = None if init_from is None else find_policy(init_from).absolute()
     folder = RunFolder.create(
