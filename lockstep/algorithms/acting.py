@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -293,7 +293,28 @@ class ActingPolicy:
         if not self.connectors.obs.is_identity:
             seen = (name for name in (Columns.OBS, Columns.NEXT_OBS) if name in needed)
             needed |= {name: self.connectors.obs(needed[name]) for name in seen}
+        if self.connectors.rewards is not None and Columns.REWARDS in needed:
+            needed[Columns.REWARDS] = self.connectors.rewards.scale(needed[Columns.REWARDS])
         return SampleBatch.trusted(needed)
+
+    @property
+    def has_statistics(self) -> bool:
+        """Whether observations or rewards are seen through running statistics."""
+        return self.connectors.obs.has_statistics or self.connectors.rewards is not None
+
+    def take_in(self, buffer: ReplayBuffer, rows: Sequence[np.ndarray]) -> None:
+        """Take new rows of a replay buffer, those of each sub-buffer in their order, into the statistics."""
+        if self.connectors.obs.has_statistics:
+            self.connectors.update(buffer[np.concatenate(rows)][Columns.OBS], None)
+        if self.connectors.rewards is not None:
+            rewards, flags = np.asarray(buffer.column(Columns.REWARDS)), buffer.ring.flags
+            grid = np.zeros((max(map(len, rows)), len(rows)), rewards.dtype)
+            dones, valid = np.zeros(grid.shape, bool), np.zeros(grid.shape, bool)
+            for b, index in enumerate(rows):
+                grid[: len(index), b] = rewards[index]
+                dones[: len(index), b] = flags[index] != 0
+                valid[: len(index), b] = True
+            self.connectors.rewards(grid, dones, valid)
 
     def fit_normalizers(self, data: ReplayBuffer | OfflineRows) -> bool:
         """Give the observation statistics all rows, once. Returns False, doing nothing, where there are none."""
