@@ -307,14 +307,13 @@ class ActingPolicy:
         if self.connectors.obs.has_statistics:
             self.connectors.update(buffer[np.concatenate(rows)][Columns.OBS], None)
         if self.connectors.rewards is not None:
-            rewards, flags = np.asarray(buffer.column(Columns.REWARDS)), buffer.ring.flags
-            grid = np.zeros((max(map(len, rows)), len(rows)), rewards.dtype)
-            dones, valid = np.zeros(grid.shape, bool), np.zeros(grid.shape, bool)
+            shape = max(map(len, rows)), len(rows)
+            rewards, dones, valid = np.zeros(shape, np.float32), np.zeros(shape, bool), np.zeros(shape, bool)
             for b, index in enumerate(rows):
-                grid[: len(index), b] = rewards[index]
-                dones[: len(index), b] = flags[index] != 0
+                rewards[: len(index), b] = buffer.store.take(Columns.REWARDS, index)
+                dones[: len(index), b] = buffer.ring.flags[index] != 0
                 valid[: len(index), b] = True
-            self.connectors.rewards(grid, dones, valid)
+            self.connectors.rewards(rewards, dones, valid)
 
     def fit_normalizers(self, data: ReplayBuffer | OfflineRows) -> bool:
         """Give the observation statistics all rows, once. Returns False, doing nothing, where there are none."""
