@@ -19,13 +19,13 @@ from lockstep.modules.action_values import DefaultQModule, DistributionalQModule
 from lockstep.modules.actor_critic import (
     DefaultActorCriticModule,
     DefaultPolicyModule,
-    Recurrence,
     RecurrentActorCriticModule,
     default_module_class,
 )
 from lockstep.modules.encoders import Encoder
 from lockstep.modules.layers import BatchedMLP
-from lockstep.modules.model_config import ModelConfig
+from lockstep.modules.memory import GatedTransformer, MemoryEncoder, Recurrence
+from lockstep.modules.model_config import AttentionConfig, ModelConfig
 from lockstep.modules.multi_rl_module import (
     ALL_MODULES,
     DEFAULT_MODULE_ID,
@@ -42,6 +42,7 @@ __all__ = [
     "ActionCritics",
     "ActionDist",
     "Actor",
+    "AttentionConfig",
     "BatchedMLP",
     "DefaultActorCriticModule",
     "DefaultIQLModule",
@@ -53,7 +54,9 @@ __all__ = [
     "Encoder",
     "EpsilonGreedy",
     "Exploration",
+    "GatedTransformer",
     "GaussianNoise",
+    "MemoryEncoder",
     "ModelConfig",
     "MultiRLModule",
     "MultiRLModuleSpec",

@@ -21,7 +21,7 @@ class DefaultQModule(DefaultActorCriticModule):
     """Computes action values `[N, A]`, from one network or, with `dueling`, from advantages and a value.
 
     Then `Q = V + A - mean(A)` (Wang et al. 2016, https://arxiv.org/abs/1511.06581, equation 9), each with an encoder of
-    its own unless `share_value_network` is set.
+    its own unless `vf_share_layers` is set.
 
     Acting takes the largest output of `policy_head`: of the values, or of the advantages, which is the same action.
     Actions that a mask forbids (`"action_mask"` in a Dict observation) have a very low value.
@@ -31,8 +31,8 @@ class DefaultQModule(DefaultActorCriticModule):
         config = ModelConfig.of(self.model_config)
         if not isinstance(self.action_space, spaces.Discrete):
             raise ValueError(f"action values need a Discrete action space, not {self.action_space}")
-        if config.recurrent is not None:
-            raise ValueError(f"recurrent={config.recurrent!r}: action values are learned without memory; leave it out")
+        if config.has_memory:
+            raise ValueError(f"{config.memory_in_words}: action values are learned without memory; leave it out")
         super().setup()
         if not config.dueling:
             self.value_encoder = self.value_head = None
