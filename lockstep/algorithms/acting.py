@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -293,7 +293,27 @@ class ActingPolicy:
         if not self.connectors.obs.is_identity:
             seen = (name for name in (Columns.OBS, Columns.NEXT_OBS) if name in needed)
             needed |= {name: self.connectors.obs(needed[name]) for name in seen}
+        if self.connectors.rewards is not None and Columns.REWARDS in needed:
+            needed[Columns.REWARDS] = self.connectors.rewards.scale(needed[Columns.REWARDS])
         return SampleBatch.trusted(needed)
+
+    @property
+    def has_statistics(self) -> bool:
+        """Whether observations or rewards are seen through running statistics."""
+        return self.connectors.obs.has_statistics or self.connectors.rewards is not None
+
+    def take_in(self, buffer: ReplayBuffer, rows: Sequence[np.ndarray]) -> None:
+        """Take new rows of a replay buffer, those of each sub-buffer in their order, into the statistics."""
+        if self.connectors.obs.has_statistics:
+            self.connectors.update(buffer[np.concatenate(rows)][Columns.OBS], None)
+        if self.connectors.rewards is not None:
+            shape = max(map(len, rows)), len(rows)
+            rewards, dones, valid = np.zeros(shape, np.float32), np.zeros(shape, bool), np.zeros(shape, bool)
+            for b, index in enumerate(rows):
+                rewards[: len(index), b] = buffer.store.take(Columns.REWARDS, index)
+                dones[: len(index), b] = buffer.ring.flags[index] != 0
+                valid[: len(index), b] = True
+            self.connectors.rewards(rewards, dones, valid)
 
     def fit_normalizers(self, data: ReplayBuffer | OfflineRows) -> bool:
         """Give the observation statistics all rows, once. Returns False, doing nothing, where there are none."""

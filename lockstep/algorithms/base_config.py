@@ -766,6 +766,7 @@ class BaseConfig:
             algorithm=self.algorithm,
             squashes_actions=self.squashes_actions or getattr(self.rl_module.model_config, "squash_actions", False),
             num_learners=self.learners.num_learners,
+            is_offline=self.is_offline,
         )
         connectors, seen = builder.build(observation_space, action_space)
         check_spaces(self.algorithm, *seen)

@@ -35,6 +35,8 @@ class ConnectorBuilder:
     squashes_actions: bool
     """whether the network acts in [-1, 1]"""
     num_learners: int
+    is_offline: bool
+    """whether data are read that others have stored: nothing is recorded"""
 
     def build(self, observation_space: Any, action_space: Any) -> tuple[ModuleConnectors, tuple[Any, Any]]:
         """Return the transforms, and the spaces that the network sees and acts in; raises as `build_connectors`."""
@@ -59,7 +61,13 @@ class ConnectorBuilder:
             connectors.append(FrameStack(section.frame_stack))
         if section.normalize_observations:
             connectors.append(NormalizeObs(clip=section.clip_observations))
-        kept = [connector.has_memory or connector.is_recorded for connector in connectors]
+        remembering = [type(connector).__name__ for connector in connectors if connector.has_memory]
+        if remembering and self.is_offline:
+            raise ValueError(
+                f"{option}: {self.algorithm} learns from data that are there already, and {', '.join(remembering)} has "
+                "a memory, which follows environments step by step; store its output in the data"
+            )
+        kept = [not self.is_offline and (each.has_memory or each.is_recorded) for each in connectors]
         number = len(kept) - kept[::-1].index(True) if any(kept) else 0
         for connector in connectors[:number]:
             if connector.has_statistics:

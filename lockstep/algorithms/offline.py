@@ -97,6 +97,12 @@ def offline_source(data: Any, policy: Policy) -> OfflineData:
     if isinstance(data, str | Path) or (isinstance(data, list | tuple) and data and isinstance(data[0], str | Path)):
         data = open_data(OfflineDataSection(input_=data))
     part = policy.acting[DEFAULT_MODULE_ID]
+    if part.recorded.has_memory and not isinstance(data, ReplayBuffer):
+        names = [type(connector).__name__ for connector in part.recorded.connectors if connector.has_memory]
+        raise MalformedBufferError(
+            f"the policy has {', '.join(names)}, which follows environments step by step; give a ReplayBuffer that a "
+            "collector of the policy has filled, whose observations are those that it has made"
+        )
     source = _source(data, part)
     if len(source) == 0:
         raise MalformedBufferError(f"the offline data are empty ({source!r}); give some with transitions")

@@ -114,6 +114,8 @@ class Policy:
             else:
                 part = config.build_acting_parts((observations, actions), module_id)
             self.acting[module_id] = ActingPolicy(config, *part, observation_space=observations, action_space=actions)
+        self._taken: dict[str, np.ndarray] = {}
+        """rows of each sub-buffer of replay that the statistics have seen, by module"""
         self.last_results: dict[str, Any] = {}
         self.last_batch: SampleBatch | MultiAgentBatch | None = None
         """the last sample of a replay buffer that was learned from, or the first of an update with a loss not finite"""
@@ -364,6 +366,9 @@ class Policy:
         self._follow_who_learns()
         several = isinstance(buffer, MultiAgentReplayBuffer)
         buffers: Mapping[str, Any] = buffer.buffers if several else {DEFAULT_MODULE_ID: buffer}
+        if not self.config.is_offline:  # else `process_buffer` has taken all
+            for module_id, each in buffers.items():
+                self._take_in(module_id, each)
         prioritized = any(each.priorities is not None for each in buffers.values())
         at_once = 1 if prioritized else self._steps_at_once(steps, sample_size)
         parts: list[TrainingStats] = []
@@ -391,6 +396,27 @@ class Policy:
                 bad = whole if several else batch[(number - 1) * size : number * size]
         self.last_batch = self.last_batch if bad is None else bad
         return parts[0] if len(parts) == 1 else merge_training_stats(parts)
+
+    def _take_in(self, module_id: str, buffer: Any) -> None:
+        """Give the statistics the rows that were added since the last time, on all learners."""
+        part = self.acting[module_id]
+        if not part.has_statistics or not isinstance(buffer, ReplayBuffer):
+            return
+        written = buffer.ring.written
+        before = self._taken.get(module_id)
+        if before is None or len(before) != len(written) or (before > written).any():  # it is of another buffer
+            before = np.zeros_like(written)
+        rows = buffer.ring.newest_rows(written - before)
+        self._taken[module_id] = written.copy()
+        if any(map(len, rows)):
+            part.take_in(buffer, rows)
+            self._share_statistics(module_id)
+
+    def _share_statistics(self, module_id: str) -> None:
+        """Give learners in other processes the statistics of the copy that acts here."""
+        if not self.learner_group.is_local:
+            state = self.acting[module_id].connectors.get_state()
+            self.learner_group.foreach_learner(_take_statistics, module_id, state)
 
     def _steps_at_once(self, steps: int, sample_size: int) -> int:
         """How many of the gradient steps draw their samples together; the same in each run of one configuration."""
@@ -431,10 +457,8 @@ class Policy:
         Algorithms that are not offline leave a buffer as it is.
         """
         if self.config.is_offline:
-            part = self.acting[DEFAULT_MODULE_ID]
-            if part.fit_normalizers(buffer) and not self.learner_group.is_local:  # it acts with a copy
-                state = part.connectors.obs.get_state()
-                self.learner_group.foreach_learner(_take_obs_statistics, DEFAULT_MODULE_ID, state)
+            if self.acting[DEFAULT_MODULE_ID].fit_normalizers(buffer):
+                self._share_statistics(DEFAULT_MODULE_ID)
         return self.config.process_buffer(buffer)
 
     @property
@@ -698,6 +722,7 @@ class Policy:
             "learner_group": self.learner_group.get_state(),
             "timesteps": dict(self.timesteps),
             "rng": self._rng_state(),
+            "taken": {module_id: written.copy() for module_id, written in self._taken.items()},
             **self._state_of_several(),
         }
 
@@ -715,7 +740,15 @@ class Policy:
         self._set_timesteps({name: int(value) for name, value in state["timesteps"].items()})
         for module_id, part in self.acting.items():
             part.rng.bit_generator.state = state["rng"][module_id] if self.is_multi_agent else state["rng"]
+        self._taken = {module_id: np.array(written) for module_id, written in state.get("taken", {}).items()}
         self._take_over()
+        self._take_over_statistics()
+
+    def _take_over_statistics(self) -> None:
+        """Go on, in the copies that act here, from the statistics of learners in other processes."""
+        if not self.learner_group.is_local:
+            for module_id, part in self.acting.items():
+                part.connectors.set_state(self.learner_group.first_learner(_statistics, module_id))
 
     def _rng_state(self) -> dict[str, Any]:
         states = {module_id: dict(part.rng.bit_generator.state) for module_id, part in self.acting.items()}
@@ -729,6 +762,7 @@ class Policy:
             "action_space": _described(self.action_space),
             "timesteps": self.timesteps,
             "rng": self._rng_state(),
+            "taken": self._taken,
             **self._state_of_several(),
         }
         return {"policy": {"state": state}, **self.learner_group.checkpoint_folders()}
@@ -801,6 +835,7 @@ class Policy:
             differences = _differences(self.config.named_options(), saved["config"])
             raise ValueError(f"init_from={path} does not fit: {differences}{error}") from error
         self._take_over()
+        self._take_over_statistics()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Policy:
         """Return a policy with a learner in this process that acts and learns on as this one would."""
@@ -857,8 +892,12 @@ def row_errors(learner: Learner, module_id: str) -> np.ndarray:
     return errors[:0] if module_id in learner.stand_ins else errors
 
 
-def _take_obs_statistics(learner: Learner, module_id: str, state: Mapping[str, Any]) -> None:
-    learner.connectors[module_id].obs.set_state(state)
+def _take_statistics(learner: Learner, module_id: str, state: Mapping[str, Any]) -> None:
+    learner.connectors[module_id].set_state(state)
+
+
+def _statistics(learner: Learner, module_id: str) -> dict[str, Any]:
+    return learner.connectors[module_id].get_state()
 
 
 def _start_learner(learner: Learner, weights: Mapping[str, Any], connectors: Mapping[str, Any]) -> None:

@@ -5,12 +5,14 @@ from functools import partial
 import numpy as np
 import pytest
 from acting_tools import Exploring
+from agent_games import CountingGame, TurnGame, game_config
 from gymnasium.vector import SyncVectorEnv
 from picture_env import PictureEnv, see, turn
 from runner_tools import ManyRunners
 
-from lockstep import Collector, Policy, PPOConfig, RolloutStore
+from lockstep import Collector, MultiAgentCollector, Policy, PPOConfig, RolloutStore
 from lockstep.connectors import ObsPipeline, PreviousActions, PreviousRewards
+from lockstep.data.rollout import EpisodeStore
 from lockstep.data.trees import leaves, map_tree
 from lockstep.envs import LightSyncVectorEnv, StepResult, make_vector
 from lockstep.envs.counting import CountingEnv, CountingVectorEnv
@@ -180,3 +182,47 @@ def test_rows_by_hand():
         policy.compute_single_action(map_tree(lambda leaf: leaf[0], obs))
     policy.reset()
     assert policy.compute_actions(obs).tolist() == first.tolist()
+
+
+def see_agents(observation_space, action_space):
+    return [PreviousActions(action_space), PreviousRewards()]
+
+
+EARNED = {"a": 1.0, "b": 10.0, "c": 100.0}
+
+
+@pytest.mark.parametrize("game", [CountingGame, TurnGame])
+@pytest.mark.parametrize("off_policy", [False, True])
+def test_each_agent_in_each_environment_has_a_memory_of_its_own(game, off_policy):
+    config = game_config().environment(game).env_runners(env_to_module_connector=see_agents)
+    policy = config.build_policy()
+    collector = MultiAgentCollector(policy, game, EpisodeStore(), exploration_noise=True, num_envs=2, seed=1)
+    if off_policy:
+        collector.buffer = config.build_replay_buffers(collector.agents_of_modules, 2)
+    collector.collect(n_step=40)
+    if off_policy:
+        batches = [buffer[buffer.indices()] for buffer in collector.buffer.buffers.values()]
+    else:
+        singles = [each for episode in collector.buffer.episodes() for each in episode.agent_episodes.values()]
+        batches = [single.get_data_dict() for single in singles if len(single)]
+    for batch in batches:
+        seen, following = batch["obs"], batch["new_obs"]
+        np.testing.assert_array_equal(following["previous_actions"].argmax(-1), batch["actions"])
+        np.testing.assert_array_equal(following["previous_rewards"][:, 0], batch["rewards"])
+        begins = seen["previous_actions"].sum(-1) == 0
+        assert not seen["previous_rewards"][begins].any()
+
+
+def test_agents_by_hand_have_memories_of_their_own():
+    policy = game_config().env_runners(env_to_module_connector=see_agents).build_policy()
+    obs = {"a": np.ones(2, np.float32), "b": np.zeros(2, np.float32)}
+    first = policy.compute_actions(obs, explore=False)
+    with pytest.raises(ValueError, match="rewards="):
+        policy.compute_actions(obs, explore=False)
+    policy.compute_actions(obs, explore=False, rewards={"a": 1.0, "b": 50.0})
+    policy.reset("a")
+    with pytest.raises(ValueError, match="rewards="):
+        policy.compute_actions({"b": obs["b"]}, explore=False)
+    policy.compute_actions({"a": obs["a"]}, explore=False)
+    policy.reset()
+    assert policy.compute_actions(obs, explore=False) == first
