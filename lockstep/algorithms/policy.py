@@ -747,8 +747,9 @@ class Policy:
     def _take_over_statistics(self) -> None:
         """Go on, in the copies that act here, from the statistics of learners in other processes."""
         if not self.learner_group.is_local:
+            saved = self.learner_group.get_state(NETWORKS[1:])["learner"]["connectors"]
             for module_id, part in self.acting.items():
-                part.connectors.set_state(self.learner_group.first_learner(_statistics, module_id))
+                part.connectors.set_state(saved[module_id])
 
     def _rng_state(self) -> dict[str, Any]:
         states = {module_id: dict(part.rng.bit_generator.state) for module_id, part in self.acting.items()}
@@ -894,10 +895,6 @@ def row_errors(learner: Learner, module_id: str) -> np.ndarray:
 
 def _take_statistics(learner: Learner, module_id: str, state: Mapping[str, Any]) -> None:
     learner.connectors[module_id].set_state(state)
-
-
-def _statistics(learner: Learner, module_id: str) -> dict[str, Any]:
-    return learner.connectors[module_id].get_state()
 
 
 def _start_learner(learner: Learner, weights: Mapping[str, Any], connectors: Mapping[str, Any]) -> None:
