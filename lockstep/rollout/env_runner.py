@@ -70,7 +70,6 @@ class EnvRunner:
         explore: bool = True,
         epsilon: float = 0.0,
         stores: bool = True,
-        frame_stack: int | None = None,
         with_logp: bool = False,
         with_states: bool = False,
         whole_episodes: bool = False,
@@ -87,7 +86,6 @@ class EnvRunner:
             on_step_hook=None if stores else self._count_step,
             on_episode_done_hook=None if stores else self._note_episode,
             raise_on_nan_in_buffer=raise_on_nan,
-            frame_stack=frame_stack,
             streams=streams.child(f"replaced/{index}/{generation}") if generation else streams,
             place=(index * env.num_envs, num_runners * env.num_envs),
         )

@@ -34,15 +34,8 @@ FLOORS = {
     "cli": 9,
 }
 NOT_AN_ALGORITHM = (
-    "__init__",
-    "acting",
-    "base_config",
-    "config",
+    *("__init__", "acting", "base_config", "config", "connectors", "json_form", "new_modules", "offline", "policy"),
     "estimates",
-    "json_form",
-    "new_modules",
-    "offline",
-    "policy",
 )
 ALGORITHM_FILES = sorted(
     path.stem for path in (ROOT / "lockstep/algorithms").glob("*.py") if path.stem not in NOT_AN_ALGORITHM
