@@ -109,7 +109,7 @@ WRONG_TYPES: list[tuple[str, str, Any, str]] = [
     ("ppo", "training.gamma", "0.9", "a number"),
     ("ppo", "training.num_epochs", 2.5, "a whole number"),
     ("ppo", "training.num_epochs", None, "a whole number"),
-    ("ppo", "training.minibatch_size", "64", "a whole number, at least 1, or None"),
+    ("ppo", "training.minibatch_size", "64", "a whole number, at least 1, "),
     ("ppo", "training.shuffle_batch_per_epoch", "yes", "True or False"),
     ("ppo", "training.grad_clip", [0.5], "a number, above 0, or None"),
     ("ppo", "multi_agent.policies_to_train", "a", "a list"),
