@@ -1,8 +1,9 @@
 """PPO: proximal policy optimisation (Schulman et al. 2017, https://arxiv.org/abs/1707.06347).
 
 Defaults: the paper's for continuous control (table 3: 2048 steps, minibatches of 64, 10 epochs, lr 3e-4, gamma 0.99,
-lambda 0.95, clip 0.2; 8 sequences in a minibatch with memory), gradient norm 0.5 and Adam epsilon 1e-5 as in the reference code ("The 37 implementation
-details of PPO", Huang et al. 2022, details 3 and 11), advantages normalised per minibatch (detail 7).
+lambda 0.95, clip 0.2), gradient norm 0.5 and Adam epsilon 1e-5 as in the reference code ("The 37 implementation
+details of PPO", Huang et al. 2022, details 3 and 11), advantages normalised per minibatch (detail 7). With memory a
+minibatch has 8 sequences.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ class OnpolicyTrainer(BaseTrainer):
     """Trains a policy on what it has just done.
 
     `step_per_collect` environment steps (or `episode_per_collect` whole episodes: exactly one of the two) make one
-    update of `repeat_per_collect` passes in minibatches of `batch_size` (`None`: the whole rollout at once; `"auto"`: 64
-    rows, or 8 sequences of networks with memory). Other parameters: `BaseTrainer`.
+    update of `repeat_per_collect` passes in minibatches of `batch_size` (`None`: the whole rollout at once; `"auto"`:
+    64 rows, or 8 sequences of networks with memory). Other parameters: `BaseTrainer`.
     """
 
     learns_from_rollouts = True
