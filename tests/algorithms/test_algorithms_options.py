@@ -26,8 +26,6 @@ OF_ACTION_VALUES: list[Row] = [
     ("training.epsilon", 1.5, "between 0 and 1"),
     ("training.tau", 0.0, "above 0 and at most 1"),
     ("training.alpha", 1.0, "no option 'alpha'"),
-    ("environment.normalize_observations", True, "is not allowed for"),
-    ("environment.normalize_rewards", True, "is not allowed for"),
     ("replay.capacity", 3, "less than one transition for each"),
     ("replay.beta", [[0, 0.4], [10, -1]], "at least 0"),
     ("replay.her_strategy", "past", "'future', 'final'"),
