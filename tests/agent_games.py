@@ -182,6 +182,6 @@ def game_config(env: Any = CountingGame, algorithm: Any = PPOConfig, *, num_envs
         getattr(config, name)(**options)
     if config.is_off_policy:
         config.replay(capacity=400, learning_starts=16, update_per_step=0.5)
-    if algorithm is PPOConfig and config.minibatch_size == 64:
+    if algorithm is PPOConfig and config.minibatch_size == "auto":
         config.training(minibatch_size=8, num_epochs=2)
     return config

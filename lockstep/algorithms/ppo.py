@@ -2,7 +2,8 @@
 
 Defaults: the paper's for continuous control (table 3: 2048 steps, minibatches of 64, 10 epochs, lr 3e-4, gamma 0.99,
 lambda 0.95, clip 0.2), gradient norm 0.5 and Adam epsilon 1e-5 as in the reference code ("The 37 implementation
-details of PPO", Huang et al. 2022, details 3 and 11), advantages normalised per minibatch (detail 7).
+details of PPO", Huang et al. 2022, details 3 and 11), advantages normalised per minibatch (detail 7). With memory a
+minibatch has 8 sequences.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class PPOOptions(TrainingOptions, total=False):
 class PPOTraining(TrainingSection[ConfigT]):
     """Options of `PPOConfig.training(...)`."""
 
-    minibatch_size: int | None = 64
+    minibatch_size: int | Literal["auto"] | None = "auto"
     num_epochs: int = 10
     grad_clip: float | None = 0.5
     adam_epsilon: float = 1e-5

@@ -35,7 +35,7 @@ class TrainingOptions(TypedDict, total=False):
     lr: ScheduleLike
     gamma: float
     train_batch_size: int
-    minibatch_size: int | None
+    minibatch_size: int | Literal["auto"] | None
     num_epochs: int
     shuffle_batch_per_epoch: bool
     grad_clip: float | None
@@ -61,8 +61,9 @@ class TrainingSection(Section[ConfigT]):
     """discount"""
     train_batch_size: int = option(2048, ge=1)
     """environment steps in one update, over all learners"""
-    minibatch_size: int | None = option(None, ge=1)
-    """rows in one gradient step (sequences, where the module has memory), over all learners; `None`: the whole batch"""
+    minibatch_size: int | Literal["auto"] | None = option(None, ge=1)
+    """rows in one gradient step (sequences, where the module has memory), over all learners; `None`: the whole batch;
+    "auto": 64 rows, or 8 sequences"""
     num_epochs: int = option(1, ge=1)
     """passes over the batch in one update"""
     shuffle_batch_per_epoch: bool = True
@@ -129,7 +130,7 @@ class TrainingSection(Section[ConfigT]):
 
     def validate(self) -> None:
         """Refuse a minibatch that is larger than the batch."""
-        if self.minibatch_size is not None and self.minibatch_size > self.train_batch_size:
+        if isinstance(self.minibatch_size, int) and self.minibatch_size > self.train_batch_size:
             raise ValueError(
                 f"training.minibatch_size={self.minibatch_size} is larger than "
                 f"training.train_batch_size={self.train_batch_size}; make the minibatch at most the batch"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar, Literal, Unpack
 
 import numpy as np
 
@@ -21,8 +21,8 @@ class OnpolicyTrainer(BaseTrainer):
     """Trains a policy on what it has just done.
 
     `step_per_collect` environment steps (or `episode_per_collect` whole episodes: exactly one of the two) make one
-    update of `repeat_per_collect` passes in minibatches of `batch_size` (`None`: the whole rollout at once). Other
-    parameters: `BaseTrainer`.
+    update of `repeat_per_collect` passes in minibatches of `batch_size` (`None`: the whole rollout at once; `"auto"`:
+    64 rows, or 8 sequences of networks with memory). Other parameters: `BaseTrainer`.
     """
 
     learns_from_rollouts = True
@@ -37,7 +37,7 @@ class OnpolicyTrainer(BaseTrainer):
         policy: Policy,
         *,
         max_epoch: int,
-        batch_size: int | None,
+        batch_size: int | Literal["auto"] | None,
         train_collector: CollectorLike,
         test_collector: CollectorLike | None = None,
         step_per_epoch: int,
@@ -47,6 +47,8 @@ class OnpolicyTrainer(BaseTrainer):
         **options: Unpack[TrainerOptions],
     ) -> None:
         options = own_options(type(self), self.elsewhere, TrainerOptions.__annotations__, options)
+        if batch_size == "auto":
+            batch_size = 8 if all(part.is_stateful for part in policy.acting.values()) else 64
         super().__init__(policy, max_epoch, batch_size, train_collector, test_collector, step_per_epoch, **options)
         self._set_amount(step_per_collect, episode_per_collect)
         self.repeat_per_collect: int = check_whole("repeat_per_collect", repeat_per_collect, 1)

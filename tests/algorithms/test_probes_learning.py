@@ -101,20 +101,27 @@ def test_values_and_actions_become_the_exact_ones(algorithm, probe):
         assert (best == drawn.reshape(len(obs), 200).T).mean(0).min() >= 0.95
 
 
-# -- PPO and A2C with an LSTM or GRU remember what a network without memory cannot know ---
+# -- PPO and A2C with an LSTM, GRU or attention remember what a network without memory cannot know ---
 
 SETTINGS = {
     "ppo": {"lr": 1e-2, "train_batch_size": 256, "minibatch_size": 16, "num_epochs": 4},
     "a2c": {"lr": 1e-2, "train_batch_size": 64},
 }
 TOTAL_STEPS = {"ppo": 3_000, "a2c": 5_000}
+ATTENTION = {"size": 32, "num_heads": 2, "memory": 8, "hidden_size": 32}
+MEMORIES = {
+    "lstm": {"recurrent": "lstm", "recurrent_size": 8},
+    "gru": {"recurrent": "gru", "recurrent_size": 8},
+    "attention": {"attention": ATTENTION},
+    None: {},
+}
 
 
-def trained(algorithm, recurrent, max_seq_len=20, probe=MemoryProbe):
+def trained(algorithm, memory, max_seq_len=20, probe=MemoryProbe, steps=None, **training):
     config = get_config(algorithm).environment(probe).env_runners(num_envs_per_env_runner=8)
-    model = {"hiddens": (8,), "recurrent": recurrent, "recurrent_size": 8, "max_seq_len": max_seq_len}
-    config.training(gamma=0.9, **SETTINGS[algorithm]).rl_module(model_config=model)
-    config.evaluation(evaluation_interval=0).reporting(total_steps=TOTAL_STEPS[algorithm])
+    model = {"hiddens": (8,), "max_seq_len": max_seq_len, **(memory if isinstance(memory, dict) else MEMORIES[memory])}
+    config.training(**{"gamma": 0.9, **SETTINGS[algorithm], **training}).rl_module(model_config=model)
+    config.evaluation(evaluation_interval=0).reporting(total_steps=steps or TOTAL_STEPS[algorithm])
     trainer = config.build_trainer()
     trainer.run()
     return trainer.policy
@@ -132,11 +139,26 @@ def last_actions(policy, probe=MemoryProbe):
     return actions.tolist()
 
 
-@pytest.mark.parametrize("recurrent", ["lstm", "gru"])
+@pytest.mark.parametrize("memory", ["lstm", "gru", "attention"])
 @pytest.mark.parametrize("algorithm", sorted(SETTINGS))
 @pytest.mark.parametrize("probe", MEMORY_PROBES, ids=lambda probe: probe.__name__)
-def test_a_network_with_memory_learns_to_remember(algorithm, recurrent, probe):
-    assert last_actions(trained(algorithm, recurrent, probe=probe)) == [0, 1]
+def test_a_network_with_memory_learns_to_remember(algorithm, memory, probe):
+    slower = {"lr": 3e-3} if memory == "attention" else {}
+    assert last_actions(trained(algorithm, memory, probe=probe, **slower)) == [0, 1]
+
+
+class LongMemoryProbe(MemoryProbe):
+    """Asks after 50 steps."""
+
+    delay = 50
+
+
+@pytest.mark.learning
+def test_attention_remembers_a_cue_for_fifty_steps():
+    model = {"attention": {"size": 16, "num_heads": 2, "memory": 50, "hidden_size": 16}}
+    training = {"gamma": 0.99, "train_batch_size": 1_024, "minibatch_size": 8, "lr": 3e-3}
+    policy = trained("ppo", model, 64, LongMemoryProbe, steps=61_440, **training)
+    assert last_actions(policy, LongMemoryProbe) == [0, 1]
 
 
 @pytest.mark.parametrize("algorithm", sorted(SETTINGS))

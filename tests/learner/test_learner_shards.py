@@ -14,6 +14,7 @@ from learner_parts import (
     ppo_config,
     value_batch,
 )
+from torch import nn
 
 from lockstep import RolloutStore
 from lockstep.data.sample_batch import MultiAgentBatch
@@ -40,12 +41,27 @@ def assert_trains_as_one(folder, config, size, data):
         assert_near(each, one, 1e-12)
 
 
-@pytest.mark.parametrize(("size", "memory"), [(2, None), (3, None), (3, "lstm")])
-def test_group_trains_one_list_of_unequal_episodes_as_one_learner_does(tmp_path, size, memory):
+class Own(nn.Module):
+    """An encoder of the user's own."""
+
+    def __init__(self, space):
+        super().__init__()
+        self.output_size = 6
+        self.layer = nn.Linear(*space.shape, 6)
+
+    def forward(self, obs):
+        return self.layer(obs).tanh()
+
+
+LSTM = {"recurrent": "lstm", "recurrent_size": 4, "max_seq_len": 4}
+ATTENTION = {"attention": {"size": 4, "num_heads": 2, "memory": 5, "hidden_size": 4}, "max_seq_len": 4}
+
+
+@pytest.mark.parametrize(("size", "model"), [(2, {}), (3, {}), (3, LSTM), (3, ATTENTION), (2, {"encoder": Own})])
+def test_group_trains_one_list_of_unequal_episodes_as_one_learner_does(tmp_path, size, model):
     config = ppo_config(normalize_advantages="batch", grad_clip=0.1, lr=1e-2).debugging(seed=0)
     config.environment(normalize_observations=True, normalize_rewards=True)
-    if memory:
-        config.rl_module(model_config={"recurrent": memory, "recurrent_size": 4, "max_seq_len": 4})
+    config.rl_module(model_config=model)
 
     def given(update):
         rng = np.random.default_rng(update)
