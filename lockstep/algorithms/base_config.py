@@ -26,6 +26,7 @@ from lockstep.connectors import (
     RescaleActions,
 )
 from lockstep.data import MultiAgentEpisode
+from lockstep.data.actions import action_leaves
 from lockstep.data.config import OfflineDataSection
 from lockstep.envs import VectorBoundary, goal_functions, make_vector
 from lockstep.envs.config import EnvironmentSection
@@ -735,10 +736,11 @@ class BaseConfig:
             else None
         )
         actions: Any = None
-        if isinstance(action_space, gym_spaces.Box):
+        boxes = [leaf for leaf in action_leaves(action_space) if isinstance(leaf, gym_spaces.Box)]
+        if boxes:
             squashed = self.squashes_actions or getattr(self.rl_module.model_config, "squash_actions", False)
             if section.rescale_actions or squashed:
-                if not action_space.is_bounded():
+                if not all(box.is_bounded() for box in boxes):
                     raise ValueError(
                         f"{self.algorithm} cannot act in {action_space}: its actions are rescaled onto the bounds, "
                         "which must be finite; wrap the environment so that they are"

@@ -20,6 +20,7 @@ from lockstep.algorithms.acting import ActingPolicy, checked_observations
 from lockstep.algorithms.base_config import BaseConfig
 from lockstep.connectors import ModuleConnectors
 from lockstep.data import MultiAgentBatch, MultiAgentEpisode, SampleBatch
+from lockstep.data.actions import one_action
 from lockstep.data.codec import describe_space, space_from
 from lockstep.data.columns import Columns
 from lockstep.data.rollout import EpisodeStore, RolloutStore
@@ -206,8 +207,7 @@ class Policy:
             if part.is_stateful:
                 taken, new = taken
                 after |= {agent: {name: leaf[i] for name, leaf in new.items()} for i, agent in enumerate(agents)}
-            discrete = taken.ndim == 1 and taken.dtype.kind in "iu"
-            actions |= {agent: int(taken[i]) if discrete else taken[i] for i, agent in enumerate(agents)}
+            actions |= {agent: one_action(taken, i) for i, agent in enumerate(agents)}
         return (actions, after) if self.is_stateful else actions
 
     def module_for(self, agent: AgentID, episode: MultiAgentEpisode | None = None) -> str:

@@ -12,8 +12,16 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from lockstep.data.actions import ACTION_MASK, MASKABLE, allowed_actions, carries_mask, mask_size
-from lockstep.data.trees import Tree, map_tree, trees_equal
+from lockstep.data.actions import (
+    ACTION_MASK,
+    action_leaves,
+    allowed_actions,
+    carries_mask,
+    check_mask_space,
+    flat_mask,
+    mask_size,
+)
+from lockstep.data.trees import Tree, map_tree, rows_of, trees_equal
 from lockstep.envs import trees
 from lockstep.envs.errors import FORMS, OLD_API
 from lockstep.envs.make import AnyEnv, single_env_factory
@@ -114,7 +122,7 @@ class _Examination:
             return False
         self._examine_mask()
         space = self.env.action_space
-        if isinstance(space, spaces.Box) and not space.is_bounded("both"):
+        if any(isinstance(leaf, spaces.Box) and not leaf.is_bounded("both") for leaf in action_leaves(space)):
             message = f"action_space {space} has infinite bounds: actions can be neither rescaled nor clipped"
             self.add("warning", "action_space_unbounded", message)
         return True
@@ -128,26 +136,24 @@ class _Examination:
         except ValueError as error:
             self.add("error", "action_mask_place", str(error))
             return
-        mask = observation_space[ACTION_MASK]
-        if not isinstance(action_space, MASKABLE):
-            self.add("error", "action_mask_kind", f"actions of {action_space} cannot be masked; leave the mask out")
-        elif mask.shape != (mask_size(action_space),):
-            self.add(
-                "error",
-                "action_mask_shape",
-                f"the action mask {mask} must have shape ({mask_size(action_space)},), one entry for each choice of "
-                f"{action_space}",
-            )
-        else:
+        try:
+            check_mask_space(action_space, observation_space[ACTION_MASK])
             self._masked = True
+        except ValueError as error:
+            kind = "action_mask_shape" if mask_size(action_space) else "action_mask_kind"
+            self.add("error", kind, str(error))
 
     def _action(self, obs: Tree) -> Tree:
         """Return a random action, of those that the observation's mask allows."""
         space = self.env.action_space
         mask = obs.get(ACTION_MASK) if self._masked and isinstance(obs, Mapping) else None
-        if mask is None or np.shape(mask) != (mask_size(space),):  # what is wrong with it is a finding already
+        try:
+            flat = None if mask is None else flat_mask(space, mask)
+        except ValueError:  # what is wrong with it is a finding already
+            flat = None
+        if flat is None or flat.shape != (mask_size(space),):
             return space.sample()
-        return allowed_actions(space, space.np_random, np.asarray(mask)[None])[0]
+        return rows_of(allowed_actions(space, space.np_random, flat[None]), 0)
 
     def _reset(self, name: str, **seed: int) -> Tree:
         """Return the observation of a reset, looked over; None where there is none."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.data import MultiAgentEnvError, MultiAgentEpisode
+from lockstep.data.actions import one_action, random_actions
 from lockstep.data.columns import Columns
 from lockstep.data.rollout import EpisodeStore
 from lockstep.data.trees import named_leaves
@@ -17,7 +18,7 @@ from lockstep.envs.errors import step_error
 from lockstep.envs.pettingzoo import PettingZooEnvs, play_of
 from lockstep.envs.trees import stack_rows
 from lockstep.replay import MultiAgentReplayBuffer
-from lockstep.rollout.base_collector import CHUNK, BaseCollector, masks_in, random_actions
+from lockstep.rollout.base_collector import CHUNK, BaseCollector, masks_in
 from lockstep.rollout.errors import MalformedBufferError, not_finite
 from lockstep.rollout.protocols import ActingPart, LearningPolicy, State
 from lockstep.rollout.replay_writer import take_actions_of
@@ -220,7 +221,7 @@ class MultiAgentCollector(BaseCollector):
         for module_id, rows in asked.items():
             taken, learned, before = self._act(module_id, rows, random)
             for i, (b, agent) in enumerate(rows):
-                actions[b][agent], stored[b][agent] = _plain(taken[i]), learned[i].copy()
+                actions[b][agent], stored[b][agent] = one_action(taken, i), learned[i].copy()
                 if before is not None:
                     extras[b][agent] = {Columns.STATE_IN: _row(before, i)}
         acted = clock()
@@ -320,8 +321,3 @@ class MultiAgentCollector(BaseCollector):
 
 def _row(state: Mapping[str, np.ndarray], row: int) -> State:
     return {name: leaf[row].copy() for name, leaf in state.items()}
-
-
-def _plain(action: Any) -> Any:
-    """Return one action as an environment takes it: a plain int of a Discrete space."""
-    return int(action) if action.ndim == 0 and action.dtype.kind in "iu" else action.copy()
