@@ -279,10 +279,11 @@ def mask_parts(action_space: Space[Any], mask: Tree, name: str = ACTION_MASK) ->
         yield mask_size(action_space), mask, name
         return
     is_dict = isinstance(action_space, spaces.Dict)
-    parts: Any = action_space.spaces.items() if is_dict else enumerate(action_space.spaces)
-    with_choices = {key: part for key, part in parts if mask_size(part)}
+    parts: Any = action_space.spaces
+    with_choices = {key: part for key, part in (parts.items() if is_dict else enumerate(parts)) if mask_size(part)}
     found = dict(mask.items()) if isinstance(mask, Mapping | spaces.Dict) else dict(zip(with_choices, mask))
-    if found.keys() != with_choices.keys() or is_dict != isinstance(mask, Mapping | spaces.Dict):
+    fits = found.keys() == with_choices.keys() and len(mask) == len(with_choices)
+    if not fits or is_dict != isinstance(mask, Mapping | spaces.Dict):
         has = sorted(found) if isinstance(mask, Mapping | spaces.Dict) else f"{len(mask)} parts"
         raise ValueError(
             f"{name} has {has}; it must be one vector of {mask_size(action_space)} entries, or a "

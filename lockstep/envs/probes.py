@@ -209,8 +209,8 @@ class CompositeProbe(Probe):
     """A nested action with a mask for each choice; the best action is another one at each observation, and is worth 1.
 
     The action is `{"arm": (gear, steering), "lights": (first, second)}`: Discrete, Box and MultiDiscrete. The reward is
-    a third for each choice that is right, minus the squared distance of the steering from `0.5 observation`. `ValueError`
-    for an action that the mask forbids. The mask is built like the action; `flat_mask=True`: it is one vector.
+    a third for each choice that is right, minus the squared distance of the steering from `0.5 observation`. Raises
+    `ValueError` for an action that the mask forbids. The mask is built like the action; `flat_mask=True`: a vector.
     """
 
     observations = ((-1.0,), (1.0,))
@@ -218,11 +218,13 @@ class CompositeProbe(Probe):
     def __init__(self, flat_mask: bool = False) -> None:
         super().__init__()
         self.flat_mask = flat_mask
-        arm = spaces.Tuple([spaces.Discrete(3, start=1), self.observation_space])
+        box: Any = self.observation_space
+        arm = spaces.Tuple([spaces.Discrete(3, start=1), box])
         self.action_space = spaces.Dict(arm=arm, lights=spaces.MultiDiscrete([2, 3]))
         masks = spaces.Dict(arm=spaces.Tuple([spaces.MultiBinary(3)]), lights=spaces.MultiBinary(5))
         mask = spaces.MultiBinary(8) if flat_mask else masks
-        self.observation_space = spaces.Dict(observations=self.observation_space, action_mask=mask)
+        seen: Any = spaces.Dict(observations=box, action_mask=mask)
+        self.observation_space = seen
 
     def best_action(self, observation: Sequence[float]) -> Action:
         right = int(float(observation[0]) > 0.0)
@@ -345,9 +347,8 @@ def register_environments() -> None:
 
     May be called again. `make_vector` calls this for ids that begin with `lockstep/`.
     """
-    entry_points = {
-        probe.__name__: f"{__name__}:{probe.__name__}" for probe in PROBES + MEMORY_PROBES + COMPOSITE_PROBES
-    }
+    probes = PROBES + MEMORY_PROBES + COMPOSITE_PROBES
+    entry_points = {probe.__name__: f"{__name__}:{probe.__name__}" for probe in probes}
     entry_points["Counting"] = "lockstep.envs.counting:CountingEnv"
     entry_points["BitFlipping"] = f"{__name__}:BitFlipping"
     for name, entry_point in entry_points.items():
