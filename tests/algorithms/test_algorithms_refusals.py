@@ -24,7 +24,7 @@ from lockstep.algorithms.ppo import PPOLearner
 from lockstep.modules import DefaultActorCriticModule, MultiRLModuleSpec, RLModule, RLModuleSpec
 
 MOVE, SEVERAL = spaces.Box(-1, 1, (2,), np.float32), spaces.MultiDiscrete([2, 2])
-NO_ACTIONS, NO_CHOICES = (spaces.Text(3), spaces.Dict(a=TWO)), (MOVE, SEVERAL, spaces.MultiBinary(3))
+NO_ACTIONS, NO_CHOICES = (spaces.Text(3), spaces.Dict(a=spaces.Text(2))), (MOVE, SEVERAL, spaces.MultiBinary(3))
 VALUES, SCHEDULED = (DQNConfig, C51Config, QRDQNConfig), ("lr", "entropy_coeff", "clip_param")
 
 
