@@ -1,4 +1,4 @@
-"""Small games of several agents, in PettingZoo's two forms, whose returns are known exactly."""
+"""Small games of several agents, in PettingZoo's two forms and RLlib's, whose returns are known exactly."""
 
 from __future__ import annotations
 
@@ -100,6 +100,45 @@ class TurnGame(Game):
     def returns(length: int) -> tuple[float, float]:
         of_a, of_b = -(-length // 2), length // 2
         return of_a + 10.0 * of_b, of_b + 10.0 * of_a
+
+
+class DictGame:
+    """In the form of RLlib's `MultiAgentEnv`: `a` acts in each step, `b` in every second one, `c` comes late.
+
+    At time 3 nobody acts. Observations are the time and the agent's number, from 1; each step gives `a` 1, `b` 10 and
+    `c`, which sees three numbers, 100. `b` ends at time 4, the episode after `length` steps.
+    """
+
+    possible_agents = ("a", "b", "c")
+    observation_spaces = {"a": OBS, "b": OBS, "c": spaces.Box(0.0, 100.0, (3,), np.float32)}
+    action_spaces = dict.fromkeys(possible_agents, TWO)
+
+    def __init__(self, length: int = 6, **options: Any) -> None:
+        self.length, self.options = length, options
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        self.t, self.seed = 0, seed
+        return self._obs(["a", "b"]), {"__common__": {"seed": seed}}
+
+    def _obs(self, agents: Any) -> dict[str, np.ndarray]:
+        seen = {agent: [self.t, 1 + "abc".index(agent), 7][: 3 if agent == "c" else 2] for agent in agents}
+        return {agent: np.array(values, np.float32) for agent, values in seen.items()}
+
+    def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+        assert set(actions) == set(self.acting(self.t, self.length)), (self.t, actions)
+        self.t += 1
+        over = self.t == self.length
+        there = [agent for agent in "abc" if agent != "b" or self.t <= 4] if over else self.acting(self.t, self.length)
+        there += ["b"] if self.t == 4 else []
+        rewards = {"a": 1.0, **({"b": 10.0} if self.t <= 4 else {}), "c": 100.0}
+        ends = {"__all__": over and not self.options.get("truncates"), **({"b": True} if self.t == 4 else {})}
+        return self._obs(there), rewards, ends, {"__all__": over and bool(self.options.get("truncates"))}, {}
+
+    @staticmethod
+    def acting(t: int, length: int) -> list[str]:
+        """Return who acts at a time."""
+        everyone = [*"a", *("b" if t % 2 == 0 and t < 4 else ""), *("c" if t >= 2 else "")]
+        return [] if t in (3, length) else everyone
 
 
 class BitGame(Game):

@@ -30,9 +30,11 @@ from lockstep.data.actions import action_leaves
 from lockstep.data.config import OfflineDataSection
 from lockstep.envs import VectorBoundary, goal_functions, make_vector
 from lockstep.envs.config import EnvironmentSection
-from lockstep.envs.make import single_env_factory
+from lockstep.envs.make import named_environment, single_env_factory
+from lockstep.envs.multi_agent import is_agent_env, play_of
 from lockstep.learner.config import (
     CONFIGURED_MODULES,
+    AgentMapping,
     FaultToleranceSection,
     FrameworkSection,
     LearnersSection,
@@ -472,24 +474,47 @@ class BaseConfig:
             return self.find_spaces(env, spaces)
         return by_kind(self.spaces_by_module(env, spaces))
 
+    def with_agents(self, env: Any = None) -> Self:
+        """Return a copy that names policies, where the environment is of several agents and none are named.
+
+        Agents whose spaces are equal share one policy. Where all are, that is "default_policy"; else each has the name
+        that its agents have in common ("wolf" of wolf_0 and wolf_1), or that of its first agent. The configuration
+        itself is returned for an environment of one agent and where policies are named already.
+        """
+        env = self.environment.env if env is None else env
+        if self._modules_are_named or not _may_have_agents(env):
+            return self
+        of_agents = self._agent_spaces(env)
+        if of_agents is None:
+            return self
+        mapping = AgentMapping.by_spaces(of_agents)
+        policies = list(dict.fromkeys(mapping.values()))
+        return self.copy().multi_agent(policies=policies, policy_mapping_fn=mapping)
+
+    def _agent_spaces(self, env: Any) -> dict[Any, Spaces] | None:
+        """Return (observation space, action space) of each agent; None for an environment of one agent."""
+        env = named_environment(env) if isinstance(env, str) else env
+        made = env(**self.environment.env_config) if callable(env) else env
+        try:
+            if not is_agent_env(made):
+                return None
+            observation_spaces, action_spaces = play_of(made).spaces()
+        finally:
+            if made is not env and hasattr(made, "close"):
+                made.close()
+        return {agent: (space, action_spaces[agent]) for agent, space in observation_spaces.items()}
+
     def spaces_of_agents(self, env: Any) -> Spaces | None:
-        """Return spaces by module id of a PettingZoo environment (or a function that makes one), else None.
+        """Return spaces by module id of an environment of several agents (or a function that makes one), else None.
 
         Where all agents have the same spaces, so has a module that the mapping function does not name at first. Raises
         `KeyError` for a module that is not there, `ValueError` where two agents of one module have different spaces.
         """
-        if self.multi_agent.policies is None or isinstance(env, str) or env is None:
+        if self.multi_agent.policies is None or not _may_have_agents(env):
             return None
-        made = env(**self.environment.env_config) if callable(env) else env
-        if not hasattr(made, "possible_agents"):
+        of_agents = self._agent_spaces(env)
+        if not of_agents:
             return None
-        try:
-            of_agents = {
-                agent: (made.observation_space(agent), made.action_space(agent)) for agent in made.possible_agents
-            }
-        finally:
-            if made is not env:
-                made.close()
         episode = MultiAgentEpisode(agent_to_module_mapping_fn=self.multi_agent.policy_mapping_fn)
         module_ids = list(self.module_specs())
         found: dict[str, Spaces] = {}
@@ -510,7 +535,7 @@ class BaseConfig:
     def find_spaces(self, env: Any = None, spaces: Spaces | None = None) -> Spaces:
         """Return observation and action space: `spaces`, the configured ones, or those of an environment.
 
-        Each may be a dict by module id; so they are for a PettingZoo environment, where the policies are configured.
+        Each may be a dict by module id; so they are for several agents, where the policies are configured.
         """
         section = self.environment
         if spaces is not None:
@@ -834,6 +859,13 @@ def without_ray(error: ModuleNotFoundError, option: str) -> ImportError:
 def by_kind(spaces: Mapping[str, Spaces]) -> Spaces:
     """Return observation spaces and action spaces by module id, of both for each module."""
     return {mid: pair[0] for mid, pair in spaces.items()}, {mid: pair[1] for mid, pair in spaces.items()}
+
+
+def _may_have_agents(env: Any) -> bool:
+    """Return whether `env` may be, or make, an environment of several agents; asked before one is made."""
+    if env is None or (isinstance(env, str) and ":" not in env):
+        return False
+    return callable(env) or isinstance(env, str) or is_agent_env(env)
 
 
 def check_spaces(algorithm: str, observation_space: Any, action_space: Any) -> None:

@@ -12,7 +12,8 @@ from lockstep.algorithms.acting import ActingPolicy
 from lockstep.algorithms.base_config import BaseConfig, Spaces, without_ray
 from lockstep.algorithms.offline import open_data
 from lockstep.algorithms.policy import Policy
-from lockstep.envs.pettingzoo import PettingZooEnvs
+from lockstep.envs.multi_agent import AgentEnvs
+from lockstep.learner.config import AgentMapping
 from lockstep.learner.learner import Learner
 from lockstep.modules import DEFAULT_MODULE_ID, MultiRLModule, MultiRLModuleSpec
 from lockstep.replay.storage import machine_memory, row_nbytes
@@ -116,7 +117,7 @@ class AlgorithmConfig(BaseConfig):
         specs = list(spec) if isinstance(spec, MultiRLModule) else ids
         specs = list(spec.rl_module_specs) if isinstance(spec, MultiRLModuleSpec) else specs
         allowed, overrides = section.policies_to_train, self.rl_module.algorithm_config_overrides_per_module
-        here = f"multi_agent.policies={ids}"
+        here, mapping = f"multi_agent.policies={ids}", section.policy_mapping_fn
         return [
             *rules,
             ("multi_agent.policies", not ids, "is empty; name at least one module, or None for a single agent"),
@@ -127,8 +128,13 @@ class AlgorithmConfig(BaseConfig):
             ),
             (
                 "multi_agent.policy_mapping_fn",
-                section.policy_mapping_fn is None and DEFAULT_MODULE_ID not in ids,
+                mapping is None and DEFAULT_MODULE_ID not in ids,
                 f"maps every agent to {DEFAULT_MODULE_ID!r}, and {here}; give a function (agent_id, episode) -> id",
+            ),
+            (
+                "multi_agent.policy_mapping_fn",
+                isinstance(mapping, AgentMapping) and not set(mapping.values()) <= set(ids),
+                f"names others than {here}",
             ),
             (
                 "multi_agent.policies_to_train",
@@ -187,11 +193,12 @@ class AlgorithmConfig(BaseConfig):
     # -- builds ---
 
     def build_policy(self, env: Any = None, spaces: Spaces | None = None) -> Policy:
-        """Build a policy that acts and learns, over its group of learners."""
-        observation_space, action_space = self.policy_spaces(env, spaces)
-        group = self.build_learner_group(env, (observation_space, action_space))
+        """Build a policy that acts and learns, over its group of learners; of several agents see `with_agents`."""
+        config = self if spaces is not None else self.with_agents(env)
+        observation_space, action_space = config.policy_spaces(env, spaces)
+        group = config.build_learner_group(env, (observation_space, action_space))
         try:
-            return Policy(self, group, observation_space=observation_space, action_space=action_space)
+            return Policy(config, group, observation_space=observation_space, action_space=action_space)
         except BaseException:
             group.shutdown()
             raise
@@ -246,7 +253,7 @@ class AlgorithmConfig(BaseConfig):
         envs = self.make_envs(num_envs)
         return Collector(policy, envs, exploration_noise=explore, epsilon=epsilon, streams=streams)
 
-    def _make_agent_envs(self, num_envs: int) -> PettingZooEnvs:
+    def _make_agent_envs(self, num_envs: int) -> AgentEnvs:
         """The environments of several agents; `ValueError` for options that do not go with them."""
         if self.is_offline:
             raise ValueError(
@@ -266,8 +273,8 @@ class AlgorithmConfig(BaseConfig):
         )
         env = self.environment.env
         if not isinstance(env, str) and not callable(env):
-            return PettingZooEnvs(env)
-        return PettingZooEnvs(env, num_envs, self.environment.env_config)
+            return AgentEnvs(env)
+        return AgentEnvs(env, num_envs, self.environment.env_config)
 
     # -- env runners ---
 

@@ -44,6 +44,7 @@ class Plan:
         how = "compiled (the first update takes 10-20 s longer)" if framework.compile else "eager"
         return {
             "settings": "; ".join(sources),
+            **self._agents(),
             "environments": f"{where}{_space_text(policy.observation_space)} -> {_space_text(policy.action_space)}",
             **self._updates(),
             "learning rate": self._rates_text(),
@@ -51,6 +52,14 @@ class Plan:
             "device": f"{framework.device}, {framework.dtype}, {_count(threads, 'thread', 'threads')}, {how}",
             "evaluation": self._evaluation_text(),
         }
+
+    def _agents(self) -> dict[str, str]:
+        """Return which policy acts for which agents, where there are several."""
+        of_modules = getattr(self.trainer.train_collector or self.trainer.test_collector, "agents_of_modules", {})
+        text = "; ".join(
+            f"{module_id} acts for {', '.join(map(str, names))}" for module_id, names in of_modules.items()
+        )
+        return {"policies": text} if text else {}
 
     # -- updates ---
 

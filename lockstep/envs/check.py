@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
 
+<<<<<<< HEAD
 from lockstep.data.actions import (
     ACTION_MASK,
     action_leaves,
@@ -22,9 +24,15 @@ from lockstep.data.actions import (
     mask_size,
 )
 from lockstep.data.trees import Tree, map_tree, rows_of, trees_equal
+=======
+from lockstep.data import MultiAgentEnvError
+from lockstep.data.actions import ACTION_MASK, MASKABLE, allowed_actions, carries_mask, mask_size
+from lockstep.data.trees import Tree, map_tree, trees_equal
+>>>>>>> main
 from lockstep.envs import trees
 from lockstep.envs.errors import FORMS, OLD_API
-from lockstep.envs.make import AnyEnv, single_env_factory
+from lockstep.envs.make import AnyEnv, named_environment, one_env, single_env_factory
+from lockstep.envs.multi_agent import Play, is_agent_env, play_of
 
 LEVELS = ("error", "warning", "info")
 _SEEDED_STEPS = 50
@@ -61,7 +69,8 @@ def check_environment(
     """Step an environment with random actions and report what is wrong with it; errors come first.
 
     Args:
-        env: an id, a class or function that makes one environment, or a finished environment (left open).
+        env: an id, a class or function that makes one environment, or a finished environment (left open); of one agent
+            or, in the forms of PettingZoo and of RLlib's `MultiAgentEnv`, of several.
         env_config: keyword arguments for making it.
         num_steps, max_seconds: how long to look, whichever ends first.
         seed: of the resets and of the random actions.
@@ -72,8 +81,8 @@ def check_environment(
     Raises:
         ValueError: the id is unknown. (An environment that fails while being made is a finding.)
     """
-    is_finished = isinstance(env, gym.Env)
-    make = (lambda: env) if is_finished else single_env_factory(env, env_config)
+    is_finished = isinstance(env, gym.Env) or is_agent_env(env)
+    make = (lambda: env) if is_finished else _factory(env, env_config)
     try:
         made = make()
     except ValueError:
@@ -81,15 +90,29 @@ def check_environment(
     except Exception as error:
         message = f"making the environment raised {type(error).__name__}: {error}"
         return [Finding("error", "cannot_be_made", message)]
-    examination = _Examination(made, num_steps, max_seconds, seed)
+    kind = _AgentsExamination if is_agent_env(made) else _Examination
+    examination = kind(made, num_steps, max_seconds, seed)
     try:
         if examination.examine_spaces():
             examination.run()
             examination.repeat()
     finally:
-        if not is_finished:
+        if not is_finished and hasattr(made, "close"):
             made.close()
     return sorted(examination.findings, key=lambda finding: LEVELS.index(finding.level))
+
+
+def _factory(env: AnyEnv, env_config: Mapping[str, Any] | None) -> Callable[[], Any]:
+    """Return a function that makes one environment, of one agent or of several."""
+    named = named_environment(env) if isinstance(env, str) else env
+    if isinstance(named, str | EnvSpec) or not callable(named):
+        return single_env_factory(named, env_config)
+
+    def make() -> Any:
+        made = named(**(env_config or {}))
+        return made if is_agent_env(made) else one_env(made, named)
+
+    return make
 
 
 class _Examination:
@@ -190,12 +213,15 @@ class _Examination:
             return
         if endings == 0:
             self._examine_endless(length)
+        self._tell_speed(number)
+
+    def _tell_speed(self, number: int) -> None:
         speed = number / max(self._spent, 1e-9)
         message = f"{speed:,.0f} environment steps in a second, one environment, resets included"
         self.add("info", "speed", message, speed)
 
     def _examine_endless(self, length: int) -> None:
-        limit = None if self.env.spec is None else self.env.spec.max_episode_steps
+        limit = getattr(getattr(self.env, "spec", None), "max_episode_steps", None)
         if limit is None:
             self.add(
                 "warning",
@@ -248,9 +274,12 @@ class _Examination:
 
     def _examine_observation(self, obs: Tree, where: str) -> None:
         """Say in which way an observation does not fit its space."""
+        self._examine_part(self.env.observation_space, obs, "the observation", where)
+
+    def _examine_part(self, space: Any, obs: Tree, called: str, where: str) -> None:
         try:
-            for space, part, name in trees.leaves_of(self.env.observation_space, obs, "the observation"):
-                self._examine_leaf(space, part, f"{name} {where}")
+            for leaf, part, name in trees.leaves_of(space, obs, called):
+                self._examine_leaf(leaf, part, f"{name} {where}")
         except ValueError as error:
             self.add("error", "observation_keys", f"{error} ({where})")
 
@@ -294,3 +323,88 @@ class _Examination:
         found = f"{len(answer)} values" if isinstance(answer, tuple) else type(answer).__name__
         self.add("error", f"{method}_form", f"{method} gave {found}, expected {number}: {values}. {OLD_API}")
         return None
+
+
+class _AgentsExamination(_Examination):
+    """The findings about an environment of several agents: each agent's spaces, observations and rewards."""
+
+    def examine_spaces(self) -> bool:
+        """Return whether the spaces of all agents can be used."""
+        try:
+            self._spaces = dict(zip(("observation", "action"), play_of(self.env).spaces()))
+        except ValueError as error:
+            self.add("error", "spaces_missing", str(error))
+            return False
+        if not self._spaces["observation"]:
+            self.add("error", "agents_missing", "it does not say which possible_agents there may be; name all of them")
+        for kind, spaces_of_agents in self._spaces.items():
+            for agent, space in spaces_of_agents.items():
+                try:
+                    trees.check_supported(space, f"the {kind} space of agent {agent!r}")
+                except ValueError as error:
+                    self.add("error", f"{kind}_space_unsupported", str(error))
+        return not self.findings
+
+    def _actions(self, play: Play) -> dict[Any, Any]:
+        """Return a random action of each agent to act, of those that its mask allows."""
+        actions = {}
+        for agent, obs in play.to_act.items():
+            space = self._spaces["action"][agent]
+            masked = isinstance(space, MASKABLE) and isinstance(obs, Mapping) and ACTION_MASK in obs
+            mask = np.asarray(obs[ACTION_MASK])[None] if masked else None
+            action = space.sample() if mask is None else allowed_actions(space, space.np_random, mask)[0]
+            actions[agent] = int(action) if isinstance(space, spaces.Discrete) else action
+        return actions
+
+    def _played(self, play: Play, number: int) -> bool:
+        """Take a step, or begin anew where the episode has ended; return whether that went well."""
+        begun, anew = time.perf_counter(), play.episode.is_done or not play.episode.is_reset
+        try:
+            if anew:
+                play.begin(seed=None if number else self._seed)
+            rewards = {} if anew else play.step(self._actions(play))
+        except MultiAgentEnvError as error:
+            self.add("error", "agents_data", str(error))
+            return False
+        except Exception as error:
+            *_, place = traceback.extract_tb(error.__traceback__)
+            kind = "reset" if anew else "step"
+            where = f"at {place.filename}:{place.lineno}"
+            self.add("error", f"{kind}_raises", f"{kind} {number} raised {type(error).__name__}: {error} ({where})")
+            return False
+        self._spent += time.perf_counter() - begun
+        for agent, obs in play.to_act.items():
+            self._examine_part(self._spaces["observation"][agent], obs, f"agent {agent!r}: the observation", "")
+        for agent, reward in rewards.items():
+            if not np.isfinite(float(reward)):
+                self.add("error", "reward_not_finite", f"the reward of agent {agent!r} at step {number} is {reward!r}")
+        return True
+
+    def run(self) -> None:
+        """Take random actions of all agents: who is there, observations, rewards, endings and speed."""
+        self._seed_actions()
+        play, endings, number = play_of(self.env), 0, 0
+        if not self._played(play, 0):
+            return
+        while number < self._num_steps and self._spent <= self._max_seconds:
+            number += 1
+            if not self._played(play, number):
+                return
+            endings += play.episode.is_done
+        if endings == 0:
+            self._examine_endless(len(play.episode))
+        self._tell_speed(number)
+
+    def _seed_actions(self) -> None:
+        for space in self._spaces["action"].values():
+            space.seed(self._seed)
+
+    def _seeded_episode(self) -> list[Tree]:
+        self._seed_actions()
+        play = play_of(self.env)
+        play.begin(seed=self._seed)
+        seen: list[Tree] = [dict(play.to_act)]
+        while len(seen) <= _SEEDED_STEPS and not play.episode.is_done:
+            rewards = play.step(self._actions(play))
+            seen.append((dict(play.to_act), {agent: float(reward) for agent, reward in rewards.items()}))
+        return seen

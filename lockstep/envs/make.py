@@ -135,7 +135,7 @@ def single_env_factory(env: AnyEnv, env_config: Mapping[str, Any] | None = None)
     if isinstance(env, str | EnvSpec):
         return lambda: _gym_make(env, config)
     if callable(env):
-        return lambda: _one_env(env(**config), env)
+        return lambda: one_env(env(**config), env)
     several = isinstance(env, list | tuple)
     advice = "; of several functions make gymnasium.vector.SyncVectorEnv(functions)" if several else ""
     raise TypeError(
@@ -143,7 +143,7 @@ def single_env_factory(env: AnyEnv, env_config: Mapping[str, Any] | None = None)
     )
 
 
-def _one_env(made: object, maker: Callable[..., Any]) -> gym.Env:
+def one_env(made: object, maker: Callable[..., Any]) -> gym.Env:
     """Return what `maker` made, where that is one environment."""
     if isinstance(made, gym.Env):
         return made

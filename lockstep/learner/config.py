@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from itertools import takewhile
 from typing import Any, ClassVar, Literal, Self, TypedDict, Unpack
 
 from lockstep.modules import (
+    DEFAULT_MODULE_ID,
     DefaultActorCriticModule,
     DefaultTD3Module,
     RecurrentActorCriticModule,
@@ -303,10 +305,67 @@ class MultiAgentOptions(TypedDict, total=False):
     """Options of `MultiAgentSection`."""
 
     policies: Any
-    policy_mapping_fn: Callable[..., str] | None
+    policy_mapping_fn: Callable[..., str] | Mapping[Any, str] | None
     policies_to_train: Collection[str] | Callable[..., bool] | None
     count_steps_by: Literal["env_steps", "agent_steps"]
     reward_metric: Callable[..., Any] | None
+
+
+class AgentMapping(Mapping[Any, str]):
+    """Agent id -> module id, as the function that `policy_mapping_fn` is; unlike a function it can be written to JSON.
+
+    `KeyError` for an agent that it does not name.
+    """
+
+    def __init__(self, modules: Mapping[Any, str]) -> None:
+        self._modules = dict(modules)
+
+    @classmethod
+    def by_spaces(cls, spaces: Mapping[Any, Any]) -> AgentMapping:
+        """Return the mapping where agents with equal `spaces` share a module.
+
+        Where all are equal it is "default_policy"; else each has the name that its agents have in common ("wolf" of
+        wolf_0 and wolf_1), or that of its first agent.
+        """
+        kinds: list[tuple[Any, list[Any]]] = []
+        for agent, pair in spaces.items():
+            agents = next((agents for known, agents in kinds if known == pair), None)
+            if agents is None:
+                kinds.append((pair, [agent]))
+            else:
+                agents.append(agent)
+        names = [_common_name(agents) for _, agents in kinds]
+        modules: dict[Any, str] = {}
+        for name, (_, agents) in zip(names, kinds):
+            module_id = name if name and names.count(name) == 1 else str(agents[0])
+            modules |= dict.fromkeys(agents, DEFAULT_MODULE_ID if len(kinds) == 1 else check_module_id(module_id))
+        return cls(modules)
+
+    def __call__(self, agent: Any, episode: Any = None) -> str:
+        """Return the agent's module id; read from JSON, where all keys are text, an agent is found by its text."""
+        if agent in self._modules:
+            return self._modules[agent]
+        if str(agent) in self._modules:
+            return self._modules[str(agent)]
+        raise KeyError(f"agent {agent!r} has no policy: multi_agent.policy_mapping_fn names {list(self._modules)}")
+
+    def __getitem__(self, agent: Any) -> str:
+        return self._modules[agent]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._modules)
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __repr__(self) -> str:
+        return repr(self._modules)
+
+
+def _common_name(agents: Collection[Any]) -> str:
+    """Return what the names of agents have in common from the first letter on, without a number at its end."""
+    same = takewhile(lambda letters: len(set(letters)) == 1, zip(*map(str, agents)))
+    return "".join(letters[0] for letters in same).rstrip("0123456789_- ")
 
 
 @dataclass
@@ -319,7 +378,8 @@ class MultiAgentSection(Section[ConfigT]):
     """module ids, or `{module_id: RLModuleSpec}` (its fields as a dict, or None: the default module); `None`: as
     `rl_module_spec` says, one module for a single agent"""
     policy_mapping_fn: Callable[..., str] | None = None
-    """`f(agent_id, episode) -> module id`; `None`: every agent has the module "default_policy" """
+    """`f(agent_id, episode) -> module id`, or a dict of agent id -> module id; `None`: every agent has the module
+    "default_policy" """
     policies_to_train: Collection[str] | Callable[..., bool] | None = None
     """module ids that learn, or `f(module_id)` or `f(module_id, batch) -> bool` (`batch`: None for episodes); `None`:
     all"""
@@ -334,7 +394,9 @@ class MultiAgentSection(Section[ConfigT]):
         return self.change(options)
 
     def prepare(self, name: str, value: Any) -> Any:
-        """Bring `policies` into one form."""
+        """Bring `policies` into one form; a dict that maps agents becomes a function."""
+        if name == "policy_mapping_fn" and isinstance(value, Mapping):
+            return AgentMapping(value)
         return policies_in_one_form(value) if name == "policies" else value
 
     def validate(self) -> None:

@@ -9,13 +9,17 @@ from typing import Any
 
 import numpy as np
 
+<<<<<<< HEAD
 from lockstep.data import MultiAgentEnvError, MultiAgentEpisode
 from lockstep.data.actions import one_action, random_actions
+=======
+from lockstep.data import MultiAgentEpisode
+>>>>>>> main
 from lockstep.data.columns import Columns
 from lockstep.data.rollout import EpisodeStore
 from lockstep.data.trees import named_leaves
 from lockstep.envs.errors import step_error
-from lockstep.envs.pettingzoo import PettingZooEnvs, play_of
+from lockstep.envs.multi_agent import AgentEnvs, play_of
 from lockstep.envs.trees import stack_rows
 from lockstep.replay import MultiAgentReplayBuffer
 from lockstep.rollout.base_collector import CHUNK, BaseCollector, masks_in
@@ -34,7 +38,7 @@ class MultiAgentCollector(BaseCollector):
     """Steps PettingZoo environments side by side and asks each module once for all of its agents in all of them.
 
     `env`: a function that makes a `ParallelEnv` or an `AECEnv` (`num_envs` are made), one such environment, or
-    `PettingZooEnvs`. With a `buffer` the (pieces of) episodes are kept, or their transitions; without one (evaluation)
+    `AgentEnvs`. With a `buffer` the (pieces of) episodes are kept, or their transitions; without one (evaluation)
     only returns and lengths are. It explores within a training step, and everywhere where `exploration_noise` is set,
     or `epsilon` (see `Collector`).
 
@@ -65,7 +69,7 @@ class MultiAgentCollector(BaseCollector):
                 "multi_agent(policies=...), made by its build_policy()"
             )
         self.policy = policy
-        self.env = env if isinstance(env, PettingZooEnvs) else PettingZooEnvs(env, num_envs)
+        self.env = env if isinstance(env, AgentEnvs) else AgentEnvs(env, num_envs)
         if num_envs not in (1, self.env.num_envs):
             raise ValueError(f"num_envs={num_envs}, but env has {self.env.num_envs} environments; leave num_envs out")
         super().__init__(
@@ -235,7 +239,6 @@ class MultiAgentCollector(BaseCollector):
         seed = self.streams.seed(f"episode/{self.num_resets}")
         try:
             self.plays[b].begin(seed=seed, id_=str(self.num_resets))
-            self._check_alive(b)
         except Exception as error:
             raise step_error(error, backend=self.env.backend, env_index=b, action=None, during="reset") from error
         self.num_resets += 1
@@ -244,7 +247,6 @@ class MultiAgentCollector(BaseCollector):
     def _step(self, b: int, actions: ByAgent, stored: ByAgent, extras: ByAgent) -> None:
         try:
             rewards = self.plays[b].step(actions, stored=stored, extras=extras)
-            self._check_alive(b)
         except Exception as error:
             raise step_error(error, backend=self.env.backend, env_index=b, action=actions, during="step") from error
         for agent, reward in rewards.items():
@@ -256,10 +258,6 @@ class MultiAgentCollector(BaseCollector):
             self._agent_returns_ended.append(tuple(self._agent_returns[b].tolist()))
             self._agent_returns[b], self._is_running[b] = 0.0, False
             self._end_episode(b)
-
-    def _check_alive(self, b: int) -> None:
-        if not self.plays[b].to_act and not self.plays[b].episode.is_done:
-            raise MultiAgentEnvError("no agent is left to act, but the episode has not ended for all that were there")
 
     def _act(self, module_id: str, rows: Rows, random: bool) -> tuple[np.ndarray, np.ndarray, State | None]:
         """Return for all rows of a module the actions for the environment, those learned from, and the state before."""

@@ -83,6 +83,7 @@ def build_trainer(
 
     With `folder`: loggers, checkpoints and the best policy are written there; `resume` continues its records.
     """
+    config = config.with_agents() if folder is None else config  # else `prepare_run` did
     config.validate()
     for section in config.sections.values():
         section.check_schedules([config.reporting.total_steps * tenths // 10 for tenths in range(1, 11)])
@@ -95,8 +96,7 @@ def build_trainer(
     length = RunLength.of(config)
     _warn_of_zero_rates(config.training.options(), length)
     config.set_num_threads()
-    policy = config.build_policy()
-    training, evaluation = config.training, config.evaluation
+    policy, training, evaluation = config.build_policy(), config.training, config.evaluation
     evaluate = evaluation.evaluation_interval > 0 and not (config.is_offline and config.environment.env is None)
     try:
         options: dict[str, Any] = {

@@ -145,6 +145,7 @@ def prepare_run(
     `init_from`: a run (its best policy, as for `load_policy`) or a checkpoint whose weights and connectors' statistics
     the policy begins with; all else is new. `sources`: where the settings come from, in words.
     """
+    config = config.with_agents()
     config.validate()
     source = None if init_from is None else find_policy(init_from).absolute()
     folder = RunFolder.create(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from algorithm_tools import BOX, TWO, of_two_modules, to_a_or_b
 from gymnasium import spaces
+from gymnasium.envs.classic_control import CartPoleEnv
 
 from lockstep import A2CConfig, APPOConfig, IMPALAConfig, PPOConfig
 from lockstep.data.multi_agent_episode import MultiAgentEpisode
@@ -74,6 +75,11 @@ class Game:
     def action_space(self, agent):
         return MOVE if agent == "y1" else TWO
 
+    def reset(self, seed=None, options=None):
+        raise RuntimeError("nobody plays it")
+
+    step = last = reset
+
     def close(self):
         Game.closed += 1
 
@@ -87,6 +93,55 @@ def test_spaces_of_a_pettingzoo_environment_are_those_of_the_agents_of_each_modu
     assert [learner.module[mid].action_space for mid in "ab"] == [TWO, MOVE]
     with pytest.raises(ValueError, match=r"agent 'x2' of module 'a' has the spaces .*map them to different modules"):
         made.environment(Game, env_config={"odd": True}).build_learner()
+
+
+def wolves_and_sheep(names):
+    """Return the class of a game of agents with these names, of which those with an "s" see and do other things."""
+    return type("Herd", (Game,), {
+        "possible_agents": names,
+        "observation_space": lambda self, agent: LARGE if "s" in str(agent) else BOX,
+        "action_space": lambda self, agent: MOVE if "s" in str(agent) else TWO,
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("names", "policies"),
+    [
+        (("wolf_0", "wolf_1"), {"wolf_0": "default_policy", "wolf_1": "default_policy"}),
+        (("wolf_0", "wolf_1", "sheep_0"), {"wolf_0": "wolf", "wolf_1": "wolf", "sheep_0": "sheep"}),
+        (("wolf", "dog", "sheep"), {"wolf": "wolf", "dog": "wolf", "sheep": "sheep"}),  # nothing in common: the first
+        (("p1", "ps2", "p3"), {"p1": "p", "ps2": "ps", "p3": "p"}),
+        (("p1", "p_s", "p3"), {"p1": "p", "p_s": "p_s", "p3": "p"}),
+        ((0, 1), {0: "default_policy", 1: "default_policy"}),
+    ],
+)
+def test_agents_with_equal_spaces_share_a_policy_where_none_are_named(names, policies):
+    config = PPOConfig().environment(wolves_and_sheep(names))
+    made = config.with_agents()
+    assert config.multi_agent.policies is None  # it stays as it is
+    assert made.multi_agent.policies == list(dict.fromkeys(policies.values()))
+    episode = MultiAgentEpisode(agent_to_module_mapping_fn=made.multi_agent.policy_mapping_fn)
+    assert {agent: episode.module_for(agent) for agent in names} == policies
+    again = PPOConfig().update_from_dict(json.loads(json.dumps({"multi_agent": made.named_options()["multi_agent"]})))
+    assert {agent: again.multi_agent.policy_mapping_fn(agent) for agent in names} == policies
+    assert made.with_agents() is made
+    assert list(config.build_policy().acting) == made.multi_agent.policies
+
+
+def test_an_environment_of_one_agent_and_named_policies_stay_as_they_are():
+    for config in (PPOConfig().environment("CartPole-v1"), PPOConfig().environment(CartPoleEnv), of_two_modules()):
+        assert config.with_agents() is config
+
+
+def test_a_dict_maps_agents_and_an_agent_that_it_does_not_name_is_refused_by_name():
+    made = PPOConfig().environment(Game).multi_agent(policies=["a", "b"], policy_mapping_fn={"x1": "a", "y1": "b"})
+    with pytest.raises(KeyError, match=r"agent 'x2' has no policy: .*policy_mapping_fn names \['x1', 'y1'\]"):
+        made.build_learner()
+    made.multi_agent(policy_mapping_fn={"x1": "a", "x2": "c", "y1": "b"})
+    with pytest.raises(ValueError, match=r"policy_mapping_fn={.*} names others than multi_agent.policies=\['a', 'b'\]"):
+        made.build_learner()
+    made.multi_agent(policy_mapping_fn={"x1": "a", "x2": "a", "y1": "b"}).freeze()
+    assert made.copy().build_learner().module["b"].observation_space == LARGE
 
 
 @pytest.mark.parametrize("algorithm", [PPOConfig, A2CConfig, IMPALAConfig, APPOConfig])

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import agent_games
 import numpy as np
 import pytest
 from conftest import SMALL, Said, Trained, command, process_env, start
@@ -261,3 +262,12 @@ def test_terminal_gets_one_live_display(tmp_path: Path) -> None:
     for part in ("1,024/1,024 steps", "steps/s", "0:00 left", "evaluation", "training", "policy_loss", "final return"):
         assert part in last
     assert text.count("final return") == 1
+
+
+def test_several_agents_are_trained_without_naming_policies(lockstep: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(agent_games.__file__).parent))
+    options = ("--num-envs", "2", "--set", "training.train_batch_size=32", "--set", "training.minibatch_size=16")
+    said = lockstep("train", "ppo", "agent_games:DictGame", "--total-steps", "64", *options)
+    assert said.code == 0, said.err
+    assert re.search(r"policies +a acts for a, b; c acts for c\n", said.out)
+    assert lockstep("doctor", "agent_games:DictGame").code == 0

@@ -9,7 +9,7 @@ from agent_games import TWO, CountingGame, game_config
 from lockstep import AsyncCollector, Collector, MultiAgentCollector, PPOConfig, RolloutStore
 from lockstep.envs import LightSyncVectorEnv, WorkerVectorEnv, make_vector
 from lockstep.envs.counting import CountingEnv
-from lockstep.envs.pettingzoo import PettingZooEnvs
+from lockstep.envs.multi_agent import AgentEnvs
 from lockstep.replay import MultiAgentReplayBuffer, ReplayBuffer, VectorReplayBuffer
 from lockstep.state.streams import RandomStreams
 
@@ -119,16 +119,16 @@ def buffer_for(agents, num_envs=1):
 @pytest.mark.parametrize(
     ("env", "options", "words"),
     [
-        ("CartPole-v1", {}, "env='CartPole-v1': several agents need a PettingZoo environment"),
-        (object, {}, "is no PettingZoo environment"),
-        (AttributeGame, {}, r"give a ParallelEnv or an AECEnv, with methods .* observation_space\(agent\)"),
+        ("CartPole-v1", {}, "env='CartPole-v1' is of one agent; several agents need"),
+        (object, {}, "is no environment of several agents; give a PettingZoo ParallelEnv or AECEnv"),
+        (AttributeGame, {}, "is no environment of several agents; give .* RLlib's MultiAgentEnv"),
         (Wider, {}, r"observation space is Box.* the environment's is Discrete"),
         (CountingGame, {"num_envs": 2.5}, "num_envs=2.5 is not allowed"),
         (CountingGame, {"num_envs": True}, "num_envs=True is not allowed"),
         (ONE, {"num_envs": 3}, "is a finished environment, one: num_envs=3"),
         (lambda: ONE, {"num_envs": 2}, "gave the same environment twice; it must make a new one each time"),
         (FewerAgents, {"num_envs": 2}, "environment 1 has other agents or spaces than the first one"),
-        (PettingZooEnvs(CountingGame, 2), {"num_envs": 3}, "num_envs=3, but env has 2 environments"),
+        (AgentEnvs(CountingGame, 2), {"num_envs": 3}, "num_envs=3, but env has 2 environments"),
         (CountingGame, {"exploration_noise": "yes"}, "exploration_noise='yes' is not allowed"),
         (CountingGame, {"raise_on_nan_in_buffer": 1}, "raise_on_nan_in_buffer=1 is not allowed"),
         (CountingGame, {"buffer": ReplayBuffer(8)}, "must be an EpisodeStore or a MultiAgentReplayBuffer, or None"),

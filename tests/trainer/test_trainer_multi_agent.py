@@ -5,9 +5,10 @@ import warnings
 
 import numpy as np
 import pytest
-from agent_games import BitGame, CountingGame, TurnGame, game_config
+from agent_games import BitGame, CountingGame, DictGame, TurnGame, game_config
 from trainer_tools import build, by_hand, digest, learned
 
+import lockstep
 from lockstep import (
     A2CConfig,
     BCConfig,
@@ -21,6 +22,7 @@ from lockstep import (
 from lockstep.tracking import JsonlLogger, TraceLogger, asdict
 from lockstep.tracking.records import read_metrics
 from lockstep.trainer import EarlyStop, restore_trainer, save_trainer
+from lockstep.trainer.run import resume
 
 
 def second_minus_first(returns):
@@ -257,6 +259,22 @@ def test_trainers_and_collectors_of_one_agent_refuse_a_policy_of_several_with_wh
     other = MultiAgentCollector(policy, same.env.envs[0])
     with pytest.raises(ValueError, match="test_collector has the environments of train_collector"):
         by_hand(game_config(), policy=policy, train_collector=same, test_collector=other)
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "dqn"])
+@pytest.mark.parametrize("env", [CountingGame, TurnGame, DictGame])
+def test_train_takes_an_environment_of_several_agents_as_it_is(env, algorithm, folder):
+    settings = {"rl_module.model_config": {"hiddens": [4]}, "training.train_batch_size": 16}
+    of_dqn = {"replay.capacity": 100, "replay.learning_starts": 16}
+    settings |= of_dqn if algorithm == "dqn" else {"training.minibatch_size": 8}
+    result = lockstep.train(algorithm, env, total_steps=64, num_envs=2, root=folder, settings=settings)
+    assert result.info.train_step == 64
+    expected = ["a", "c"] if env is DictGame else ["default_policy"]
+    assert list(result.policy.acting) == expected
+    again = lockstep.load_policy(result.path)
+    observations = DictGame().reset()[0]
+    assert set(again.compute_actions(observations)) == {"a", "b"}
+    assert resume(result.path, total_steps=96).info.train_step == 96
 
 
 @pytest.mark.parametrize("recurrent", [None, "gru"])

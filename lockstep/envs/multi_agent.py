@@ -1,6 +1,7 @@
-"""PettingZoo environments: stepped side by side, env step by env step, or recorded as episodes.
+"""Environments of several agents: stepped side by side, env step by env step, or recorded as episodes.
 
-Parallel ones, where all agents act at once, and turn-based (AEC) ones are played alike.
+PettingZoo's parallel ones, where all agents act at once, its turn-based (AEC) ones, and those in the form of RLlib's
+`MultiAgentEnv`, which take and give a dict by agent, are played alike.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lockstep.data import MultiAgentEnvError, MultiAgentEpisode
+from lockstep.data.agent_steps import spaces_by_agent
+from lockstep.envs.make import named_environment
 from lockstep.envs.trees import as_row
 from lockstep.state.checks import check_whole
 
@@ -19,8 +22,12 @@ MappingFn = Callable[[AgentID, MultiAgentEpisode], str]
 Act = Callable[[dict[AgentID, Any]], Any]
 StepOutcome = tuple[AgentDict, AgentDict, AgentDict, AgentDict, AgentDict]
 """Observations, rewards, terminateds, truncateds and infos of an env step, by agent."""
-PettingZooEnv = Any
-"""A `ParallelEnv` or an `AECEnv`."""
+AgentEnv = Any
+"""A `ParallelEnv`, an `AECEnv`, or an environment in the form of RLlib's `MultiAgentEnv`."""
+FORMS = (
+    "a PettingZoo ParallelEnv or AECEnv, or an environment in the form of RLlib's MultiAgentEnv (reset and step with "
+    "dicts by agent; possible_agents; observation_spaces and action_spaces)"
+)
 
 
 class Play(ABC):
@@ -29,7 +36,7 @@ class Play(ABC):
     `episode` may be replaced by its successor (`episode.cut()`) between two steps.
     """
 
-    def __init__(self, env: PettingZooEnv, agent_to_module_mapping_fn: MappingFn | None = None) -> None:
+    def __init__(self, env: AgentEnv, agent_to_module_mapping_fn: MappingFn | None = None) -> None:
         self.env, self.mapping_fn = env, agent_to_module_mapping_fn
         self.episode = MultiAgentEpisode()
         self.to_act: dict[AgentID, Any] = {}
@@ -38,12 +45,11 @@ class Play(ABC):
     def begin(self, *, seed: int | None = None, options: dict[str, Any] | None = None, id_: str | None = None) -> None:
         """Reset the environment and begin a new episode."""
         observations, infos = self._reset(seed, options)
-        agents = getattr(self.env, "possible_agents", None) or ()
-        self._spaces = {agent: self.env.observation_space(agent) for agent in agents}
+        self._spaces, action_spaces = self.spaces()
         self.episode = MultiAgentEpisode(
             id_,
             observation_space=self._spaces or None,
-            action_space={agent: self.env.action_space(agent) for agent in agents} or None,
+            action_space=action_spaces or None,
             agent_to_module_mapping_fn=self.mapping_fn,
         )
         observations = self._copied(observations)
@@ -64,24 +70,23 @@ class Play(ABC):
         """
         observations, rewards, terminateds, truncateds, infos = self._step(actions)
         observations = self._copied(observations)
-        going_on = {"__all__": False} if self.env.agents else {}
         self.episode.add_env_step(
             observations,
             actions if stored is None else stored,
             rewards,
             infos,
-            terminateds={**terminateds, **going_on},
-            truncateds={**truncateds, **going_on},
+            terminateds=terminateds,
+            truncateds=truncateds,
             extra_model_outputs=extras,
         )
-        left = [agent for agent in self.episode.get_agents_to_act() if agent not in self.env.agents]
-        if left:
-            raise MultiAgentEnvError(
-                f"agents {sorted(map(str, left))} left the environment in env step {self.episode.env_t - 1} and were "
-                "neither terminated nor truncated"
-            )
         self._choose_who_acts(observations)
         return rewards
+
+    def spaces(self) -> tuple[dict[AgentID, Any], dict[AgentID, Any]]:
+        """Return the observation and the action spaces of all agents that there may be; empty where it is not said."""
+        env = self.env
+        agents = getattr(env, "possible_agents", None) or ()
+        return {a: env.observation_space(a) for a in agents}, {a: env.action_space(a) for a in agents}
 
     @abstractmethod
     def _reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[AgentDict, AgentDict]:
@@ -106,14 +111,38 @@ class Play(ABC):
         return copies
 
 
-class ParallelPlay(Play):
+class PettingZooPlay(Play):
+    """Plays an environment that keeps `agents`: those that are there. It is over when none is left."""
+
+    def _step(self, actions: AgentDict) -> StepOutcome:
+        observations, rewards, terminateds, truncateds, infos = self._outcome(actions)
+        going_on = {"__all__": False} if self.env.agents else {}
+        return observations, rewards, {**terminateds, **going_on}, {**truncateds, **going_on}, infos
+
+    @abstractmethod
+    def _outcome(self, actions: AgentDict) -> StepOutcome:
+        """Step the environment; the flags speak of single agents."""
+
+    def _choose_who_acts(self, observations: AgentDict) -> None:
+        left = [agent for agent in self.episode.get_agents_to_act() if agent not in self.env.agents]
+        if left and self.episode.env_t:
+            raise MultiAgentEnvError(
+                f"agents {sorted(map(str, left))} left the environment in env step {self.episode.env_t - 1} and were "
+                "neither terminated nor truncated"
+            )
+        self.to_act = {agent: value for agent, value in observations.items() if agent in self.env.agents}
+        if not self.to_act and not self.episode.is_done:
+            raise MultiAgentEnvError("no agent is left to act, but the episode has not ended for all that were there")
+
+
+class ParallelPlay(PettingZooPlay):
     """Plays a `ParallelEnv`: an env step is one action of every agent that is there."""
 
     def _reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[AgentDict, AgentDict]:
         observations, infos = self.env.reset(seed=seed, options=options)
         return observations, infos
 
-    def _step(self, actions: AgentDict) -> StepOutcome:
+    def _outcome(self, actions: AgentDict) -> StepOutcome:
         observations, rewards, terminateds, truncateds, infos = self.env.step(dict(actions))
         rewards = {agent: reward for agent, reward in rewards.items() if agent in actions or agent in observations}
         infos = {agent: info for agent, info in infos.items() if agent in observations}
@@ -127,10 +156,10 @@ class ParallelPlay(Play):
                 f"agents {sorted(map(str, idle))} are in env.agents at t={self.episode.env_t}, but are done or got no "
                 "observation; an environment takes out who is done and gives everyone else an observation"
             )
-        self.to_act = {agent: observations[agent] for agent in self.env.agents}
+        super()._choose_who_acts(observations)
 
 
-class TurnPlay(Play):
+class TurnPlay(PettingZooPlay):
     """Plays an `AECEnv`: an env step is one action, of the agent whose turn it is."""
 
     def _reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[AgentDict, AgentDict]:
@@ -138,7 +167,7 @@ class TurnPlay(Play):
         observations, infos, _, _ = self._selected()
         return observations, infos
 
-    def _step(self, actions: AgentDict) -> StepOutcome:
+    def _outcome(self, actions: AgentDict) -> StepOutcome:
         self.env.step(actions[self.env.agent_selection])
         rewards = {agent: reward for agent, reward in self.env.rewards.items() if agent in self.env.agents}
         observations, infos, terminateds, truncateds = self._selected()
@@ -160,42 +189,95 @@ class TurnPlay(Play):
             env.step(None)  # takes a done agent out; no time passes
         return observations, infos, terminateds, truncateds
 
+
+class DictPlay(Play):
+    """Plays an environment in the form of RLlib's `MultiAgentEnv`.
+
+    An agent acts where it got an observation and is not done; "__all__" in the flags ends the episode. In a step that
+    brings nobody an observation nobody acts in the next one.
+    """
+
+    def _reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[AgentDict, AgentDict]:
+        observations, infos = self.env.reset(seed=seed, options=options)
+        return observations, _of_agents(infos, observations)
+
+    def _step(self, actions: AgentDict) -> StepOutcome:
+        observations, rewards, terminateds, truncateds, infos = self.env.step(dict(actions))
+        return observations, rewards, terminateds, truncateds, _of_agents(infos, observations)
+
     def _choose_who_acts(self, observations: AgentDict) -> None:
-        self.to_act = {agent: value for agent, value in observations.items() if agent in self.env.agents}
+        able = () if self.episode.is_done else self.episode.get_agents_to_act()
+        self.to_act = {agent: observations[agent] for agent in able}
+
+    def spaces(self) -> tuple[dict[AgentID, Any], dict[AgentID, Any]]:
+        """Return the observation and the action spaces of all agents that there may be; empty where it is not said."""
+        spaces = []
+        for kind in ("observation", "action"):
+            named = spaces_by_agent(getattr(self.env, f"{kind}_spaces", None), f"{kind}_spaces")
+            agents = getattr(self.env, "possible_agents", None) or named
+            get: Callable[[AgentID], Any] = getattr(self.env, f"get_{kind}_space", lambda _: None)
+            found = {agent: named[agent] if agent in named else get(agent) for agent in agents}
+            lacking = [agent for agent, space in found.items() if space is None]
+            if lacking:
+                raise MultiAgentEnvError(
+                    f"{self.env!r} has no {kind} space for agents {lacking}; name them in {kind}_spaces, or give "
+                    f"get_{kind}_space(agent)"
+                )
+            spaces.append(found)
+        return spaces[0], spaces[1]
 
 
-def play_of(env: PettingZooEnv, agent_to_module_mapping_fn: MappingFn | None = None) -> Play:
-    """Return how `env` is played. `ValueError` for something that is no PettingZoo environment."""
-    if not all(callable(getattr(env, name, None)) for name in ("reset", "step", "observation_space", "action_space")):
-        raise ValueError(
-            f"{env!r} is no PettingZoo environment; give a ParallelEnv or an AECEnv, with methods reset, step, "
-            "observation_space(agent) and action_space(agent)"
-        )
-    kind = TurnPlay if callable(getattr(env, "last", None)) else ParallelPlay
+def _of_agents(infos: AgentDict, observations: AgentDict) -> AgentDict:
+    """Return the infos that belong to an observation; others ("__common__") are nobody's."""
+    return {agent: info for agent, info in (infos or {}).items() if agent in observations}
+
+
+def _has_methods(env: object, *names: str) -> bool:
+    return all(callable(getattr(env, name, None)) for name in names)
+
+
+def is_agent_env(env: object) -> bool:
+    """Return whether `env` is an environment of several agents, in one of the three forms."""
+    return _kind_of(env) is not None
+
+
+def _kind_of(env: object) -> type[Play] | None:
+    if isinstance(env, type) or not _has_methods(env, "reset", "step"):
+        return None
+    if _has_methods(env, "observation_space", "action_space"):
+        return TurnPlay if _has_methods(env, "last") else ParallelPlay
+    tells = isinstance(getattr(env, "observation_spaces", None), Mapping) or _has_methods(env, "get_observation_space")
+    return DictPlay if tells else None
+
+
+def play_of(env: AgentEnv, agent_to_module_mapping_fn: MappingFn | None = None) -> Play:
+    """Return how `env` is played. `ValueError` for something that is no environment of several agents."""
+    kind = _kind_of(env)
+    if kind is None:
+        raise ValueError(f"{env!r} is no environment of several agents; give {FORMS}")
     return kind(env, agent_to_module_mapping_fn)
 
 
-class PettingZooEnvs:
-    """Holds `num_envs` environments with the same agents, a `ParallelEnv` or an `AECEnv` each.
+class AgentEnvs:
+    """Holds `num_envs` environments of several agents, which are the same in each.
 
     `agents` are the `possible_agents`; the spaces are dicts by agent.
 
     Args:
-        env: a function that makes one (called with `env_config`), or a finished one, which is the only one then.
+        env: a function that makes one (called with `env_config`), its name `module:function`, or a finished one, which
+            is the only one then.
 
     Raises:
         ValueError: something else, environments that do not say which agents there may be or that differ, or a function
             that gives the same one twice.
     """
 
-    backend = "pettingzoo"
     autoreset_mode = "SAME_STEP"
 
-    def __init__(self, env: PettingZooEnv, num_envs: int = 1, env_config: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, env: AgentEnv, num_envs: int = 1, env_config: Mapping[str, Any] | None = None) -> None:
+        env = named_environment(env) if isinstance(env, str) else env
         if isinstance(env, str) or env is None:
-            raise ValueError(
-                f"env={env!r}: several agents need a PettingZoo environment; give a function that makes one"
-            )
+            raise ValueError(f"env={env!r} is of one agent; several agents need a function that makes {FORMS}")
         self.num_envs = check_whole("num_envs", num_envs, 1)
         is_finished = not callable(env)
         if is_finished and (num_envs != 1 or env_config):
@@ -207,6 +289,7 @@ class PettingZooEnvs:
         if len(set(map(id, self.envs))) < num_envs:
             raise ValueError(f"{env!r} gave the same environment twice; it must make a new one each time")
         self._closed = False
+        self.backend = "dicts by agent" if _kind_of(self.envs[0]) is DictPlay else "pettingzoo"
         self.agents, self.observation_space, self.action_space = _agents_and_spaces(self.envs[0])
         for b, other in enumerate(self.envs):
             if _agents_and_spaces(other) != (self.agents, self.observation_space, self.action_space):
@@ -217,7 +300,8 @@ class PettingZooEnvs:
         if not self._closed:
             self._closed = True
             for env in self.envs:
-                env.close()
+                if _has_methods(env, "close"):
+                    env.close()
 
     def check_open(self) -> None:
         """Raise `RuntimeError` after `close`."""
@@ -225,16 +309,15 @@ class PettingZooEnvs:
             raise RuntimeError(f"{self!r} is closed; make a new one, and a new collector with it")
 
 
-def _agents_and_spaces(env: PettingZooEnv) -> tuple[tuple[AgentID, ...], dict[AgentID, Any], dict[AgentID, Any]]:
-    play_of(env)  # refuses what is no such environment
-    agents = tuple(getattr(env, "possible_agents", None) or ())
-    if not agents:
+def _agents_and_spaces(env: AgentEnv) -> tuple[tuple[AgentID, ...], dict[AgentID, Any], dict[AgentID, Any]]:
+    observation_spaces, action_spaces = play_of(env).spaces()
+    if not observation_spaces:
         raise ValueError(f"{env!r} does not say which possible_agents there may be; name all of them")
-    return agents, {a: env.observation_space(a) for a in agents}, {a: env.action_space(a) for a in agents}
+    return tuple(observation_spaces), observation_spaces, action_spaces
 
 
 def record_episode(
-    env: PettingZooEnv,
+    env: AgentEnv,
     act: Act,
     *,
     seed: int | None = None,
@@ -243,23 +326,23 @@ def record_episode(
     id_: str | None = None,
     agent_to_module_mapping_fn: MappingFn | None = None,
 ) -> MultiAgentEpisode:
-    """Play one episode of a PettingZoo environment, where all agents act at once or one after the other (`AECEnv`).
+    """Play one episode of an environment of several agents, who act at once or one after the other (`AECEnv`).
 
-    The environment is reset first (`seed`, `options`). The episode is done when no agent is left, and open after
-    `max_steps` env steps. An env step is one action of every agent, or in a turn-based environment one action. There an
-    agent observes when it is selected; its rewards, which may come while others act, are summed until then.
+    The environment is reset first (`seed`, `options`). The episode is open after `max_steps` env steps. An env step is
+    one action of every agent, or in a turn-based environment one action. There an agent observes when it is selected;
+    its rewards, which may come while others act, are summed until then.
 
     Args:
         act: `act({agent: observation})` returns `{agent: action}` for all agents to act, or that and
             `{agent: {key: model output}}`.
 
     Raises:
-        ValueError: `env` is no PettingZoo environment.
+        ValueError: `env` is no environment of several agents.
         MultiAgentEnvError: `act` leaves an agent out, or the environment gives data that cannot be.
     """
     play = play_of(env, agent_to_module_mapping_fn)
     play.begin(seed=seed, options=options, id_=id_)
-    while env.agents and (max_steps is None or len(play.episode) < max_steps):
+    while not play.episode.is_done and (max_steps is None or len(play.episode) < max_steps):
         answer = act(play.to_act)
         actions, extras = answer if isinstance(answer, tuple) else (answer, None)
         if not isinstance(actions, Mapping):
