@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
-<<<<<<< HEAD
+from lockstep.data import MultiAgentEnvError
 from lockstep.data.actions import (
     ACTION_MASK,
     action_leaves,
@@ -24,11 +24,6 @@ from lockstep.data.actions import (
     mask_size,
 )
 from lockstep.data.trees import Tree, map_tree, rows_of, trees_equal
-=======
-from lockstep.data import MultiAgentEnvError
-from lockstep.data.actions import ACTION_MASK, MASKABLE, allowed_actions, carries_mask, mask_size
-from lockstep.data.trees import Tree, map_tree, trees_equal
->>>>>>> main
 from lockstep.envs import trees
 from lockstep.envs.errors import FORMS, OLD_API
 from lockstep.envs.make import AnyEnv, named_environment, one_env, single_env_factory

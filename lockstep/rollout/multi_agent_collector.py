@@ -9,12 +9,8 @@ from typing import Any
 
 import numpy as np
 
-<<<<<<< HEAD
-from lockstep.data import MultiAgentEnvError, MultiAgentEpisode
-from lockstep.data.actions import one_action, random_actions
-=======
 from lockstep.data import MultiAgentEpisode
->>>>>>> main
+from lockstep.data.actions import one_action, random_actions
 from lockstep.data.columns import Columns
 from lockstep.data.rollout import EpisodeStore
 from lockstep.data.trees import named_leaves
