@@ -195,7 +195,7 @@ class ActionForm:
 def one_action(actions: Tree, row: int) -> Tree:
     """Return a copy of one of the environment's actions `[B, ...]`, as it takes one: plain ints of choices."""
 
-    def plain(part: Any) -> Any:
+    def plain(part: np.ndarray) -> np.ndarray | int:
         return int(part) if part.ndim == 0 and part.dtype.kind in "iu" else part.copy()
 
     return map_tree(plain, rows_of(actions, row))

@@ -163,15 +163,7 @@ class _Examination:
 
     def _action(self, obs: Tree) -> Tree:
         """Return a random action, of those that the observation's mask allows."""
-        space = self.env.action_space
-        mask = obs.get(ACTION_MASK) if self._masked and isinstance(obs, Mapping) else None
-        try:
-            flat = None if mask is None else flat_mask(space, mask)
-        except ValueError:  # what is wrong with it is a finding already
-            flat = None
-        if flat is None or flat.shape != (mask_size(space),):
-            return space.sample()
-        return rows_of(allowed_actions(space, space.np_random, flat[None]), 0)
+        return random_action(self.env.action_space, obs if self._masked else None)
 
     def _reset(self, name: str, **seed: int) -> Tree:
         """Return the observation of a reset, looked over; None where there is none."""
@@ -345,9 +337,7 @@ class _AgentsExamination(_Examination):
         actions = {}
         for agent, obs in play.to_act.items():
             space = self._spaces["action"][agent]
-            masked = isinstance(space, MASKABLE) and isinstance(obs, Mapping) and ACTION_MASK in obs
-            mask = np.asarray(obs[ACTION_MASK])[None] if masked else None
-            action = space.sample() if mask is None else allowed_actions(space, space.np_random, mask)[0]
+            action = random_action(space, obs)
             actions[agent] = int(action) if isinstance(space, spaces.Discrete) else action
         return actions
 
@@ -403,3 +393,15 @@ class _AgentsExamination(_Examination):
             rewards = play.step(self._actions(play))
             seen.append((dict(play.to_act), {agent: float(reward) for agent, reward in rewards.items()}))
         return seen
+
+
+def random_action(space: spaces.Space[Any], obs: Tree) -> Tree:
+    """Return a random action, of those that the mask of an observation allows; of all where it has none that fits."""
+    mask = obs.get(ACTION_MASK) if isinstance(obs, Mapping) and mask_size(space) else None
+    try:
+        flat = None if mask is None else flat_mask(space, mask)
+    except ValueError:  # what is wrong with it is a finding already
+        flat = None
+    if flat is None or flat.shape != (mask_size(space),):
+        return space.sample()
+    return rows_of(allowed_actions(space, space.np_random, flat[None]), 0)

@@ -17,7 +17,7 @@ from lockstep.data.actions import COMPOSITE, action_leaves, action_width, from_s
 from lockstep.data.columns import Columns, is_state_column
 from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch
 from lockstep.data.trajectories import Trajectories
-from lockstep.data.trees import is_numeric, leaves, map_tree
+from lockstep.data.trees import Tree, is_numeric, leaves, map_tree
 from lockstep.learner.config import check_policies_to_train
 from lockstep.learner.minibatches import TensorColumns, take_rows
 from lockstep.learner.sequences import ToTensor, columns_of_sequences
@@ -73,7 +73,7 @@ def columns_of_batch(to_tensor: ToTensor, module: RLModule, batch: SampleBatch, 
     return columns
 
 
-def flat_actions(actions: Any, space: spaces.Space[Any]) -> np.ndarray:
+def flat_actions(actions: Tree, space: spaces.Space[Any]) -> np.ndarray:
     """Return actions as learned from, for those of the environment where they are trees; others as they are.
 
     Raises `ValueError` for a tree that is not built like `space`.
