@@ -198,7 +198,7 @@ def _check_actions(actions: Any, part: ActingPolicy) -> None:
         _check_part(column, space, part)
 
 
-def _check_part(column: Any, space: spaces.Space[Any], part: ActingPolicy) -> None:
+def _check_part(column: np.ndarray, space: spaces.Space[Any], part: ActingPolicy) -> None:
     if not len(column):
         return
     low, high = float(column.min()), float(column.max())
