@@ -29,6 +29,7 @@ from lockstep.rollout import (
 from lockstep.rollout.collector import WholeEpisodeCollector
 from lockstep.rollout.group_collector import AsyncGroupCollector
 from lockstep.rollout.runner_group import LocalRunner
+from lockstep.state.schedules import stages_of
 from lockstep.state.streams import RandomStreams
 
 Rule = tuple[str, object, str]
@@ -124,8 +125,12 @@ class AlgorithmConfig(BaseConfig):
         ids = list(section.policies)
         specs = list(spec) if isinstance(spec, MultiRLModule) else ids
         specs = list(spec.rl_module_specs) if isinstance(spec, MultiRLModuleSpec) else specs
-        allowed, overrides = section.policies_to_train, self.rl_module.algorithm_config_overrides_per_module
-        here, mapping = f"multi_agent.policies={ids}", section.policy_mapping_fn
+        who_learns = [allowed for _, allowed in stages_of("policies_to_train", section.policies_to_train)]
+        named = {mid for allowed in who_learns if allowed is not None and not callable(allowed) for mid in allowed}
+        overrides = self.rl_module.algorithm_config_overrides_per_module
+        here = f"multi_agent.policies={ids}"
+        mappings = [mapping for _, mapping in stages_of("policy_mapping_fn", section.policy_mapping_fn)]
+        mapped = {mid for mapping in mappings if isinstance(mapping, AgentMapping) for mid in mapping.values()}
         return [
             *rules,
             ("multi_agent.policies", not ids, "is empty; name at least one module, or None for a single agent"),
@@ -136,17 +141,17 @@ class AlgorithmConfig(BaseConfig):
             ),
             (
                 "multi_agent.policy_mapping_fn",
-                mapping is None and DEFAULT_MODULE_ID not in ids,
+                None in mappings and DEFAULT_MODULE_ID not in ids,
                 f"maps every agent to {DEFAULT_MODULE_ID!r}, and {here}; give a function (agent_id, episode) -> id",
             ),
             (
                 "multi_agent.policy_mapping_fn",
-                isinstance(mapping, AgentMapping) and not set(mapping.values()) <= set(ids),
+                not mapped <= set(ids),
                 f"names others than {here}",
             ),
             (
                 "multi_agent.policies_to_train",
-                allowed is not None and not callable(allowed) and not set(allowed) <= set(ids),
+                not named <= set(ids),
                 f"names others than {here}",
             ),
             (

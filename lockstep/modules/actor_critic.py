@@ -45,10 +45,12 @@ class DefaultActorCriticModule(RLModule):
     value_encoder: Encoder | None
     """None: the policy's encoder, or no value function at all"""
     value_head: nn.Linear | None
+    has_values = True
+    """whether there is a value function, unless the module only acts"""
 
     def setup(self) -> None:
         config = self.make_policy()
-        if not self.inference_only:
+        if self.has_values and not self.inference_only:
             if not config.vf_share_layers:
                 self.value_encoder = self.make_encoder(self.encoder.space, config)
             self.value_head = make_head(self.encoder.output_size, 1, config.value_gain, config)
@@ -111,9 +113,10 @@ class DefaultActorCriticModule(RLModule):
 class DefaultPolicyModule(DefaultActorCriticModule):
     """Holds the policy of `DefaultActorCriticModule`, with the same initial weights, and nothing else (imitation)."""
 
-    def setup(self) -> None:
-        self.inference_only = True
-        super().setup()
+    has_values = False
+
+    def parts_left_out(self) -> list[str]:
+        return self.get_non_inference_attributes()
 
     def forward_train(self, batch: Batch) -> dict[str, Tensor]:
         """Return `"action_dist_inputs"` `[N, D]`."""

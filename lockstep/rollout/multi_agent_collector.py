@@ -83,6 +83,7 @@ class MultiAgentCollector(BaseCollector):
         self._agent_returns = np.zeros((self.num_envs, len(self.env.agents)), np.float64)
         """of the episode under way in each environment"""
         self._agent_returns_ended: list[tuple[float, ...]] = []
+        self._agent_modules_ended: list[tuple[str, ...]] = []
         self._is_running = np.zeros(self.num_envs, bool)
         """has the environment an episode under way?"""
         self._states: list[dict[AgentID, State]] = [{} for _ in range(self.num_envs)]
@@ -135,12 +136,38 @@ class MultiAgentCollector(BaseCollector):
     def _checked_modules(self) -> dict[str, list[AgentID]]:
         """`KeyError` for an agent of an unknown module, `ValueError` for one whose spaces are not its module's."""
         agents: dict[str, list[AgentID]] = {}
-        episode = MultiAgentEpisode(agent_to_module_mapping_fn=self.policy.policy_mapping_fn)
-        for agent in self.env.agents:
-            part = self._part_of(episode.module_for(agent), agent)
-            part.check_spaces(self.env.observation_space[agent], self.env.action_space[agent])
-            agents.setdefault(episode.module_for(agent), []).append(agent)
+        for mapping in self.policy.policy_mapping_fns:
+            episode = MultiAgentEpisode(agent_to_module_mapping_fn=mapping)
+            for agent in self.env.agents:
+                part = self._part_of(episode.module_for(agent), agent)
+                part.check_spaces(self.env.observation_space[agent], self.env.action_space[agent])
+                known = agents.setdefault(episode.module_for(agent), [])
+                known += [agent] if agent not in known else []
         return agents
+
+    def fit_replay(self, agents: Mapping[str, Sequence[AgentID]] | None = None) -> None:
+        """Give each module that learns a replay buffer for these agents; None: for those whose spaces are its own.
+
+        See `MultiAgentReplayBuffer.fit`. A buffer of another kind stays as it is.
+        """
+        if not isinstance(self._buffer, MultiAgentReplayBuffer):
+            return
+        frozen = [mid for mid, part in self.policy.acting.items() if part.module.inference_only]
+        if agents is None:
+            spaces = self.env.observation_space, self.env.action_space
+            agents = {
+                mid: [
+                    a
+                    for a in self.env.agents
+                    if (part.observation_space, part.action_space) == tuple(s[a] for s in spaces)
+                ]
+                for mid, part in self.policy.acting.items()
+                if mid not in frozen
+            }
+        self._buffer.fit({mid: names for mid, names in agents.items() if names}, frozen)
+        for module_id, module_buffer in self._buffer.buffers.items():
+            take_actions_of(self.policy.acting[module_id], module_buffer)
+        self._note_added()
 
     def _part_of(self, module_id: str, agent: AgentID) -> ActingPart:
         if module_id not in self.policy.acting:
@@ -162,6 +189,16 @@ class MultiAgentCollector(BaseCollector):
         self._lengths[:] = 0
         self._states = [{} for _ in range(self.num_envs)]
 
+    def leave_episodes_of(self, module_id: str) -> None:
+        """Leave the episodes under way in which this module acts; new ones begin there with the next steps."""
+        for b in np.flatnonzero(self._is_running).tolist():
+            if module_id in self.plays[b].episode.agent_module_ids.values():
+                if self._buffer is not None:
+                    self._buffer.cut(b)
+                self._is_running[b], self._states[b] = False, {}
+                self._returns[b] = self._agent_returns[b] = 0.0
+                self._lengths[b] = 0
+
     def reset_buffer(self, keep_statistics: bool = False) -> None:
         """Empty the buffer."""
         if self._buffer is not None:
@@ -171,7 +208,7 @@ class MultiAgentCollector(BaseCollector):
 
     def _begin_collect(self) -> None:
         """Leave the episodes in a buffer that others wrote to."""
-        self._pieces, self._agent_returns_ended = [], []
+        self._pieces, self._agent_returns_ended, self._agent_modules_ended = [], [], []
         if isinstance(self._buffer, MultiAgentReplayBuffer) and self._buffer.num_added != self._added:
             self._cut_buffer()
 
@@ -186,6 +223,7 @@ class MultiAgentCollector(BaseCollector):
         self._of_agents = {
             "agents": tuple(map(str, self.env.agents)),
             "agent_returns": tuple(self._agent_returns_ended),
+            "agent_modules": tuple(self._agent_modules_ended),
         }
 
     def _abandon_collect(self) -> None:
@@ -232,6 +270,7 @@ class MultiAgentCollector(BaseCollector):
         return len(envs)
 
     def _begin(self, b: int) -> None:
+        self.plays[b].mapping_fn = self.policy.policy_mapping_fn
         seed = self.streams.seed(f"episode/{self.num_resets}")
         try:
             self.plays[b].begin(seed=seed, id_=str(self.num_resets))
@@ -252,6 +291,8 @@ class MultiAgentCollector(BaseCollector):
             self._keep(b)
             self._returns[b] = self._agent_returns[b].sum()
             self._agent_returns_ended.append(tuple(self._agent_returns[b].tolist()))
+            modules = self.plays[b].episode.agent_module_ids
+            self._agent_modules_ended.append(tuple(modules.get(agent, "") for agent in self.env.agents))
             self._agent_returns[b], self._is_running[b] = 0.0, False
             self._end_episode(b)
 
