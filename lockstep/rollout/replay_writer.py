@@ -1,7 +1,8 @@
-"""`ReplayWriter`: takes what a collector writes, as a rollout store does, and hands it on to a replay buffer."""
+"""What stands between collectors and buffers: `ReplayWriter` of one agent, `PieceWriter` of several."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,10 @@ from gymnasium import spaces
 
 from lockstep.data.actions import ActionForm, in_words
 from lockstep.data.columns import Columns
-from lockstep.data.rollout import RolloutStore
+from lockstep.data.multi_agent_episode import MultiAgentEpisode
+from lockstep.data.rollout import EpisodeStore, RolloutStore
 from lockstep.data.trees import leaves, map_tree, rows_of
-from lockstep.replay import ReplayBuffer
+from lockstep.replay import MultiAgentReplayBuffer, ReplayBuffer
 from lockstep.rollout.errors import check_finite
 
 Tree = Any
@@ -159,6 +161,81 @@ class ReplayWriter(RolloutStore):
         """Continue from `get_state`, empty as between any two collects; new rows follow those of that buffer only."""
         self.added = int(state["added"])
         self._empty()
+
+
+AgentBuffer = EpisodeStore | MultiAgentReplayBuffer
+"""where the steps of several agents are stored"""
+
+
+class PieceWriter:
+    """Writes (pieces of) episodes of several agents into a buffer, in which nothing follows what it does not belong to.
+
+    Args:
+        parts: the acting part of each module, by module id.
+        agents: module id -> the agents that it acts for.
+        num_envs: number of environments that the pieces come from.
+    """
+
+    def __init__(self, parts: Mapping[str, Any], agents: Mapping[str, Sequence[Any]], num_envs: int) -> None:
+        self._parts, self._agents, self._num_envs = parts, agents, num_envs
+        self._buffer: AgentBuffer | None = None
+        self._open: set[int] = set()
+        """environments whose last piece in the buffer has not ended"""
+        self._added = 0
+
+    @property
+    def buffer(self) -> AgentBuffer | None:
+        """Where pieces are stored; None: nowhere."""
+        return self._buffer
+
+    @buffer.setter
+    def buffer(self, buffer: AgentBuffer | None) -> None:
+        if buffer is not None and not isinstance(buffer, AgentBuffer):
+            raise ValueError(
+                f"buffer={buffer!r} is not allowed; it must be an EpisodeStore or a MultiAgentReplayBuffer, or None"
+            )
+        if isinstance(buffer, MultiAgentReplayBuffer):
+            agents = {mid: set(buffer.agents.get(mid, ())) for mid in self._agents}
+            lacks = any(set(acted_for) - agents[mid] for mid, acted_for in self._agents.items())
+            if lacks or set(buffer.agents) - set(self._parts) or buffer.num_envs != self._num_envs:
+                raise ValueError(
+                    f"buffer is for {buffer.agents} in {buffer.num_envs} environments; make it for "
+                    f"{self._agents} in {self._num_envs}"
+                )
+            for module_id, module_buffer in buffer.buffers.items():
+                take_actions_of(self._parts[module_id], module_buffer)
+        if buffer is not self._buffer:
+            self._buffer = buffer
+            self.cut()
+
+    def begin(self) -> None:
+        """Leave the episodes in a buffer that others wrote to."""
+        if self._num_added() != self._added:
+            self.cut()
+
+    def cut(self) -> None:
+        """Leave the episodes in the buffer: what comes next does not follow them."""
+        if self._buffer is not None:
+            for b in range(self._num_envs):
+                self._buffer.cut(b)
+        self._open.clear()
+        self._added = self._num_added()
+
+    def add(self, pieces: Sequence[tuple[MultiAgentEpisode, int]]) -> None:
+        """Store pieces, those of one environment in their order; where an episode begins the one before it is left."""
+        if self._buffer is None:
+            return
+        first = {b: piece for piece, b in reversed(pieces)}
+        for b in sorted(first.keys() & self._open):
+            if first[b].env_t_started == 0:
+                self._buffer.cut(b)
+        self._buffer.add(pieces)
+        for piece, b in pieces:
+            (self._open.discard if piece.is_done else self._open.add)(b)
+        self._added = self._num_added()
+
+    def _num_added(self) -> int:
+        return self._buffer.num_added if isinstance(self._buffer, MultiAgentReplayBuffer) else 0
 
 
 def begin_in_mid_episode(ended: np.ndarray, store: RolloutStore | None) -> None:
