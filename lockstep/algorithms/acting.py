@@ -253,6 +253,32 @@ class ActingPolicy:
         return True
 
 
+class AgentsActingPolicy:
+    """Acts for several agents with weights from elsewhere: all that an env runner has of their policy.
+
+    `acting`: the part of each module, by module id.
+    """
+
+    is_multi_agent = True
+    is_exploring = False  # its collector says
+
+    def __init__(self, acting: Mapping[str, ActingPolicy], policy_mapping_fn: Callable[..., str] | None) -> None:
+        self.acting, self.policy_mapping_fn = dict(acting), policy_mapping_fn
+
+    @property
+    def weights_seq_no(self) -> int:
+        """Version of the weights that act."""
+        return next(iter(self.acting.values())).weights_seq_no
+
+    def set_weights(self, weights: ActingWeights) -> None:
+        """Act with these from now on. `ValueError` where they are of other modules or networks."""
+        by_module = weights.by_module()
+        if by_module.keys() != self.acting.keys():
+            raise ValueError(f"the weights are of the modules {list(by_module)}, this policy has {list(self.acting)}")
+        for module_id, part in self.acting.items():
+            part.set_weights(by_module[module_id])
+
+
 # -- observations ---
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from lockstep.algorithms.acting import ActingPolicy
+from lockstep.algorithms.acting import ActingPolicy, AgentsActingPolicy
 from lockstep.algorithms.base_config import BaseConfig, Spaces, without_ray
 from lockstep.algorithms.offline import open_data
 from lockstep.algorithms.policy import Policy
@@ -26,7 +26,8 @@ from lockstep.rollout import (
     MultiAgentCollector,
 )
 from lockstep.rollout.collector import WholeEpisodeCollector
-from lockstep.rollout.group_collector import AsyncGroupCollector
+from lockstep.rollout.env_runner import MultiAgentEnvRunner
+from lockstep.rollout.group_collector import AsyncGroupCollector, MultiAgentGroupCollector
 from lockstep.rollout.runner_group import LocalRunner
 from lockstep.state.streams import RandomStreams
 
@@ -224,22 +225,38 @@ class AlgorithmConfig(BaseConfig):
             self._check_replay_memory(policy)
         streams = RandomStreams(self.debugging.seed).child("train_collector")
         if policy.is_multi_agent:
-            several = self._make_agent_envs(self.env_runners.num_envs_per_env_runner)
-            collector = MultiAgentCollector(policy, several, exploration_noise=explore, streams=streams)
+            collector = self._build_agents_collector(policy, streams)
             if self.is_off_policy:
                 collector.buffer = self.build_replay_buffers(collector.agents_of_modules, collector.num_envs)
             return collector
         if self.env_runners.num_env_runners:
             return self._build_group_collector(policy)
         envs = self.make_envs(self.env_runners.num_envs_per_env_runner)
-        whole = self.env_runners.batch_mode == "complete_episodes"
-        return (WholeEpisodeCollector if whole else Collector)(
+        return (WholeEpisodeCollector if self._collects_whole_episodes else Collector)(
             policy,
             envs,
             self.build_replay_buffer(envs.num_envs) if self.is_off_policy else None,
             exploration_noise=explore,
             streams=streams,
         )
+
+    def _build_agents_collector(
+        self, policy: Policy, streams: RandomStreams
+    ) -> MultiAgentCollector | MultiAgentGroupCollector:
+        section = self.env_runners
+        if section.num_env_runners:
+            self._check_several_agents()
+            return MultiAgentGroupCollector(
+                policy, self.build_env_runner_group((policy.observation_space, policy.action_space))
+            )
+        envs, whole = self._make_agent_envs(section.num_envs_per_env_runner), self._collects_whole_episodes
+        return MultiAgentCollector(
+            policy, envs, exploration_noise=section.explore, streams=streams, whole_episodes=whole
+        )
+
+    @property
+    def _collects_whole_episodes(self) -> bool:
+        return self.env_runners.batch_mode == "complete_episodes"
 
     def build_test_collector(self, policy: Policy) -> CollectorLike:
         """Build the evaluation collector, with environments and random streams of its own."""
@@ -255,6 +272,14 @@ class AlgorithmConfig(BaseConfig):
 
     def _make_agent_envs(self, num_envs: int) -> AgentEnvs:
         """The environments of several agents; `ValueError` for options that do not go with them."""
+        self._check_several_agents()
+        env = self.environment.env
+        if not isinstance(env, str) and not callable(env):
+            return AgentEnvs(env)
+        return AgentEnvs(env, num_envs, self.environment.env_config)
+
+    def _check_several_agents(self) -> None:
+        """Raise `ValueError` for options that do not go with several agents."""
         if self.is_offline:
             raise ValueError(
                 f"{self.algorithm} learns from data that are there already, which no trainer does for several agents; "
@@ -264,17 +289,17 @@ class AlgorithmConfig(BaseConfig):
         self._refuse(
             [
                 ("replay.her", self.is_off_policy and self.replay.her, several),
-                ("env_runners.num_env_runners", runners.num_env_runners, several),
+                (
+                    "env_runners.num_env_runners",
+                    self.collects_while_learning,
+                    f"is not allowed where {self.algorithm} trains several agents: it would collect while it learns; "
+                    "use 0, or an algorithm that takes turns, such as ppo",
+                ),
                 ("env_runners.vectorize_mode", runners.vectorize_mode not in ("auto", "sync"), several),
-                ("env_runners.batch_mode", runners.batch_mode != "truncate_episodes", several),
                 ("environment.frame_stack", self.environment.frame_stack > 1, several),
                 ("multi_agent.count_steps_by", self.multi_agent.count_steps_by != "env_steps", several),
             ]
         )
-        env = self.environment.env
-        if not isinstance(env, str) and not callable(env):
-            return AgentEnvs(env)
-        return AgentEnvs(env, num_envs, self.environment.env_config)
 
     # -- env runners ---
 
@@ -293,7 +318,7 @@ class AlgorithmConfig(BaseConfig):
             raise ValueError(
                 f"env runners make their own environments, env={env!r} is one already; give an id or a function"
             )
-        build = partial(self.copy().build_env_runner, spaces or self.find_spaces(), with_logp)
+        build = partial(self.copy().build_env_runner, spaces or self.policy_spaces(), with_logp)
         limits = self.fault_tolerance.env_runner_limits
         if section.num_env_runners == 0:
             return EnvRunnerGroup(LocalRunner(build), section, limits)
@@ -311,9 +336,21 @@ class AlgorithmConfig(BaseConfig):
     ) -> EnvRunner:
         """Build the runner number `index` of `num_runners`, with environments of its own; see `EnvRunner`."""
         self.set_num_threads()
-        module, connectors = self.build_acting_parts(spaces)
+        if self.is_multi_agent:
+            by_module = {module_id: (space, spaces[1][module_id]) for module_id, space in spaces[0].items()}
+            parts = {module_id: self._acting_policy(pair, module_id) for module_id, pair in by_module.items()}
+            return MultiAgentEnvRunner(
+                AgentsActingPolicy(parts, self.multi_agent.policy_mapping_fn),
+                self._make_agent_envs(self.env_runners.num_envs_per_env_runner),
+                index=index,
+                num_runners=num_runners,
+                generation=generation,
+                streams=RandomStreams(self.debugging.seed).child("train_collector"),
+                explore=self.env_runners.explore,
+                whole_episodes=self._collects_whole_episodes,
+            )
         return EnvRunner(
-            ActingPolicy(self, module, connectors, observation_space=spaces[0], action_space=spaces[1]),
+            self._acting_policy(spaces),
             self.make_envs(self.env_runners.num_envs_per_env_runner),
             index=index,
             num_runners=num_runners,
@@ -321,8 +358,12 @@ class AlgorithmConfig(BaseConfig):
             streams=RandomStreams(self.debugging.seed).child("train_collector"),
             explore=self.env_runners.explore,
             with_logp=with_logp,
-            whole_episodes=self.env_runners.batch_mode == "complete_episodes",
+            whole_episodes=self._collects_whole_episodes,
         )
+
+    def _acting_policy(self, spaces: Spaces, module_id: str = DEFAULT_MODULE_ID) -> ActingPolicy:
+        module, connectors = self.build_acting_parts(spaces, module_id)
+        return ActingPolicy(self, module, connectors, observation_space=spaces[0], action_space=spaces[1])
 
     def _build_group_collector(self, policy: Policy) -> CollectorLike:
         spaces = policy.observation_space, policy.action_space

@@ -153,9 +153,13 @@ class Policy:
 
     def acting_weights(self, *, copy: bool = True) -> ActingWeights:
         """Return what others need to act as this policy does; without `copy` it may change with the next update."""
-        (part,) = self.acting.values()
-        flat, observations = part.module.get_flat_weights(copy=copy), part.connectors.obs.get_state()
-        return ActingWeights(self.weights_seq_no, flat, observations, dict(self.timesteps))
+        flats = {mid: part.module.get_flat_weights(copy=copy) for mid, part in self.acting.items()}
+        observations = {mid: part.connectors.obs.get_state() for mid, part in self.acting.items()}
+        version, timesteps = self.weights_seq_no, dict(self.timesteps)
+        if not self.is_multi_agent:
+            return ActingWeights(version, flats[DEFAULT_MODULE_ID], observations[DEFAULT_MODULE_ID], timesteps)
+        sizes = {module_id: flat.nbytes for module_id, flat in flats.items()}
+        return ActingWeights(version, np.concatenate([*flats.values()]), observations, timesteps, sizes)
 
     def seed(self, seed: int) -> None:
         """Begin the random numbers of `compute_actions` again, others for each module."""

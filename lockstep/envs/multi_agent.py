@@ -273,6 +273,7 @@ class AgentEnvs:
     """
 
     autoreset_mode = "SAME_STEP"
+    max_episode_steps = None
 
     def __init__(self, env: AgentEnv, num_envs: int = 1, env_config: Mapping[str, Any] | None = None) -> None:
         env = named_environment(env) if isinstance(env, str) else env

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self, cast
 
 import numpy as np
@@ -44,6 +44,16 @@ class ActingWeights:
     """statistics of the observation pipeline; empty: leave them as they are"""
     timesteps: Mapping[str, int] = field(default_factory=dict)
     """the time, for exploration that depends on it; empty: leave it as it is"""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """of several modules, by id: the bytes of each in `flat`, one after another; `obs_state` is by id then"""
+
+    def by_module(self) -> dict[str, ActingWeights]:
+        """Return the weights of each of several modules."""
+        found, start = {}, 0
+        for module_id, size in self.sizes.items():
+            flat, start = self.flat[start : start + size], start + size
+            found[module_id] = replace(self, flat=flat, obs_state=self.obs_state.get(module_id, {}), sizes={})
+        return found
 
     @property
     def num_bytes(self) -> int:

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.data.rollout import RolloutStore
+from lockstep.data.rollout import EpisodeStore, RolloutStore
 from lockstep.data.trees import map_tree
 from lockstep.envs import VectorBoundary
+from lockstep.envs.multi_agent import AgentEnvs
 from lockstep.modules import ActingWeights
 from lockstep.rollout.collector import Collector, WholeEpisodeCollector
-from lockstep.rollout.fragments import Fragment
+from lockstep.rollout.fragments import AgentFragment, Fragment
+from lockstep.rollout.multi_agent_collector import MultiAgentCollector
 from lockstep.rollout.protocols import ActingPart
 from lockstep.state.streams import RandomStreams
 
@@ -58,19 +60,19 @@ class EnvRunner:
         whole_episodes: bool = False,
         raise_on_nan: bool = True,
     ) -> None:
-        streams = streams or RandomStreams(0)
         self.policy, self.index, self.with_logp = policy, index, with_logp
-        self.collector = (WholeEpisodeCollector if whole_episodes else Collector)(
+        self.collector: Any = (WholeEpisodeCollector if whole_episodes else Collector)(
             policy,
             env,
             exploration_noise=explore,
             raise_on_nan_in_buffer=raise_on_nan,
             frame_stack=frame_stack,
-            streams=streams.child(f"replaced/{index}/{generation}") if generation else streams,
+            streams=streams_of(streams, index, generation),
             place=(index * env.num_envs, num_runners * env.num_envs),
         )
         spaces = self.collector.observation_space, env.action_space
-        self.store = self.collector.buffer = RolloutStore(1, env.num_envs, *spaces)  # it grows
+        self.store: Any = RolloutStore(1, env.num_envs, *spaces)  # it grows
+        self.collector.buffer = self.store
 
     @property
     def num_envs(self) -> int:
@@ -90,7 +92,7 @@ class EnvRunner:
         *,
         random: bool = False,
         renew: bool = False,
-    ) -> Fragment:
+    ) -> Any:
         """Return the next fragment: `num_timesteps` steps over all environments (rounded up to whole vector steps), or
         `num_episodes` whole episodes that begin now. Its columns are views on the runner's memory, good until the next
         sample; `fragment.episodes(...)` gives episodes.
@@ -98,12 +100,15 @@ class EnvRunner:
         `random`: actions from the action space. `renew`: new episodes first.
         Raises as `Collector.collect`; the next sample begins new episodes then.
         """
+        return self._sample(num_timesteps, num_episodes, random=random, reset_before_collect=renew or None)
+
+    def _sample(self, num_timesteps: int | None, num_episodes: int | None, **options: Any) -> Any:
         store = self.store
         store.clear()
         if num_timesteps is not None:
             store.ensure_room(-(-num_timesteps // self.num_envs))
         before = store.episode_ids.copy()
-        stats = self.collector.collect(num_timesteps, num_episodes, random=random, reset_before_collect=renew or None)
+        stats = self.collector.collect(num_timesteps, num_episodes, **options)
         if self.with_logp:
             store.action_logp = self._logp()
         return Fragment.of(store, self.index, store.episode_ids != before, stats)
@@ -143,3 +148,45 @@ class EnvRunner:
     def close(self) -> None:
         """Close the environments."""
         self.collector.close()
+
+
+class MultiAgentEnvRunner(EnvRunner):
+    """Samples (pieces of) episodes of several agents, as `AgentFragment`s; see `EnvRunner`."""
+
+    def __init__(
+        self,
+        policy: Any,
+        env: AgentEnvs,
+        *,
+        index: int = 0,
+        num_runners: int = 1,
+        generation: int = 0,
+        streams: RandomStreams | None = None,
+        explore: bool = True,
+        whole_episodes: bool = False,
+        raise_on_nan: bool = True,
+    ) -> None:
+        self.policy, self.index, self.with_logp = policy, index, False
+        self.collector = MultiAgentCollector(
+            policy,
+            env,
+            exploration_noise=explore,
+            raise_on_nan_in_buffer=raise_on_nan,
+            streams=streams_of(streams, index, generation),
+            place=(index * env.num_envs, num_runners * env.num_envs),
+            whole_episodes=whole_episodes,
+        )
+        self.store = self.collector.buffer = EpisodeStore()
+
+    def _sample(self, num_timesteps: int | None, num_episodes: int | None, **options: Any) -> AgentFragment:
+        self.store.clear()
+        stats = self.collector.collect(num_timesteps, num_episodes, **options)
+        first, ended = self.index * self.num_envs, np.array(self.collector.ended_in_step, np.int64)
+        pieces = [(piece, first + b) for piece, b in self.store.pieces]
+        return AgentFragment(self.index, self.num_envs, self.policy.weights_seq_no, pieces, ended, stats)
+
+
+def streams_of(streams: RandomStreams | None, index: int, generation: int) -> RandomStreams:
+    """Return the random streams of a runner: those of all, or where it replaces another one streams of its own."""
+    streams = streams or RandomStreams(0)
+    return streams.child(f"replaced/{index}/{generation}") if generation else streams

@@ -13,9 +13,18 @@ import numpy as np
 from lockstep.data.rollout import RolloutStore
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout.base_collector import check_no_data, no_copies_of_collectors
-from lockstep.rollout.fragments import Fragment, append_fragments
+from lockstep.rollout.env_runner import RunnersEnv
+from lockstep.rollout.fragments import AgentFragment, Fragment, append_fragments
+from lockstep.rollout.multi_agent_collector import agents_of_modules
 from lockstep.rollout.protocols import LearningPolicy, sole_part
-from lockstep.rollout.replay_writer import ReplayWriter, begin_in_mid_episode, empty, store_for
+from lockstep.rollout.replay_writer import (
+    AgentBuffer,
+    PieceWriter,
+    ReplayWriter,
+    begin_in_mid_episode,
+    empty,
+    store_for,
+)
 from lockstep.rollout.runner_group import EnvRunnerGroup
 from lockstep.tracking.statistics import CollectStats, returns_and_lens
 
@@ -42,7 +51,7 @@ class GroupCollector:
         backend = envs.backend if group.is_local else f"{envs.backend} in {len(group)} env runners"
         self.env = replace(envs, num_envs=group.num_envs, backend=backend)
         self.observation_space = envs.stacked_observation_space
-        sole_part(policy).check_spaces(envs.observation_space, envs.action_space)
+        self._check_policy(envs)
         self.episodes_cut = 0
         """running episodes that the last `set_state` could not continue"""
         self.store: RolloutStore | None = None
@@ -50,6 +59,10 @@ class GroupCollector:
         """where the next row begins an episode"""
         self.buffer = buffer
         self.reset_stat()
+
+    def _check_policy(self, envs: RunnersEnv) -> None:
+        """Raise `ValueError` where the runners' environments are not those that the policy was made for."""
+        sole_part(self.policy).check_spaces(envs.observation_space, envs.action_space)
 
     @property
     def num_envs(self) -> int:
@@ -87,14 +100,18 @@ class GroupCollector:
         started = time.perf_counter()
         self.group.set_weights(self.policy.acting_weights(copy=False))
         fragments = self.group.sample(n_step, n_episode, random=random)
+        self._write(fragments)
+        return self._counted(fragments, time.perf_counter() - started)
+
+    def _write(self, fragments: Sequence[Any]) -> None:
+        """Write the fragments into the buffer, each where its runner has its environments."""
         if self.store is not None:
             append_fragments(fragments, self.store, by_runner=True)
         for fragment in fragments:
             envs = slice(fragment.runner * fragment.num_envs, (fragment.runner + 1) * fragment.num_envs)
             self._ended[envs] = fragment.ended
-        return self._counted(fragments, time.perf_counter() - started)
 
-    def _counted(self, fragments: Sequence[Fragment], seconds: float) -> CollectStats:
+    def _counted(self, fragments: Sequence[Fragment | AgentFragment], seconds: float) -> CollectStats:
         """Add the fragments to the counters; return the statistics of all runners.
 
         Episodes come in the order in which they ended. Seconds in environments and acting are means over the runners,
@@ -102,9 +119,10 @@ class GroupCollector:
         """
         parts = [fragment.stats for fragment in fragments]
         ended = [episode for part in parts for episode in zip(part.returns, part.lens)]
-        if all(len(fragment.final_index) == len(fragment.stats.returns) for fragment in fragments):
-            index = np.concatenate([fragment.final_index // fragment.num_envs for fragment in fragments])
-            ended = [ended[i] for i in np.argsort(index, kind="stable")]
+        of_agents = [returns for part in parts for returns in part.agent_returns]
+        if all(len(fragment.ended_in_step) == len(fragment.stats.returns) for fragment in fragments):
+            order = np.argsort(np.concatenate([fragment.ended_in_step for fragment in fragments]), kind="stable")
+            ended, of_agents = [ended[i] for i in order], [of_agents[i] for i in order if of_agents]
         stats = CollectStats(
             len(ended),
             sum(part.n_collected_steps for part in parts),
@@ -113,6 +131,8 @@ class GroupCollector:
             sum(part.act_time for part in parts) / len(parts),
             *returns_and_lens(ended),
             sum(part.env_restarts for part in parts),
+            agents=parts[0].agents,
+            agent_returns=tuple(of_agents),
         )
         self.collect_step += stats.n_collected_steps
         self.collect_episode += stats.n_collected_episodes
@@ -161,7 +181,7 @@ class GroupCollector:
         if "group" not in state:
             raise ValueError("the state is of a collector in one process; resume with env_runners.num_env_runners=0")
         runners = [saved["collector"] for saved in state["group"]["runners"]]
-        lost = runners if len(runners) != len(self.group) else [saved for saved in runners if saved["env"] is None]
+        lost = runners if len(runners) != len(self.group) else [saved for saved in runners if saved.get("env") is None]
         self.episodes_cut = sum(int(np.count_nonzero(saved["lengths"])) for saved in lost)
         self.group.set_state(state["group"])
         self._ended[:] = False  # some may have: a few more stacks of frames than need be are not drawn then
@@ -170,6 +190,47 @@ class GroupCollector:
         fits = buffer is not None and len(buffer.get("episode_ids", self._ended)) == self.num_envs
         if self.store is not None and fits:
             self.store.set_state(buffer)
+
+
+class MultiAgentGroupCollector(GroupCollector):
+    """Collects with all runners of a group, in step, as a `MultiAgentCollector` of all their environments would."""
+
+    def __init__(self, policy: LearningPolicy, group: EnvRunnerGroup, buffer: AgentBuffer | None = None) -> None:
+        super().__init__(policy, group)
+        self.buffer = buffer
+
+    def _check_policy(self, envs: RunnersEnv) -> None:
+        self.agents_of_modules = agents_of_modules(self.policy, envs.observation_space, envs.action_space)
+        """module id -> the agents that it acts for"""
+        self._writer = PieceWriter(self.policy.acting, self.agents_of_modules, self.num_envs)
+
+    @property
+    def buffer(self) -> Any:
+        """Where steps are stored. May be replaced between collects, as a `MultiAgentCollector`'s."""
+        return self._writer.buffer
+
+    @buffer.setter
+    def buffer(self, buffer: Any) -> None:
+        self._writer.buffer = buffer
+
+    def _write(self, fragments: Sequence[Any]) -> None:
+        self._writer.begin()
+        self._writer.add([piece for fragment in fragments for piece in fragment.pieces])
+
+    def reset_env(self) -> None:
+        """Begin new episodes everywhere with the next collect; nothing is estimated across this boundary."""
+        super().reset_env()
+        self._writer.cut()
+
+    def reset_buffer(self, keep_statistics: bool = False) -> None:
+        """Empty the buffer."""
+        if self.buffer is not None:
+            self.buffer.reset()
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from `get_state`; where environments cannot tell their state, new episodes begin (a boundary)."""
+        super().set_state(state)
+        self._writer.cut()
 
 
 class AsyncGroupCollector(GroupCollector):

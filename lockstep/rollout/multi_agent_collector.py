@@ -28,12 +28,12 @@ Rows = list[tuple[int, AgentID]]
 
 
 class MultiAgentCollector(BaseCollector):
-    """Steps environments of several agents side by side and asks each module once for all of its agents in all of them.
+    """Steps environments of several agents side by side, and asks each module once for all of its agents in all.
 
     `env`: a function that makes an environment (a PettingZoo `ParallelEnv` or `AECEnv`, or one in the form of RLlib's
-    `MultiAgentEnv`; `num_envs` are made), one such environment, or `AgentEnvs`. With a `buffer` the (pieces of) episodes are kept, or their transitions; without one (evaluation)
-    only returns and lengths are. It explores within a training step, and everywhere where `exploration_noise` is set,
-    or `epsilon` (see `Collector`).
+    `MultiAgentEnv`; `num_envs` are made), one such environment, or `AgentEnvs`. With a `buffer` the (pieces of)
+    episodes are kept, or their transitions; without one (evaluation) only returns and lengths are. It explores within
+    a training step, and everywhere where `exploration_noise` is set, or `epsilon` (see `Collector`).
 
     A step is one of the environment, however many agents act in it; in a turn-based environment one agent does. The
     steps that an agent has not closed when a collect ends (it waits for its next observation) come with the next piece
