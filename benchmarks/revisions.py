@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import operator
+import os
 import statistics
 import subprocess
 import sys
@@ -200,6 +201,9 @@ WORKS: dict[str, Callable[[], Any]] = {
 }
 
 
+SAME_HEAP = {"MALLOC_TRIM_THRESHOLD_": "1000000000", "MALLOC_MMAP_THRESHOLD_": "1000000000"}
+"""glibc keeps what is freed: whether it hands large arrays back to the system is an accident of the heap's layout, and
+moved "data" by 25 % between two runs of the same code"""
 BY_THE_CLOCK = ("two learners on Ray", "import")
 """works of several processes; of all others the processor's time is taken, which neighbours disturb less"""
 
@@ -245,6 +249,7 @@ def main() -> None:
     if options.serve:
         serve(options.serve)
         return
+    os.environ.update(SAME_HEAP)
     raw: dict[str, Any] = {}
     lines = ["| work | before, ms | after, ms | ratio of medians | pairs |", "|---|---:|---:|---:|---:|"]
     print("\n".join(lines), flush=True)

@@ -19,7 +19,7 @@ from lockstep.learner.learner import Learner
 from lockstep.learner.metrics import Results
 from lockstep.learner.minibatches import UpdateOptions
 from lockstep.learner.optimizers import ALL_MODULES
-from lockstep.learner.request_queue import Kind, OnFull, RequestQueue, UpdateRequest, frozen_data, num_steps_of
+from lockstep.learner.request_queue import Kind, OnFull, Outcome, RequestQueue, UpdateRequest, frozen_data, num_steps_of
 from lockstep.learner.sharding import check_episodes
 from lockstep.modules import MultiRLModuleSpec, RLModule, RLModuleSpec
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
@@ -195,7 +195,12 @@ class LearnerGroup:
             "minibatch_size": minibatch_size,
             "shuffle_batch_per_epoch": shuffle_batch_per_epoch,
         }
-        return self._update("episodes", episodes, options, async_update, return_state, reduce_results, on_full)
+        if async_update or self._learner is None:
+            request = self._request("episodes", episodes, options, return_state, reduce_results)
+            return self._submit(request, on_full) if async_update else self._run_now(request)
+        with self._queue.turn(num_steps_of(episodes)) as outcome:
+            results = self._learner.update_from_episodes(episodes, **options)
+            return self._complete(outcome, results, return_state, reduce_results)
 
     def update_from_batch(
         self,
@@ -217,7 +222,12 @@ class LearnerGroup:
             "minibatch_size": minibatch_size,
             "shuffle_batch_per_epoch": shuffle_batch_per_epoch,
         }
-        return self._update("batch", batch, options, async_update, return_state, reduce_results, on_full)
+        if async_update or self._learner is None:
+            request = self._request("batch", batch, options, return_state, reduce_results)
+            return self._submit(request, on_full) if async_update else self._run_now(request)
+        with self._queue.turn(num_steps_of(batch)) as outcome:
+            results = self._learner.update_from_batch(batch, **options)
+            return self._complete(outcome, results, return_state, reduce_results)
 
     def drain(self) -> list[Any]:
         """Wait for all asynchronous updates under way; return their results that were not yet handed out.
@@ -226,29 +236,13 @@ class LearnerGroup:
         """
         return self._queue.drain()
 
-    def _update(
-        self,
-        kind: Kind,
-        data: Data,
-        options: dict[str, Any],
-        async_update: bool,
-        return_state: bool,
-        reduce_results: bool,
-        on_full: OnFull,
-    ) -> Any:
-        """Update in a plain call where the learner is in this process, else by a request."""
-        learner = self._learner
-        if async_update or learner is None:
-            request = self._request(kind, data, options, return_state, reduce_results)
-            return self._submit(request, on_full) if async_update else self._run_now(request)
-        with self._queue.turn(num_steps_of(data)) as outcome:
-            update = learner.update_from_episodes if kind == "episodes" else learner.update_from_batch
-            results: Results = update(data, **options)
-            self._last_call_id += 1
-            if return_state:
-                results[STATE_AFTER_UPDATE] = learner.get_weights()
-            value, outcome.has_trained = self._numbered([results], self._last_call_id, reduce_results)
-            return value
+    def _complete(self, outcome: Outcome, results: Results, return_state: bool, reduce_results: bool) -> Any:
+        """Return the results of the learner in this process, which a plain call has updated."""
+        self._last_call_id += 1
+        if return_state and self._learner is not None:
+            results[STATE_AFTER_UPDATE] = self._learner.get_weights()
+        value, outcome.has_trained = self._numbered([results], self._last_call_id, reduce_results)
+        return value
 
     def _request(
         self, kind: Kind, data: Data, options: dict[str, Any], return_state: bool, reduce_results: bool

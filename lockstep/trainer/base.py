@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any, ClassVar, Self, TypedDict
 
 from lockstep.algorithms.json_form import to_plain
-from lockstep.algorithms.policy import Policy, policy_within_training_step
+from lockstep.algorithms.policy import Policy
 from lockstep.data import MultiAgentBatch
 from lockstep.learner.learner import STEPS_SAMPLED, Learner
 from lockstep.replay import MultiAgentReplayBuffer, OfflineRows, ReplayBuffer
@@ -414,16 +414,14 @@ class BaseTrainer(Counters, ABC):
     def policy_update_fn(self, collect_stats: CollectStatsBase) -> TrainingStats:
         """Learn from what was collected, within a training step of the policy, and return the statistics."""
 
-    def _learn(self, collect_stats: CollectStatsBase) -> TrainingStats:
-        """Update the policy, and count it; keep the data of a loss or gradient that is not finite as `bad_batch`."""
+    @contextmanager
+    def _keeping_bad_batch(self) -> Iterator[None]:
+        """Keep the data of a loss or gradient that is not finite as `bad_batch`."""
         try:
-            with policy_within_training_step(self.policy):
-                stats = self.policy_update_fn(collect_stats)
-            self._count_update(stats)
+            yield
         except FloatingPointError:
             self.bad_batch = self._learned_from()
             raise
-        return stats
 
     def _learned_from(self) -> dict[str, Any] | None:
         """Return the columns of the policy's last batch, by module where there are several."""

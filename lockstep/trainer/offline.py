@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Unpack
 import numpy as np
 
 from lockstep.algorithms.offline import offline_source
-from lockstep.algorithms.policy import Policy
+from lockstep.algorithms.policy import Policy, policy_within_training_step
 from lockstep.data.columns import Columns
 from lockstep.data.trees import named_leaves
 from lockstep.learner.learner import STEPS_SAMPLED
@@ -105,8 +105,11 @@ class OfflineTrainer(BaseTrainer):
         self.policy.timesteps[STEPS_SAMPLED] = self.gradient_step
         priorities = self.buffer.priorities
         beta = nullcontext() if priorities is None else priorities.beta_at(self.gradient_step)
-        with beta:
-            return nothing, self._learn(nothing), self.stop_reason is not None
+        with self._keeping_bad_batch(), beta:
+            with policy_within_training_step(self.policy):
+                training = self.policy_update_fn(nothing)
+            self._count_update(training)
+        return nothing, training, self.stop_reason is not None
 
     def _count_update(self, stats: TrainingStats) -> None:
         self.epoch_steps += self.updates_now

@@ -119,7 +119,11 @@ class OffpolicyTrainer(BaseTrainer):
         self.updates_now, self.updates_made = due - self.updates_made, due
         if self.updates_now == 0:
             return stats, None, self.stop_reason is not None
-        return stats, self._learn(stats), self.stop_reason is not None
+        with self._keeping_bad_batch():
+            with policy_within_training_step(self.policy):
+                training = self.policy_update_fn(stats)
+            self._count_update(training)
+        return stats, training, self.stop_reason is not None
 
     def policy_update_fn(self, collect_stats: CollectStatsBase) -> TrainingStats:
         """Make `updates_now` gradient steps, each on a fresh sample of `buffer`."""

@@ -70,7 +70,10 @@ class OnpolicyTrainer(BaseTrainer):
             with policy_within_training_step(self.policy):
                 stats = self.collector.collect(n_step=self.step_per_collect, n_episode=self.episode_per_collect)
             self._count_collect(stats)
-            training = self._learn(stats)
+            with self._keeping_bad_batch():
+                with policy_within_training_step(self.policy):
+                    training = self.policy_update_fn(stats)
+                self._count_update(training)
         finally:
             self.buffer.clear()
         return stats, training, self.stop_reason is not None

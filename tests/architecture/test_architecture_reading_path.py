@@ -30,6 +30,16 @@ def test_a_page_shows_the_functions_that_a_run_goes_through(name):
     assert without_numbers(SHOWN[name]) == without_numbers(tree(WALKS[name].trace())), again
 
 
+def test_from_the_run_to_the_optimizers_step_there_are_at_most_11_frames_in_6_files():
+    walk = WALKS["ppo"]
+    walk.trace()
+    chain = walk.chains["RegisteredOptimizer.step"]
+    names = [code.co_qualname for code in chain]
+    frames = chain[names.index("BaseTrainer.run") :]
+    assert len(frames) <= 11, names
+    assert len({code.co_filename for code in frames}) <= 6, names
+
+
 def test_the_architecture_page_lists_every_file_with_what_it_holds():
     found = ROOMS.search((ROOT / "docs/architecture.md").read_text(encoding="utf-8"))
     assert found is not None
