@@ -84,7 +84,6 @@ class MultiAgentCollector(BaseCollector):
         """module id -> the agents that it acts for"""
         first, self.num_envs_in_all = place or (0, self.num_envs)
         self.rows = slice(first, first + self.num_envs)
-        """which of all environments these are"""
         self._begun = np.zeros(self.num_envs, np.int64)
         """episodes begun in each environment"""
         self._share = 0 if whole_episodes else None
