@@ -20,7 +20,7 @@ class FrozenEncoder(PPOLearner):
 
 
 def main(checkpoint=None, total_steps=20_000):
-    config = PPOConfig().environment("CartPole-v1").rl_module(model_config={"share_value_network": True})
+    config = PPOConfig().environment("CartPole-v1").rl_module(model_config={"vf_share_layers": True})
     config.training(learner_class=FrozenEncoder, learner_config_dict={"checkpoint": checkpoint} if checkpoint else {})
     trainer = config.reporting(total_steps=total_steps).build_trainer()
     trainer.run()

@@ -23,7 +23,7 @@ class SharedEncoder(PPOLearner):
 
 def main():
     config = PPOConfig().environment("CartPole-v1").training(learner_class=SharedEncoder)
-    config.rl_module(model_config={"share_value_network": True})
+    config.rl_module(model_config={"vf_share_layers": True})
     return config.build_learner_group(
         rl_module_spec=MultiRLModuleSpec({"left": RLModuleSpec(), "right": RLModuleSpec()})
     )

@@ -43,6 +43,7 @@ from lockstep.learner.config import (
 )
 from lockstep.learner.group import LearnerBackend, LearnerGroup
 from lockstep.learner.learner import Learner
+from lockstep.learner.optimizers import check_configured_optimizer
 from lockstep.learner.reduction import Reducer
 from lockstep.modules import (
     DEFAULT_MODULE_ID,
@@ -385,6 +386,7 @@ class BaseConfig:
         for section in self.sections.values():
             section.validate()
             section.check_schedules((1, self.training.train_batch_size))
+        check_configured_optimizer(self.training)
 
     # -- what an algorithm may override ---
 

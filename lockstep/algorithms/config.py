@@ -15,6 +15,7 @@ from lockstep.algorithms.policy import Policy
 from lockstep.envs.multi_agent import AgentEnvs
 from lockstep.learner.config import AgentMapping
 from lockstep.learner.learner import Learner
+from lockstep.learner.optimizers import check_configured_optimizer
 from lockstep.modules import DEFAULT_MODULE_ID, MultiRLModule, MultiRLModuleSpec
 from lockstep.replay.storage import machine_memory, row_nbytes
 from lockstep.rollout import (
@@ -56,7 +57,7 @@ class AlgorithmConfig(BaseConfig):
         self._refuse(rules)
         for module_id, overrides in self.rl_module.algorithm_config_overrides_per_module.items():
             try:
-                self.training.overridden(overrides)
+                check_configured_optimizer(self.training.overridden(overrides))
             except (TypeError, ValueError) as error:
                 where = f"rl_module.algorithm_config_overrides_per_module[{module_id!r}]"
                 raise type(error)(f"{where}: {error}") from None
@@ -72,6 +73,7 @@ class AlgorithmConfig(BaseConfig):
     def _rules_of_run(self) -> list[Rule]:
         framework, asynchronous = self.framework, self.collects_while_learning
         is_recurrent = getattr(self.rl_module.model_config, "recurrent", None) is not None
+        decays = any(self.training.optimizer_kwargs.get(name) for name in ("weight_decay", "amsgrad"))
         return [
             (
                 "evaluation.epsilon",
@@ -88,6 +90,12 @@ class AlgorithmConfig(BaseConfig):
                 "learners.num_gpus_per_learner",
                 self.learners.num_gpus_per_learner and not framework.device.startswith("cuda"),
                 f"needs a GPU, and framework.device={framework.device!r}; set framework(device='cuda'), or 0 GPUs",
+            ),
+            (
+                "training.optimizer",
+                framework.compile and (self.training.optimizer != "adam" or decays),
+                f"with training.optimizer_kwargs={self.training.optimizer_kwargs!r} is not allowed with "
+                "framework.compile=True: Adam's step alone is compiled, without weight_decay and amsgrad",
             ),
             (
                 "env_runners.batch_mode",

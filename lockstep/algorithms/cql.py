@@ -95,7 +95,7 @@ class CQLLearner(SoftActorCriticLearner[CQLTraining]):
         super().configure_optimizers_for_module(module_id, config)
         if config.lagrangian:
             params = [self.registered[f"{module_id}/log_multiplier"]]
-            self.register_adam(module_id, "multiplier", params, config.lr_of("critic"), config.adam_epsilon)
+            self.register_configured(module_id, "multiplier", params, config.lr_of("critic"), config)
 
     def noise_columns(self, module_id: str) -> dict[str, int]:
         """Return, for a Box, the random numbers of the policy's and of the estimated sum's actions."""

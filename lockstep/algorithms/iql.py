@@ -86,7 +86,7 @@ class IQLLearner(Learner[IQLTraining]):
             params = [p for owner in owners if owner is not None for p in owner.parameters()]
             params = [p for p in params if id(p) not in taken]
             taken |= {id(p) for p in params}
-            self.register_adam(module_id, name, params, config.lr_of(name), config.adam_epsilon)
+            self.register_configured(module_id, name, params, config.lr_of(name), config)
 
     def required_columns(self, module_id: str) -> tuple[str, ...]:
         return COLUMNS

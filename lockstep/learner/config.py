@@ -40,6 +40,8 @@ class TrainingOptions(TypedDict, total=False):
     shuffle_batch_per_epoch: bool
     grad_clip: float | None
     grad_clip_by: GradClipBy
+    optimizer: Literal["adam", "adamw", "rmsprop", "sgd"] | Callable[..., Any]
+    optimizer_kwargs: dict[str, Any]
     adam_epsilon: float
     nan_policy: NanPolicy
     learner_class: type | None
@@ -68,8 +70,13 @@ class TrainingSection(Section[ConfigT]):
     """`None`: off"""
     grad_clip_by: GradClipBy = "global_norm"
     """clip each element, each tensor's norm, or the norm of all gradients of one optimizer"""
+    optimizer: Literal["adam", "adamw", "rmsprop", "sgd"] | Callable[..., Any] = "adam"
+    """of all parameters, critics and temperatures too; a function or class `f([flat_tensor], lr=..., **kwargs)` that
+    returns a `torch.optim.Optimizer`, which treats each element by itself"""
+    optimizer_kwargs: dict[str, Any] = option(factory=dict)
+    """its further settings by torch's names: `betas`, `momentum`, `weight_decay`, ..."""
     adam_epsilon: float = option(1e-8, gt=0)
-    """epsilon of the default optimizer"""
+    """epsilon of Adam and AdamW"""
     nan_policy: NanPolicy = "skip"
     """a gradient that is not finite: leave the parameters untouched and count it, raise, or set it to zero"""
     learner_class: type | None = None

@@ -41,7 +41,7 @@ from lockstep.learner.optimizers import (
     RegisteredOptimizer,
     check_optimizer,
     clip_gradients_,
-    fused_adam,
+    configured_optimizer,
     global_norm,
     warn_of_configured,
 )
@@ -740,16 +740,15 @@ class Learner(Generic[Training]):
             self.configure_optimizers_for_module(module_id, self.config_of(module_id))
 
     def configure_optimizers_for_module(self, module_id: str, config: Training) -> None:
-        """Register one fused Adam over the module's trainable parameters, as one flat tensor."""
-        params = self.module[module_id].parameters()
-        self.register_adam(module_id, DEFAULT_OPTIMIZER, params, config.lr, config.adam_epsilon)
+        """Register one optimizer over the module's trainable parameters, as one flat tensor."""
+        self.register_configured(module_id, DEFAULT_OPTIMIZER, self.module[module_id].parameters(), config.lr, config)
 
-    def register_adam(
-        self, module_id: str, optimizer_name: str, params: Iterable[nn.Parameter], lr: ScheduleLike, epsilon: float
+    def register_configured(
+        self, module_id: str, name: str, params: Iterable[nn.Parameter], lr: ScheduleLike, config: Training
     ) -> None:
-        """Register a fused Adam over those of `params` that are trainable, as one flat tensor."""
+        """Register the optimizer of `config` over those of `params` that are trainable, as one flat tensor."""
         trainable = [param for param in params if param.requires_grad]
-        self.optimizers.register(module_id, optimizer_name, fused_adam(epsilon), trainable, lr)
+        self.optimizers.register(module_id, name, configured_optimizer(config), trainable, lr)
 
     def register_optimizer(
         self,

@@ -13,12 +13,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lockstep.learner.config import GradClipBy, NanPolicy
-from lockstep.state.checks import is_number
+from lockstep.learner.config import GradClipBy, NanPolicy, TrainingSection
+from lockstep.state.checks import is_number, suggestion
 from lockstep.state.schedules import ConfiguredValueWarning, Schedule, ScheduleLike
 
 ALL_MODULES = "__all_modules__"
 DEFAULT_OPTIMIZER = "default_optimizer"
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "rmsprop": torch.optim.RMSprop,
+    "sgd": torch.optim.SGD,
+}
+"""by the names of `training(optimizer=)`"""
+SET_ELSEWHERE = {
+    "params": "the learner gives it its parameters",
+    "lr": "set training(lr=...), which may be a schedule, too",
+    **dict.fromkeys(("foreach", "fused", "capturable", "differentiable"), "the learner chooses how a step is computed"),
+    "maximize": "losses are minimized; change the sign of yours",
+}
+"""settings of optimizers that are no `optimizer_kwargs`, and why"""
 ADAM_STATE = {"step", "exp_avg", "exp_avg_sq"}
 NO_AVG, NO_AVG_SQ = 1e-30, 1e-36
 """Moments of Adam below these are set to 0. Those of weights that get no gradient (of a rectified unit that is off for
@@ -268,7 +282,7 @@ class RegisteredOptimizer:
                 exp_avg_sq.masked_fill_(exp_avg_sq < NO_AVG_SQ, 0.0)
         else:
             if skip is not None:
-                if self.is_plain_adam:
+                if self.steps_flat and optimizer.param_groups[0].get("fused"):
                     optimizer.found_inf = skip  # type: ignore[attr-defined]
                 elif bool(skip):
                     return
@@ -291,6 +305,14 @@ class RegisteredOptimizer:
             state["exp_avg"] = torch.zeros_like(self.flat.data)
             state["exp_avg_sq"] = torch.zeros_like(self.flat.data)
         return state["exp_avg"], state["exp_avg_sq"], state["step"]
+
+    def flush_denormals(self) -> None:
+        """Set to 0 what is too small to count in the memory of an optimizer without a kernel of our own (see `NO_AVG`);
+        called after each update."""
+        if self.steps_flat and self.on_host and not self.is_plain_adam:
+            for value in self.optimizer.state.get(self.flat.parameter, {}).values():
+                if torch.is_tensor(value) and value.shape == self.flat.data.shape:
+                    value.masked_fill_(value.abs() < NO_AVG_SQ, 0.0)
 
     def keep_only(self, params: Sequence[nn.Parameter]) -> None:
         """Go on with some of its parameters; what the optimizer remembers of them stays."""
@@ -518,6 +540,7 @@ class OptimizerSet:
         """
         counts = torch.stack([entry.bad_steps for entry in self]).tolist() if len(self) else []
         for entry, num_bad in zip(self, counts):
+            entry.flush_denormals()
             rates = [group["lr"] for group in entry.optimizer.param_groups]
             results.setdefault(entry.module_id, {})[f"{entry.name}_learning_rate"] = rates[0]
             if not any(rates) and (entry.module_id in warns_of or (warns_of and entry.module_id == ALL_MODULES)):
@@ -554,6 +577,12 @@ class OptimizerSet:
             parameters = [p for group in entry.optimizer.param_groups for p in group["params"]]
             if len(saved["param_groups"]) != len(entry.optimizer.param_groups):
                 raise ValueError(f"optimizer {entry.key!r} has another number of parameter groups than the state")
+            for now, before in zip(entry.optimizer.param_groups, saved["param_groups"]):
+                if entry.steps_flat and now.keys() - {"params"} != before.keys():
+                    raise ValueError(
+                        f"optimizer {entry.key!r} is {type(entry.optimizer).__name__}, and the state is of another one "
+                        f"with the settings {sorted(before)}; configure training.optimizer as it was"
+                    )
             for index, item in saved["state"].items():
                 if entry.is_plain_adam and set(item) != ADAM_STATE:
                     raise ValueError(f"optimizer {entry.key!r}: the state has {sorted(item)}, not {sorted(ADAM_STATE)}")
@@ -571,9 +600,8 @@ class OptimizerSet:
         for entry in self:
             saved = state[entry.key]
             current = entry.optimizer.state_dict()["param_groups"]
-            configured = ("eps",) if entry.steps_flat else ()  # of the optimizer that the configuration makes
-            groups = [
-                {**now, **before, **{name: now[name] for name in configured if name in now}}
+            groups = [  # settings are as configured, but for the rate, where the configuration makes the optimizer
+                {**now, "lr": before["lr"]} if entry.steps_flat else {**now, **before}
                 for now, before in zip(current, saved["param_groups"])
             ]
             tensors = {int(i): _copy_of(item) for i, item in saved["state"].items()}
@@ -586,13 +614,41 @@ class OptimizerSet:
                 warn_of_configured(f"the learning rate of {entry.key}", entry.schedule.value, saved_lr)
 
 
-def fused_adam(epsilon: float) -> Callable[[nn.Parameter], torch.optim.Optimizer]:
-    """Return what makes the default optimizer: Adam over one flat tensor."""
+def configured_optimizer(config: TrainingSection[Any]) -> Callable[[nn.Parameter], torch.optim.Optimizer]:
+    """Return what makes the optimizer of `training(optimizer=, optimizer_kwargs=)` over one flat tensor.
 
-    def make(flat: nn.Parameter) -> torch.optim.Optimizer:
-        return torch.optim.Adam([flat], lr=1e-3, eps=epsilon, fused=True)
+    Raises `ValueError` for settings that it does not have, or that are set elsewhere.
+    """
+    kind, settings = config.optimizer, dict(config.optimizer_kwargs)
+    where = f"training.optimizer_kwargs={settings!r} is not allowed for training.optimizer={kind!r}"
+    make = OPTIMIZERS[kind] if isinstance(kind, str) else kind
+    is_adam = kind in ("adam", "adamw")
+    elsewhere = {**SET_ELSEWHERE, "eps": "set training(adam_epsilon=...)"} if is_adam else SET_ELSEWHERE
+    known = inspect.signature(make).parameters
+    takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in known.values())
+    for name in settings:
+        if name in elsewhere:
+            raise ValueError(f"{where}: {name!r} is not one of them; {elsewhere[name]}")
+        if name not in known and not takes_all:
+            raise ValueError(f"{where}: there is no {name!r}; {suggestion(name, sorted(known.keys() - elsewhere))}")
+    if is_adam:
+        settings["eps"] = config.adam_epsilon
+    if kind in ("adam", "adamw", "sgd"):
+        settings["fused"] = True
+    return lambda flat: make([flat], lr=1e-3, **settings)
 
-    return make
+
+def check_configured_optimizer(config: TrainingSection[Any]) -> None:
+    """Raise `ValueError` unless the configured optimizer can be made of one flat tensor."""
+    make, param = configured_optimizer(config), nn.Parameter(torch.zeros(2))
+    where = f"training.optimizer={config.optimizer!r} with optimizer_kwargs={config.optimizer_kwargs!r}"
+    try:
+        optimizer = make(param)
+        check_optimizer(optimizer, [param])
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{where} is not allowed: {error}") from error
+    if any("lr" not in group for group in optimizer.param_groups):
+        raise ValueError(f"{where} is not allowed: it has no 'lr', which training.lr sets")
 
 
 def warn_of_configured(name: str, configured: float, saved: float) -> None:

@@ -19,12 +19,12 @@ from lockstep.modules.action_values import DefaultQModule, DistributionalQModule
 from lockstep.modules.actor_critic import (
     DefaultActorCriticModule,
     DefaultPolicyModule,
-    Recurrence,
     RecurrentActorCriticModule,
     default_module_class,
 )
 from lockstep.modules.encoders import Encoder
 from lockstep.modules.layers import BatchedMLP
+from lockstep.modules.memory import MemoryEncoder, Recurrence
 from lockstep.modules.model_config import ModelConfig
 from lockstep.modules.multi_rl_module import (
     ALL_MODULES,
@@ -54,6 +54,7 @@ __all__ = [
     "EpsilonGreedy",
     "Exploration",
     "GaussianNoise",
+    "MemoryEncoder",
     "ModelConfig",
     "MultiRLModule",
     "MultiRLModuleSpec",

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from lockstep.data.trees import map_tree
 from lockstep.modules.action_critics import DefaultSACModule, DefaultTD3Module
 from lockstep.modules.action_values import DefaultQModule, DistributionalQModule
-from lockstep.modules.actor_critic import DefaultActorCriticModule, Recurrence, RecurrentActorCriticModule
+from lockstep.modules.actor_critic import VALUE_STATE, DefaultActorCriticModule, RecurrentActorCriticModule
 from lockstep.modules.encoders import Encoder, FlatFeatures
 from lockstep.modules.layers import hooks_of
+from lockstep.modules.memory import MemoryEncoder, Recurrence
 from lockstep.modules.rl_module import RLModule
 from lockstep.ops.distributions import Categorical, DiagGaussian, SquashedDeterministic, SquashedGaussian
 from lockstep.state.schedules import Schedule, ScheduleLike
@@ -241,12 +242,12 @@ class PlainPolicy:
     """The layers of a module that `is_plain` as arrays that share the memory of its parameters."""
 
     def __init__(self, module: Any) -> None:
-        linears = [layer for layer in module.encoder.mlp if isinstance(layer, nn.Linear)]
-        self.layers = [(_array(layer.weight), _array(layer.bias)) for layer in (*linears, module.policy_head)]
-        self.rectify = any(isinstance(layer, nn.ReLU) for layer in module.encoder.mlp)
+        encoder = module.encoder.encoder if isinstance(module.encoder, MemoryEncoder) else module.encoder
+        self.layers = [*_arrays(encoder.mlp), *_arrays([module.policy_head])]
+        self.rectify = any(isinstance(layer, nn.ReLU) for layer in encoder.mlp)
         self.dtype = self.layers[0][0].dtype
         self.space: spaces.Box = module.observation_space
-        parts = ("encoder.", "recurrence.", "policy_head.", "log_std")
+        parts = ("encoder.", "policy_head.", "log_std", *(("value_encoder.",) if module.is_stateful() else ()))
         names = [name for name, _ in module.named_parameters() if name.startswith(parts)]
         self.places = ParameterPlaces(module, names)
         self._dist = module.action_dist_cls.dist_class
@@ -350,18 +351,17 @@ class NumpyRecurrentActor(RecurrentActor):
 
     def __init__(self, module: RecurrentActorCriticModule, obs_pipeline: Pipeline | None = None) -> None:
         super().__init__(module, obs_pipeline)
-        recurrence = module.recurrence
         self._plain = plain = PlainPolicy(module)
-        self._hidden = [(weight.T, bias) for weight, bias in plain.layers]
-        self._head = self._hidden.pop()
-        self._inputs = _array(recurrence.weight_ih).T, _array(recurrence.bias_ih)
-        self._memory = _array(recurrence.weight_hh).T, _array(recurrence.bias_hh)
-        self._cell = _lstm if recurrence.kind == "lstm" else _gru
+        weight, bias = plain.layers[-1]
+        self._head = weight.T, bias
+        self._policy = _NumpyMemory(module.encoder, plain.rectify, "")
+        value_encoder = module.value_encoder
+        self._value = None if value_encoder is None else _NumpyMemory(value_encoder, plain.rectify, VALUE_STATE)
 
     @classmethod
     def build(cls, module: RLModule, obs_pipeline: Pipeline | None = None) -> Self | None:
         """Make an actor, or return None where numpy cannot act for this module (see `is_plain`)."""
-        if not isinstance(module, RecurrentActorCriticModule) or type(module.recurrence) is not Recurrence:
+        if not isinstance(module, RecurrentActorCriticModule):
             return None
         return cls(module, obs_pipeline) if is_plain(module) else None
 
@@ -378,17 +378,38 @@ class NumpyRecurrentActor(RecurrentActor):
         if obs.shape[1:] != plain.space.shape:
             raise plain.misshaped(obs)
         x = obs.reshape(len(obs), -1).astype(plain.dtype, copy=False)
+        features, after = self._policy.step(x, state)
+        if self._value is not None:
+            after |= self._value.step(x, state)[1]
+        out = features @ self._head[0]
+        out += self._head[1]
+        return plain.pick(out, noise), after
+
+
+class _NumpyMemory:
+    """The layers of a `MemoryEncoder` as arrays that share the memory of its parameters."""
+
+    def __init__(self, encoder: MemoryEncoder, rectify: bool, prefix: str) -> None:
+        recurrence = encoder.memory
+        self._hidden = [(weight.T, bias) for weight, bias in _arrays(encoder.encoder.mlp)]
+        self._inputs = _array(recurrence.weight_ih).T, _array(recurrence.bias_ih)
+        self._memory = _array(recurrence.weight_hh).T, _array(recurrence.bias_hh)
+        self._cell = _lstm if recurrence.kind == "lstm" else _gru
+        self._rectify = rectify
+        self._names = {name: prefix + name for name in recurrence.initial_state()}
+
+    def step(self, x: np.ndarray, state: Mapping[str, np.ndarray]) -> tuple[np.ndarray, State]:
+        """Return features `[B, H]` after observations `x` `[B, F]`, and the state after them."""
         for weight, bias in self._hidden:
             x = x @ weight
             x += bias
-            x = np.maximum(x, _ZERO, out=x) if plain.rectify else np.tanh(x, x)
-        inputs, memory = x @ self._inputs[0], state["h"] @ self._memory[0]
+            x = np.maximum(x, _ZERO, out=x) if self._rectify else np.tanh(x, x)
+        before = {name: state[full] for name, full in self._names.items()}
+        inputs, memory = x @ self._inputs[0], before["h"] @ self._memory[0]
         inputs += self._inputs[1]
         memory += self._memory[1]
-        after = self._cell(inputs, memory, state)
-        out = after["h"] @ self._head[0]
-        out += self._head[1]
-        return plain.pick(out, noise), after
+        after = self._cell(inputs, memory, before)
+        return after["h"], {full: after[name] for name, full in self._names.items()}
 
 
 def is_plain(module: Any) -> bool:
@@ -403,22 +424,38 @@ def is_plain(module: Any) -> bool:
         return False
     if any(getattr(type(module), name, None) is not getattr(base, name, None) for name in _ACTING):
         return False
-    encoder, space = module.encoder, module.observation_space
-    kinds = (type(encoder), type(encoder.features), type(encoder.mlp))
-    if kinds != (Encoder, FlatFeatures, nn.Sequential) or not isinstance(space, spaces.Box) or not space.shape:
+    if not isinstance(module.observation_space, spaces.Box) or not module.observation_space.shape:
         return False
-    layers = [*encoder.mlp, module.policy_head]
-    linears = [layer for layer in layers if type(layer) is nn.Linear and layer.bias is not None]
-    activations = {type(layer) for layer in layers if type(layer) is not nn.Linear}
-    if len(linears) * 2 - 1 != len(layers) or len(activations) > 1 or not activations <= {nn.Tanh, nn.ReLU}:
+    encoders, memories = [module.encoder], []
+    if base is RecurrentActorCriticModule:
+        remembering = [each for each in (module.encoder, module.value_encoder) if each is not None]
+        memories = [each.memory for each in remembering]
+        if {type(each) for each in remembering} != {MemoryEncoder} or {type(each) for each in memories} != {Recurrence}:
+            return False
+        encoders = [each.encoder for each in remembering]
+    linears, activations = [module.policy_head], set()
+    parts = [*encoders, *memories, module.policy_head]
+    for encoder in encoders:
+        if (type(encoder), type(encoder.features), type(encoder.mlp)) != (Encoder, FlatFeatures, nn.Sequential):
+            return False
+        parts += (encoder.features, encoder.mlp, *encoder.mlp)
+        linears += encoder.mlp[::2]
+        activations |= {type(layer) for layer in encoder.mlp[1::2]}
+    if any(type(layer) is not nn.Linear or layer.bias is None for layer in linears):
         return False
-    memory = [module.recurrence] if base is RecurrentActorCriticModule else []
-    parts = (encoder, encoder.features, encoder.mlp, *layers, *memory)
+    if len(activations) > 1 or not activations <= {nn.Tanh, nn.ReLU} or any(len(each.mlp) % 2 for each in encoders):
+        return False
+    parts += remembering if memories else []
     if not vars(module).keys().isdisjoint(_ACTING) or any(hooks for part in parts for hooks in hooks_of(part)[:2]):
         return False
-    num_weights = sum(p.numel() for part in (*linears, *memory) for p in part.parameters() if p.dim() > 1)
+    num_weights = sum(p.numel() for part in (*linears, *memories) for p in part.parameters() if p.dim() > 1)
     on_host = all(p.device.type == "cpu" and p.dtype in (torch.float32, torch.float64) for p in module.parameters())
     return on_host and num_weights <= LARGEST_FOR_NUMPY
+
+
+def _arrays(layers: Iterable[nn.Module]) -> list[tuple[Any, Any]]:
+    """Return weight and bias of each linear layer."""
+    return [(_array(layer.weight), _array(layer.bias)) for layer in layers if isinstance(layer, nn.Linear)]
 
 
 def _array(parameter: Tensor) -> Any:

@@ -84,7 +84,7 @@ class DefaultSACModule(DefaultActorCriticModule):
             ModelConfig.of(self.model_config),
             squash_actions=box,
             free_log_std=False,
-            share_value_network=True,
+            vf_share_layers=True,
             dueling=False,
         )
         super().setup()

@@ -21,7 +21,7 @@ class DefaultQModule(DefaultActorCriticModule):
     """Computes action values `[N, A]`, from one network or, with `dueling`, from advantages and a value.
 
     Then `Q = V + A - mean(A)` (Wang et al. 2016, https://arxiv.org/abs/1511.06581, equation 9), each with an encoder of
-    its own unless `share_value_network` is set.
+    its own unless `vf_share_layers` is set.
 
     Acting takes the largest output of `policy_head`: of the values, or of the advantages, which is the same action.
     Actions that a mask forbids (`"action_mask"` in a Dict observation) have a very low value.

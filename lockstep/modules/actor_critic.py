@@ -8,22 +8,20 @@ Details of Proximal Policy Optimization", core details 2 and 13, continuous-cont
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
+from gymnasium.spaces import Space
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from lockstep.data.actions import ACTION_MASK, without_mask
-from lockstep.data.trees import leaves, map_tree
 from lockstep.modules.encoders import Encoder
 from lockstep.modules.layers import make_head, mask_logits, policy_head, run_networks
+from lockstep.modules.memory import MemoryEncoder, State
 from lockstep.modules.model_config import ModelConfig
 from lockstep.modules.rl_module import Batch, RLModule
 
-State = dict[str, Tensor]
 T = TypeVar("T")
 
 
@@ -51,20 +49,24 @@ class DefaultActorCriticModule(RLModule):
     def setup(self) -> None:
         config = self.make_policy()
         if not self.inference_only:
-            if not config.share_value_network:
-                self.value_encoder = Encoder(self.encoder.space, config)
+            if not config.vf_share_layers:
+                self.value_encoder = self.make_encoder(self.encoder.space, config)
             self.value_head = make_head(self.encoder.output_size, 1, config.value_gain, config)
 
     def make_policy(self) -> ModelConfig:
         """Make the policy's layers, and return the `ModelConfig` that they were made by."""
         config = ModelConfig.of(self.model_config)
-        if config.recurrent is not None:
-            raise ValueError(f"recurrent={config.recurrent!r} needs RecurrentActorCriticModule; this one has no memory")
         space, self.is_masked = self.action_dist_cls.split_mask(self.observation_space)
-        self.encoder = Encoder(space, config)
+        self.encoder = self.make_encoder(space, config)
         self.policy_head, self.log_std = policy_head(self.encoder.output_size, self.action_dist_cls, config)
         self.value_encoder = self.value_head = None
         return config
+
+    def make_encoder(self, space: Space[Any], config: ModelConfig) -> Encoder:
+        """Make what turns observations of `space` into features; `ValueError` where `config` asks for a memory."""
+        if config.recurrent is not None:
+            raise ValueError(f"recurrent={config.recurrent!r} needs RecurrentActorCriticModule; this one has no memory")
+        return Encoder(space, config)
 
     def _forward(self, batch: Batch) -> dict[str, Tensor]:
         """Return what acting needs: `"action_dist_inputs"` `[N, D]`."""
@@ -118,67 +120,12 @@ class DefaultPolicyModule(DefaultActorCriticModule):
         return self._forward(batch)
 
 
-class Recurrence(nn.Module):
-    """Computes one layer of LSTM (Hochreiter & Schmidhuber 1997) or GRU (Cho et al. 2014), with torch's equations.
-
-    Its four parameters are ordinary ones (not the packed weights of `nn.LSTM`), so that they may be views into a flat
-    tensor. Orthogonal weights for each gate and zero biases with `orthogonal`, else torch's own initialisation.
-    """
-
-    def __init__(self, kind: str, input_size: int, hidden_size: int, orthogonal: bool = True) -> None:
-        super().__init__()
-        self.kind, self.input_size, self.hidden_size = kind, input_size, hidden_size
-        rows = (4 if kind == "lstm" else 3) * hidden_size
-        self.weight_ih = nn.Parameter(torch.empty(rows, input_size))
-        self.weight_hh = nn.Parameter(torch.empty(rows, hidden_size))
-        self.bias_ih = nn.Parameter(torch.zeros(rows))
-        self.bias_hh = nn.Parameter(torch.zeros(rows))
-        if orthogonal:
-            for weight in (self.weight_ih, self.weight_hh):
-                for gate in weight.data.split(hidden_size):
-                    nn.init.orthogonal_(gate)
-        else:
-            bound = 1.0 / math.sqrt(hidden_size)
-            for parameter in self.parameters():
-                nn.init.uniform_(parameter, -bound, bound)
-
-    def initial_state(self) -> State:
-        """Return zeros: `{"h": [H]}`, for an LSTM `{"h": [H], "c": [H]}`."""
-        zeros = self.weight_hh.new_zeros(self.hidden_size)
-        return {"h": zeros, "c": zeros.clone()} if self.kind == "lstm" else {"h": zeros}
-
-    def forward(
-        self, inputs: Tensor, state: Mapping[str, Tensor], lengths: Tensor | None = None
-    ) -> tuple[Tensor, State]:
-        """Return features `[B, T, H]` and the state after the last row.
-
-        Args:
-            inputs: `[B, T, F]`.
-            state: before the first row, leaves `[B, H]`.
-            lengths: `[B]`, the real rows of each sequence; the state is then that after its last real row.
-        """
-        weights = [self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh]
-        is_lstm = self.kind == "lstm"
-        run: Any = torch.lstm if is_lstm else torch.gru
-        start = [state[name].unsqueeze(0) for name in (("h", "c") if is_lstm else ("h",))]
-        if lengths is None:
-            begin = start if is_lstm else start[0]
-            features, *after = run(inputs, begin, weights, True, 1, 0.0, False, False, True)
-        else:
-            packed = pack_padded_sequence(inputs, lengths.cpu(), batch_first=True, enforce_sorted=False)
-            order: Any = packed.sorted_indices
-            start = [part.index_select(1, order) for part in start]
-            begin = start if is_lstm else start[0]
-            data, *after = run(packed.data, packed.batch_sizes, begin, weights, True, 1, 0.0, False, False)
-            again = PackedSequence(data, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices)
-            features = pad_packed_sequence(again, batch_first=True, total_length=inputs.shape[1])[0]
-            back: Any = packed.unsorted_indices
-            after = [part.index_select(1, back) for part in after]
-        return features, dict(zip(("h", "c"), (part.squeeze(0) for part in after)))
+VALUE_STATE = "vf_"
+"""what the names of the value function's state begin with"""
 
 
 class RecurrentActorCriticModule(DefaultActorCriticModule):
-    """Holds an encoder, a recurrent layer, and linear heads for policy and value, which share the memory.
+    """Holds a policy and a value function, each with an encoder and a memory of its own, or with one for both.
 
     `model_config.recurrent` is `"lstm"` or `"gru"`. Batches are sequences:
 
@@ -186,51 +133,52 @@ class RecurrentActorCriticModule(DefaultActorCriticModule):
         state_in    {"h": [B, H], ("c": [B, H])} the memory before the first row; absent: an episode's start
         seq_lens    [B] real rows, where sequences are padded on the right; padding changes no real row
 
-    Acting runs no value head. Observations with an action mask work as in `DefaultActorCriticModule`.
+    A memory of the value function's own is there as `"vf_h"` and `"vf_c"`. It is carried on while acting, so that
+    values can be computed from the middle of an episode; the value head is not run. Observations with an action mask
+    work as in `DefaultActorCriticModule`.
     """
 
-    def setup(self) -> None:
-        config = ModelConfig.of(self.model_config)
-        if config.recurrent is None:
-            raise ValueError(
-                "model_config.recurrent=None: a module with memory needs 'lstm' or 'gru'; without memory use "
-                "DefaultActorCriticModule"
-            )
-        space, self.is_masked = self.action_dist_cls.split_mask(self.observation_space)
-        self.encoder = Encoder(space, config)
-        size = config.recurrent_size
-        self.recurrence = Recurrence(config.recurrent, self.encoder.output_size, size, config.orthogonal_init)
-        self.policy_head, self.log_std = policy_head(size, self.action_dist_cls, config)
-        self.value_head = None if self.inference_only else make_head(size, 1, config.value_gain, config)
+    encoder: MemoryEncoder  # type: ignore[assignment]
+    value_encoder: MemoryEncoder | None  # type: ignore[assignment]
+
+    def make_encoder(self, space: Space[Any], config: ModelConfig) -> MemoryEncoder:  # type: ignore[override]
+        return MemoryEncoder(space, config)
 
     def get_initial_state(self) -> State:
-        return self.recurrence.initial_state()
+        own = {} if self.value_encoder is None else self.value_encoder.initial_state()
+        return self.encoder.initial_state() | {VALUE_STATE + name: leaf for name, leaf in own.items()}
 
     def _forward(self, batch: Batch) -> dict[str, Any]:
         """Return what acting needs: `"action_dist_inputs"` `[B, T, D]`, and `"state_out"` after the last real row."""
-        features, state = self._remember(batch, batch.get("seq_lens"))
+        features, _, state = self._remember(batch, batch.get("seq_lens"))
         return {"action_dist_inputs": self._policy(batch, self.policy_head(features)), "state_out": state}
 
     def forward_train(self, batch: Batch) -> dict[str, Any]:
         """Return `"action_dist_inputs"` `[B, T, D]`, `"vf_preds"` `[B, T]` and, without padding, `"state_out"`."""
-        features, state = self._remember(batch, None)
+        features, value_features, state = self._remember(batch, None)
         inputs = self._policy(batch, self.policy_head(features))
-        out: dict[str, Any] = {"action_dist_inputs": inputs, "vf_preds": self._value(features)}
+        out: dict[str, Any] = {"action_dist_inputs": inputs, "vf_preds": self._value(value_features)}
         return out if "seq_lens" in batch else {**out, "state_out": state}
 
     def compute_values(self, batch: Batch) -> Tensor:
         """Return state values `[B, T]`. `RuntimeError` for a module built with `inference_only`."""
-        return self._value(self._remember(batch, None)[0])
+        return self._value(self._remember(batch, None)[1])
 
-    def _remember(self, batch: Batch, lengths: Tensor | None) -> tuple[Tensor, State]:
-        """Return features `[B, T, H]` of the present and the past, and the state after them."""
+    def get_non_inference_attributes(self) -> list[str]:
+        """Return also the value function's memory where it is not carried on: with `inference_only`."""
+        return ["value_encoder", "value_head"] if self.inference_only else ["value_head"]
+
+    def _remember(self, batch: Batch, lengths: Tensor | None) -> tuple[Tensor, Tensor, State]:
+        """Return features `[B, T, H]` of present and past for policy and value, and the state after them."""
         obs, dtype = self._inputs(batch)
-        leading = next(leaves(obs)).shape[:2]
-        encoded = self.encoder(map_tree(lambda leaf: leaf.flatten(0, 1), obs), dtype).unflatten(0, leading)
-        state = batch.get("state_in")
-        if state is None:
-            state = {name: leaf.expand(leading[0], -1) for name, leaf in self.get_initial_state().items()}
-        return self.recurrence(encoded, state, lengths)
+        before = batch.get("state_in")
+        features, state = self.encoder(obs, dtype, before, lengths)
+        if self.value_encoder is None:
+            return features, features, state
+        if before is not None:
+            before = {name: before[VALUE_STATE + name] for name in self.value_encoder.initial_state()}
+        value_features, after = self.value_encoder(obs, dtype, before, lengths)
+        return features, value_features, state | {VALUE_STATE + name: leaf for name, leaf in after.items()}
 
     def _value(self, features: Tensor) -> Tensor:
         return trained(self.value_head)(features).squeeze(-1)

@@ -11,7 +11,12 @@ from lockstep.state.checks import check_choice, check_whole, is_whole, suggestio
 
 ACTIVATIONS = ("tanh", "relu", "gelu", "silu", "elu")
 RECURRENT = ("lstm", "gru")
-_ELSEWHERE = {"use_lstm": "recurrent", "lstm_cell_size": "recurrent_size", "fcnet_hiddens": "hiddens"}
+_ELSEWHERE = {
+    "use_lstm": "recurrent",
+    "lstm_cell_size": "recurrent_size",
+    "fcnet_hiddens": "hiddens",
+    "share_value_network": "vf_share_layers",
+}
 
 
 @dataclass(frozen=True)
@@ -30,8 +35,8 @@ class ModelConfig:
     """Widths of the hidden layers. Not used when the observation is one image: see `image_hiddens`."""
     activation: str = "tanh"
     """Activation of the hidden layers: tanh, relu, gelu, silu or elu."""
-    share_value_network: bool = False
-    """One encoder for policy and value (usual for images), or one for each."""
+    vf_share_layers: bool = False
+    """One encoder (and one memory) for policy and value, as is usual for images, or one for each."""
     dueling: bool = False
     """Action values from a value and advantages instead of one number for each action (Wang et al. 2016)."""
     num_value_outputs: int = 1
@@ -61,9 +66,7 @@ class ModelConfig:
     log_std_bounds: tuple[float, float] = (-20.0, 2.0)
     """Bounds of the logarithm of the standard deviations of SAC."""
     recurrent: str | None = None
-    """"lstm" or "gru": a memory after the encoder, shared by policy and value (`share_value_network` does not apply);
-    None: no memory.
-    """
+    """"lstm" or "gru": a memory after the encoder; None: no memory."""
     recurrent_size: int = 64
     """Numbers in the memory."""
     max_seq_len: int = 20

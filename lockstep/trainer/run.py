@@ -42,6 +42,7 @@ KEPT = {
     "replay.ignore_obs_next": WITH_ITS_REPLAY,
     "replay.storage": WITH_ITS_REPLAY,
     "reporting.loggers": "the records of the run go on as they began; train a new run",
+    "training.optimizer": f"the run goes on with what its optimizers remember; {ANEW}",
     "training.learner_class": f"the run goes on with its learner; {ANEW}",
     "framework.dtype": f"the run goes on with its networks; {ANEW}",
 }

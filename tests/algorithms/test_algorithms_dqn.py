@@ -97,7 +97,7 @@ def test_errors_beyond_delta_count_linearly_and_rows_by_their_weights(form):
 
 def test_dueling_values_are_value_plus_advantages_without_their_mean():
     for shared in (False, True):
-        learner = learner_of(dueling=True, share_value_network=shared)
+        learner = learner_of(dueling=True, vf_share_layers=shared)
         module = learner.module[MODULE]
         batch = {"obs": torch.tensor([0, 1, 2])}
         advantages = module._forward(batch)["action_dist_inputs"]

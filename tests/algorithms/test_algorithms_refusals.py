@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from algorithm_tools import BOX, TWO, of_two_modules, small_config, two_specs
 from gymnasium import spaces
 
@@ -44,6 +45,10 @@ def inside(base):
 
 def json_of(section, **options):
     return lambda: getattr(PPOConfig(), section)(**options).to_json()
+
+
+def optimizer(kind, **settings):
+    return lambda: small_config().training(optimizer=kind, optimizer_kwargs=settings).build_learner()
 
 
 def path(path):
@@ -98,6 +103,7 @@ def hindsight(kind):
 OTHERS = MultiRLModuleSpec({"a": RLModuleSpec(), "c": RLModuleSpec()})
 STRANGER = small_config().multi_agent(policies_to_train=["default_policy", "other"])
 HALF_OF_DOUBLE = small_config().framework(mixed_precision=True, dtype="float64")
+COMPILED = small_config().environment("CartPole-v1").framework(compile=True)
 UNBOUNDED, NO_MODULES = spaces.Box(-np.inf, np.inf, (2,)), MultiRLModuleSpec({})
 REFUSED = [
     # names
@@ -153,6 +159,26 @@ REFUSED = [
     (built(TD3BCConfig, TWO), "needs a Box"),
     (lambda: BCConfig().training(loss="mse").build_learner(spaces=(BOX, TWO)), "loss='mse' needs a Box of actions"),
     (HALF_OF_DOUBLE.build_learner, "mixed_precision=True needs framework.dtype='float32', not 'float64'"),
+    # optimizers
+    (optimizer("adm"), "training.optimizer='adm' is not allowed", "'adam', 'adamw', 'rmsprop', 'sgd'"),
+    (
+        optimizer("adam", wd=0.1),
+        "training.optimizer_kwargs={'wd': 0.1} is not allowed for",
+        "'adam'",
+        "there is no 'wd'",
+    ),
+    (optimizer("sgd", momentun=0.1), "no 'momentun'; did you mean 'momentum'"),
+    (optimizer("sgd", lr=0.1), "set training(lr=...)"),
+    (optimizer("adamw", eps=0.1), "set training(adam_epsilon=...)"),
+    (optimizer("rmsprop", maximize=True), "losses are minimized"),
+    (optimizer("sgd", momentum=-1.0), "training.optimizer='sgd' with optimizer_kwargs={'momentum': -1.0}", "momentum"),
+    (optimizer(torch.optim.LBFGS), "optimizer=<class 'torch.optim.lbfgs.LBFGS'>", "closure"),
+    (optimizer(lambda params, lr: params), "must be a torch.optim.Optimizer, not list"),
+    (overridden(a={"optimizer": "sgd", "optimizer_kwargs": {"beta": 1}}), "per_module['a']", "there is no 'beta'"),
+    (
+        small_config().environment("CartPole-v1").framework(compile=True).training(optimizer="sgd").validate,
+        "Adam's step",
+    ),
     # schedules, data, an epsilon of evaluation's own
     *((scheduled(option, [[1, 0.1], [5, 0.0]]), "first point must be at step 0") for option in SCHEDULED),
     *((scheduled(option, [[0, 0.1]]), "at least two points") for option in SCHEDULED),

@@ -95,7 +95,7 @@ def test_second_optimizer_steps_the_value_network_and_only_it():
 
 def test_frozen_encoder_is_read_from_a_checkpoint_and_stays(tmp_path):
     example = load("frozen_encoder")
-    config = PPOConfig().environment("CartPole-v1").rl_module(model_config={"share_value_network": True})
+    config = PPOConfig().environment("CartPole-v1").rl_module(model_config={"vf_share_layers": True})
     trained = config.debugging(seed=5).build_learner().module["default_policy"]
     module = example.main(trained.save_to_path(tmp_path / "trained"), total_steps=STEPS)
     kept = {name for name in module.state_dict() if name.startswith("encoder.")}

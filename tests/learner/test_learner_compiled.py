@@ -352,7 +352,7 @@ def mixed_learner(mixed, **model):
     return config.rl_module(model_config=model).build_learner()
 
 
-@pytest.mark.parametrize("model", [{}, {"share_value_network": True}, {"recurrent": "lstm"}], ids=str)
+@pytest.mark.parametrize("model", [{}, {"vf_share_layers": True}, {"recurrent": "lstm"}], ids=str)
 def test_mixed_precision_agrees_with_float32_to_the_precision_of_bfloat16(model):
     whole, mixed = mixed_learner(False, **model), mixed_learner(True, **model)
     batch = ppo_batch()

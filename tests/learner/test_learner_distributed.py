@@ -43,6 +43,9 @@ CASES = {
     "ppo, all rows on one learner now and then": Case(
         training={**PPO, "normalize_advantages": "batch"}, normalize=True, empty=True
     ),
+    "ppo, rmsprop with momentum": Case(
+        training={**PPO, "optimizer": "rmsprop", "optimizer_kwargs": {"momentum": 0.5}}, empty=True
+    ),
     "ppo, from batches": Case(training=PPO, source="batch"),
     "ppo, from batches, empty shards": Case(training=PPO, source="batch", empty=True, shuffle=False),
     "ppo, sequences of an LSTM": Case(training={**PPO, "kl_coeff": 0.2}, memory="lstm", minibatch_size=4),
@@ -89,6 +92,12 @@ CASES = {
         "marwil", {**CLIPPED, "moving_average_sqd_adv_norm_update_rate": 0.1}, source="batch", empty=True
     ),
     "sac": Case("sac", {**CLIPPED, "tau": 0.1}, source="batch", num_epochs=1),
+    "sac, adamw": Case(
+        "sac",
+        {**CLIPPED, "tau": 0.1, "optimizer": "adamw", "optimizer_kwargs": {"weight_decay": 0.1}},
+        source="batch",
+        num_epochs=1,
+    ),
     "sac, discrete, empty shards": Case("sac_discrete", {**CLIPPED, "tau": 0.1}, source="batch", empty=True),
     "td3, empty shards": Case("td3", {**CLIPPED, "tau": 0.1}, source="batch", empty=True, shuffle=False),
     "td3, two modules": Case("td3", {"lr": 1e-2, "tau": 0.1}, source="batch", modules=("p0", "p1")),

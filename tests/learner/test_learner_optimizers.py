@@ -4,8 +4,10 @@ import re
 
 import pytest
 import torch
+from algorithm_kinds import NAMES, SPACES, takes
 from learner_parts import (
     ALL,
+    BOX,
     MODULE,
     ValueLearner,
     WholeLearner,
@@ -21,6 +23,7 @@ from learner_parts import (
 )
 from torch import nn
 
+from lockstep import get_config
 from lockstep.data.sample_batch import MultiAgentBatch
 from lockstep.learner.config import TrainingSection
 
@@ -196,6 +199,114 @@ def test_optimizer_state_makes_an_exact_round_trip(cls):
     del state[key]
     with pytest.raises(ValueError, match=re.escape(f"missing [{key!r}]")):
         other._set_optimizer_state(state)
+
+
+# -- which optimizer ---
+
+
+LAGRANGIAN = {"cql": {"lagrangian": True}}
+OPTIMIZERS = {
+    "adam": ("adam", {"betas": (0.8, 0.9)}, torch.optim.Adam, {"eps": 1e-8}),
+    "adam that decays": ("adam", {"weight_decay": 0.1, "amsgrad": True}, torch.optim.Adam, {"eps": 1e-8}),
+    "adamw": ("adamw", {"weight_decay": 0.1}, torch.optim.AdamW, {"eps": 1e-8}),
+    "rmsprop": ("rmsprop", {"alpha": 0.9, "momentum": 0.5, "centered": True}, torch.optim.RMSprop, {}),
+    "sgd": ("sgd", {"momentum": 0.9, "nesterov": True}, torch.optim.SGD, {}),
+    "a class": (torch.optim.Adagrad, {"lr_decay": 0.1}, torch.optim.Adagrad, {}),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_configured_optimizer_steps_as_torchs_own_does_on_single_parameters(name):
+    kind, settings, cls, added = OPTIMIZERS[name]
+    learner = value_learner(optimizer=kind, optimizer_kwargs=settings, lr=[[0, 0.01], [100, 0.0]], grad_clip=0.1)
+    twin = value_learner(
+        type("Own", (ValueLearner,), {"configure_optimizers_for_module": own_optimizer(cls, {**settings, **added})}),
+        grad_clip=0.1,
+    )
+    (entry,) = learner.optimizers
+    assert (entry.steps_flat, type(entry.optimizer)) == (True, cls)
+    for update in range(12):
+        train((learner, twin), value_batch(seed=update))
+    for name, value in parameters(learner).items():
+        torch.testing.assert_close(value, parameters(twin)[name], rtol=1e-12, atol=1e-12, msg=name)
+
+
+def own_optimizer(cls, settings):
+    def configure(self, module_id, config):
+        params = list(self.module[module_id].parameters())
+        optimizer = cls(params, lr=0.01, **settings)
+        self.register_optimizer(
+            module_id=module_id, optimizer=optimizer, params=params, lr_or_lr_schedule=[[0, 0.01], [100, 0.0]]
+        )
+
+    return configure
+
+
+@pytest.mark.parametrize("algorithm", NAMES)
+def test_every_optimizer_of_every_algorithm_is_the_configured_one(algorithm):
+    actions = SPACES["discrete" if takes(algorithm, "discrete") else "box"]
+    config = get_config(algorithm).rl_module(model_config={"hiddens": (2,)})
+    config.training(optimizer="sgd", optimizer_kwargs={"momentum": 0.5}, **LAGRANGIAN.get(algorithm, {}))
+    optimizers = config.build_learner(spaces=(BOX, actions)).optimizers
+    assert len(optimizers) >= 1
+    found = {entry.name: (type(entry.optimizer), entry.optimizer.param_groups[0]["momentum"]) for entry in optimizers}
+    assert set(found.values()) == {(torch.optim.SGD, 0.5)}
+    assert found.keys() >= {"sac": {"actor", "critic", "alpha"}, "cql": {"alpha", "multiplier"}}.get(algorithm, set())
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_configured_optimizer_goes_on_exactly_from_a_checkpoint(name, tmp_path):
+    kind, settings, *_ = OPTIMIZERS[name]
+    learner, other = (value_learner(optimizer=kind, optimizer_kwargs=settings) for _ in range(2))
+    for number in range(3):
+        learner.update_from_batch(value_batch(seed=number))
+    learner.save_to_path(tmp_path / "learner")
+    other.restore_from_path(tmp_path / "learner")
+    train((learner, other), value_batch(seed=9))
+    assert_same(parameters(learner), parameters(other))
+
+
+def test_state_of_another_optimizer_is_refused_by_name():
+    learner, other = value_learner(), value_learner(optimizer="sgd")
+    learner.update_from_batch(value_batch())
+    with pytest.raises(ValueError, match=r"is SGD, and the state is of another one .* training\.optimizer"):
+        other._set_optimizer_state(learner._get_optimizer_state())
+
+
+def test_settings_are_as_configured_where_a_run_goes_on_with_others():
+    learner = value_learner(optimizer="adamw", optimizer_kwargs={"weight_decay": 0.1})
+    other = value_learner(optimizer="adamw", optimizer_kwargs={"weight_decay": 0.3}, adam_epsilon=1e-3)
+    other._set_optimizer_state(learner._get_optimizer_state())
+    group = other.get_optimizer(MODULE).param_groups[0]
+    assert (group["weight_decay"], group["eps"], group["lr"]) == (0.3, 1e-3, 3e-4)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "rmsprop", "sgd"])
+def test_frozen_parameters_and_bad_gradients_leave_every_optimizer_as_it_is(kind):
+    settings = {"weight_decay": 0.1, **({} if kind == "adamw" else {"momentum": 0.9})}
+    learner = value_learner(optimizer=kind, optimizer_kwargs=settings, lr=0.1)
+    learner.update_from_batch(value_batch())
+    before = parameters(learner)
+    with pytest.warns(RuntimeWarning, match="not finite"):
+        learner.update_from_batch(poisoned())
+    assert differs(before, parameters(learner)) == []
+    learner.module[MODULE].value_head.requires_grad_(False)
+    learner.update_from_batch(value_batch(seed=1))
+    changed = differs(before, parameters(learner))
+    assert changed
+    assert [name for name in changed if "value_head" in name] == []
+
+
+def test_what_is_too_small_to_count_is_flushed_from_the_memory_of_any_optimizer():
+    learner = value_learner(optimizer="sgd", optimizer_kwargs={"momentum": 0.9})
+    learner.update_from_batch(value_batch())
+    (entry,) = learner.optimizers
+    momentum = entry.optimizer.state[entry.flat.parameter]["momentum_buffer"]
+    sound = torch.arange(len(momentum)) > 0
+    momentum.fill_(1e-20)[0] = 1e-300
+    entry.flush_denormals()
+    assert momentum[0] == 0.0
+    assert momentum.ne(0.0).equal(sound)
 
 
 # -- clipping ---

@@ -305,7 +305,7 @@ def test_batches_without_what_memory_needs_are_refused():
     columns = ppo_batch(4, obs=np.zeros((4, 4), np.float32), actions=np.zeros(4, np.int64))
     with pytest.raises(ValueError, match=r"'default_policy' remembers .* has no 'seq_lens'"):
         learner.update_from_batch(SampleBatch(columns))
-    with pytest.raises(ValueError, match=r"state_in of module 'default_policy' .* of \['c', 'h'\], not \['h'\]"):
+    with pytest.raises(ValueError, match=r"state_in of module .* of \['c', 'h', 'vf_c', 'vf_h'\], not \['h'\]"):
         learner.update_from_batch(SampleBatch(columns, seq_lens=[2, 2], state_in={"h": np.zeros((2, 4))}))
     before = parameters(learner)
     learner.update_from_batch(SampleBatch(columns, seq_lens=[3, 1]))  # without state_in: beginnings of episodes

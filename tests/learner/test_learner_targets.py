@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.learner.optimizers import OptimizerSet, fused_adam
+from lockstep.learner.config import TrainingSection
+from lockstep.learner.optimizers import OptimizerSet, configured_optimizer
 from lockstep.learner.targets import TargetNetwork
 
 
@@ -14,7 +15,9 @@ def network_and_target(groups=(range(6),)):
     module, optimizers = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 4), nn.Linear(4, 2)), OptimizerSet()
     params, target = list(module.parameters()), TargetNetwork(module)
     for number, group in enumerate(groups):
-        optimizers.register("m", f"o{number}", fused_adam(1e-8), [params[i] for i in group], 1e-3)
+        optimizers.register(
+            "m", f"o{number}", configured_optimizer(TrainingSection()), [params[i] for i in group], 1e-3
+        )
     return module, optimizers, target
 
 
@@ -59,7 +62,7 @@ def test_target_network_follows_parameters_that_move_to_another_optimizer():
     optimizers.remove("other", {id(module[2].bias)})
     assert_follows(target, module, optimizers, 0.5)
     optimizers.remove("m", set())
-    optimizers.register("m", "new", fused_adam(1e-8), list(module.parameters()), 1e-3)
+    optimizers.register("m", "new", configured_optimizer(TrainingSection()), list(module.parameters()), 1e-3)
     assert_follows(target, module, optimizers, 0.5)
 
 

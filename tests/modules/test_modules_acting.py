@@ -50,11 +50,11 @@ def assert_same_actions(module, obs, noise, one, two):
 SQUARE = spaces.Box(-1, 1, (2, 2), np.float32)
 POLICIES = [
     (DefaultActorCriticModule, DISCRETE, {}),
-    (DefaultActorCriticModule, DISCRETE, {"activation": "relu", "share_value_network": True}),
+    (DefaultActorCriticModule, DISCRETE, {"activation": "relu", "vf_share_layers": True}),
     (DefaultActorCriticModule, CONTINUOUS, {"hiddens": ()}),
     (DefaultActorCriticModule, CONTINUOUS, {"log_std_init": -0.7}),
     (DefaultActorCriticModule, CONTINUOUS, {"activation": "relu", "squash_actions": True, "log_std_init": 0.5}),
-    (DefaultActorCriticModule, SQUARE, {"free_log_std": False, "log_std_init": -0.7, "share_value_network": True}),
+    (DefaultActorCriticModule, SQUARE, {"free_log_std": False, "log_std_init": -0.7, "vf_share_layers": True}),
     (DefaultActorCriticModule, SQUARE, {"free_log_std": False, "activation": "relu"}),
     (DefaultSACModule, CONTINUOUS, {"activation": "relu", "log_std_bounds": (-0.2, 0.1)}),
     (DefaultSACModule, DISCRETE, {"activation": "relu"}),

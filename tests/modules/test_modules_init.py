@@ -105,7 +105,7 @@ def flatten_parameters(module):
 @pytest.mark.parametrize("action_space", [spaces.Discrete(3), spaces.Box(-1, 1, (2,), np.float32)])
 @pytest.mark.parametrize("share", [False, True])
 def test_parameters_may_be_views_into_one_flat_tensor(space, action_space, share):
-    module = build(action_space, space=space, share_value_network=share)
+    module = build(action_space, space=space, vf_share_layers=share)
     batch = {"obs": map_tree(torch.from_numpy, batch_space(space, 4).sample())}
     before = module.forward_train(batch)
     state = module.get_state()

@@ -139,7 +139,7 @@ def test_function_transforms_see_every_layer(fused_calls):
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("part", ["encoder", "encoder.mlp", "encoder.features", "encoder.mlp.1", "policy_head"])
 def test_hooks_on_the_default_module_see_what_they_always_saw(part, shared):
-    space, config = spaces.Box(-1, 1, (3,)), {"hiddens": (5, 4), "share_value_network": shared}
+    space, config = spaces.Box(-1, 1, (3,)), {"hiddens": (5, 4), "vf_share_layers": shared}
     module = DefaultActorCriticModule(space, spaces.Discrete(2), model_config=config)
     plain, seen = module.forward_train({"obs": X}), []
     module.get_submodule(part).register_forward_hook(lambda layer, inputs, output: seen.append(output))

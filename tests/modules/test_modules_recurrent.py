@@ -37,7 +37,7 @@ def obs(rows=3, steps=7, seed=0, dtype=torch.float32):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_recurrence_is_that_of_torchs_own_layer(kind):
-    own = module(kind, dtype=torch.float64).recurrence
+    own = module(kind, dtype=torch.float64).encoder.memory
     layer = {"lstm": nn.LSTM, "gru": nn.GRU}[kind](5, 4, batch_first=True).double()
     with torch.no_grad():
         for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
@@ -68,6 +68,18 @@ def test_a_sequence_gives_what_step_by_step_gives(kind):
     for name, leaf in state.items():
         torch.testing.assert_close(leaf, whole["state_out"][name], rtol=0, atol=1e-6)
     torch.testing.assert_close(net.compute_values({"obs": x}), whole["vf_preds"], rtol=0, atol=0)
+
+
+def test_policy_and_value_have_a_memory_each_or_share_one():
+    apart, shared, x = module(), module(vf_share_layers=True), {"obs": obs()}
+    assert list(apart.get_initial_state()) == ["h", "c", "vf_h", "vf_c"]
+    assert list(shared.get_initial_state()) == ["h", "c"]
+    for net, is_touched in ((apart, False), (shared, True)):
+        net.forward_train(x)["vf_preds"].sum().backward()
+        assert all((p.grad is not None) == is_touched for p in net.encoder.parameters())
+        assert net.policy_head.weight.grad is None
+    inputs = [net.forward_train(x)["action_dist_inputs"] for net in (apart, shared)]
+    torch.testing.assert_close(*inputs)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -107,11 +119,11 @@ def test_padding_of_any_content_changes_no_real_row():
 
 
 def test_initialisation_is_orthogonal_for_each_gate_or_torchs_own():
-    layer = module("lstm", seed=1).recurrence
+    layer = module("lstm", seed=1).encoder.memory
     for gate in layer.weight_hh.split(4):
         torch.testing.assert_close(gate @ gate.T, torch.eye(4), rtol=0, atol=1e-6)
     assert not layer.bias_ih.any()
-    plain = module("gru", orthogonal_init=False).recurrence
+    plain = module("gru", orthogonal_init=False).encoder.memory
     assert plain.bias_ih.any()
     assert float(plain.weight_hh.detach().abs().max()) <= 0.5
 
@@ -124,6 +136,8 @@ def test_inference_only_has_no_value_head_and_takes_a_full_modules_weights():
     small.set_state(full.get_state(inference_only=True))
     x = {"obs": obs()}
     torch.testing.assert_close(small._forward(x)["action_dist_inputs"], full._forward(x)["action_dist_inputs"])
+    assert list(small.get_initial_state()) == ["h", "c"]  # of the policy alone
+    small.set_state(full.get_state())
     with pytest.raises(RuntimeError, match="inference_only=True"):
         small.compute_values(x)
 
@@ -214,9 +228,10 @@ def test_memory_that_does_not_fit_is_refused(mistake, words):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("action_space", [THREE, spaces.Box(-1, 1, (2,))], ids=["discrete", "continuous"])
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
-@pytest.mark.parametrize("free_log_std", [True, False])
-def test_numpy_acts_as_torch_does_up_to_rounding(kind, action_space, activation, free_log_std):
-    net = module(kind, action_space=action_space, activation=activation, free_log_std=free_log_std)
+@pytest.mark.parametrize("shared", [True, False])
+def test_numpy_acts_as_torch_does_up_to_rounding(kind, action_space, activation, shared):
+    config = {"free_log_std": shared, "vf_share_layers": shared}
+    net = module(kind, action_space=action_space, activation=activation, **config)
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
@@ -247,7 +262,7 @@ def test_numpy_actor_reads_the_parameters_own_memory_and_refuses_what_is_not_pla
             parameter.mul_(2.0)
     after = fast.act_with_state(x, None, fast.get_initial_state(2))[1]
     assert np.abs(before["h"] - after["h"]).max() > 1e-3
-    net.recurrence.register_forward_hook(lambda *args: None)
+    net.encoder.memory.register_forward_hook(lambda *args: None)
     assert type(make_actor(net)) is RecurrentActor
     assert type(make_actor(module(observation_space=spaces.Dict({"a": BOX})))) is RecurrentActor
     assert type(make_actor(module(action_space=spaces.MultiDiscrete([2, 2])))) is RecurrentActor

@@ -60,7 +60,7 @@ def make(observation_space, action_space=THREE, **config):
 @pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize("name", OBSERVATIONS)
 def test_every_observation_space_gives_outputs_and_gradients(name, share):
-    module = make(OBSERVATIONS[name], share_value_network=share)
+    module = make(OBSERVATIONS[name], vf_share_layers=share)
     batch = {"obs": sample(OBSERVATIONS[name], 5)}
     out = module.forward_train(batch)
     assert out["action_dist_inputs"].shape == (5, 3)
@@ -93,7 +93,7 @@ def test_every_action_space_has_a_head_of_its_size(name):
 def test_the_value_network_is_separate_or_shared():
     names = {key.partition(".")[0] for key, _ in make(BOX).named_parameters()}
     assert names == {"encoder", "policy_head", "value_encoder", "value_head"}
-    names = {key.partition(".")[0] for key, _ in make(BOX, share_value_network=True).named_parameters()}
+    names = {key.partition(".")[0] for key, _ in make(BOX, vf_share_layers=True).named_parameters()}
     assert names == {"encoder", "policy_head", "value_head"}
     module = make(BOX)
     module.compute_values({"obs": torch.randn(3, 4)}).sum().backward()

@@ -94,7 +94,7 @@ def test_inference_only_state_and_modules():
 
 
 @pytest.mark.parametrize(
-    "config", [None, {"hiddens": [8], "activation": "relu"}, ModelConfig(hiddens=(8,), share_value_network=True)]
+    "config", [None, {"hiddens": [8], "activation": "relu"}, ModelConfig(hiddens=(8,), vf_share_layers=True)]
 )
 def test_a_checkpoint_gives_the_module_back(tmp_path, monkeypatch, config):
     monkeypatch.chdir(tmp_path)

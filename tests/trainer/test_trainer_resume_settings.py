@@ -117,6 +117,7 @@ def test_an_edited_config_is_used_with_a_warning_and_noted_once(folder):
         ("environment.normalize_observations", True, "--from RUN"),
         ("debugging.seed", 1, "random numbers"),
         ("framework.dtype", "float64", "networks"),
+        ("training.optimizer", "sgd", "what its optimizers remember"),
         ("reporting.loggers", ["jsonl", "tensorboard"], "records"),
         ("evaluation.evaluation_num_envs", 1, "environments"),
         ("training.gamma", 2.0, "between 0 and 1"),

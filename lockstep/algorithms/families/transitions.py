@@ -120,7 +120,7 @@ def register_actor_and_critics(learner: Learner[Any], module_id: str, config: Ac
     ids = {id(param) for param in critics}
     actor = [param for param in module.parameters() if id(param) not in ids]
     for name, params in (("actor", actor), ("critic", critics)):
-        learner.register_adam(module_id, name, params, config.lr_of(name), config.adam_epsilon)
+        learner.register_configured(module_id, name, params, config.lr_of(name), config)
 
 
 class SoftActorCriticOptions(ActorCriticOptions, total=False):
@@ -173,7 +173,7 @@ class SoftActorCriticLearner(Learner[SoftTraining]):
         register_actor_and_critics(self, module_id, config)
         if config.alpha == "auto":
             params = [self.registered[f"{module_id}/log_alpha"]]
-            self.register_adam(module_id, "alpha", params, config.lr_of("alpha"), config.adam_epsilon)
+            self.register_configured(module_id, "alpha", params, config.lr_of("alpha"), config)
 
     def required_columns(self, module_id: str) -> tuple[str, ...]:
         return COLUMNS
