@@ -10,6 +10,7 @@ import torch
 from gymnasium import spaces
 
 from lockstep.algorithms.base_config import BaseConfig
+from lockstep.algorithms.new_modules import NewModule
 from lockstep.connectors import FrameStack, ModuleConnectors, RescaleActions
 from lockstep.data import SampleBatch
 from lockstep.data.actions import ActionForm, in_words
@@ -19,6 +20,7 @@ from lockstep.learner.learner import STEPS_SAMPLED
 from lockstep.modules import ActingWeights, Actor, EpsilonGreedy, RecurrentActor, RLModule, make_actor
 from lockstep.replay import OfflineRows, ReplayBuffer
 from lockstep.rollout.errors import MalformedBufferError
+from lockstep.state.schedules import stages_of, value_at
 from lockstep.state.streams import RandomStreams
 
 NOT_LEARNED_FROM = (Columns.BATCH_INDEXES, Columns.TRUNCATEDS)
@@ -256,14 +258,29 @@ class ActingPolicy:
 class AgentsActingPolicy:
     """Acts for several agents with weights from elsewhere: all that an env runner has of their policy.
 
-    `acting`: the part of each module, by module id.
+    `acting` has the part of each module by module id. Modules come and go, and agents are mapped to others, with the
+    weights.
     """
 
     is_multi_agent = True
     is_exploring = False  # its collector says
 
-    def __init__(self, acting: Mapping[str, ActingPolicy], policy_mapping_fn: Callable[..., str] | None) -> None:
-        self.acting, self.policy_mapping_fn = dict(acting), policy_mapping_fn
+    def __init__(self, config: BaseConfig, acting: Mapping[str, ActingPolicy]) -> None:
+        self.config, self.acting, self._mapping = config, dict(acting), config.multi_agent.policy_mapping_fn
+        self.timesteps = {STEPS_SAMPLED: 0}
+        for part in self.acting.values():
+            part.timesteps = self.timesteps
+
+    @property
+    def policy_mapping_fns(self) -> list[Callable[..., str] | None]:
+        """Those of all stages of the run."""
+        return [mapping for _, mapping in stages_of("policy_mapping_fn", self._mapping)]
+
+    @property
+    def policy_mapping_fn(self) -> Callable[..., str] | None:
+        """`f(agent, episode)` -> module id, for episodes that begin now."""
+        mapping: Callable[..., str] | None = value_at(self.timesteps[STEPS_SAMPLED], self._mapping)
+        return mapping
 
     @property
     def weights_seq_no(self) -> int:
@@ -271,12 +288,24 @@ class AgentsActingPolicy:
         return next(iter(self.acting.values())).weights_seq_no
 
     def set_weights(self, weights: ActingWeights) -> None:
-        """Act with these from now on. `ValueError` where they are of other modules or networks."""
+        """Act with these from now on, with the modules that they are of. `ValueError` for those of other networks."""
         by_module = weights.by_module()
-        if by_module.keys() != self.acting.keys():
-            raise ValueError(f"the weights are of the modules {list(by_module)}, this policy has {list(self.acting)}")
-        for module_id, part in self.acting.items():
-            part.set_weights(by_module[module_id])
+        for module_id in set(self.acting) - set(by_module):
+            del self.acting[module_id]
+        for module_id, of_module in by_module.items():
+            if module_id not in self.acting:
+                self.acting[module_id] = self._built(module_id, weights)
+            self.acting[module_id].set_weights(of_module)
+        self._mapping = weights.policy_mapping_fn
+
+    def _built(self, module_id: str, weights: ActingWeights) -> ActingPolicy:
+        if module_id not in weights.recipes:
+            raise ValueError(f"the weights are of the module {module_id!r}, this policy has {list(self.acting)}")
+        new = NewModule.of_recipe(self.config, weights.recipes[module_id])
+        parts, (observations, actions) = new.to_act(getattr(torch, self.config.framework.dtype)), new.spaces
+        part = ActingPolicy(self.config, *parts, observation_space=observations, action_space=actions)
+        part.timesteps = self.timesteps
+        return part
 
 
 # -- observations ---

@@ -133,7 +133,7 @@ class APPOLearner(OnPolicyLearner[APPOTraining]):
 
     def after_gradient_based_update(self, *, timesteps: Mapping[str, int]) -> None:
         """Let target networks follow, and KL penalties adapt."""
-        for module_id in self.module:
+        for module_id in self.learning_modules():
             config = self.config_of(module_id)
             if config.use_kl_loss:
                 self.adapt_kl_coefficient(module_id, config.kl_target)

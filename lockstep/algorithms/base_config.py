@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -65,6 +66,7 @@ from lockstep.rollout.config import EnvRunnersSection, EvaluationSection
 from lockstep.state.checks import install_hint, suggestion
 from lockstep.state.options import FROZEN
 from lockstep.state.restarts import RestartLimits
+from lockstep.state.schedules import stages_of, value_at
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking.config import CallbacksSection, CheckpointingSection, DebuggingSection, ReportingSection
 
@@ -375,7 +377,8 @@ class BaseConfig:
         if hasattr(data, "__len__") and not isinstance(data, str | list | tuple):
             changed.offline_data(input_=None)
         for option in ("policy_mapping_fn", "reward_metric"):
-            if "<" in getattr(getattr(self.multi_agent, option), "__qualname__", ""):
+            functions = [value for _, value in stages_of(option, getattr(self.multi_agent, option))]
+            if any("<" in getattr(function, "__qualname__", "") for function in functions):
                 changed.set_section("multi_agent", {option: None})
         return changed.to_dict()
 
@@ -516,10 +519,11 @@ class BaseConfig:
         of_agents = self._agent_spaces(env)
         if not of_agents:
             return None
-        episode = MultiAgentEpisode(agent_to_module_mapping_fn=self.multi_agent.policy_mapping_fn)
+        mappings = [mapping for _, mapping in stages_of("policy_mapping_fn", self.multi_agent.policy_mapping_fn)]
+        episodes = [MultiAgentEpisode(agent_to_module_mapping_fn=mapping) for mapping in mappings]
         module_ids = list(self.module_specs())
         found: dict[str, Spaces] = {}
-        for agent, pair in of_agents.items():
+        for episode, (agent, pair) in itertools.product(episodes, of_agents.items()):
             module_id = episode.module_for(agent)
             if module_id not in module_ids:
                 raise KeyError(f"agent {agent!r} is mapped to the module {module_id!r}; there are {sorted(module_ids)}")
@@ -664,7 +668,7 @@ class BaseConfig:
             framework=self.framework,
             connectors=connectors,
             module_configs={mid: training.overridden(changed) for mid, changed in overrides.items()},
-            policies_to_train=self.multi_agent.policies_to_train,
+            policies_to_train=value_at(0, self.multi_agent.policies_to_train),
             streams=streams.child("learner"),
             reducer=reducer,
             never_skip_update=self.learners.never_skip_update,

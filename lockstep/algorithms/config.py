@@ -30,6 +30,7 @@ from lockstep.rollout.collector import WholeEpisodeCollector
 from lockstep.rollout.env_runner import MultiAgentEnvRunner
 from lockstep.rollout.group_collector import AsyncGroupCollector, MultiAgentGroupCollector
 from lockstep.rollout.runner_group import LocalRunner
+from lockstep.state.schedules import stages_of
 from lockstep.state.streams import RandomStreams
 
 Rule = tuple[str, object, str]
@@ -72,7 +73,7 @@ class AlgorithmConfig(BaseConfig):
 
     def _rules_of_run(self) -> list[Rule]:
         framework, asynchronous = self.framework, self.collects_while_learning
-        is_recurrent = getattr(self.rl_module.model_config, "recurrent", None) is not None
+        is_recurrent = getattr(self.rl_module.model_config, "has_memory", False)
         decays = any(self.training.optimizer_kwargs.get(name) for name in ("weight_decay", "amsgrad"))
         return [
             (
@@ -125,8 +126,12 @@ class AlgorithmConfig(BaseConfig):
         ids = list(section.policies)
         specs = list(spec) if isinstance(spec, MultiRLModule) else ids
         specs = list(spec.rl_module_specs) if isinstance(spec, MultiRLModuleSpec) else specs
-        allowed, overrides = section.policies_to_train, self.rl_module.algorithm_config_overrides_per_module
-        here, mapping = f"multi_agent.policies={ids}", section.policy_mapping_fn
+        who_learns = [allowed for _, allowed in stages_of("policies_to_train", section.policies_to_train)]
+        named = {mid for allowed in who_learns if allowed is not None and not callable(allowed) for mid in allowed}
+        overrides = self.rl_module.algorithm_config_overrides_per_module
+        here = f"multi_agent.policies={ids}"
+        mappings = [mapping for _, mapping in stages_of("policy_mapping_fn", section.policy_mapping_fn)]
+        mapped = {mid for mapping in mappings if isinstance(mapping, AgentMapping) for mid in mapping.values()}
         return [
             *rules,
             ("multi_agent.policies", not ids, "is empty; name at least one module, or None for a single agent"),
@@ -137,17 +142,17 @@ class AlgorithmConfig(BaseConfig):
             ),
             (
                 "multi_agent.policy_mapping_fn",
-                mapping is None and DEFAULT_MODULE_ID not in ids,
+                None in mappings and DEFAULT_MODULE_ID not in ids,
                 f"maps every agent to {DEFAULT_MODULE_ID!r}, and {here}; give a function (agent_id, episode) -> id",
             ),
             (
                 "multi_agent.policy_mapping_fn",
-                isinstance(mapping, AgentMapping) and not set(mapping.values()) <= set(ids),
+                not mapped <= set(ids),
                 f"names others than {here}",
             ),
             (
                 "multi_agent.policies_to_train",
-                allowed is not None and not callable(allowed) and not set(allowed) <= set(ids),
+                not named <= set(ids),
                 f"names others than {here}",
             ),
             (
@@ -348,7 +353,7 @@ class AlgorithmConfig(BaseConfig):
             by_module = {module_id: (space, spaces[1][module_id]) for module_id, space in spaces[0].items()}
             parts = {module_id: self._acting_policy(pair, module_id) for module_id, pair in by_module.items()}
             return MultiAgentEnvRunner(
-                AgentsActingPolicy(parts, self.multi_agent.policy_mapping_fn),
+                AgentsActingPolicy(self, parts),
                 self._make_agent_envs(self.env_runners.num_envs_per_env_runner),
                 index=index,
                 num_runners=num_runners,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import partial
 from operator import methodcaller
 from pathlib import Path
@@ -18,6 +20,8 @@ from torch import Tensor
 
 from lockstep.algorithms.acting import ActingPolicy, checked_observations
 from lockstep.algorithms.base_config import BaseConfig
+from lockstep.algorithms.json_form import from_plain, to_plain
+from lockstep.algorithms.new_modules import NewModule, Source, with_modules
 from lockstep.connectors import ModuleConnectors
 from lockstep.data import MultiAgentBatch, MultiAgentEpisode, SampleBatch
 from lockstep.data.codec import describe_space, space_from
@@ -26,14 +30,16 @@ from lockstep.data.rollout import EpisodeStore, RolloutStore
 from lockstep.data.trees import leaves
 from lockstep.envs.trees import stack_rows
 from lockstep.learner.checkpointing import state_from_folders
+from lockstep.learner.config import check_policies_to_train, checked_spec, mapping_in_one_form
 from lockstep.learner.group import LearnerGroup
 from lockstep.learner.learner import STEPS_SAMPLED, Learner
 from lockstep.learner.optimizers import ALL_MODULES
 from lockstep.learner.targets import TargetNetwork
-from lockstep.modules import DEFAULT_MODULE_ID, ActingWeights, MultiRLModule, RLModule
+from lockstep.modules import DEFAULT_MODULE_ID, ActingWeights, MultiRLModule, RLModule, RLModuleSpec, check_module_id
 from lockstep.replay import MultiAgentReplayBuffer, OfflineRows, ReplayBuffer
 from lockstep.state.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
 from lockstep.state.checks import check_whole
+from lockstep.state.schedules import stages_of, value_at
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking.statistics import TrainingStats, merge_training_stats
 
@@ -94,7 +100,11 @@ class Policy:
         self.config, self.learner_group = config, learner_group
         self.is_multi_agent = config.is_multi_agent
         self.observation_space, self.action_space = observation_space, action_space
-        self.policy_mapping_fn: Callable[..., str] | None = config.multi_agent.policy_mapping_fn
+        self._mapping = config.multi_agent.policy_mapping_fn
+        self._who_learns = config.multi_agent.policies_to_train
+        self._stage_of_who_learns = 0
+        self._overrides: dict[str, Any] = {}
+        """training options of the modules that were added, as plain values"""
         self.acting: dict[str, ActingPolicy] = {}
         for module_id, (observations, actions) in self._spaces_by_module().items():
             if learner_group.is_local:
@@ -118,6 +128,22 @@ class Policy:
             if name.startswith("_") or len(parts) != 1 or self.is_multi_agent:
                 raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
             return getattr(next(iter(parts.values())), name)
+
+    @property
+    def policy_mapping_fns(self) -> list[Callable[..., str] | None]:
+        """Those of all stages of the run."""
+        return [mapping for _, mapping in stages_of("policy_mapping_fn", self._mapping)]
+
+    @property
+    def policy_mapping_fn(self) -> Callable[..., str] | None:
+        """`f(agent, episode)` -> module id, for episodes that begin now."""
+        mapping: Callable[..., str] | None = value_at(self.timesteps[STEPS_SAMPLED], self._mapping)
+        return mapping
+
+    @policy_mapping_fn.setter
+    def policy_mapping_fn(self, policy_mapping_fn: Any) -> None:
+        """Take what `multi_agent(policy_mapping_fn=)` takes."""
+        self._mapping = mapping_in_one_form(policy_mapping_fn)
 
     def _spaces_by_module(self) -> dict[str, tuple[Any, Any]]:
         if not self.is_multi_agent:
@@ -159,7 +185,9 @@ class Policy:
         if not self.is_multi_agent:
             return ActingWeights(version, flats[DEFAULT_MODULE_ID], observations[DEFAULT_MODULE_ID], timesteps)
         sizes = {module_id: flat.nbytes for module_id, flat in flats.items()}
-        return ActingWeights(version, np.concatenate([*flats.values()]), observations, timesteps, sizes)
+        named, flat = self.config.module_specs(), np.concatenate([*flats.values()])
+        added = {mid: recipe for mid, recipe in self._modules_state().items() if mid not in named}
+        return ActingWeights(version, flat, observations, timesteps, sizes, added, self._mapping)
 
     def seed(self, seed: int) -> None:
         """Begin the random numbers of `compute_actions` again, others for each module."""
@@ -281,6 +309,7 @@ class Policy:
             return self._update_from_replay(sample_size, buffer, batch_size, repeat)
         if sample_size != 0:
             raise ValueError(f"sample_size={sample_size}: an on-policy update uses the whole rollout; give 0")
+        self._follow_who_learns()
         started = time.perf_counter()
         results = self.learner_group.update_from_episodes(
             buffer.episodes(),
@@ -300,6 +329,7 @@ class Policy:
             raise ValueError(
                 f"batch_size={batch_size}: a gradient step takes a whole sample of {sample_size}; leave it out"
             )
+        self._follow_who_learns()
         several = isinstance(buffer, MultiAgentReplayBuffer)
         buffers: Mapping[str, Any] = buffer.buffers if several else {DEFAULT_MODULE_ID: buffer}
         prioritized = any(each.priorities is not None for each in buffers.values())
@@ -391,6 +421,7 @@ class Policy:
         """Replace the learners by one in this process, as `config` says, with their state."""
         state = self.learner_group.get_state()
         self.learner_group.shutdown()
+        config = with_modules(config, self._modules_state()) if self.is_multi_agent else config
         self.learner_group = config.build_learner_group(spaces=(self.observation_space, self.action_space))
         self.learner_group.set_state(state)
         for module_id, part in self.acting.items():
@@ -403,8 +434,147 @@ class Policy:
             self._last_series = self.learner_group.learner.last_series
             return
         for module_id, part in self.acting.items():
+            if part.module.inference_only:  # frozen
+                continue
             weights, self._last_series = self.learner_group.first_learner(Learner.after_update, module_id)
             part.set_weights(weights)
+
+    # -- modules that come and go ---
+
+    def add_module(
+        self,
+        module_id: str,
+        module_spec: RLModuleSpec | RLModule | Mapping[str, Any] | None = None,
+        config_overrides: Mapping[str, Any] | None = None,
+        init_from: str | Path | None = None,
+        *,
+        frozen: bool = False,
+    ) -> None:
+        """Add a module that agents may be mapped to; it learns from the next update on.
+
+        Args:
+            module_spec: as in `multi_agent(policies=...)`; None: the module of `init_from`, else the default one.
+            config_overrides: training options of this module.
+            init_from: a module of this policy, or a checkpoint (of a module, or of a policy that has one of this id, or
+                only one): its weights and its connectors' statistics are taken.
+            frozen: it only acts: it never learns, and has neither critic nor optimizer.
+
+        Raises `ValueError`, changing nothing, for an id that is there or is no id, a policy of one agent, weights that
+        do not fit, and where nothing says what the module's spaces are.
+        """
+        if not self.is_multi_agent:
+            raise ValueError(
+                f"add_module({module_id!r}): this policy is of one agent; name modules with multi_agent(policies=...)"
+            )
+        if module_id in self.acting:
+            raise ValueError(f"there is a module {module_id!r} already; remove it first, or take another id")
+        check_module_id(module_id)
+        spec = checked_spec(module_id, module_spec) if isinstance(module_spec, Mapping) else module_spec
+        source = None if init_from is None else self._source(module_id, init_from)
+        if spec is None and source is not None:
+            spec = replace(source.spec, observation_space=None, action_space=None, inference_only=False)
+        spec = RLModuleSpec() if spec is None else spec
+        spaces = self._spaces_for(module_id, spec, init_from)
+        self._add(module_id, NewModule.build(self.config, module_id, spec, spaces, source, frozen), config_overrides)
+
+    def _add(self, module_id: str, new: NewModule, overrides: Mapping[str, Any] | None) -> None:
+        """Add a module to the learners, and the part that acts with it."""
+        plain = to_plain(f"config_overrides of {module_id}", overrides)  # checkpoints hold them
+        self.learner_group.add_module(
+            module_id=module_id, module_spec=new.module, config_overrides=overrides, connectors=new.connectors
+        )
+        is_local = self.learner_group.is_local
+        part = self._part_of_learner(module_id) if is_local else new.to_act(getattr(torch, self.config.framework.dtype))
+        observations, actions = new.spaces
+        added = ActingPolicy(self.config, *part, observation_space=observations, action_space=actions)
+        added.timesteps, added.is_training = self.timesteps, self._training
+        added.seed(RandomStreams(self.config.debugging.seed).child("policy").seed(module_id))
+        self.acting[module_id] = added
+        self.observation_space = {**self.observation_space, module_id: observations}
+        self.action_space = {**self.action_space, module_id: actions}
+        if overrides is not None:
+            self._overrides[module_id] = plain
+
+    def _source(self, module_id: str, init_from: str | Path) -> Source:
+        """Return the module that another one begins as. `ValueError` where `init_from` names none."""
+        if isinstance(init_from, str) and init_from in self.acting:
+            networks = [f"learner/rl_module/{init_from}", f"learner/connectors/{init_from}"]
+            state = self.learner_group.get_state(networks)["learner"]
+            weights, connectors = state["rl_module"][init_from], state["connectors"][init_from]
+            return Source(self.acting[init_from].module.spec(), weights, connectors)
+        if not Path(init_from).exists():
+            raise ValueError(
+                f"init_from={init_from!r} is neither a module (there are {sorted(self.acting)}) nor a checkpoint"
+            )
+        return Source.of_checkpoint(module_id, init_from)
+
+    def _spaces_for(self, module_id: str, spec: Any, init_from: str | Path | None) -> tuple[Any, Any]:
+        """Return the spaces of a new module: its spec's, those of `init_from`, or those that all modules have."""
+        if None not in (spec.observation_space, spec.action_space):
+            return spec.observation_space, spec.action_space
+        parts = [self.acting[init_from]] if init_from in self.acting else list(self.acting.values())
+        spaces = parts[0].observation_space, parts[0].action_space
+        if any((part.observation_space, part.action_space) != spaces for part in parts):
+            raise ValueError(
+                f"add_module({module_id!r}): the modules here have different spaces; give a module_spec with "
+                "observation_space and action_space, or init_from=<module id>"
+            )
+        return spaces
+
+    def remove_module(self, module_id: str) -> None:
+        """Remove a module. `KeyError` for an unknown one, `ValueError` for the last; nothing is changed then."""
+        self.learner_group.remove_module(module_id)
+        del self.acting[module_id]
+        self._overrides.pop(module_id, None)
+        for name in ("observation_space", "action_space"):
+            setattr(self, name, {mid: space for mid, space in getattr(self, name).items() if mid != module_id})
+
+    def set_policies_to_train(self, policies_to_train: Any) -> None:
+        """Let these modules learn from the next update on, as `multi_agent(policies_to_train=)` takes them."""
+        stages = stages_of("policies_to_train", policies_to_train)
+        for _, allowed in stages:
+            check_policies_to_train(allowed)
+        self._let_learn(value_at(self.timesteps[STEPS_SAMPLED], policies_to_train))
+        self._who_learns, self._stage_of_who_learns = policies_to_train, 0
+
+    def _follow_who_learns(self) -> None:
+        """Let other modules learn where `policies_to_train` has come to its next stage."""
+        if not isinstance(self._who_learns, list | tuple):
+            return
+        stages = stages_of("policies_to_train", self._who_learns)
+        stage = sum(step <= self.timesteps[STEPS_SAMPLED] for step, _ in stages) - 1
+        if stage != self._stage_of_who_learns:
+            self._let_learn(stages[stage][1])
+            self._stage_of_who_learns = stage
+
+    def _let_learn(self, who_learns: Any) -> None:
+        self.learner_group.foreach_learner(methodcaller("set_policies_to_train", who_learns))
+
+    def _modules_state(self) -> dict[str, Any]:
+        """Return what the modules of several agents are built from, in their order."""
+        return {
+            module_id: {
+                "spec": part.module.spec().to_dict(),
+                "observation_space": describe_space(part.observation_space),
+                "action_space": describe_space(part.action_space),
+                "config_overrides": self._overrides.get(module_id),
+            }
+            for module_id, part in self.acting.items()
+        }
+
+    def _follow_modules(self, saved: Mapping[str, Any]) -> None:
+        """Have the modules of a saved state, in their order."""
+        present, wanted = list(self.acting), list(saved)
+        same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(present, wanted)))
+        for module_id in present[max(1, same) :]:
+            self.remove_module(module_id)
+        for module_id in wanted[same:]:
+            if module_id in self.acting:  # the first one, which comes later now
+                self.remove_module(module_id)
+            recipe = saved[module_id]
+            self._add(module_id, NewModule.of_recipe(self.config, recipe), from_plain(recipe["config_overrides"]))
+        if same == 0 and present[0] not in saved:
+            self.remove_module(present[0])
 
     # -- as torch has it ---
 
@@ -497,10 +667,16 @@ class Policy:
             "learner_group": self.learner_group.get_state(),
             "timesteps": dict(self.timesteps),
             "rng": self._rng_state(),
+            **self._state_of_several(),
         }
 
+    def _state_of_several(self) -> dict[str, Any]:
+        return {"modules": self._modules_state()} if self.is_multi_agent else {}
+
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `get_state` returned."""
+        """Restore what `get_state` returned; modules that have come or gone since go or come again."""
+        if "modules" in state:
+            self._follow_modules(state["modules"])
         self.learner_group.set_state(state["learner_group"])
         self._set_time_and_rng(state)
 
@@ -522,12 +698,15 @@ class Policy:
             "action_space": _described(self.action_space),
             "timesteps": self.timesteps,
             "rng": self._rng_state(),
+            **self._state_of_several(),
         }
         return {"policy": {"state": state}, **self.learner_group.checkpoint_folders()}
 
     def set_checkpoint_folders(self, folders: Mapping[str, dict[str, Any]]) -> None:
         """Restore from the folders of a checkpoint; `ValueError` where there is no policy in it."""
         state = _policy_in(folders, "the checkpoint")
+        if "modules" in state:
+            self._follow_modules(state["modules"])
         self.learner_group.set_checkpoint_folders(folders)
         self._set_time_and_rng(state)
 
@@ -561,6 +740,8 @@ class Policy:
         if policy_mapping_fn is not None:
             config.multi_agent(policy_mapping_fn=policy_mapping_fn)
         spaces = _space_of(saved["observation_space"]), _space_of(saved["action_space"])
+        if "modules" in saved:
+            config = with_modules(config, saved["modules"])
         with _same_threads():
             group = config.build_learner_group(spaces=spaces)
             policy = Policy(config, group, observation_space=spaces[0], action_space=spaces[1])
@@ -593,6 +774,8 @@ class Policy:
     def __deepcopy__(self, memo: dict[int, Any]) -> Policy:
         """Return a policy with a learner in this process that acts and learns on as this one would."""
         config = self.config.copy().learners(num_learners=0)
+        if self.is_multi_agent:
+            config = with_modules(config, self._modules_state())
         spaces = self.observation_space, self.action_space
         group = config.build_learner_group(spaces=spaces)
         twin = Policy(config, group, observation_space=spaces[0], action_space=spaces[1])

@@ -149,7 +149,7 @@ class PPOLearner(OnPolicyLearner[PPOTraining]):
 
     def should_stop_passes(self) -> bool:
         """Return whether the mean KL of the last pass is above `target_kl`."""
-        for module_id in self.module:
+        for module_id in self.learning_modules():
             limit = self.config_of(module_id).target_kl
             if limit is not None and self.metrics.pass_mean(module_id, "mean_kl_loss") > limit:
                 return True
@@ -157,7 +157,7 @@ class PPOLearner(OnPolicyLearner[PPOTraining]):
 
     def after_gradient_based_update(self, *, timesteps: Mapping[str, int]) -> None:
         """Adapt the KL penalty (section 4)."""
-        for module_id in self.module:
+        for module_id in self.learning_modules():
             config = self.config_of(module_id)
             if config.kl_coeff > 0:
                 self.adapt_kl_coefficient(module_id, config.kl_target)

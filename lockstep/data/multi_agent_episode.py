@@ -351,6 +351,11 @@ class MultiAgentEpisode:
         return {agent: single.id_ for agent, single in self.agent_episodes.items()}
 
     @property
+    def agent_module_ids(self) -> dict[AgentID, str]:
+        """Agent id -> id of its module, of all agents that were asked for so far."""
+        return dict(self._modules)
+
+    @property
     def agent_t_started(self) -> dict[AgentID, int]:
         """Agent id -> the agent's own step at which this piece begins."""
         return {agent: single.t_started for agent, single in self.agent_episodes.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import takewhile
 from typing import Any, ClassVar, Literal, Self, TypedDict, Unpack
@@ -20,7 +20,7 @@ from lockstep.modules.model_config import ModelConfig
 from lockstep.state.checks import suggestion
 from lockstep.state.options import ConfigT, Section, option
 from lockstep.state.restarts import RestartLimits
-from lockstep.state.schedules import ScheduleLike
+from lockstep.state.schedules import ScheduleLike, stages_of
 
 Policies = list[str] | dict[str, RLModuleSpec | None]
 CONFIGURED_MODULES = (DefaultActorCriticModule, DefaultTD3Module, RecurrentActorCriticModule)
@@ -312,8 +312,8 @@ class MultiAgentOptions(TypedDict, total=False):
     """Options of `MultiAgentSection`."""
 
     policies: Any
-    policy_mapping_fn: Callable[..., str] | Mapping[Any, str] | None
-    policies_to_train: Collection[str] | Callable[..., bool] | None
+    policy_mapping_fn: Callable[..., str] | Mapping[Any, str] | Sequence[Any] | None
+    policies_to_train: Collection[Any] | Callable[..., bool] | None
     count_steps_by: Literal["env_steps", "agent_steps"]
     reward_metric: Callable[..., Any] | None
 
@@ -384,12 +384,13 @@ class MultiAgentSection(Section[ConfigT]):
     policies: Any = None
     """module ids, or `{module_id: RLModuleSpec}` (its fields as a dict, or None: the default module); `None`: as
     `rl_module_spec` says, one module for a single agent"""
-    policy_mapping_fn: Callable[..., str] | None = None
+    policy_mapping_fn: Callable[..., str] | Mapping[Any, str] | Sequence[Any] | None = None
     """`f(agent_id, episode) -> module id`, or a dict of agent id -> module id; `None`: every agent has the module
-    "default_policy" """
-    policies_to_train: Collection[str] | Callable[..., bool] | None = None
+    "default_policy"; `[[0, f], [step, g]]`: others for the episodes that begin after so many environment steps (an
+    episode keeps its own)"""
+    policies_to_train: Collection[Any] | Callable[..., bool] | None = None
     """module ids that learn, or `f(module_id)` or `f(module_id, batch) -> bool` (`batch`: None for episodes); `None`:
-    all"""
+    all; `[[0, ids], [step, others]]`: others after so many environment steps"""
     count_steps_by: Literal["env_steps", "agent_steps"] = "env_steps"
     """what `train_batch_size` counts where there are several agents"""
     reward_metric: Callable[..., Any] | None = None
@@ -402,13 +403,32 @@ class MultiAgentSection(Section[ConfigT]):
 
     def prepare(self, name: str, value: Any) -> Any:
         """Bring `policies` into one form; a dict that maps agents becomes a function."""
-        if name == "policy_mapping_fn" and isinstance(value, Mapping):
-            return AgentMapping(value)
+        if name == "policy_mapping_fn":
+            return mapping_in_one_form(value)
         return policies_in_one_form(value) if name == "policies" else value
 
     def validate(self) -> None:
-        """Refuse a function that does not take what `policies_to_train` takes."""
-        check_policies_to_train(self.policies_to_train)
+        """Refuse what cannot say who learns."""
+        for _, allowed in stages_of("multi_agent.policies_to_train", self.policies_to_train):
+            check_policies_to_train(allowed)
+
+
+def mapping_in_one_form(mapping: Any) -> Any:
+    """Return `multi_agent(policy_mapping_fn=)` with an `AgentMapping` in the place of a dict.
+
+    `TypeError` for what is no mapping, nor a schedule of some.
+    """
+    stages = [
+        [step, AgentMapping(value) if isinstance(value, Mapping) else value]
+        for step, value in stages_of("multi_agent.policy_mapping_fn", mapping)
+    ]
+    for _, value in stages:
+        if value is not None and not callable(value):
+            raise TypeError(
+                f"policy_mapping_fn={value!r} is not allowed; it must be a function (agent_id, episode) -> module id, "
+                "a dict of agent id -> module id, [[0, function], [step, function], ...], or None"
+            )
+    return stages if len(stages) > 1 else stages[0][1]
 
 
 def check_policies_to_train(allowed: object) -> None:
@@ -453,11 +473,12 @@ def policies_in_one_form(policies: Any) -> Policies | None:
     for module_id in policies:
         check_module_id(module_id)
     if isinstance(policies, Mapping):
-        return {module_id: _checked_spec(module_id, spec) for module_id, spec in policies.items()}
+        return {module_id: checked_spec(module_id, spec) for module_id, spec in policies.items()}
     return sorted(policies) if isinstance(policies, set | frozenset) else list(policies)
 
 
-def _checked_spec(module_id: str, spec: Any) -> RLModuleSpec | None:
+def checked_spec(module_id: str, spec: Any) -> RLModuleSpec | None:
+    """Return the spec of one module, of which a dict may have the fields; `TypeError` for something else."""
     if spec is None or isinstance(spec, RLModuleSpec):
         return spec
     if not isinstance(spec, Mapping):

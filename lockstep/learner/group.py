@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from lockstep.connectors import ModuleConnectors
 from lockstep.learner.checkpointing import names_of, state_to_restore
 from lockstep.learner.config import LearnersSection, TrainingSection
 from lockstep.learner.inputs import WhoLearns, check_batch
@@ -291,9 +292,10 @@ class LearnerGroup:
         module_id: str,
         module_spec: RLModuleSpec | RLModule,
         config_overrides: TrainingSection | Mapping[str, Any] | None = None,
+        connectors: ModuleConnectors | None = None,
         new_should_module_be_updated: WhoLearns = None,
     ) -> MultiRLModuleSpec:
-        """Add a module on every learner; return the new spec of all modules.
+        """Add a module on every learner, see `Learner.add_module`; return the new spec of all modules.
 
         `ValueError` for an id that exists or is illegal; nothing is changed then.
         """
@@ -303,6 +305,7 @@ class LearnerGroup:
                 module_id=module_id,
                 module_spec=module_spec,
                 config_overrides=config_overrides,
+                connectors=connectors,
                 new_should_module_be_updated=new_should_module_be_updated,
             )
             return self._backend.foreach(add)[0]

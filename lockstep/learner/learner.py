@@ -203,6 +203,9 @@ class Learner(Generic[Training]):
         """Give a module what it has in its learner besides optimizers: connectors, coefficients, registered state."""
         connectors = self.connectors.setdefault(module_id, ModuleConnectors())
         self.module[module_id].acting_connectors = connectors.acting_names
+        if self.is_frozen(module_id):
+            self.module[module_id].requires_grad_(False)
+            return
         if self.reducer.world_size > 1:
             connectors.join = self._joined_moments
             connectors.gather = lambda value: self.reducer.gather(value)
@@ -229,6 +232,14 @@ class Learner(Generic[Training]):
         """Raise `ValueError` with all of `names` that a module does not have."""
         inputs.check_parts(self.module[module_id], names, module_id, type(self).__name__)
 
+    def is_frozen(self, module_id: str) -> bool:
+        """Return whether a module only acts (it was built with `inference_only`): it never learns, has no optimizer."""
+        return self.module[module_id].inference_only
+
+    def learning_modules(self) -> list[str]:
+        """Return the ids of the modules that are not frozen."""
+        return [module_id for module_id in self.module if not self.is_frozen(module_id)]
+
     def config_of(self, module_id: str) -> Training:
         """Return the training section of one module: its own, or the common one."""
         return self.module_configs.get(module_id, self.config)
@@ -237,9 +248,10 @@ class Learner(Generic[Training]):
         """Forget what was compiled; with `framework(compile=True)` the next gradient step is compiled anew."""
         self.compiled = CompiledUpdate(self) if self.framework.compile else None
 
-    def _begin_anew(self) -> None:
+    def _begin_anew(self, *, keep_compiled: bool = False) -> None:
         """Compile and watch what there is now, after modules have come or gone."""
-        self.reset_compiled()
+        if not keep_compiled:
+            self.reset_compiled()
         self.parameter_watch = ParameterWatch(self.module, self.optimizers, self.registered)
         self.gradient_watch.forget()
 
@@ -434,7 +446,12 @@ class Learner(Generic[Training]):
         return [mid for mid in self.module if mid in parts and self.should_module_be_updated(mid, batch)]
 
     def should_module_be_updated(self, module_id: str, batch: SampleBatch | MultiAgentBatch | None = None) -> bool:
-        """Return whether `policies_to_train` names this module. `batch`: what to train on; None for episodes."""
+        """Return whether `policies_to_train` names this module. `batch`: what to train on; None for episodes.
+
+        A frozen module never is.
+        """
+        if self.is_frozen(module_id):
+            return False
         allowed = self.policies_to_train
         if not callable(allowed):
             return allowed is None or module_id in allowed
@@ -735,8 +752,8 @@ class Learner(Generic[Training]):
     # -- optimizers ---
 
     def configure_optimizers(self) -> None:
-        """Register one optimizer for each module; override to share one between modules."""
-        for module_id in self.module:
+        """Register one optimizer for each module that learns; override to share one between modules."""
+        for module_id in self.learning_modules():
             self.configure_optimizers_for_module(module_id, self.config_of(module_id))
 
     def configure_optimizers_for_module(self, module_id: str, config: Training) -> None:
@@ -828,12 +845,14 @@ class Learner(Generic[Training]):
         module_id: str,
         module_spec: RLModuleSpec | RLModule,
         config_overrides: TrainingSection | Mapping[str, Any] | None = None,
+        connectors: ModuleConnectors | None = None,
         new_should_module_be_updated: WhoLearns = None,
     ) -> MultiRLModuleSpec:
         """Add a module while training goes on; return the new spec of all. What exists is left as it is.
 
-        `config_overrides`: training options of this module. `new_should_module_be_updated`: as `policies_to_train`;
-        `None` leaves it as it is. Initial weights depend on the learner's seed and the id only.
+        `config_overrides`: training options of this module. `connectors`: the transforms around it.
+        `new_should_module_be_updated`: as `policies_to_train`; `None` leaves it as it is. Initial weights depend on the
+        learner's seed and the id only. A module with `inference_only` is frozen: it acts, and gets no optimizer.
         Raises `ValueError` for an id that exists or is illegal, a module that cannot be trained, and unknown options;
         nothing is changed then.
         """
@@ -853,12 +872,15 @@ class Learner(Generic[Training]):
         try:
             if overridden is not None:
                 self.module_configs[module_id] = overridden
+            if connectors is not None:
+                self.connectors[module_id] = connectors
             self._set_up(module_id)
-            self.configure_optimizers_for_module(module_id, self.config_of(module_id))
+            if not self.is_frozen(module_id):
+                self.configure_optimizers_for_module(module_id, self.config_of(module_id))
         except Exception:
             self._forget(module_id)
             raise
-        return self._change_who_learns(new_should_module_be_updated)
+        return self._follow_modules(new_should_module_be_updated, keep_compiled=self.is_frozen(module_id))
 
     def remove_module(self, module_id: str, *, new_should_module_be_updated: WhoLearns = None) -> MultiRLModuleSpec:
         """Remove a module with its optimizers, schedules and registered state; return the new spec of the others.
@@ -880,8 +902,9 @@ class Learner(Generic[Training]):
                     f"optimizer {entry.key!r} of the module to remove steps parameters that other modules share; "
                     f"register one optimizer for them under {ALL_MODULES!r} in configure_optimizers"
                 )
+        is_frozen = self.is_frozen(module_id)
         self._forget(module_id)
-        return self._change_who_learns(new_should_module_be_updated)
+        return self._follow_modules(new_should_module_be_updated, keep_compiled=is_frozen)
 
     def _forget(self, module_id: str) -> None:
         """Take out the module with its optimizers, schedules, statistics, counters and registered state."""
@@ -897,14 +920,22 @@ class Learner(Generic[Training]):
             for name in [name for name in store if name.startswith(f"{module_id}/")]:
                 del store[name]
 
-    def _change_who_learns(self, who_learns: WhoLearns) -> MultiRLModuleSpec:
-        if who_learns is not None:
-            self.policies_to_train = who_learns
-        allowed = self.policies_to_train
+    def _follow_modules(self, who_learns: WhoLearns, *, keep_compiled: bool) -> MultiRLModuleSpec:
+        """Take the modules as they are now; `who_learns`: see `set_policies_to_train`, None: as before."""
+        allowed = self.policies_to_train if who_learns is None else who_learns
         if allowed is not None and not callable(allowed):
-            self.policies_to_train = [mid for mid in allowed if mid in self.module]
-        self._begin_anew()
+            allowed = [mid for mid in allowed if mid in self.module]
+        self.policies_to_train = allowed
+        self._begin_anew(keep_compiled=keep_compiled)
         return self.module.spec()
+
+    def set_policies_to_train(self, who_learns: WhoLearns) -> None:
+        """Let these modules learn from the next update on: ids, a function as for `policies_to_train`, None for all.
+
+        `ValueError` for an id that is no module's, or a frozen one's.
+        """
+        inputs.check_who_learns(who_learns, self.learning_modules())
+        self.policies_to_train = who_learns
 
     def modules_with_memory(self) -> dict[str, bool]:
         """Return `{module_id: whether it has memory}`, as `shards_of` needs it."""

@@ -47,6 +47,10 @@ class ActingWeights:
     """the time, for exploration that depends on it; empty: leave it as it is"""
     sizes: Mapping[str, int] = field(default_factory=dict)
     """of several modules, by id: the bytes of each in `flat`, one after another; `obs_state` is by id then"""
+    recipes: Mapping[str, Any] = field(default_factory=dict)
+    """how to build those of several modules that the configuration does not name, by id"""
+    policy_mapping_fn: Any = None
+    """which module acts for which of several agents"""
 
     def by_module(self) -> dict[str, ActingWeights]:
         """Return the weights of each of several modules."""
@@ -390,7 +394,7 @@ class _NumpyMemory:
     """The layers of a `MemoryEncoder` as arrays that share the memory of its parameters."""
 
     def __init__(self, encoder: MemoryEncoder, rectify: bool, prefix: str) -> None:
-        recurrence = encoder.memory
+        recurrence: Any = encoder.memory
         self._hidden = [(weight.T, bias) for weight, bias in _arrays(encoder.encoder.mlp)]
         self._inputs = _array(recurrence.weight_ih).T, _array(recurrence.bias_ih)
         self._memory = _array(recurrence.weight_hh).T, _array(recurrence.bias_hh)

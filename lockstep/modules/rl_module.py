@@ -121,6 +121,10 @@ class RLModule(nn.Module):
         """Return the names of submodules and parameters that acting does not need (a value network)."""
         return []
 
+    def parts_left_out(self) -> list[str]:
+        """Return the names of submodules and parameters that this module does not have, and other such ones do."""
+        return self.get_non_inference_attributes() if self.inference_only else []
+
     def get_state(self, *, inference_only: bool = False) -> ModuleState:
         """Return a copy of all parameters and buffers by name, or with `inference_only` of those that acting needs."""
         tensors = self._acting_tensors() if inference_only else self.state_dict().items()
@@ -129,7 +133,7 @@ class RLModule(nn.Module):
     def set_state(self, state: Mapping[str, np.ndarray | Tensor]) -> None:
         """Copy values into parameters and buffers in place (views into a flat tensor stay views).
 
-        An `inference_only` module passes over the names it left out.
+        A module passes over the names of `parts_left_out`.
 
         Raises:
             ValueError: missing, unknown or misshaped names (all are listed); nothing is changed then.
@@ -139,7 +143,7 @@ class RLModule(nn.Module):
     def matched_state(self, state: Mapping[str, np.ndarray | Tensor]) -> list[tuple[Tensor, Tensor]]:
         """Return (tensor of the module, its value in `state`), for `copy_values`. Raises as `set_state` does."""
         tensors = self.state_dict()
-        dropped = tuple(self.get_non_inference_attributes()) if self.inference_only else ()
+        dropped = self.parts_left_out()
         problems = {
             "missing": sorted(tensors.keys() - state.keys()),
             "unknown": sorted(name for name in state.keys() - tensors.keys() if name.partition(".")[0] not in dropped),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,13 +25,15 @@ class MultiAgentReplayBuffer:
     A module's own is `buffers[module_id]`, where `beta` can be set.
     """
 
-    __slots__ = ("agents", "buffers", "num_envs")
+    __slots__ = ("agents", "buffers", "ignored", "make", "num_envs")
 
     def __init__(
         self, agents: Mapping[str, Sequence[AgentID]], num_envs: int, make: Callable[[str, int], ReplayBuffer]
     ) -> None:
         self.agents = {module_id: list(names) for module_id, names in agents.items()}
-        self.num_envs = num_envs
+        self.num_envs, self.make = num_envs, make
+        self.ignored: frozenset[str] = frozenset()
+        """modules that never learn, whose transitions are not kept"""
         self.buffers = {module_id: make(module_id, num_envs * len(names)) for module_id, names in self.agents.items()}
 
     def __len__(self) -> int:
@@ -48,20 +50,37 @@ class MultiAgentReplayBuffer:
         """Rows added in all, of all modules."""
         return sum(buffer.num_added for buffer in self.buffers.values())
 
+    def fit(self, agents: Mapping[str, Sequence[AgentID]], ignored: Collection[str] = ()) -> None:
+        """Have a buffer for each of these modules, with room for these agents, and none for others.
+
+        A buffer with transitions stays as it is, for the agents that it was made for.
+        """
+        self.ignored = frozenset(ignored)
+        buffers, kept = {}, {}
+        for module_id, names in agents.items():
+            buffer, known = self.buffers.get(module_id), self.agents.get(module_id)
+            if buffer is None or (list(names) != known and not len(buffer)):
+                buffer, known = self.make(module_id, self.num_envs * len(names)), list(names)
+            buffers[module_id], kept[module_id] = buffer, known or []
+        self.buffers, self.agents = buffers, kept
+
     def add(self, pieces: Sequence[tuple[MultiAgentEpisode, int]]) -> None:
         """Add the closed steps of pieces of episodes, each with its environment's index, whose last piece it follows.
 
         Steps of different agents and environments go in together. `KeyError`, adding nothing, for an agent whose module
-        is another than it was made for.
+        is another than it was made for. Those of modules that never learn are passed over.
         """
         waiting: dict[str, dict[int, list[Row]]] = {module_id: {} for module_id in self.agents}
         for piece, env_index in pieces:
             for agent, single in piece.agent_episodes.items():
                 module_id = str(single.module_id)
+                if module_id in self.ignored:
+                    continue
                 if agent not in self.agents.get(module_id, ()):
                     raise KeyError(
                         f"agent {agent!r} is mapped to the module {module_id!r} now, and the replay buffer was made "
-                        f"for {self.agents}; off-policy the mapping must not change"
+                        f"for {self.agents}; give all mappings before the first step, policy_mapping_fn=[[0, f], "
+                        "[step, g]], or set_policy_mapping_fn of the trainer"
                     )
                 rows = waiting[module_id].setdefault(self._sub_buffer(module_id, agent, env_index), [])
                 data = single.get_data_dict() if len(single) else {}

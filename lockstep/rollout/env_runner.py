@@ -178,6 +178,10 @@ class MultiAgentEnvRunner(EnvRunner):
         )
         self.store = self.collector.buffer = EpisodeStore()
 
+    def leave_episodes_of(self, module_id: str) -> None:
+        """Leave the episodes under way in which this module acts; new ones begin there with the next steps."""
+        self.collector.leave_episodes_of(module_id)
+
     def _sample(self, num_timesteps: int | None, num_episodes: int | None, **options: Any) -> AgentFragment:
         self.store.clear()
         stats = self.collector.collect(num_timesteps, num_episodes, **options)

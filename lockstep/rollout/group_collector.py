@@ -13,7 +13,7 @@ import numpy as np
 from lockstep.data.rollout import RolloutStore
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout.base_collector import check_no_data, no_copies_of_collectors
-from lockstep.rollout.env_runner import RunnersEnv
+from lockstep.rollout.env_runner import MultiAgentEnvRunner, RunnersEnv
 from lockstep.rollout.fragments import AgentFragment, Fragment, append_fragments
 from lockstep.rollout.multi_agent_collector import agents_of_modules
 from lockstep.rollout.protocols import LearningPolicy, sole_part
@@ -120,9 +120,11 @@ class GroupCollector:
         parts = [fragment.stats for fragment in fragments]
         ended = [episode for part in parts for episode in zip(part.returns, part.lens)]
         of_agents = [returns for part in parts for returns in part.agent_returns]
+        modules = [names for part in parts for names in part.agent_modules]
         if all(len(fragment.ended_in_step) == len(fragment.stats.returns) for fragment in fragments):
             order = np.argsort(np.concatenate([fragment.ended_in_step for fragment in fragments]), kind="stable")
-            ended, of_agents = [ended[i] for i in order], [of_agents[i] for i in order if of_agents]
+            ended = [ended[i] for i in order]
+            of_agents, modules = ([each[i] for i in order if each] for each in (of_agents, modules))
         stats = CollectStats(
             len(ended),
             sum(part.n_collected_steps for part in parts),
@@ -133,6 +135,7 @@ class GroupCollector:
             sum(part.env_restarts for part in parts),
             agents=parts[0].agents,
             agent_returns=tuple(of_agents),
+            agent_modules=tuple(modules),
         )
         self.collect_step += stats.n_collected_steps
         self.collect_episode += stats.n_collected_episodes
@@ -202,7 +205,8 @@ class MultiAgentGroupCollector(GroupCollector):
     def _check_policy(self, envs: RunnersEnv) -> None:
         self.agents_of_modules = agents_of_modules(self.policy, envs.observation_space, envs.action_space)
         """module id -> the agents that it acts for"""
-        self._writer = PieceWriter(self.policy.acting, self.agents_of_modules, self.num_envs)
+        spaces = envs.observation_space, envs.action_space
+        self._writer = PieceWriter(self.policy.acting, self.agents_of_modules, spaces, self.num_envs)
 
     @property
     def buffer(self) -> Any:
@@ -216,6 +220,14 @@ class MultiAgentGroupCollector(GroupCollector):
     def _write(self, fragments: Sequence[Any]) -> None:
         self._writer.begin()
         self._writer.add([piece for fragment in fragments for piece in fragment.pieces])
+
+    def fit_replay(self, agents: Mapping[str, Sequence[Any]] | None = None) -> None:
+        """Give each module that learns a replay buffer for these agents; None: for those whose spaces are its own."""
+        self._writer.fit_replay(agents)
+
+    def leave_episodes_of(self, module_id: str) -> None:
+        """Leave the episodes under way in which this module acts; new ones begin there with the next steps."""
+        self.group.foreach_env_runner(MultiAgentEnvRunner.leave_episodes_of, module_id)
 
     def reset_env(self) -> None:
         """Begin new episodes everywhere with the next collect; nothing is estimated across this boundary."""

@@ -95,6 +95,7 @@ class MultiAgentCollector(BaseCollector):
         self._agent_returns = np.zeros((self.num_envs, len(self.env.agents)), np.float64)
         """of the episode under way in each environment"""
         self._agent_returns_ended: list[tuple[float, ...]] = []
+        self._agent_modules_ended: list[tuple[str, ...]] = []
         self._is_running = np.zeros(self.num_envs, bool)
         """has the environment an episode under way?"""
         self._states: list[dict[AgentID, State]] = [{} for _ in range(self.num_envs)]
@@ -104,7 +105,8 @@ class MultiAgentCollector(BaseCollector):
         self.ended_in_step: list[int] = []
         """the vector step of the last collect in which each of its episodes ended"""
         self._vector_steps = 0
-        self._writer = PieceWriter(policy.acting, self.agents_of_modules, self.num_envs)
+        spaces = self.env.observation_space, self.env.action_space
+        self._writer = PieceWriter(policy.acting, self.agents_of_modules, spaces, self.num_envs)
         self.buffer = buffer
 
     @property
@@ -121,6 +123,10 @@ class MultiAgentCollector(BaseCollector):
         """Observation spaces by agent."""
         return self.env.observation_space
 
+    def fit_replay(self, agents: Mapping[str, Sequence[AgentID]] | None = None) -> None:
+        """Give each module that learns a replay buffer for these agents; None: for those whose spaces are its own."""
+        self._writer.fit_replay(agents)
+
     # -- resets ---
 
     def reset_env(self) -> None:
@@ -133,6 +139,15 @@ class MultiAgentCollector(BaseCollector):
         self._lengths[:] = 0
         self._states = [{} for _ in range(self.num_envs)]
 
+    def leave_episodes_of(self, module_id: str) -> None:
+        """Leave the episodes under way in which this module acts; new ones begin there with the next steps."""
+        for b in np.flatnonzero(self._is_running).tolist():
+            if module_id in self.plays[b].episode.agent_module_ids.values():
+                self._writer.cut([b])
+                self._is_running[b], self._states[b] = False, {}
+                self._returns[b] = self._agent_returns[b] = 0.0
+                self._lengths[b] = 0
+
     def reset_buffer(self, keep_statistics: bool = False) -> None:
         """Empty the buffer."""
         if self.buffer is not None:
@@ -142,7 +157,8 @@ class MultiAgentCollector(BaseCollector):
 
     def _begin_collect(self) -> None:
         """Leave the episodes in a buffer that others wrote to."""
-        self._pieces, self._agent_returns_ended, self.ended_in_step, self._vector_steps = [], [], [], 0
+        self._pieces, self._agent_returns_ended, self._agent_modules_ended = [], [], []
+        self.ended_in_step, self._vector_steps = [], 0
         self._writer.begin()
 
     def _end_collect(self) -> None:
@@ -155,6 +171,7 @@ class MultiAgentCollector(BaseCollector):
         self._of_agents = {
             "agents": tuple(map(str, self.env.agents)),
             "agent_returns": tuple(self._agent_returns_ended),
+            "agent_modules": tuple(self._agent_modules_ended),
         }
 
     def _abandon_collect(self) -> None:
@@ -224,6 +241,7 @@ class MultiAgentCollector(BaseCollector):
         return len(envs)
 
     def _begin(self, b: int) -> None:
+        self.plays[b].mapping_fn = self.policy.policy_mapping_fn
         number, begun = self.rows.start + b, int(self._begun[b])
         seed = self.streams.seed(f"episode/{number}/{begun}")
         try:
@@ -246,6 +264,8 @@ class MultiAgentCollector(BaseCollector):
             self._keep(b)
             self._returns[b] = self._agent_returns[b].sum()
             self._agent_returns_ended.append(tuple(self._agent_returns[b].tolist()))
+            modules = self.plays[b].episode.agent_module_ids
+            self._agent_modules_ended.append(tuple(modules.get(agent, "") for agent in self.env.agents))
             self._agent_returns[b], self._is_running[b] = 0.0, False
             self.ended_in_step.append(self._vector_steps)
             self._end_episode(b)
@@ -328,10 +348,12 @@ def agents_of_modules(
     Raises `KeyError` for an agent of an unknown module, `ValueError` for one whose spaces are not its module's.
     """
     agents: dict[str, list[AgentID]] = {}
-    episode = MultiAgentEpisode(agent_to_module_mapping_fn=policy.policy_mapping_fn)
-    for agent, space in observation_space.items():
-        part_of(policy, episode.module_for(agent), agent).check_spaces(space, action_space[agent])
-        agents.setdefault(episode.module_for(agent), []).append(agent)
+    for mapping in policy.policy_mapping_fns:
+        episode = MultiAgentEpisode(agent_to_module_mapping_fn=mapping)
+        for agent, space in observation_space.items():
+            part_of(policy, episode.module_for(agent), agent).check_spaces(space, action_space[agent])
+            known = agents.setdefault(episode.module_for(agent), [])
+            known += [agent] if agent not in known else []
     return agents
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -35,7 +35,11 @@ class LearningPolicy(ActingPolicy, Protocol):
 
     @property
     def policy_mapping_fn(self) -> Callable[..., str] | None:
-        """`f(agent, episode)` -> module id."""
+        """`f(agent, episode)` -> module id, for episodes that begin now."""
+
+    @property
+    def policy_mapping_fns(self) -> Sequence[Callable[..., str] | None]:
+        """Those of all stages of the run."""
 
     def acting_weights(self, *, copy: bool = True) -> ActingWeights:
         """Return what runners need to act as this policy does; without a copy the next update may change it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from lockstep.replay import MultiAgentReplayBuffer, ReplayBuffer
 from lockstep.rollout.errors import check_finite
 
 Tree = Any
+AgentID = Any
 
 
 class ReplayWriter(RolloutStore):
@@ -173,11 +174,18 @@ class PieceWriter:
     Args:
         parts: the acting part of each module, by module id.
         agents: module id -> the agents that it acts for.
+        spaces: observation and action spaces of the environments, each by agent.
         num_envs: number of environments that the pieces come from.
     """
 
-    def __init__(self, parts: Mapping[str, Any], agents: Mapping[str, Sequence[Any]], num_envs: int) -> None:
-        self._parts, self._agents, self._num_envs = parts, agents, num_envs
+    def __init__(
+        self,
+        parts: Mapping[str, Any],
+        agents: Mapping[str, Sequence[AgentID]],
+        spaces: tuple[Mapping[AgentID, Any], Mapping[AgentID, Any]],
+        num_envs: int,
+    ) -> None:
+        self._parts, self._agents, self._spaces, self._num_envs = parts, agents, spaces, num_envs
         self._buffer: AgentBuffer | None = None
         self._open: set[int] = set()
         """environments whose last piece in the buffer has not ended"""
@@ -213,12 +221,32 @@ class PieceWriter:
         if self._num_added() != self._added:
             self.cut()
 
-    def cut(self) -> None:
-        """Leave the episodes in the buffer: what comes next does not follow them."""
-        if self._buffer is not None:
-            for b in range(self._num_envs):
+    def cut(self, envs: Iterable[int] | None = None) -> None:
+        """Leave the episodes of these environments (None: all) in the buffer: what comes next does not follow them."""
+        for b in range(self._num_envs) if envs is None else envs:
+            self._open.discard(b)
+            if self._buffer is not None:
                 self._buffer.cut(b)
-        self._open.clear()
+        self._added = self._num_added()
+
+    def fit_replay(self, agents: Mapping[str, Sequence[AgentID]] | None = None) -> None:
+        """Give each module that learns a replay buffer for these agents; None: for those whose spaces are its own.
+
+        See `MultiAgentReplayBuffer.fit`. A buffer of another kind stays as it is.
+        """
+        if not isinstance(self._buffer, MultiAgentReplayBuffer):
+            return
+        frozen = [mid for mid, part in self._parts.items() if part.module.inference_only]
+        if agents is None:
+            pairs = {agent: (space, self._spaces[1][agent]) for agent, space in self._spaces[0].items()}
+            agents = {
+                mid: [a for a, pair in pairs.items() if pair == (part.observation_space, part.action_space)]
+                for mid, part in self._parts.items()
+                if mid not in frozen
+            }
+        self._buffer.fit({mid: names for mid, names in agents.items() if names}, frozen)
+        for module_id, module_buffer in self._buffer.buffers.items():
+            take_actions_of(self._parts[module_id], module_buffer)
         self._added = self._num_added()
 
     def add(self, pieces: Sequence[tuple[MultiAgentEpisode, int]]) -> None:

@@ -1,4 +1,4 @@
-"""Values that change with the number of environment steps: learning rate, entropy coefficient, clip range."""
+"""Options that change with the number of environment steps: numbers such as a learning rate, and any other values."""
 
 import bisect
 import itertools
@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from lockstep.state.checks import is_number
+from lockstep.state.checks import is_number, is_whole
 
 ScheduleLike: TypeAlias = float | Sequence[Sequence[float]] | Callable[[int], float]
 """A number, `[[0, v0], [t1, v1], ...]`, or a function of the step."""
@@ -156,3 +156,28 @@ class Schedule:
         if any(later <= earlier for earlier, later in itertools.pairwise(times)):
             raise ValueError(f"{self.name}: the steps of the points must rise, got {times}")
         return times, [float(point[1]) for point in points]
+
+
+# -- values of any kind ---
+
+
+def stages_of(name: str, value: Any) -> list[tuple[int, Any]]:
+    """Return `[[0, v0], [step1, v1], ...]` as pairs; anything else is one value from step 0 on.
+
+    `ValueError` with `name` for steps that are no whole numbers, do not rise, or do not begin with 0.
+    """
+    if not isinstance(value, list | tuple) or not value or not all(map(_is_stage, value)):
+        return [(0, value)]
+    steps = [step for step, _ in value]
+    if steps[0] != 0 or any(later <= earlier for earlier, later in itertools.pairwise(steps)):
+        raise ValueError(f"{name}={value!r} is not allowed; the steps of [[0, v0], [step1, v1], ...] must rise from 0")
+    return [(int(step), part) for step, part in value]
+
+
+def value_at(step: int, value: Any) -> Any:
+    """Return the value in force at an environment step, of what `stages_of` takes."""
+    return [part for first, part in stages_of("stages", value) if first <= step][-1]
+
+
+def _is_stage(part: Any) -> bool:
+    return isinstance(part, list | tuple) and len(part) == 2 and is_whole(part[0])

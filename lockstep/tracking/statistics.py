@@ -126,6 +126,8 @@ class CollectStats(CollectStatsBase):
     """names of several agents; `returns` has one number for all of them, by default the sum"""
     agent_returns: tuple[tuple[float, ...], ...] = ()
     """[episode][agent] of the episodes that ended; empty for one agent"""
+    agent_modules: tuple[tuple[str, ...], ...] = ()
+    """[episode][agent] the module that acted for the agent, "" for one that was not there"""
 
     collect_speed: float = field(init=False)
     """environment steps per second"""
@@ -171,7 +173,7 @@ class CollectTotals:
     def __init__(self) -> None:
         self._sums: dict[str, Any] = {"n_collected_episodes": 0, "n_collected_steps": 0, "env_restarts": 0}
         self._sums.update(collect_time=0.0, env_time=0.0, act_time=0.0)
-        self._episodes: dict[str, list[Any]] = {"returns": [], "lens": [], "agent_returns": []}
+        self._episodes: dict[str, list[Any]] = {"returns": [], "lens": [], "agent_returns": [], "agent_modules": []}
         self._agents: tuple[str, ...] = ()
 
     def add(self, stats: CollectStats) -> None:

@@ -23,6 +23,7 @@ from lockstep.trainer.evaluation import gather_info, test_episode
 from lockstep.trainer.offline import OfflineTrainer
 from lockstep.trainer.offpolicy import OffpolicyTrainer
 from lockstep.trainer.onpolicy import OnpolicyTrainer
+from lockstep.trainer.self_play import Opponents, SelfPlay
 
 save_trainer = BaseTrainer.save_to_path
 restore_trainer = BaseTrainer.restore_from_path
@@ -42,10 +43,12 @@ __all__ = [
     "OfflineTrainer",
     "OffpolicyTrainer",
     "OnpolicyTrainer",
+    "Opponents",
     "Profiler",
     "ProgressDisplay",
     "RunEnd",
     "RunStart",
+    "SelfPlay",
     "UpdateEnd",
     "build_trainer",
     "gather_info",

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar, Self, TypedDict
@@ -23,7 +24,7 @@ from lockstep.learner.learner import STEPS_SAMPLED, Learner
 from lockstep.replay import MultiAgentReplayBuffer, OfflineRows, ReplayBuffer
 from lockstep.rollout import Collector, CollectorLike, MultiAgentCollector
 from lockstep.rollout.base_collector import exactly_one
-from lockstep.rollout.group_collector import GroupCollector
+from lockstep.rollout.group_collector import GroupCollector, MultiAgentGroupCollector
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
 from lockstep.state.checks import check_choice, check_flags, check_functions, check_whole, check_wholes, no_copies
 from lockstep.state.schedules import ConfiguredValueWarning
@@ -285,6 +286,9 @@ class BaseTrainer(Counters, ABC):
         self.bad_batch: dict[str, Any] | None = None
         """the rollout or sample whose update gave a loss or gradient that is not finite"""
         self._saved_at: tuple[int, ...] | None = None
+        self._is_stepping = False
+        self._waiting: list[Callable[[], None]] = []
+        """changes of modules that were asked for within a training step"""
         self._clock = time.monotonic()
 
     # -- use ---
@@ -386,7 +390,12 @@ class BaseTrainer(Counters, ABC):
             while self.epoch_steps < self.step_per_epoch and self.stop_reason is None and not self._has_all_steps:
                 if self.train_fn is not None:
                     self.train_fn(self.epoch, self.env_step)
-                *_, stop = self.training_step()
+                self._is_stepping = True
+                try:
+                    *_, stop = self.training_step()
+                finally:
+                    self._is_stepping = False
+                self._make_changes()
                 if stop and self.stop_reason is None:
                     self.stop_reason = "stop_fn"
                 self._interrupt.check()
@@ -490,6 +499,80 @@ class BaseTrainer(Counters, ABC):
                 "lower the learning rate, clip gradients, or check the rewards (nan_policy='ignore' goes on). "
                 "The batch is in trainer.bad_batch, which checkpoints hold"
             )
+
+    # -- modules that come and go ---
+
+    def add_module(
+        self,
+        module_id: str,
+        module_spec: Any = None,
+        config_overrides: Mapping[str, Any] | None = None,
+        init_from: str | Path | None = None,
+        *,
+        frozen: bool = False,
+    ) -> None:
+        """Add a module: to the policy and its learners, see `Policy.add_module`, and to the replay buffers.
+
+        This and the next three are for between two epochs, and for callbacks, which call them of the trainer that they
+        see. What is asked for within a training step is done at its end.
+        """
+
+        def add() -> None:
+            self.policy.add_module(module_id, module_spec, config_overrides, init_from, frozen=frozen)
+            self._fit_replay()
+
+        self._change(add)
+
+    def remove_module(self, module_id: str) -> None:
+        """Remove a module everywhere; episodes under way in which it acts are left, and begun anew.
+
+        `KeyError` for an unknown module, `ValueError` for the last one; nothing is changed then.
+        """
+
+        def remove() -> None:
+            self.policy.remove_module(module_id)
+            for collector in self._collectors().values():
+                if isinstance(collector, MultiAgentCollector | MultiAgentGroupCollector):
+                    collector.leave_episodes_of(module_id)
+            self._fit_replay()
+
+        self._change(remove)
+
+    def set_policies_to_train(self, policies_to_train: Any) -> None:
+        """Let these modules learn from the next update on; as `multi_agent(policies_to_train=)` takes them."""
+        self._change(partial(self.policy.set_policies_to_train, policies_to_train))
+
+    def set_policy_mapping_fn(self, policy_mapping_fn: Any) -> None:
+        """Map agents so in all episodes that begin from now on; as `multi_agent(policy_mapping_fn=)` takes it.
+
+        A checkpoint does not hold a function: who resumes sets it again (in `on_run_start`), or gives it with the
+        configuration.
+        """
+
+        def change() -> None:
+            self.policy.policy_mapping_fn = policy_mapping_fn
+            self._fit_replay()
+
+        self._change(change)
+
+    def _change(self, change: Callable[[], None]) -> None:
+        if not self.policy.is_multi_agent:
+            raise ValueError(
+                "the policy is of one agent, whose module stays; name modules with multi_agent(policies=...)"
+            )
+        if self._is_stepping:
+            self._waiting.append(change)
+        else:
+            change()
+
+    def _make_changes(self) -> None:
+        while self._waiting:
+            self._waiting.pop(0)()
+
+    def _fit_replay(self) -> None:
+        """Give each module that learns a replay buffer for the agents that it may act for."""
+        if isinstance(self.train_collector, MultiAgentCollector | MultiAgentGroupCollector):
+            self.train_collector.fit_replay()
 
     # -- beginning and end ---
 
@@ -675,6 +758,7 @@ class BaseTrainer(Counters, ABC):
             "history": [stats.get_state() for stats in self.history],
             "train_collector": None if self.train_collector is None else self.train_collector.get_state(),
             "test_collector": None if self.test_collector is None else self.test_collector.get_state(),
+            **self._replay_agents(),
             "callbacks": [[type(callback).__name__, dict(callback.get_state())] for callback in self.callbacks],
             "logger": self.logger.get_state(),
             "logger_class": type(self.logger).__name__,
@@ -720,11 +804,23 @@ class BaseTrainer(Counters, ABC):
 
     def set_own_folders(self, folders: Mapping[str, Any]) -> None:
         """Restore what `own_folders` gave, from all folders of a checkpoint; `ValueError` where it does not fit."""
+        agents = folders["trainer"]["state"].get("replay_agents")
+        collector = self.train_collector
+        if agents is not None and isinstance(collector, MultiAgentCollector | MultiAgentGroupCollector):
+            names = list(collector.observation_space)
+            collector.fit_replay({module_id: [names[i] for i in numbers] for module_id, numbers in agents})
         replays = self._replays()
         if not set(replays) <= set(folders):
             raise ValueError(f"the checkpoint has no replay buffer, only {sorted(folders)}; a run needs its own")
         for folder, buffer in replays.items():
             buffer.set_state(folders[folder])
+
+    def _replay_agents(self) -> dict[str, Any]:
+        """Return which agents' transitions the buffer of each module keeps, by their numbers."""
+        if not isinstance(self.buffer, MultiAgentReplayBuffer) or self.train_collector is None:
+            return {}
+        names = list(self.train_collector.env.agents)
+        return {"replay_agents": [[mid, list(map(names.index, each))] for mid, each in self.buffer.agents.items()]}
 
     def _replays(self) -> dict[str, ReplayBuffer]:
         """Return the replay buffers by their folders in a checkpoint: of several agents one for each module."""

@@ -160,9 +160,31 @@ def test_weights_of_other_modules_are_refused():
     collector = collector_of(2)
     weights = collector.policy.acting_weights()
     assert weights.num_bytes == sum(weights.sizes.values())
-    with pytest.raises(ValueError, match=r"the weights are of the modules \['first'\], this policy has"):
+    with pytest.raises(ValueError, match=r"the weights are of the module 'third', this policy has \[\]"):
         runner = collector.group._backend.runners[0]
-        runner.policy.set_weights(type(weights)(1, weights.flat, sizes={"first": weights.sizes["first"]}))
+        runner.policy.set_weights(type(weights)(1, weights.flat, sizes={"third": weights.sizes["first"]}))
+
+
+@pytest.mark.parametrize("algorithm", [PPOConfig, DQNConfig])
+def test_modules_that_come_and_go_and_other_mappings_reach_the_runners(algorithm):
+    def run(num_runners):
+        trainer = config_of(num_runners, algorithm=algorithm, reporting={"total_steps": 96}).build_trainer()
+        seen = []
+        for epoch, stats, _ in trainer:
+            seen.append((stats.train_collect_stat.agent_modules, stats.train_collect_stat.agent_returns))
+            if epoch == 1:
+                trainer.add_module("third", init_from="others", frozen=True)
+                trainer.set_policy_mapping_fn({"a": "first", "b": "third", "c": "others"})
+            if epoch == 2:
+                trainer.set_policy_mapping_fn({"a": "first", "b": "others", "c": "others"})
+                trainer.remove_module("third")
+        trainer.close()
+        return seen, trainer.policy.learner_group.get_weights()
+
+    one = run(0)
+    assert any("third" in names for names in one[0][1][0])
+    assert not any("third" in names for names in one[0][2][0])
+    assert_same(run(2), one)
 
 
 def test_collecting_while_learning_is_refused_by_name():

@@ -151,8 +151,7 @@ def test_what_does_not_go_with_the_replay_of_several_agents_is_refused():
         game_config(algorithm=DQNConfig).replay(her=True).build_trainer()
     with pytest.raises(ValueError, match="empty"), collector.policy.within_training_step():
         collector.policy.update(4, collector.buffer)
-    for play in collector.plays:
-        play.mapping_fn = lambda agent, episode: "others"
+    collector.policy.policy_mapping_fn = lambda agent, episode: "others"
     with pytest.raises(
         KeyError, match="agent 'a' is mapped to the module 'others' now, and the replay buffer was made"
     ):

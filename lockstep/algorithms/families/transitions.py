@@ -355,7 +355,7 @@ class DelayedActorCriticLearner(Learner[DelayedTraining]):
 
     def compiled_variant(self) -> tuple[bool, ...]:
         """Return which policies learn now."""
-        return tuple(self.policy_learns(module_id) for module_id in self.module)
+        return tuple(self.policy_learns(module_id) for module_id in self.learning_modules())
 
     def after_gradient_step(self) -> None:
         """Let the target networks follow where the policy has learned."""
