@@ -86,6 +86,11 @@ class ActingPolicy:
         """How many observations of an environment make one that it acts on (`environment(frame_stack=)`)."""
         return int(self.config.environment.frame_stack)
 
+    def acting_weights(self, version: int, copy: bool) -> ActingWeights:
+        """Return what others need to act as this does; without `copy` it may change with the next update."""
+        flat, observations = self.module.get_flat_weights(copy=copy), self.connectors.obs.get_state()
+        return ActingWeights(version, flat, observations, dict(self.timesteps))
+
     def set_weights(self, weights: ActingWeights) -> None:
         """Act with these from now on. `ValueError` where they are of another network; nothing is changed then."""
         self.module.set_flat_weights(weights.flat)

@@ -179,15 +179,12 @@ class Policy:
 
     def acting_weights(self, *, copy: bool = True) -> ActingWeights:
         """Return what others need to act as this policy does; without `copy` it may change with the next update."""
-        flats = {mid: part.module.get_flat_weights(copy=copy) for mid, part in self.acting.items()}
-        observations = {mid: part.connectors.obs.get_state() for mid, part in self.acting.items()}
-        version, timesteps = self.weights_seq_no, dict(self.timesteps)
+        parts = {mid: part.acting_weights(self.weights_seq_no, copy) for mid, part in self.acting.items()}
         if not self.is_multi_agent:
-            return ActingWeights(version, flats[DEFAULT_MODULE_ID], observations[DEFAULT_MODULE_ID], timesteps)
-        sizes = {module_id: flat.nbytes for module_id, flat in flats.items()}
-        named, flat = self.config.module_specs(), np.concatenate([*flats.values()])
+            return parts[DEFAULT_MODULE_ID]
+        named = self.config.module_specs()
         added = {mid: recipe for mid, recipe in self._modules_state().items() if mid not in named}
-        return ActingWeights(version, flat, observations, timesteps, sizes, added, self._mapping)
+        return ActingWeights.joined(parts, added, self._mapping)
 
     def seed(self, seed: int) -> None:
         """Begin the random numbers of `compute_actions` again, others for each module."""

@@ -52,6 +52,20 @@ class ActingWeights:
     policy_mapping_fn: Any = None
     """which module acts for which of several agents"""
 
+    @classmethod
+    def joined(cls, parts: Mapping[str, ActingWeights], recipes: Mapping[str, Any], mapping: Any) -> ActingWeights:
+        """Return the weights of several modules as one."""
+        first = next(iter(parts.values()))
+        return cls(
+            first.version,
+            np.concatenate([part.flat for part in parts.values()]),
+            {module_id: part.obs_state for module_id, part in parts.items()},
+            first.timesteps,
+            {module_id: part.num_bytes for module_id, part in parts.items()},
+            recipes,
+            mapping,
+        )
+
     def by_module(self) -> dict[str, ActingWeights]:
         """Return the weights of each of several modules."""
         found, start = {}, 0

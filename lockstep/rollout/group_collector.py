@@ -184,7 +184,7 @@ class GroupCollector:
         if "group" not in state:
             raise ValueError("the state is of a collector in one process; resume with env_runners.num_env_runners=0")
         runners = [saved["collector"] for saved in state["group"]["runners"]]
-        lost = runners if len(runners) != len(self.group) else [saved for saved in runners if saved.get("env") is None]
+        lost = runners if len(runners) != len(self.group) else [saved for saved in runners if saved["env"] is None]
         self.episodes_cut = sum(int(np.count_nonzero(saved["lengths"])) for saved in lost)
         self.group.set_state(state["group"])
         self._ended[:] = False  # some may have: a few more stacks of frames than need be are not drawn then
@@ -242,7 +242,10 @@ class MultiAgentGroupCollector(GroupCollector):
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continue from `get_state`; where environments cannot tell their state, new episodes begin (a boundary)."""
         super().set_state(state)
-        self._writer.cut()
+        if self.episodes_cut:
+            self._writer.cut()
+        else:
+            self._writer.go_on(range(self.num_envs))
 
 
 class AsyncGroupCollector(GroupCollector):

@@ -132,6 +132,10 @@ class MultiAgentCollector(BaseCollector):
     def reset_env(self) -> None:
         """Leave the episodes under way; new ones begin with the next steps."""
         self._writer.cut()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Have no episode under way."""
         self._left_open, self._is_begun = False, True
         self._is_running[:] = False
         self._returns[:] = 0.0
@@ -329,15 +333,37 @@ class MultiAgentCollector(BaseCollector):
         self._begun[:] = 0
 
     def get_state(self) -> dict[str, Any]:
-        """Return random streams and counters. `ValueError` while there is data to be learned from."""
-        return {**super().get_state(), "begun": self._begun.copy()}
+        """Return environments and episodes under way (None where environments cannot tell their state), the states of
+        recurrent modules, random streams and counters.
+
+        `ValueError` while there is data to be learned from.
+        """
+        plays = [play.get_state() if runs else {} for play, runs in zip(self.plays, self._is_running)]
+        return {
+            **super().get_state(),
+            "begun": self._begun.copy(),
+            "env": None if None in plays else plays,
+            "agent_returns": self._agent_returns.copy(),
+            "states": [[*map(list, states.items())] for states in self._states],
+        }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from `get_state`, with new episodes: PettingZoo environments cannot tell their state."""
+        """Continue from `get_state`; environments without a state begin new episodes (a boundary)."""
         super().set_state(state)
         self._begun[:] = state["begun"]
-        self.reset_env()
-        self.episodes_cut = int(np.count_nonzero(state["lengths"]))
+        left_open, plays = self._left_open, state["env"]
+        self._forget()
+        self.episodes_cut = int(np.count_nonzero(state["lengths"])) if plays is None else 0
+        if plays is None:
+            self._writer.cut()
+            return
+        for b in (b for b, saved in enumerate(plays) if saved):
+            self.plays[b].mapping_fn = self.policy.policy_mapping_fn
+            self.plays[b].set_state(plays[b])
+            self._is_running[b], self._states[b] = True, dict(state["states"][b])
+        self._returns[:], self._lengths[:] = state["returns"], state["lengths"]
+        self._agent_returns[:], self._left_open = state["agent_returns"], left_open
+        self._writer.go_on(np.flatnonzero(self._is_running).tolist())
 
 
 def agents_of_modules(

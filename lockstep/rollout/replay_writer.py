@@ -229,6 +229,11 @@ class PieceWriter:
                 self._buffer.cut(b)
         self._added = self._num_added()
 
+    def go_on(self, envs: Iterable[int]) -> None:
+        """Go on with the episodes of these environments where the buffer has what came before."""
+        self._open = set(envs)
+        self._added = self._num_added()
+
     def fit_replay(self, agents: Mapping[str, Sequence[AgentID]] | None = None) -> None:
         """Give each module that learns a replay buffer for these agents; None: for those whose spaces are its own.
 

@@ -819,7 +819,7 @@ class BaseTrainer(Counters, ABC):
         """Return which agents' transitions the buffer of each module keeps, by their numbers."""
         if not isinstance(self.buffer, MultiAgentReplayBuffer) or self.train_collector is None:
             return {}
-        names = list(self.train_collector.env.agents)
+        names = list(self.train_collector.observation_space)
         return {"replay_agents": [[mid, list(map(names.index, each))] for mid, each in self.buffer.agents.items()]}
 
     def _replays(self) -> dict[str, ReplayBuffer]:

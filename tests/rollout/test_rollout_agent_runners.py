@@ -1,8 +1,18 @@
 """Env runners of several agents: m runners of k environments are one collector of m * k; what is lost, what goes on."""
 
+import warnings
+
 import numpy as np
 import pytest
-from agent_games import CountingGame, DictGame, TurnGame, game_config
+from agent_games import (
+    CountingGame,
+    DictGame,
+    TellingCountingGame,
+    TellingDictGame,
+    TellingTurnGame,
+    TurnGame,
+    game_config,
+)
 from runner_tools import ManyRunners
 
 from lockstep import APPOConfig, DQNConfig, PPOConfig, SACConfig
@@ -23,7 +33,7 @@ def runners_in_this_process(monkeypatch):
 
 def config_of(num_runners, env=CountingGame, algorithm=PPOConfig, num_envs=4, **sections):
     config = game_config(env, algorithm, **sections).framework(dtype="float64")
-    if env is DictGame:
+    if issubclass(env, DictGame):
         config.multi_agent(policy_mapping_fn={"a": "first", "b": "first", "c": "others"})
     return config.env_runners(num_env_runners=num_runners, num_envs_per_env_runner=num_envs // max(1, num_runners))
 
@@ -154,6 +164,50 @@ def test_the_state_of_runners_goes_on_with_new_episodes_and_says_how_many_were_c
     for collector in (one, other):
         collector.collect(n_step=16)
     assert rows_of(one.buffer) == rows_of(other.buffer)
+
+
+GRU = {"rl_module": {"model_config": {"hiddens": (4,), "recurrent": "gru"}}}
+
+
+@pytest.mark.filterwarnings("ignore:.*rows are left out")
+@pytest.mark.parametrize("num_runners", [0, 2])
+@pytest.mark.parametrize(
+    ("env", "algorithm", "sections"),
+    [
+        (TellingCountingGame, PPOConfig, {}),
+        (TellingTurnGame, PPOConfig, GRU),
+        (TellingDictGame, PPOConfig, {}),
+        (TellingTurnGame, DQNConfig, {"replay": {"n_step": 3}}),
+    ],
+)
+def test_a_run_goes_on_bit_by_bit_in_the_middle_of_episodes_that_tell_their_state(
+    num_runners, env, algorithm, sections, tmp_path
+):
+    def trainer_of(total_steps):
+        sections_of = {**sections, "reporting": {"total_steps": total_steps, "steps_per_epoch": 32}}
+        return config_of(num_runners, env, algorithm, **sections_of).build_trainer()
+
+    whole, half, rest = trainer_of(96), trainer_of(96), trainer_of(96)
+    expected = whole.run().history
+    iterator = iter(half)
+    next(iterator)
+    half.save_to_path(tmp_path / "half")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it would say that episodes were cut
+        rest.restore_from_path(tmp_path / "half")
+    found = rest.run().history
+    assert any(episode.train_collect_stat.lens.tolist() for episode in found)
+    for epoch, other in zip(expected, found, strict=True):
+        for name in ("train_collect_stat", "test_collect_stat"):
+            stats, others = getattr(epoch, name), getattr(other, name)
+            np.testing.assert_array_equal(stats.agent_returns, others.agent_returns)
+            np.testing.assert_array_equal(stats.lens, others.lens)
+    weights = whole.policy.learner_group.get_weights()
+    for module_id, own in rest.policy.learner_group.get_weights().items():
+        for name, array in own.items():
+            np.testing.assert_array_equal(array, weights[module_id][name], err_msg=name)
+    for trainer in (whole, half, rest):
+        trainer.close()
 
 
 def test_weights_of_other_modules_are_refused():
