@@ -319,6 +319,11 @@ class AgentEnvs:
                 if _has_methods(env, "close"):
                     env.close()
 
+    @property
+    def spaces(self) -> tuple[dict[AgentID, Any], dict[AgentID, Any]]:
+        """The observation and the action spaces, each by agent."""
+        return self.observation_space, self.action_space
+
     def check_open(self) -> None:
         """Raise `RuntimeError` after `close`."""
         if self._closed:

@@ -88,8 +88,7 @@ class MultiAgentCollector(BaseCollector):
         """episodes begun in each environment"""
         self._share = 0 if whole_episodes else None
         """steps that each environment takes in whole episodes; None: episodes are cut at the end of a collect"""
-        self._taken = np.zeros(self.num_envs, np.int64)
-        """steps of each environment in this collect"""
+        self._taken = np.zeros(self.num_envs, np.int64)  # steps of each environment in this collect
         self._noise: dict[str, np.ndarray] = {}
         """of each module: [vector steps, environments, agents, ...]"""
         self._agent_returns = np.zeros((self.num_envs, len(self.env.agents)), np.float64)
@@ -105,8 +104,7 @@ class MultiAgentCollector(BaseCollector):
         self.ended_in_step: list[int] = []
         """the vector step of the last collect in which each of its episodes ended"""
         self._vector_steps = 0
-        spaces = self.env.observation_space, self.env.action_space
-        self._writer = PieceWriter(policy.acting, self.agents_of_modules, spaces, self.num_envs)
+        self._writer = PieceWriter(policy.acting, self.agents_of_modules, self.env.spaces, self.num_envs)
         self.buffer = buffer
 
     @property
