@@ -361,6 +361,7 @@ class AlgorithmConfig(BaseConfig):
                 streams=RandomStreams(self.debugging.seed).child("train_collector"),
                 explore=self.env_runners.explore,
                 whole_episodes=self._collects_whole_episodes,
+                callbacks=[make() for make in self.callbacks.classes],
             )
         return EnvRunner(
             self._acting_policy(spaces),
@@ -372,6 +373,7 @@ class AlgorithmConfig(BaseConfig):
             explore=self.env_runners.explore,
             with_logp=with_logp,
             whole_episodes=self._collects_whole_episodes,
+            callbacks=[make() for make in self.callbacks.classes],
         )
 
     def _acting_policy(self, spaces: Spaces, module_id: str = DEFAULT_MODULE_ID) -> ActingPolicy:

@@ -40,6 +40,8 @@ class Play(ABC):
     def __init__(self, env: AgentEnv, agent_to_module_mapping_fn: MappingFn | None = None) -> None:
         self.env, self.mapping_fn = env, agent_to_module_mapping_fn
         self.episode = MultiAgentEpisode()
+        self.keeps_whole, self.whole = False, MultiAgentEpisode()
+        """is the whole episode recorded a second time, with actions as the environment takes them; and that record"""
         self.to_act: dict[AgentID, Any] = {}
         self._spaces: dict[AgentID, Any] = {}
 
@@ -47,14 +49,17 @@ class Play(ABC):
         """Reset the environment and begin a new episode."""
         observations, infos = self._reset(seed, options)
         self._spaces, action_spaces = self.spaces()
-        self.episode = MultiAgentEpisode(
-            id_,
-            observation_space=self._spaces or None,
-            action_space=action_spaces or None,
-            agent_to_module_mapping_fn=self.mapping_fn,
-        )
+        options_of_episodes: dict[str, Any] = {
+            "observation_space": self._spaces or None,
+            "action_space": action_spaces or None,
+            "agent_to_module_mapping_fn": self.mapping_fn,
+        }
+        self.episode = MultiAgentEpisode(id_, **options_of_episodes)
         observations = self._copied(observations)
         self.episode.add_env_reset(observations, infos)
+        if self.keeps_whole:
+            self.whole = MultiAgentEpisode(id_, **options_of_episodes)
+            self.whole.add_env_reset(observations, infos)
         self._choose_who_acts(observations)
 
     def step(
@@ -80,6 +85,9 @@ class Play(ABC):
             truncateds=truncateds,
             extra_model_outputs=extras,
         )
+        if self.keeps_whole:
+            flags: dict[str, Any] = {"terminateds": terminateds, "truncateds": truncateds}
+            self.whole.add_env_step(observations, actions, rewards, infos, **flags)
         self._choose_who_acts(observations)
         return rewards
 
@@ -328,6 +336,10 @@ class AgentEnvs:
         """Raise `RuntimeError` after `close`."""
         if self._closed:
             raise RuntimeError(f"{self!r} is closed; make a new one, and a new collector with it")
+
+    def single_envs(self) -> list[Any]:
+        """Return all of them."""
+        return list(self.envs)
 
 
 def _agents_and_spaces(env: AgentEnv) -> tuple[tuple[AgentID, ...], dict[AgentID, Any], dict[AgentID, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from lockstep.data.trees import map_tree
 from lockstep.envs import VectorBoundary
 from lockstep.envs.multi_agent import AgentEnvs
 from lockstep.modules import ActingWeights
+from lockstep.rollout.callbacks import EnvironmentCallback, overridden_events, restore_callbacks
 from lockstep.rollout.collector import Collector, WholeEpisodeCollector
 from lockstep.rollout.fragments import AgentFragment, Fragment
 from lockstep.rollout.multi_agent_collector import MultiAgentCollector
@@ -42,7 +43,7 @@ class EnvRunner:
     runner `i` is number `i * num_envs + b` of all, and its random numbers depend on that number only, so that m runners
     of k environments see what one runner of m * k sees. `generation`: how often the runner was replaced; each begins
     with random streams of its own. `whole_episodes`: no episode is cut at the end of a sample. `with_logp`: fragments
-    say how likely each action was when it was taken (not for a policy with memory).
+    say how likely each action was when it was taken (not for a policy with memory). `callbacks`: those of this process.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class EnvRunner:
         with_logp: bool = False,
         whole_episodes: bool = False,
         raise_on_nan: bool = True,
+        callbacks: Sequence[EnvironmentCallback] = (),
     ) -> None:
         self.policy, self.index, self.with_logp = policy, index, with_logp
         self.collector: Any = (WholeEpisodeCollector if whole_episodes else Collector)(
@@ -70,6 +72,8 @@ class EnvRunner:
             streams=streams_of(streams, index, generation),
             place=(index * env.num_envs, num_runners * env.num_envs),
         )
+        self.callbacks = [callback for callback in callbacks if overridden_events(callback)]
+        self.collector.set_callbacks(self.callbacks, runner=self)
         spaces = self.collector.observation_space, env.action_space
         self.store: Any = RolloutStore(1, env.num_envs, *spaces)  # it grows
         self.collector.buffer = self.store
@@ -138,12 +142,14 @@ class EnvRunner:
     def get_state(self) -> dict[str, Any]:
         """Return environments (as far as they can tell their state), running episodes, random streams, counters."""
         self.store.clear()  # what was sampled belongs to who sampled it
-        return {"collector": self.collector.get_state()}
+        callbacks = [[type(callback).__name__, dict(callback.get_state())] for callback in self.callbacks]
+        return {"collector": self.collector.get_state(), "callbacks": callbacks}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continue from `get_state`; environments without a state begin new episodes."""
         self.store.clear()
         self.collector.set_state(state["collector"])
+        restore_callbacks(self.callbacks, state.get("callbacks", ()))
 
     def close(self) -> None:
         """Close the environments."""
@@ -165,6 +171,7 @@ class MultiAgentEnvRunner(EnvRunner):
         explore: bool = True,
         whole_episodes: bool = False,
         raise_on_nan: bool = True,
+        callbacks: Sequence[EnvironmentCallback] = (),
     ) -> None:
         self.policy, self.index, self.with_logp = policy, index, False
         self.collector = MultiAgentCollector(
@@ -176,6 +183,8 @@ class MultiAgentEnvRunner(EnvRunner):
             place=(index * env.num_envs, num_runners * env.num_envs),
             whole_episodes=whole_episodes,
         )
+        self.callbacks = [callback for callback in callbacks if overridden_events(callback)]
+        self.collector.set_callbacks(self.callbacks, runner=self)
         self.store = self.collector.buffer = EpisodeStore()
 
     def leave_episodes_of(self, module_id: str) -> None:
