@@ -69,7 +69,7 @@ class EnvRunner:
             exploration_noise=explore,
             raise_on_nan_in_buffer=raise_on_nan,
             frame_stack=frame_stack,
-            streams=streams_of(streams, index, generation),
+            streams=self._streams(streams, index, generation),
             place=(index * env.num_envs, num_runners * env.num_envs),
         )
         self.callbacks = [callback for callback in callbacks if overridden_events(callback)]
@@ -77,6 +77,12 @@ class EnvRunner:
         spaces = self.collector.observation_space, env.action_space
         self.store: Any = RolloutStore(1, env.num_envs, *spaces)  # it grows
         self.collector.buffer = self.store
+
+    @staticmethod
+    def _streams(streams: RandomStreams | None, index: int, generation: int) -> RandomStreams:
+        """Return the random streams of all runners, or where it replaces another one streams of its own."""
+        streams = streams or RandomStreams(0)
+        return streams.child(f"replaced/{index}/{generation}") if generation else streams
 
     @property
     def num_envs(self) -> int:
@@ -179,7 +185,7 @@ class MultiAgentEnvRunner(EnvRunner):
             env,
             exploration_noise=explore,
             raise_on_nan_in_buffer=raise_on_nan,
-            streams=streams_of(streams, index, generation),
+            streams=self._streams(streams, index, generation),
             place=(index * env.num_envs, num_runners * env.num_envs),
             whole_episodes=whole_episodes,
         )
@@ -197,9 +203,3 @@ class MultiAgentEnvRunner(EnvRunner):
         first, ended = self.index * self.num_envs, np.array(self.collector.ended_in_step, np.int64)
         pieces = [(piece, first + b) for piece, b in self.store.pieces]
         return AgentFragment(self.index, self.num_envs, self.policy.weights_seq_no, pieces, ended, stats)
-
-
-def streams_of(streams: RandomStreams | None, index: int, generation: int) -> RandomStreams:
-    """Return the random streams of a runner: those of all, or where it replaces another one streams of its own."""
-    streams = streams or RandomStreams(0)
-    return streams.child(f"replaced/{index}/{generation}") if generation else streams

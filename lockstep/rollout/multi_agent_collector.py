@@ -96,15 +96,13 @@ class MultiAgentCollector(BaseCollector):
         """of the episode under way in each environment"""
         self._agent_returns_ended: list[tuple[float, ...]] = []
         self._agent_modules_ended: list[tuple[str, ...]] = []
-        self._is_running = np.zeros(self.num_envs, bool)
-        """has the environment an episode under way?"""
+        self._is_running = np.zeros(self.num_envs, bool)  # has the environment an episode under way?
         self._states: list[dict[AgentID, State]] = [{} for _ in range(self.num_envs)]
         """of recurrent modules, by environment and agent"""
         self._pieces: list[tuple[MultiAgentEpisode, int]] = []
         """what this collect has collected, with the index of the environment"""
-        self.ended_in_step: list[int] = []
-        """the vector step of the last collect in which each of its episodes ended"""
-        self._vector_steps = 0
+        self._vector_steps, self.ended_in_step = 0, list[int]()
+        """vector steps of the last collect, and in which of them each of its episodes ended"""
         self._writer = PieceWriter(policy.acting, self.agents_of_modules, self.env.spaces, self.num_envs)
         self._views: list[Any] = [None] * self.num_envs
         """of the episodes under way, where a callback reads them"""
