@@ -43,7 +43,8 @@ class EnvRunner:
     runner `i` is number `i * num_envs + b` of all, and its random numbers depend on that number only, so that m runners
     of k environments see what one runner of m * k sees. `generation`: how often the runner was replaced; each begins
     with random streams of its own. `whole_episodes`: no episode is cut at the end of a sample. `with_logp`: fragments
-    say how likely each action was when it was taken (not for a policy with memory). `callbacks`: those of this process.
+    say how likely each action was when it was taken (not for a policy with memory). `with_states`: they have the state
+    of a policy with memory before each row. `callbacks`: those of this process.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class EnvRunner:
         explore: bool = True,
         frame_stack: int | None = None,
         with_logp: bool = False,
+        with_states: bool = False,
         whole_episodes: bool = False,
         raise_on_nan: bool = True,
         callbacks: Sequence[EnvironmentCallback] = (),
@@ -77,6 +79,7 @@ class EnvRunner:
         spaces = self.collector.observation_space, env.action_space
         self.store: Any = RolloutStore(1, env.num_envs, *spaces)  # it grows
         self.collector.buffer = self.store
+        self.store.keeps_states = with_states
 
     @staticmethod
     def _streams(streams: RandomStreams | None, index: int, generation: int) -> RandomStreams:
