@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from lockstep.algorithms.base_config import BaseConfig
 from lockstep.algorithms.new_modules import NewModule
-from lockstep.connectors import FrameStack, ModuleConnectors, RescaleActions
+from lockstep.connectors import ModuleConnectors, ObsPipeline
 from lockstep.data import SampleBatch
 from lockstep.data.actions import ActionForm, in_words
 from lockstep.data.columns import Columns
@@ -45,19 +45,20 @@ class ActingPolicy:
     ) -> None:
         self.config = config
         self.observation_space, self.action_space = observation_space, action_space
-        frames = config.environment.frame_stack
-        self.seen_space = observation_space if frames == 1 else FrameStack(frames, observation_space).observation_space
-        """of what it acts on: several observations of the environment where frames are stacked"""
         self.timesteps: dict[str, int] = {STEPS_SAMPLED: 0}
         self.is_stateful = module.is_stateful()
         self._dist = module.action_dist_cls
-        self._exploration = config.exploration(action_space)
+        actions = connectors.actions
+        self._exploration = config.exploration(action_space if actions is None else actions.module_space)
         self.weights_seq_no = 0
         """version of the weights that act"""
         self.is_training = False
         """whether this is a training step, in which `compute_actions` explores"""
         self.seed(config.debugging.seed)
         self.act_with(module, connectors)
+        self._recorded = connectors.recorded.copy()
+        self._num_rows: int | None = None
+        """of what `compute_actions` was called with, where it remembers rows"""
 
     def act_with(self, module: RLModule, connectors: ModuleConnectors) -> None:
         """Act with this network and these transforms from now on."""
@@ -82,9 +83,14 @@ class ActingPolicy:
         self.rng = RandomStreams(seed).child("policy").numpy("compute_actions")
 
     @property
-    def frame_stack(self) -> int:
-        """How many observations of an environment make one that it acts on (`environment(frame_stack=)`)."""
-        return int(self.config.environment.frame_stack)
+    def recorded(self) -> ObsPipeline:
+        """What observations go through where data are collected; to be copied by whoever collects."""
+        return self.connectors.recorded
+
+    @property
+    def seen_space(self) -> Any:
+        """The space of the observations that are acted on and stored: what `recorded` makes of the environment's."""
+        return self.observation_space if self.recorded.is_identity else self.recorded.observation_space
 
     def acting_weights(self, version: int, copy: bool) -> ActingWeights:
         """Return what others need to act as this does; without `copy` it may change with the next update."""
@@ -134,31 +140,66 @@ class ActingPolicy:
         """Whether this is a training step and exploration is not switched off."""
         return self.is_training and bool(self.config.env_runners.explore)
 
-    def compute_actions(self, obs: Any, state: Any = None, explore: bool | None = None) -> Any:
+    def compute_actions(self, obs: Any, state: Any = None, explore: bool | None = None, rewards: Any = None) -> Any:
         """Return environment actions `[B, ...]` for raw observations `[B, ...]`.
 
         They are drawn with `explore=True`, the most likely ones with `explore=False`. None: drawn within a training
         step (`policy_within_training_step`), else the most likely ones. A recurrent policy returns `(actions, state)`;
         hand the state `{name: [B, ...]}` back with the next observations, None (or `get_initial_state(B)`) where
-        episodes begin. Raises `ValueError` for observations or a state that do not fit, and for NaN.
-        """
-        return self.actions_of(*checked_observations(self.seen_space, obs, batched=True), state, explore)
+        episodes begin. Connectors with a memory follow the rows from call to call: `reset` where episodes begin, and
+        `rewards` `[B]` of the step before where one needs them.
 
-    def compute_single_action(self, obs: Any, state: Any = None, explore: bool | None = False) -> Any:
+        Raises `ValueError` for observations or a state that do not fit, for NaN, and for another number of rows than
+        are remembered.
+        """
+        checked, rows = checked_observations(self.observation_space, obs, batched=True)
+        return self._followed(checked, rows, state, explore, rewards)
+
+    def compute_single_action(
+        self, obs: Any, state: Any = None, explore: bool | None = False, rewards: Any = None
+    ) -> Any:
         """Return the environment's action for one observation (a plain int for a Discrete space).
 
         A recurrent policy returns `(action, state)`; the state `{name: [...]}` goes back in with the next observation.
+        `rewards`: that of the step before, see `compute_actions`.
         """
-        checked = checked_observations(self.seen_space, obs, batched=False)
+        checked, rows = checked_observations(self.observation_space, obs, batched=False)
         if state is not None:
             state = map_tree(lambda leaf: np.asarray(leaf)[None], state)
-        result = self.actions_of(*checked, state, explore)
+        result = self._followed(checked, rows, state, explore, None if rewards is None else [rewards])
         action = result[0][0] if self.is_stateful else result[0]
         action = int(action) if action.ndim == 0 and action.dtype.kind in "iu" else action
         return (action, {name: leaf[0] for name, leaf in result[1].items()}) if self.is_stateful else action
 
+    def reset(self, env_index: int | np.ndarray | None = None) -> None:
+        """Begin episodes in these rows of `compute_actions` (None: in all, whose number may be another then).
+
+        It concerns connectors with a memory; what a collector remembers is its own.
+        """
+        self._recorded.reset(env_index)
+        if env_index is None:
+            self._num_rows = None
+
+    def _followed(self, obs: Any, rows: int, state: Any, explore: bool | None, rewards: Any) -> Any:
+        """Return what `compute_actions` does, for `rows` raw observations that are checked already."""
+        recorded = self._recorded
+        if recorded.is_identity:
+            return self.actions_of(obs, rows, state, explore)
+        if recorded.has_memory:
+            if self._num_rows not in (None, rows):
+                raise ValueError(
+                    f"{rows} observations, and the policy remembers {self._num_rows} rows; call policy.reset() where "
+                    "other episodes begin"
+                )
+            self._num_rows = rows
+        if rewards is not None:
+            recorded.after_step(None, np.asarray(rewards))
+        result = self.actions_of(recorded(obs), rows, state, explore)
+        recorded.after_step(result[0] if self.is_stateful else result, None)
+        return result
+
     def actions_of(self, obs: Any, rows: int, state: Any, explore: bool | None) -> Any:
-        """Return what `compute_actions` does, for `rows` observations that are checked already."""
+        """Return what `compute_actions` does, for `rows` observations as they are stored, which are checked already."""
         explores = self.is_exploring if explore is None else explore
         noise = self.draw_noise(self.rng, (rows,)) if explores else None
         if not self.is_stateful:
@@ -209,10 +250,18 @@ class ActingPolicy:
         actions = self._dist.to_env(actions)
         return actions if self.connectors.actions is None else self.connectors.actions(actions)
 
+    @property
+    def random_space(self) -> Any:
+        """The space that random actions are drawn from: the environment's, or the module's where no way leads back."""
+        actions = self.connectors.actions
+        return self.action_space if actions is None or actions.has_inverse else actions.module_space
+
     def from_env(self, actions: np.ndarray) -> np.ndarray:
-        """Return actions as learned from, for actions of the action space."""
-        inverse = getattr(self.connectors.actions, "inverse", None)
-        return self._dist.from_env(actions if inverse is None else inverse(actions))
+        """Return actions as learned from, for actions of `random_space`."""
+        pipeline = self.connectors.actions
+        return self._dist.from_env(
+            pipeline.inverse(actions) if pipeline is not None and pipeline.has_inverse else actions
+        )
 
     def check_action_form(self, buffer: ReplayBuffer) -> None:
         """Raise `MalformedBufferError` for a buffer whose actions are not those that the policy learns from."""
@@ -226,7 +275,10 @@ class ActingPolicy:
     @property
     def action_form(self) -> ActionForm | None:
         """How the actions that it learns from differ from the environment's; None: not at all."""
-        return ActionForm.of(self.action_space, rescaled=isinstance(self.connectors.actions, RescaleActions))
+        actions = self.connectors.actions
+        if actions is None:
+            return ActionForm.of(self.action_space)
+        return ActionForm.of(actions.module_space, rescaled=actions.rescales)
 
     def check_spaces(self, observation_space: Any, action_space: Any) -> None:
         """Raise `ValueError` with both where the environment's spaces are not the policy's."""
@@ -248,7 +300,27 @@ class ActingPolicy:
         if not self.connectors.obs.is_identity:
             seen = (name for name in (Columns.OBS, Columns.NEXT_OBS) if name in needed)
             needed |= {name: self.connectors.obs(needed[name]) for name in seen}
+        if self.connectors.rewards is not None and Columns.REWARDS in needed:
+            needed[Columns.REWARDS] = self.connectors.rewards.scale(needed[Columns.REWARDS])
         return SampleBatch.trusted(needed)
+
+    @property
+    def has_statistics(self) -> bool:
+        """Whether observations or rewards are seen through running statistics."""
+        return self.connectors.obs.has_statistics or self.connectors.rewards is not None
+
+    def take_in(self, buffer: ReplayBuffer, rows: Sequence[np.ndarray]) -> None:
+        """Take new rows of a replay buffer, those of each sub-buffer in their order, into the statistics."""
+        if self.connectors.obs.has_statistics:
+            self.connectors.update(buffer[np.concatenate(rows)][Columns.OBS], None)
+        if self.connectors.rewards is not None:
+            shape = max(map(len, rows)), len(rows)
+            rewards, dones, valid = np.zeros(shape, np.float32), np.zeros(shape, bool), np.zeros(shape, bool)
+            for b, index in enumerate(rows):
+                rewards[: len(index), b] = buffer.store.take(Columns.REWARDS, index)
+                dones[: len(index), b] = buffer.ring.flags[index] != 0
+                valid[: len(index), b] = True
+            self.connectors.rewards(rewards, dones, valid)
 
     def fit_normalizers(self, data: ReplayBuffer | OfflineRows) -> bool:
         """Give the observation statistics all rows, once. Returns False, doing nothing, where there are none."""

@@ -14,18 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import gymnasium as gym
 import torch
-from gymnasium import spaces as gym_spaces
 
+from lockstep.algorithms.connectors import ConnectorBuilder
 from lockstep.algorithms.json_form import from_plain, to_plain
-from lockstep.connectors import (
-    ClipActions,
-    FrameStack,
-    ModuleConnectors,
-    NormalizeObs,
-    NormalizeRewards,
-    ObsPipeline,
-    RescaleActions,
-)
+from lockstep.connectors import ModuleConnectors
 from lockstep.data import MultiAgentEpisode
 from lockstep.data.config import OfflineDataSection
 from lockstep.envs import VectorBoundary, goal_functions, make_vector
@@ -436,13 +428,20 @@ class BaseConfig:
     def declared_spaces(self) -> Spaces | None:
         """Return `({module_id: space}, {module_id: space})` where all modules bring their own, else None.
 
-        A single module's are those of the environment where that is not configured, unless frames are stacked between.
+        A single module's are those of the environment where that is not configured, unless connectors stand between.
         """
         configured = self.environment.observation_space is not None and self.environment.action_space is not None
-        if not self._modules_are_named and (configured or self.environment.frame_stack > 1):
+        if not self._modules_are_named and (configured or self._connectors_are_between):
             return None
         found = {mid: (spec.observation_space, spec.action_space) for mid, spec in self.module_specs().items()}
         return None if any(None in pair for pair in found.values()) else by_kind(found)
+
+    @property
+    def _connectors_are_between(self) -> bool:
+        """Whether a module may see or act in other spaces than those of the environment."""
+        runners = self.env_runners
+        asked = runners.env_to_module_connector is not None or runners.module_to_env_connector is not None
+        return asked or self.environment.frame_stack > 1
 
     @property
     def _modules_are_named(self) -> bool:
@@ -696,10 +695,10 @@ class BaseConfig:
         single = list(specs) == [DEFAULT_MODULE_ID]
         connectors, modules = {}, {}
         for module_id, (observation_space, action_space) in spaces.items():
-            check_spaces(self.algorithm, observation_space, action_space)
-            connectors[module_id], seen = self.build_connectors(observation_space, action_space)
+            built, seen = self.build_connectors(observation_space, action_space)
             module_streams = streams if single else streams.child(module_id)
-            modules[module_id] = self.build_module(specs[module_id], seen, action_space, module_streams)
+            connectors[module_id] = built
+            modules[module_id] = self.build_module(specs[module_id], *seen, module_streams)
         return connectors, modules
 
     def build_learner_group(
@@ -715,6 +714,9 @@ class BaseConfig:
         if section.num_learners == 0:
             return LearnerGroup(self.build_learner(env, spaces), section)
         self.validate()
+        if self._connectors_are_between:
+            for pair in self.spaces_by_module(env, spaces).values():
+                self.build_connectors(*pair)  # here, not in another process
         learners = start_learners(
             partial(self.copy().build_learner, env, spaces),
             section,
@@ -762,44 +764,34 @@ class BaseConfig:
                 raise ValueError(f"{self.algorithm} cannot be built for these spaces or options: {error}") from error
             raise
 
-    def build_connectors(self, observation_space: Any, action_space: Any) -> tuple[ModuleConnectors, Any]:
-        """Build the transforms around a network; returns them and the space that the network sees."""
-        section = self.environment
-        space = observation_space
-        if section.frame_stack > 1:
-            space = FrameStack(section.frame_stack, space).observation_space
-        steps: list[Any] = []
-        if section.normalize_observations:
-            steps.append(NormalizeObs(clip=section.clip_observations))
-        pipeline = ObsPipeline(steps, space)
-        space = pipeline.observation_space
-        rewards = (
-            NormalizeRewards(gamma=self.training.gamma, clip=section.clip_rewards)
-            if section.normalize_rewards
-            else None
+    def build_connectors(self, observation_space: Any, action_space: Any) -> tuple[ModuleConnectors, Spaces]:
+        """Build the transforms around a network; returns them and the spaces that the network sees and acts in.
+
+        Raises:
+            TypeError: an option that is to give connectors gives something else.
+            ValueError: connectors that do not go together, spaces that they cannot take, or in which the algorithm
+                cannot act.
+        """
+        builder = ConnectorBuilder(
+            self.environment,
+            self.env_runners,
+            self.training,
+            algorithm=self.algorithm,
+            squashes_actions=self.squashes_actions or getattr(self.rl_module.model_config, "squash_actions", False),
+            num_learners=self.learners.num_learners,
+            is_offline=self.is_offline,
         )
-        actions: Any = None
-        if isinstance(action_space, gym_spaces.Box):
-            squashed = self.squashes_actions or getattr(self.rl_module.model_config, "squash_actions", False)
-            if section.rescale_actions or squashed:
-                if not action_space.is_bounded():
-                    raise ValueError(
-                        f"{self.algorithm} cannot act in {action_space}: its actions are rescaled onto the bounds, "
-                        "which must be finite; wrap the environment so that they are"
-                    )
-                actions = RescaleActions(action_space)
-            elif section.clip_actions:
-                actions = ClipActions(action_space)
-        return ModuleConnectors(obs=pipeline, rewards=rewards, actions=actions), space
+        connectors, seen = builder.build(observation_space, action_space)
+        check_spaces(self.algorithm, *seen)
+        return connectors, seen
 
     def build_acting_parts(
         self, spaces: Spaces, module_id: str = DEFAULT_MODULE_ID
     ) -> tuple[RLModule, ModuleConnectors]:
         """Build a network and its transforms to act with, shaped as a learner's are, whose weights they take."""
-        check_spaces(self.algorithm, *spaces)
         connectors, seen = self.build_connectors(*spaces)
         spec = copy.deepcopy(self.module_specs()[module_id])
-        module = self.build_module(spec, seen, spaces[1], RandomStreams(self.debugging.seed))
+        module = self.build_module(spec, *seen, RandomStreams(self.debugging.seed))
         module.acting_connectors = connectors.acting_names
         return module.to(getattr(torch, self.framework.dtype)), connectors
 

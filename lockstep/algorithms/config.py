@@ -75,8 +75,13 @@ class AlgorithmConfig(BaseConfig):
 
     def _rules_of_run(self) -> list[Rule]:
         framework, asynchronous = self.framework, self.collects_while_learning
+        env, defaults = self.environment, self.env_runners.add_default_connectors
+        left_out = "asks for a default connector, and env_runners.add_default_connectors=False leaves all of them out"
         decays = any(self.training.optimizer_kwargs.get(name) for name in ("weight_decay", "amsgrad"))
         return [
+            ("environment.frame_stack", not defaults and env.frame_stack > 1, left_out),
+            ("environment.normalize_observations", not defaults and env.normalize_observations, left_out),
+            ("environment.rescale_actions", not defaults and env.rescale_actions, left_out),
             (
                 "evaluation.epsilon",
                 self.evaluation.epsilon and not hasattr(self.training, "epsilon"),
@@ -178,16 +183,13 @@ class AlgorithmConfig(BaseConfig):
         ]
 
     def _rules_of_online(self) -> list[Rule]:
-        env, runners, batch = self.environment, self.env_runners, self.training.train_batch_size
+        runners, batch = self.env_runners, self.training.train_batch_size
         if not self.is_off_policy:
             fewer = f"is smaller than one step of each of the {runners.num_envs} environments of all env runners"
             return [("training.train_batch_size", batch < runners.num_envs, fewer)]
         refused = f"is not allowed for {self.algorithm}:"
-        stale = f"{refused} what was stored long ago would get other statistics than what acts"
         follows = self.learner_class.after_gradient_step is not Learner.after_gradient_step
         return [
-            ("environment.normalize_observations", env.normalize_observations, stale),
-            ("environment.normalize_rewards", env.normalize_rewards, stale),
             (
                 "framework.compile",
                 self.framework.compile and not follows,
@@ -333,7 +335,6 @@ class AlgorithmConfig(BaseConfig):
                     "use 0, or an algorithm that takes turns, such as ppo",
                 ),
                 ("env_runners.vectorize_mode", runners.vectorize_mode not in ("auto", "sync"), several),
-                ("environment.frame_stack", self.environment.frame_stack > 1, several),
                 ("multi_agent.count_steps_by", self.multi_agent.count_steps_by != "env_steps", several),
             ]
         )
@@ -441,7 +442,7 @@ class AlgorithmConfig(BaseConfig):
         """Raise `ValueError`, with both numbers, for buffers that this machine's memory cannot hold."""
         section, available = self.replay, machine_memory()
         needed = section.capacity * sum(
-            row_nbytes(part.seen_space, part.action_space, section.ignore_obs_next)
+            row_nbytes(part.seen_space, part.module.action_space, section.ignore_obs_next)
             + sum(leaf.nbytes for leaf in part.get_initial_state(1).values())
             for part in policy.acting.values()
         )

@@ -84,8 +84,8 @@ class MARWILLearner(Learner[MARWILTraining]):
         gamma = self.config_of(module_id).gamma
         columns = recorded_columns(self.to_tensor, self.connectors[module_id], trajectories)
         terminateds, ends = trajectories.terminateds, trajectories.terminateds | trajectories.cuts
-        rewards = self.connectors[module_id].learning_rewards(trajectories)
         steps, width = trajectories.shape
+        rewards = columns[Columns.REWARDS].cpu().numpy().astype(trajectories.rewards.dtype).reshape(steps, width)
         at = np.arange(steps)[:, None]
         last = np.minimum.accumulate(np.where(ends, at, steps - 1)[::-1])[::-1]
         returns = monte_carlo_returns(rewards, terminateds, trajectories.cuts, gamma=gamma)

@@ -75,7 +75,7 @@ class NewModule:
         connectors, seen = config.build_connectors(*spaces)
         if frozen and isinstance(spec, RLModuleSpec):
             spec = replace(spec, inference_only=True)
-        module = config.build_module(spec, seen, spaces[1], RandomStreams(config.debugging.seed).child(module_id))
+        module = config.build_module(spec, *seen, RandomStreams(config.debugging.seed).child(module_id))
         if frozen and not module.inference_only:
             raise ValueError(f"module {module_id!r} is to be frozen; build it with inference_only=True")
         if source is not None:

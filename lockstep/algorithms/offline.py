@@ -97,6 +97,12 @@ def offline_source(data: Any, policy: Policy) -> OfflineData:
     if isinstance(data, str | Path) or (isinstance(data, list | tuple) and data and isinstance(data[0], str | Path)):
         data = open_data(OfflineDataSection(input_=data))
     part = policy.acting[DEFAULT_MODULE_ID]
+    if part.recorded.has_memory and not isinstance(data, ReplayBuffer):
+        names = [type(connector).__name__ for connector in part.recorded.connectors if connector.has_memory]
+        raise MalformedBufferError(
+            f"the policy has {', '.join(names)}, which follows environments step by step; give a ReplayBuffer that a "
+            "collector of the policy has filled, whose observations are those that it has made"
+        )
     source = _source(data, part)
     if len(source) == 0:
         raise MalformedBufferError(f"the offline data are empty ({source!r}); give some with transitions")
@@ -146,12 +152,12 @@ def _check_rows(source: OfflineData, part: ActingPolicy, required: tuple[str, ..
         raise MalformedBufferError(
             f"{part.config.algorithm} needs the column {missing[0]!r}; the offline data have {sorted(row)}"
         )
-    expected = shapes_of_space(part.observation_space)
+    expected = shapes_of_space(part.seen_space)
     for name in (Columns.OBS, Columns.NEXT_OBS):
         if name in row and _dims(shapes_of_rows(name, row[name])) != _dims(expected):
             raise MalformedBufferError(
                 f"column {name!r} of the offline data has rows of {shapes_of_rows(name, row[name])}, the policy's "
-                f"observations are {part.observation_space}"
+                f"observations are {part.seen_space}"
             )
 
 
@@ -198,7 +204,7 @@ def _check_actions(actions: Any, part: ActingPolicy) -> None:
                 f"actions of the offline data are {column.dtype} from {low:g} to {high:g}, the policy's are whole "
                 f"numbers from 0 to {num - 1}"
             )
-    elif hasattr(part.connectors.actions, "inverse") and max(-low, high) > 1.001:
+    elif part.connectors.actions is not None and part.connectors.actions.rescales and max(-low, high) > 1.001:
         raise MalformedBufferError(
             f"actions of the offline data reach from {low:g} to {high:g}, the policy's lie within [-1, 1] "
             "(policy.from_env translates the environment's)"

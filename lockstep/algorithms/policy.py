@@ -22,13 +22,13 @@ from lockstep.algorithms.acting import ActingPolicy, checked_observations
 from lockstep.algorithms.base_config import BaseConfig
 from lockstep.algorithms.json_form import from_plain, to_plain
 from lockstep.algorithms.new_modules import NewModule, Source, with_modules
-from lockstep.connectors import ModuleConnectors
+from lockstep.connectors import ModuleConnectors, ObsPipeline
 from lockstep.data import MultiAgentBatch, MultiAgentEpisode, SampleBatch
 from lockstep.data.codec import describe_space, space_from
 from lockstep.data.columns import Columns
 from lockstep.data.minibatch import num_units, take_units
 from lockstep.data.rollout import EpisodeStore, RolloutStore
-from lockstep.data.trees import leaves
+from lockstep.data.trees import leaves, rows_of
 from lockstep.envs.trees import stack_rows
 from lockstep.learner.checkpointing import state_from_folders
 from lockstep.learner.config import check_policies_to_train, checked_spec, mapping_in_one_form
@@ -107,12 +107,16 @@ class Policy:
         self._overrides: dict[str, Any] = {}
         """training options of the modules that were added, as plain values"""
         self.acting: dict[str, ActingPolicy] = {}
+        self._recorded: dict[AgentID, ObsPipeline] = {}
+        """of several agents: what the observations of each go through in `compute_actions`"""
         for module_id, (observations, actions) in self._spaces_by_module().items():
             if learner_group.is_local:
                 part = self._part_of_learner(module_id)
             else:
                 part = config.build_acting_parts((observations, actions), module_id)
             self.acting[module_id] = ActingPolicy(config, *part, observation_space=observations, action_space=actions)
+        self._taken: dict[str, np.ndarray] = {}
+        """rows of each sub-buffer of replay that the statistics have seen, by module"""
         self.last_results: dict[str, Any] = {}
         self.last_batch: SampleBatch | MultiAgentBatch | None = None
         """the last sample of a replay buffer that was learned from, or the first of an update with a loss not finite"""
@@ -195,7 +199,9 @@ class Policy:
 
     # -- acting ---
 
-    def compute_actions(self, observations: Any, state: Any = None, explore: bool | None = None) -> Any:
+    def compute_actions(
+        self, observations: Any, state: Any = None, explore: bool | None = None, rewards: Any = None
+    ) -> Any:
         """Return environment actions for raw observations: `[B, ...]` for `[B, ...]`, or a dict for a dict of agents.
 
         They are drawn with `explore=True`, the most likely ones with `explore=False`. None: drawn within a training
@@ -205,16 +211,36 @@ class Policy:
         observations, None (or `get_initial_state(B)`) where episodes begin. Of several agents the states are dicts by
         agent, and a missing one begins an episode.
 
+        Connectors with a memory (`environment(frame_stack=)`, previous actions) follow the rows, or the agents, from
+        call to call: `reset` where episodes begin. `rewards` of the step before, `[B]` or a dict by agent, are for
+        connectors that need them.
+
         Raises:
-            ValueError: observations or a state that do not fit, or NaN.
+            ValueError: observations or a state that do not fit, NaN, or another number of rows than are remembered.
             KeyError: an agent of an unknown module.
         """
         if self.is_multi_agent:
-            return self._compute_for_agents(observations, state or {}, explore)
-        return self.acting[DEFAULT_MODULE_ID].compute_actions(observations, state, explore)
+            return self._compute_for_agents(observations, state or {}, explore, rewards or {})
+        return self.acting[DEFAULT_MODULE_ID].compute_actions(observations, state, explore, rewards)
+
+    def reset(self, env_index: Any = None) -> None:
+        """Begin episodes in these rows of `compute_actions` (an index or several), or of this agent; None: in all.
+
+        It concerns connectors with a memory; what a collector remembers is its own.
+        """
+        if not self.is_multi_agent:
+            self.acting[DEFAULT_MODULE_ID].reset(env_index)
+        elif env_index is None:
+            self._recorded.clear()
+        else:
+            self._recorded.pop(env_index, None)
 
     def _compute_for_agents(
-        self, observations: Mapping[AgentID, Any], states: Mapping[AgentID, Any], explore: bool | None
+        self,
+        observations: Mapping[AgentID, Any],
+        states: Mapping[AgentID, Any],
+        explore: bool | None,
+        rewards: Mapping[AgentID, Any],
     ) -> Any:
         agents_of: dict[str, list[AgentID]] = {}
         episode = MultiAgentEpisode(agent_to_module_mapping_fn=self.policy_mapping_fn)
@@ -224,10 +250,8 @@ class Policy:
         after: dict[AgentID, Any] = {}
         for module_id, agents in agents_of.items():
             part, before = self.acting[module_id], None
-            for agent in agents:
-                name = f"observations[{agent!r}]"
-                checked_observations(part.observation_space, observations[agent], batched=False, name=name)
-            obs = stack_rows(part.observation_space, [observations[agent] for agent in agents])
+            seen = [self._seen_by(agent, part, observations[agent], rewards.get(agent)) for agent in agents]
+            obs = stack_rows(part.seen_space, seen)
             if part.is_stateful:
                 initial = {name: leaf[0] for name, leaf in part.get_initial_state(1).items()}
                 rows = [states.get(agent, initial) for agent in agents]
@@ -236,9 +260,25 @@ class Policy:
             if part.is_stateful:
                 taken, new = taken
                 after |= {agent: {name: leaf[i] for name, leaf in new.items()} for i, agent in enumerate(agents)}
+            for i, agent in enumerate(agents):
+                if agent in self._recorded:
+                    self._recorded[agent].after_step(taken[i : i + 1], None)
             discrete = taken.ndim == 1 and taken.dtype.kind in "iu"
             actions |= {agent: int(taken[i]) if discrete else taken[i] for i, agent in enumerate(agents)}
         return (actions, after) if self.is_stateful else actions
+
+    def _seen_by(self, agent: AgentID, part: ActingPolicy, observation: Any, reward: float | None) -> Any:
+        """Return an agent's observation as it is acted on; its connectors with a memory follow it."""
+        checked, _ = checked_observations(
+            part.observation_space, observation, batched=False, name=f"observations[{agent!r}]"
+        )
+        if part.recorded.is_identity:
+            return observation
+        if agent not in self._recorded:
+            self._recorded[agent] = part.recorded.copy()
+        if reward is not None:
+            self._recorded[agent].after_step(None, np.array([reward]))
+        return rows_of(self._recorded[agent](checked), 0)
 
     def module_for(self, agent: AgentID, episode: MultiAgentEpisode | None = None) -> str:
         """Return the id of the module that acts for an agent. `KeyError` for a module that is not there."""
@@ -330,6 +370,9 @@ class Policy:
         self._follow_who_learns()
         several = isinstance(buffer, MultiAgentReplayBuffer)
         buffers: Mapping[str, Any] = buffer.buffers if several else {DEFAULT_MODULE_ID: buffer}
+        if not self.config.is_offline:  # else `process_buffer` has taken all
+            for module_id, each in buffers.items():
+                self._take_in(module_id, each)
         prioritized = any(each.priorities is not None for each in buffers.values())
         at_once = 1 if prioritized else self._steps_at_once(steps, sample_size)
         parts: list[TrainingStats] = []
@@ -358,13 +401,33 @@ class Policy:
         self.last_batch = self.last_batch if bad is None else bad
         return parts[0] if len(parts) == 1 else merge_training_stats(parts)
 
+    def _take_in(self, module_id: str, buffer: Any) -> None:
+        """Give the statistics the rows that were added since the last time, on all learners."""
+        part = self.acting[module_id]
+        if not part.has_statistics or not isinstance(buffer, ReplayBuffer):
+            return
+        written = buffer.ring.written
+        before = self._taken.get(module_id)
+        if before is None or len(before) != len(written) or (before > written).any():  # it is of another buffer
+            before = np.zeros_like(written)
+        rows = buffer.ring.newest_rows(written - before)
+        self._taken[module_id] = written.copy()
+        if any(map(len, rows)):
+            part.take_in(buffer, rows)
+            self._share_statistics(module_id)
+
+    def _share_statistics(self, module_id: str) -> None:
+        """Give learners in other processes the statistics of the copy that acts here."""
+        if not self.learner_group.is_local:
+            state = self.acting[module_id].connectors.get_state()
+            self.learner_group.foreach_learner(_take_statistics, module_id, state)
+
     def _steps_at_once(self, steps: int, sample_size: int) -> int:
         """How many of the gradient steps draw their samples together; the same in each run of one configuration."""
         if steps == 1 or not sample_size:
             return 1
-        frames = self.config.environment.frame_stack
-        observations = [create_empty_array(part.observation_space) for part in self.acting.values()]
-        row = sum(2 * frames * sum(leaf.nbytes for leaf in leaves(obs)) for obs in observations)
+        observations = [create_empty_array(part.seen_space) for part in self.acting.values()]
+        row = sum(2 * sum(leaf.nbytes for leaf in leaves(obs)) for obs in observations)
         if self.is_stateful:
             row *= sum(self.config.replay.sequences())
         return min(MOST_STEPS, max(1, MOST_BYTES // (sample_size * row)))
@@ -404,10 +467,8 @@ class Policy:
         Algorithms that are not offline leave a buffer as it is.
         """
         if self.config.is_offline:
-            part = self.acting[DEFAULT_MODULE_ID]
-            if part.fit_normalizers(buffer) and not self.learner_group.is_local:  # it acts with a copy
-                state = part.connectors.obs.get_state()
-                self.learner_group.foreach_learner(_take_obs_statistics, DEFAULT_MODULE_ID, state)
+            if self.acting[DEFAULT_MODULE_ID].fit_normalizers(buffer):
+                self._share_statistics(DEFAULT_MODULE_ID)
         return self.config.process_buffer(buffer)
 
     @property
@@ -671,6 +732,7 @@ class Policy:
             "learner_group": self.learner_group.get_state(),
             "timesteps": dict(self.timesteps),
             "rng": self._rng_state(),
+            "taken": {module_id: written.copy() for module_id, written in self._taken.items()},
             **self._state_of_several(),
         }
 
@@ -688,7 +750,16 @@ class Policy:
         self._set_timesteps({name: int(value) for name, value in state["timesteps"].items()})
         for module_id, part in self.acting.items():
             part.rng.bit_generator.state = state["rng"][module_id] if self.is_multi_agent else state["rng"]
+        self._taken = {module_id: np.array(written) for module_id, written in state.get("taken", {}).items()}
         self._take_over()
+        self._take_over_statistics()
+
+    def _take_over_statistics(self) -> None:
+        """Go on, in the copies that act here, from the statistics of learners in other processes."""
+        if not self.learner_group.is_local:
+            saved = self.learner_group.get_state(NETWORKS[1:])["learner"]["connectors"]
+            for module_id, part in self.acting.items():
+                part.connectors.set_state(saved[module_id])
 
     def _rng_state(self) -> dict[str, Any]:
         states = {module_id: dict(part.rng.bit_generator.state) for module_id, part in self.acting.items()}
@@ -702,6 +773,7 @@ class Policy:
             "action_space": _described(self.action_space),
             "timesteps": self.timesteps,
             "rng": self._rng_state(),
+            "taken": self._taken,
             **self._state_of_several(),
         }
         return {"policy": {"state": state}, **self.learner_group.checkpoint_folders()}
@@ -774,6 +846,7 @@ class Policy:
             differences = _differences(self.config.named_options(), saved["config"])
             raise ValueError(f"init_from={path} does not fit: {differences}{error}") from error
         self._take_over()
+        self._take_over_statistics()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Policy:
         """Return a policy with a learner in this process that acts and learns on as this one would."""
@@ -830,8 +903,8 @@ def row_errors(learner: Learner, module_id: str) -> np.ndarray:
     return errors[:0] if module_id in learner.stand_ins else errors
 
 
-def _take_obs_statistics(learner: Learner, module_id: str, state: Mapping[str, Any]) -> None:
-    learner.connectors[module_id].obs.set_state(state)
+def _take_statistics(learner: Learner, module_id: str, state: Mapping[str, Any]) -> None:
+    learner.connectors[module_id].set_state(state)
 
 
 def _start_learner(learner: Learner, weights: Mapping[str, Any], connectors: Mapping[str, Any]) -> None:

@@ -2,22 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from gymnasium import spaces
 from gymnasium.spaces import Space
 
-from lockstep.connectors.observations import ObsPipeline
+from lockstep.connectors.connector import Connector, ObsPipeline
+from lockstep.data.actions import RescaleActions
+from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
+from lockstep.data.trees import leaves
 from lockstep.ops.statistics import RunningMoments
+from lockstep.state.checks import check_number
 
 Tree = Any
 
 
-class ClipActions:
+class ActionPipeline:
+    """Applies connectors one after the other: actions of the module in, actions of the environment out.
+
+    `module_space`: what the module acts in, `input_space` of all connectors from the last to the first.
+
+    Raises:
+        TypeError: something that is no connector of actions.
+        ValueError: one with statistics or a memory.
+    """
+
+    def __init__(self, connectors: Sequence[Any], action_space: Space[Any]) -> None:
+        self.connectors, self.action_space = tuple(connectors), action_space
+        self.module_space = action_space
+        for connector in reversed(self.connectors):
+            if isinstance(connector, Connector):
+                connector.check_plain("env_runners.module_to_env_connector")
+                self.module_space = connector.input_space(self.module_space)
+            elif not isinstance(connector, RescaleActions):
+                raise TypeError(f"{type(connector).__name__} is no connector of actions; give a subclass of Connector")
+        self.has_inverse = all(hasattr(connector, "inverse") for connector in self.connectors)
+        """Whether `inverse` brings the environment's actions to the module's."""
+        self.rescales = any(isinstance(connector, RescaleActions) for connector in self.connectors)
+
+    def __call__(self, actions: Any) -> Any:
+        """Return the environment's actions `[..., *action]` for the module's."""
+        for connector in self.connectors:
+            actions = connector(actions)
+        return actions
+
+    def inverse(self, actions: Any) -> Any:
+        """Return the module's actions for the environment's; only where each connector has an inverse."""
+        for connector in reversed(self.connectors):
+            actions = connector.inverse(actions)
+        return actions
+
+
+class ClipActions(Connector):
     """Limits actions of a Box, `[..., A]` or in the space's own shape, to its bounds; actions of other spaces pass.
 
     The learner keeps the actions as they were drawn: a Gaussian's density is that of the unlimited ones.
@@ -37,6 +78,37 @@ class ClipActions:
             return actions
         rows = actions.reshape(-1, self._low.size)
         return np.minimum(np.maximum(rows, self._low), self._high).reshape(actions.shape)
+
+    def inverse(self, actions: np.ndarray) -> np.ndarray:
+        """Return actions within the bounds as they are."""
+        return actions
+
+
+class ClipRewards(Connector):
+    """Limits the rewards of train columns to [low, high]; with `sign=True` only their sign is left (Mnih et al. 2015).
+
+    Where a replay buffer sums the rewards of n steps, it is the sum that is limited.
+    """
+
+    def __init__(self, low: float = -1.0, high: float = 1.0, *, sign: bool = False) -> None:
+        if not low < high:
+            raise ValueError(f"ClipRewards needs low < high, got {low} and {high}")
+        self.low, self.high, self.sign = float(low), float(high), sign
+
+    def __call__(self, data: Any) -> Any:
+        rewards = torch.as_tensor(data[Columns.REWARDS])
+        return {**data, Columns.REWARDS: rewards.sign() if self.sign else rewards.clamp(self.low, self.high)}
+
+
+class ScaleRewards(Connector):
+    """Multiplies the rewards of train columns by `factor`."""
+
+    def __init__(self, factor: float) -> None:
+        check_number("factor", factor)
+        self.factor = float(factor)
+
+    def __call__(self, data: Any) -> Any:
+        return {**data, Columns.REWARDS: data[Columns.REWARDS] * self.factor}
 
 
 class NormalizeRewards:
@@ -139,9 +211,15 @@ class ModuleConnectors:
     """
 
     obs: ObsPipeline = field(default_factory=lambda: ObsPipeline())
+    """applied when acting, and whenever stored rows are read"""
     rewards: NormalizeRewards | None = None
-    actions: Any = None
-    """connector from module actions to environment actions; `None`: as they are"""
+    actions: ActionPipeline | None = None
+    """from module actions to environment actions; `None`: as they are"""
+    recorded: ObsPipeline = field(default_factory=lambda: ObsPipeline())
+    """applied before `obs`, once, where data are collected, which each collector does with a copy: its output is
+    stored"""
+    learner: tuple[Connector, ...] = ()
+    """from the recorded train columns to those that are learned from"""
     join: Callable[[RunningMoments], RunningMoments] | None = None
     """with several learners: from the moments of what this one has seen to those of what all have seen"""
     gather: Callable[[Any], list[Any]] | None = None
@@ -150,8 +228,23 @@ class ModuleConnectors:
     @property
     def acting_names(self) -> tuple[str, ...]:
         """The names of the connectors that acting needs: all but the rewards'."""
-        acting = [*self.obs.connectors, *([] if self.actions is None else [self.actions])]
+        acting = [*self.recorded.connectors, *self.obs.connectors]
+        acting += [] if self.actions is None else self.actions.connectors
         return tuple(type(connector).__name__ for connector in acting)
+
+    def train_columns(self, columns: dict[str, Any]) -> dict[str, Any]:
+        """Return what the learner connectors make of train columns (tensors); `ValueError` for other rows."""
+        if not self.learner:
+            return columns
+        number = len(columns[Columns.REWARDS])
+        for connector in self.learner:
+            columns = connector(columns)
+            if not isinstance(columns, dict) or {len(each) for each in leaves(columns)} != {number}:
+                raise ValueError(
+                    f"training.learner_connector: {type(connector).__name__} must return a dict of columns, each of "
+                    f"the {number} rows that it was given"
+                )
+        return columns
 
     def learning_rewards(self, trajectories: Trajectories) -> np.ndarray:
         """Take rewards into the statistics, and return them `[T, B]` as the estimator reads them."""

@@ -1,9 +1,8 @@
-"""Connectors of observations: their base, the pipeline that composes them, and those that are shipped."""
+"""Connectors of single observations: normalise, flatten, one-hot, clip; and of images: grayscale, resize."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -13,184 +12,12 @@ import torch
 from gymnasium import spaces
 from gymnasium.spaces import Space
 
-from lockstep.data.actions import ACTION_MASK, carries_mask
+from lockstep.connectors.connector import Join, Leaf, LeafConnector, apply_leaves, same
+from lockstep.data.actions import carries_mask
 from lockstep.data.trees import leaves, map_tree
 from lockstep.modules.encoders import channels_last, is_image, one_hot_outputs
 from lockstep.ops.statistics import RunningMoments
-
-Leaf = Callable[[Any], Any]
-Join = Callable[[RunningMoments], RunningMoments]
-FinalObs = tuple[np.ndarray, np.ndarray]
-
-
-class Connector(ABC):
-    """Transforms observations, in the same way when acting (numpy) and when learning (torch).
-
-    Leading dimensions of the data are arbitrary. A connector works on one space, which `bind` names once.
-    """
-
-    has_statistics = False
-    """Whether `update` changes what the connector does."""
-
-    @abstractmethod
-    def output_space(self, input_space: Space[Any]) -> Space[Any]:
-        """Return the space of the transformed data; `ValueError` for a space it cannot take. Changes nothing."""
-
-    def bind(self, input_space: Space[Any]) -> Space[Any]:
-        """Prepare for data of `input_space` and return its `output_space`. Statistics start anew."""
-        return self.output_space(input_space)
-
-    @abstractmethod
-    def __call__(self, data: Any) -> Any:
-        """Return transformed data: arrays for arrays, tensors for tensors. The input is not changed."""
-
-    def update(self, data: Any) -> None:
-        """Take rows `[N, ...]` (numpy) of the input into the statistics, if there are any."""
-        return
-
-    def update_joined(self, data: Any, join: Join) -> None:
-        """Do as `update` where each of several learners has a part of the rows (N may be 0).
-
-        Every learner must call `join` equally often: it turns the moments of a learner's rows into those of all rows.
-        `TypeError` from a connector with statistics that does not say how its parts are joined.
-        """
-        if self.has_statistics:
-            raise TypeError(
-                f"{type(self).__name__} has statistics but no update_joined(data, join), so several learners would "
-                "each see other ones; write it with RunningMoments (as NormalizeObs does), or train with one learner"
-            )
-
-    def get_state(self) -> dict[str, Any]:
-        """Return the statistics; empty where there are none."""
-        return {}
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `get_state` gave. `ValueError` if it is of another connector or space."""
-        if state:
-            raise ValueError(f"{type(self).__name__} has no state, but was given {sorted(state)}")
-
-
-class LeafConnector(Connector):
-    """Transforms each leaf of a Dict or Tuple by itself, and leaves action masks alone."""
-
-    _leaves: Any = None
-    """after `bind` the transforms, a tree like the space"""
-
-    @abstractmethod
-    def leaf(self, space: Space[Any]) -> tuple[Space[Any], Leaf]:
-        """Return the output space and the transform of one leaf."""
-
-    def output_space(self, input_space: Space[Any]) -> Space[Any]:
-        return self._map(input_space)[0]
-
-    def bind(self, input_space: Space[Any]) -> Space[Any]:
-        self._leaves = self._map(input_space)[1]
-        return self.output_space(input_space)
-
-    def __call__(self, data: Any) -> Any:
-        transforms = self._leaves
-        if callable(transforms):
-            return transforms(data)
-        if transforms is None:
-            raise RuntimeError(f"{type(self).__name__} does not know its space yet: call bind(space) first")
-        return _apply(transforms, data)
-
-    def _map(self, space: Space[Any]) -> tuple[Space[Any], Any]:
-        if isinstance(space, spaces.Dict):
-            is_masked = carries_mask(space)
-            mapped = {
-                key: (part, _same) if is_masked and key == ACTION_MASK else self._map(part)
-                for key, part in space.spaces.items()
-            }
-            return (
-                spaces.Dict([(key, part) for key, (part, _) in mapped.items()]),
-                {key: leaf for key, (_, leaf) in mapped.items()},
-            )
-        if isinstance(space, spaces.Tuple):
-            parts = [self._map(part) for part in space.spaces]
-            return spaces.Tuple([part for part, _ in parts]), tuple(leaf for _, leaf in parts)
-        return self.leaf(space)
-
-
-def _same(data: Any) -> Any:
-    return data
-
-
-def _apply(transforms: Any, data: Any) -> Any:
-    if isinstance(transforms, dict):
-        return {key: _apply(transform, data[key]) for key, transform in transforms.items()}
-    if isinstance(transforms, tuple):
-        return tuple(_apply(transform, part) for transform, part in zip(transforms, data))
-    return transforms(data)
-
-
-class ObsPipeline:
-    """Applies connectors one after the other: raw observations in, what the network sees out."""
-
-    def __init__(self, connectors: Sequence[Connector] = (), observation_space: Space[Any] | None = None) -> None:
-        """Bind the connectors to `observation_space`, that of the raw observations. Statistics start anew.
-
-        Raises:
-            ValueError: connectors without a space, or a space that one of them cannot take.
-            TypeError: something that is no connector of observations.
-        """
-        self.connectors = tuple(connectors)
-        self.is_identity = not self.connectors
-        self.input_space = observation_space
-        self.observation_space = observation_space
-        """Of the output."""
-        for connector in self.connectors:
-            if not isinstance(connector, Connector):
-                raise TypeError(
-                    f"{type(connector).__name__} is no connector of observations; possible are NormalizeObs, "
-                    "FlattenObs, OneHot and subclasses of Connector (FrameStack goes to the environments)"
-                )
-            if self.observation_space is None:
-                raise ValueError("an ObsPipeline with connectors needs the observation_space they work on")
-            self.observation_space = connector.bind(self.observation_space)
-        learning = [i for i, connector in enumerate(self.connectors) if connector.has_statistics]
-        self.has_statistics = bool(learning)
-        """Whether `update` changes anything."""
-        self._updated = self.connectors[: learning[-1] + 1] if learning else ()
-
-    def __call__(self, data: Any) -> Any:
-        """Return `[..., *output]` for `[..., *raw]`, numpy or torch."""
-        for connector in self.connectors:
-            data = connector(data)
-        return data
-
-    def update(self, data: Any, rows: npt.NDArray[Any] | None = None, join: Join | None = None) -> None:
-        """Take raw observations `[N, ...]` (numpy tree) into the statistics.
-
-        Every connector sees what the ones before it made of them.
-
-        Args:
-            rows: take these only (indices or flags `[N]`).
-            join: with several learners, the moments of what all of them have seen.
-        """
-        if not self.has_statistics:
-            return
-        if rows is not None:
-            data = map_tree(lambda leaf: leaf[rows], data)
-        for connector in self._updated:
-            following = None if connector is self._updated[-1] else connector(data)
-            if join is None:
-                connector.update(data)
-            else:
-                connector.update_joined(data, join)
-            data = following
-
-    def get_state(self) -> dict[str, Any]:
-        """Return the state of each connector, by position and name."""
-        return {f"{i}_{type(c).__name__}": c.get_state() for i, c in enumerate(self.connectors)}
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `get_state` gave. `ValueError` if it is of other connectors."""
-        names = list(self.get_state())
-        if sorted(state) != sorted(names):
-            raise ValueError(f"state is of the connectors {sorted(state)}, this pipeline has {sorted(names)}")
-        for name, connector in zip(names, self.connectors):
-            connector.set_state(state[name])
+from lockstep.state.checks import check_whole
 
 
 class NormalizeObs(LeafConnector):
@@ -200,8 +27,6 @@ class NormalizeObs(LeafConnector):
     `update` the mean is 0 and the variance 1. Statistics change by `update` only.
     """
 
-    has_statistics = True
-
     def __init__(self, clip: float = 10.0, epsilon: float = 1e-8) -> None:
         if not clip > 0 or not epsilon > 0:
             raise ValueError(f"NormalizeObs needs clip > 0 and epsilon > 0, got {clip} and {epsilon}")
@@ -210,7 +35,7 @@ class NormalizeObs(LeafConnector):
 
     def leaf(self, space: Space[Any]) -> tuple[Space[Any], Leaf]:
         if not isinstance(space, spaces.Box) or is_image(space):
-            return space, _same
+            return space, same
         output = spaces.Box(-self.clip, self.clip, space.shape, np.float32)
         return output, _Normalizer(space, self.clip, self.epsilon)
 
@@ -219,14 +44,11 @@ class NormalizeObs(LeafConnector):
         """The statistics of each normalised leaf, in the order of the space."""
         return [normalizer.moments for normalizer in self._normalizers()]
 
-    def update(self, data: Any) -> None:
-        self.update_joined(data, lambda seen: seen)
-
     def update_joined(self, data: Any, join: Join) -> None:
         def update(normalizer: Leaf) -> Leaf:
-            return partial(normalizer.update, join=join) if isinstance(normalizer, _Normalizer) else _same
+            return partial(normalizer.update, join=join) if isinstance(normalizer, _Normalizer) else same
 
-        _apply(map_tree(update, self._leaves), data)
+        apply_leaves(map_tree(update, self._leaves), data)
 
     def get_state(self) -> dict[str, Any]:
         return {"leaves": [moments.get_state() for moments in self.moments]}
@@ -293,7 +115,7 @@ class OneHot(LeafConnector):
 
     def leaf(self, space: Space[Any]) -> tuple[Space[Any], Leaf]:
         if not isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-            return space, _same
+            return space, same
         parts, values = one_hot_outputs(space)
         transform = partial(_one_hot, num_dims=len(space.shape or ()), parts=parts, values=values)
         return spaces.Box(0.0, 1.0, (len(values),), np.float32), transform
@@ -351,101 +173,107 @@ def _rows(x: Any, num_dims: int) -> Any:
     return x.reshape(*x.shape[: x.ndim - num_dims], -1) if num_dims else x[..., None]
 
 
-class FrameStack:
-    """Stacks the last `num_frames` observations of each environment (DQN's four frames: Mnih et al. 2015).
+class ClipObs(LeafConnector):
+    """Limits the numbers of each Box to [low, high]; other leaves pass."""
 
-    It sits at the environments, because it remembers. Stacks are stored and learned from; they never reach over an
-    episode's boundary: the first observation of an episode fills its whole stack.
+    def __init__(self, low: float, high: float) -> None:
+        if not low < high:
+            raise ValueError(f"ClipObs needs low < high, got {low} and {high}")
+        self.low, self.high = low, high
 
-    A Box `[...]` becomes `[num_frames, ...]`, oldest first; images with channels are joined along their channels.
-    `ValueError` for another space.
+    def leaf(self, space: Space[Any]) -> tuple[Space[Any], Leaf]:
+        if not isinstance(space, spaces.Box):
+            return space, same
+        low, high = (np.clip(bound, self.low, self.high) for bound in (space.low, space.high))
+        return spaces.Box(low, high, dtype=space.dtype.type), self._clip
+
+    def _clip(self, x: Any) -> Any:
+        return x.clamp(self.low, self.high) if isinstance(x, torch.Tensor) else np.clip(x, self.low, self.high)
+
+
+# -- images ---
+
+
+class Grayscale(LeafConnector):
+    """Turns images with three channels, `[H, W, 3]` or `[3, H, W]`, into their luminance `[H, W]` (ITU-R BT.601).
+
+    Images come out in their own dtype; other leaves pass. `ValueError` where there is no such image.
     """
 
-    def __init__(self, num_frames: int, observation_space: Space[Any]) -> None:
-        self.num_frames = num_frames
-        self.input_space = observation_space
-        self.observation_space = self.output_space(observation_space)
-        self._frames: np.ndarray | None = None  # [B, num_frames, ...]
+    is_recorded = True
 
-    def output_space(self, input_space: Space[Any]) -> spaces.Box:
-        """Return the space of stacks of observations of `input_space`."""
-        if not isinstance(input_space, spaces.Box):
-            raise ValueError(f"FrameStack takes a Box, not {input_space}; flatten the observations first")
-        axis = _channel_axis(input_space)
-        low, high = (
-            np.concatenate([bound] * self.num_frames, axis) if axis is not None else np.stack([bound] * self.num_frames)
-            for bound in (input_space.low, input_space.high)
-        )
-        return spaces.Box(low, high, dtype=input_space.dtype.type)
+    def output_space(self, input_space: Space[Any]) -> Space[Any]:
+        output = super().output_space(input_space)
+        if output == input_space:
+            raise ValueError(f"Grayscale needs images with three channels, got {input_space}")
+        return output
 
-    def reset(self, obs: np.ndarray) -> np.ndarray:
-        """Begin an episode in every environment with `obs` `[B, ...]`; return stacks `[B, ...]`."""
-        self._check(obs)
-        self._frames = np.repeat(obs[:, None], self.num_frames, axis=1)
-        return self._layout(self._frames)
-
-    def step(
-        self, obs: np.ndarray, final_obs: FinalObs | None = None, valid: np.ndarray | None = None
-    ) -> tuple[np.ndarray, FinalObs | None]:
-        """Take in one step.
-
-        Args:
-            obs: `[B, ...]`, to act on next; the first of a new episode where one ended.
-            final_obs: None, or (rows `[k]`, last observations `[k, ...]`) of the episodes that ended.
-            valid: None, or `[B]`; False where the step only reset an environment.
-
-        Returns:
-            Stacks to act on `[B, ...]` (may be reused by the next step), and the rows with the last stacks of the
-            episodes that ended.
-
-        Raises:
-            RuntimeError: before the first `reset`.
-        """
-        frames = self._frames
-        if frames is None:
-            raise RuntimeError("FrameStack.step before reset(obs)")
-        self._check(obs)
-        frames[:, :-1] = frames[:, 1:]
-        frames[:, -1] = obs
-        stacked_final = None
-        if final_obs is not None:
-            rows, finals = final_obs
-            last = frames[rows]
-            last[:, -1] = finals
-            stacked_final = rows, self._layout(last)
-            frames[rows] = obs[rows][:, None]
-        if valid is not None and not valid.all():
-            frames[~valid] = obs[~valid][:, None]
-        return self._layout(frames), stacked_final
-
-    def get_state(self) -> dict[str, Any]:
-        """Return the frames of the running episodes."""
-        return {"frames": None if self._frames is None else self._frames.copy()}
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `get_state` gave. `ValueError` for frames of another shape."""
-        frames = state["frames"]
-        shape = (self.num_frames, *(self.input_space.shape or ()))
-        if frames is not None and np.shape(frames)[1:] != shape:
-            raise ValueError(f"frames of shape {np.shape(frames)} do not fit [B, {', '.join(map(str, shape))}]")
-        self._frames = None if frames is None else np.array(frames)
-
-    def _check(self, obs: np.ndarray) -> None:
-        if obs.shape[1:] != self.input_space.shape:
-            raise ValueError(f"observation of shape {obs.shape} does not fit the space {self.input_space}")
-
-    def _layout(self, frames: np.ndarray) -> np.ndarray:
-        """Return `[B, num_frames, ...]` as the output space has it."""
-        axis = _channel_axis(self.input_space)
-        if axis is None:
-            return frames
-        if axis == 0:
-            return frames.reshape(len(frames), -1, *frames.shape[3:])
-        return np.moveaxis(frames, 1, 3).reshape(*frames.shape[:1], *frames.shape[2:4], -1)
+    def leaf(self, space: Space[Any]) -> tuple[Space[Any], Leaf]:
+        if not isinstance(space, spaces.Box) or not is_image(space) or len(space.shape) != 3:
+            return space, same
+        axis = -1 if channels_last(space.shape) else -3
+        if space.shape[axis] != 3:
+            return space, same
+        low, high = (np.moveaxis(bound, axis, -1) for bound in (space.low, space.high))
+        return spaces.Box(low.min(-1), high.max(-1), dtype=space.dtype.type), partial(_luminance, axis=axis)
 
 
-def _channel_axis(space: Space[Any]) -> int | None:
-    """Return the axis of an image's channels, along which frames are joined; None: along a new first axis."""
-    if is_image(space) and len(space.shape or ()) == 3:
-        return 2 if channels_last(space.shape or ()) else 0
-    return None
+class Resize(LeafConnector):
+    """Brings images to `height` x `width`: each new pixel is the mean of the area that it covers.
+
+    Images come out in their own dtype (bytes rounded), channels where they were; other leaves pass. `ValueError` where
+    there is no image.
+    """
+
+    is_recorded = True
+
+    def __init__(self, height: int, width: int) -> None:
+        self.height, self.width = check_whole("height", height, 1), check_whole("width", width, 1)
+
+    def output_space(self, input_space: Space[Any]) -> Space[Any]:
+        if not any(is_image(leaf) for leaf in spaces_in(input_space)):
+            raise ValueError(f"Resize needs images, got {input_space}")
+        return super().output_space(input_space)
+
+    def leaf(self, space: Space[Any]) -> tuple[Space[Any], Leaf]:
+        if not isinstance(space, spaces.Box) or not is_image(space):
+            return space, same
+        last = len(space.shape) == 3 and channels_last(space.shape)
+        height, width = space.shape[:2] if last else space.shape[-2:]
+        rows, columns = _area_weights(height, self.height), _area_weights(width, self.width)
+        transform = partial(_resized, rows=rows, columns=columns.T, channels_last=last)
+        low, high = (transform(bound) for bound in (space.low, space.high))
+        return spaces.Box(low, high, dtype=space.dtype.type), transform
+
+
+def spaces_in(space: Space[Any]) -> list[Space[Any]]:
+    """Return the leaves of a space."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
+        return [leaf for part in parts for leaf in spaces_in(part)]
+    return [space]
+
+
+def _luminance(x: npt.NDArray[Any], axis: int) -> npt.NDArray[Any]:
+    red, green, blue = (np.take(x, i, axis) for i in range(3))
+    if x.dtype == np.uint8:  # in whole numbers: the same for any number of rows
+        return ((red * np.uint32(77) + green * np.uint32(150) + blue * np.uint32(29) + 128) >> 8).astype(np.uint8)
+    return (0.299 * red + 0.587 * green + 0.114 * blue).astype(x.dtype)
+
+
+def _area_weights(size: int, new_size: int) -> npt.NDArray[np.float32]:
+    """Return `[new_size, size]`: the share that each old pixel has in each new one."""
+    edges = np.linspace(0.0, size, new_size + 1)
+    starts, stops = np.maximum.outer(edges[:-1], np.arange(size)), np.minimum.outer(edges[1:], np.arange(1, size + 1))
+    overlaps = np.maximum(stops - starts, 0.0)
+    return (overlaps / overlaps.sum(1, keepdims=True)).astype(np.float32)
+
+
+def _resized(
+    x: npt.NDArray[Any], rows: npt.NDArray[Any], columns: npt.NDArray[Any], channels_last: bool
+) -> npt.NDArray[Any]:
+    images = np.moveaxis(x, -1, -3) if channels_last else x
+    out = rows @ images.astype(np.float32) @ columns  # one product for each image, whatever stands beside it
+    if x.dtype.kind in "iu":
+        out = np.rint(out)
+    return (np.moveaxis(out, -3, -1) if channels_last else out).astype(x.dtype)

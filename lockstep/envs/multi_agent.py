@@ -44,18 +44,20 @@ class Play(ABC):
         """is the whole episode recorded a second time, with actions as the environment takes them; and that record"""
         self.to_act: dict[AgentID, Any] = {}
         self._spaces: dict[AgentID, Any] = {}
+        self.seen: Callable[[dict[AgentID, Any], AgentDict], dict[AgentID, Any]] | None = None
+        """`seen(observations, rewards)`: the observations as they are acted on and stored; None: as they are"""
 
     def begin(self, *, seed: int | None = None, options: dict[str, Any] | None = None, id_: str | None = None) -> None:
         """Reset the environment and begin a new episode."""
         observations, infos = self._reset(seed, options)
         self._spaces, action_spaces = self.spaces()
         options_of_episodes: dict[str, Any] = {
-            "observation_space": self._spaces or None,
+            "observation_space": (self._spaces or None) if self.seen is None else None,
             "action_space": action_spaces or None,
             "agent_to_module_mapping_fn": self.mapping_fn,
         }
         self.episode = MultiAgentEpisode(id_, **options_of_episodes)
-        observations = self._copied(observations)
+        observations = self._copied(observations, {})
         self.episode.add_env_reset(observations, infos)
         if self.keeps_whole:
             self.whole = MultiAgentEpisode(id_, **options_of_episodes)
@@ -75,7 +77,7 @@ class Play(ABC):
             MultiAgentEnvError: data that cannot be.
         """
         observations, rewards, terminateds, truncateds, infos = self._step(actions)
-        observations = self._copied(observations)
+        observations = self._copied(observations, rewards)
         self.episode.add_env_step(
             observations,
             actions if stored is None else stored,
@@ -123,15 +125,15 @@ class Play(ABC):
     def _choose_who_acts(self, observations: AgentDict) -> None:
         """Set `to_act`."""
 
-    def _copied(self, observations: AgentDict) -> dict[AgentID, Any]:
-        """Return copies, as the spaces have them: an environment may write into its arrays again."""
+    def _copied(self, observations: AgentDict, rewards: AgentDict) -> dict[AgentID, Any]:
+        """Return copies, as the spaces have them, to be acted on: an environment may write into its arrays again."""
         copies = {}
         for agent, observation in observations.items():
             try:
                 copies[agent] = as_row(self._spaces.get(agent), observation)
             except ValueError as error:
                 raise MultiAgentEnvError(f"agent {agent!r} at t={self.episode.env_t}: {error}") from None
-        return copies
+        return copies if self.seen is None else self.seen(copies, rewards)
 
 
 class PettingZooPlay(Play):

@@ -46,6 +46,7 @@ class TrainingOptions(TypedDict, total=False):
     nan_policy: NanPolicy
     learner_class: type | None
     learner_config_dict: dict[str, Any]
+    learner_connector: Callable[..., Any] | None
 
 
 @dataclass
@@ -83,9 +84,19 @@ class TrainingSection(Section[ConfigT]):
     """a subclass of the algorithm's learner"""
     learner_config_dict: dict[str, Any] = option(factory=dict)
     """free-form settings for a learner of your own"""
+    learner_connector: Callable[..., Any] | None = None
+    """`f(observation_space, action_space)` returns a `Connector` or a list of them, which turn train columns (a dict of
+    tensors) into those that are learned from"""
 
     of_whole_update: ClassVar[frozenset[str]] = frozenset(
-        ("train_batch_size", "minibatch_size", "num_epochs", "shuffle_batch_per_epoch", "learner_class")
+        (
+            "train_batch_size",
+            "minibatch_size",
+            "num_epochs",
+            "shuffle_batch_per_epoch",
+            "learner_class",
+            "learner_connector",
+        )
     )
     """options that hold for an update of all modules together, so that no module can have its own"""
 

@@ -71,7 +71,9 @@ def columns_of_batch(to_tensor: ToTensor, module: RLModule, batch: SampleBatch, 
 
 
 def recorded_columns(to_tensor: ToTensor, connectors: ModuleConnectors, trajectories: Trajectories) -> TensorColumns:
-    """Return what the episodes recorded, `{name: [T * B, ...]}`, observations after the observation pipeline."""
+    """Return what the episodes recorded, `{name: [T * B, ...]}`, observations after the observation pipeline, all after
+    the learner connectors.
+    """
     truncateds = trajectories.cuts if trajectories.truncateds is None else trajectories.truncateds
     found: dict[str, Any] = {
         Columns.OBS: connectors.obs(trajectories.flat_obs()),
@@ -85,7 +87,7 @@ def recorded_columns(to_tensor: ToTensor, connectors: ModuleConnectors, trajecto
     for name, column in extras.items():
         if column is not None and name not in found and all(map(is_numeric, leaves(column))):
             found[name] = map_tree(lambda leaf: np.ascontiguousarray(leaf).reshape(-1, *leaf.shape[2:]), column)
-    return {name: map_tree(to_tensor, column) for name, column in found.items()}
+    return connectors.train_columns({name: map_tree(to_tensor, column) for name, column in found.items()})
 
 
 def _without_masked_rows(columns: TensorColumns) -> TensorColumns:

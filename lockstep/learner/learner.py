@@ -439,6 +439,7 @@ class Learner(Generic[Training]):
             module = self.module[module_id]
             tensors = inputs.columns_of_batch(self.to_tensor, module, batches[module_id], module_id)
             inputs.check_columns(tensors, self.required_columns(module_id), module, module_id, type(self).__name__)
+            tensors = self.connectors[module_id].train_columns(tensors)
             if Columns.WEIGHTS_SEQ_NO in tensors:
                 numbers, mask = tensors[Columns.WEIGHTS_SEQ_NO], tensors.get(Columns.LOSS_MASK)
                 self._note_sampler(module_id, numbers if mask is None else numbers[mask])

@@ -78,7 +78,7 @@ class Ring:
         self.newest, self.oldest, self.count, self.inherits, self.written, self.lengths, self.starts, _ = self.marks
         """views, [num_buffers] each: the newest and the oldest row, -1 where there is none; number of rows stored; 1
         where the oldest (of an empty one: the first that comes) goes on with an episode whose earlier rows are gone;
-        rows ever written (no part of the state); of the episode under way its length and its first row, -1 where that
+        rows ever written; of the episode under way its length and its first row, -1 where that
         is overwritten. Of the last line the first entry is the number of all rows stored."""
         self.returns = np.zeros((num_buffers, 1), np.float64)
         """[num_buffers, agents], of the episodes under way"""
@@ -249,6 +249,13 @@ class Ring:
         self.kernels.in_order(self.count, self.oldest, self.num_rows, out)
         return out
 
+    def newest_rows(self, numbers: np.ndarray) -> list[np.ndarray]:
+        """Return the `numbers` `[num_buffers]` rows written last in each sub-buffer, as far as they are stored, oldest
+        first.
+        """
+        back = [np.arange(min(int(n), int(count)) - 1, -1, -1) for n, count in zip(numbers, self.count)]
+        return [(row - self.num_buffers * steps) % self.num_rows for row, steps in zip(self.newest, back)]
+
     def by_buffer(self) -> list[np.ndarray]:
         """Return the stored rows of each sub-buffer, oldest first."""
         return np.split(self.in_order(), np.cumsum(self.count)[:-1])
@@ -258,7 +265,7 @@ class Ring:
         return {
             "flags": self.flags[: self.used()].copy(),
             "returns": self.returns.copy(),
-            **{name: getattr(self, name).copy() for name in _MARKS},
+            **{name: getattr(self, name).copy() for name in (*_MARKS, "written")},
         }
 
     def used(self) -> int:
@@ -272,6 +279,7 @@ class Ring:
         self.flags[: len(state["flags"])] = state["flags"]
         for name in _MARKS:
             getattr(self, name)[:] = state[name]
+        self.written[:] = state.get("written", self.count)
         self.returns = np.array(state["returns"])
         self.marks[7, 0] = self.count.sum()
 

@@ -65,12 +65,15 @@ class AsyncCollector(Collector):
             )
         if getattr(sole_part(policy), "is_stateful", False):
             raise ValueError("AsyncCollector takes no recurrent policy; use Collector")
-        if (frames := getattr(policy, "frame_stack", 1)) != 1:
+        recorded = getattr(sole_part(policy), "recorded", None)
+        if recorded is not None and recorded.has_memory:
+            names = [type(connector).__name__ for connector in recorded.connectors if connector.has_memory]
             raise ValueError(
-                f"AsyncCollector stacks no frames, and the policy takes {frames}; use Collector, or "
-                "environments that stack them (gymnasium.wrappers.FrameStackObservation)"
+                f"AsyncCollector follows no connectors with a memory, and the policy has {', '.join(names)}; use "
+                "Collector, or environments that stack frames (gymnasium.wrappers.FrameStackObservation)"
             )
-        self._acted_on = map_tree(np.copy, env_trees.allocate(env.observation_space, env.num_envs))
+        stored = env.observation_space if recorded is None or recorded.is_identity else recorded.observation_space
+        self._acted_on = map_tree(np.copy, env_trees.allocate(stored, env.num_envs))
         """the observation that each environment's action under way was chosen for"""
         self._sent: dict[int, Any] = {}
         """by row: the action under way as the environment takes it, where a callback reads episodes"""
@@ -104,7 +107,7 @@ class AsyncCollector(Collector):
         if not rows:
             return
         began = time.perf_counter()
-        obs = env_trees.gather(self.env.observations, rows)
+        obs = self._recorded_of(env_trees.gather(self.env.observations, rows))
         part = self._part
         if random:
             actions = self._random_actions(obs, len(rows))
@@ -121,6 +124,9 @@ class AsyncCollector(Collector):
             self._sent.update(zip(rows, sent))
         self._act_time += time.perf_counter() - began
         self.env.send(rows, sent)
+
+    def _recorded_of(self, obs: Any) -> Any:
+        return obs if self.recorded is None else self.recorded(obs)
 
     def _take_in(self, arrived: list[Arrived]) -> int:
         """Store transitions, end episodes; return how many count."""
@@ -168,6 +174,7 @@ class AsyncCollector(Collector):
         for k, answer in enumerate(answers):
             if answer.final_obs is not None:
                 env_trees.scatter(following, [k], answer.final_obs)
+        following = self._recorded_of(following)
         batch = {
             Columns.OBS: env_trees.gather(self._acted_on, rows),
             Columns.ACTIONS: np.asarray(self._actions)[rows],

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.connectors import FrameStack
+from lockstep.connectors import ObsPipeline
 from lockstep.data.rollout import RolloutStore
 from lockstep.data.trees import map_tree
 from lockstep.envs import StepResult, VectorBoundary, make_vector
@@ -31,11 +31,12 @@ class Collector(BaseCollector):
     stored; without one (evaluation) only returns and lengths are kept. It explores within a training step, and
     everywhere where `exploration_noise` is set, or `epsilon`: with it a policy of action values takes any action with
     that probability, whatever it does in training. `on_step_hook(step_result)` and
-    `on_episode_done_hook(env_index, episode_return, length)` observe. It stacks as many frames as the policy takes
-    (`frame_stack=None`). `seed`: for its own random streams (episodes, exploration, random actions); without one each
-    collector plays other episodes, and a trainer gives it the streams of the policy's seed. `place`: `(first, number of
-    all)` where several collectors have a part of the environments each. A collect that fails leaves no row behind (in a
-    `ReplayBuffer`, which gets pieces of 128 vector steps: no row of the piece); the next one begins new episodes.
+    `on_episode_done_hook(env_index, episode_return, length)` observe. What the policy's connectors are to record (frame
+    stacks, previous actions, resized images) is stored, from a copy of them of its own. `seed`: for its own random
+    streams (episodes, exploration, random actions); without one each collector plays other episodes, and a trainer
+    gives it the streams of the policy's seed. `place`: `(first, number of all)` where several collectors have a part of
+    the environments each. A collect that fails leaves no row behind (in a `ReplayBuffer`, which gets pieces of 128
+    vector steps: no row of the piece); the next one begins new episodes.
     """
 
     def __init__(
@@ -48,7 +49,6 @@ class Collector(BaseCollector):
         on_episode_done_hook: Callable[[int, float, int], None] | None = None,
         raise_on_nan_in_buffer: bool = True,
         *,
-        frame_stack: int | None = None,
         epsilon: float = 0.0,
         seed: int | None = None,
         streams: RandomStreams | None = None,
@@ -67,9 +67,10 @@ class Collector(BaseCollector):
             streams=streams,
         )
         space = self.env.observation_space
-        frames = getattr(policy, "frame_stack", 1) if frame_stack is None else frame_stack
-        self.frame_stack = FrameStack(frames, space) if frames != 1 else None
-        self.observation_space = space if self.frame_stack is None else self.frame_stack.observation_space
+        recorded: ObsPipeline | None = getattr(part, "recorded", None)
+        self.recorded = None if recorded is None or recorded.is_identity else recorded.copy()
+        """what observations go through before they are stored and acted on; None: nothing"""
+        self.observation_space: Any = space if self.recorded is None else self.recorded.observation_space
         part.check_spaces(self.env.observation_space, self.env.action_space)
         self.memory = Memory(part, self.num_envs) if getattr(part, "is_stateful", False) else None
         first, self.num_envs_in_all = place or (0, self.num_envs)
@@ -124,7 +125,10 @@ class Collector(BaseCollector):
         self._left_open, self._is_begun = False, True
         if self.recorder is not None:
             self.recorder.begin(obs)
-        self._obs = obs if self.frame_stack is None else self.frame_stack.reset(obs)
+        if self.recorded is not None:
+            self.recorded.reset()
+            obs = self.recorded(obs)
+        self._obs = obs
         self._returns[:] = 0.0
         self._lengths[:] = 0
         if self.memory is not None:
@@ -209,7 +213,8 @@ class Collector(BaseCollector):
             began = clock()
             actions = self._random_actions(obs, num_envs) if random else act(obs, None if noise is None else noise[k])
             acted = clock()
-            step = env_step(to_env(actions))
+            sent = to_env(actions)
+            step = env_step(sent)
             env_time += clock() - acted
             act_time += acted - began
             valid = step.valid
@@ -226,8 +231,8 @@ class Collector(BaseCollector):
             real = counting if valid is None else valid if counting is None else counting & valid
             steps += num_envs if real is None else int(np.count_nonzero(real))
             obs = step.obs
-            if self.frame_stack is not None or step.any_done:
-                obs = self._after_step(step, t)
+            if self.recorded is not None or step.any_done:
+                obs = self._after_step(step, sent, t)
             if self.on_step_hook is not None:
                 self.on_step_hook(step)
             t += 1
@@ -238,11 +243,9 @@ class Collector(BaseCollector):
         self._obs = obs if store is None else store.end(t, obs)
         return steps
 
-    def _after_step(self, step: StepResult, t: int) -> Any:
-        """End episodes: keep the true final observation, take down returns and lengths."""
-        obs, final = step.obs, step.final_obs
-        if self.frame_stack is not None:
-            obs, final = self.frame_stack.step(obs, final, step.valid)
+    def _after_step(self, step: StepResult, sent: Any, t: int) -> Any:
+        """End episodes: keep the true final observation, take down returns and lengths. Returns what is acted on."""
+        obs, final = (step.obs, step.final_obs) if self.recorded is None else self.recorded.follow(step, sent)
         if step.lost is not None:  # started again: the unfinished episodes count nowhere, and end before row `t`
             self._returns[step.lost], self._lengths[step.lost] = 0.0, 0
             if self.store is not None:
@@ -267,9 +270,10 @@ class Collector(BaseCollector):
         """Draw actions for `obs` of `number` environments; for all environments, and return what belongs to these."""
         if self.memory is not None:
             self.memory.act(obs, None)  # it remembers what it sees, whoever acts
-        space, rng = self.env.action_space, self.streams.numpy("random_actions")
+        space = getattr(self._part, "random_space", self.env.action_space)
+        rng = self.streams.numpy("random_actions")
         rows = slice(self.rows.start, self.rows.start + number)
-        masks = masks_in(obs, self.env.observation_space, space)
+        masks = masks_in(obs, self.observation_space, space)
         if masks is not None and len(masks) < self.num_envs_in_all:
             everywhere = np.ones((self.num_envs_in_all, masks.shape[1]), bool)
             everywhere[rows] = masks
@@ -287,7 +291,7 @@ class Collector(BaseCollector):
             **super().get_state(),
             "env": self.env.get_state() if self._is_begun else None,
             "obs": map_tree(np.copy, self._obs) if self._is_begun else None,
-            "frame_stack": None if self.frame_stack is None else self.frame_stack.get_state(),
+            "recorded": None if self.recorded is None else self.recorded.get_state(),
             "buffer": None if self.store is None else self.store.get_state(),
             "memory": None if self.memory is None else self.memory.get_state(),
             **({} if self.recorder is None else {"episodes": self.recorder.get_state()}),
@@ -304,8 +308,8 @@ class Collector(BaseCollector):
         if obs is None:
             self.episodes_cut = int(np.count_nonzero(state["lengths"]))
             return
-        if self.frame_stack is not None:
-            self.frame_stack.set_state(state["frame_stack"])
+        if self.recorded is not None:
+            self.recorded.set_state(state["recorded"])
             obs = state["obs"]
         self._obs, self._is_begun = map_tree(np.copy, obs), True
         self._returns[:] = state["returns"]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack
 
 from lockstep.state.options import ConfigT, Section, option
 
@@ -23,6 +24,9 @@ class EnvRunnersOptions(TypedDict, total=False):
     num_cpus_per_env_runner: float
     num_gpus_per_env_runner: float
     custom_resources_per_env_runner: dict[str, float]
+    env_to_module_connector: Callable[..., Any] | None
+    module_to_env_connector: Callable[..., Any] | None
+    add_default_connectors: bool
 
 
 @dataclass
@@ -54,6 +58,14 @@ class EnvRunnersSection(Section[ConfigT]):
     num_gpus_per_env_runner: float = option(0.0, ge=0)
     custom_resources_per_env_runner: dict[str, float] = option(factory=dict, ge=0)
     """other resources of a cluster that each runner takes, by name"""
+    env_to_module_connector: Callable[..., Any] | None = None
+    """`f(observation_space, action_space)` returns a `Connector` or a list of them, which observations go through
+    before those that options ask for (frame stack, normalisation)"""
+    module_to_env_connector: Callable[..., Any] | None = None
+    """`f(observation_space, action_space)` returns a `Connector` or a list of them, which actions go through before
+    they are rescaled or clipped for the environment"""
+    add_default_connectors: bool = True
+    """False: only your connectors; actions are neither rescaled nor clipped"""
 
     def __call__(self, **options: Unpack[EnvRunnersOptions]) -> ConfigT:
         """Set options; return the configuration."""

@@ -57,7 +57,6 @@ class EnvRunner:
         generation: int = 0,
         streams: RandomStreams | None = None,
         explore: bool = True,
-        frame_stack: int | None = None,
         with_logp: bool = False,
         with_states: bool = False,
         whole_episodes: bool = False,
@@ -70,7 +69,6 @@ class EnvRunner:
             env,
             exploration_noise=explore,
             raise_on_nan_in_buffer=raise_on_nan,
-            frame_stack=frame_stack,
             streams=self._streams(streams, index, generation),
             place=(index * env.num_envs, num_runners * env.num_envs),
         )

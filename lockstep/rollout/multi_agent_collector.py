@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
+from lockstep.connectors import ObsPipeline
 from lockstep.data import MultiAgentEpisode
 from lockstep.data.columns import Columns
-from lockstep.data.trees import named_leaves
+from lockstep.data.trees import map_tree, named_leaves, rows_of, zip_trees
 from lockstep.envs.errors import step_error
-from lockstep.envs.multi_agent import AgentEnvs, play_of
+from lockstep.envs.multi_agent import AgentEnvs, Play, play_of
 from lockstep.envs.trees import stack_rows
 from lockstep.rollout.base_collector import CHUNK, BaseCollector, masks_in, random_actions
 from lockstep.rollout.callbacks import EnvironmentCallback, Episode
@@ -26,6 +27,42 @@ AgentID = Any
 ByAgent = dict[AgentID, Any]
 Rows = list[tuple[int, AgentID]]
 """environment and agent of each row of a module's observations"""
+
+
+class AgentMemories:
+    """What the connectors of one environment's agents remember: a copy of its module's for each agent."""
+
+    def __init__(self, play: Play, part_of: Callable[[str, AgentID], ActingPart]) -> None:
+        self._play, self._part_of = play, part_of
+        self._pipelines: dict[AgentID, ObsPipeline] = {}
+        self._earned: dict[AgentID, float] = {}
+        """since the agent's last observation"""
+        play.seen = self.seen
+
+    def forget(self) -> None:
+        """Begin an episode."""
+        self._pipelines, self._earned = {}, {}
+
+    def note(self, agent: AgentID, actions: np.ndarray) -> None:
+        """Take note of an agent's action `[1, ...]`."""
+        if agent in self._pipelines:
+            self._pipelines[agent].after_step(actions, None)
+
+    def seen(self, observations: ByAgent, rewards: Mapping[AgentID, Any]) -> ByAgent:
+        """Return observations as they are acted on and stored, after steps that brought `rewards`."""
+        for agent, reward in rewards.items():
+            self._earned[agent] = self._earned.get(agent, 0.0) + float(reward)
+        found = {}
+        for agent, observation in observations.items():
+            part = self._part_of(self._play.episode.module_for(agent), agent)
+            pipeline = self._pipelines.get(agent)
+            if pipeline is None:
+                pipeline = self._pipelines[agent] = part.recorded.copy()
+            else:
+                pipeline.after_step(None, np.array([self._earned.get(agent, 0.0)]))
+            self._earned[agent] = 0.0
+            found[agent] = map_tree(np.copy, rows_of(pipeline(stack_rows(part.observation_space, [observation])), 0))
+        return found
 
 
 class MultiAgentCollector(BaseCollector):
@@ -92,6 +129,10 @@ class MultiAgentCollector(BaseCollector):
         self._taken = np.zeros(self.num_envs, np.int64)  # steps of each environment in this collect
         self._noise: dict[str, np.ndarray] = {}
         """of each module: [vector steps, environments, agents, ...]"""
+        self._followed: list[AgentMemories] = []
+        """what connectors remember of the agents of each environment; empty where nothing is recorded"""
+        if any(not part.recorded.is_identity for part in policy.acting.values()):
+            self._followed = [AgentMemories(play, self._part_of) for play in self.plays]
         self._agent_returns = np.zeros((self.num_envs, len(self.env.agents)), np.float64)
         """of the episode under way in each environment"""
         self._agent_returns_ended: list[tuple[float, ...]] = []
@@ -134,6 +175,9 @@ class MultiAgentCollector(BaseCollector):
     def fit_replay(self, agents: Mapping[str, Sequence[AgentID]] | None = None) -> None:
         """Give each module that learns a replay buffer for these agents; None: for those whose spaces are its own."""
         self._writer.fit_replay(agents)
+
+    def _part_of(self, module_id: str, agent: AgentID) -> ActingPart:
+        return part_of(self.policy, module_id, agent)
 
     # -- resets ---
 
@@ -243,6 +287,8 @@ class MultiAgentCollector(BaseCollector):
         for module_id, rows in asked.items():
             taken, learned, before = self._act(module_id, rows, k, random)
             for i, (b, agent) in enumerate(rows):
+                if self._followed:
+                    self._followed[b].note(agent, taken[i : i + 1])
                 actions[b][agent], stored[b][agent] = _plain(taken[i]), learned[i].copy()
                 if before is not None:
                     extras[b][agent] = {Columns.STATE_IN: _row(before, i)}
@@ -271,6 +317,8 @@ class MultiAgentCollector(BaseCollector):
         self.plays[b].mapping_fn = self.policy.policy_mapping_fn
         number, begun = self.rows.start + b, int(self._begun[b])
         seed = self.streams.seed(f"episode/{number}/{begun}")
+        if self._followed:
+            self._followed[b].forget()
         try:
             self.plays[b].begin(seed=seed, id_=str(begun * self.num_envs_in_all + number))
         except Exception as error:
@@ -299,8 +347,8 @@ class MultiAgentCollector(BaseCollector):
 
     def _act(self, module_id: str, rows: Rows, k: int, random: bool) -> tuple[np.ndarray, np.ndarray, State | None]:
         """Return for all rows of a module the actions for the environment, those learned from, and the state before."""
-        part = part_of(self.policy, module_id, rows[0][1])
-        obs = stack_rows(part.observation_space, [self.plays[b].to_act[agent] for b, agent in rows])
+        part = self._part_of(module_id, rows[0][1])
+        obs = stack_rows(part.seen_space, [self.plays[b].to_act[agent] for b, agent in rows])
         noise = None
         if self._noise:
             noise = self._noise[module_id][k, [b for b, _ in rows], [self._agent_index[agent] for _, agent in rows]]
@@ -310,12 +358,12 @@ class MultiAgentCollector(BaseCollector):
         elif not random:
             learned = part.act(obs, noise)
         if random:
-            masks = masks_in(obs, part.observation_space, part.action_space)
+            masks = masks_in(obs, part.seen_space, part.random_space)
             drawn = []
             for i, (b, _) in enumerate(rows):
                 rng = self.streams.numpy(f"random_actions/{self.rows.start + b}/{module_id}")
-                drawn.append(random_actions(part.action_space, rng, 1, None if masks is None else masks[i : i + 1]))
-            learned = part.from_env(np.concatenate(drawn))
+                drawn.append(random_actions(part.random_space, rng, 1, None if masks is None else masks[i : i + 1]))
+            learned = part.from_env(zip_trees(np.concatenate, drawn, "actions"))
         return part.to_env(learned), learned, before
 
     def _act_with_state(
@@ -365,7 +413,7 @@ class MultiAgentCollector(BaseCollector):
         return {
             **super().get_state(),
             "begun": self._begun.copy(),
-            "env": None if None in plays else plays,
+            "env": None if None in plays or self._followed else plays,  # what connectors remember is not kept
             "agent_returns": self._agent_returns.copy(),
             "states": [[*map(list, states.items())] for states in self._states],
         }

@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from lockstep.connectors import ObsPipeline
 from lockstep.modules import ActingWeights
 from lockstep.tracking.statistics import CollectStats
 
@@ -53,9 +54,21 @@ class ActingPart(ActingPolicy, Protocol):
     action_space: Any
 
     @property
+    def recorded(self) -> ObsPipeline:
+        """What raw observations go through before they are stored and acted on; a collector copies it."""
+
+    @property
+    def seen_space(self) -> Any:
+        """The space of the observations that are stored and acted on."""
+
+    @property
+    def random_space(self) -> Any:
+        """The space that random actions are drawn from, which `from_env` takes."""
+
+    @property
     def act(self) -> Callable[[Any, np.ndarray | None], np.ndarray]:
-        """`act(obs, noise)`: actions as learned from, for raw observations `[B, ...]`; without noise the most likely
-        ones. Taken anew for each collect, because parameters may be replaced between collects.
+        """`act(obs, noise)`: actions as learned from, for observations `[B, ...]` as they are stored; without noise the
+        most likely ones. Taken anew for each collect, because parameters may be replaced between collects.
         """
 
     def act_with_logp(self, obs: Any, noise: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
@@ -76,7 +89,7 @@ class ActingPart(ActingPolicy, Protocol):
         """Return actions as the environment takes them."""
 
     def from_env(self, actions: np.ndarray) -> np.ndarray:
-        """Return actions as learned from, for actions of the environment."""
+        """Return actions as learned from, for actions of `random_space`."""
 
     def check_spaces(self, observation_space: Any, action_space: Any) -> None:
         """Raise `ValueError` unless the environment's spaces fit."""
@@ -85,7 +98,7 @@ class ActingPart(ActingPolicy, Protocol):
         """Act with these from now on."""
 
     def action_logp(self, obs: Any, actions: np.ndarray) -> np.ndarray:
-        """Return the log-probability `[N]` of actions `[N, ...]` as learned from, for raw observations."""
+        """Return the log-probability `[N]` of actions `[N, ...]` as learned from, for stored observations."""
 
 
 @runtime_checkable
@@ -103,7 +116,7 @@ class CollectorLike(Protocol):
 
     @property
     def observation_space(self) -> Any:
-        """Space of the stored observations, frames stacked."""
+        """Space of the observations as they are stored."""
 
     @property
     def buffer(self) -> Any:

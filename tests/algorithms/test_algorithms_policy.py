@@ -28,7 +28,7 @@ from lockstep import (
     policy_within_training_step,
 )
 from lockstep.algorithms.ppo import PPOLearner, PPOTraining
-from lockstep.connectors import ClipActions, ModuleConnectors
+from lockstep.connectors import ActionPipeline, ClipActions, ModuleConnectors
 from lockstep.learner import LearnerGroup
 from lockstep.modules import DefaultActorCriticModule, MultiRLModule, RLModule, RLModuleSpec, wrap_module
 from lockstep.replay import ReplayBuffer
@@ -336,7 +336,7 @@ def test_checkpoints_of_another_kind_or_shape_are_refused_and_nothing_is_changed
 @pytest.mark.parametrize("space", [ACTIONS[0], ACTIONS[3]], ids=lambda space: type(space).__name__)
 def test_a_policy_acts_and_learns_with_a_learner_made_by_hand(space, tmp_path):
     spec = RLModuleSpec(DefaultActorCriticModule, BOX, space, model_config={"hiddens": (8,)})
-    actions = ClipActions(space) if isinstance(space, spaces.Box) else None
+    actions = ActionPipeline([ClipActions(space)], space) if isinstance(space, spaces.Box) else None
     connectors = {"default_policy": ModuleConnectors(actions=actions)}
     learner = PPOLearner(config=PPOTraining(lr=0.5, gamma=0.5), module_spec=spec, connectors=connectors).build()
     policy = Policy(make_policy(space).config, LearnerGroup(learner))

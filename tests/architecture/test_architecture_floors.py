@@ -33,7 +33,9 @@ FLOORS = {
     "recipes": 8,
     "cli": 9,
 }
-NOT_AN_ALGORITHM = ("__init__", "acting", "base_config", "config", "json_form", "new_modules", "offline", "policy")
+NOT_AN_ALGORITHM = (
+    *("__init__", "acting", "base_config", "config", "connectors", "json_form", "new_modules", "offline", "policy"),
+)
 ALGORITHM_FILES = sorted(
     path.stem for path in (ROOT / "lockstep/algorithms").glob("*.py") if path.stem not in NOT_AN_ALGORITHM
 )

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from lockstep.connectors import ClipActions, FrameStack, NormalizeRewards, RescaleActions
+from lockstep.connectors import ClipActions, FrameStack, NormalizeRewards, ObsPipeline, RescaleActions
+from lockstep.envs import StepResult
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
 
 VECTOR = spaces.Box(-np.inf, np.inf, (1,), np.float32)
@@ -23,40 +24,56 @@ def listed(stacks):
 # FrameStack
 
 
+def stacking(num_frames, space=VECTOR):
+    return ObsPipeline([FrameStack(num_frames)], space)
+
+
+def step_of(obs, final_obs=None, valid=None):
+    """What environments give in one step."""
+    step = StepResult(obs, len(obs))
+    step.final_obs, step.valid = final_obs, valid
+    return step
+
+
 def test_frames_are_stacked_oldest_first_and_the_first_fills_the_stack():
-    stack = FrameStack(3, VECTOR)
+    stack = stacking(3)
     assert stack.observation_space.shape == (3, 1)
-    assert listed(stack.reset(column(1, 10))) == [[1, 1, 1], [10, 10, 10]]
-    assert listed(stack.step(column(2, 20))[0]) == [[1, 1, 2], [10, 10, 20]]
-    assert listed(stack.step(column(3, 30))[0]) == [[1, 2, 3], [10, 20, 30]]
-    assert listed(stack.reset(column(7, 8))) == [[7, 7, 7], [8, 8, 8]]
+    assert listed(stack(column(1, 10))) == [[1, 1, 1], [10, 10, 10]]
+    assert listed(stack(column(2, 20))) == [[1, 1, 2], [10, 10, 20]]
+    stack.reset(1)
+    assert listed(stack(column(3, 30))) == [[1, 2, 3], [30, 30, 30]]
+    stack.reset()
+    assert listed(stack(column(7, 8, 9))) == [[7, 7, 7], [8, 8, 8], [9, 9, 9]]
 
 
 def test_a_row_that_only_reset_begins_anew():
     """NEXT_STEP: the episode's end shows the last observation, the step after it the first of the next episode."""
-    stack = FrameStack(3, VECTOR)
-    stack.reset(column(1, 10))
-    stacked, final = stack.step(column(2, 20), (np.array([1]), column(20)))
+    stack = stacking(3)
+    stack(column(1, 10))
+    stacked, final = stack.follow(step_of(column(2, 20), (np.array([1]), column(20))), None)
     assert listed(final[1]) == [[10, 10, 20]]
-    stacked, final = stack.step(column(3, 100), None, np.array([True, False]))
+    stacked, final = stack.follow(step_of(column(3, 100), None, np.array([True, False])), None)
     assert listed(stacked) == [[1, 2, 3], [100, 100, 100]]
     assert final is None
-    assert listed(stack.step(column(4, 101), None, np.array([True, True]))[0]) == [[2, 3, 4], [100, 100, 101]]
+    assert listed(stack.follow(step_of(column(4, 101), None, np.array([True, True])), None)[0]) == [
+        [2, 3, 4],
+        [100, 100, 101],
+    ]
 
 
 def test_stacks_of_random_episodes_equal_a_deque_for_each_environment():
     rng = np.random.default_rng(0)
     num_envs, k = 5, 4
-    stack = FrameStack(k, VECTOR)
+    stack = stacking(k)
     number = iter(np.arange(10_000, dtype=np.float32))
     obs = column(*[next(number) for _ in range(num_envs)])
-    stacked = stack.reset(obs)
+    stacked = stack(obs)
     queues = [deque([obs[b, 0]] * k, maxlen=k) for b in range(num_envs)]
     for _ in range(200):
         done = rng.random(num_envs) < 0.3
         obs = column(*[next(number) for _ in range(num_envs)])
         finals = column(*[next(number) for _ in range(int(done.sum()))])
-        stacked, final = stack.step(obs, (np.flatnonzero(done), finals) if done.any() else None)
+        stacked, final = stack.follow(step_of(obs, (np.flatnonzero(done), finals) if done.any() else None), None)
         expected_finals = []
         for b in range(num_envs):
             if done[b]:
@@ -72,12 +89,13 @@ def test_stacks_of_random_episodes_equal_a_deque_for_each_environment():
 
 def test_final_stacks_are_not_overwritten_by_the_next_step():
     for space in (VECTOR, spaces.Box(0, 255, (10, 10, 3), np.uint8), spaces.Box(0, 255, (3, 10, 10), np.uint8)):
-        stack = FrameStack(2, space)
+        stack = stacking(2, space)
         shape = (1, *space.shape)
-        stack.reset(np.zeros(shape, space.dtype))
-        _, final = stack.step(np.full(shape, 9, space.dtype), (np.array([0]), np.full(shape, 1, space.dtype)))
+        stack(np.zeros(shape, space.dtype))
+        ended = np.array([0]), np.full(shape, 1, space.dtype)
+        _, final = stack.follow(step_of(np.full(shape, 9, space.dtype), ended), None)
         kept = final[1].copy()
-        stack.step(np.full(shape, 5, space.dtype))
+        stack(np.full(shape, 5, space.dtype))
         np.testing.assert_array_equal(final[1], kept)
 
 
@@ -87,12 +105,12 @@ def test_final_stacks_are_not_overwritten_by_the_next_step():
 )
 def test_images_are_joined_along_their_channels(shape, stacked_shape):
     space = spaces.Box(0, 255, shape, np.uint8)
-    stack = FrameStack(3, space)
+    stack = stacking(3, space)
     assert stack.observation_space.shape == stacked_shape
     frames = [np.random.default_rng(i).integers(0, 256, (2, *shape)).astype(np.uint8) for i in range(3)]
-    stack.reset(frames[0])
-    stack.step(frames[1])
-    stacked, _ = stack.step(frames[2])
+    stack(frames[0])
+    stack(frames[1])
+    stacked = stack(frames[2])
     if len(shape) == 3:
         expected = np.concatenate(frames, axis=3 if shape[-1] == 2 else 1)
     else:
@@ -103,23 +121,24 @@ def test_images_are_joined_along_their_channels(shape, stacked_shape):
 
 
 def test_frame_stack_state_goes_round(tmp_path):
-    stack, other = FrameStack(3, VECTOR), FrameStack(3, VECTOR)
+    stack, other = stacking(3), stacking(3)
     other.set_state(stack.get_state())
-    stack.reset(column(1, 2))
-    stack.step(column(3, 4))
+    stack(column(1, 2))
+    stack(column(3, 4))
+    stack.reset(1)
     write_checkpoint(tmp_path / "c", {"": {"stack": stack.get_state()}})
     other.set_state(read_checkpoint(tmp_path / "c")[""]["stack"])
-    assert listed(other.step(column(5, 6))[0]) == listed(stack.step(column(5, 6))[0]) == [[1, 3, 5], [2, 4, 6]]
+    assert listed(other(column(5, 6))) == listed(stack(column(5, 6))) == [[1, 3, 5], [6, 6, 6]]
     with pytest.raises(ValueError, match="do not fit"):
-        FrameStack(2, VECTOR).set_state(stack.get_state())
+        stacking(2).set_state(stack.get_state())
 
 
 @pytest.mark.parametrize(
     ("mistake", "words"),
     [
-        (lambda: FrameStack(2, spaces.Discrete(3)), "takes a Box, not Discrete"),
-        (lambda: FrameStack(2, VECTOR).step(column(1)), "before reset"),
-        (lambda: FrameStack(2, VECTOR).reset(np.zeros((2, 3))), r"\(2, 3\) does not fit"),
+        (lambda: FrameStack(0), "num_frames=0 is not allowed"),
+        (lambda: stacking(2, spaces.Discrete(3)), "takes a Box, not Discrete"),
+        (lambda: stacking(2)(np.zeros((2, 3))), r"\(2, 3\) does not fit"),
         (lambda: NormalizeRewards(gamma=1.1), "NormalizeRewards needs"),
         (lambda: NormalizeRewards(clip=0.0), "NormalizeRewards needs"),
         (lambda: NormalizeRewards(epsilon=0.0), "NormalizeRewards needs"),

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from lockstep.connectors import FrameStack, ObsPipeline
 from lockstep.replay import VectorReplayBuffer
 
 
@@ -25,6 +26,11 @@ class Acting:
 
     def check_spaces(self, observation_space, action_space):
         return None
+
+    def stacking(self, num_frames, env):
+        """Take stacks of so many observations of `env`; returns the policy."""
+        self.recorded = ObsPipeline([FrameStack(num_frames)] if num_frames > 1 else [], env.observation_space)
+        return self
 
 
 class Exploring(Acting):

@@ -419,8 +419,8 @@ def test_a_hook_that_raises_is_not_hidden_and_leaves_no_row():
 @pytest.mark.parametrize("native", [False, True])
 def test_a_restored_collector_goes_on_in_mid_episode(native, frame_stack):
     def make():
-        env = CountingVectorEnv(4, ENDLESS, "NextStep") if native else light(ENDLESS)
-        collector = Collector(Acting(), make_vector(env), exploration_noise=True, frame_stack=frame_stack)
+        env = make_vector(CountingVectorEnv(4, ENDLESS, "NextStep") if native else light(ENDLESS))
+        collector = Collector(Acting().stacking(frame_stack, env), env, exploration_noise=True)
         collector.buffer = RolloutStore(4, 4, collector.observation_space, collector.env.action_space)
         return collector
 

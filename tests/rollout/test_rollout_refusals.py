@@ -39,10 +39,6 @@ class Remembering(Acting):
         return {}
 
 
-class Stacking(Acting):
-    frame_stack = 4
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -81,7 +77,10 @@ def test_a_policy_for_other_spaces_is_refused_with_both():
     [
         ({"env": make_vector("CartPole-v1")}, "needs environments in processes of their own"),
         ({"policy": Remembering()}, "takes no recurrent policy; use Collector"),
-        ({"policy": Stacking()}, "stacks no frames, and the policy takes 4; use Collector"),
+        (
+            {"policy": Acting().stacking(4, CountingEnv())},
+            "follows no connectors with a memory, and the policy has FrameStack",
+        ),
         ({"buffer": ReplayBuffer(10)}, "buffer_num=2"),
         (
             {"buffer": RolloutStore(4, 2, CountingEnv().observation_space, CountingEnv().action_space)},

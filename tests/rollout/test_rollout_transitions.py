@@ -66,14 +66,15 @@ CASES += [(name, mode) for name in ("sync", "sync_wrapped", "async", "native") f
 
 def collector_of(env, frame_stack=1):
     boundary = make_vector(env)
-    collector = Collector(Exploring(), boundary, frame_stack=frame_stack)
+    collector = Collector(Exploring().stacking(frame_stack, boundary), boundary)
     collector.buffer = RolloutStore(5, NUM_ENVS, collector.observation_space, boundary.action_space)
     return collector
 
 
 def replaying(env, frame_stack=1, buffer=None, **options):
     buffer = VectorReplayBuffer(4000, NUM_ENVS, **options) if buffer is None else buffer
-    return Collector(Exploring(), make_vector(env), buffer=buffer, frame_stack=frame_stack, seed=1)
+    boundary = make_vector(env)
+    return Collector(Exploring().stacking(frame_stack, boundary), boundary, buffer=buffer, seed=1)
 
 
 def rows_by_env(buffer):

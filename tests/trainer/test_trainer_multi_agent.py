@@ -232,7 +232,6 @@ def test_a_loss_that_is_not_finite_ends_a_run_of_several_agents_with_the_batch(f
     "section, options, message",
     [
         ("env_runners", {"vectorize_mode": "async"}, "env_runners.vectorize_mode='async' is not allowed"),
-        ("environment", {"frame_stack": 2}, "environment.frame_stack=2 is not allowed"),
         ("multi_agent", {"count_steps_by": "agent_steps"}, "multi_agent.count_steps_by='agent_steps' is not allowed"),
     ],
 )

@@ -10,6 +10,7 @@ from trainer_tools import by_hand, digest, learned
 from lockstep import DQNConfig, MultiAgentCollector, OffpolicyTrainer
 from lockstep.data.rollout import EpisodeStore
 from lockstep.envs import EnvironmentStepError
+from lockstep.modules import RLModuleSpec
 from lockstep.replay import MultiAgentReplayBuffer, VectorReplayBuffer
 
 
@@ -190,3 +191,24 @@ def test_each_module_sums_its_n_steps_with_its_own_gamma():
     buffers = config.build_collector(config.build_policy()).buffer.buffers
     assert buffers[first].options.gamma == 0.5
     assert {buffers[module_id].options.gamma for module_id in others} == {0.9}
+
+
+def test_modules_with_memory_store_their_states_and_learn_from_sequences():
+    """Each module by its own network: one remembers, the other does not."""
+    config = game_config(CountingGame, DQNConfig, num_envs=2)
+    first, *others = config.module_specs()
+    memory = RLModuleSpec(model_config={"hiddens": (4,), "recurrent": "gru", "recurrent_size": 3})
+    config.multi_agent(policies={first: memory, **dict.fromkeys(others)})
+    config.replay(capacity=400, learning_starts=40, sequence_length=4, burn_in=2, prioritized=True)
+    trainer = config.evaluation(evaluation_interval=0).reporting(total_steps=120).build_trainer()
+    trainer.run()
+    buffers = trainer.buffer.buffers
+    assert {mid: buffer.options.sequence_length for mid, buffer in buffers.items()} == {
+        first: 4,
+        **dict.fromkeys(others),
+    }
+    batch = buffers[first].to_batch()
+    at_start = ~batch["state_in"]["h"].any(axis=1)
+    assert np.array_equal(at_start, batch["t"] == 0)
+    assert buffers[first].sample(5)["state_in"]["h"].shape == (5, 3)
+    assert trainer.gradient_step > 0

@@ -13,7 +13,7 @@ from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import Tree, map_tree
 from lockstep.learner.config import TrainingOptions, TrainingSection
-from lockstep.learner.inputs import check_outputs
+from lockstep.learner.inputs import check_outputs, recorded_columns
 from lockstep.learner.learner import Learner, Outputs
 from lockstep.learner.minibatches import TensorColumns, take_rows
 from lockstep.learner.sequences import SequenceRows, evaluate_sequences
@@ -91,6 +91,8 @@ class Evaluated:
     """of a module with memory: the sequences to train on"""
     bootstrap_obs: Tree = None
     """[K, ...] tensors, after the observation pipeline; None for K = 0"""
+    rewards: np.ndarray | None = None
+    """[T, B] after the learner connectors; None where there are none"""
 
 
 class OnPolicyLearner(Learner[Training]):
@@ -118,13 +120,9 @@ class OnPolicyLearner(Learner[Training]):
         All of it is computed with the present parameters. What the episodes recorded when acting stands beside it
         (`old_`); where they recorded nothing the parameters are those that acted, and the two are the same.
         """
-        module, pipeline = self.module[module_id], self.connectors[module_id].obs
-        obs = map_tree(self.to_tensor, pipeline(trajectories.flat_obs()))
-        last = None
-        if len(trajectories.bootstrap_index):
-            last = map_tree(self.to_tensor, pipeline(trajectories.bootstrap_obs))
+        module = self.module[module_id]
+        obs, actions, last, rewards = self._read(module_id, trajectories)
         inputs, flat_values, bootstrap, sequences = self._outputs(module, trajectories, obs, last)
-        actions = self.to_tensor(trajectories.flat_actions())
         values = flat_values.cpu().numpy().reshape(trajectories.shape)
         next_values = np.zeros_like(values)
         next_values[:-1] = values[1:]
@@ -147,7 +145,31 @@ class OnPolicyLearner(Learner[Training]):
             next_values=next_values,
             sequences=sequences,
             bootstrap_obs=last,
+            rewards=rewards,
         )
+
+    def _read(self, module_id: str, trajectories: Trajectories) -> tuple[Tree, Tensor, Tree, np.ndarray | None]:
+        """Return observations, actions and bootstrap observations as tensors and, after learner connectors, rewards."""
+        connectors, index = self.connectors[module_id], trajectories.bootstrap_index
+        if connectors.learner:
+            columns = recorded_columns(self.to_tensor, connectors, trajectories)
+            last = take_rows({Columns.OBS: columns[Columns.NEXT_OBS]}, torch.from_numpy(index).to(self.device))
+            rewards = columns[Columns.REWARDS].cpu().numpy().astype(trajectories.rewards.dtype)
+            return (
+                columns[Columns.OBS],
+                columns[Columns.ACTIONS],
+                last[Columns.OBS] if len(index) else None,
+                rewards.reshape(trajectories.shape),
+            )
+        obs = map_tree(self.to_tensor, connectors.obs(trajectories.flat_obs()))
+        bootstrap_obs = map_tree(self.to_tensor, connectors.obs(trajectories.bootstrap_obs)) if len(index) else None
+        return obs, self.to_tensor(trajectories.flat_actions()), bootstrap_obs, None
+
+    def _rewards(self, module_id: str, trajectories: Trajectories, rollout: Evaluated) -> np.ndarray:
+        """Return the rewards `[T, B]` that advantages and targets are made of."""
+        if rollout.rewards is not None:
+            return rollout.rewards
+        return self.connectors[module_id].learning_rewards(trajectories)
 
     def _outputs(
         self, module: RLModule, trajectories: Trajectories, obs: Tree, last: Tree
@@ -201,7 +223,7 @@ class OnPolicyLearner(Learner[Training]):
         """Return advantages (GAE) and value targets, `[T * B]` each; how well the values explain them is logged."""
         options: Any = self.config_of(module_id)
         advantages, targets = gae(
-            self.connectors[module_id].learning_rewards(trajectories),
+            self._rewards(module_id, trajectories, rollout),
             rollout.values,
             rollout.next_values,
             trajectories.terminateds,
@@ -232,7 +254,7 @@ class OnPolicyLearner(Learner[Training]):
         log_ratios = target - behaviour if options.vtrace else torch.zeros_like(behaviour)
         targets, advantages = vtrace(
             log_ratios.cpu().numpy().reshape(trajectories.shape),
-            self.connectors[module_id].learning_rewards(trajectories),
+            self._rewards(module_id, trajectories, rollout),
             rollout.values,
             rollout.next_values,
             trajectories.terminateds,

@@ -1,0 +1,226 @@
+"""Connectors with a memory: frame stacks, and what was done and earned in the step before."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+from gymnasium.spaces import Space
+
+from lockstep.connectors.connector import Connector
+from lockstep.connectors.observations import FlattenObs
+from lockstep.data.trees import leaves
+from lockstep.modules.encoders import channels_last, is_image
+from lockstep.state.checks import check_whole
+
+
+class RowMemory(Connector):
+    """Remembers something of each row (environment), `_memory` `[B, ...]`, until its `reset`."""
+
+    _memory: npt.NDArray[Any] | None = None
+
+    def reset(self, env_index: int | npt.NDArray[Any] | None = None) -> None:
+        if env_index is None:
+            self._memory = None
+        elif self._memory is not None:
+            self._forget(np.atleast_1d(env_index))
+
+    @abstractmethod
+    def _forget(self, rows: npt.NDArray[Any]) -> None:
+        """Begin episodes in these rows."""
+
+    def _check_rows(self, number: int) -> None:
+        if self._memory is not None and len(self._memory) != number:
+            raise ValueError(
+                f"{type(self).__name__} remembers {len(self._memory)} rows and got {number}; call reset() where other "
+                "episodes begin"
+            )
+
+    def get_state(self) -> dict[str, Any]:
+        return {"memory": None if self._memory is None else self._memory.copy()}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        self._memory = None if state["memory"] is None else np.array(state["memory"])
+
+
+class FrameStack(RowMemory):
+    """Stacks the last `num_frames` observations of each environment (DQN's four frames: Mnih et al. 2015).
+
+    Stacks are stored and learned from; they never reach over an episode's boundary: the first observation of an episode
+    fills its whole stack.
+
+    A Box `[...]` becomes `[num_frames, ...]`, oldest first; images with channels are joined along their channels.
+    `ValueError` for another space.
+    """
+
+    def __init__(self, num_frames: int = 4) -> None:
+        self.num_frames = check_whole("num_frames", num_frames, 1)
+        self._begins: list[int] = []
+        """rows whose next observation fills the stack"""
+
+    def output_space(self, input_space: Space[Any]) -> spaces.Box:
+        if not isinstance(input_space, spaces.Box):
+            raise ValueError(f"FrameStack takes a Box, not {input_space}; flatten the observations first")
+        axis = _channel_axis(input_space)
+        low, high = (
+            np.concatenate([bound] * self.num_frames, axis) if axis is not None else np.stack([bound] * self.num_frames)
+            for bound in (input_space.low, input_space.high)
+        )
+        return spaces.Box(low, high, dtype=input_space.dtype.type)
+
+    def bind(self, input_space: Space[Any]) -> spaces.Box:
+        self._space, self._axis = input_space, _channel_axis(input_space)
+        return self.output_space(input_space)
+
+    def reset(self, env_index: int | npt.NDArray[Any] | None = None) -> None:
+        super().reset(env_index)
+        if self._memory is None:
+            self._begins = []
+
+    def _forget(self, rows: npt.NDArray[Any]) -> None:
+        self._begins += rows.tolist()
+
+    def __call__(self, data: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return stacks `[B, ...]`, which the next call may write over, for the next observations `[B, ...]`."""
+        if data.shape[1:] != self._space.shape:
+            raise ValueError(f"observation of shape {data.shape} does not fit the space {self._space}")
+        frames = self._memory
+        if frames is None:
+            frames = self._memory = np.repeat(data[:, None], self.num_frames, axis=1)
+            return self._layout(frames)
+        if len(frames) != len(data):
+            self._check_rows(len(data))
+        frames[:, :-1] = frames[:, 1:]
+        frames[:, -1] = data
+        if self._begins:
+            frames[self._begins] = data[self._begins][:, None]
+            self._begins = []
+        return self._layout(frames)
+
+    def get_state(self) -> dict[str, Any]:
+        return {**super().get_state(), "begins": list(self._begins)}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        frames, shape = state["memory"], (self.num_frames, *(self._space.shape or ()))
+        if frames is not None and np.shape(frames)[1:] != shape:
+            raise ValueError(f"frames of shape {np.shape(frames)} do not fit [B, {', '.join(map(str, shape))}]")
+        super().set_state(state)
+        self._begins = [int(row) for row in state["begins"]]
+
+    def _layout(self, frames: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return `[B, num_frames, ...]` as the output space has it."""
+        if self._axis is None:
+            return frames
+        if self._axis == 0:
+            return frames.reshape(len(frames), -1, *frames.shape[3:])
+        return np.moveaxis(frames, 1, 3).reshape(*frames.shape[:1], *frames.shape[2:4], -1)
+
+
+def _channel_axis(space: Space[Any]) -> int | None:
+    """Return the axis of an image's channels, along which frames are joined; None: along a new first axis."""
+    if is_image(space) and len(space.shape or ()) == 3:
+        return 2 if channels_last(space.shape or ()) else 0
+    return None
+
+
+class _Beside(RowMemory):
+    """Adds a vector of what it remembers to the observation, under a name of its own."""
+
+    key: str
+    _size: int
+
+    def output_space(self, input_space: Space[Any]) -> spaces.Dict:
+        parts = list(input_space.spaces.items()) if isinstance(input_space, spaces.Dict) else [("obs", input_space)]
+        if self.key in dict(parts):
+            raise ValueError(f"{type(self).__name__} adds the key {self.key!r}, which {input_space} has already")
+        return spaces.Dict([*parts, (self.key, self._added_space())])
+
+    @abstractmethod
+    def _added_space(self) -> spaces.Box:
+        """Return the space of what is added."""
+
+    def _forget(self, rows: npt.NDArray[Any]) -> None:
+        if self._memory is not None:
+            self._memory[rows] = 0.0
+
+    def __call__(self, data: Any) -> dict[str, Any]:
+        """Return the observations `[B, ...]` as a dict with what is remembered of each row."""
+        number = len(next(leaves(data)))
+        if self._memory is None:
+            self._memory = np.zeros((number, self._size), np.float32)
+        self._check_rows(number)
+        return {**(data if isinstance(data, dict) else {"obs": data}), self.key: self._memory.copy()}
+
+
+class PreviousActions(_Beside):
+    """Adds the action before as `"previous_actions"`: the environment's, flat, discrete choices one-hot.
+
+    An observation `[...]` becomes the Dict `{"obs": [...], "previous_actions": [size]}`; a Dict gets one more key, so
+    that its mask stays where it is. Zeros where an episode begins.
+    """
+
+    key = "previous_actions"
+
+    def __init__(self, action_space: Space[Any]) -> None:
+        self._flat = FlattenObs()
+        self._space = self._flat.bind(action_space)
+        (self._size,) = self._space.shape or ()
+
+    def _added_space(self) -> spaces.Box:
+        low, high = self._space.low, self._space.high  # type: ignore[attr-defined]
+        return spaces.Box(np.minimum(low, 0.0), np.maximum(high, 0.0), dtype=np.float32)
+
+    def after_step(self, actions: Any, rewards: npt.NDArray[Any] | None) -> None:
+        if actions is not None:
+            self._memory = np.array(self._flat(actions))
+
+
+class PreviousRewards(_Beside):
+    """Adds the reward of the step before as `"previous_rewards"` `[1]`, otherwise as `PreviousActions`.
+
+    A policy that is called by hand is told by `compute_actions(obs, rewards=...)`; `ValueError` where it is not.
+    """
+
+    key = "previous_rewards"
+    _size = 1
+    _is_known = True
+    _begins = np.zeros(0, bool)
+    """[B], rows that have been reset since the last call"""
+
+    def _added_space(self) -> spaces.Box:
+        return spaces.Box(-np.inf, np.inf, (1,), np.float32)
+
+    def reset(self, env_index: int | npt.NDArray[Any] | None = None) -> None:
+        super().reset(env_index)
+        if env_index is None:
+            self._is_known = True
+        elif self._memory is not None:
+            self._begins[env_index] = True
+
+    def after_step(self, actions: Any, rewards: npt.NDArray[Any] | None) -> None:
+        self._is_known = rewards is not None
+        if rewards is not None and self._memory is not None:
+            self._check_rows(len(rewards))
+            rewards = np.where(self._begins, 0.0, rewards)  # they are of the episode before
+            self._memory = rewards[:, None].astype(np.float32)
+
+    def __call__(self, data: Any) -> dict[str, Any]:
+        if not self._is_known and not self._begins.all():
+            raise ValueError("PreviousRewards does not know the rewards of the step before; hand them in: rewards=...")
+        output = super().__call__(data)
+        self._begins = np.zeros(len(output[self.key]), bool)
+        return output
+
+    def get_state(self) -> dict[str, Any]:
+        begins = None if self._memory is None else self._begins.copy()
+        return {**super().get_state(), "begins": begins, "is_known": self._is_known}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        super().set_state(state)
+        self._is_known = bool(state["is_known"])
+        if state["begins"] is not None:
+            self._begins = np.array(state["begins"], bool)
