@@ -122,17 +122,13 @@ class MultiAgentCollector(BaseCollector):
         """module id -> the agents that it acts for"""
         first, self.num_envs_in_all = place or (0, self.num_envs)
         self.rows = slice(first, first + self.num_envs)
-        self._begun = np.zeros(self.num_envs, np.int64)
-        """episodes begun in each environment"""
+        self._begun = np.zeros(self.num_envs, np.int64)  # episodes begun in each environment
         self._share = 0 if whole_episodes else None
         """steps that each environment takes in whole episodes; None: episodes are cut at the end of a collect"""
         self._taken = np.zeros(self.num_envs, np.int64)  # steps of each environment in this collect
         self._noise: dict[str, np.ndarray] = {}
         """of each module: [vector steps, environments, agents, ...]"""
-        self._followed: list[AgentMemories] = []
-        """what connectors remember of the agents of each environment; empty where nothing is recorded"""
-        if any(not part.recorded.is_identity for part in policy.acting.values()):
-            self._followed = [AgentMemories(play, self._part_of) for play in self.plays]
+        self._followed = self._memories()
         self._agent_returns = np.zeros((self.num_envs, len(self.env.agents)), np.float64)
         """of the episode under way in each environment"""
         self._agent_returns_ended: list[tuple[float, ...]] = []
@@ -175,6 +171,12 @@ class MultiAgentCollector(BaseCollector):
     def fit_replay(self, agents: Mapping[str, Sequence[AgentID]] | None = None) -> None:
         """Give each module that learns a replay buffer for these agents; None: for those whose spaces are its own."""
         self._writer.fit_replay(agents)
+
+    def _memories(self) -> list[AgentMemories]:
+        """Return what connectors remember of the agents of each environment; empty where nothing is recorded."""
+        if all(part.recorded.is_identity for part in self.policy.acting.values()):
+            return []
+        return [AgentMemories(play, self._part_of) for play in self.plays]
 
     def _part_of(self, module_id: str, agent: AgentID) -> ActingPart:
         return part_of(self.policy, module_id, agent)
