@@ -495,6 +495,12 @@ class BaseConfig:
         policies = list(dict.fromkeys(mapping.values()))
         return self.copy().multi_agent(policies=policies, policy_mapping_fn=mapping)
 
+    def agents_with_id(self, env: Any = None) -> list[Any] | None:
+        """Return the agents in the order of their numbers, where observations have these; else None."""
+        if not self.multi_agent.agent_id_in_obs:
+            return None
+        return list(self._agent_spaces(self.environment.env if env is None else env) or ())
+
     def _agent_spaces(self, env: Any) -> dict[Any, Spaces] | None:
         """Return (observation space, action space) of each agent; None for an environment of one agent."""
         env = named_environment(env) if isinstance(env, str) else env
@@ -502,7 +508,8 @@ class BaseConfig:
         try:
             if not is_agent_env(made):
                 return None
-            observation_spaces, action_spaces = play_of(made).spaces()
+            play = play_of(made, agent_ids=self.multi_agent.agent_id_in_obs)
+            observation_spaces, action_spaces = play.spaces()
         finally:
             if made is not env and hasattr(made, "close"):
                 made.close()
@@ -651,7 +658,7 @@ class BaseConfig:
         self.set_num_threads()
         training, section = self.training, self.rl_module
         streams = RandomStreams(self.debugging.seed)
-        connectors, modules = self._build_modules(self.spaces_by_module(env, spaces), streams)
+        connectors, modules = self._build_modules(self.spaces_by_module(env, spaces), streams, env)
         overrides = section.algorithm_config_overrides_per_module
         unknown = sorted(set(overrides) - set(modules))
         if unknown:
@@ -677,17 +684,41 @@ class BaseConfig:
         return learner
 
     def _build_modules(
-        self, spaces: Mapping[str, Spaces], streams: RandomStreams
+        self, spaces: Mapping[str, Spaces], streams: RandomStreams, env: Any
     ) -> tuple[dict[str, ModuleConnectors], dict[str, RLModule]]:
         specs = self.module_specs()
         single = list(specs) == [DEFAULT_MODULE_ID]
         connectors, modules = {}, {}
+        if self.multi_agent.centralized_critic:
+            specs = self._with_critic_spaces(specs, env)
         for module_id, (observation_space, action_space) in spaces.items():
             check_spaces(self.algorithm, observation_space, action_space)
             connectors[module_id], seen = self.build_connectors(observation_space, action_space)
             module_streams = streams if single else streams.child(module_id)
             modules[module_id] = self.build_module(specs[module_id], seen, action_space, module_streams)
         return connectors, modules
+
+    def _with_critic_spaces(
+        self, specs: Mapping[str, RLModuleSpec | RLModule], env: Any
+    ) -> dict[str, RLModuleSpec | RLModule]:
+        """Return specs that say what a centralised critic sees; the environment is asked where they do not."""
+        lacking = [mid for mid, spec in specs.items() if spec.critic_space is None and isinstance(spec, RLModuleSpec)]
+        if not lacking:
+            return dict(specs)
+        chosen = self.environment.env if env is None else env
+        chosen = named_environment(chosen) if isinstance(chosen, str) else chosen
+        if chosen is None:
+            raise ValueError(
+                "multi_agent.centralized_critic needs an environment that says what the critic sees; give one, or "
+                "policies={module_id: RLModuleSpec(critic_space=...)}"
+            )
+        made = chosen(**self.environment.env_config) if callable(chosen) else chosen
+        try:
+            space = play_of(made, critic=self.multi_agent.centralized_critic).critic_space()
+        finally:
+            if made is not chosen and hasattr(made, "close"):
+                made.close()
+        return {mid: replace(spec, critic_space=space) if mid in lacking else spec for mid, spec in specs.items()}  # type: ignore[type-var]
 
     def build_learner_group(
         self, env: Any = None, spaces: tuple[Any, Any] | None = None, rl_module_spec: Any = None
@@ -741,6 +772,7 @@ class BaseConfig:
             action_space=spec.action_space or action_space,
             inference_only=spec.inference_only,
             model_config=model_config,
+            critic_space=spec.critic_space,
         )
         try:
             return filled.build(seed=streams.seed("module"))

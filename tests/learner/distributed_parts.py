@@ -56,6 +56,8 @@ class Case:
     """every second update all rows are on the last learner"""
     behaviour: bool = False
     """episodes carry the log-probabilities of the policy that acted"""
+    critic: bool = False
+    """a centralised critic, whose observations of two numbers are in the infos"""
 
 
 def build(case, reducer):
@@ -70,6 +72,8 @@ def build(case, reducer):
         config.rl_module(model_config={"num_critics": 1})
     if len(case.modules) > 1:
         config.multi_agent(policies=case.modules, policy_mapping_fn=lambda agent, episode: agent)
+    if case.critic:
+        config.rl_module(rl_module_spec=RLModuleSpec(critic_space=spaces.Box(-1.0, 1.0, (2,))))
     config.rl_module(model_config={"hiddens": (8,)}).framework(dtype=case.dtype)
     return config.build_learner(spaces=(BOX, actions_of(case)), reducer=reducer)
 
@@ -129,6 +133,9 @@ def shards_of(case, update, world_size):
         shards = [{mid: pieces[rank] for mid, pieces in parts.items()} for rank in range(world_size)]
         return [MultiAgentBatch(shard, max(map(len, shard.values()))) for shard in shards]
     made = episodes_of(rng, case.behaviour) if len(case.modules) == 1 else multi_agent_episodes_of(rng, case.modules)
+    for episode in made if case.critic else ():
+        seen = rng.normal(size=(len(episode) + 1, 2)).astype(np.float32)
+        episode.set_infos(new_data=[{"critic_obs": row} for row in seen])
     ends = cuts(len(made), world_size, case, update, rng)
     return [made[start:stop] for start, stop in itertools.pairwise(ends)]
 
