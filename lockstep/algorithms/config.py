@@ -73,7 +73,7 @@ class AlgorithmConfig(BaseConfig):
 
     def _rules_of_run(self) -> list[Rule]:
         framework, asynchronous = self.framework, self.collects_while_learning
-        is_recurrent = getattr(self.rl_module.model_config, "recurrent", None) is not None
+        is_recurrent = getattr(self.rl_module.model_config, "has_memory", False)
         decays = any(self.training.optimizer_kwargs.get(name) for name in ("weight_decay", "amsgrad"))
         return [
             (

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
@@ -14,6 +12,7 @@ from gymnasium.spaces import Space
 
 from lockstep.data.codec import describe_space, space_from
 from lockstep.modules import MultiRLModuleSpec, RLModuleSpec
+from lockstep.state.options import import_path, imported
 
 
 def to_plain(path: str, value: Any) -> Any:
@@ -38,7 +37,7 @@ def to_plain(path: str, value: Any) -> Any:
         value = value.item()
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    return {"__import__": _import_path(path, value)}
+    return {"__import__": import_path(path, value)}
 
 
 def from_plain(value: Any) -> Any:
@@ -54,7 +53,7 @@ def from_plain(value: Any) -> Any:
 
 def _plain_spec(path: str, spec: RLModuleSpec) -> dict[str, Any]:
     if spec.module_class is not None:
-        _import_path(f"{path}.module_class", spec.module_class)
+        import_path(f"{path}.module_class", spec.module_class)
     plain = spec.to_dict()
     return {**plain, "model_config": to_plain(f"{path}.model_config", plain["model_config"])}
 
@@ -63,31 +62,11 @@ def _spec(plain: Mapping[str, Any]) -> RLModuleSpec:
     return RLModuleSpec.from_dict({**plain, "model_config": from_plain(plain["model_config"])})
 
 
-def _imported(path: str) -> Any:
-    module, _, name = path.partition(":")
-    return functools.reduce(getattr, name.split("."), importlib.import_module(module))
-
-
 _READERS: dict[str, Callable[[Any], Any]] = {
-    "__import__": _imported,
+    "__import__": imported,
     "__path__": Path,
     "__space__": space_from,
     "__set__": set,
     "__spec__": _spec,
     "__multi_spec__": lambda specs: MultiRLModuleSpec({mid: _spec(spec) for mid, spec in specs.items()}),
 }
-
-
-def _import_path(path: str, value: Any) -> str:
-    name = getattr(value, "__qualname__", "")
-    if name and "<" not in name and getattr(value, "__module__", "") not in ("", "__main__"):
-        return f"{value.__module__}:{name}"
-    if "<lambda>" in name:
-        why = "a lambda has no name; use points [[0, v0], [t1, v1], ...] for a schedule, or a function with a name"
-    elif "<locals>" in name:
-        why = "it is defined inside of a function; define it at the top of a module"
-    elif name:
-        why = "it is defined in the script that runs (`__main__`); move it to a file of its own and import it"
-    else:
-        why = "use plain values, or a class or function that can be imported by name"
-    raise ValueError(f"{path}={value!r} cannot be written to JSON: {why}")

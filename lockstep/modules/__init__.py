@@ -24,8 +24,8 @@ from lockstep.modules.actor_critic import (
 )
 from lockstep.modules.encoders import Encoder
 from lockstep.modules.layers import BatchedMLP
-from lockstep.modules.memory import MemoryEncoder, Recurrence
-from lockstep.modules.model_config import ModelConfig
+from lockstep.modules.memory import GatedTransformer, MemoryEncoder, Recurrence
+from lockstep.modules.model_config import AttentionConfig, ModelConfig
 from lockstep.modules.multi_rl_module import (
     ALL_MODULES,
     DEFAULT_MODULE_ID,
@@ -42,6 +42,7 @@ __all__ = [
     "ActionCritics",
     "ActionDist",
     "Actor",
+    "AttentionConfig",
     "BatchedMLP",
     "DefaultActorCriticModule",
     "DefaultIQLModule",
@@ -53,6 +54,7 @@ __all__ = [
     "Encoder",
     "EpsilonGreedy",
     "Exploration",
+    "GatedTransformer",
     "GaussianNoise",
     "MemoryEncoder",
     "ModelConfig",

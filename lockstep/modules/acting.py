@@ -380,7 +380,7 @@ class _NumpyMemory:
     """The layers of a `MemoryEncoder` as arrays that share the memory of its parameters."""
 
     def __init__(self, encoder: MemoryEncoder, rectify: bool, prefix: str) -> None:
-        recurrence = encoder.memory
+        recurrence: Any = encoder.memory
         self._hidden = [(weight.T, bias) for weight, bias in _arrays(encoder.encoder.mlp)]
         self._inputs = _array(recurrence.weight_ih).T, _array(recurrence.bias_ih)
         self._memory = _array(recurrence.weight_hh).T, _array(recurrence.bias_hh)

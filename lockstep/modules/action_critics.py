@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lockstep.data.actions import ACTION_MASK, without_mask
 from lockstep.modules.action_dist import ActionDist
 from lockstep.modules.actor_critic import DefaultActorCriticModule, trained
-from lockstep.modules.encoders import make_features
+from lockstep.modules.encoders import Encoder, make_features
 from lockstep.modules.layers import BatchedMLP, mask_logits
 from lockstep.modules.model_config import ModelConfig
 from lockstep.modules.rl_module import Batch
@@ -26,14 +26,24 @@ class ActionCritics(nn.Module):
 
     For a Box the action goes in beside the observation's features; for a Discrete space one value for each action comes
     out. Features that are learned (of images) are shared by all critics; the layers above them (`hiddens`) are not.
+    With `config.q_share_layers` they are those of `encoder`, the policy's, which gives them away.
     """
 
-    def __init__(self, observation_space: Space[Any], action_space: Space[Any], config: ModelConfig) -> None:
+    def __init__(
+        self,
+        observation_space: Space[Any],
+        action_space: Space[Any],
+        config: ModelConfig,
+        encoder: Encoder | None = None,
+    ) -> None:
         super().__init__()
         action_dist = ActionDist(action_space)
         space, self.is_masked = action_dist.split_mask(observation_space)
         self.is_discrete = isinstance(action_space, spaces.Discrete)
-        self.features = make_features(space, config)
+        if config.q_share_layers and encoder is not None:
+            self.features = encoder.share_features()
+        else:
+            self.features = make_features(space, config)
         num_actions = action_dist.noise_size
         num_inputs = self.features.output_size + (0 if self.is_discrete else num_actions)
         gains = (config.hidden_gain, config.value_gain) if config.orthogonal_init else (None, None)
@@ -90,7 +100,11 @@ class DefaultSACModule(DefaultActorCriticModule):
         super().setup()
         self.value_head = None
         self.log_std_bounds = config.log_std_bounds if box else None
-        self.critics = None if self.inference_only else ActionCritics(self.observation_space, self.action_space, config)
+        self.critics = (
+            None
+            if self.inference_only
+            else ActionCritics(self.observation_space, self.action_space, config, self.encoder)
+        )
 
     def _policy(self, batch: Batch, inputs: Tensor) -> Tensor:
         if self.log_std_bounds is None:
@@ -140,7 +154,11 @@ class DefaultTD3Module(DefaultActorCriticModule):
         if not isinstance(self.action_space, spaces.Box):
             raise ValueError(f"a deterministic policy needs a Box action space, not {self.action_space}")
         self.model_config = config = self.make_policy()
-        self.critics = None if self.inference_only else ActionCritics(self.observation_space, self.action_space, config)
+        self.critics = (
+            None
+            if self.inference_only
+            else ActionCritics(self.observation_space, self.action_space, config, self.encoder)
+        )
 
     @property
     def action_dist_cls(self) -> ActionDist:
@@ -174,7 +192,11 @@ class DefaultIQLModule(DefaultActorCriticModule):
             raise ValueError(f"IQL needs a Box or Discrete action space, not {self.action_space}")
         super().setup()
         config: Any = self.model_config
-        self.critics = None if self.inference_only else ActionCritics(self.observation_space, self.action_space, config)
+        self.critics = (
+            None
+            if self.inference_only
+            else ActionCritics(self.observation_space, self.action_space, config, self.encoder)
+        )
 
     def forward_train(self, batch: Batch) -> dict[str, Tensor]:
         """Return `"action_dist_inputs"` `[N, D]`, `"vf_preds"` `[N]` and `"q_values"`.

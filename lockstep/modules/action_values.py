@@ -31,8 +31,8 @@ class DefaultQModule(DefaultActorCriticModule):
         config = ModelConfig.of(self.model_config)
         if not isinstance(self.action_space, spaces.Discrete):
             raise ValueError(f"action values need a Discrete action space, not {self.action_space}")
-        if config.recurrent is not None:
-            raise ValueError(f"recurrent={config.recurrent!r}: action values are learned without memory; leave it out")
+        if config.has_memory:
+            raise ValueError(f"{config.memory_in_words}: action values are learned without memory; leave it out")
         super().setup()
         if not config.dueling:
             self.value_encoder = self.value_head = None

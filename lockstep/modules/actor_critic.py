@@ -76,8 +76,8 @@ class DefaultActorCriticModule(RLModule):
 
     def make_encoder(self, space: Space[Any], config: ModelConfig) -> Encoder:
         """Make what turns observations of `space` into features; `ValueError` where `config` asks for a memory."""
-        if config.recurrent is not None:
-            raise ValueError(f"recurrent={config.recurrent!r} needs RecurrentActorCriticModule; this one has no memory")
+        if config.has_memory:
+            raise ValueError(f"{config.memory_in_words} needs RecurrentActorCriticModule; this one has no memory")
         return Encoder(space, config)
 
     def _forward(self, batch: Batch) -> dict[str, Tensor]:
@@ -143,15 +143,16 @@ VALUE_STATE = "vf_"
 class RecurrentActorCriticModule(DefaultActorCriticModule):
     """Holds a policy and a value function, each with an encoder and a memory of its own, or with one for both.
 
-    `model_config.recurrent` is `"lstm"` or `"gru"`. Batches are sequences:
+    `model_config.recurrent` is `"lstm"` or `"gru"`, or `model_config.attention` is set. Batches are sequences:
 
         obs         [B, T, ...] each row one time step; all rows of a sequence lie in one episode
-        state_in    {"h": [B, H], ("c": [B, H])} the memory before the first row; absent: an episode's start
+        state_in    the memory before the first row; absent: an episode's start. GRU {"h": [B, H]}, LSTM {"h", "c"},
+                    attention {"memory": [B, layers, M, H], "length": [B, 1]}
         seq_lens    [B] real rows, where sequences are padded on the right; padding changes no real row
 
-    A memory of the value function's own is there as `"vf_h"` and `"vf_c"`. It is carried on while acting, so that
-    values can be computed from the middle of an episode; the value head is not run. Observations with an action mask
-    work as in `DefaultActorCriticModule`.
+    A memory of the value function's own is there under names that begin with `"vf_"`. It is carried on while acting, so
+    that values can be computed from the middle of an episode; the value head is not run. Observations with an action
+    mask work as in `DefaultActorCriticModule`.
     """
 
     encoder: MemoryEncoder  # type: ignore[assignment]
@@ -205,4 +206,5 @@ class RecurrentActorCriticModule(DefaultActorCriticModule):
 def default_module_class(model_config: ModelConfig | Mapping[str, Any] | None) -> type[RLModule]:
     """Return the class of the default network: the one with memory where `model_config` asks for it."""
     fields = vars(model_config) if isinstance(model_config, ModelConfig) else model_config or {}
-    return DefaultActorCriticModule if fields.get("recurrent") is None else RecurrentActorCriticModule
+    has_memory = any(fields.get(name) is not None for name in ("recurrent", "attention"))
+    return RecurrentActorCriticModule if has_memory else DefaultActorCriticModule

@@ -43,10 +43,10 @@ class RLModuleSection(Section[ConfigT]):
         fields = options.get("model_config")
         network = self.rl_module_spec if options.get("rl_module_spec") is None else options["rl_module_spec"]
         if isinstance(fields, Mapping):
-            if fields.keys() == ModelConfig().to_dict().keys():  # whole, as `to_dict` writes it
+            if fields.keys() == vars(ModelConfig()).keys():  # whole, as `to_dict` writes it
                 options = {**options, "model_config": ModelConfig.of(fields)}
             elif network is None and isinstance(self.model_config, ModelConfig):
-                changed = ModelConfig.of({**self.model_config.to_dict(), **fields})
+                changed = ModelConfig.of({**vars(self.model_config), **fields})
                 options = {**options, "model_config": changed}
         super().set_options(options)
 

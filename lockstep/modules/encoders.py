@@ -13,10 +13,13 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from gymnasium.spaces import Space
+from gymnasium.vector.utils import batch_space
 from torch import Tensor, nn
 
+from lockstep.data.trees import map_tree
 from lockstep.modules.layers import Network, initialise, is_watched, make_activation, make_mlp, run_networks
 from lockstep.modules.model_config import ModelConfig
+from lockstep.state.checks import is_whole
 
 NATURE_FILTERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 SMALL_FILTERS = ((16, 3, 1), (32, 3, 1))
@@ -176,8 +179,64 @@ class JoinedFeatures(Features):
         return torch.cat([part(leaf) for part, leaf in zip(self.parts, leaves)], dim=-1)
 
 
+class OwnFeatures(Features):
+    """Runs a network of the user's own, `model_config.encoder(space, **encoder_config)`, on observations.
+
+    Numbers (of a Box, bytes too, or MultiBinary) come in the dtype of its weights, choices as whole numbers. Raises
+    `TypeError` where it makes no `nn.Module`, `ValueError` where that has no `output_size` or gives something else than
+    `[N, output_size]`.
+    """
+
+    def __init__(self, space: Space[Any], config: ModelConfig) -> None:
+        super().__init__(space)
+        name = getattr(config.encoder, "__name__", repr(config.encoder))
+        network = config.encoder(space, **config.encoder_config)
+        if not isinstance(network, nn.Module):
+            raise TypeError(f"model_config.encoder={name} must make a torch nn.Module, not {type(network).__name__}")
+        size = getattr(network, "output_size", None)
+        if not is_whole(size) or int(size) < 1:  # type: ignore[arg-type]
+            raise ValueError(
+                f"model_config.encoder={name} has output_size={size!r}; set self.output_size to the number of its "
+                "features, a whole number of at least 1"
+            )
+        self.network, self.output_size = network, int(size)  # type: ignore[arg-type]
+        self._check_output(name)
+
+    def forward(self, obs: Any) -> Tensor:
+        weight = next(self.network.parameters(), None)
+        features: Tensor = self.network(_as_numbers(self.space, obs, torch.float32 if weight is None else weight.dtype))
+        return features
+
+    def _check_output(self, name: str) -> None:
+        """Run it once on observations that were drawn from the space; it is left as it was."""
+        drawn = batch_space(self.space, 2)
+        drawn.seed(0)
+        training = self.network.training
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            self.network.eval()
+            out = self(map_tree(torch.as_tensor, drawn.sample()))
+            self.network.train(training)
+        if not isinstance(out, Tensor) or out.shape != (2, self.output_size):
+            found = f"a tensor {list(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+            raise ValueError(
+                f"model_config.encoder={name} gives {found} for 2 observations of {self.space}; it must give "
+                f"[2, output_size], that is [2, {self.output_size}]"
+            )
+
+
+def _as_numbers(space: Space[Any], obs: Any, dtype: torch.dtype) -> Any:
+    """Return observations with what is no choice in `dtype`."""
+    if isinstance(space, spaces.Dict):
+        return {key: _as_numbers(part, obs[key], dtype) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_as_numbers(part, leaf, dtype) for part, leaf in zip(space.spaces, obs))
+    return obs.to(dtype) if isinstance(space, spaces.Box | spaces.MultiBinary) else obs
+
+
 def make_features(space: Space[Any], config: ModelConfig) -> Features:
     """Make the features of an observation space, nested like it; `ValueError` for a space that has none."""
+    if config.encoder is not None:
+        return OwnFeatures(space, config)
     if isinstance(space, spaces.Dict):
         return JoinedFeatures(space, {key: make_features(part, config) for key, part in space.spaces.items()})
     if isinstance(space, spaces.Tuple):
@@ -209,6 +268,20 @@ class Encoder(nn.Module):
         gain = config.hidden_gain if config.orthogonal_init else None
         self.mlp = make_mlp(self.features.output_size, widths, config.activation, gain)
         self.output_size = widths[-1] if widths else self.features.output_size
+        self.features_are_shared = False
+
+    def share_features(self) -> Features:
+        """Return the features for others to use and train; they get no gradient from here any more.
+
+        `ValueError` where nothing is learned in them.
+        """
+        if next(self.features.parameters(), None) is None:
+            raise ValueError(
+                f"q_share_layers=True: observations of {self.space} go into the networks as they are, and there is "
+                "nothing to share below the hidden layers; leave it out, or set model_config.encoder"
+            )
+        self.features_are_shared = True
+        return self.features
 
     def forward(self, obs: Any, dtype: torch.dtype) -> Tensor:
         """Return the features, computed in `dtype`, that of the weights."""
@@ -221,6 +294,8 @@ class Encoder(nn.Module):
     def _rest(self, obs: Any, dtype: torch.dtype, *head: nn.Module) -> Network:
         """Return the features of the space, and the layers that they still have to go through."""
         features, mlp = self.features(obs).to(dtype), self.mlp
+        if self.features_are_shared:
+            features = features.detach()
         if is_watched(mlp) or type(mlp) is not nn.Sequential:
             return mlp(features), head
         return features, (*mlp, *head)

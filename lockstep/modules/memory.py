@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from gymnasium.spaces import Space
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from lockstep.data.trees import leaves, map_tree
 from lockstep.modules.encoders import Encoder
-from lockstep.modules.model_config import ModelConfig
+from lockstep.modules.model_config import AttentionConfig, ModelConfig
 
 State = dict[str, Tensor]
 
@@ -78,13 +79,147 @@ class Recurrence(nn.Module):
         return features, dict(zip(("h", "c"), (part.squeeze(0) for part in after)))
 
 
-def make_memory(input_size: int, config: ModelConfig) -> Recurrence:
+class Gate(nn.Module):
+    """Lets as much of a layer's output `y` into its input `x` as it learns to, by the equations of a GRU.
+
+    At first little, for a `bias` above 0 (Parisotto et al. 2019, section 3.2). All are `[..., size]`.
+    """
+
+    def __init__(self, size: int, bias: float) -> None:
+        super().__init__()
+        self.of_output = nn.Linear(size, 3 * size, bias=False)
+        self.of_input = nn.Linear(size, 2 * size, bias=False)
+        self.of_reset = nn.Linear(size, size, bias=False)
+        self.bias = nn.Parameter(torch.full((size,), float(bias)))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        (reset, update, candidate), (reset_x, update_x) = self.of_output(y).chunk(3, -1), self.of_input(x).chunk(2, -1)
+        update = (update + update_x - self.bias).sigmoid()
+        candidate = (candidate + self.of_reset((reset + reset_x).sigmoid() * x)).tanh()
+        return torch.lerp(x, candidate, update)
+
+
+class RelativeAttention(nn.Module):
+    """Computes attention with several heads that knows how far back a row lies, not where it stands.
+
+    As in Dai et al. 2019, "Transformer-XL" (https://arxiv.org/abs/1901.02860), equation of section 3.3.
+    """
+
+    def __init__(self, size: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.query = nn.Linear(size, size, bias=False)
+        self.key_value = nn.Linear(size, 2 * size, bias=False)
+        self.position = nn.Linear(size, size, bias=False)
+        self.output = nn.Linear(size, size, bias=False)
+        self.content_bias = nn.Parameter(torch.zeros(size))
+        self.position_bias = nn.Parameter(torch.zeros(size))
+
+    def forward(self, inputs: Tensor, context: Tensor, positions: Tensor, distances: Tensor, seen: Tensor) -> Tensor:
+        """Return `[B, T, D]`.
+
+        Args:
+            inputs: `[B, T, D]`, which look.
+            context: `[B, C, D]`, which are looked at.
+            positions: `[P, D]` encodings of distances 0 to P - 1.
+            distances: `[T, C]` int64, how far back each row of the context lies.
+            seen: `[B, T, C]` bool, which rows may be looked at; for each at least one.
+        """
+        query = self.query(inputs)
+        key, value = (self._heads(part) for part in self.key_value(context).chunk(2, -1))
+        by_content = self._heads(query + self.content_bias) @ key.transpose(-1, -2)
+        by_distance = self._heads(query + self.position_bias) @ self._heads(self.position(positions)).transpose(-1, -2)
+        by_distance = by_distance.gather(-1, distances.expand(*by_distance.shape[:2], -1, -1))
+        scores = (by_content + by_distance) / math.sqrt(key.shape[-1])
+        weights = scores.masked_fill(~seen.unsqueeze(1), -math.inf).softmax(-1)
+        attended: Tensor = self.output((weights @ value).transpose(1, 2).flatten(2))
+        return attended
+
+    def _heads(self, rows: Tensor) -> Tensor:
+        """Return `[..., T, D]` as `[..., heads, T, D / heads]`."""
+        return rows.unflatten(-1, (self.num_heads, -1)).transpose(-2, -3)
+
+
+class TransformerLayer(nn.Module):
+    """Computes attention and two dense layers, each on normalised inputs and behind a gate.
+
+    The layer's inputs go through unchanged at first (identity map reordering, Parisotto et al. 2019, section 3).
+    """
+
+    def __init__(self, config: AttentionConfig) -> None:
+        super().__init__()
+        size = config.size
+        self.norms = nn.ModuleList(nn.LayerNorm(size) for _ in range(2))
+        self.gates = nn.ModuleList(Gate(size, config.gate_bias) for _ in range(2))
+        self.attention = RelativeAttention(size, config.num_heads)
+        self.dense = nn.Sequential(nn.Linear(size, config.hidden_size), nn.ReLU(), nn.Linear(config.hidden_size, size))
+
+    def forward(self, context: Tensor, positions: Tensor, distances: Tensor, seen: Tensor) -> Tensor:
+        """Return `[B, T, D]` for the last T rows of `context` `[B, C, D]`; see `RelativeAttention.forward`."""
+        size = distances.shape[0]
+        normed = self.norms[0](context)
+        attended = self.attention(normed[:, -size:], normed, positions, distances, seen)
+        x = self.gates[0](context[:, -size:], F.relu(attended))
+        y: Tensor = self.gates[1](x, F.relu(self.dense(self.norms[1](x))))
+        return y
+
+
+class GatedTransformer(nn.Module):
+    """Computes a gated transformer (GTrXL, Parisotto et al. 2019, https://arxiv.org/abs/1910.06764).
+
+    Each row sees itself and the `memory` rows before it, however these were cut into sequences. The state is the last
+    `memory` inputs of each layer, `{"memory": [layers, memory, size], "length": [1]}`, `length` of which are filled.
+    """
+
+    positions: Tensor
+
+    def __init__(self, input_size: int, config: AttentionConfig) -> None:
+        super().__init__()
+        self.output_size, self.size = config.size, config.memory
+        self.embedding = nn.Linear(input_size, config.size)
+        self.layers = nn.ModuleList(TransformerLayer(config) for _ in range(config.num_layers))
+        angles = torch.arange(config.memory + 1.0).unsqueeze(1) * 1e4 ** -torch.linspace(0.0, 1.0, config.size // 2)
+        self.register_buffer("positions", torch.cat([angles.sin(), angles.cos()], 1), persistent=False)
+
+    def initial_state(self) -> State:
+        """Return an empty memory."""
+        zeros = self.embedding.weight.new_zeros
+        return {"memory": zeros(len(self.layers), self.size, self.output_size), "length": zeros(1)}
+
+    def forward(
+        self, inputs: Tensor, state: Mapping[str, Tensor], lengths: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """Return features `[B, T, D]` and the state after the last row; see `Recurrence.forward`."""
+        number, steps = inputs.shape[:2]
+        here = torch.arange(steps + self.size, device=inputs.device)
+        distances = here[self.size :].unsqueeze(1) - here
+        is_filled = here >= self.size - state["length"]
+        seen = ((distances >= 0) & (distances <= self.size)) & is_filled.unsqueeze(1)
+        distances = distances.clamp(0, self.size)
+        last = (
+            here[: self.size]
+            + (torch.full((number,), steps, device=here.device) if lengths is None else lengths)[:, None]
+        )
+        x, kept = self.embedding(inputs), []
+        for layer, memory in zip(self.layers, state["memory"].unbind(1)):
+            context = torch.cat([memory, x], 1)
+            kept.append(context.take_along_dim(last.unsqueeze(-1), 1))
+            x = layer(context, self.positions, distances, seen)
+        done = steps if lengths is None else lengths.unsqueeze(1)
+        return x, {"memory": torch.stack(kept, 1), "length": (state["length"] + done).clamp(max=self.size)}
+
+
+def make_memory(input_size: int, config: ModelConfig) -> Recurrence | GatedTransformer:
     """Make the memory that `config` asks for, on features `[B, T, input_size]`.
 
     It has `output_size`, `initial_state()` and `forward(inputs, state, lengths)`, as `Recurrence` does.
     """
+    if config.attention is not None:
+        return GatedTransformer(input_size, config.attention)
     if config.recurrent is None:
-        raise ValueError("model_config.recurrent=None: a network with memory needs 'lstm' or 'gru'")
+        raise ValueError(
+            "model_config.recurrent=None: a network with memory needs 'lstm' or 'gru', or model_config.attention"
+        )
     return Recurrence(config.recurrent, input_size, config.recurrent_size, config.orthogonal_init)
 
 

@@ -4,19 +4,48 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
 from lockstep.state.checks import check_choice, check_whole, is_whole, suggestion
+from lockstep.state.options import import_path, imported
 
 ACTIVATIONS = ("tanh", "relu", "gelu", "silu", "elu")
 RECURRENT = ("lstm", "gru")
 _ELSEWHERE = {
     "use_lstm": "recurrent",
+    "use_attention": "attention",
+    "attention_dim": "size",
+    "attention_num_transformer_units": "num_layers",
+    "attention_memory_inference": "memory",
     "lstm_cell_size": "recurrent_size",
     "fcnet_hiddens": "hiddens",
     "share_value_network": "vf_share_layers",
 }
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """Settings of a gated transformer as memory (Parisotto et al. 2019, https://arxiv.org/abs/1910.06764)."""
+
+    num_layers: int = 1
+    size: int = 64
+    """Numbers in the features of a step, a multiple of `num_heads` and of 2."""
+    num_heads: int = 4
+    memory: int = 64
+    """Steps before the present one that each layer can look back to."""
+    hidden_size: int = 128
+    """Width of the dense layer after the attention."""
+    gate_bias: float = 2.0
+    """How far the gates are closed at first: above 0 a layer begins as (almost) the identity."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "size", "num_heads", "memory", "hidden_size"):
+            object.__setattr__(self, name, check_whole(f"attention.{name}", getattr(self, name), 1))
+        if self.size % self.num_heads or self.size % 2:
+            raise ValueError(f"attention.size={self.size} must be a multiple of num_heads={self.num_heads} and of 2")
+        if not math.isfinite(self.gate_bias):
+            raise ValueError(f"attention.gate_bias must be a finite number, got {self.gate_bias!r}")
 
 
 @dataclass(frozen=True)
@@ -33,10 +62,18 @@ class ModelConfig:
 
     hiddens: tuple[int, ...] = (64, 64)
     """Widths of the hidden layers. Not used when the observation is one image: see `image_hiddens`."""
+    encoder: Any = None
+    """A network of your own for the features of observations, which the hidden layers stand on: a class or function
+    `E(observation_space, **encoder_config)` that makes an `nn.Module` with `output_size`, or its name `module:E`."""
+    encoder_config: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of `encoder`."""
     activation: str = "tanh"
     """Activation of the hidden layers: tanh, relu, gelu, silu or elu."""
     vf_share_layers: bool = False
     """One encoder (and one memory) for policy and value, as is usual for images, or one for each."""
+    q_share_layers: bool = False
+    """Critics `Q(s, a)` see the features that the policy sees (of images, or an `encoder` of your own), which their
+    loss trains; the policy sends them no gradient (Yarats et al. 2019). False: features of their own."""
     dueling: bool = False
     """Action values from a value and advantages instead of one number for each action (Wang et al. 2016)."""
     num_value_outputs: int = 1
@@ -69,8 +106,11 @@ class ModelConfig:
     """"lstm" or "gru": a memory after the encoder; None: no memory."""
     recurrent_size: int = 64
     """Numbers in the memory."""
+    attention: AttentionConfig | None = None
+    """A gated transformer after the encoder as memory, in place of `recurrent`: an `AttentionConfig`, or a dict of some
+    of its fields, `{}` for the defaults."""
     max_seq_len: int = 20
-    """Time steps through which the gradient of a recurrent network flows: episodes are cut into such sequences."""
+    """Time steps through which the gradient of a network with memory flows: episodes are cut into such sequences."""
 
     def __post_init__(self) -> None:
         for name in ("hiddens", "image_hiddens"):
@@ -82,8 +122,26 @@ class ModelConfig:
             object.__setattr__(self, name, check_whole(name, getattr(self, name), 1))
         for name in ("activation", "conv_activation"):
             check_choice(name, getattr(self, name), ACTIVATIONS)
+        if isinstance(self.encoder, str):
+            object.__setattr__(self, "encoder", _encoder_named(self.encoder))
+        if self.encoder is not None and not callable(self.encoder):
+            raise ValueError(f"encoder={self.encoder!r} must be a class, a function, or the name 'module:Class' of one")
+        if not isinstance(self.encoder_config, Mapping) or (self.encoder_config and self.encoder is None):
+            raise ValueError(
+                f"encoder_config={self.encoder_config!r} must be a dict of arguments of `encoder`, which is set"
+            )
         if self.recurrent is not None:
             check_choice("recurrent", self.recurrent, RECURRENT)
+        attention: Any = self.attention
+        if isinstance(attention, Mapping):
+            attention = AttentionConfig(**_known(AttentionConfig, attention, "attention"))
+            object.__setattr__(self, "attention", attention)
+        if attention is not None and not isinstance(attention, AttentionConfig):
+            raise ValueError(f"attention={attention!r} must be a dict such as {{'memory': 64}}, or None")
+        if self.attention is not None and self.recurrent is not None:
+            raise ValueError(f"attention does not go with recurrent={self.recurrent!r}: choose one memory")
+        if self.has_memory and self.q_share_layers:
+            raise ValueError(f"q_share_layers=True does not go with {self.memory_in_words}: critics have their own")
         for name in ("hidden_gain", "policy_gain", "value_gain", "log_std_init"):
             if not math.isfinite(getattr(self, name)):
                 raise ValueError(f"{name} must be a finite number, got {getattr(self, name)!r}")
@@ -112,16 +170,47 @@ class ModelConfig:
             return value
         if not isinstance(value, Mapping):
             raise TypeError(f"model_config must be a ModelConfig, a dict or None, got {type(value).__name__}")
-        names = [entry.name for entry in fields(cls)]
-        for key in value:
-            if key not in names:
-                elsewhere = [_ELSEWHERE[key]] if key in _ELSEWHERE else []
-                raise ValueError(f"unknown model_config key {key!r}; {suggestion(key, names, elsewhere=elsewhere)}")
-        return cls(**value)
+        return cls(**_known(cls, value, "model_config"))
+
+    @property
+    def has_memory(self) -> bool:
+        """Return whether the network remembers from step to step."""
+        return self.recurrent is not None or self.attention is not None
+
+    @property
+    def memory_in_words(self) -> str:
+        """Return the option that asks for a memory, as a user wrote it."""
+        return "attention" if self.attention is not None else f"recurrent={self.recurrent!r}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields as plain values; `ModelConfig.of` gives back an equal config."""
-        return asdict(self)
+        """Return all fields as plain values; `ModelConfig.of` gives back an equal config.
+
+        Raises:
+            ValueError: an `encoder` that cannot be imported by its name.
+        """
+        plain = asdict(self)
+        if self.encoder is not None:
+            plain["encoder"] = import_path("model_config.encoder", self.encoder)
+        return plain
+
+
+def _known(cls: type, options: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return `options` if all of them are fields of `cls`; `ValueError` otherwise, with the nearest that is."""
+    names = [entry.name for entry in fields(cls)]
+    for key in options:
+        if key not in names:
+            elsewhere = [_ELSEWHERE[key]] if _ELSEWHERE.get(key) in names else []
+            raise ValueError(f"unknown {name} key {key!r}; {suggestion(key, names, elsewhere=elsewhere)}")
+    return options
+
+
+def _encoder_named(name: str) -> Any:
+    try:
+        return imported(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"encoder={name!r} cannot be imported ({error}); write 'package.module:Class' of a file that can be"
+        ) from error
 
 
 def _is_count(value: object) -> bool:

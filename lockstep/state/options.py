@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import importlib
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, field, fields, replace
@@ -283,3 +285,28 @@ def frozen(value: object) -> Any:
     if type(value) is tuple:
         return tuple(frozen(part) for part in value)
     return value
+
+
+# -- classes and functions by name ---
+
+
+def import_path(path: str, value: Any) -> str:
+    """Return the name `module:Class` of a class or function; `ValueError` names the option `path` where it has none."""
+    name = getattr(value, "__qualname__", "")
+    if name and "<" not in name and getattr(value, "__module__", "") not in ("", "__main__"):
+        return f"{value.__module__}:{name}"
+    if "<lambda>" in name:
+        why = "a lambda has no name; use points [[0, v0], [t1, v1], ...] for a schedule, or a function with a name"
+    elif "<locals>" in name:
+        why = "it is defined inside of a function; define it at the top of a module"
+    elif name:
+        why = "it is defined in the script that runs (`__main__`); move it to a file of its own and import it"
+    else:
+        why = "use plain values, or a class or function that can be imported by name"
+    raise ValueError(f"{path}={value!r} cannot be written to JSON: {why}")
+
+
+def imported(name: str) -> Any:
+    """Return the class or function that `import_path` named."""
+    module, _, qualified = name.partition(":")
+    return functools.reduce(getattr, qualified.split("."), importlib.import_module(module))

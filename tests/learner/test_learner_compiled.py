@@ -23,6 +23,7 @@ from learner_parts import (
     value_batch,
     value_learner,
 )
+from torch import nn
 
 from lockstep import get_config
 from lockstep.algorithms.ppo import PPOLearner
@@ -310,11 +311,24 @@ def test_state_that_lies_in_memory_in_another_way_is_another_graph(traced):
     assert graphs_after(torch.Tensor.contiguous) == 3
 
 
+class Doubled(nn.Module):
+    """An encoder of the user's own."""
+
+    def __init__(self, space):
+        super().__init__()
+        self.output_size = 5
+        self.layer = nn.Linear(*space.shape, 5)
+
+    def forward(self, obs):
+        return self.layer(2.0 * obs).tanh()
+
+
 ROWS = 8
 CASES = [
     ("dqn", {"tau": 0.2, "target_update_interval": 2}, {"dueling": True, "activation": "relu"}),
     ("c51", {"target_update_interval": 4, "num_atoms": 5, "v_min": -1.0, "v_max": 2.0}, {}),
     ("qrdqn", {"target_update_interval": 4, "num_quantiles": 4, "double_q": False}, {}),
+    ("dqn", {"target_update_interval": 2}, {"encoder": Doubled}),
 ]
 
 
