@@ -116,7 +116,7 @@ class Policy:
             else:
                 part = config.build_acting_parts((observations, actions), module_id)
                 if config.multi_agent.centralized_critic:
-                    part[0].critic_space = learner_group.first_learner(_critic_space_of, module_id)
+                    part[0].critic_space = learner_group.first_learner(Learner.critic_space_of, module_id)
             self.acting[module_id] = ActingPolicy(config, *part, observation_space=observations, action_space=actions)
         self.last_results: dict[str, Any] = {}
         self.last_batch: SampleBatch | MultiAgentBatch | None = None
@@ -840,10 +840,6 @@ def row_errors(learner: Learner, module_id: str) -> np.ndarray:
         )
     errors = learner.row_errors[module_id].cpu().numpy()
     return errors[:0] if module_id in learner.stand_ins else errors
-
-
-def _critic_space_of(learner: Learner, module_id: str) -> Any:
-    return learner.module[module_id].critic_space
 
 
 def _take_obs_statistics(learner: Learner, module_id: str, state: Mapping[str, Any]) -> None:

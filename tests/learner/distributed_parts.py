@@ -12,7 +12,7 @@ from algorithm_kinds import ON_POLICY
 from gymnasium import spaces
 from learner_parts import BOX, MODULE, THREE, make_episode, make_multi_agent_episode, parameters, ppo_batch, transitions
 
-from lockstep import get_config
+from lockstep import RLModuleSpec, get_config
 from lockstep.algorithms.policy import row_errors
 from lockstep.algorithms.ppo import PPOLearner
 from lockstep.data.sample_batch import MultiAgentBatch
@@ -82,13 +82,14 @@ def actions_of(case):
     return TWO_DIMENSIONS if case.algorithm in CONTINUOUS else THREE
 
 
-def episodes_of(rng, behaviour=False):
+def episodes_of(rng, behaviour=False, critic=False):
     """Seven episodes of 1 to 12 steps."""
     made = []
     for _ in range(7):
         steps, end = int(rng.integers(1, 13)), ("terminated", "truncated", "open")[rng.integers(3)]
         recorded = {"action_logp": np.log(rng.uniform(0.1, 0.9, steps))} if behaviour else {}
-        made.append(make_episode(steps, end, rng, **recorded))
+        seen = [{"critic_obs": rng.normal(size=2).astype(np.float32)} for _ in range(steps + 1)] if critic else None
+        made.append(make_episode(steps, end, rng, infos=seen, **recorded))
     return made
 
 
@@ -132,10 +133,10 @@ def shards_of(case, update, world_size):
             return parts[MODULE]
         shards = [{mid: pieces[rank] for mid, pieces in parts.items()} for rank in range(world_size)]
         return [MultiAgentBatch(shard, max(map(len, shard.values()))) for shard in shards]
-    made = episodes_of(rng, case.behaviour) if len(case.modules) == 1 else multi_agent_episodes_of(rng, case.modules)
-    for episode in made if case.critic else ():
-        seen = rng.normal(size=(len(episode) + 1, 2)).astype(np.float32)
-        episode.set_infos(new_data=[{"critic_obs": row} for row in seen])
+    if len(case.modules) == 1:
+        made = episodes_of(rng, case.behaviour, case.critic)
+    else:
+        made = multi_agent_episodes_of(rng, case.modules)
     ends = cuts(len(made), world_size, case, update, rng)
     return [made[start:stop] for start, stop in itertools.pairwise(ends)]
 
