@@ -121,25 +121,7 @@ class AlgorithmConfig(BaseConfig):
                 "needs several agents; leave it out, or name modules with multi_agent(policies=...)",
             )
         ]
-        remembers = any(getattr(self.rl_module.model_config, name, None) for name in ("recurrent", "attention"))
-        central = section.centralized_critic
-        rules += [
-            (
-                "multi_agent.centralized_critic",
-                central and not issubclass(self.learner_class, OnPolicyLearner),
-                f"is not allowed for {self.algorithm}: its critic is not one of states; use ppo, a2c, impala or appo",
-            ),
-            (
-                "multi_agent.centralized_critic",
-                central and remembers,
-                "is not allowed with a network that has a memory; leave out one of them",
-            ),
-            (
-                "multi_agent.centralized_critic",
-                central and getattr(self.rl_module.model_config, "vf_share_layers", False),
-                "needs a network of its own; set rl_module(model_config={'vf_share_layers': False})",
-            ),
-        ]
+        rules += self._rules_of_critics()
         if section.policies is None:
             return rules
         ids = list(section.policies)
@@ -178,6 +160,28 @@ class AlgorithmConfig(BaseConfig):
                 "rl_module.algorithm_config_overrides_per_module",
                 not set(overrides) <= set(ids),
                 f"names others than {here}",
+            ),
+        ]
+
+    def _rules_of_critics(self) -> list[Rule]:
+        """Return what does not go with a centralised critic."""
+        remembers = any(getattr(self.rl_module.model_config, name, None) for name in ("recurrent", "attention"))
+        central = self.multi_agent.centralized_critic
+        return [
+            (
+                "multi_agent.centralized_critic",
+                central and not issubclass(self.learner_class, OnPolicyLearner),
+                f"is not allowed for {self.algorithm}: its critic is not one of states; use ppo, a2c, impala or appo",
+            ),
+            (
+                "multi_agent.centralized_critic",
+                central and remembers,
+                "is not allowed with a network that has a memory; leave out one of them",
+            ),
+            (
+                "multi_agent.centralized_critic",
+                central and getattr(self.rl_module.model_config, "vf_share_layers", False),
+                "needs a network of its own; set rl_module(model_config={'vf_share_layers': False})",
             ),
         ]
 

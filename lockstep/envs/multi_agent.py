@@ -155,7 +155,7 @@ class Play(ABC):
     def _has_state(self) -> bool:
         try:
             return self.env.state() is not None
-        except (AttributeError, NotImplementedError):
+        except (AttributeError, RuntimeError):  # a base class says so
             return False
 
     def _is_there(self, agent: AgentID) -> bool:
