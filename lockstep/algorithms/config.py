@@ -362,6 +362,7 @@ class AlgorithmConfig(BaseConfig):
             explore=self.env_runners.explore,
             with_logp=with_logp,
             whole_episodes=self.env_runners.batch_mode == "complete_episodes",
+            callbacks=[make() for make in self.callbacks.classes],
         )
 
     def _build_group_collector(self, policy: Policy) -> CollectorLike:

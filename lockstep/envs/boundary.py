@@ -10,7 +10,7 @@ observation in another place. Behind this boundary there is one: for each row a 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,36 @@ class StepResult:
         self.any_done = False
 
 
+class RowInfos:
+    """The newest infos of each row, of environments that were asked to keep them."""
+
+    def __init__(self, num_envs: int) -> None:
+        self.of_step: list[dict[str, Any]] = [{} for _ in range(num_envs)]
+        """of the last step; where an episode ended, that of its last one"""
+        self.of_reset: list[dict[str, Any]] = [{} for _ in range(num_envs)]
+        """of the last reset"""
+
+    def watched_step(self, row: int, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return the `step` of one environment, whose infos are kept."""
+
+        def kept(action: Any) -> Any:
+            outcome = step(action)
+            self.of_step[row] = dict(outcome[4])
+            return outcome
+
+        return kept
+
+    def watched_reset(self, row: int, reset: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the `reset` of one environment, whose infos are kept."""
+
+        def kept(**options: Any) -> Any:
+            outcome = reset(**options)
+            self.of_reset[row] = dict(outcome[1])
+            return outcome
+
+        return kept
+
+
 class VectorBoundary(ABC):
     """A vector of `num_envs` environments behind the one transition model.
 
@@ -71,6 +101,7 @@ class VectorBoundary(ABC):
         backend: what runs the environments: "light_sync", "workers", "gymnasium_sync", "gymnasium_async", "native" or
             "envpool".
         autoreset_mode: how the back end resets: "SAME_STEP", "NEXT_STEP" or "DISABLED".
+        infos: the newest infos of all rows, after `keep_infos`; None before.
         has_invalid_rows: True where `StepResult.valid` may be something other than None.
         single_env_spec: gymnasium's `EnvSpec` of a single environment, or None.
     """
@@ -82,6 +113,7 @@ class VectorBoundary(ABC):
     autoreset_mode: str
     has_invalid_rows: bool = False
     single_env_spec: EnvSpec | None = None
+    infos: RowInfos | None = None
     _closed = False
     _started = False
     _result: StepResult
@@ -151,6 +183,14 @@ class VectorBoundary(ABC):
             f"the {self.backend!r} environments cannot be put into a stored state (get_state gives None for them): "
             "reset them; the episode that was running ends at the checkpoint."
         )
+
+    def single_envs(self) -> list[Any]:
+        """Return the environment of each row, where it is in this process, else the vector for each of them."""
+        return list(getattr(self, "envs", None) or [self] * self.num_envs)
+
+    @abstractmethod
+    def keep_infos(self) -> None:
+        """Keep the infos of all rows in `infos` from the next reset or step on."""
 
     def render(self, row: int = 0) -> Any:
         """Return the frame of one row, as its `render_mode` says; None where the back end renders nothing."""

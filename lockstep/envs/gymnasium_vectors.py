@@ -22,7 +22,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 from lockstep.data.trees import Tree, rows_of
 from lockstep.envs import trees
-from lockstep.envs.boundary import Flags, StepResult, VectorBoundary
+from lockstep.envs.boundary import Flags, RowInfos, StepResult, VectorBoundary
 from lockstep.envs.env_state import env_state, set_env_state, tells_state
 from lockstep.envs.errors import (
     EnvironmentStepError,
@@ -73,7 +73,7 @@ class VectorEnvBoundary(VectorBoundary):
         # step ended an episode it resets once more in the next step, which is then no transition.
         self._resets_twice = isinstance(base, AsyncVectorEnv) and self.has_invalid_rows and not base.shared_memory
         self._result = StepResult(None, self.num_envs)
-        self._env_step = env.step
+        self._env_step: Callable[[Any], Any] = env.step
 
     def _reset(self, seeds: list[int] | None) -> Tree:
         self._result.obs = self._reset_rows(seeds[0] if seeds and self.backend == "native" else seeds)
@@ -84,14 +84,54 @@ class VectorEnvBoundary(VectorBoundary):
     def _reset_rows(self, seed: Any, **options: Any) -> Tree:
         """Reset all rows, or those of the mask in the options; return the observations of all."""
         try:
-            return trees.as_arrays(self._env_reset(seed, **options))
+            obs, infos = self._env_reset(seed, **options)
+            if self.infos is not None:
+                self._keep_reset(infos, options)
+            return trees.as_arrays(obs)
         except EnvironmentStepError:
             raise
         except Exception as error:
             raise self._error_at(_row_in_traceback(error), error) from error
 
-    def _env_reset(self, seed: Any, **options: Any) -> Tree:
-        return self.env.reset(seed=seed, **options)[0]
+    def _env_reset(self, seed: Any, **options: Any) -> tuple[Tree, Mapping[str, Any]]:
+        """Reset the back end; return observations and infos."""
+        return self.env.reset(seed=seed, **options)
+
+    def single_envs(self) -> list[Any]:
+        """Return the environments of a `SyncVectorEnv`; of another vector itself for each row."""
+        base: Any = self.env.unwrapped
+        return list(base.envs) if isinstance(base, SyncVectorEnv) else [self.env] * self.num_envs
+
+    def keep_infos(self) -> None:
+        """Keep the infos of all rows from now on."""
+        if self.infos is None:
+            self.infos = RowInfos(self.num_envs)
+            self._env_step = self._keeping(self._env_step)
+
+    def _keep_reset(self, infos: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+        mask = options.get("options", {}).get("reset_mask")
+        for row in range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist():
+            self.infos.of_reset[row] = _info_of_row(infos, row)  # type: ignore[union-attr]
+
+    def _keeping(self, env_step: Callable[[Tree], Any]) -> Callable[[Tree], Any]:
+        """Return the back end's step, whose infos are kept row by row."""
+
+        def step(actions: Tree) -> Any:
+            outcome = env_step(actions)
+            infos, done = outcome[4], np.logical_or(outcome[2], outcome[3])
+            present = {
+                name: value for name, value in infos.items() if name.strip("_") not in ("final_obs", "final_info")
+            }
+            for row in range(self.num_envs):
+                info = _info_of_row(present, row)
+                is_reset = self._pending is not None and self._pending[row]
+                if done[row] and self._has_final_infos:
+                    self.infos.of_step[row] = _info_of_row(infos.get("final_info") or {}, row)  # type: ignore[union-attr]
+                    is_reset = True
+                (self.infos.of_reset if is_reset else self.infos.of_step)[row] = info  # type: ignore[union-attr]
+            return outcome
+
+        return step
 
     def _error_at(self, row: int | None, error: Any, actions: Tree = None, hint: str = "") -> EnvironmentStepError:
         """Return the error of a row; without actions, that of a reset."""
@@ -277,12 +317,12 @@ class AsyncVectorEnvBoundary(VectorEnvBoundary):
             self._workers.step_async(actions)
             return self._workers.step_wait(self._step_timeout)
 
-    def _env_reset(self, seed: Any, **options: Any) -> Tree:
+    def _env_reset(self, seed: Any, **options: Any) -> tuple[Tree, Mapping[str, Any]]:
         if not options:
             self._last_actions = None
         with self._guarded("reset"):
             self._workers.reset_async(seed, **options)
-            return self._workers.reset_wait(self._step_timeout)[0]
+            return self._workers.reset_wait(self._step_timeout)
 
     @contextlib.contextmanager
     def _guarded(self, during: str) -> Iterator[None]:
@@ -374,7 +414,7 @@ class EnvPoolBoundary(VectorEnvBoundary):
         self.backend = "envpool"
         self._make = make
 
-    def _env_reset(self, seed: Any, **options: Any) -> Tree:
+    def _env_reset(self, seed: Any, **options: Any) -> tuple[Tree, Mapping[str, Any]]:
         if seed is not None and self._make is None:
             warnings.warn(
                 "a pool takes its seeds when it is made: the seeds handed to reset are not used. Pass the id with "
@@ -384,8 +424,8 @@ class EnvPoolBoundary(VectorEnvBoundary):
         elif seed is not None and self._make is not None:
             self.env.close()
             self.env = self._make([each % _LARGEST_SEED for each in seed])
-            self._env_step = self.env.step
-        return self.env.reset()[0]
+            self._env_step = self.env.step if self.infos is None else self._keeping(self.env.step)
+        return self.env.reset()
 
 
 def make_envpool(env_id: str, num_envs: int, config: Mapping[str, Any]) -> EnvPoolBoundary:

@@ -60,6 +60,8 @@ class Play(ABC):
         self._seen: dict[AgentID, Any] = {}
         """the last observation of each agent, where a critic sees them all"""
         self.episode = MultiAgentEpisode()
+        self.keeps_whole, self.whole = False, MultiAgentEpisode()
+        """is the whole episode recorded a second time, with actions as the environment takes them; and that record"""
         self.to_act: dict[AgentID, Any] = {}
         self._spaces: dict[AgentID, Any] = {}
 
@@ -70,15 +72,17 @@ class Play(ABC):
         if self._critic is True:
             self._critic = "state" if self._has_state() else "observations"
         self._seen = {}
-        observation_spaces = self._with_ids(self._spaces)
-        self.episode = MultiAgentEpisode(
-            id_,
-            observation_space=observation_spaces or None,
-            action_space=action_spaces or None,
-            agent_to_module_mapping_fn=self.mapping_fn,
-        )
+        options_of_episodes: dict[str, Any] = {
+            "observation_space": self._with_ids(self._spaces) or None,
+            "action_space": action_spaces or None,
+            "agent_to_module_mapping_fn": self.mapping_fn,
+        }
+        self.episode = MultiAgentEpisode(id_, **options_of_episodes)
         observations, infos = self._added(self._copied(observations), infos)
         self.episode.add_env_reset(observations, infos)
+        if self.keeps_whole:
+            self.whole = MultiAgentEpisode(id_, **options_of_episodes)
+            self.whole.add_env_reset(observations, infos)
         self._choose_who_acts(observations)
 
     def step(
@@ -104,6 +108,9 @@ class Play(ABC):
             truncateds=truncateds,
             extra_model_outputs=extras,
         )
+        if self.keeps_whole:
+            flags: dict[str, Any] = {"terminateds": terminateds, "truncateds": truncateds}
+            self.whole.add_env_step(observations, actions, rewards, infos, **flags)
         self._choose_who_acts(observations)
         return rewards
 
@@ -449,6 +456,10 @@ class AgentEnvs:
         """Raise `RuntimeError` after `close`."""
         if self._closed:
             raise RuntimeError(f"{self!r} is closed; make a new one, and a new collector with it")
+
+    def single_envs(self) -> list[Any]:
+        """Return all of them."""
+        return list(self.envs)
 
 
 def _agents_and_spaces(play: Play) -> tuple[tuple[AgentID, ...], dict[AgentID, Any], dict[AgentID, Any]]:

@@ -20,7 +20,7 @@ from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from lockstep.data.trees import Tree
 from lockstep.envs import trees
-from lockstep.envs.boundary import StepResult, VectorBoundary
+from lockstep.envs.boundary import RowInfos, StepResult, VectorBoundary
 from lockstep.envs.env_state import elapsed_steps, env_state, set_elapsed_steps, set_env_state
 from lockstep.envs.errors import step_error
 
@@ -179,6 +179,13 @@ class LightSyncVectorEnv(VectorBoundary):
         self._begin(deadlines)
         trees.scatter(self._obs, ..., state["obs"])
         return self._obs
+
+    def keep_infos(self) -> None:
+        """Keep the infos of all rows from now on."""
+        if self.infos is None:
+            infos = self.infos = RowInfos(self.num_envs)
+            self._steps = tuple(infos.watched_step(row, step) for row, step in enumerate(self._steps))
+            self._resets = [infos.watched_reset(row, reset) for row, reset in enumerate(self._resets)]
 
     def render(self, row: int = 0) -> Any:
         """Return the frame of one row."""

@@ -23,7 +23,7 @@ from gymnasium.vector.utils import CloudpickleWrapper, batch_space, iterate
 
 from lockstep.data.trees import Tree, map_tree
 from lockstep.envs import trees
-from lockstep.envs.boundary import StepResult, VectorBoundary
+from lockstep.envs.boundary import RowInfos, StepResult, VectorBoundary
 from lockstep.envs.env_state import env_state, set_env_state
 from lockstep.envs.errors import EnvironmentStepError, EnvironmentTimeoutError, WorkerTraceback, step_error
 from lockstep.state.checks import no_copies
@@ -147,7 +147,18 @@ class WorkerVectorEnv(VectorBoundary):
                 RuntimeWarning,
                 stacklevel=3,
             )
+        if self.infos is not None and during in ("reset", "step"):
+            infos = answer[-1] if during == "step" else (None, answer)
+            answer = answer[:-1] if during == "step" else None
+            self.infos.of_step[row] = infos[0] or {}
+            self.infos.of_reset[row] = infos[1] or self.infos.of_reset[row]
         return Arrived(row, *answer) if during == "step" else answer
+
+    def keep_infos(self) -> None:
+        """Have each worker send its infos from now on."""
+        if self.infos is None:
+            self._ask_all("keep_infos", [None] * self.num_envs)
+            self.infos = RowInfos(self.num_envs)
 
     def _deadline(self) -> float | None:
         return None if self.step_timeout is None else time.monotonic() + self.step_timeout
@@ -192,6 +203,9 @@ class WorkerVectorEnv(VectorBoundary):
             stacklevel=2,
         )
         self._start(row)
+        if self.infos is not None:
+            self._ask(row, "keep_infos")
+            self._answer(row, self._deadline(), None, "keep_infos")
         seed = self._seeds[row]
         self._seeds[row] = None if seed is None else (seed + 1_000_003) % 2**31  # not the episodes that it had
         self._ask(row, "reset", self._seeds[row])
@@ -340,6 +354,7 @@ def _work(
         commands: dict[str, Callable[[Any], Any]] = {
             "reset": served.reset,
             "step": served.step,
+            "keep_infos": served.keep_infos,
             "get_state": lambda _: env_state(served.env),
             "set_state": lambda state: set_env_state(served.env, state),
             "render": lambda _: served.env.render(),
@@ -387,22 +402,33 @@ class _ServedEnv:
 
     def __init__(self, env: gym.Env, row: int, num_envs: int, memory: list[Any]) -> None:
         self.env, self.row = env, row
+        self.keeps_infos = False
         parts = iter(memory)
         self.obs = _shared_tree(env.observation_space, num_envs, lambda size: next(parts))
 
-    def reset(self, seed: int | None) -> None:
-        obs, _ = self.env.reset() if seed is None else self.env.reset(seed=seed)
-        self._write(obs)
+    def keep_infos(self, _: None) -> None:
+        """Give the infos of all steps and resets from now on."""
+        self.keeps_infos = True
 
-    def step(self, action: Tree) -> tuple[float, bool, bool, Any, Any]:
-        """Return reward, terminated, truncated and, where the episode ended, its last observation and info."""
+    def reset(self, seed: int | None) -> dict[str, Any] | None:
+        """Begin an episode; return its info, where infos are kept."""
+        obs, info = self.env.reset() if seed is None else self.env.reset(seed=seed)
+        self._write(obs)
+        return info if self.keeps_infos else None
+
+    def step(self, action: Tree) -> tuple[Any, ...]:
+        """Return reward, terminated, truncated and, where the episode ended, its last observation and info; where infos
+        are kept, also those of the step and of a reset after it.
+        """
         obs, reward, terminated, truncated, info = self.env.step(action)
-        final = None
+        final = first = None
         if terminated or truncated:
             final = trees.one_row(self.env.observation_space, obs)
-            obs, _ = self.env.reset()
+            obs, first = self.env.reset()
         self._write(obs)
-        return float(reward), bool(terminated), bool(truncated), final, info if final is not None and info else None
+        kept = ((info, first),) if self.keeps_infos else ()
+        last = info if final is not None and info else None
+        return (float(reward), bool(terminated), bool(truncated), final, last, *kept)
 
     def _write(self, obs: Tree) -> None:
         trees.check_shape(self.env.observation_space, obs)

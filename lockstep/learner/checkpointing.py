@@ -19,7 +19,7 @@ from lockstep.state.options import Section
 State = dict[str, Any]
 COMPONENTS = (
     "rl_module", "optimizer", "connectors", "coefficients", "registered", "should_module_be_updated", "weights_seq_no",
-    "lifetime", "random",
+    "lifetime", "metrics", "random",
 )  # fmt: skip
 
 LEARNER_CLASS = "learner_class"
@@ -36,7 +36,7 @@ def check_state(
     unknown = sorted(set(state) - {*COMPONENTS, LEARNER_CLASS})
     if unknown:
         raise ValueError(f"unknown components {unknown}; a learner's state has {sorted(COMPONENTS)}")
-    for part in ("rl_module", "optimizer", "connectors", "coefficients", "registered", "lifetime"):
+    for part in ("rl_module", "optimizer", "connectors", "coefficients", "registered", "lifetime", "metrics"):
         if not isinstance(state.get(part, {}), Mapping):
             raise ValueError(f"{part} must be a dict, not {type(state[part]).__name__}; nothing was changed")
     problems: list[str] = []
@@ -91,7 +91,7 @@ def state_to_restore(folders: Mapping[str, State], component: str | None, curren
         return {"rl_module": _weights_to_restore(modules, component, current)}
     state = state_from_folders(folders)
     if component is None:
-        missing = sorted(set(COMPONENTS) - set(state))
+        missing = sorted(set(COMPONENTS) - {"metrics"} - set(state))  # which older ones have not
         if missing:
             raise ValueError(
                 f"the checkpoint lacks {missing}: it is of an older version. It has {sorted(state)}; restore those "

@@ -17,15 +17,17 @@ import torch
 from torch import Tensor, fx, nn
 
 from lockstep.data.trees import leaves, map_tree, named_leaves
-from lockstep.learner.metrics import UpdateMetrics
 from lockstep.learner.minibatches import TensorColumns, gather
 from lockstep.learner.optimizers import NO_AVG, NO_AVG_SQ, RegisteredOptimizer
 from lockstep.learner.targets import TargetNetwork
+from lockstep.tracking.metrics import Key
 
 MAX_SHAPES = 4
+NOT_A_TENSOR = -1.0
+"""in the place of the weight of a metric that was logged as a plain number"""
 NOT_TRACED = ("compute_gradients", "apply_gradients")
 """methods of the learner in whose place a compiled step has operations of its own"""
-Metric = tuple[str, str, int]
+Metric = tuple[Key, float]
 ColumnsByModule = Mapping[str, TensorColumns]
 Losses = dict[str, Tensor]
 CompiledCode = Callable[[Sequence[Tensor]], Sequence[Tensor]]
@@ -73,7 +75,7 @@ class CompiledUpdate:
                 entry.keep_bad_gradient()
         if self.learner.gradient_watch.missing:
             self.learner.gradient_watch.see(self.learner.optimizers)
-        self.learner.metrics.log_many(metrics, values)
+        self.learner.metrics.log_vector(metrics, values)
         self.learner.row_errors.update(zip(with_errors, found))
         self.learner.row_values = dict(zip(with_values, found[len(with_errors) :]))
         return True
@@ -148,7 +150,7 @@ class CompiledUpdate:
             return values, *learner.row_errors.values(), *learner.row_values.values()
 
         saved = [tensor.clone() for tensor in inputs]
-        outer, learner.metrics = learner.metrics, UpdateMetrics()
+        outer, learner.metrics = learner.metrics, learner.metrics.beside()
         learner.row_errors, learner.row_values = {}, {}
         streams = learner.streams.get_state()
         try:
@@ -161,6 +163,9 @@ class CompiledUpdate:
                 tensor.copy_(before)
         if any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in graph.graph.nodes):
             _warn_of_eager("it draws random numbers, and compiled code would not draw them from their streams")
+            return None
+        if plain := sorted({"/".join(key) for key, rows in names if rows == NOT_A_TENSOR}):
+            _warn_of_eager(f"it logs {plain} as plain numbers, which compiled code would repeat; log tensors")
             return None
         return compile_graph(graph, inputs, learner.device.type == "cpu"), names, with_errors, with_values
 
@@ -188,10 +193,11 @@ class CompiledUpdate:
             for entry in with_loss:
                 _adam_step_(self._rates[entry.key].tensor, entry)
         values: list[Tensor] = []
-        for (module_id, name), logged in learner.metrics.items():
-            names.append((module_id, name, logged[-1][1]))
-            values.append(logged[-1][0].detach().reshape(()))
-        return torch.stack(values)
+        for key, value, rows in learner.metrics.items():
+            tensor = value if isinstance(value, Tensor) else torch.zeros(())
+            names += [(key, rows if isinstance(value, Tensor) else NOT_A_TENSOR)] * tensor.numel()
+            values.append(tensor.detach().reshape(-1))
+        return torch.cat(values)
 
     @contextmanager
     def _traced_views(self) -> Iterator[None]:

@@ -23,7 +23,7 @@ from lockstep.learner import checkpointing, inputs
 from lockstep.learner.compiled import NOT_TRACED, CompiledUpdate
 from lockstep.learner.config import FrameworkSection, TrainingSection, takes_batch
 from lockstep.learner.inputs import WhoLearns
-from lockstep.learner.metrics import FirstValues, Results, UpdateMetrics
+from lockstep.learner.metrics import FirstValues, Results, report_metrics
 from lockstep.learner.minibatches import (
     TensorColumns,
     UpdateOptions,
@@ -62,6 +62,7 @@ from lockstep.ops import RunningMoments
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
 from lockstep.state.schedules import Schedule, ScheduleLike
 from lockstep.state.streams import RandomStreams
+from lockstep.tracking.metrics import Metrics
 
 STEPS_SAMPLED = "num_env_steps_sampled_lifetime"
 STAGES = ("pipeline", "forward_backward", "reduction", "step")
@@ -113,7 +114,7 @@ class Learner(Generic[Training]):
         self.device = torch.device(self.framework.device)
         self.dtype: torch.dtype = getattr(torch, self.framework.dtype)
         self.connectors = dict(connectors or {})
-        self.metrics = UpdateMetrics()
+        self.metrics = Metrics()
         self.weights_seq_no = 0
         self._module_spec = module_spec
         self._module: MultiRLModule | None = None
@@ -121,14 +122,15 @@ class Learner(Generic[Training]):
         self.coefficients: dict[tuple[str, str], tuple[Schedule, Tensor]] = {}
         self.registered: dict[str, Any] = {}
         self.lifetime: dict[str, int] = {}
-        self.rows_in_step = 0
-        """rows of the present gradient step, the weight of what it logs; 0 where they only stand in for none"""
         self.stand_ins: frozenset[str] = frozenset()
         """modules whose row in the present gradient step stands in for none; see `sharding`"""
         self.modules_in_step: tuple[str, ...] | None = None
         """modules that the present gradient step is about; None before the first"""
         self.seconds = dict.fromkeys(STAGES, 0.0)
         """of the stages of the present update; a compiled gradient step is one: forward and backward"""
+        self.rows_in_step = 0
+        self._lags: dict[str, tuple[float, int]] = {}
+        """by module: how many updates the weights that acted are behind, and the rows that say so"""
         self.last_series: dict[tuple[str, str], list[float]] = {}
         """value of each metric at each gradient step of the last update"""
         self.row_errors: dict[str, Tensor] = {}
@@ -328,12 +330,12 @@ class Learner(Generic[Training]):
             if widths := self.noise_columns(module_id):
                 drawn = plan.draw_noise(module_id, widths, self.streams.numpy(f"noise/{module_id}"))
                 columns = {**columns, module_id: {**part, **map_tree(self.to_tensor, drawn)}}
+        self.rows_in_step, trained = sum(plan.num_own_rows.values()), dict.fromkeys(columns, 0)
         self.before_gradient_based_update(timesteps=options.timesteps or {})
         self.follow_replaced_parameters()
         self.gradient_watch.begin(self.module, self.registered, self.optimizers, columns)
         rng, steps = self.streams.numpy("minibatches"), steps_by_row(columns)
         first_values = FirstValues({} if trajectories else columns)
-        trained = dict.fromkeys(columns, 0)
         passes = num_minibatches = num_rows_used = 0
         for indices, ends_pass in module_minibatches(plan.num_rows, options, rng):
             rows, self.stand_ins = plan.own_rows(indices)
@@ -387,7 +389,7 @@ class Learner(Generic[Training]):
             self.rows_in_step = agreed.num_own_rows(module_id)
             self.connectors[module_id].update(part.flat_obs(), part.rows())
         for module_id, explained in first_values.explained_variances(self.reducer):
-            self.metrics.set(module_id, vf_explained_var=explained)
+            self.log_for_update(module_id, vf_explained_var=explained)
 
     def _update(self, batch: dict[str, TensorColumns]) -> tuple[dict[str, Outputs], dict[str, Tensor]]:
         """Take one gradient step: forward, losses, gradients, clipping, optimizers. Returns outputs and losses."""
@@ -460,7 +462,7 @@ class Learner(Generic[Training]):
     def _note_sampler(self, module_id: str, versions: np.ndarray | Tensor) -> None:
         """Report how many updates ago the weights that acted were the learner's; `versions` of these, for each row."""
         ago = self.weights_seq_no - float(versions.sum()) / len(versions)
-        self.metrics.set_share(module_id, len(versions), diff_num_grad_updates_vs_sampler_policy=ago)
+        self._lags[module_id] = ago, len(versions)
 
     def prepare_batch(self, trajectories: Trajectories, *, module_id: str) -> TensorColumns:
         """Return the train batch `{column: [N, ...]}`: what the episodes recorded (`obs`, `actions`, `rewards`,
@@ -633,7 +635,12 @@ class Learner(Generic[Training]):
             name: value.detach().reshape(()) if value.requires_grad or value.dim() else value
             for name, value in metrics.items()
         }
-        self.metrics.log(module_id, plain, self.rows_in_step)
+        self.metrics.log_means((module_id,), plain, self.rows_in_step)
+
+    def log_for_update(self, module_id: str, **numbers: float) -> None:
+        """Note numbers that hold for the whole update, the same on all learners."""
+        for name, number in numbers.items():
+            self.metrics.log_value((module_id, name), number, reduce="item", weight=1)
 
     # -- gradients ---
 
@@ -929,6 +936,15 @@ class Learner(Generic[Training]):
         self._begin_anew(keep_compiled=keep_compiled)
         return self.module.spec()
 
+    @property
+    def rows_in_step(self) -> int:
+        """Rows of the present gradient step, the weight of what it logs; 0 where they only stand in for none."""
+        return int(self.metrics.weight)
+
+    @rows_in_step.setter
+    def rows_in_step(self, rows: int) -> None:
+        self.metrics.weight = rows
+
     def set_policies_to_train(self, who_learns: WhoLearns) -> None:
         """Let these modules learn from the next update on: ids, a function as for `policies_to_train`, None for all.
 
@@ -958,9 +974,9 @@ class Learner(Generic[Training]):
         `trained`: rows by module; `counts`: over all learners; `seconds`: of all gradient steps.
         Raises `FloatingPointError` where `nan_policy="stop"` and a gradient was not finite.
         """
-        metrics, self.metrics = self.metrics, UpdateMetrics()
         stages, self.seconds = self.seconds, dict.fromkeys(STAGES, 0.0)
-        results = metrics.reduce(self.reducer)
+        results, self.last_series = report_metrics(self.metrics, self.reducer, self.module.keys(), self._lags)
+        self._lags = {}
         for module_id, rows in trained.items():
             numbers = results.setdefault(module_id, {})
             numbers.setdefault("diff_num_grad_updates_vs_sampler_policy", 0)  # where the data do not say
@@ -977,7 +993,6 @@ class Learner(Generic[Training]):
         if unreached:
             results[ALL_MODULES]["parameters_without_gradient"] = unreached
         num_bad = self.optimizers.report(results, trained if self.reducer.rank == 0 else ())
-        self.last_series = metrics.series
         results[ALL_MODULES].update(
             num_env_steps_trained_lifetime=self.count("env_steps", counts["num_env_steps_trained"]),
             num_gradient_steps_lifetime=self.count("gradient_steps", counts["num_minibatches"]),
@@ -1049,6 +1064,7 @@ class Learner(Generic[Training]):
             "should_module_be_updated": checkpointing.policies_state(self.policies_to_train),
             "weights_seq_no": self.weights_seq_no,
             "lifetime": dict(self.lifetime),
+            "metrics": self.metrics.get_state(),
             "random": self.streams.get_state(),
         }
         return checkpointing.select_components(state, components, not_components)
@@ -1089,6 +1105,8 @@ class Learner(Generic[Training]):
             self.weights_seq_no = int(state["weights_seq_no"])
         if "lifetime" in state:
             self.lifetime = {name: int(count) for name, count in state["lifetime"].items()}
+        if "metrics" in state:
+            self.metrics.set_state(state["metrics"])
         if "random" in state:
             self.streams.set_state(state["random"])
         allowed = state.get("should_module_be_updated", {})

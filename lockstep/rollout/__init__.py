@@ -1,6 +1,7 @@
 """Collection: a policy acts, what happens is stored."""
 
 from lockstep.rollout.async_collector import AsyncCollector
+from lockstep.rollout.callbacks import EnvironmentCallback
 from lockstep.rollout.collector import Collector
 from lockstep.rollout.env_runner import EnvRunner
 from lockstep.rollout.errors import EnvRunnerError, MalformedBufferError
@@ -18,6 +19,7 @@ __all__ = [
     "EnvRunner",
     "EnvRunnerError",
     "EnvRunnerGroup",
+    "EnvironmentCallback",
     "Fragment",
     "GroupCollector",
     "MalformedBufferError",

@@ -15,6 +15,7 @@ from lockstep.envs import WorkerVectorEnv, make_vector
 from lockstep.envs import trees as env_trees
 from lockstep.envs.workers import Arrived
 from lockstep.replay import ReplayBuffer
+from lockstep.rollout.callbacks import EpisodeRecorder
 from lockstep.rollout.collector import Collector
 from lockstep.rollout.errors import first_not_finite, refuse_row
 from lockstep.rollout.protocols import ActingPolicy, sole_part
@@ -71,6 +72,8 @@ class AsyncCollector(Collector):
             )
         self._acted_on = map_tree(np.copy, env_trees.allocate(env.observation_space, env.num_envs))
         """the observation that each environment's action under way was chosen for"""
+        self._sent: dict[int, Any] = {}
+        """by row: the action under way as the environment takes it, where a callback reads episodes"""
         self._actions: np.ndarray | None = None
         """[B, ...] actions under way, as learned from"""
         hooks = (on_step_hook, on_episode_done_hook)
@@ -113,12 +116,17 @@ class AsyncCollector(Collector):
         self._actions[rows] = actions
         env_trees.scatter(self._acted_on, rows, obs)
         sent = part.to_env(actions)
+        if self.recorder is not None:
+            self.recorder.start(rows)
+            self._sent.update(zip(rows, sent))
         self._act_time += time.perf_counter() - began
         self.env.send(rows, sent)
 
     def _take_in(self, arrived: list[Arrived]) -> int:
         """Store transitions, end episodes; return how many count."""
         counting, writer = self._counting, self.store
+        if self.recorder is not None:
+            self._record(arrived, self.recorder)
         lost = np.array([answer.row for answer in arrived if answer.lost], np.int64)
         answers = [answer for answer in arrived if not answer.lost]
         real = [answer for answer in answers if counting is None or counting[answer.row]]
@@ -138,6 +146,20 @@ class AsyncCollector(Collector):
             if answer.final_obs is not None:
                 self._end_episode(answer.row)
         return len(real)
+
+    def _record(self, arrived: list[Arrived], recorder: EpisodeRecorder) -> None:
+        following = self.env.observations
+        for answer in arrived:
+            b = answer.row
+            if answer.lost:
+                recorder.drop(b, following)
+                continue
+            if self._counting is not None and not self._counting[b]:
+                recorder.leave(b)
+            obs = env_trees.gather(following, b) if answer.final_obs is None else env_trees.gather(answer.final_obs, 0)
+            flags = {"terminated": answer.terminated, "truncated": answer.truncated}
+            recorder.take(b, self._sent[b], map_tree(np.array, obs), answer.reward, **flags, following=following)
+        recorder.events.metrics.end_step()
 
     def _add(self, answers: list[Arrived], writer: ReplayWriter) -> None:
         """Add the transitions to the replay buffer; raise `MalformedBufferError` for values that are not finite."""

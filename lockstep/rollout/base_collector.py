@@ -6,7 +6,7 @@ import secrets
 import time
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from gymnasium import spaces
 
 from lockstep.data.actions import ACTION_MASK, MASKABLE, allowed_actions, carries_mask
 from lockstep.data.rollout import EpisodeStore, RolloutStore
+from lockstep.rollout.callbacks import EnvironmentCallback, EnvironmentEvents, Episode
 from lockstep.state.checks import check_flags, check_functions, check_whole, is_number, no_copies
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking.statistics import CollectStats, returns_and_lens
@@ -82,6 +83,8 @@ class BaseCollector(ABC):
         self._env_time = self._act_time = 0.0
         self._of_agents: dict[str, Any] = {}
         """statistics of single agents, where there are several"""
+        self.events: EnvironmentEvents | None = None
+        """calls the callbacks that have something to do with the environments"""
         self.reset_stat()
 
     @property
@@ -98,6 +101,34 @@ class BaseCollector(ABC):
         """Take these random streams from now on, beginning with their first reset."""
         self.streams, self.num_resets, self.is_seeded = streams, 0, True
 
+    def set_callbacks(self, callbacks: Sequence[EnvironmentCallback], runner: Any = None) -> None:
+        """Call these for what happens in the environments, in place of those before.
+
+        `runner`: the env runner that they are told of; None: this collector.
+        """
+        events = EnvironmentEvents(callbacks, runner or self)
+        self.events = None if events.is_empty else events
+
+    @abstractmethod
+    def _running_episodes(self) -> Sequence[Episode]:
+        """Return the episodes under way, as they are recorded for callbacks."""
+
+    def _tell_created(self) -> None:
+        if self.events is not None:
+            self.events.created(self.env.single_envs())
+
+    def _begin_told(self) -> None:
+        """Prepare the buffer, and the callbacks."""
+        self._tell_created()
+        self._begin_collect()
+        if self.events is not None:
+            self.events.begin_collect(self._running_episodes())
+
+    def _end_told(self) -> dict[str, Any]:
+        """Check and store what was collected, and tell of it; return what callbacks have logged."""
+        self._end_collect()
+        return {} if self.events is None else self.events.end_collect()
+
     # -- resets ---
 
     def reset(self, reset_buffer: bool = True, reset_stats: bool = True) -> None:
@@ -107,6 +138,7 @@ class BaseCollector(ABC):
             self.reset_buffer()
         if reset_stats:
             self.reset_stat()
+        self._tell_created()
         self.reset_env()
 
     @abstractmethod
@@ -122,6 +154,8 @@ class BaseCollector(ABC):
         self.collect_step = 0
         self.collect_episode = 0
         self.collect_time = 0.0
+        if self.events is not None:
+            self.events.forget()
 
     def close(self) -> None:
         """Close the environments (a second call does nothing). Collects and resets raise `RuntimeError` then."""
@@ -164,13 +198,13 @@ class BaseCollector(ABC):
         self._ended.clear()
         self._counting = None
         self._steps, self._env_time, self._act_time = 0, 0.0, 0.0
-        self._begin_collect()
+        self._begin_told()
         try:
             if n_episode is not None:
                 self._collect_episodes(amount, random)
             while n_episode is None and self._steps < amount:  # rows that only reset an environment are no steps
                 self._steps += self._run(amount - self._steps, random)
-            self._end_collect()
+            logged = self._end_told()
         except BaseException:
             self._is_begun = False
             self._abandon_collect()
@@ -189,6 +223,7 @@ class BaseCollector(ABC):
             *returns_and_lens(self._ended),
             getattr(self.env, "num_restarts", 0) - restarts,
             **self._of_agents,
+            **logged,  # type: ignore[misc]
         )
 
     def _collect_episodes(self, n_episode: int, random: bool) -> None:
@@ -249,6 +284,7 @@ class BaseCollector(ABC):
             "num_resets": self.num_resets,
             "left_open": self._left_open,
             "counters": [self.collect_step, self.collect_episode, self.collect_time],
+            **({} if self.events is None else {"events": self.events.get_state()}),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -257,6 +293,8 @@ class BaseCollector(ABC):
         self.num_resets = int(state["num_resets"])
         self._left_open = bool(state["left_open"])
         self.collect_step, self.collect_episode, self.collect_time = state["counters"]
+        if self.events is not None and "events" in state:
+            self.events.set_state(state["events"])
 
     @property
     @abstractmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from lockstep.data.trees import map_tree
 from lockstep.envs import StepResult, VectorBoundary, make_vector
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout.base_collector import CHUNK, BaseCollector, masks_in, random_actions
+from lockstep.rollout.callbacks import EnvironmentCallback, Episode, EpisodeRecorder
 from lockstep.rollout.errors import check_finite
 from lockstep.rollout.protocols import ActingPart, ActingPolicy, sole_part
 from lockstep.rollout.replay_writer import ReplayWriter, begin_in_mid_episode, empty, store_for
@@ -77,6 +78,16 @@ class Collector(BaseCollector):
         self._obs: Any = None
         self.store: RolloutStore | None = None
         self.buffer = buffer
+        self.recorder: EpisodeRecorder | None = None
+        """records whole episodes, where a callback reads them"""
+
+    def set_callbacks(self, callbacks: Sequence[EnvironmentCallback], runner: Any = None) -> None:
+        super().set_callbacks(callbacks, runner)
+        needs = self.events is not None and self.events.needs_episodes
+        self.recorder = EpisodeRecorder(self.events, self.env) if self.events is not None and needs else None
+
+    def _running_episodes(self) -> Sequence[Episode]:
+        return [] if self.recorder is None else self.recorder.running()
 
     @property
     def buffer(self) -> RolloutStore | ReplayBuffer | None:
@@ -111,6 +122,8 @@ class Collector(BaseCollector):
         obs = self.env.reset(self.streams.seeds(f"env_reset/{self.num_resets}", self.rows.stop)[self.rows])
         self.num_resets += 1
         self._left_open, self._is_begun = False, True
+        if self.recorder is not None:
+            self.recorder.begin(obs)
         self._obs = obs if self.frame_stack is None else self.frame_stack.reset(obs)
         self._returns[:] = 0.0
         self._lengths[:] = 0
@@ -152,11 +165,14 @@ class Collector(BaseCollector):
     def _act_and_step(self) -> tuple[Callable[[Any, Any], np.ndarray], Callable[[Any], StepResult]]:
         """Return the policy's `act` and the environments' `step`, of a recurrent policy with its memory around them."""
         store = self.store
+        env_step: Callable[[Any], StepResult] = self.env.step
+        if self.recorder is not None:
+            env_step = self.recorder.watched(env_step, self._counting)
         if self.memory is not None:
-            return self.memory.act, self.memory.watched(self.env.step)
+            return self.memory.act, self.memory.watched(env_step)
         if store is None or isinstance(store, ReplayWriter) or not getattr(self.policy, "learns_meanwhile", False):
-            return self._part.act, self.env.step
-        return self._recording_act(self._part, store), self.env.step
+            return self._part.act, env_step
+        return self._recording_act(self._part, store), env_step
 
     def _recording_act(self, part: ActingPart, store: RolloutStore) -> Callable[[Any, Any], np.ndarray]:
         """Return an `act` that writes into the store how likely each action was, from the next row on.
@@ -274,6 +290,7 @@ class Collector(BaseCollector):
             "frame_stack": None if self.frame_stack is None else self.frame_stack.get_state(),
             "buffer": None if self.store is None else self.store.get_state(),
             "memory": None if self.memory is None else self.memory.get_state(),
+            **({} if self.recorder is None else {"episodes": self.recorder.get_state()}),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -295,6 +312,8 @@ class Collector(BaseCollector):
         self._lengths[:] = state["lengths"]
         if self.memory is not None:
             self.memory.set_state(state["memory"])
+        if self.recorder is not None:
+            self.recorder.set_state(state.get("episodes"))
 
 
 class Memory:

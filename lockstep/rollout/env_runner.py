@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from lockstep.data.rollout import RolloutStore
 from lockstep.data.trees import map_tree
 from lockstep.envs import VectorBoundary
 from lockstep.modules import ActingWeights
+from lockstep.rollout.callbacks import EnvironmentCallback, overridden_events, restore_callbacks
 from lockstep.rollout.collector import Collector, WholeEpisodeCollector
 from lockstep.rollout.fragments import Fragment
 from lockstep.rollout.protocols import ActingPart
@@ -40,7 +41,7 @@ class EnvRunner:
     runner `i` is number `i * num_envs + b` of all, and its random numbers depend on that number only, so that m runners
     of k environments see what one runner of m * k sees. `generation`: how often the runner was replaced; each begins
     with random streams of its own. `whole_episodes`: no episode is cut at the end of a sample. `with_logp`: fragments
-    say how likely each action was when it was taken (not for a policy with memory).
+    say how likely each action was when it was taken (not for a policy with memory). `callbacks`: those of this process.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class EnvRunner:
         with_logp: bool = False,
         whole_episodes: bool = False,
         raise_on_nan: bool = True,
+        callbacks: Sequence[EnvironmentCallback] = (),
     ) -> None:
         streams = streams or RandomStreams(0)
         self.policy, self.index, self.with_logp = policy, index, with_logp
@@ -69,6 +71,8 @@ class EnvRunner:
             streams=streams.child(f"replaced/{index}/{generation}") if generation else streams,
             place=(index * env.num_envs, num_runners * env.num_envs),
         )
+        self.callbacks = [callback for callback in callbacks if overridden_events(callback)]
+        self.collector.set_callbacks(self.callbacks, runner=self)
         spaces = self.collector.observation_space, env.action_space
         self.store = self.collector.buffer = RolloutStore(1, env.num_envs, *spaces)  # it grows
 
@@ -133,12 +137,14 @@ class EnvRunner:
     def get_state(self) -> dict[str, Any]:
         """Return environments (as far as they can tell their state), running episodes, random streams, counters."""
         self.store.clear()  # what was sampled belongs to who sampled it
-        return {"collector": self.collector.get_state()}
+        callbacks = [[type(callback).__name__, dict(callback.get_state())] for callback in self.callbacks]
+        return {"collector": self.collector.get_state(), "callbacks": callbacks}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continue from `get_state`; environments without a state begin new episodes."""
         self.store.clear()
         self.collector.set_state(state["collector"])
+        restore_callbacks(self.callbacks, state.get("callbacks", ()))
 
     def close(self) -> None:
         """Close the environments."""

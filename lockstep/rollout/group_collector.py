@@ -17,6 +17,7 @@ from lockstep.rollout.fragments import Fragment, append_fragments
 from lockstep.rollout.protocols import LearningPolicy, sole_part
 from lockstep.rollout.replay_writer import ReplayWriter, begin_in_mid_episode, empty, store_for
 from lockstep.rollout.runner_group import EnvRunnerGroup
+from lockstep.tracking.metrics import Metrics
 from lockstep.tracking.statistics import CollectStats, returns_and_lens
 
 WAIT_S = 1.0
@@ -28,7 +29,8 @@ class GroupCollector:
 
     Each collect sends the policy's weights with the request, waits for the fragments, and writes them into `buffer`,
     the environments of the runners side by side. The buffer's owner empties it; without one only returns and lengths
-    are kept. There are no hooks for single steps: they would be called in other processes.
+    are kept. Callbacks are called in the runners' processes, each of which has instances of its own; `metrics` reports
+    what all of them log.
     """
 
     def __init__(
@@ -113,6 +115,7 @@ class GroupCollector:
             sum(part.act_time for part in parts) / len(parts),
             *returns_and_lens(ended),
             sum(part.env_restarts for part in parts),
+            **self.metrics.statistics([part.logged for part in parts if part.logged is not None]),
         )
         self.collect_step += stats.n_collected_steps
         self.collect_episode += stats.n_collected_episodes
@@ -140,6 +143,7 @@ class GroupCollector:
         self.collect_step = 0
         self.collect_episode = 0
         self.collect_time = 0.0
+        self.metrics = Metrics()
 
     def close(self) -> None:
         """End the runners and their environments. Collects and resets raise `RuntimeError` from then on."""
@@ -154,6 +158,7 @@ class GroupCollector:
             "group": self.group.get_state(),
             "counters": [self.collect_step, self.collect_episode, self.collect_time],
             "buffer": None if self.store is None else self.store.get_state(),
+            "metrics": self.metrics.get_state(),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -166,6 +171,8 @@ class GroupCollector:
         self.group.set_state(state["group"])
         self._ended[:] = False  # some may have: a few more stacks of frames than need be are not drawn then
         self.collect_step, self.collect_episode, self.collect_time = state["counters"]
+        if "metrics" in state:
+            self.metrics.set_state(state["metrics"])
         buffer = state["buffer"]
         fits = buffer is not None and len(buffer.get("episode_ids", self._ended)) == self.num_envs
         if self.store is not None and fits:

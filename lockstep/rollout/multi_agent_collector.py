@@ -18,6 +18,7 @@ from lockstep.envs.multi_agent import AgentEnvs
 from lockstep.envs.trees import stack_rows
 from lockstep.replay import MultiAgentReplayBuffer
 from lockstep.rollout.base_collector import CHUNK, BaseCollector, masks_in, random_actions
+from lockstep.rollout.callbacks import EnvironmentCallback, Episode
 from lockstep.rollout.errors import MalformedBufferError, not_finite
 from lockstep.rollout.protocols import ActingPart, LearningPolicy, State
 from lockstep.rollout.replay_writer import take_actions_of
@@ -90,7 +91,18 @@ class MultiAgentCollector(BaseCollector):
         self._pieces: list[tuple[MultiAgentEpisode, int]] = []
         """what this collect has collected, with the index of the environment"""
         self._buffer: EpisodeStore | MultiAgentReplayBuffer | None = None
+        self._views: list[Any] = [None] * self.num_envs
+        """of the episodes under way, where a callback reads them"""
         self.buffer = buffer
+
+    def set_callbacks(self, callbacks: Sequence[EnvironmentCallback], runner: Any = None) -> None:
+        super().set_callbacks(callbacks, runner)
+        for play in self.plays:
+            play.keeps_whole = self.events is not None and self.events.needs_episodes
+        self._views = [None] * self.num_envs  # those under way are not told of
+
+    def _running_episodes(self) -> Sequence[Episode]:
+        return [play.whole for play, view in zip(self.plays, self._views) if view is not None]
 
     @property
     def buffer(self) -> EpisodeStore | MultiAgentReplayBuffer | None:
@@ -187,6 +199,7 @@ class MultiAgentCollector(BaseCollector):
         self._agent_returns[:] = 0.0
         self._lengths[:] = 0
         self._states = [{} for _ in range(self.num_envs)]
+        self._views = [None] * self.num_envs
 
     def leave_episodes_of(self, module_id: str) -> None:
         """Leave the episodes under way in which this module acts; new ones begin there with the next steps."""
@@ -248,6 +261,7 @@ class MultiAgentCollector(BaseCollector):
                 self._begin(b)
             for agent in self.plays[b].to_act:
                 asked.setdefault(self.plays[b].episode.module_for(agent), []).append((b, agent))
+        self._tell_begun(envs)
         ready = clock()
         actions: dict[int, ByAgent] = {b: {} for b in envs}
         """as the environment takes them"""
@@ -264,9 +278,22 @@ class MultiAgentCollector(BaseCollector):
         acted = clock()
         for b in envs:
             self._step(b, actions[b], stored[b], extras[b])
+            if self.events is not None and (view := self._views[b]) is not None:
+                self._views[b] = None if view.is_done else view
+                self.events.step(view, b)
+        if self.events is not None:
+            self.events.metrics.end_step()
         self._act_time += acted - ready
         self._env_time += clock() - acted + ready - began
         return len(envs)
+
+    def _tell_begun(self, envs: Sequence[int]) -> None:
+        """Tell callbacks of the episodes that have begun."""
+        if self.events is not None and self.events.needs_episodes:
+            for b in envs:
+                if self._views[b] is None and self.plays[b].episode.env_t == 0:
+                    self._views[b] = self.events.start(self.plays[b].whole, b)
+            self.events.metrics.end_step()
 
     def _begin(self, b: int) -> None:
         self.plays[b].mapping_fn = self.policy.policy_mapping_fn
@@ -276,7 +303,7 @@ class MultiAgentCollector(BaseCollector):
         except Exception as error:
             raise step_error(error, backend=self.env.backend, env_index=b, action=None, during="reset") from error
         self.num_resets += 1
-        self._is_running[b], self._states[b] = True, {}
+        self._is_running[b], self._states[b], self._views[b] = True, {}, None
 
     def _step(self, b: int, actions: ByAgent, stored: ByAgent, extras: ByAgent) -> None:
         try:

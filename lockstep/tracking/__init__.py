@@ -2,6 +2,7 @@
 
 from lockstep.tracking.jsonl import JsonlLogger
 from lockstep.tracking.logger import BaseLogger, LazyLogger, MultiLogger, TraceLogger, torch_param_hash
+from lockstep.tracking.metrics import Metrics
 from lockstep.tracking.plots import IqmInterval, iqm, iqm_bootstrap, plot_runs, read_curve
 from lockstep.tracking.records import read_metrics, write_json
 from lockstep.tracking.run_folder import RunFolder, RunFolderError, git_revision, prune_checkpoints, versions
@@ -30,6 +31,7 @@ __all__ = [
     "JsonlLogger",
     "LazyLogger",
     "MLflowLogger",
+    "Metrics",
     "MovAvg",
     "MultiLogger",
     "RunFolder",

@@ -6,7 +6,7 @@ import math
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from lockstep.ops.statistics import RunningMoments
 from lockstep.state.checks import check_number, check_whole
+from lockstep.tracking.metrics import Metrics, Part, named
 
 Series = Mapping[str, Sequence[float]]
 """by metric: its value in each gradient step, or the one of a whole update"""
@@ -54,10 +55,11 @@ class Stats:
             "test_collect_stat": CollectStats.from_state,
             "training_stat": TrainingStats.from_state,
             "info_stat": InfoStats.from_state,
-            "metrics": lambda stats: {name: SequenceSummaryStats.from_state(stat) for name, stat in stats.items()},
+            "metrics": lambda stats: {name: _summary_or_number(stat) for name, stat in stats.items()},
             "history": lambda epochs: tuple(map(EpochStats.from_state, epochs)),
         }
-        values = {item.name: state[item.name] for item in fields(cls) if item.init}  # type: ignore[arg-type]
+        names = [item.name for item in fields(cls) if item.init and item.name in state]  # type: ignore[arg-type]
+        values = {name: state[name] for name in names}
         return cls(**{k: inner[k](v) if k in inner and v is not None else v for k, v in values.items()})
 
 
@@ -128,6 +130,10 @@ class CollectStats(CollectStatsBase):
     """[episode][agent] of the episodes that ended; empty for one agent"""
     agent_modules: tuple[tuple[str, ...], ...] = ()
     """[episode][agent] the module that acted for the agent, "" for one that was not there"""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """what callbacks logged in the environments' processes, reduced, by name"""
+    logged: Part | None = field(default=None, repr=False)
+    """the values behind `metrics`, so that several collects can be put together"""
 
     collect_speed: float = field(init=False)
     """environment steps per second"""
@@ -150,6 +156,10 @@ class CollectStats(CollectStatsBase):
 
     __hash__ = None  # type: ignore[assignment]
 
+    def without_values(self) -> Self:
+        """Return the statistics without the values behind `metrics`, which are not kept for ever."""
+        return self if self.logged is None else replace(self, logged=None)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers for a logger."""
         counts = ("n_collected_episodes", "n_collected_steps", "collect_time", "collect_speed", "env_restarts")
@@ -158,6 +168,8 @@ class CollectStats(CollectStatsBase):
         if self.agent_returns:
             columns = zip(self.agents, zip(*self.agent_returns))
             out["returns"] = {agent: sum(column) / len(column) for agent, column in columns}
+        if self.metrics:
+            out["metrics"] = dict(self.metrics)
         return out
 
 
@@ -165,6 +177,10 @@ def returns_and_lens(ended: Sequence[tuple[float, int]]) -> tuple[Any, Any]:
     """Return the returns and lengths of `CollectStats` from those of each episode."""
     returns, lens = zip(*ended) if ended else ((), ())
     return returns, lens
+
+
+def _summary_or_number(state: Any) -> Any:
+    return SequenceSummaryStats.from_state(state) if isinstance(state, Mapping) else float(state)
 
 
 class CollectTotals:
@@ -175,6 +191,7 @@ class CollectTotals:
         self._sums.update(collect_time=0.0, env_time=0.0, act_time=0.0)
         self._episodes: dict[str, list[Any]] = {"returns": [], "lens": [], "agent_returns": [], "agent_modules": []}
         self._agents: tuple[str, ...] = ()
+        self._metrics, self._logged = dict[str, float](), Metrics()
 
     def add(self, stats: CollectStats) -> None:
         """Add a collect."""
@@ -183,11 +200,17 @@ class CollectTotals:
         for name, values in self._episodes.items():
             values.extend(getattr(stats, name))
         self._agents = self._agents or stats.agents
+        self._metrics.update(stats.metrics)
+        if stats.logged is not None:
+            self._logged.add(stats.logged)
 
     def stats(self) -> CollectStats:
         """Return all of them as one."""
         episodes = {name: tuple(values) for name, values in self._episodes.items()}
-        return CollectStats(**self._sums, **episodes, agents=self._agents)  # type: ignore[arg-type]
+        metrics: dict[str, Any] = {}
+        if self._metrics:
+            metrics = {"metrics": {**self._metrics, **named(self._logged.so_far())}, "logged": self._logged.part()}
+        return CollectStats(**self._sums, **episodes, agents=self._agents, **metrics)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -315,6 +338,8 @@ class EpochStats(Stats):
     training_stat: TrainingStats | None
     """the whole epoch"""
     info_stat: InfoStats
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """what callbacks logged in the trainer's process since the epoch before, reduced, by name"""
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.epoch, self, self.info_stat))

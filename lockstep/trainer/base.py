@@ -24,12 +24,14 @@ from lockstep.learner.learner import STEPS_SAMPLED, Learner
 from lockstep.replay import MultiAgentReplayBuffer, OfflineRows, ReplayBuffer
 from lockstep.rollout import Collector, CollectorLike, MultiAgentCollector
 from lockstep.rollout.base_collector import exactly_one
+from lockstep.rollout.callbacks import restore_callbacks
 from lockstep.rollout.group_collector import GroupCollector
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
 from lockstep.state.checks import check_choice, check_flags, check_functions, check_whole, check_wholes, no_copies
 from lockstep.state.schedules import ConfiguredValueWarning
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking import BaseLogger, LazyLogger
+from lockstep.tracking.metrics import Metrics, named
 from lockstep.tracking.statistics import (
     CollectStats,
     CollectStatsBase,
@@ -53,7 +55,9 @@ from lockstep.trainer.callbacks import (
     RunStart,
     TrainerView,
     UpdateEnd,
+    attach_callbacks,
     check_callbacks,
+    tell,
 )
 from lockstep.trainer.checks import check_collector, check_evaluation, check_logger, check_policy
 from lockstep.trainer.display import ProgressDisplay
@@ -258,6 +262,7 @@ class BaseTrainer(Counters, ABC):
         watchers = [ProgressDisplay(live=None if show_progress else False)] if verbose or show_progress else []
         savers_last = sorted(callbacks, key=lambda callback: isinstance(callback, CheckpointCallback))
         self.callbacks: list[Callback] = [LoggingCallback(self.logger), *savers_last, *watchers]
+        attach_callbacks(self.callbacks, self._collectors(), policy.config.callbacks.classes)
         self.set_seed(seed)
         self._interrupt, self._phase = DeferredInterrupt(), "new"
         self._zero()
@@ -283,6 +288,9 @@ class BaseTrainer(Counters, ABC):
         self.best_stats: CollectStats | None = None
         self.last_test: CollectStats | None = None
         self.history: list[EpochStats] = []
+        self.metrics = Metrics()
+        for callback in self.callbacks:
+            callback.metrics = self.metrics
         self.bad_batch: dict[str, Any] | None = None
         """the rollout or sample whose update gave a loss or gradient that is not finite"""
         self._saved_at: tuple[int, ...] | None = None
@@ -443,6 +451,7 @@ class BaseTrainer(Counters, ABC):
         """Evaluate once. Return the statistics, and whether `stop_fn` is satisfied."""
         if self.test_collector is None or self.episode_per_test is None:
             raise ValueError("there is no test_collector to evaluate with")
+        tell(self.callbacks, "on_evaluate_start")
         stats = test_episode(
             self.test_collector,
             self.test_fn,
@@ -450,7 +459,8 @@ class BaseTrainer(Counters, ABC):
             self.episode_per_test,
             global_step=self.env_step,
             reward_metric=self.reward_metric,
-        )
+        ).without_values()
+        tell(self.callbacks, "on_evaluate_end", stats)
         self.test_env_step += stats.n_collected_steps
         self.test_episode += stats.n_collected_episodes
         self.seconds["test"] += stats.collect_time
@@ -705,8 +715,9 @@ class BaseTrainer(Counters, ABC):
 
     def _epoch_stats(self, test: CollectStats | None) -> EpochStats:
         self.seconds["total"] = time.monotonic() - self._clock
-        collected = None if self.train_collector is None else self.collected.stats()
-        return EpochStats(self.epoch, collected, test, self.updates.stats(), self.info(with_history=False))
+        collected = None if self.train_collector is None else self.collected.stats().without_values()
+        metrics = named(self.metrics.report())
+        return EpochStats(self.epoch, collected, test, self.updates.stats(), self.info(with_history=False), metrics)
 
     def _where(self) -> tuple[int, int, int]:
         return self.epoch, self.env_step, self.gradient_step
@@ -760,6 +771,7 @@ class BaseTrainer(Counters, ABC):
             "test_collector": None if self.test_collector is None else self.test_collector.get_state(),
             **self._replay_agents(),
             "callbacks": [[type(callback).__name__, dict(callback.get_state())] for callback in self.callbacks],
+            "metrics": self.metrics.get_state(),
             "logger": self.logger.get_state(),
             "logger_class": type(self.logger).__name__,
         }
@@ -779,12 +791,9 @@ class BaseTrainer(Counters, ABC):
         self.collected.add(CollectStats.from_state(state["collected"]))
         self.updates.set_state(state["updates"])
         self.history = [EpochStats.from_state(stats) for stats in state["history"]]
-        saved = list(state["callbacks"])
-        for callback in self.callbacks:
-            entry = next((entry for entry in saved if entry[0] == type(callback).__name__), None)
-            if entry is not None:
-                saved.remove(entry)
-                callback.set_state(entry[1])
+        restore_callbacks(self.callbacks, state["callbacks"])
+        if "metrics" in state:
+            self.metrics.set_state(state["metrics"])
         kept_by, logger = state["logger_class"], self.logger
         if kept_by == type(logger).__name__:
             logger.set_state(state["logger"])
@@ -885,6 +894,7 @@ class BaseTrainer(Counters, ABC):
                 stacklevel=3,
             )
             self.logger.remark("env_step", self.env_step, {"save/episodes_cut": cut})
+        tell(self.callbacks, "on_checkpoint_loaded", Path(path))
 
     def _restore_logged_state(self) -> bool:
         """Go on from what the logger's last save names: everything, where that is a full checkpoint (then True), else

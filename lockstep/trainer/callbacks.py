@@ -11,6 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+from lockstep.rollout import CollectorLike, EnvironmentCallback, GroupCollector
+from lockstep.rollout.callbacks import overridden_events
 from lockstep.state.checks import check_number, check_whole, check_wholes
 from lockstep.tracking import BaseLogger, LazyLogger, prune_checkpoints
 from lockstep.tracking.statistics import CollectStats, EpochStats, InfoStats, TrainingStats
@@ -128,8 +130,14 @@ class RunEnd(Event):
 # -- callbacks ---
 
 
-class Callback:
-    """Override the events you need. A returned string asks the trainer to stop, with that reason."""
+class Callback(EnvironmentCallback):
+    """Override the events you need, of the run and of environments (`EnvironmentCallback`). A string that an event of
+    the run returns asks the trainer to stop, with that reason.
+
+    Events of the run come from the trainer's process, and what is logged into `metrics` there is reported with the
+    epoch (`EpochStats.metrics`). Events of environments come from their processes: here they are events of this
+    instance, in env runners those of an instance that each makes of the class in the configuration.
+    """
 
     def on_event(self, event: Event) -> Stop:
         """Call `on_run_start`, `on_collect_end`, ... by the event's class."""
@@ -156,12 +164,47 @@ class Callback:
     def on_run_end(self, event: RunEnd) -> Stop:
         """Handle the end of a run."""
 
-    def get_state(self) -> Mapping[str, Any]:
-        """Return what must survive a resume."""
-        return {}
+    def on_evaluate_start(self) -> None:
+        """Handle the beginning of an evaluation."""
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `get_state` returned."""
+    def on_evaluate_end(self, stats: CollectStats) -> None:
+        """Handle the end of an evaluation, before its score is compared."""
+
+    def on_checkpoint_loaded(self, path: Path) -> None:
+        """Handle a checkpoint from which the trainer has been restored."""
+
+
+def tell(callbacks: Sequence[Callback], event: str, *args: Any) -> None:
+    """Call a method of each callback; what one raises goes on, with a note that names it."""
+    for callback in callbacks:
+        try:
+            getattr(callback, event)(*args)
+        except Exception as error:
+            error.add_note(f"in {type(callback).__name__}.{event}")
+            raise
+
+
+def attach_callbacks(
+    callbacks: Sequence[Callback], collectors: Mapping[str, CollectorLike], classes: Sequence[type]
+) -> None:
+    """Have each collector call the callbacks that handle events of environments.
+
+    Env runners make instances of their own, of the `classes` of the configuration. `ValueError` for a callback that a
+    collector would not call.
+    """
+    handlers = [callback for callback in callbacks if overridden_events(callback)]
+    for name, collector in collectors.items():
+        if isinstance(collector, GroupCollector):
+            lost = [callback for callback in handlers if type(callback) not in classes]
+            reason = "collects in env runners, which cannot be handed an object; give the class: config.callbacks(...)"
+        else:
+            attach: Any = getattr(collector, "set_callbacks", None)
+            lost = handlers if attach is None else []
+            reason = f"is a {type(collector).__name__}, which has no set_callbacks; leave these methods out"
+            if attach is not None:
+                attach(handlers)
+        if lost:
+            raise ValueError(f"callbacks={lost!r} handle {overridden_events(lost[0])}, and the {name} {reason}")
 
 
 def check_callbacks(callbacks: object) -> None:
@@ -192,7 +235,8 @@ class LoggingCallback(Callback):
         self.logger.log_test_data(event.stats.to_dict(), event.position)
 
     def on_epoch_end(self, event: EpochEnd) -> None:
-        self.logger.log_info_data(event.stats.info_stat.to_dict(), event.epoch)
+        metrics = {"metrics": dict(event.stats.metrics)} if event.stats.metrics else {}
+        self.logger.log_info_data({**event.stats.info_stat.to_dict(), **metrics}, event.epoch)
 
 
 class CheckpointCallback(Callback):

@@ -101,6 +101,7 @@ class ProgressDisplay(Callback):
             parts.append(f"evaluation {_episodes_text(epoch.test_collect_stat)}")
         if train is not None and train.n_collected_steps:
             parts.append(f"training {_episodes_text(train)}")
+            parts.append(_metrics_text(train))
         if epoch.training_stat is not None:
             parts.append(_losses_text(epoch.training_stat))
         parts += [f"{info.timing.update_speed:,.0f} steps/s", f"{self._left_text()} left"]
@@ -151,7 +152,7 @@ class ProgressDisplay(Callback):
             best = "" if self._best is None else f"best {self._best[0]:.4g} at {self._best[1]:,}"
             body.add_row("evaluation", _episodes_text(self._test), best)
         if not self._is_offline:
-            body.add_row("training", _episodes_text(self._train), "")
+            body.add_row("training", _episodes_text(self._train), _metrics_text(self._train))
         losses = Table.grid(padding=(0, 2))
         losses.add_row("update    ", _losses_text(self._updates) or "none yet")
         parts: list[Any] = [Text(self.title, style="bold")] if self.title else []
@@ -170,6 +171,10 @@ def _episodes_text(stats: CollectStats) -> str:
     if returns is None or lens is None or returns.mean is None or returns.std is None:
         return "no episode ended yet"
     return f"return {returns.mean:.4g} ± {returns.std:.3g}, length {lens.mean:.4g}"
+
+
+def _metrics_text(stats: CollectStats) -> str:
+    return "  ".join(f"{name} {value:.4g}" for name, value in stats.metrics.items())
 
 
 def _losses_text(stats: TrainingStats) -> str:

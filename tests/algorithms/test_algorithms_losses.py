@@ -125,7 +125,7 @@ def test_what_a_subclass_writes_is_what_runs_and_not_the_kernel(learner_class, f
 def test_ppo_terms_equal_numbers_worked_out_by_hand():
     learner = exact_learner(PPOConfig(), normalize_advantages=None, grad_clip=None)
     loss, _ = loss_and_gradients(learner, PROBABILITIES.log(), VALUES, written_out_batch())
-    logged = {name: float(values[-1][0]) for (_, name), values in learner.metrics.items()}
+    logged = {name: float(value) for (_, name), value, _ in learner.metrics.items()}
     # ratios 1.25, 0.5, 3, 1 with clip 0.2: min(2.5, 2.4), min(-0.5, -0.8), min(-9, -3.6), 0.5
     assert logged["policy_loss"] == pytest.approx(-(2.4 - 0.8 - 9.0 + 0.5) / 4)
     # 0.5 * (1, 1, 9, 1)
@@ -172,7 +172,7 @@ def test_a2c_loss_and_its_gradients_equal_a_plain_torch_computation(normalize):
     expected = policy_loss + 0.7 * vf_loss - 0.2 * dist.entropy().sum(1).mean()
     torch.testing.assert_close(loss, expected.detach(), rtol=0, atol=1e-7)
     torch.testing.assert_close(gradients, torch.autograd.grad(expected, leaves), rtol=0, atol=1e-7)
-    logged = {name: float(values[-1][0]) for (_, name), values in learner.metrics.items()}
+    logged = {name: float(value) for (_, name), value, _ in learner.metrics.items()}
     assert logged["policy_loss"] == pytest.approx(policy_loss.item(), abs=1e-7)
     assert logged["vf_loss"] == pytest.approx(vf_loss.item())
 

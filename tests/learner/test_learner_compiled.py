@@ -225,6 +225,14 @@ class ShrinkingLearner(MyLearner):
             self.module[MODULE].value_head.weight.mul_(0.5)
 
 
+class PlainNumberLearner(MyLearner):
+    """Logs what is no tensor."""
+
+    def compute_loss_for_module(self, *, module_id, config, batch, fwd_out):
+        self.metrics.log_value((module_id, "rows"), len(batch["obs"]))
+        return super().compute_loss_for_module(module_id=module_id, config=config, batch=batch, fwd_out=fwd_out)
+
+
 class OwnGradients(MyLearner):
     """Takes a tenth of the gradients."""
 
@@ -238,6 +246,7 @@ class OwnGradients(MyLearner):
         (ShrinkingLearner, {}, "ShrinkingLearner overrides apply_gradients, which"),
         (OwnGradients, {}, "OwnGradients overrides compute_gradients, which"),
         (NoisyLearner, {}, "it draws random numbers"),
+        (PlainNumberLearner, {}, r"it logs \['default_policy/rows'\] as plain numbers"),
         (SgdLearner, {}, r"\['default_policy.default_optimizer'\] are not plain Adam"),
         (MyLearner, {"nan_policy": "zero"}, "nan_policy='zero' is not compiled"),
     ],

@@ -253,6 +253,27 @@ def recorded_rows(reducer, shuffle):
     return learner.rows
 
 
+def every_reduction(reducer):
+    """What is logged of rows in each way, and the learner's state after it."""
+
+    class Logging(ValueLearner):
+        def compute_loss_for_module(self, *, module_id, config, batch, fwd_out):
+            errors = (fwd_out["vf_preds"] - batch["value_targets"]).detach()
+            mean = self.masked_mean(errors, batch)
+            for reduce in ("min", "max", "sum", "percentiles", "lifetime_sum"):
+                self.metrics.log_value((module_id, "row", reduce), errors, reduce=reduce)
+            for reduce in ("mean", "ema", "item"):
+                self.metrics.log_value((module_id, "step", reduce), mean, reduce=reduce)
+            self.metrics.log_value((module_id, "step", "own"), errors.mean())
+            return super().compute_loss_for_module(module_id=module_id, config=config, batch=batch, fwd_out=fwd_out)
+
+    learner = with_reducer(Logging, reducer, lr=1e-2)
+    for update in range(3):
+        results = learner.update_from_batch(value_shards(reducer, seed=update), minibatch_size=7, num_epochs=2)
+    found = {name: number for name, number in results["default_policy"].items() if name.startswith(("row/", "step/"))}
+    return found, learner.get_state("metrics")["metrics"]["numbers"].tolist()
+
+
 def custom_loss(reducer):
     """A square of means, and a penalty on parameters."""
 
@@ -388,6 +409,15 @@ def test_functions_of_means_and_penalties_on_parameters_are_those_of_one_learner
         expected = one["results"]["default_policy"][name]
         assert several[0]["results"]["default_policy"][name] == pytest.approx(expected, abs=1e-11)
     assert several[0]["results"] == several[1]["results"] == several[2]["results"]
+
+
+def test_metrics_of_every_reduction_are_those_of_one_learner(processes):
+    one, _ = every_reduction(LocalReducer())
+    assert len(one) == 4 + 4 + 7
+    several = processes.run(3, every_reduction)
+    assert several[0] == several[1] == several[2]
+    for name, number in one.items():
+        assert several[0][0][name] == pytest.approx(number, abs=1e-12), name
 
 
 def test_all_learners_stop_their_passes_where_one_wants_to(processes):

@@ -22,7 +22,7 @@ from learner_parts import (
 
 COMPONENTS = [
     "rl_module", "optimizer", "connectors", "coefficients", "registered", "should_module_be_updated",
-    "weights_seq_no", "lifetime", "random",
+    "weights_seq_no", "lifetime", "metrics", "random",
 ]  # fmt: skip
 OPTIONS = {"minibatch_size": 8, "num_epochs": 2, "shuffle_batch_per_epoch": True}
 

@@ -468,3 +468,34 @@ def test_lag_is_read_from_a_rollout_store_and_from_episodes():
         assert results[MODULE]["diff_num_grad_updates_vs_sampler_policy"] == lag
     results = learner.update_from_episodes([make_episode(3, size=4, actions=2, weights_seq_no=np.array([1, 1, 1]))])
     assert results[MODULE]["diff_num_grad_updates_vs_sampler_policy"] == 1
+
+
+class CountingLearner(ValueLearner):
+    """Logs one value in each way, from the loss and around the update."""
+
+    def compute_loss_for_module(self, *, module_id, config, batch, fwd_out):
+        rows = batch["obs"][:, 0]
+        self.metrics.log_value((module_id, "rows"), float(len(rows)), reduce="lifetime_sum")
+        self.metrics.log_value((module_id, "first"), rows, reduce="percentiles")
+        self.metrics.log_value((module_id, "largest"), rows.max(), reduce="max")
+        self.metrics.log_value((module_id, "mean", "row"), rows.mean())
+        return super().compute_loss_for_module(module_id=module_id, config=config, batch=batch, fwd_out=fwd_out)
+
+    def after_gradient_based_update(self, *, timesteps):
+        super().after_gradient_based_update(timesteps=timesteps)
+        self.metrics.log_value(("updates", "made"), 1, reduce="lifetime_sum")
+
+
+def test_metrics_of_every_reduction_are_in_the_results_under_their_module_and_go_on_after_a_restore():
+    learner = value_learner(CountingLearner)
+    for number in (1, 2):
+        results = learner.update_from_batch(numbered(12), minibatch_size=4)
+        found = results[MODULE]
+        assert (found["rows"], found["largest"], found["mean/row"]) == (12 * number, 11, 5.5)
+        assert (found["first/p0"], found["first/p50"], found["first/p100"]) == (0, 5.5, 11)
+        assert results[ALL]["updates/made"] == number
+        assert learner.last_series[MODULE, "largest"] == [11]
+        assert learner.last_series[MODULE, "mean/row"] == [1.5, 5.5, 9.5]
+    again = value_learner(CountingLearner)
+    again.set_state(learner.get_state())
+    assert again.update_from_batch(numbered(12), minibatch_size=4)[MODULE]["rows"] == 36

@@ -262,7 +262,7 @@ class OnPolicyLearner(Learner[Training]):
         flat = slice(None) if rows is None else rows
         pred, target = values.reshape(-1)[flat], targets.reshape(-1)[flat]
         explained = self.reducer.explained_variance(pred, target, counts=self.rows_in_step > 0)
-        self.metrics.set(module_id, vf_explained_var=explained)
+        self.log_for_update(module_id, vf_explained_var=explained)
 
     def rows_to_train(self, columns: TensorColumns, rollout: Evaluated, trajectories: Trajectories) -> TensorColumns:
         """Return what a gradient step takes rows of: the transitions, or the sequences `[S, L, ...]` with memory."""
