@@ -229,6 +229,11 @@ class BaseConfig:
         return getattr(self.training, "max_lag", 0)
 
     @property
+    def has_memory(self) -> bool:
+        """Whether a network remembers from step to step, as far as its configuration says; one of your own may, too."""
+        return any(map(self.rl_module.remembers, self.module_specs().values()))
+
+    @property
     def is_multi_agent(self) -> bool:
         """Whether there are policies of agents, or other modules than the one of a single agent."""
         return self.multi_agent.policies is not None or list(self.module_specs()) != [DEFAULT_MODULE_ID]
@@ -583,7 +588,9 @@ class BaseConfig:
 
     # -- replay buffers ---
 
-    def build_replay_buffer(self, num_envs: int, seed: int | None = None, gamma: float | None = None) -> ReplayBuffer:
+    def build_replay_buffer(
+        self, num_envs: int, seed: int | None = None, gamma: float | None = None, module_id: str = DEFAULT_MODULE_ID
+    ) -> ReplayBuffer:
         """Build an empty replay buffer with a sub-buffer for each environment, seeded by the configuration.
 
         An offline algorithm, which has no section `replay`, gets one with the defaults.
@@ -592,13 +599,19 @@ class BaseConfig:
             num_envs: how many environments write into it.
             seed: of its random numbers, in place of the configuration's.
             gamma: of its n-step returns, in place of the configuration's.
+            module_id: whose network learns from it: one with memory gets sequences.
         """
         section: ReplaySection = self.replay if self.is_off_policy else ReplaySection()
+        remembers = self.rl_module.remembers(self.module_specs()[module_id])
+        in_sequences = self.is_off_policy and (section.sequence_length is not None if remembers is None else remembers)
+        sequence_length, burn_in = section.sequences() if in_sequences else (None, 0)
         return ReplayBuffer(
             section.capacity,
             buffer_num=num_envs,
             n_step=section.n_step,
             gamma=self.training.gamma if gamma is None else gamma,
+            sequence_length=sequence_length,
+            burn_in=burn_in,
             ignore_obs_next=section.ignore_obs_next,
             storage=section.storage,
             hindsight=self.build_hindsight() if section.her else None,
@@ -613,7 +626,7 @@ class BaseConfig:
 
         def build(module_id: str, number: int) -> ReplayBuffer:
             gamma = overrides.get(module_id, {}).get("gamma")
-            return self.build_replay_buffer(number, seeds.seed(module_id), gamma)
+            return self.build_replay_buffer(number, seeds.seed(module_id), gamma, module_id)
 
         return MultiAgentReplayBuffer(agents, num_envs, build)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import torch
@@ -33,6 +34,7 @@ from lockstep.rollout.runner_group import LocalRunner
 from lockstep.state.schedules import stages_of
 from lockstep.state.streams import RandomStreams
 
+NEEDS_MEMORY = "is for a network with memory; set rl_module(model_config={'recurrent': 'lstm'}), or leave it out"
 Rule = tuple[str, object, str]
 """the path of an option, whether its value does not go with another's, and what is said after both"""
 
@@ -68,12 +70,11 @@ class AlgorithmConfig(BaseConfig):
         for path, is_broken, words in rules:
             if is_broken:
                 section, _, option = path.partition(".")
-                value = getattr(self.sections[section], option)
+                value = attrgetter(option)(self.sections[section])
                 raise ValueError(f"{path}={value!r} {words}")
 
     def _rules_of_run(self) -> list[Rule]:
         framework, asynchronous = self.framework, self.collects_while_learning
-        is_recurrent = getattr(self.rl_module.model_config, "has_memory", False)
         decays = any(self.training.optimizer_kwargs.get(name) for name in ("weight_decay", "amsgrad"))
         return [
             (
@@ -106,7 +107,7 @@ class AlgorithmConfig(BaseConfig):
             ),
             (
                 "training.max_lag",
-                asynchronous and is_recurrent and self.max_lag > 0,
+                asynchronous and self.has_memory and self.max_lag > 0,
                 "is not allowed: a network with memory learns from its present self only; set max_lag=0",
             ),
         ]
@@ -192,6 +193,11 @@ class AlgorithmConfig(BaseConfig):
             ("environment.normalize_rewards", env.normalize_rewards, f"{refused} scale those of the data instead"),
             ("environment.frame_stack", env.frame_stack > 1, f"{refused} store stacked observations in the data"),
             ("framework.compile", self.framework.compile, f"{refused} its update is not compiled"),
+            (
+                f"rl_module.model_config.{self.kind_of_memory}",
+                self.has_memory,
+                f"{refused} it learns from single steps of the data, in any order; leave it out, or stack frames",
+            ),
         ]
 
     def _rules_of_online(self) -> list[Rule]:
@@ -211,12 +217,30 @@ class AlgorithmConfig(BaseConfig):
                 f"{refused} its target network is not compiled",
             ),
             (
+                "replay.her",
+                self.has_memory and self.replay.her,
+                f"does not go with rl_module.model_config.{self.kind_of_memory}: what is remembered was seen with "
+                "another goal",
+            ),
+            ("replay.sequence_length", self._needs_memory(self.replay.sequence_length), NEEDS_MEMORY),
+            ("replay.burn_in", self._needs_memory(self.replay.burn_in), NEEDS_MEMORY),
+            (
                 "replay.capacity",
                 self.replay.capacity < runners.num_envs_per_env_runner,
                 "is less than one transition for each of "
                 f"env_runners.num_envs_per_env_runner={runners.num_envs_per_env_runner} environments",
             ),
         ]
+
+    @property
+    def kind_of_memory(self) -> str:
+        """The option that gives networks a memory."""
+        return "recurrent" if getattr(self.rl_module.model_config, "attention", None) is None else "attention"
+
+    def _needs_memory(self, value: int | None) -> bool:
+        """Return whether an option is set that only a network with memory has a use for, and there is none."""
+        known = map(self.rl_module.remembers, self.module_specs().values())
+        return value is not None and all(remembers is False for remembers in known)
 
     def _device_is_missing(self) -> bool:
         try:
@@ -361,6 +385,7 @@ class AlgorithmConfig(BaseConfig):
             streams=RandomStreams(self.debugging.seed).child("train_collector"),
             explore=self.env_runners.explore,
             with_logp=with_logp,
+            with_states=self.is_off_policy,
             whole_episodes=self.env_runners.batch_mode == "complete_episodes",
             callbacks=[make() for make in self.callbacks.classes],
         )
@@ -401,7 +426,9 @@ class AlgorithmConfig(BaseConfig):
         """Raise `ValueError`, with both numbers, for buffers that this machine's memory cannot hold."""
         section, available = self.replay, machine_memory()
         needed = section.capacity * sum(
-            row_nbytes(part.seen_space, part.action_space, section.ignore_obs_next) for part in policy.acting.values()
+            row_nbytes(part.seen_space, part.action_space, section.ignore_obs_next)
+            + sum(leaf.nbytes for leaf in part.get_initial_state(1).values())
+            for part in policy.acting.values()
         )
         if section.storage == "memory" and needed > available:
             raise ValueError(

@@ -26,6 +26,7 @@ from lockstep.connectors import ModuleConnectors
 from lockstep.data import MultiAgentBatch, MultiAgentEpisode, SampleBatch
 from lockstep.data.codec import describe_space, space_from
 from lockstep.data.columns import Columns
+from lockstep.data.minibatch import num_units, take_units
 from lockstep.data.rollout import EpisodeStore, RolloutStore
 from lockstep.data.trees import leaves
 from lockstep.envs.multi_agent import with_agent_id
@@ -366,8 +367,8 @@ class Policy:
                     if module_id in results:
                         self._update_priorities(module_id, buffers[module_id], each)
             if bad is None and parts[-1].first_bad_step is not None:
-                size, number = len(whole) // now, parts[-1].first_bad_step
-                bad = whole if several else batch[(number - 1) * size : number * size]
+                first = sample_size * (parts[-1].first_bad_step - 1)
+                bad = whole if several else take_units(batch, np.arange(first, first + num_units(batch) // now))
         self.last_batch = self.last_batch if bad is None else bad
         return parts[0] if len(parts) == 1 else merge_training_stats(parts)
 
@@ -378,11 +379,17 @@ class Policy:
         frames = self.config.environment.frame_stack
         observations = [create_empty_array(part.observation_space) for part in self.acting.values()]
         row = sum(2 * frames * sum(leaf.nbytes for leaf in leaves(obs)) for obs in observations)
+        if self.is_stateful:
+            row *= sum(self.config.replay.sequences())
         return min(MOST_STEPS, max(1, MOST_BYTES // (sample_size * row)))
 
     def _update_priorities(self, module_id: str, buffer: ReplayBuffer, batch: SampleBatch) -> None:
         errors = np.concatenate(self.learner_group.foreach_learner(row_errors, module_id))
+        if Columns.SEQ_LENS in batch:  # one for each sequence
+            errors = np.repeat(errors, batch[Columns.SEQ_LENS])
         sound = np.isfinite(errors)  # what is done about the others, nan_policy says
+        if Columns.LOSS_MASK in batch:
+            sound &= batch[Columns.LOSS_MASK]
         if sound.any():
             buffer.update_weight(batch[Columns.BATCH_INDEXES][sound], errors[sound])
 

@@ -16,6 +16,7 @@ from lockstep.data.trees import leaves
 from lockstep.learner.learner import Learner
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout import CollectorLike
+from lockstep.rollout.protocols import sole_part
 from lockstep.trainer import OfflineTrainer, OnpolicyTrainer
 from lockstep.trainer.build import Trainer
 from lockstep.trainer.offline import UPDATES_AT_ONCE
@@ -183,7 +184,9 @@ def _replay_bytes(buffer: Any, collector: CollectorLike) -> int:
     options = {**buffer.options.keywords(), "storage": "memory"}
     spaces = {"observation_space": collector.observation_space, "action_space": collector.env.action_space}
     small = ReplayBuffer(2 * buffer.buffer_num, **options, **spaces)
-    return small.nbytes() // small.maxsize * int(buffer.maxsize)
+    states = sole_part(collector.policy).get_initial_state(1).values()
+    row = small.nbytes() // small.maxsize + sum(leaf.nbytes for leaf in states)
+    return row * int(buffer.maxsize)
 
 
 def _rates(learner: Learner, first: int, last: int) -> dict[str, str]:

@@ -52,6 +52,7 @@ class Columns:
     WEIGHTS = "weights"
     BATCH_INDEXES = "batch_indexes"
     DISCOUNTS = "discounts"
+    NUM_STEPS = "num_steps"
 
 
 def is_state_column(name: str) -> bool:

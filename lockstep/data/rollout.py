@@ -62,6 +62,10 @@ class RolloutStore:
         """of a recurrent policy: `[t, num_envs]` bool in pieces, rows before which it forgot"""
         self.state_in: Tree = None
         """of a recurrent policy: its state before the first row, `{name: [num_envs, ...]}`"""
+        self.keeps_states = False
+        """whether the state before each row is wanted, too"""
+        self.states: list[dict[str, np.ndarray]] = []
+        """that state, `{name: [num_envs, ...]}` for each row"""
         self.weights_seq_no = 0
         """version of the weights that acted"""
         self.versions: np.ndarray | None = None
@@ -130,6 +134,11 @@ class RolloutStore:
         self.terminateds[t] = terminateds
         self.truncateds[t] = truncateds
 
+    def states_of(self, rows: slice) -> dict[str, np.ndarray]:
+        """Return the states before some rows, `{name: [T, num_envs, ...]}`; empty where none were kept."""
+        kept = self.states[rows]
+        return {name: np.stack([state[name] for state in kept]) for name in (kept[0] if kept else ())}
+
     def make_actions(self, shape: tuple[int, ...], dtype: Any) -> None:
         """Make the column of actions, of `shape` each."""
         self.actions = np.empty((self.num_steps, self.num_envs, *shape), dtype)
@@ -176,7 +185,7 @@ class RolloutStore:
     def _empty(self) -> None:
         self.size, self.all_valid, self.final_index, self.final_obs = 0, True, [], []
         self.times_emptied += 1
-        self.starts, self.state_in, self.action_logp = [], None, None
+        self.starts, self.state_in, self.states, self.action_logp = [], None, [], None
         self.versions, self.t_started_later = None, {}
         self.valid[:] = True
 
@@ -185,6 +194,7 @@ class RolloutStore:
         kept = [(index, obs) for index, obs in zip(self.final_index, self.final_obs) if index[0] < size * self.num_envs]
         self.final_index, self.final_obs = [index for index, _ in kept], [obs for _, obs in kept]
         self.size = size
+        del self.states[size:]
         self.valid[size:] = True
         self.all_valid = bool(self.valid[:size].all())
         if self.action_logp is not None:

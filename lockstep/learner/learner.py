@@ -47,7 +47,15 @@ from lockstep.learner.optimizers import (
 )
 from lockstep.learner.reduction import LocalReducer, Reducer
 from lockstep.learner.sequences import evaluate_sequences
-from lockstep.learner.sharding import Agreement, EpisodeParts, Episodes, agree_on_parts, parts_of_episodes, plan_update
+from lockstep.learner.sharding import (
+    Agreement,
+    EpisodeParts,
+    Episodes,
+    UpdatePlan,
+    agree_on_parts,
+    parts_of_episodes,
+    plan_update,
+)
 from lockstep.learner.watch import GradientWatch, ParameterWatch
 from lockstep.modules import (
     DEFAULT_MODULE_ID,
@@ -326,10 +334,7 @@ class Learner(Generic[Training]):
             return self._skip_update()
         started = time.perf_counter()
         plan = plan_update(columns, agreed.stand_ins, trajectories, self.reducer)
-        for module_id, part in columns.items():
-            if widths := self.noise_columns(module_id):
-                drawn = plan.draw_noise(module_id, widths, self.streams.numpy(f"noise/{module_id}"))
-                columns = {**columns, module_id: {**part, **map_tree(self.to_tensor, drawn)}}
+        columns = {mid: self._with_noise(mid, self.prepare_sequences(mid, part), plan) for mid, part in columns.items()}
         self.rows_in_step, trained = sum(plan.num_own_rows.values()), dict.fromkeys(columns, 0)
         self.before_gradient_based_update(timesteps=options.timesteps or {})
         self.follow_replaced_parameters()
@@ -489,6 +494,13 @@ class Learner(Generic[Training]):
         inputs.check_columns(columns, self.required_columns(module_id), module, module_id, type(self).__name__)
         return columns
 
+    def prepare_sequences(self, module_id: str, columns: TensorColumns) -> TensorColumns:
+        """Return the columns of an update as gradient steps take rows of them; called once, by all learners together.
+
+        The place to change sequences `[S, L, ...]` of a module with memory.
+        """
+        return columns
+
     def required_columns(self, module_id: str) -> tuple[str, ...]:
         """Return the columns that the loss reads; their absence is refused by name."""
         return ()
@@ -499,6 +511,16 @@ class Learner(Generic[Training]):
         They are drawn for each row of an update from a stream of the learner's, the same for any number of learners.
         """
         return {}
+
+    def _with_noise(self, module_id: str, columns: TensorColumns, plan: UpdatePlan) -> TensorColumns:
+        """Return columns with those of `noise_columns`, for each row of sequences `[S, L, ...]`."""
+        widths = self.noise_columns(module_id)
+        if not widths:
+            return columns
+        mask = columns.get(Columns.LOSS_MASK)
+        steps = mask.shape[1] if mask is not None and mask.dim() > 1 else None
+        drawn = plan.draw_noise(module_id, widths, self.streams.numpy(f"noise/{module_id}"), steps)
+        return {**columns, **map_tree(self.to_tensor, drawn)}
 
     # -- forward pass and losses ---
 

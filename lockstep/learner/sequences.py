@@ -9,19 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.data.actions import ACTION_MASK, without_mask
 from lockstep.data.columns import Columns, is_state_column
 from lockstep.data.indices import cut_into_sequences, sequence_starts
 from lockstep.data.sample_batch import SampleBatch
 from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import Tree, is_numeric, leaves, map_tree, to_numpy_leaf, zip_trees
 from lockstep.learner.minibatches import TensorColumns
-from lockstep.modules import RLModule
+from lockstep.learner.reduction import Reducer
+from lockstep.modules import Remembered, RLModule
 
 DEFAULT_MAX_SEQ_LEN = 20
 State = dict[str, Tensor]
@@ -176,6 +178,123 @@ def _blank_masked_rows(columns: TensorColumns) -> None:
         for leaf in leaves(column):
             is_kept = name == Columns.OBS
             leaf[masked] = torch.nan_to_num(leaf[masked], 0.0, 0.0, 0.0) if is_kept else torch.zeros_like(leaf[masked])
+
+
+# -- learning from transitions ---
+
+BURN_IN_OBS, HAS_BURN_IN = "burn_in_obs", "has_burn_in"
+"""columns: observations `[S, T, ...]` that come before sequences, and `[S]` which of them have those"""
+TARGET_NEXT_OBS = "target_new_obs"
+"""column: what target networks remember where `new_obs` is what those that learn do"""
+
+
+class Remembering(Protocol):
+    """A network with memories, or one that stands for others: an `RLModule`, critics, a copy of them."""
+
+    is_masked: bool
+
+    def memories(self) -> Mapping[str, Any]:
+        """Return each `MemoryEncoder` by the field of `Remembered` that it fills."""
+        ...
+
+
+def without_burn_in(columns: TensorColumns, reducer: Reducer) -> TensorColumns:
+    """Return sequences `[S, L, ...]` without the masked rows that they begin with, whose observations are kept apart.
+
+    All sequences have the same number of these, or stay as they are. `L` is the same on all learners.
+    """
+    mask, lengths = columns[Columns.LOSS_MASK], columns[Columns.SEQ_LENS]
+    leading = (mask.cumsum(1) == 0).sum(1).clamp(max=lengths - 1)
+    size = int(leading.max())
+    longest = int((lengths - torch.where(leading == size, size, 0)).max())
+    if reducer.world_size > 1:
+        size = max(reducer.gather(size))
+        longest = max(reducer.gather(int((lengths - torch.where(leading == size, size, 0)).max())))
+    if size == 0 and longest == mask.shape[1]:
+        return columns
+    has = leading == size
+    shift = torch.where(has, size, 0)
+    steps = torch.arange(longest, device=mask.device)
+    rows = (shift.unsqueeze(1) + steps).clamp(max=mask.shape[1] - 1)
+    first = torch.arange(len(mask), device=mask.device).unsqueeze(1)
+    kept: TensorColumns = {
+        name: column
+        if name in (Columns.STATE_IN, Columns.SEQ_LENS)
+        else map_tree(lambda leaf: leaf[first, rows], column)
+        for name, column in columns.items()
+    }
+    kept[Columns.SEQ_LENS] = lengths - shift
+    kept[Columns.LOSS_MASK] = kept[Columns.LOSS_MASK] & (steps < kept[Columns.SEQ_LENS].unsqueeze(1))
+    if size:
+        kept[BURN_IN_OBS] = map_tree(lambda leaf: leaf[:, :size], columns[Columns.OBS])
+        kept[HAS_BURN_IN] = has
+    return kept
+
+
+def remembered_rows(columns: TensorColumns, network: Remembering, target: Remembering) -> TensorColumns:
+    """Return sequences `[S, L, ...]` as rows `[S * L, ...]` whose observations are what networks remember at them.
+
+    Each network runs once over the sequences and the observation after their last rows: without gradient over the
+    burn-in, from the stored state (Kapturowski et al. 2019); critics with a memory of their own begin with an empty
+    one. `new_obs` is what `network` remembers at the row that a target bootstraps from, `target_new_obs` what `target`
+    does.
+    """
+    obs, lengths = columns[Columns.OBS], columns[Columns.SEQ_LENS]
+    number, size = columns[Columns.LOSS_MASK].shape
+    every = torch.arange(number, device=lengths.device)
+
+    def followed(leaf: Tensor, after: Tensor) -> Tensor:
+        longer = torch.cat([leaf, leaf[:, :1]], 1)
+        longer[every, lengths] = after[every, lengths - 1]
+        return longer
+
+    obs = zip_trees(lambda pair: followed(*pair), [obs, columns[Columns.NEXT_OBS]], Columns.OBS)
+    ahead = columns.get(Columns.NUM_STEPS, 1) + torch.arange(size, device=lengths.device)
+    ahead = ahead.clamp(max=size).expand(number, size)
+    apart = (Columns.OBS, Columns.NEXT_OBS, Columns.STATE_IN, Columns.SEQ_LENS, BURN_IN_OBS, HAS_BURN_IN)
+    rows: TensorColumns = {
+        name: map_tree(lambda leaf: leaf.flatten(0, 1), column) for name, column in columns.items() if name not in apart
+    }
+    learned = _unrolled(columns, obs, network)
+    with torch.no_grad():
+        targets = _unrolled(columns, obs, target)
+    rows[Columns.OBS] = Remembered(**{name: leaf[:, :-1].flatten(0, 1) for name, leaf in learned.items()})
+    for name, leaves_by_name in ((Columns.NEXT_OBS, learned), (TARGET_NEXT_OBS, targets)):
+        taken = {key: leaf.detach()[every.unsqueeze(1), ahead].flatten(0, 1) for key, leaf in leaves_by_name.items()}
+        rows[name] = Remembered(**taken)
+    return rows
+
+
+def _unrolled(columns: TensorColumns, obs: Tree, network: Remembering) -> dict[str, Tensor]:
+    """Return what a network remembers at each of the observations, `{field of Remembered: [S, L + 1, ...]}`."""
+    found: dict[str, Tensor] = {}
+    burn_in = columns.get(BURN_IN_OBS)
+    if network.is_masked:
+        found["mask"], obs = obs[ACTION_MASK], without_mask(obs)
+        burn_in = None if burn_in is None else without_mask(burn_in)
+    number = len(columns[Columns.SEQ_LENS])
+    for name, memory in network.memories().items():
+        is_stored = name == "features"
+        state = columns[Columns.STATE_IN] if is_stored else repeated_states(memory.initial_state(), number)
+        dtype = next(memory.parameters()).dtype
+        if burn_in is not None:
+            with torch.no_grad():
+                after = memory(burn_in, dtype, state)[1]
+            has = columns[HAS_BURN_IN]
+            state = {
+                key: torch.where(has.view(-1, *[1] * (leaf.dim() - 1)), after[key], leaf) for key, leaf in state.items()
+            }
+        found[name] = memory(obs, dtype, state)[0]
+    return found
+
+
+def errors_of_sequences(errors: Tensor, mask: Tensor) -> Tensor:
+    """Return one error `[S]` for each sequence, of those of its rows `[S * L]` that count (`mask` `[S, L]`).
+
+    0.9 times the largest and 0.1 times the mean (Kapturowski et al. 2019, section 2.3).
+    """
+    sizes = torch.where(mask, errors.reshape(mask.shape).abs(), 0.0)
+    return 0.9 * sizes.amax(1) + 0.1 * sizes.sum(1) / mask.sum(1).clamp(min=1)
 
 
 class _SequencePlan:

@@ -186,20 +186,24 @@ class UpdatePlan:
             rows[module_id] = chosen
         return rows, frozenset(stand_ins)
 
-    def draw_noise(self, module_id: str, widths: Mapping[str, int], rng: np.random.Generator) -> dict[str, np.ndarray]:
+    def draw_noise(
+        self, module_id: str, widths: Mapping[str, int], rng: np.random.Generator, steps: int | None = None
+    ) -> dict[str, np.ndarray]:
         """Draw standard normal columns `{name: [own rows, width]}`, the same for a row whoever learns from it.
 
-        Every learner draws the numbers of all rows and keeps those of its own.
+        Of sequences of `steps` rows they are `[own sequences, steps, width]`. Every learner draws the numbers of all
+        rows and keeps those of its own.
         """
         # All numbers of a row side by side: the same whether rows come in one call or in several.
-        numbers = rng.standard_normal((self.num_rows[module_id], sum(widths.values())), np.float32)
+        shape = () if steps is None else (steps,)
+        numbers = rng.standard_normal((self.num_rows[module_id], *shape, sum(widths.values())), np.float32)
         if self.lookup:
             lookup, everyone = self.lookup[module_id], numbers
-            numbers = np.zeros((max(self.num_own_rows[module_id], 1), everyone.shape[1]), np.float32)
+            numbers = np.zeros((max(self.num_own_rows[module_id], 1), *everyone.shape[1:]), np.float32)
             numbers[lookup[lookup >= 0]] = everyone[lookup >= 0]
         ends = list(itertools.accumulate(widths.values()))
         return {
-            name: np.ascontiguousarray(numbers[:, end - width : end])
+            name: np.ascontiguousarray(numbers[..., end - width : end])
             for (name, width), end in zip(widths.items(), ends)
         }
 

@@ -33,6 +33,7 @@ from lockstep.modules.multi_rl_module import (
     MultiRLModuleSpec,
     check_module_id,
 )
+from lockstep.modules.remembering import Remembered, TransitionModule
 from lockstep.modules.rl_module import RLModule, RLModuleSpec, wrap_module
 
 __all__ = [
@@ -68,7 +69,9 @@ __all__ = [
     "Recurrence",
     "RecurrentActor",
     "RecurrentActorCriticModule",
+    "Remembered",
     "TorchActor",
+    "TransitionModule",
     "check_module_id",
     "default_module_class",
     "make_actor",

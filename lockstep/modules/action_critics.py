@@ -16,7 +16,9 @@ from lockstep.modules.action_dist import ActionDist
 from lockstep.modules.actor_critic import DefaultActorCriticModule, trained
 from lockstep.modules.encoders import Encoder, make_features
 from lockstep.modules.layers import BatchedMLP, mask_logits
+from lockstep.modules.memory import MemoryEncoder
 from lockstep.modules.model_config import ModelConfig
+from lockstep.modules.remembering import Remembered, TransitionModule
 from lockstep.modules.rl_module import Batch
 from lockstep.ops.distributions import SquashedGaussian
 
@@ -26,7 +28,8 @@ class ActionCritics(nn.Module):
 
     For a Box the action goes in beside the observation's features; for a Discrete space one value for each action comes
     out. Features that are learned (of images) are shared by all critics; the layers above them (`hiddens`) are not.
-    With `config.q_share_layers` they are those of `encoder`, the policy's, which gives them away.
+    With `config.q_share_layers` they are those of `encoder`, the policy's, which gives them away. With a memory they
+    are those of an encoder with memory, which all critics share.
     """
 
     def __init__(
@@ -34,13 +37,16 @@ class ActionCritics(nn.Module):
         observation_space: Space[Any],
         action_space: Space[Any],
         config: ModelConfig,
-        encoder: Encoder | None = None,
+        encoder: Encoder | MemoryEncoder | None = None,
     ) -> None:
         super().__init__()
         action_dist = ActionDist(action_space)
         space, self.is_masked = action_dist.split_mask(observation_space)
         self.is_discrete = isinstance(action_space, spaces.Discrete)
-        if config.q_share_layers and encoder is not None:
+        self.features: Any
+        if config.has_memory:
+            self.features = MemoryEncoder(space, config)
+        elif config.q_share_layers and isinstance(encoder, Encoder):
             self.features = encoder.share_features()
         else:
             self.features = make_features(space, config)
@@ -57,6 +63,10 @@ class ActionCritics(nn.Module):
             output_gain=gains[1],
         )
 
+    def memories(self) -> dict[str, MemoryEncoder]:
+        """Return the memory by the field of `Remembered` that it fills; none without memory."""
+        return {"critic_features": self.features} if isinstance(self.features, MemoryEncoder) else {}
+
     def forward(
         self, obs: Any, actions: Tensor | None = None, *, frozen: bool = False, first_only: bool = False
     ) -> Tensor:
@@ -68,18 +78,28 @@ class ActionCritics(nn.Module):
             frozen: the gradient goes to the actions only.
             first_only: run the first critic alone (K = 1).
         """
-        with torch.no_grad() if frozen else nullcontext():
-            inputs = self.features(without_mask(obs) if self.is_masked else obs).to(self.mlp.weights[0].dtype)
+        if isinstance(obs, Remembered):
+            inputs = trained(obs.critic_features)
+            if inputs.dim() == 3:  # sequences
+                rows = Remembered(*(None if leaf is None else leaf.flatten(0, 1) for leaf in vars(obs).values()))
+                actions = None if actions is None else actions.flatten(0, 1)
+                values = self(rows, actions, frozen=frozen, first_only=first_only)
+                return values.unflatten(1, inputs.shape[:2])
+            inputs = inputs.detach() if frozen else inputs
+        else:
+            with torch.no_grad() if frozen else nullcontext():
+                inputs = self.features(without_mask(obs) if self.is_masked else obs)
+        inputs = inputs.to(self.mlp.weights[0].dtype)
         if not self.is_discrete:
             if actions is None:
                 raise ValueError("critics of a Box action space need actions; give a tensor [N, A]")
             both = torch.cat([inputs, actions.to(inputs.dtype)], -1)
             return self.mlp(both, frozen=frozen, first_only=first_only).squeeze(-1)
-        values: Tensor = self.mlp(inputs, frozen=frozen, first_only=first_only)
+        values = self.mlp(inputs, frozen=frozen, first_only=first_only)
         return mask_logits(values, obs[ACTION_MASK]) if self.is_masked else values
 
 
-class DefaultSACModule(DefaultActorCriticModule):
+class DefaultSACModule(TransitionModule):
     """Holds SAC's policy and critics (`ActionCritics`), each with networks of its own.
 
     A Box gets a tanh-squashed Gaussian in [-1, 1] whose deviations are outputs of the network, their logarithms within
@@ -117,6 +137,8 @@ class DefaultSACModule(DefaultActorCriticModule):
 
         These are `[K, N]` of `batch["actions"]`, or of a Discrete space `[K, N, A]` of all actions.
         """
+        if self.is_unread(batch):
+            return self.with_state(batch, self.forward_train if "actions" in batch else self._forward)
         return {**self._forward(batch), "q_values": trained(self.critics)(batch["obs"], batch.get("actions"))}
 
     def sample(self, batch: Batch, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -132,6 +154,8 @@ class DefaultSACModule(DefaultActorCriticModule):
 
     def compute_values(self, batch: Batch) -> Tensor:
         """Return the value `[N]` of the best action by the critics and the policy, without entropy."""
+        if self.is_unread(batch):
+            return self.with_state(batch, lambda rows: {"vf_preds": self.compute_values(rows)})["vf_preds"]
         critics = trained(self.critics)
         if critics.is_discrete:
             best: Tensor = critics(batch["obs"]).amin(0).amax(-1)
@@ -140,11 +164,14 @@ class DefaultSACModule(DefaultActorCriticModule):
         values: Tensor = critics(batch["obs"], dist.mode()).amin(0)
         return values
 
+    def memories(self) -> dict[str, MemoryEncoder]:
+        return {**super().memories(), **({} if self.critics is None else self.critics.memories())}
+
     def get_non_inference_attributes(self) -> list[str]:
         return ["critics"]
 
 
-class DefaultTD3Module(DefaultActorCriticModule):
+class DefaultTD3Module(TransitionModule):
     """Holds the policy of TD3 and DDPG, `tanh(network)` in [-1, 1], and critics.
 
     `ValueError` for actions of other spaces than Box.
@@ -169,6 +196,8 @@ class DefaultTD3Module(DefaultActorCriticModule):
 
     def forward_train(self, batch: Batch) -> dict[str, Tensor]:
         """Return `"action_dist_inputs"` `[N, A]`, and `"q_values"` `[K, N]` of `batch["actions"]`."""
+        if self.is_unread(batch):
+            return self.with_state(batch, self.forward_train if "actions" in batch else self._forward)
         return {**self._forward(batch), "q_values": trained(self.critics)(batch["obs"], batch["actions"])}
 
     def compute_actions(self, batch: Batch) -> Tensor:
@@ -177,8 +206,13 @@ class DefaultTD3Module(DefaultActorCriticModule):
 
     def compute_values(self, batch: Batch) -> Tensor:
         """Return the value `[N]` of the policy's action, by the first critic."""
+        if self.is_unread(batch):
+            return self.with_state(batch, lambda rows: {"vf_preds": self.compute_values(rows)})["vf_preds"]
         values: Tensor = trained(self.critics)(batch["obs"], self.compute_actions(batch), first_only=True)[0]
         return values
+
+    def memories(self) -> dict[str, MemoryEncoder]:
+        return {**super().memories(), **({} if self.critics is None else self.critics.memories())}
 
     def get_non_inference_attributes(self) -> list[str]:
         return ["critics"]

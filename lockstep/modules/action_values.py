@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -11,17 +12,17 @@ from gymnasium import spaces
 from torch import Tensor
 
 from lockstep.data.actions import ACTION_MASK
-from lockstep.modules.actor_critic import DefaultActorCriticModule
 from lockstep.modules.layers import make_head, mask_logits
 from lockstep.modules.model_config import ModelConfig
+from lockstep.modules.remembering import TransitionModule
 from lockstep.modules.rl_module import Batch
 
 
-class DefaultQModule(DefaultActorCriticModule):
+class DefaultQModule(TransitionModule):
     """Computes action values `[N, A]`, from one network or, with `dueling`, from advantages and a value.
 
     Then `Q = V + A - mean(A)` (Wang et al. 2016, https://arxiv.org/abs/1511.06581, equation 9), each with an encoder of
-    its own unless `vf_share_layers` is set.
+    its own unless `vf_share_layers` is set or they share a memory.
 
     Acting takes the largest output of `policy_head`: of the values, or of the advantages, which is the same action.
     Actions that a mask forbids (`"action_mask"` in a Dict observation) have a very low value.
@@ -31,14 +32,16 @@ class DefaultQModule(DefaultActorCriticModule):
         config = ModelConfig.of(self.model_config)
         if not isinstance(self.action_space, spaces.Discrete):
             raise ValueError(f"action values need a Discrete action space, not {self.action_space}")
-        if config.has_memory:
-            raise ValueError(f"{config.memory_in_words}: action values are learned without memory; leave it out")
+        if config.has_memory:  # one memory, for advantages and value
+            self.model_config = replace(config, vf_share_layers=True)
         super().setup()
         if not config.dueling:
             self.value_encoder = self.value_head = None
 
     def forward_train(self, batch: Batch) -> dict[str, Tensor]:
         """Return `"q_values"` `[N, A]`."""
+        if self.is_unread(batch):
+            return self.with_state(batch, self.forward_train)
         return {"q_values": self.masked(batch, self.value_outputs(batch))}
 
     def value_outputs(self, batch: Batch) -> Tensor:
@@ -52,6 +55,8 @@ class DefaultQModule(DefaultActorCriticModule):
 
     def compute_values(self, batch: Batch) -> Tensor:
         """Return the value `[N]` of the best action."""
+        if self.is_unread(batch):
+            return self.with_state(batch, lambda rows: {"vf_preds": self.compute_values(rows)})["vf_preds"]
         return self.masked(batch, self.mean_values(self.value_outputs(batch))).amax(-1)
 
     def masked(self, batch: Batch, values: Tensor) -> Tensor:
@@ -97,6 +102,8 @@ class DistributionalQModule(DefaultQModule):
 
     def forward_train(self, batch: Batch) -> dict[str, Tensor]:
         """Return `"value_outputs"` `[N, A, K]`."""
+        if self.is_unread(batch):
+            return self.with_state(batch, self.forward_train)
         return {"value_outputs": self.value_outputs(batch)}
 
     def value_outputs(self, batch: Batch) -> Tensor:

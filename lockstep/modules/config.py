@@ -50,6 +50,16 @@ class RLModuleSection(Section[ConfigT]):
                 options = {**options, "model_config": changed}
         super().set_options(options)
 
+    def remembers(self, spec: RLModuleSpec | RLModule) -> bool | None:
+        """Return whether a network by this spec has a memory; None where only its class, one of your own, knows."""
+        if isinstance(spec, RLModule):
+            return spec.is_stateful()
+        config = self.model_config if spec.model_config is None else spec.model_config
+        named = config if isinstance(config, Mapping) else vars(config)
+        if any(named.get(kind) is not None for kind in ("recurrent", "attention")):
+            return True
+        return None if spec.module_class else False
+
     def prepare(self, name: str, value: Any) -> Any:
         """Take of a whole configuration that stands for overrides the training options that differ from defaults."""
         if name != "algorithm_config_overrides_per_module" or not isinstance(value, Mapping):

@@ -238,6 +238,61 @@ def window(rows, flags, newest, out, lengths):
 
 
 @compiled
+def sequences(rows, flags, newest, oldest, length, burn_in, first, before, total):
+    """Fill in, for the sequence that holds each row, its first row, its rows of burn-in, and all its rows.
+
+    Episodes are cut into pieces of `length` rows from their first stored row; up to `burn_in` rows come before a piece.
+    """
+    num_buffers = newest.shape[0]
+    num_rows = flags.shape[0]
+    for k in range(rows.shape[0]):
+        row = rows[k]
+        stop = oldest[row % num_buffers]
+        position = 0
+        while row != stop:
+            previous = row - num_buffers
+            if previous < 0:
+                previous += num_rows
+            if flags[previous] != 0:
+                break
+            row = previous
+            position += 1
+        inside = position % length
+        before[k] = min(burn_in, position - inside)
+        first[k] = (row + (position - inside - before[k]) * num_buffers) % num_rows
+        row = rows[k]
+        stop = newest[row % num_buffers]
+        inside += 1
+        while inside < length and flags[row] == 0 and row != stop:
+            row += num_buffers
+            if row >= num_rows:
+                row -= num_rows
+            inside += 1
+        total[k] = before[k] + inside
+
+
+@compiled
+def n_step_within(rewards, lengths, gamma, n, totals, discounts, steps):
+    """Fill in sums of rewards, discounts and numbers of steps of up to `n` rows from each row of sequences.
+
+    `rewards` [N, agents] are those of sequences of `lengths` rows, one after another; no sum leaves its sequence.
+    """
+    start = 0
+    for k in range(lengths.shape[0]):
+        stop = start + lengths[k]
+        for row in range(start, stop):
+            steps[row] = min(n, stop - row)
+            discount = 1.0
+            totals[row] = 0.0
+            for ahead in range(row, row + steps[row]):
+                for agent in range(rewards.shape[1]):
+                    totals[row, agent] += discount * rewards[ahead, agent]
+                discount *= gamma
+            discounts[row] = discount
+        start = stop
+
+
+@compiled
 def sum_window(rewards, terminateds, lengths, gamma, totals, discounts):
     """Sum discounted `rewards` [N, n] over `lengths`, which are shortened to the first terminated step."""
     for k in range(rewards.shape[0]):

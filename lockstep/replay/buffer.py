@@ -7,23 +7,32 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from gymnasium import spaces
 
 from lockstep.data.actions import ActionForm, in_words
 from lockstep.data.columns import Columns
 from lockstep.data.minari_files import read_minari_batch, write_minari
 from lockstep.data.sample_batch import SampleBatch
-from lockstep.data.trees import leaves, map_tree, to_numpy_leaf
+from lockstep.data.trees import map_tree, to_numpy_leaf
 from lockstep.replay.hindsight import KEYS, GoalFunction, Hindsight
 from lockstep.replay.priorities import Priorities
-from lockstep.replay.reading import Reader, ReplayOptions
+from lockstep.replay.reading import AllOptions, Options, Reader, ReplayOptions, VectorOptions
 from lockstep.replay.ring import CUT, LOST, TERMINATED, TRUNCATED, Placed, Ring
-from lockstep.replay.rows import REQUIRED, check_columns, episodes_in, read_table, spread, table_format
+from lockstep.replay.rows import (
+    REQUIRED,
+    check_columns,
+    episodes_in,
+    null_rows,
+    read_table,
+    spread,
+    table_format,
+    unpadded,
+    vector_steps_as_rows,
+)
 from lockstep.replay.storage import (
     CheckpointPieces,
     ColumnStore,
@@ -45,36 +54,6 @@ CHUNK = 65_536
 """rows that are looked at or copied at once"""
 
 
-class Options(TypedDict, total=False):
-    """Options that every kind of buffer takes; see `ReplayBuffer`."""
-
-    stack_num: int
-    ignore_obs_next: bool
-    save_only_last_obs: bool
-    sample_avail: bool
-    n_step: int
-    gamma: float
-    seed: int
-    storage: str
-    directory: str | Path | None
-    observation_space: spaces.Space[Any] | None
-    action_space: spaces.Space[Any] | None
-    action_form: ActionForm | None
-
-
-class VectorOptions(Options, total=False):
-    """Options of `VectorReplayBuffer`."""
-
-    priorities: Mapping[str, Any] | None
-    hindsight: Hindsight | None
-
-
-class AllOptions(VectorOptions, total=False):
-    """Options of `ReplayBuffer`."""
-
-    buffer_num: int
-
-
 class ReplayBuffer:
     """A ring of transitions in columns, for one environment or, with `buffer_num`, a vector of them.
 
@@ -94,6 +73,10 @@ class ReplayBuffer:
             `truncateds` are those of the last of these steps, and the column `discounts` is `gamma` to the number of
             steps: `target = rewards + discounts * ~terminateds * V(new_obs)`. Nothing reaches over the end of an
             episode, a boundary (`cut`), or the newest row.
+        sequence_length: `sample` gives sequences of up to so many rows, for networks with memory: episodes are cut from
+            their beginning, and each row is equally likely to be among those given out. The column `state_in` is the
+            recurrent state before a sequence, where the rows that were added have one.
+        burn_in: so many rows of the episode come before a sequence; `loss_mask` is False there.
         seed: of everything drawn here.
         storage: "memory", or "memmap" for files in `directory` (a temporary one where None).
         observation_space, action_space: make the columns at once instead of from the first rows.
@@ -117,6 +100,8 @@ class ReplayBuffer:
         sample_avail: bool = False,
         n_step: int = 1,
         gamma: float = 0.99,
+        sequence_length: int | None = None,
+        burn_in: int = 0,
         seed: int = 0,
         storage: str = "memory",
         directory: str | Path | None = None,
@@ -128,8 +113,18 @@ class ReplayBuffer:
         action_form: ActionForm | None = None,
     ) -> None:
         self.options = ReplayOptions(
-            size, buffer_num, stack_num, ignore_obs_next, save_only_last_obs, sample_avail, n_step, gamma
+            size,
+            buffer_num,
+            stack_num,
+            ignore_obs_next,
+            save_only_last_obs,
+            sample_avail,
+            n_step,
+            gamma,
+            sequence_length,
+            burn_in,
         )
+        self.options.check_hindsight(hindsight)
         self.ring = Ring(self.options.rows_each, buffer_num)
         """which row each transition has, and where episodes end"""
         self.store = ColumnStore(self.ring.num_rows, storage, directory)
@@ -142,8 +137,7 @@ class ReplayBuffer:
         self.reader: Reader
         """what makes transitions of rows; there once the columns are known"""
         self._next_obs: SharedNextObs | None = None
-        self._every = np.arange(buffer_num, dtype=np.int64)
-        self._no_cuts = np.zeros(buffer_num, np.uint8)
+        self._every, self._no_cuts = np.arange(buffer_num, dtype=np.int64), np.zeros(buffer_num, np.uint8)
         if (observation_space is None) != (action_space is None):
             raise ValueError("give both observation_space and action_space, or none of them")
         if observation_space is not None and action_space is not None:
@@ -212,7 +206,7 @@ class ReplayBuffer:
             for t in range(num_steps):
                 self.add(map_tree(operator.itemgetter(t), dict(batch)))
             return
-        columns = map_tree(_vector_steps_as_rows, dict(batch))
+        columns = map_tree(vector_steps_as_rows, dict(batch))
         arrays = self._arrays_of(columns, num_steps * number, self.options.save_only_last_obs)
         at_once = self.ring.num_rows  # no row twice
         for start in range(0, num_steps * number, at_once):
@@ -248,7 +242,7 @@ class ReplayBuffer:
             Where each row was written, int64 [n]; of more rows than fit the last ones stay. Errors as `add`.
         """
         check_columns(batch)
-        batch = _unpadded(batch)
+        batch = unpadded(batch)
         columns = {name: column for name, column in batch.items() if name not in NOT_STORED}
         number = len(np.asarray(columns[Columns.REWARDS]))
         index = np.empty(number, np.int64)
@@ -295,7 +289,7 @@ class ReplayBuffer:
 
     def hasnull(self) -> bool:
         """Return whether any transition holds a NaN."""
-        return any(_null_rows(piece).any() for piece in self.pieces())
+        return any(null_rows(piece).any() for piece in self.pieces())
 
     def dropnull(self) -> int:
         """Drop the transitions that hold a NaN and return how many there were.
@@ -308,7 +302,7 @@ class ReplayBuffer:
         self.reset()
         goes_on = whole.ring.go_on()
         for b, rows in enumerate(whole.ring.by_buffer()):
-            null = [_null_rows(whole.reader.plain(rows[k : k + CHUNK])) for k in range(0, len(rows), CHUNK)]
+            null = [null_rows(whole.reader.plain(rows[k : k + CHUNK])) for k in range(0, len(rows), CHUNK)]
             kept = rows[~np.concatenate(null)] if len(rows) else rows
             index = self._copy_rows(whole, kept, b)
             if self.priorities is not None and whole.priorities is not None:
@@ -431,11 +425,18 @@ class ReplayBuffer:
 
         Columns: obs, new_obs, actions, rewards, terminateds, truncateds, those stored beside; `discounts` with n-step;
         `weights` where prioritised; `batch_indexes`. `ValueError` for an empty buffer or n < 1.
+
+        With `sequence_length` the `n` sequences that hold such rows, see `Reader.sequences`.
         """
         rows = self.sample_indices(n)
-        columns = self.reader.columns(rows, self.hindsight)
-        if self.priorities is not None:
-            columns[Columns.WEIGHTS] = self.priorities.weights(rows, self.num_added)
+        weights = None if self.priorities is None else self.priorities.weights(rows, self.num_added)
+        if self.options.sequence_length is None:
+            columns = self.reader.columns(rows, self.hindsight)
+        else:
+            columns, rows = self.reader.sequences(rows)
+            weights = None if weights is None else np.repeat(weights, columns[Columns.SEQ_LENS])
+        if weights is not None:
+            columns[Columns.WEIGHTS] = weights
         columns[Columns.BATCH_INDEXES] = rows
         return SampleBatch.trusted(columns)
 
@@ -737,7 +738,7 @@ class ReplayBuffer:
         check_columns(batch)
         if size is None:
             num_buffers = options.get("buffer_num", 1)
-            lengths, _ = episodes_in(_unpadded(batch))
+            lengths, _ = episodes_in(unpadded(batch))
             owner = spread(lengths, np.zeros(num_buffers, np.int64))
             size = num_buffers * int(np.bincount(owner, lengths, 1).max() or 1)
         buffer = ReplayBuffer(size, **options)
@@ -875,26 +876,3 @@ class HERVectorReplayBuffer(ReplayBuffer):
             compute_reward, future_k=future_k, strategy=strategy, compute_terminated=compute_terminated
         )
         super().__init__(total_size, buffer_num=buffer_num, priorities=priorities, hindsight=hindsight, **options)
-
-
-def _unpadded(batch: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the batch without rows that only fill up its sequences."""
-    if isinstance(batch, SampleBatch) and (batch.zero_padded or batch.time_major):
-        return batch.copy(shallow=True).unpad()
-    return batch
-
-
-def _vector_steps_as_rows(column: Any) -> Any:
-    """Return [T, B, ...] as [T * B, ...]."""
-    column = column if isinstance(column, np.ndarray | torch.Tensor) else np.asarray(column)
-    return column.reshape(column.shape[0] * column.shape[1], *column.shape[2:])
-
-
-def _null_rows(columns: Mapping[str, Tree]) -> np.ndarray:
-    """Return bool [N]: is there a NaN in any column of a transition?"""
-    found = np.zeros(len(columns[Columns.REWARDS]), bool)
-    for column in columns.values():
-        for leaf in leaves(column):
-            if leaf.dtype.kind in "fc":
-                found |= np.isnan(leaf.reshape(len(leaf), -1)).any(axis=1)
-    return found

@@ -16,6 +16,8 @@ class ReplayOptions(TypedDict, total=False):
     learning_starts: int
     update_per_step: float
     n_step: int
+    sequence_length: int | None
+    burn_in: int | None
     prioritized: bool
     alpha: float
     beta: ScheduleLike
@@ -40,6 +42,12 @@ class ReplaySection(Section[ConfigT]):
     """gradient steps for each collected step after that; fractions are carried over"""
     n_step: int = option(1, ge=1)
     """rewards of so many steps are summed up before a target bootstraps"""
+    sequence_length: int | None = option(None, ge=1)
+    """of a network with memory: steps of an episode that are learned from together; a batch counts such sequences.
+    `None`: 80"""
+    burn_in: int | None = option(None, ge=0)
+    """of a network with memory: steps before these, which it only remembers; up to `sequence_length`. `None`: half of
+    it"""
     prioritized: bool = False
     """draw transitions in proportion to their errors (Schaul et al. 2016)"""
     alpha: float = option(0.6, ge=0, finite=True)
@@ -62,3 +70,15 @@ class ReplaySection(Section[ConfigT]):
     def __call__(self, **options: Unpack[ReplayOptions]) -> ConfigT:
         """Set options; return the configuration."""
         return self.change(options)
+
+    def sequences(self) -> tuple[int, int]:
+        """Return the steps of a sequence, and those of its burn-in, for a network with memory."""
+        length = 80 if self.sequence_length is None else self.sequence_length
+        return length, length // 2 if self.burn_in is None else self.burn_in
+
+    def validate(self) -> None:
+        """Refuse a burn-in that is longer than what is learned from."""
+        super().validate()
+        length, burn_in = self.sequences()
+        if burn_in > length:
+            raise ValueError(f"replay.burn_in={burn_in} is not allowed; it may be up to sequence_length={length}")

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.data.columns import Columns
 from lockstep.data.multi_agent_episode import MultiAgentEpisode
 from lockstep.data.sample_batch import SampleBatch
 from lockstep.data.trees import rows_of, zip_trees
@@ -84,7 +85,7 @@ class MultiAgentReplayBuffer:
                     )
                 rows = waiting[module_id].setdefault(self._sub_buffer(module_id, agent, env_index), [])
                 data = single.get_data_dict() if len(single) else {}
-                columns = {name: data[name] for name in REQUIRED if name in data}
+                columns = {name: data[name] for name in (*REQUIRED, Columns.STATE_IN) if name in data}
                 rows += [rows_of(columns, slice(i, i + 1)) for i in range(len(single))]
                 if single.is_done and not len(single):  # it ended without a step of its own
                     rows.append(None)

@@ -2,23 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from pathlib import Path
+from typing import Any, TypedDict
 
 import numpy as np
+from gymnasium import spaces
 
+from lockstep.data.actions import ActionForm
 from lockstep.data.columns import Columns
 from lockstep.data.trees import leaves
 from lockstep.replay.hindsight import Hindsight
 from lockstep.replay.ring import TERMINATED, Ring
 from lockstep.replay.rows import REQUIRED
 from lockstep.replay.storage import ColumnStore, SharedNextObs
-from lockstep.state.checks import check_flags, check_wholes, is_number
+from lockstep.state.checks import check_flags, check_whole, check_wholes, is_number
 from lockstep.state.streams import RandomStreams
 
 OBS, NEXT_OBS, ACTIONS, REWARDS = Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS, Columns.REWARDS
 TERMINATEDS, TRUNCATEDS = Columns.TERMINATEDS, Columns.TRUNCATEDS
 Tree = Any
+
+
+class Options(TypedDict, total=False):
+    """Options that every kind of buffer takes; see `ReplayBuffer`."""
+
+    stack_num: int
+    ignore_obs_next: bool
+    save_only_last_obs: bool
+    sample_avail: bool
+    n_step: int
+    gamma: float
+    sequence_length: int | None
+    burn_in: int
+    seed: int
+    storage: str
+    directory: str | Path | None
+    observation_space: spaces.Space[Any] | None
+    action_space: spaces.Space[Any] | None
+    action_form: ActionForm | None
+
+
+class VectorOptions(Options, total=False):
+    """Options of `VectorReplayBuffer`."""
+
+    priorities: Mapping[str, Any] | None
+    hindsight: Hindsight | None
+
+
+class AllOptions(VectorOptions, total=False):
+    """Options of `ReplayBuffer`."""
+
+    buffer_num: int
 
 
 @dataclass(frozen=True)
@@ -33,6 +69,8 @@ class ReplayOptions:
     sample_avail: bool = False
     n_step: int = 1
     gamma: float = 0.99
+    sequence_length: int | None = None
+    burn_in: int = 0
 
     def __post_init__(self) -> None:
         check_wholes(size=self.size, buffer_num=self.buffer_num, stack_num=self.stack_num, n_step=self.n_step)
@@ -42,8 +80,25 @@ class ReplayOptions:
             raise ValueError(f"gamma={self.gamma!r} is not allowed; it must lie in [0, 1]")
         if self.buffer_num > self.size:
             raise ValueError(f"size={self.size} is less than one row for each of buffer_num={self.buffer_num}")
+        check_whole("sequence_length", self.sequence_length, 1, optional=True)
+        check_whole("burn_in", self.burn_in, 0)
+        if self.burn_in > (self.sequence_length or 0):
+            raise ValueError(
+                f"burn_in={self.burn_in} is more than sequence_length={self.sequence_length}: most of a sequence would "
+                "not be learned from"
+            )
+        if self.sequence_length is not None and self.stack_num > 1:
+            raise ValueError(f"stack_num={self.stack_num} does not go with sequence_length={self.sequence_length}")
         if self.sample_avail and self.stack_num == 1:
             raise ValueError("sample_avail=True chooses rows by their stacks; it needs stack_num of at least 2")
+
+    def check_hindsight(self, hindsight: Hindsight | None) -> None:
+        """Raise `ValueError` for hindsight in sequences."""
+        if hindsight is not None and self.sequence_length is not None:
+            raise ValueError(
+                f"sequence_length={self.sequence_length} does not go with hindsight: what is remembered was seen with "
+                "another goal"
+            )
 
     def keywords(self) -> dict[str, Any]:
         """Return the options as keywords of `ReplayBuffer`, all but `size`."""
@@ -74,8 +129,8 @@ class Reader:
         """() or (number of agents,)"""
         self.rewards = rewards.reshape(ring.num_rows, -1)
 
-    def plain(self, rows: np.ndarray) -> dict[str, Tree]:
-        """Return the transitions at `rows` as they were added: single frames, single steps."""
+    def plain(self, rows: np.ndarray, without: Collection[str] = ()) -> dict[str, Tree]:
+        """Return the transitions at `rows` as they were added: single frames, single steps; `without` these columns."""
         take = self.store.take
         columns = {
             OBS: take(OBS, rows),
@@ -85,8 +140,35 @@ class Reader:
         }
         columns[TERMINATEDS], columns[TRUNCATEDS] = self.ring.ends(rows)
         for name in self.extras:
-            columns[name] = take(name, rows)
+            if name not in without:
+                columns[name] = take(name, rows)
         return columns
+
+    def sequences(self, drawn: np.ndarray) -> tuple[dict[str, Tree], np.ndarray]:
+        """Return the sequences that hold the rows `drawn` `[S]`, one after another, and the rows of all `[N]`.
+
+        With columns `seq_lens` `[S]`; `state_in` `[S, ...]` where states are stored; `loss_mask`, False for burn-in. Of
+        n steps `rewards`, `discounts` and flags are, and `num_steps` says how many they were: none leaves its sequence.
+        `new_obs` is the observation after one step.
+        """
+        options = self.options
+        rows, lengths, burned = self.ring.sequences(drawn, options.sequence_length or 1, options.burn_in)
+        columns = self.plain(rows, without=(Columns.STATE_IN,))
+        columns[Columns.SEQ_LENS] = lengths.astype(np.int32)
+        starts = np.cumsum(lengths) - lengths
+        if Columns.STATE_IN in self.extras:
+            columns[Columns.STATE_IN] = self.store.take(Columns.STATE_IN, rows[starts])
+        if options.burn_in:
+            columns[Columns.LOSS_MASK] = np.arange(len(rows)) >= np.repeat(starts + burned, lengths)
+        if options.n_step > 1:
+            totals, discounts = np.empty((len(rows), self.rewards.shape[1])), np.empty(len(rows), np.float32)
+            steps = np.empty(len(rows), np.int64)
+            rewards = self.rewards.take(rows, 0)
+            self.ring.kernels.n_step_within(rewards, lengths, options.gamma, options.n_step, totals, discounts, steps)
+            columns[REWARDS] = totals.astype(rewards.dtype).reshape(len(rows), *self.agents)
+            columns[TERMINATEDS], columns[TRUNCATEDS] = self.ring.ends(rows[np.arange(len(rows)) + steps - 1])
+            columns[Columns.DISCOUNTS], columns[Columns.NUM_STEPS] = discounts, steps
+        return columns, rows
 
     def columns(self, rows: np.ndarray, hindsight: Hindsight | None) -> dict[str, Tree]:
         """Return the transitions at `rows` as they are drawn; with `hindsight` a share of them gets other goals."""

@@ -180,6 +180,19 @@ class Ring:
         self.kernels.n_step(rows, rewards, self.flags, self.newest, gamma, n, last, totals, discounts)
         return last, totals, discounts
 
+    def sequences(self, rows: np.ndarray, length: int, burn_in: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the sequence that holds each row: its rows `[M]`, one sequence after another, how many it has `[N]`,
+        and how many of them are burn-in `[N]`.
+
+        Episodes are cut into sequences of `length` rows, from their first stored row; the last one may be shorter. Up
+        to `burn_in` rows of the episode come before each.
+        """
+        first, before, total = np.empty((3, len(rows)), np.int64)
+        self.kernels.sequences(rows, self.flags, self.newest, self.oldest, length, burn_in, first, before, total)
+        ends = np.cumsum(total)
+        steps = np.arange(ends[-1]) - np.repeat(ends - total, total)
+        return (np.repeat(first, total) + steps * self.num_buffers) % self.num_rows, total, before
+
     def window(self, rows: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the up to `n` rows from each row on, [N, n], and how many there are, [N]."""
         out, lengths = np.empty((len(rows), n), np.int64), np.empty(len(rows), np.int64)

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 
 from lockstep.data.columns import Columns
 from lockstep.data.sample_batch import SampleBatch, concat_samples
+from lockstep.data.trees import Tree, leaves
 
 REQUIRED = (
     Columns.OBS,
@@ -56,6 +58,29 @@ def episodes_in(batch: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
         times = np.asarray(batch[Columns.T])
         breaks[:-1] |= times[1:] <= times[:-1]
     return np.diff(np.flatnonzero(breaks), prepend=-1), breaks & ~ends
+
+
+def unpadded(batch: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the batch without rows that only fill up its sequences."""
+    if isinstance(batch, SampleBatch) and (batch.zero_padded or batch.time_major):
+        return batch.copy(shallow=True).unpad()
+    return batch
+
+
+def vector_steps_as_rows(column: Any) -> Any:
+    """Return [T, B, ...] as [T * B, ...]."""
+    column = column if isinstance(column, np.ndarray | torch.Tensor) else np.asarray(column)
+    return column.reshape(column.shape[0] * column.shape[1], *column.shape[2:])
+
+
+def null_rows(columns: Mapping[str, Tree]) -> np.ndarray:
+    """Return bool [N]: is there a NaN in any column of a transition?"""
+    found = np.zeros(len(columns[Columns.REWARDS]), bool)
+    for column in columns.values():
+        for leaf in leaves(column):
+            if leaf.dtype.kind in "fc":
+                found |= np.isnan(leaf.reshape(len(leaf), -1)).any(axis=1)
+    return found
 
 
 def spread(lengths: np.ndarray, filled: np.ndarray) -> np.ndarray:

@@ -26,7 +26,7 @@ from lockstep.state import SealedArrays
 from lockstep.state.checks import check_choice
 
 Tree = Any
-RESERVED = (Columns.WEIGHTS, Columns.BATCH_INDEXES, Columns.DISCOUNTS)
+RESERVED = (Columns.WEIGHTS, Columns.BATCH_INDEXES, Columns.DISCOUNTS, Columns.NUM_STEPS)
 """columns that drawing adds"""
 FLAGS = (Columns.TERMINATEDS, Columns.TRUNCATEDS)
 """columns that the ring keeps"""

@@ -326,6 +326,8 @@ class Memory:
     def __init__(self, part: ActingPart, num_envs: int) -> None:
         self.part, self.num_envs = part, num_envs
         self.state = part.get_initial_state(num_envs)
+        self._store: RolloutStore | None = None
+        """what is told the state before each row"""
         self._begins = np.ones(num_envs, bool)
         self._starts: list[np.ndarray] = []
 
@@ -336,6 +338,7 @@ class Memory:
     def begin_collect(self, store: RolloutStore | None) -> None:
         """Tell an empty store the state before its first row; called before a collect."""
         self._starts = []
+        self._store = store if store is not None and store.keeps_states else None
         if store is not None and store.size == 0:
             self._forget_where_episodes_begin()
             store.state_in = {name: leaf.copy() for name, leaf in self.state.items()}
@@ -350,6 +353,8 @@ class Memory:
         """Act as the policy does, and carry the state of each environment on."""
         self._forget_where_episodes_begin()
         self._starts.append(self._begins.copy())
+        if self._store is not None:  # what acts gives new arrays each time
+            self._store.states.append(dict(self.state))
         actions, self.state = self.part.act_with_state(obs, noise, self.state)
         return actions
 

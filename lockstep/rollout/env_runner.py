@@ -41,7 +41,8 @@ class EnvRunner:
     runner `i` is number `i * num_envs + b` of all, and its random numbers depend on that number only, so that m runners
     of k environments see what one runner of m * k sees. `generation`: how often the runner was replaced; each begins
     with random streams of its own. `whole_episodes`: no episode is cut at the end of a sample. `with_logp`: fragments
-    say how likely each action was when it was taken (not for a policy with memory). `callbacks`: those of this process.
+    say how likely each action was when it was taken (not for a policy with memory). `with_states`: they have the state
+    of a policy with memory before each row. `callbacks`: those of this process.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class EnvRunner:
         explore: bool = True,
         frame_stack: int | None = None,
         with_logp: bool = False,
+        with_states: bool = False,
         whole_episodes: bool = False,
         raise_on_nan: bool = True,
         callbacks: Sequence[EnvironmentCallback] = (),
@@ -75,6 +77,7 @@ class EnvRunner:
         self.collector.set_callbacks(self.callbacks, runner=self)
         spaces = self.collector.observation_space, env.action_space
         self.store = self.collector.buffer = RolloutStore(1, env.num_envs, *spaces)  # it grows
+        self.store.keeps_states = with_states
 
     @property
     def num_envs(self) -> int:

@@ -51,6 +51,8 @@ class Fragment:
     stats: CollectStats
     action_logp: np.ndarray | None = None
     """[T, k] log-probability of each action when it was taken; None unless the runner was asked for it"""
+    states: Tree = None
+    """`{name: [T, k, ...]}` recurrent state before each row; None unless the runner was asked for it"""
 
     @property
     def num_steps(self) -> int:
@@ -103,6 +105,7 @@ class Fragment:
             state_in=store.state_in,
             stats=stats,
             action_logp=store.action_logp,
+            states=store.states_of(slice(size)) or None,
         )
 
     def episodes(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> RolloutEpisodes:
@@ -194,6 +197,12 @@ def append_fragments(fragments: Sequence[Fragment], store: RolloutStore, *, by_r
             store.lose(int(t[0]) + 1, left)
     if fragments[0].starts is not None:
         store.starts.append(_joined([f.starts for f in fragments], columns, num_steps, store.num_envs))
+    if store.keeps_states:
+        kept = {
+            name: _joined([f.states[name] for f in fragments], columns, num_steps, store.num_envs)
+            for name in fragments[0].states
+        }
+        store.states += [{name: leaf[t] for name, leaf in kept.items()} for t in range(num_steps)]
     if first == 0 and all(fragment.action_logp is not None for fragment in fragments):
         store.action_logp = _joined([f.action_logp for f in fragments], columns, num_steps, store.num_envs)
     store.end(first + num_steps, rows_of(store.obs, first + num_steps))

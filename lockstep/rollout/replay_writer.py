@@ -35,6 +35,7 @@ class ReplayWriter(RolloutStore):
         action_space: spaces.Space[Any],
         *,
         raise_on_nan: bool = True,
+        keeps_states: bool = False,
     ) -> None:
         if buffer.buffer_num != num_envs:
             raise ValueError(
@@ -46,6 +47,7 @@ class ReplayWriter(RolloutStore):
         self.passed: dict[int, np.ndarray] = {}
         """row -> environments with a transition there that does not count"""
         super().__init__(num_steps, num_envs, observation_space, action_space)
+        self.keeps_states = keeps_states
         self.buffer, self.raise_on_nan = buffer, raise_on_nan
         self.steps_before = 0
         """vector steps of the present collect that were handed on already"""
@@ -123,7 +125,7 @@ class ReplayWriter(RolloutStore):
 
     def _batch(self, t: int | slice, following: Tree) -> dict[str, Any]:
         """Return the transitions of one or several vector steps."""
-        return {
+        batch = {
             Columns.OBS: rows_of(self.obs, t),
             Columns.ACTIONS: self.actions[t],
             Columns.REWARDS: self.rewards[t],
@@ -131,6 +133,9 @@ class ReplayWriter(RolloutStore):
             Columns.TRUNCATEDS: self.truncateds[t],
             Columns.NEXT_OBS: following,
         }
+        if self.keeps_states:
+            batch[Columns.STATE_IN] = self.states[t] if isinstance(t, int) else self.states_of(t)
+        return batch
 
     def mark_valid(self, t: int, valid: np.ndarray | None, counting: np.ndarray | None) -> None:
         """Mark the rows of vector step `t` that count; of others the episodes go on without a row."""
@@ -180,7 +185,21 @@ def empty(store: RolloutStore | None, running: np.ndarray, keep_statistics: bool
 
 
 def take_actions_of(part: Any, buffer: ReplayBuffer) -> None:
-    """Note in the buffer that it holds the actions that `part` learns from; `ValueError` where it has others."""
+    """Note in the buffer that it holds the actions that `part` learns from.
+
+    `ValueError` where it has others, gives out sequences and `part` has no memory, or the reverse.
+    """
+    length, remembers = buffer.options.sequence_length, bool(getattr(part, "is_stateful", False))
+    if remembers and length is None:
+        raise ValueError(
+            "a policy with memory learns from sequences: give a ReplayBuffer(..., sequence_length=80), or set "
+            "replay(sequence_length=80)"
+        )
+    if length is not None and not remembers:
+        raise ValueError(
+            f"sequence_length={length} is for a policy with memory, and this one has none; leave it out, or set "
+            "rl_module(model_config={'recurrent': 'lstm'})"
+        )
     form: ActionForm | None = getattr(part, "action_form", None)
     if len(buffer) and buffer.action_form != form:
         raise ValueError(
@@ -204,12 +223,18 @@ def store_for(
     """Return what a collector of `num_envs` environments writes into, for its `buffer`.
 
     Raises `ValueError` where the buffer is for another number of environments or holds other actions than the policy's,
-    or the policy has memory and it none.
+    or gives out sequences and the policy has no memory, or the reverse.
     """
     if isinstance(buffer, ReplayBuffer):
-        if getattr(part, "is_stateful", False):
-            raise ValueError("a recurrent policy cannot collect into a replay buffer; use a RolloutStore")
-        writer = ReplayWriter(buffer, num_steps, num_envs, observation_space, action_space, raise_on_nan=raise_on_nan)
+        writer = ReplayWriter(
+            buffer,
+            num_steps,
+            num_envs,
+            observation_space,
+            action_space,
+            raise_on_nan=raise_on_nan,
+            keeps_states=bool(getattr(part, "is_stateful", False)),
+        )
         take_actions_of(part, buffer)
         return writer
     if buffer is not None and not isinstance(buffer, RolloutStore):

@@ -14,6 +14,7 @@ from lockstep import (
     CQLConfig,
     DQNConfig,
     IQLConfig,
+    MARWILConfig,
     PPOConfig,
     QRDQNConfig,
     SACConfig,
@@ -23,9 +24,11 @@ from lockstep import (
 )
 from lockstep.algorithms.ppo import PPOLearner
 from lockstep.modules import DefaultActorCriticModule, MultiRLModuleSpec, RLModule, RLModuleSpec
+from lockstep.replay import ReplayBuffer
 
 MOVE, SEVERAL = spaces.Box(-1, 1, (2,), np.float32), spaces.MultiDiscrete([2, 2])
 NO_ACTIONS, NO_CHOICES = (spaces.Text(3), spaces.Dict(a=TWO)), (MOVE, SEVERAL, spaces.MultiBinary(3))
+DATA = (BCConfig, CQLConfig, IQLConfig, MARWILConfig, TD3BCConfig)
 VALUES, SCHEDULED = (DQNConfig, C51Config, QRDQNConfig), ("lr", "entropy_coeff", "clip_param")
 
 
@@ -100,6 +103,33 @@ def hindsight(kind):
     return lambda: kind().environment("CartPole-v1").replay(her=True).build_trainer()
 
 
+def in_sequences(kind, recurrent=None, **replay):
+    model = {"recurrent": recurrent}
+    return lambda: kind().environment("CartPole-v1").rl_module(model_config=model).replay(**replay).build_learner()
+
+
+class Counting(RLModule):
+    """Remembers, and does not say how."""
+
+    critics = compute_actions = sample = 1
+
+    def setup(self):
+        self.layer = torch.nn.Linear(1, 1)
+
+    def get_initial_state(self):
+        return {"count": torch.zeros(1)}
+
+
+def own_memory(kind):
+    spaces_of = (BOX, MOVE if kind is not DQNConfig else TWO)
+    return lambda: kind().rl_module(rl_module_spec=RLModuleSpec(Counting)).build_learner(spaces=spaces_of)
+
+
+def collecting(recurrent, **options):
+    config = DQNConfig().environment("CartPole-v1").rl_module(model_config={"recurrent": recurrent})
+    return lambda: Collector(config.build_policy(), "CartPole-v1", ReplayBuffer(8, **options))
+
+
 OTHERS = MultiRLModuleSpec({"a": RLModuleSpec(), "c": RLModuleSpec()})
 STRANGER = small_config().multi_agent(policies_to_train=["default_policy", "other"])
 HALF_OF_DOUBLE = small_config().framework(mixed_precision=True, dtype="float64")
@@ -146,19 +176,31 @@ REFUSED = [
     *((built(PPOConfig, s), f"ppo cannot act in {s}", "Discrete, MultiDiscrete, MultiBinary") for s in NO_ACTIONS),
     *((built(A2CConfig, s), f"a2c cannot act in {s}", "Discrete, MultiDiscrete, MultiBinary") for s in NO_ACTIONS),
     *((built(kind, s), "action values need a Discrete action space") for kind in VALUES for s in NO_CHOICES),
-    *((built(kind, TWO, recurrent="lstm"), "recurrent='lstm': action values are learned without") for kind in VALUES),
     *((hindsight(kind), "CartPoleEnv has no compute_reward") for kind in VALUES),
     (built(SACConfig, SEVERAL), "SAC needs a Box or Discrete action space"),
     (built(SACConfig, UNBOUNDED), "sac cannot act in Box(-inf, inf, (2,), float32)", "finite; wrap"),
-    (built(SACConfig, MOVE, recurrent="lstm"), "recurrent='lstm'"),
     (built(SACConfig, MOVE, num_critics=0), "num_critics=0", "at least 1"),
     (built(SACConfig, MOVE, log_std_bounds=(2.0, 1.0)), "log_std_bounds must be"),
     (built(TD3Config, TWO), "a deterministic policy needs a Box action space"),
-    (built(TD3Config, MOVE, recurrent="gru"), "recurrent='gru'"),
     *((built(kind, SEVERAL), "needs a Box") for kind in (CQLConfig, IQLConfig, TD3BCConfig)),
     (built(TD3BCConfig, TWO), "needs a Box"),
     (lambda: BCConfig().training(loss="mse").build_learner(spaces=(BOX, TWO)), "loss='mse' needs a Box of actions"),
     (HALF_OF_DOUBLE.build_learner, "mixed_precision=True needs framework.dtype='float32', not 'float64'"),
+    # memory
+    *(
+        (built(k, MOVE, recurrent="gru"), "model_config.recurrent='gru' is not allowed for", "single steps")
+        for k in DATA
+    ),
+    (in_sequences(SACConfig, sequence_length=4), "replay.sequence_length=4 is for a network with memory; set"),
+    (in_sequences(DQNConfig, burn_in=0), "replay.burn_in=0 is for a network with memory; set"),
+    (in_sequences(DQNConfig, "gru", sequence_length=4, burn_in=5), "replay.burn_in=5", "up to sequence_length=4"),
+    (in_sequences(DQNConfig, "gru", her=True), "replay.her=True does not go with rl_module.model_config.recurrent"),
+    *(
+        (own_memory(kind), "Counting (module 'default_policy') does not have: memories")
+        for kind in (DQNConfig, SACConfig, TD3Config)
+    ),
+    (collecting("gru"), "a policy with memory learns from sequences", "sequence_length=80"),
+    (collecting(None, sequence_length=4), "sequence_length=4 is for a policy with memory, and this one has none"),
     # optimizers
     (optimizer("adm"), "training.optimizer='adm' is not allowed", "'adam', 'adamw', 'rmsprop', 'sgd'"),
     (

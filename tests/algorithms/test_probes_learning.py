@@ -9,7 +9,7 @@ import torch
 from algorithm_kinds import ON_POLICY, taking
 
 from lockstep import TD3Config, get_config
-from lockstep.envs.probes import MEMORY_PROBES, PROBES, MemoryProbe
+from lockstep.envs.probes import BEST_CONTINUOUS, MEMORY_PROBES, PROBES, MemoryProbe
 
 GAMMA = 0.5
 SOFT = {"lr": [[0, 1e-2], [600, 1e-3]], "tau": 0.05}
@@ -149,3 +149,71 @@ def test_a_network_without_memory_cannot(algorithm):
 def test_stored_states_matter_where_sequences_are_shorter_than_the_delay():
     """No gradient flows over the whole delay in sequences of two steps, but what the stored state holds is read."""
     assert last_actions(trained("ppo", "gru", max_seq_len=2)) == [0, 1]
+
+
+# -- off-policy, from sequences of a replay buffer with the states stored there ---
+
+
+class MemoryProbeContinuous(MemoryProbe):
+    """`MemoryProbe` in a Box: reward 1 minus the squared distance from half of what is remembered."""
+
+    continuous = True
+
+    def step(self, action):
+        obs, _, last, truncated, info = super().step(0)
+        distance = float(np.asarray(action).reshape(-1)[0]) - BEST_CONTINUOUS * self.cue
+        return obs, (1.0 - distance**2) * last, last, truncated, info
+
+
+FAST_MEMORY = {("dqn", "lstm"), ("sac_box", "gru")}
+SAC = {"lr": [[0, 1e-2], [2_000, 1e-3]], "tau": 0.05, "initial_alpha": 0.02, "alpha_lr": 1e-3, "train_batch_size": 32}
+FROM_SEQUENCES = {
+    "dqn": {"epsilon": 0.3, "target_update_interval": 20},
+    "c51": {"epsilon": 0.3, "target_update_interval": 20, "num_atoms": 21, "v_min": -2.0, "v_max": 3.0},
+    "qrdqn": {"epsilon": 0.3, "target_update_interval": 20, "num_quantiles": 8},
+    "sac": {**SAC, "target_entropy": 0.02},
+    "sac_box": {**SAC, "target_entropy": -2.0},
+    "td3": {"tau": 0.05, "train_batch_size": 32, "exploration_noise": 0.3, "target_noise": 0.05},
+}
+
+
+def trained_from_sequences(name, recurrent, *, sequence_length=8, burn_in=None, num_steps=3_000, **replay):
+    config = get_config(name.removesuffix("_box"))
+    config.environment(MemoryProbeContinuous if name in ("sac_box", "td3") else MemoryProbe)
+    config.env_runners(num_envs_per_env_runner=8).training(gamma=0.9, **{"lr": 1e-2, **FROM_SEQUENCES[name]})
+    config.rl_module(model_config={"hiddens": (16,), "recurrent": recurrent, "recurrent_size": 16})
+    config.replay(learning_starts=200, capacity=5_000, update_per_step=0.125)
+    config.replay(sequence_length=sequence_length, burn_in=burn_in, **replay)
+    config.evaluation(evaluation_interval=0).reporting(total_steps=num_steps)
+    trainer = config.build_trainer()
+    trainer.run()
+    return trainer.policy
+
+
+@pytest.mark.parametrize(
+    ("name", "recurrent"),
+    [
+        pytest.param(name, recurrent, marks=() if (name, recurrent) in FAST_MEMORY else pytest.mark.learning)
+        for name in FROM_SEQUENCES
+        for recurrent in ("lstm", "gru")
+    ],
+)
+def test_off_policy_algorithms_learn_to_remember(name, recurrent):
+    policy = trained_from_sequences(name, recurrent)
+    found = np.array(last_actions(policy), np.float64).reshape(2)
+    if name in ("sac_box", "td3"):
+        np.testing.assert_allclose(found, [-BEST_CONTINUOUS, BEST_CONTINUOUS], atol=0.15)
+    else:
+        assert found.tolist() == [0, 1]
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("replay", [{"prioritized": True, "n_step": 2}, {"ignore_obs_next": True}])
+def test_it_is_remembered_with_every_kind_of_replay(replay):
+    assert last_actions(trained_from_sequences("dqn", "gru", **replay)) == [0, 1]
+
+
+@pytest.mark.learning
+def test_stored_states_matter_off_policy_where_sequences_are_shorter_than_the_delay():
+    policy = trained_from_sequences("dqn", "gru", sequence_length=2, burn_in=0, num_steps=6_000)
+    assert last_actions(policy) == [0, 1]

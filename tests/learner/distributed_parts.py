@@ -15,7 +15,8 @@ from learner_parts import BOX, MODULE, THREE, make_episode, make_multi_agent_epi
 from lockstep import RLModuleSpec, get_config
 from lockstep.algorithms.policy import row_errors
 from lockstep.algorithms.ppo import PPOLearner
-from lockstep.data.sample_batch import MultiAgentBatch
+from lockstep.data.minibatch import num_units, take_units
+from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch
 from lockstep.learner.reduction import DistributedReducer, LocalReducer
 
 UPDATES = 20
@@ -109,7 +110,26 @@ def rows_of(case, rng, rows):
         return ppo_batch(rows, rng, action_dist_inputs=rng.normal(size=(rows, 3)))
     batch = transitions(rows, rng, actions=actions_of(case))
     batch["discounts"] = 0.9 ** rng.integers(1, 4, size=rows)
-    return batch
+    return in_sequences(batch, rng, case.memory) if case.memory else batch
+
+
+def in_sequences(batch, rng, memory):
+    """The rows as sequences of n-step transitions; every second one begins with two rows of burn-in."""
+    lengths = []
+    while (left := len(batch) - sum(lengths)) > 0:
+        lengths.append(min(left, (int(rng.integers(1, 4)), int(rng.integers(3, 7)))[len(lengths) % 2]))
+    starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
+    inside, number = np.arange(len(batch)) - starts, np.repeat(np.arange(len(lengths)), lengths)
+    has_burn_in = (number % 2 == 1) & (np.repeat(lengths, lengths) > 2)
+    state = {name: rng.normal(size=(len(lengths), 4)) for name in ("h", "c")[: 1 + (memory == "lstm")]}
+    left = np.repeat(lengths, lengths) - inside
+    return SampleBatch(
+        batch,
+        seq_lens=np.array(lengths),
+        state_in=state,
+        loss_mask=(inside >= 2) | ~has_burn_in,
+        num_steps=np.minimum(rng.integers(1, 4, size=len(batch)), left),
+    )
 
 
 def cuts(number, world_size, case, update, rng):
@@ -127,8 +147,8 @@ def shards_of(case, update, world_size):
         parts = {}
         for module_id, rows in zip(case.modules, sizes):
             batch = rows_of(case, rng, rows)
-            ends = cuts(rows, world_size, case, update, rng)
-            parts[module_id] = [batch[start:stop] for start, stop in itertools.pairwise(ends)]
+            ends = cuts(num_units(batch), world_size, case, update, rng)
+            parts[module_id] = [take_units(batch, np.arange(*pair)) for pair in itertools.pairwise(ends)]
         if len(case.modules) == 1:
             return parts[MODULE]
         shards = [{mid: pieces[rank] for mid, pieces in parts.items()} for rank in range(world_size)]

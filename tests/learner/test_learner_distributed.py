@@ -101,6 +101,23 @@ CASES = {
     ),
     "sac, discrete, empty shards": Case("sac_discrete", {**CLIPPED, "tau": 0.1}, source="batch", empty=True),
     "td3, empty shards": Case("td3", {**CLIPPED, "tau": 0.1}, source="batch", empty=True, shuffle=False),
+    "dqn, sequences of an LSTM, empty shards": Case(
+        "dqn", {**CLIPPED, **FOLLOWED}, source="batch", memory="lstm", minibatch_size=4, empty=True
+    ),
+    "c51, sequences of a GRU": Case(
+        "c51",
+        {**CLIPPED, **FOLLOWED, "num_atoms": 7, "v_min": -3.0, "v_max": 3.0},
+        source="batch",
+        memory="gru",
+        minibatch_size=4,
+    ),
+    "sac, sequences of a GRU, empty shards": Case(
+        "sac", {**CLIPPED, "tau": 0.1}, source="batch", memory="gru", minibatch_size=4, empty=True
+    ),
+    "sac, discrete, sequences of a GRU": Case(
+        "sac_discrete", {**CLIPPED, "tau": 0.1}, source="batch", memory="gru", minibatch_size=4
+    ),
+    "td3, sequences of an LSTM": Case("td3", {**CLIPPED, "tau": 0.1}, source="batch", memory="lstm", minibatch_size=4),
     "td3, two modules": Case("td3", {"lr": 1e-2, "tau": 0.1}, source="batch", modules=("p0", "p1")),
 }
 
@@ -118,6 +135,9 @@ VARIANTS = {
     "cql, discrete, empty shards",
     "iql, discrete",
     "sac, discrete, empty shards",
+    "c51, sequences of a GRU",
+    "sac, discrete, sequences of a GRU",
+    "td3, sequences of an LSTM",
     "td3, two modules",
 }
 """of algorithms that have another case: they come with the tests that kill, to keep the fast suite fast"""

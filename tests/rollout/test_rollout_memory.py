@@ -1,15 +1,21 @@
 """The recurrent state while collecting: carried on, forgotten where episodes begin, handed over with the rollout."""
 
+from functools import partial
+
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from runner_tools import ManyRunners
 
-from lockstep import PPOConfig, policy_within_training_step
+from lockstep import DQNConfig, PPOConfig, policy_within_training_step
 from lockstep.data.rollout import RolloutStore
 from lockstep.envs import make_vector
 from lockstep.envs.probes import MemoryProbe
-from lockstep.rollout import Collector
+from lockstep.replay import ReplayBuffer
+from lockstep.rollout import Collector, EnvRunnerGroup, GroupCollector
+from lockstep.rollout.collector import WholeEpisodeCollector
+from lockstep.state.restarts import RestartLimits
 from lockstep.state.streams import RandomStreams
 
 MODES = {
@@ -226,3 +232,65 @@ def test_state_of_a_collector_carries_the_memory_on_bit_by_bit(kind):
         assert np.array_equal(leaf, second.buffer.state_in[name])
     for name, leaf in first.memory.state.items():
         assert np.array_equal(leaf, second.memory.state[name])
+
+
+# -- into a replay buffer, with the state before each row ---
+
+
+def replay_of(mode, buffer_num=3, n_step=120):
+    """What a counting policy collected into a replay buffer, all rows in time order."""
+    envs = make_vector(vector(mode)) if mode is not None else vector(mode)
+    buffer = ReplayBuffer(900, buffer_num=buffer_num, sequence_length=3, burn_in=2)
+    collector = Collector(CountingPolicy(), envs, buffer, streams=RandomStreams(0))
+    for _ in range(3):
+        collector.collect(n_step=n_step)
+    return buffer
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_replay_buffer_holds_the_state_before_each_row(mode):
+    buffer = replay_of(MODES[mode])
+    batch = buffer.to_batch()
+    assert len(batch) > 300
+    assert np.array_equal(batch["state_in"]["count"][:, 0], batch["t"])
+    begins = np.flatnonzero(batch["t"] == 0)
+    sums = np.cumsum(batch["obs"][:, 0], dtype=np.float64)
+    before = sums - batch["obs"][:, 0]
+    before -= np.repeat(before[begins], np.diff(np.append(begins, len(batch))))
+    np.testing.assert_allclose(batch["state_in"]["sum"], before, atol=1e-4)
+    drawn = buffer.sample(50)
+    starts = np.cumsum(drawn["seq_lens"]) - drawn["seq_lens"]
+    stored = buffer[drawn["batch_indexes"][starts]]["state_in"]["count"]
+    assert np.array_equal(drawn["state_in"]["count"], stored)
+
+
+def test_whole_episodes_and_random_actions_have_their_states_too():
+    envs = vector(None)
+    buffer = ReplayBuffer(900, buffer_num=3, sequence_length=3)
+    collector = WholeEpisodeCollector(CountingPolicy(), envs, buffer, streams=RandomStreams(0))
+    collector.collect(n_step=50, random=True)
+    collector.collect(n_step=50)
+    batch = buffer.to_batch()
+    assert np.array_equal(batch["state_in"]["count"][:, 0], batch["t"])
+
+
+def test_m_runners_store_the_states_that_one_collector_stores():
+    found = []
+    for num_envs in (4, 2):
+        config = DQNConfig().environment(Uneven).env_runners(num_envs_per_env_runner=num_envs)
+        config.rl_module(model_config={"hiddens": (4,), "recurrent": "lstm", "recurrent_size": 4})
+        config.replay(sequence_length=4).training(epsilon=0.5)
+        policy = config.build_policy()
+        if num_envs == 4:
+            collector = config.build_collector(policy)
+        else:
+            build = partial(config.build_env_runner, (policy.observation_space, policy.action_space))
+            group = EnvRunnerGroup(ManyRunners(build, 2), config.env_runners, RestartLimits(10, 10, 60.0))
+            collector = GroupCollector(policy, group, config.build_replay_buffer(4))
+        with policy_within_training_step(policy):
+            for random in (True, False, False):
+                collector.collect(n_step=80, random=random)
+        found.append(collector.buffer.to_batch())
+        collector.close()
+    for name, column in found[0].items():
+        np.testing.assert_equal(found[1][name], column, err_msg=name)

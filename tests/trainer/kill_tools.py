@@ -32,7 +32,15 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "offline pass after pass": ("bc", {"offline_data": {"columns": ("obs", "actions")}}),
 }
 ONE_ENV = {"env_runners": {"num_envs_per_env_runner": 1}}
-MORE_KINDS = {"one environment": ("ppo", ONE_ENV), **{name: (name, {}) for name in ("a2c", "c51", "qrdqn")}}
+SEQUENCES = {
+    "rl_module": {"model_config": LSTM},
+    "replay": {"sequence_length": 4, "burn_in": 2, "prioritized": True, "n_step": 2},
+}
+MORE_KINDS = {
+    "one environment": ("ppo", ONE_ENV),
+    "sequences": ("dqn", SEQUENCES),
+    **{name: (name, {}) for name in ("a2c", "c51", "qrdqn")},
+}
 
 
 class BitFlip(gym.Env):

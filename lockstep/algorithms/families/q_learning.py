@@ -8,7 +8,7 @@ from typing import Any, TypeVar, Unpack
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.families.transitions import COLUMNS, follow_targets
+from lockstep.algorithms.families.transitions import TransitionLearner, follow_targets, next_inputs
 from lockstep.data.columns import Columns
 from lockstep.learner.config import SampledTraining, TrainingOptions
 from lockstep.learner.learner import Learner, Outputs
@@ -53,7 +53,7 @@ class ActionValueTraining(SampledTraining[ConfigT]):
 Training = TypeVar("Training", bound=ActionValueTraining)
 
 
-class QLearner(Learner[Training]):
+class QLearner(TransitionLearner[Training]):
     """The family of DQN, C51 and QR-DQN. The target network is part of the learner's state."""
 
     parts: tuple[str, ...] = ()
@@ -61,14 +61,12 @@ class QLearner(Learner[Training]):
 
     def setup_module(self, module_id: str) -> None:
         """Check the network, make its target, `<module id>/target`, and load the kernel when the learner is built."""
+        super().setup_module(module_id)
         if self.parts and self.should_module_be_updated(module_id):
             self.check_parts(module_id, *self.parts)
         self.register_state(f"{module_id}/target", TargetNetwork(self.module[module_id]))
         if self.loss_has_kernel and self.device.type == "cpu" and self.reducer.world_size == 1:
             load_q_kernel(int(self.module[module_id].action_space.n), self.dtype)  # type: ignore[attr-defined]
-
-    def required_columns(self, module_id: str) -> tuple[str, ...]:
-        return COLUMNS
 
     def after_gradient_step(self) -> None:
         """Let target networks follow, as `target_update_interval` and `tau` say."""
@@ -82,9 +80,10 @@ class QLearner(Learner[Training]):
 
         With `double_q` that is the network that learns (van Hasselt et al. 2016), else None: the values themselves.
         """
-        after = {Columns.OBS: batch[Columns.NEXT_OBS]}
+        after, target_after = next_inputs(batch), next_inputs(batch, of_target=True)
+        target = self.registered[f"{module_id}/target"].module
         with self.mixed_precision():
-            values = self.to_tensor(self.registered[f"{module_id}/target"].module.forward_train(after)["q_values"])
+            values = self.to_tensor(target.forward_train(target_after)["q_values"])
             if not self.config_of(module_id).double_q:
                 return values, None
             return values, self.to_tensor(self.module[module_id].forward_train(after)["q_values"])
@@ -96,9 +95,9 @@ class QLearner(Learner[Training]):
         With `double_q` the network that learns picks it (van Hasselt et al. 2016), else the target network itself.
         """
         module: Any = self.module[module_id]
-        after = {Columns.OBS: batch[Columns.NEXT_OBS]}
+        after, target_after = next_inputs(batch), next_inputs(batch, of_target=True)
         with self.mixed_precision():
-            outputs = self.to_tensor(self.registered[f"{module_id}/target"].module.value_outputs(after))
+            outputs = self.to_tensor(self.registered[f"{module_id}/target"].module.value_outputs(target_after))
             picking = self.to_tensor(module.value_outputs(after)) if self.config_of(module_id).double_q else outputs
         return of_actions(outputs, module.masked(after, module.mean_values(picking)).argmax(-1))
 

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from lockstep.data.columns import Columns
 from lockstep.learner.config import SampledTraining, TrainingOptions
-from lockstep.learner.learner import Learner, Outputs
+from lockstep.learner.learner import Learner, Outputs, Training
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.learner.optimizers import RegisteredOptimizer
+from lockstep.learner.sequences import TARGET_NEXT_OBS, errors_of_sequences, remembered_rows, without_burn_in
 from lockstep.learner.targets import TargetNetwork
 from lockstep.state.options import ConfigT, option
 from lockstep.state.schedules import ScheduleLike
@@ -42,6 +43,12 @@ def discounts_of(batch: TensorColumns, gamma: float, dtype: torch.dtype) -> Tens
     """
     going_on = (~batch[Columns.TERMINATEDS].bool()).to(dtype)
     return going_on * batch.get(Columns.DISCOUNTS, gamma)
+
+
+def next_inputs(batch: TensorColumns, *, of_target: bool = False) -> TensorColumns:
+    """Return the observations that come next, as a batch for the network that learns, or for a target network."""
+    name = TARGET_NEXT_OBS if of_target and TARGET_NEXT_OBS in batch else Columns.NEXT_OBS
+    return {Columns.OBS: batch[name]}
 
 
 def td_targets(batch: TensorColumns, following: Tensor, gamma: float) -> Tensor:
@@ -81,6 +88,42 @@ def follow_targets(learner: Learner[Any], interval_option: str | None = None) ->
         config = learner.config_of(module_id)
         interval = 1 if interval_option is None else getattr(config, interval_option)
         learner.registered[f"{module_id}/target"].after_gradient_step(learner.optimizers, interval, config.tau)
+
+
+class TransitionLearner(Learner[Training]):
+    """Learns from transitions, which a network with memory remembers in sequences.
+
+    Losses see rows `[N, ...]` in any case. With memory their `obs` and `new_obs` are what the networks remember there
+    (`Remembered`), which the networks take for observations.
+    """
+
+    def setup_module(self, module_id: str) -> None:
+        """Refuse a network with memory that does not say which memories it has."""
+        if self.module[module_id].is_stateful() and self.should_module_be_updated(module_id):
+            self.check_parts(module_id, "memories")
+
+    def required_columns(self, module_id: str) -> tuple[str, ...]:
+        return COLUMNS
+
+    def prepare_sequences(self, module_id: str, columns: TensorColumns) -> TensorColumns:
+        """Keep what comes before sequences apart, which is remembered and not learned from."""
+        return without_burn_in(columns, self.reducer) if Columns.SEQ_LENS in columns else columns
+
+    def forward_and_losses(self, batch: dict[str, TensorColumns]) -> tuple[dict[str, Outputs], dict[str, Tensor]]:
+        """Return outputs and losses; sequences are run through the memories first, and have one error each."""
+        in_sequences = {mid: part for mid, part in batch.items() if Columns.SEQ_LENS in part}
+        if not in_sequences:
+            return super().forward_and_losses(batch)
+        modules: Any = self.module
+        with self.mixed_precision():
+            rows = {
+                mid: remembered_rows(part, modules[mid], self.registered[f"{mid}/target"].module)
+                for mid, part in in_sequences.items()
+            }
+        found = super().forward_and_losses(batch | rows)
+        for mid in in_sequences.keys() & self.row_errors.keys():
+            self.row_errors[mid] = errors_of_sequences(self.row_errors[mid], batch[mid][Columns.LOSS_MASK])
+        return found
 
 
 # -- actor-critics ---
@@ -155,11 +198,12 @@ class SoftActorCriticTraining(ActorCriticTraining[ConfigT]):
 SoftTraining = TypeVar("SoftTraining", bound=SoftActorCriticTraining[Any])
 
 
-class SoftActorCriticLearner(Learner[SoftTraining]):
+class SoftActorCriticLearner(TransitionLearner[SoftTraining]):
     """The family of SAC and CQL. Target critics and temperature are part of the learner's state."""
 
     def setup_module(self, module_id: str) -> None:
         """Make the target critics, `<module id>/target`, and the temperature, `<module id>/log_alpha`."""
+        super().setup_module(module_id)
         self.check_parts(module_id, "critics", *([] if self.is_discrete(module_id) else ["sample"]))
         config = self.config_of(module_id)
         module: Any = self.module[module_id]
@@ -174,9 +218,6 @@ class SoftActorCriticLearner(Learner[SoftTraining]):
         if config.alpha == "auto":
             params = [self.registered[f"{module_id}/log_alpha"]]
             self.register_configured(module_id, "alpha", params, config.lr_of("alpha"), config)
-
-    def required_columns(self, module_id: str) -> tuple[str, ...]:
-        return COLUMNS
 
     def noise_columns(self, module_id: str) -> dict[str, int]:
         """Return, for a Box, the random numbers of two actions for each row."""
@@ -200,12 +241,12 @@ class SoftActorCriticLearner(Learner[SoftTraining]):
         """
         module: Any = self.module[module_id]
         critics = self.registered[f"{module_id}/target"].module
-        after = {Columns.OBS: batch[Columns.NEXT_OBS]}
+        after, after_obs = next_inputs(batch), next_inputs(batch, of_target=True)[Columns.OBS]
         if NEXT_NOISE in batch:
             actions, logp = module.sample(after, batch[NEXT_NOISE])
-            return self.to_tensor(critics(after[Columns.OBS], actions).amin(0)) - alpha * logp
+            return self.to_tensor(critics(after_obs, actions).amin(0)) - alpha * logp
         log_probs = self._log_probs(module_id, module.forward_inference(after))
-        values = self.to_tensor(critics(after[Columns.OBS]).amin(0))
+        values = self.to_tensor(critics(after_obs).amin(0))
         return (log_probs.exp() * (values - alpha * log_probs)).sum(-1)
 
     def policy_terms(
@@ -282,7 +323,7 @@ class DelayedActorCriticTraining(ActorCriticTraining[ConfigT]):
 DelayedTraining = TypeVar("DelayedTraining", bound=DelayedActorCriticTraining[Any])
 
 
-class DelayedActorCriticLearner(Learner[DelayedTraining]):
+class DelayedActorCriticLearner(TransitionLearner[DelayedTraining]):
     """The family of TD3 and TD3+BC. Target policy and critics are part of the learner's state.
 
     `fwd_out["q_values"]` `[K, N]` are the values of the actions that were taken.
@@ -290,15 +331,13 @@ class DelayedActorCriticLearner(Learner[DelayedTraining]):
 
     def setup_module(self, module_id: str) -> None:
         """Make the target policy and critics, `<module id>/target`."""
+        super().setup_module(module_id)
         self.check_parts(module_id, "critics", "compute_actions")
         self.register_state(f"{module_id}/target", TargetNetwork(self.module[module_id]))
 
     def configure_optimizers_for_module(self, module_id: str, config: DelayedTraining) -> None:
         """Register "actor" and "critic"."""
         register_actor_and_critics(self, module_id, config)
-
-    def required_columns(self, module_id: str) -> tuple[str, ...]:
-        return COLUMNS
 
     def noise_columns(self, module_id: str) -> dict[str, int]:
         """Return the random numbers that smooth the target action; none where there is no noise."""
@@ -322,12 +361,13 @@ class DelayedActorCriticLearner(Learner[DelayedTraining]):
         """
         config = self.config_of(module_id)
         target = self.registered[f"{module_id}/target"].module
+        after = next_inputs(batch, of_target=True)
         with self.mixed_precision():
-            actions = self.to_tensor(target.compute_actions({Columns.OBS: batch[Columns.NEXT_OBS]}))
+            actions = self.to_tensor(target.compute_actions(after))
             if TARGET_NOISE in batch:
                 noise = (batch[TARGET_NOISE] * config.target_noise).clamp(-config.noise_clip, config.noise_clip)
                 actions = (actions + noise).clamp(-1.0, 1.0)
-            return self.to_tensor(target.critics(batch[Columns.NEXT_OBS], actions).amin(0))
+            return self.to_tensor(target.critics(after[Columns.OBS], actions).amin(0))
 
     def critic_loss(self, module_id: str, config: DelayedTraining, batch: TensorColumns, fwd_out: Outputs) -> Tensor:
         """Return the errors of clipped double Q-learning (algorithm 1)."""

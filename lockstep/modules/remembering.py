@@ -1,0 +1,97 @@
+"""`TransitionModule`: networks that learn from single transitions or, with a memory, from sequences of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from gymnasium.spaces import Space
+from torch import Tensor, nn
+
+from lockstep.data.actions import ACTION_MASK, without_mask
+from lockstep.modules.actor_critic import DefaultActorCriticModule, trained
+from lockstep.modules.encoders import Encoder
+from lockstep.modules.memory import MemoryEncoder, State
+from lockstep.modules.model_config import ModelConfig
+from lockstep.modules.rl_module import Batch
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """What networks with memory know at rows `[N]` or `[B, T]`; they take it in the place of observations."""
+
+    features: Tensor | None = None
+    """of the network that acts"""
+    critic_features: Tensor | None = None
+    """of critics with a memory of their own"""
+    mask: Tensor | None = None
+    """of the observations, where these carry one"""
+
+    def __getitem__(self, name: str) -> Tensor | None:
+        """Return the mask, as an observation does."""
+        return self.mask
+
+
+class TransitionModule(DefaultActorCriticModule):
+    """Base of the default networks of DQN, SAC, TD3 and their kin.
+
+    With `model_config.recurrent` batches are sequences, as those of `RecurrentActorCriticModule`, and outputs are
+    `[B, T, ...]`. Or `batch["obs"]` is `Remembered`: then memories have run already, and outputs are of its rows.
+    """
+
+    encoder: Encoder | MemoryEncoder  # type: ignore[assignment]
+
+    def make_encoder(self, space: Space[Any], config: ModelConfig) -> Encoder | MemoryEncoder:  # type: ignore[override]
+        """Make what turns observations of `space` into features, with a memory where `config` asks for one."""
+        return MemoryEncoder(space, config) if config.has_memory else Encoder(space, config)
+
+    def get_initial_state(self) -> State:
+        return self.encoder.initial_state() if isinstance(self.encoder, MemoryEncoder) else {}
+
+    def memories(self) -> dict[str, MemoryEncoder]:
+        """Return each memory by the field of `Remembered` that it fills; none without memory."""
+        return {"features": self.encoder} if isinstance(self.encoder, MemoryEncoder) else {}
+
+    def forward_inference(self, batch: Batch) -> dict[str, Tensor]:
+        """Return what acting needs: `"action_dist_inputs"`, and with memory `"state_out"` after the last real row."""
+        return self.with_state(batch, self._forward) if self.is_unread(batch) else self._forward(batch)
+
+    def forward_exploration(self, batch: Batch) -> dict[str, Tensor]:
+        """Return what `forward_inference` does."""
+        return self.forward_inference(batch)
+
+    def is_unread(self, batch: Batch) -> bool:
+        """Return whether the batch has sequences that the memories have not gone through yet."""
+        return isinstance(self.encoder, MemoryEncoder) and not isinstance(batch["obs"], Remembered)
+
+    def with_state(self, batch: Batch, forward: Callable[[Batch], dict[str, Tensor]]) -> dict[str, Any]:
+        """Return the outputs of `forward` for sequences, and `"state_out"`; critics' memories begin empty."""
+        obs, dtype = self._inputs(batch)
+        found: dict[str, Tensor] = {}
+        after: State = {}
+        for name, memory in self.memories().items():
+            if name == "features":
+                found[name], after = memory(obs, dtype, batch.get("state_in"), batch.get("seq_lens"))
+            else:
+                found[name] = memory(obs, dtype)[0]
+        if self.is_masked:
+            found["mask"] = batch["obs"][ACTION_MASK]
+        return {**forward({**batch, "obs": Remembered(**found)}), "state_out": after}
+
+    def _inputs(self, batch: Batch) -> tuple[Any, torch.dtype]:
+        obs = batch["obs"]
+        is_masked = self.is_masked and not isinstance(obs, Remembered)
+        return without_mask(obs) if is_masked else obs, self.policy_head.weight.dtype
+
+    def _run(self, batch: Batch, *networks: tuple[Any, nn.Linear]) -> Sequence[Tensor]:
+        if isinstance(batch["obs"], Remembered):
+            features = trained(batch["obs"].features)
+            return [head(features) for _, head in networks]
+        return super()._run(batch, *networks)
+
+    def _run_both(self, batch: Batch) -> Sequence[Tensor]:
+        if isinstance(batch["obs"], Remembered):
+            return self._run(batch, (self.encoder, self.policy_head), (self.encoder, trained(self.value_head)))
+        return super()._run_both(batch)

@@ -1,0 +1,202 @@
+"""Learning from transitions in sequences: burn-in, what comes next, masks and errors, against step-by-step networks."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from learner_parts import BOX, MODULE, THREE, episodes
+
+from lockstep import DQNConfig, SACConfig, SampleBatch, TD3Config
+from lockstep.learner.reduction import LocalReducer
+from lockstep.learner.sequences import (
+    BURN_IN_OBS,
+    TARGET_NEXT_OBS,
+    errors_of_sequences,
+    remembered_rows,
+    without_burn_in,
+)
+from lockstep.modules import Remembered
+
+MOVE = spaces.Box(-1.0, 1.0, (2,), np.float32)
+MASKED = spaces.Dict({"observations": BOX, "action_mask": spaces.MultiBinary(3)})
+
+
+def learner_of(kind, actions=THREE, observations=BOX, recurrent="lstm", **training):
+    config = kind().framework(dtype="float64").debugging(seed=1).training(**training)
+    config.rl_module(model_config={"hiddens": (5,), "recurrent": recurrent, "recurrent_size": 4, "policy_gain": 1.0})
+    return config.build_learner(spaces=(observations, actions))
+
+
+def sequences(lengths=(5, 3, 2), burned=(2, 0, 0), n_step=1, seed=0, actions=THREE, recurrent="lstm", gamma=0.9):
+    """A batch as a replay buffer gives it."""
+    rng, rows = np.random.default_rng(seed), sum(lengths)
+    obs = rng.normal(size=(rows + len(lengths), 3))
+    starts = np.cumsum(np.array(lengths) + 1) - np.array(lengths) - 1  # each followed by what comes last
+    index = np.concatenate([start + np.arange(length) for start, length in zip(starts, lengths)])
+    inside = np.concatenate([np.arange(length) for length in lengths])
+    steps = np.minimum(n_step, np.repeat(lengths, lengths) - inside)
+    taken = rng.integers(3, size=rows) if actions is THREE else rng.uniform(-1, 1, (rows, 2))
+    columns = {
+        "obs": obs[index],
+        "new_obs": obs[index + 1],
+        "actions": taken,
+        "rewards": rng.normal(size=rows),
+        "terminateds": (inside == np.repeat(lengths, lengths) - 1) & (np.repeat(np.arange(len(lengths)), lengths) == 1),
+        "seq_lens": np.array(lengths),
+        "state_in": {name: rng.normal(size=(len(lengths), 4)) for name in ("h", "c")[: 1 + (recurrent == "lstm")]},
+    }
+    if any(burned):
+        columns["loss_mask"] = inside >= np.repeat(burned, lengths)
+    if n_step > 1:
+        columns |= {"num_steps": steps, "discounts": gamma**steps}
+    return SampleBatch(columns)
+
+
+def steps_of(network, obs, state):
+    """What a network gives at each observation of a sequence, one step after another."""
+    found = []
+    for row in torch.from_numpy(obs):
+        out = network.forward_train({"obs": row[None, None], "state_in": state})
+        state = out["state_out"]
+        found.append(out["q_values"][0, 0])
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize("recurrent", ["lstm", "gru"])
+def test_the_loss_of_dqn_is_that_of_networks_run_step_by_step(recurrent, n_step):
+    """Over burn-in and sequence from the stored state, both networks; double Q; masked rows count for nothing."""
+    learner = learner_of(DQNConfig, recurrent=recurrent, gamma=0.9, huber_delta=None, lr=0.0)
+    batch = sequences(n_step=n_step, recurrent=recurrent)
+    module, target = learner.module[MODULE], learner.registered[f"{MODULE}/target"].module
+    with torch.no_grad():
+        target.policy_head.weight.mul_(1.5)
+    errors, first = [], 0
+    for number, (length, burned) in enumerate(zip((5, 3, 2), (2, 0, 0))):
+        rows = slice(first, first + length)
+        obs = np.concatenate([batch["obs"][rows], batch["new_obs"][first + length - 1][None]])
+        state = {name: torch.from_numpy(leaf[number : number + 1]) for name, leaf in batch["state_in"].items()}
+        values, theirs = steps_of(module, obs, state), steps_of(target, obs, state)
+        for t in range(burned, length):
+            steps = min(n_step, length - t)
+            following = theirs[t + steps][values[t + steps].argmax()]
+            goes_on = 1.0 - batch["terminateds"][first + t]
+            target_value = batch["rewards"][first + t] + 0.9**steps * goes_on * following
+            errors.append((values[t][batch["actions"][first + t]] - target_value).item())
+        first += length
+    results = learner.update_from_batch(batch)[MODULE]
+    np.testing.assert_allclose(results["qf_loss"], 0.5 * np.square(errors).mean(), rtol=1e-12)
+    sizes = np.split(np.abs(errors), [3, 6])
+    expected = [0.9 * part.max() + 0.1 * part.mean() for part in sizes]
+    np.testing.assert_allclose(learner.row_errors[MODULE].numpy(), expected, rtol=1e-10)
+
+
+def columns_of(learner, batch):
+    """What a gradient step of the learner reads."""
+    (columns,) = learner._read_batch(batch)[0].values()
+    return without_burn_in(columns, LocalReducer())
+
+
+def test_no_gradient_flows_through_the_burn_in():
+    learner = learner_of(DQNConfig)
+    columns = columns_of(learner, sequences())
+    assert columns[BURN_IN_OBS].shape == (3, 2, 3)
+    assert columns["loss_mask"].tolist() == [[True] * 3, [True] * 3, [True, True, False]]
+    columns[BURN_IN_OBS].requires_grad_()
+    columns["obs"].requires_grad_()
+    network, target = learner.module[MODULE], learner.registered[f"{MODULE}/target"].module
+    rows = remembered_rows(columns, network, target)
+    rows["obs"].features.sum().backward()
+    assert columns["obs"].grad.abs().sum() > 0
+    assert columns[BURN_IN_OBS].grad is None
+    assert not any(rows[name].features.requires_grad for name in ("new_obs", TARGET_NEXT_OBS))
+
+
+def test_what_stands_in_burn_in_and_padding_changes_nothing_else():
+    first, second = (learner_of(DQNConfig) for _ in range(2))
+    batch = sequences()
+    other = SampleBatch(batch)
+    for name in ("rewards", "actions"):
+        other[name] = np.where(batch["loss_mask"], batch[name], 1)
+    other.right_zero_pad(9)
+    numbers = [
+        learner.update_from_batch(each)[MODULE]["qf_loss"] for learner, each in ((first, batch), (second, other))
+    ]
+    assert numbers[0] == pytest.approx(numbers[1], rel=1e-14)
+
+
+def test_burn_in_changes_the_state_that_a_sequence_begins_with():
+    learner = learner_of(DQNConfig)
+    losses = []
+    for shift in (0.0, 1.0):
+        batch = sequences()
+        batch["obs"] = np.where(batch["loss_mask"][:, None], batch["obs"], batch["obs"] + shift)
+        losses.append(float(learner.update_from_batch(batch)[MODULE]["qf_loss"]))
+    assert abs(losses[0] - losses[1]) > 1e-6
+
+
+@pytest.mark.parametrize(("kind", "actions"), [(SACConfig, MOVE), (SACConfig, THREE), (TD3Config, MOVE)])
+def test_critics_have_a_memory_of_their_own_which_begins_empty(kind, actions):
+    learner = learner_of(kind, actions)
+    columns = columns_of(learner, sequences(actions=actions))
+    module, target = learner.module[MODULE], learner.registered[f"{MODULE}/target"].module
+    rows = remembered_rows(columns, module, target)
+    critics = module.critics
+    obs = columns["obs"][1:2, :3]  # the sequence without burn-in
+    dtype = critics.mlp.weights[0].dtype
+    expected = critics.features(obs, dtype)[0][0]
+    torch.testing.assert_close(rows["obs"].critic_features.unflatten(0, (3, -1))[1], expected, rtol=0, atol=1e-12)
+    state = {name: leaf[1:2] for name, leaf in columns["state_in"].items()}
+    expected = module.encoder(obs, dtype, state)[0][0]
+    torch.testing.assert_close(rows["obs"].features.unflatten(0, (3, -1))[1], expected, rtol=0, atol=1e-12)
+    before = {name: value.clone() for name, value in module.named_parameters()}
+    learner.update_from_batch(sequences(actions=actions))
+    learner.update_from_batch(sequences(actions=actions))
+    still = [name for name, value in module.named_parameters() if torch.equal(before[name], value)]
+    assert still == []  # all learn, both memories too
+
+
+def test_masks_of_observations_are_those_of_the_row_that_a_target_reads():
+    learner = learner_of(DQNConfig, observations=MASKED)
+    batch = sequences(n_step=2)
+    mask = np.random.default_rng(3).integers(0, 2, (len(batch), 3)).astype(np.int8)
+    after = np.roll(mask, -1, 0)
+    batch["obs"] = {"observations": batch["obs"], "action_mask": mask}
+    batch["new_obs"] = {"observations": batch["new_obs"], "action_mask": after}
+    columns = columns_of(learner, batch)
+    network, target = learner.module[MODULE], learner.registered[f"{MODULE}/target"].module
+    rows = remembered_rows(columns, network, target)
+    found = rows["new_obs"].mask.unflatten(0, (3, -1))
+    assert found[1].tolist() == [mask[7].tolist(), after[7].tolist(), after[7].tolist()]  # two steps on, then the last
+    assert np.isfinite(learner.update_from_batch(batch)[MODULE]["qf_loss"])
+
+
+def test_priority_of_a_sequence_is_near_its_largest_error():
+    errors, mask = torch.tensor([1.0, -3.0, 9.0, 2.0]), torch.tensor([[True, True], [False, True]])
+    torch.testing.assert_close(errors_of_sequences(errors, mask), torch.tensor([0.9 * 3 + 0.1 * 2, 2.0]))
+
+
+@pytest.mark.parametrize(("kind", "actions"), [(DQNConfig, THREE), (SACConfig, MOVE), (SACConfig, THREE)])
+def test_outputs_of_sequences_are_those_of_single_steps_and_of_remembered_rows(kind, actions):
+    module = learner_of(kind, actions).module[MODULE]
+    obs = torch.randn(2, 4, 3, dtype=torch.float64)
+    taken = torch.zeros(2, 4, dtype=torch.int64) if actions is THREE else torch.zeros(2, 4, 2, dtype=torch.float64)
+    whole = module.forward_train({"obs": obs, "actions": taken})
+    assert module.compute_values({"obs": obs}).shape == (2, 4)
+    state = {name: leaf.expand(2, -1) for name, leaf in module.get_initial_state().items()}
+    for t in range(4):
+        acted = module.forward_exploration({"obs": obs[:, t : t + 1], "state_in": state})
+        state = acted["state_out"]
+        name = "q_values" if kind is DQNConfig else "action_dist_inputs"
+        torch.testing.assert_close(acted["action_dist_inputs"][:, 0], whole[name][:, t], rtol=0, atol=1e-12)
+    features = {name: memory(obs, torch.float64)[0].flatten(0, 1) for name, memory in module.memories().items()}
+    rows = module.forward_train({"obs": Remembered(**features), "actions": taken.flatten(0, 1)})
+    flat = whole["q_values"].flatten(0, 1) if kind is DQNConfig else whole["q_values"].flatten(1, 2)
+    torch.testing.assert_close(rows["q_values"], flat, rtol=0, atol=1e-12)
+
+
+def test_episodes_are_learned_from_as_well():
+    learner = learner_of(DQNConfig)
+    results = learner.update_from_episodes(episodes())
+    assert np.isfinite(results[MODULE]["qf_loss"])
+    assert results[MODULE]["num_module_steps_trained"] == 12
