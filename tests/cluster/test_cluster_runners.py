@@ -134,3 +134,45 @@ def test_more_runners_than_the_cluster_has_room_for_are_refused(cluster, monkeyp
     monkeypatch.setattr("lockstep.cluster.processes.ROOM_S", 0.5)
     with pytest.raises(EnvRunnerError, match=r"no room for 2 env runners with {'CPU': 20.0} each"):
         config_of(2, 1).env_runners(num_cpus_per_env_runner=20.0).build_env_runner_group()
+
+
+def callback_class():
+    """A class that other processes can be sent."""
+    from lockstep.trainer import Callback
+
+    class Measuring(Callback):
+        def on_episode_step(self, episode, env_index):
+            self.metrics.log_value("place", episode.get_observations(-1)[0], reduce="ema")
+
+        def on_episode_end(self, episode, env_index):
+            self.metrics.log_value("ended", 1, reduce="lifetime_sum")
+            self.metrics.log_value("return", episode.get_return())
+            if self.metrics.peek("ended") == 20:
+                raise LookupError("enough", 20)
+
+    return Measuring
+
+
+def test_callbacks_in_remote_runners_log_what_one_process_logs_and_their_errors_arrive_whole(cluster):
+    measuring, reports = callback_class(), []
+    for num_runners, num_envs in ((0, 4), (2, 2)):
+        config = config_of(num_runners, num_envs).callbacks(measuring)
+        policy = config.build_policy()
+        collector = config.build_collector(policy)
+        if num_runners == 0:
+            collector.set_callbacks([measuring()])
+        collector.buffer = RolloutStore(20, 4, policy.observation_space, policy.action_space)
+        found = []
+        for _ in range(3):
+            found.append(dict(collector.collect(80).metrics))
+            collector.buffer.clear()
+        reports.append(found)
+        with pytest.raises(LookupError) as raised:
+            for _ in range(100):
+                collector.collect(80)
+                collector.buffer.clear()
+        assert raised.value.args == ("enough", 20)
+        assert any("in Measuring.on_episode_end of environment" in note for note in raised.value.__notes__)
+        collector.close()
+    assert reports[0] == reports[1]
+    assert len(reports[0][-1]) == 3

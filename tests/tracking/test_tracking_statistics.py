@@ -79,6 +79,7 @@ def test_asdict_has_every_field_and_those_of_subclasses_and_fits_into_json():
         "env_restarts": 0,
         "agents": [],
         "agent_returns": [],
+        "agent_modules": [],
         "metrics": {},
         "logged": None,
         "collect_speed": 60.0,
