@@ -602,7 +602,7 @@ class BaseConfig:
             module_id: whose network learns from it: one with memory gets sequences.
         """
         section: ReplaySection = self.replay if self.is_off_policy else ReplaySection()
-        remembers = self.rl_module.remembers(self.module_specs()[module_id])
+        remembers = self.rl_module.remembers(self.module_specs().get(module_id, RLModuleSpec()))
         in_sequences = self.is_off_policy and (section.sequence_length is not None if remembers is None else remembers)
         sequence_length, burn_in = section.sequences() if in_sequences else (None, 0)
         return ReplayBuffer(
