@@ -156,7 +156,7 @@ def test_m_runners_give_the_rows_of_one_collector():
 
 def test_a_run_goes_on_after_a_resume_as_if_it_had_not_stopped(tmp_path):
     def trainer_of(total_steps):
-        return config_of().evaluation(evaluation_episodes=3).reporting(total_steps=total_steps).build_trainer()
+        return config_of().evaluation(evaluation_duration=3).reporting(total_steps=total_steps).build_trainer()
 
     whole, half, rest = trainer_of(128), trainer_of(64), trainer_of(128)
     whole.run()

@@ -57,7 +57,7 @@ class Remembering(Acting):
             {"buffer": RolloutStore(4, 3, CountingEnv().observation_space, CountingEnv().action_space)},
             r"buffer\.num_envs=3 does not fit the 4 environments",
         ),
-        ({"policy": Remembering(), "buffer": VectorReplayBuffer(100, 4)}, "cannot collect into a replay buffer"),
+        ({"policy": Remembering(), "buffer": VectorReplayBuffer(100, 4)}, "a policy with memory learns from sequences"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
