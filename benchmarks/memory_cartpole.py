@@ -67,7 +67,7 @@ def main() -> None:
     for seed in options.seeds:
         began = time.perf_counter()
         config = configured(options.algorithm).debugging(seed=seed)
-        config.evaluation(evaluation_interval=1, evaluation_episodes=20, evaluation_num_envs=20)
+        config.evaluation(evaluation_interval=1, evaluation_duration=20, evaluation_num_envs=20)
         config.reporting(total_steps=options.total_steps, steps_per_epoch=5_000)
         trainer = config.build_trainer()
         curve: list[float] = []

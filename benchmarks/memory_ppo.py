@@ -1,6 +1,6 @@
 """PPO with a memory, at its default options, on CartPole whose velocities are not observed.
 
-    python benchmarks/memory_ppo.py 0 1 2 3 4
+    python benchmarks/memory_ppo.py                       # five seeds
     python benchmarks/memory_ppo.py --memory attention --steps 100000 0
 
 One line for each seed: the mean return of 20 episodes after each tenth of the run.
@@ -30,13 +30,13 @@ def make_env() -> gym.Env:
 def curve(memory: str, seed: int, steps: int) -> list[float]:
     """Return the mean evaluated returns of one run."""
     config = PPOConfig().environment(make_env).rl_module(model_config=MEMORIES[memory]).debugging(seed=seed)
-    config.reporting(total_steps=steps, steps_per_epoch=steps // 10).evaluation(evaluation_episodes=20)
+    config.reporting(total_steps=steps, steps_per_epoch=steps // 10).evaluation(evaluation_duration=20)
     return [float(epoch.test_collect_stat.returns_stat.mean) for epoch in config.build_trainer()]
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("seeds", type=int, nargs="+")
+    parser.add_argument("seeds", type=int, nargs="*", default=[0, 1, 2, 3, 4])
     parser.add_argument("--memory", choices=MEMORIES, default="lstm")
     parser.add_argument("--steps", type=int, default=100_000)
     given = parser.parse_args()

@@ -781,7 +781,7 @@ class BaseTrainer(Counters, ABC):
 
     def set_own_folders(self, folders: Mapping[str, Any]) -> None:
         """Restore what `own_folders` gave, from all folders of a checkpoint; `ValueError` where it does not fit."""
-        agents = folders["trainer"]["state"].get("replay_agents")
+        agents = folders["trainer"].get("state", {}).get("replay_agents")
         collector = self.train_collector
         if agents is not None and isinstance(collector, MultiAgentCollector):
             names = collector.env.agents

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+
+import lockstep
 
 ROOT = Path(__file__).parents[2]
 
@@ -16,12 +20,14 @@ def load(name: str):
     """The module of an example, not run as a script."""
     spec = importlib.util.spec_from_file_location(f"example_{name.replace('/', '_')}", ROOT / "examples" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # numba looks its module up by its name
     spec.loader.exec_module(module)
     return module
 
 
 def test_every_example_is_tested():
-    tested = {"train_cartpole", "parts", "own_loop", "custom_loss", "two_nodes"}  # the last: test_docs_scaling.py
+    # the last: test_docs_scaling.py
+    tested = {"train_cartpole", "parts", "own_loop", "custom_loss", "connect_four", "two_nodes"}
     assert {path.stem for path in (ROOT / "examples").glob("*.py")} == tested
 
 
@@ -55,6 +61,20 @@ def test_a_custom_loss_is_ten_lines_and_its_metric_is_reported():
     module = load("custom_loss")
     penalty = module.main(total_steps=2_048)
     assert 0 < penalty < 1e3
+
+
+def test_connect_four_knows_the_rules_and_learns_against_its_pool(tmp_path):
+    game = load("connect_four")
+    board, rng = np.zeros((6, 7, 2), bool), np.random.default_rng(0)
+    board[5, :3, 0] = board[4, :3, 1] = True  # both have three in a row: who is to move wins at once
+    assert game.minimax_move(board, 4, rng) == 3
+    board[5, :3], board[4, :3] = [False, True], False  # the other one threatens to win, and is stopped
+    assert game.minimax_move(board, 2, rng) == 3
+    self_play = lockstep.trainer.SelfPlay("main", win_rate_threshold=0.0, window=10)
+    run = lockstep.trainer.run.prepare_run(game.make_config(8_192, 0), tmp_path, callbacks=[self_play])
+    policy = run.finish().policy
+    assert set(policy.acting) > {"main"}
+    assert sum(game.play_minimax(policy, 2, depth=1)) == 1
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
