@@ -42,8 +42,8 @@ FACTORS: dict[str, tuple[str, ...]] = {
 
 ON_POLICY = {"gamma": 0.5, "lr": 1e-2, "entropy_coeff": 0.0}
 MINIBATCHES = {**ON_POLICY, "train_batch_size": 128, "minibatch_size": 32, "num_epochs": 4}
-ACTION_VALUES = {"gamma": 0.5, "lr": 1e-2, "epsilon": 0.3, "target_update_interval": 10}
-SOFT = {"gamma": 0.5, "lr": 1e-2, "tau": 0.05}
+ACTION_VALUES = {"gamma": 0.5, "lr": 1e-2, "train_batch_size": 64, "epsilon": 0.3, "target_update_interval": 10}
+SOFT = {"gamma": 0.5, "lr": 1e-2, "train_batch_size": 64, "tau": 0.05}
 OFFLINE = {"gamma": 0.5, "lr": 1e-2, "train_batch_size": 64}
 TRAINING: dict[str, dict[str, Any]] = {
     "ppo": MINIBATCHES,
@@ -86,7 +86,7 @@ def configured(cell: Cell, turned: bool = False) -> Any:
     if name in ("sac", "cql"):
         config.training(target_entropy=-2.0 if in_a_box else 0.02)
     images = {"conv_filters": ((4, 4, 4),), "conv_activation": "tanh", "image_hiddens": (16,)}
-    model = {"hiddens": (16,), "activation": "tanh", "max_seq_len": 4, **images}
+    model = {"hiddens": (16,), "activation": "tanh", "max_seq_len": 4, "log_std_init": -1.0, **images}
     config.rl_module(model_config={**model, **MEMORIES[cell["memory"]]})
     if cell["memory"] == "attention":
         config.training(lr=3e-3)
@@ -94,7 +94,7 @@ def configured(cell: Cell, turned: bool = False) -> Any:
         config.offline_data(input_=played(make(), 0.9 if name == "bc" else 0.5))
         config.reporting(total_steps=1_000, steps_per_epoch=50)
     else:
-        config.env_runners(num_envs_per_env_runner=8).reporting(total_steps=8_192, steps_per_epoch=256)
+        config.env_runners(num_envs_per_env_runner=8).reporting(total_steps=16_384, steps_per_epoch=256)
     if config.is_off_policy:
         config.env_runners(rollout_fragment_length=8)
         config.replay(learning_starts=128, capacity=2_000, update_per_step=1 / 4)
@@ -196,12 +196,11 @@ class ThreadedLearners(LearnerBackend):
         self.last_checkpoint, number = "", section.num_learners
         self.threads, store = ThreadPoolExecutor(number), torch.distributed.HashStore()
 
-        def start(rank: int) -> Any:
-            learner = build(reducer=DistributedReducer(rank, number, store, shares_memory=False))
-            learner.build()
-            return learner
+        def join(rank: int) -> DistributedReducer:
+            return DistributedReducer(rank, number, store, shares_memory=False)
 
-        self.learners = list(self.threads.map(start, range(number)))
+        # One after another: initial weights are drawn with torch's own generator, which threads share.
+        self.learners = [build(reducer=reducer) for reducer in self.threads.map(join, range(number))]
 
     def __len__(self) -> int:
         return len(self.learners)

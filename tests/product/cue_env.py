@@ -41,7 +41,8 @@ class CueEnv(gym.Env[Any, Any]):
     """Two steps long: each is worth 1 for the action that belongs to the cue.
 
     With `memory` the second observation is blank, so that the cue has to be remembered. With `mask` there is one choice
-    more, which observations forbid; taking it raises `ValueError`. `turned`: each cue asks for what belongs to the other.
+    more, which observations forbid; taking it raises `ValueError`. `turned`: each cue asks for what
+    belongs to the other.
     """
 
     state_attributes = ("cue", "t")
