@@ -53,7 +53,7 @@ class ActingWeights:
     """which module acts for which of several agents"""
 
     @classmethod
-    def joined(cls, parts: Mapping[str, ActingWeights], recipes: Mapping[str, Any], mapping: Any) -> ActingWeights:
+    def joined(cls, parts: Mapping[str, ActingWeights], recipes: Mapping[str, Any], mapping: object) -> ActingWeights:
         """Return the weights of several modules as one."""
         first = next(iter(parts.values()))
         return cls(
