@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from agent_games import CountingGame, TurnGame, game_config
+from agent_games import CountingGame, Duel, TurnGame, game_config
 from picture_env import PictureEnv, see, turn
 
 from lockstep import DQNConfig, PPOConfig
 from lockstep.connectors import ClipRewards, NormalizeObs, PreviousActions, PreviousRewards
-from lockstep.trainer import Callback
+from lockstep.trainer import Callback, SelfPlay
 
 ray = pytest.importorskip("ray")
 
@@ -133,3 +133,52 @@ def test_learners_and_env_runners_are_one_with_statistics_callbacks_and_metrics(
                 np.testing.assert_allclose(*same, rtol=1e-11, atol=1e-11, err_msg=name)
             else:
                 assert other[name] == number, name
+
+
+def changing() -> Any:
+    """Let modules come and go and map agents otherwise, by functions without a name."""
+
+    class Changing(Callback):
+        def on_run_start(self, event: Any) -> None:
+            self.trainer = event.trainer
+
+        def on_epoch_end(self, event: Any) -> None:
+            if event.epoch == 1:
+                self.trainer.add_module("third", init_from="main", config_overrides={"lr": 1e-3})
+                self.trainer.set_policy_mapping_fn(lambda agent, episode: "third" if agent == "x" else "main")
+            if event.epoch == 2:
+                self.trainer.set_policy_mapping_fn(lambda agent, episode: "third")
+                self.trainer.remove_module("main")
+
+    return Changing()
+
+
+def duel(watching: Any, num_learners: int, num_env_runners: int) -> tuple[list[Any], dict[str, Any]]:
+    """Return who played how, and the weights at the end."""
+    config = ppo(game(Duel, PPOConfig)).framework(dtype="float64")
+    config.multi_agent(policies=["main"], policy_mapping_fn={"x": "main", "y": "main"})
+    config.learners(num_learners=num_learners, num_cpus_per_learner=0, learner_timeout_s=60.0)
+    config.env_runners(num_env_runners=num_env_runners, num_cpus_per_env_runner=0.25)
+    config.env_runners(num_envs_per_env_runner=4 // max(1, num_env_runners))
+    trainer = config.reporting(total_steps=192, steps_per_epoch=64).build_trainer(callbacks=[watching])
+    try:
+        stats = [epoch.train_collect_stat for epoch in trainer.run().history]
+        found = [(each.agent_modules, each.agent_returns) for each in stats]
+        return found, trainer.policy.learner_group.get_weights()
+    finally:
+        trainer.close()
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("make", [lambda: SelfPlay("main", window=16, win_rate_threshold=0.4), changing])
+@pytest.mark.parametrize(("num_learners", "num_env_runners"), [(2, 2), (0, 2), (2, 0)])
+def test_modules_come_go_and_play_each_other_over_learners_and_env_runners_as_here(
+    make: Any, num_learners: int, num_env_runners: int, cluster: None
+) -> None:
+    (played, one), (others_played, several) = duel(make(), 0, 0), duel(make(), num_learners, num_env_runners)
+    assert played == others_played
+    assert len({name for names, _ in played for each in names for name in each}) > 1
+    assert one.keys() == several.keys()
+    for module_id, weights in one.items():
+        for name, value in weights.items():
+            np.testing.assert_allclose(several[module_id][name], value, rtol=0, atol=1e-12, err_msg=name)
