@@ -906,7 +906,7 @@ def by_kind(spaces: Mapping[str, Spaces]) -> Spaces:
     return {mid: pair[0] for mid, pair in spaces.items()}, {mid: pair[1] for mid, pair in spaces.items()}
 
 
-def _may_have_agents(env: Any) -> bool:
+def _may_have_agents(env: object) -> bool:
     """Return whether `env` may be, or make, an environment of several agents; asked before one is made."""
     if env is None or (isinstance(env, str) and ":" not in env):
         return False

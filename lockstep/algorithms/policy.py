@@ -190,9 +190,12 @@ class Policy:
 
     def acting_weights(self, *, copy: bool = True) -> ActingWeights:
         """Return what others need to act as this policy does; without `copy` it may change with the next update."""
-        (part,) = self.acting.values()
-        flat, observations = part.module.get_flat_weights(copy=copy), part.connectors.obs.get_state()
-        return ActingWeights(self.weights_seq_no, flat, observations, dict(self.timesteps))
+        parts = {mid: part.acting_weights(self.weights_seq_no, copy) for mid, part in self.acting.items()}
+        if not self.is_multi_agent:
+            return parts[DEFAULT_MODULE_ID]
+        named = self.config.module_specs()
+        added = {mid: recipe for mid, recipe in self._modules_state().items() if mid not in named}
+        return ActingWeights.joined(parts, added, self._mapping)
 
     def seed(self, seed: int) -> None:
         """Begin the random numbers of `compute_actions` again, others for each module."""

@@ -17,6 +17,7 @@ from lockstep.data import MultiAgentEnvError, MultiAgentEpisode
 from lockstep.data.actions import ACTION_MASK
 from lockstep.data.agent_steps import spaces_by_agent
 from lockstep.data.columns import Columns
+from lockstep.envs.env_state import agents_env_state, set_agents_env_state
 from lockstep.envs.make import named_environment
 from lockstep.envs.trees import as_row
 from lockstep.state.checks import check_whole
@@ -194,6 +195,27 @@ class Play(ABC):
         env = self.env
         agents = getattr(env, "possible_agents", None) or ()
         return {a: env.observation_space(a) for a in agents}, {a: env.action_space(a) for a in agents}
+
+    def get_state(self) -> dict[str, Any] | None:
+        """Return environment and episode, between two steps; None where the environment cannot tell its state."""
+        state = agents_env_state(self.env)
+        if state is None:
+            return None
+        return {
+            "env": state,
+            "episode": self.episode.get_state(),
+            "to_act": [*map(list, self.to_act.items())],
+            "seen": [*map(list, self._seen.items())],
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from `get_state`. `ValueError` for the state of another environment."""
+        set_agents_env_state(self.env, state["env"])
+        self._spaces, _ = self.env_spaces()
+        if self._critic in (True, "state"):
+            self._critic = self._critic_of_env()
+        self.episode = MultiAgentEpisode.from_state(state["episode"], self.mapping_fn)
+        self.to_act, self._seen = dict(state["to_act"]), dict(state["seen"])
 
     @abstractmethod
     def _reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[AgentDict, AgentDict]:
@@ -425,6 +447,7 @@ class AgentEnvs:
     """
 
     autoreset_mode = "SAME_STEP"
+    max_episode_steps = None
 
     def __init__(
         self,
@@ -477,6 +500,11 @@ class AgentEnvs:
             for env in self.envs:
                 if _has_methods(env, "close"):
                     env.close()
+
+    @property
+    def spaces(self) -> tuple[dict[AgentID, Any], dict[AgentID, Any]]:
+        """The observation and the action spaces, each by agent."""
+        return self.observation_space, self.action_space
 
     def check_open(self) -> None:
         """Raise `RuntimeError` after `close`."""

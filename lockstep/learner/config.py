@@ -362,7 +362,7 @@ class AgentMapping(Mapping[Any, str]):
             modules |= dict.fromkeys(agents, DEFAULT_MODULE_ID if len(kinds) == 1 else check_module_id(module_id))
         return cls(modules)
 
-    def __call__(self, agent: Any, episode: Any = None) -> str:
+    def __call__(self, agent: object, episode: object = None) -> str:
         """Return the agent's module id; read from JSON, where all keys are text, an agent is found by its text."""
         if agent in self._modules:
             return self._modules[agent]
