@@ -4,8 +4,8 @@
     python benchmarks/simple_spread.py mappo ippo --seeds 3     # 500,000 environment steps each, one after another
     python benchmarks/simple_spread.py mappo --seeds 1 --steps 50000 --set training.lr=1e-3 --name trial
 
-The two differ in what the value function sees alone. Prints one JSON line for each evaluation (the most likely actions in
-new episodes), and appends it to ``results/<name>.jsonl``. A return is the sum over the three agents, 25 steps each.
+The two differ in what the value function sees alone. Prints one JSON line for each evaluation (the most likely actions
+in new episodes), and appends it to ``results/<name>.jsonl``. A return is the sum over the three agents, 25 steps each.
 ``learning_curves.py`` draws the picture.
 """
 
