@@ -14,7 +14,7 @@ from lockstep.data import MultiAgentEpisode
 from lockstep.data.columns import Columns
 from lockstep.data.trees import map_tree, named_leaves, rows_of, zip_trees
 from lockstep.envs.errors import step_error
-from lockstep.envs.multi_agent import AgentEnvs, Play, play_of
+from lockstep.envs.multi_agent import AgentEnvs, Play
 from lockstep.envs.trees import stack_rows
 from lockstep.rollout.base_collector import CHUNK, BaseCollector, masks_in, random_actions
 from lockstep.rollout.callbacks import EnvironmentCallback, Episode
@@ -116,7 +116,7 @@ class MultiAgentCollector(BaseCollector):
             seed=seed,
             streams=streams,
         )
-        self.plays = [play_of(env, policy.policy_mapping_fn) for env in self.env.envs]
+        self.plays = [self.env.play_of(b, policy.policy_mapping_fn) for b in range(self.env.num_envs)]
         self._agent_index = {agent: i for i, agent in enumerate(self.env.agents)}
         self.agents_of_modules = agents_of_modules(policy, self.env.observation_space, self.env.action_space)
         """module id -> the agents that it acts for"""

@@ -66,6 +66,7 @@ CASES = {
     "recurrent": {"env": TurnGame, "rl_module": {"model_config": {"hiddens": (4,), "recurrent": "gru"}}},
     "whole episodes": {"env_runners": {"batch_mode": "complete_episodes"}},
     "normalised": {"environment": {"normalize_observations": True, "normalize_rewards": True}},
+    "a central critic": {"multi_agent": {"centralized_critic": True, "agent_id_in_obs": True}},
     "dqn": {"algorithm": DQNConfig},
     "dqn in turns": {"env": TurnGame, "algorithm": DQNConfig, "replay": {"n_step": 3, "prioritized": True}},
     "sac dicts": {"env": DictGame, "algorithm": SACConfig},
@@ -177,6 +178,7 @@ GRU = {"rl_module": {"model_config": {"hiddens": (4,), "recurrent": "gru"}}}
     ("env", "algorithm", "sections"),
     [
         (TellingCountingGame, PPOConfig, {}),
+        (TellingCountingGame, PPOConfig, {"multi_agent": {"centralized_critic": True, "agent_id_in_obs": True}}),
         (TellingTurnGame, PPOConfig, GRU),
         (TellingDictGame, PPOConfig, {}),
         (TellingTurnGame, DQNConfig, {"replay": {"n_step": 3}}),
