@@ -141,6 +141,21 @@ class DictGame:
         return [] if t in (3, length) else everyone
 
 
+def telling(game: type) -> type:
+    """Return a kind of game that tells its state, for a resume in the middle of an episode."""
+
+    def get_env_state(self: Any) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("options", "closed")}
+
+    def set_env_state(self: Any, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+    return type(f"Telling{game.__name__}", (game,), {"get_env_state": get_env_state, "set_env_state": set_env_state})
+
+
+TellingCountingGame, TellingTurnGame, TellingDictGame = map(telling, (CountingGame, TurnGame, DictGame))
+
+
 class BitGame(Game):
     """One step: `x` gets 1 for the bit that it sees, `y` 1 for the other one (`alike=True`: too)."""
 
@@ -161,6 +176,26 @@ class BitGame(Game):
         ends, no, infos = (dict.fromkeys(self.agents, value) for value in (True, False, {}))
         self.agents = []
         return self._obs(), rewards, ends, no, infos
+
+
+class Duel(Game):
+    """One step: whoever takes action 1 against a 0 wins 1 from the other; every episode ends with it."""
+
+    possible_agents = ("x", "y")
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        self.agents = ["x", "y"]
+        return self._obs(), {agent: {} for agent in self.agents}
+
+    def _obs(self) -> dict[str, np.ndarray]:
+        return {agent: np.array([1.0, "xy".index(agent)], np.float32) for agent in self.agents}
+
+    def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+        assert set(actions) == {"x", "y"}
+        gain = float(actions["x"] - actions["y"])
+        obs, ends, no, infos = self._obs(), *(dict.fromkeys(self.agents, value) for value in (True, False, {}))
+        self.agents = []
+        return obs, {"x": gain, "y": -gain}, ends, no, infos
 
 
 def to_module(agent: str, episode: Any) -> str:
