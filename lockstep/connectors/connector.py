@@ -344,11 +344,12 @@ def _leading(leaf: Any, space: Space[Any]) -> tuple[int, ...] | None:
 def _with_spaces(tree: Any, space: Space[Any]) -> Iterator[tuple[Any, Space[Any]]]:
     """Yield each leaf of a tree with its space; None for one that is not there."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-        keys = [key for key, _ in parts]
-        fits = isinstance(tree, Mapping | tuple) and len(tree) == len(keys)
-        for key in keys:
-            yield from _with_spaces(tree[key] if fits else None, space[key])
+        parts: dict[Any, Space[Any]] = dict(
+            space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        )
+        fits = isinstance(tree, Mapping | tuple) and len(tree) == len(parts)
+        for key, part in parts.items():
+            yield from _with_spaces(tree[key] if fits else None, part)
     else:
         yield tree, space
 
