@@ -233,8 +233,20 @@ class ObsPipeline:
         for connector, around in zip(self.connectors, self._spaces):
             before, data = data, connector(data)
             if around is not None:
-                _check_shapes(connector, around, before, data)
+                self._check_shapes(connector, around, before, data)
         return data
+
+    def _check_shapes(
+        self, connector: Connector, around: tuple[Space[Any], Space[Any]], before: Any, after: Any
+    ) -> None:
+        """Raise `ValueError` where a connector gives rows of other shapes than its space says, or another number."""
+        leading = {_leading(leaf, space) for leaf, space in _with_spaces(before, around[0])}
+        found = {_leading(leaf, space) for leaf, space in _with_spaces(after, around[1])}
+        if found != leading:
+            raise ValueError(
+                f"{type(connector).__name__} gives {_forms(after)} for {_forms(before)}, and its output_space is "
+                f"{around[1]}; a connector gives the same shapes in every call, and as many rows as it gets"
+            )
 
     def copy(self) -> ObsPipeline:
         """Return one of its own that remembers nothing."""
@@ -321,17 +333,6 @@ def _with_rows(leaf: npt.NDArray[Any], rows: npt.NDArray[Any], values: npt.NDArr
     mixed = leaf.copy()
     mixed[rows] = values
     return mixed
-
-
-def _check_shapes(connector: Connector, around: tuple[Space[Any], Space[Any]], before: Any, after: Any) -> None:
-    """Raise `ValueError` where a connector gives rows of other shapes than its output space, or another number."""
-    leading = {_leading(leaf, space) for leaf, space in _with_spaces(before, around[0])}
-    found = {_leading(leaf, space) for leaf, space in _with_spaces(after, around[1])}
-    if found != leading:
-        raise ValueError(
-            f"{type(connector).__name__} gives {_forms(after)} for {_forms(before)}, and its output_space is "
-            f"{around[1]}; a connector gives the same shapes in every call, and as many rows as it gets"
-        )
 
 
 def _leading(leaf: Any, space: Space[Any]) -> tuple[int, ...] | None:
