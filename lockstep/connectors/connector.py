@@ -13,7 +13,7 @@ from gymnasium import spaces
 from gymnasium.spaces import Space
 
 from lockstep.data.actions import ACTION_MASK, carries_mask
-from lockstep.data.trees import map_tree, rows_of, zip_trees
+from lockstep.data.trees import Tree, map_tree, rows_of, zip_trees
 from lockstep.envs import StepResult
 from lockstep.envs.trees import allocate, stack_rows
 from lockstep.ops.statistics import RunningMoments
@@ -237,7 +237,7 @@ class ObsPipeline:
         return data
 
     def _check_shapes(
-        self, connector: Connector, around: tuple[Space[Any], Space[Any]], before: Any, after: Any
+        self, connector: Connector, around: tuple[Space[Any], Space[Any]], before: Tree, after: Tree
     ) -> None:
         """Raise `ValueError` where a connector gives rows of other shapes than its space says, or another number."""
         leading = {_leading(leaf, space) for leaf, space in _with_spaces(before, around[0])}
@@ -335,14 +335,14 @@ def _with_rows(leaf: npt.NDArray[Any], rows: npt.NDArray[Any], values: npt.NDArr
     return mixed
 
 
-def _leading(leaf: Any, space: Space[Any]) -> tuple[int, ...] | None:
+def _leading(leaf: Tree, space: Space[Any]) -> tuple[int, ...] | None:
     """Return the dimensions before those of one row; None where these are not the space's."""
     shape, row = tuple(np.shape(leaf)), tuple(space.shape or ())
     number = len(shape) - len(row)
     return shape[:number] if number >= 0 and shape[number:] == row else None
 
 
-def _with_spaces(tree: Any, space: Space[Any]) -> Iterator[tuple[Any, Space[Any]]]:
+def _with_spaces(tree: Tree, space: Space[Any]) -> Iterator[tuple[Any, Space[Any]]]:
     """Yield each leaf of a tree with its space; None for one that is not there."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         parts: dict[Any, Space[Any]] = dict(
