@@ -141,6 +141,21 @@ class DictGame:
         return [] if t in (3, length) else everyone
 
 
+def telling(game: type) -> type:
+    """Return a kind of game that tells its state, for a resume in the middle of an episode."""
+
+    def get_env_state(self: Any) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("options", "closed")}
+
+    def set_env_state(self: Any, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+    return type(f"Telling{game.__name__}", (game,), {"get_env_state": get_env_state, "set_env_state": set_env_state})
+
+
+TellingCountingGame, TellingTurnGame, TellingDictGame = map(telling, (CountingGame, TurnGame, DictGame))
+
+
 class BitGame(Game):
     """One step: `x` gets 1 for the bit that it sees, `y` 1 for the other one (`alike=True`: too)."""
 

@@ -10,6 +10,7 @@ import torch
 from gymnasium import spaces
 
 from lockstep.algorithms.base_config import BaseConfig
+from lockstep.algorithms.new_modules import NewModule
 from lockstep.connectors import ModuleConnectors, ObsPipeline
 from lockstep.data import SampleBatch
 from lockstep.data.actions import ActionForm, in_words, one_action
@@ -19,6 +20,7 @@ from lockstep.learner.learner import STEPS_SAMPLED
 from lockstep.modules import ActingWeights, Actor, EpsilonGreedy, RecurrentActor, RLModule, make_actor
 from lockstep.replay import OfflineRows, ReplayBuffer
 from lockstep.rollout.errors import MalformedBufferError
+from lockstep.state.schedules import stages_of, value_at
 from lockstep.state.streams import RandomStreams
 
 NOT_LEARNED_FROM = (Columns.BATCH_INDEXES, Columns.TRUNCATEDS)
@@ -89,6 +91,11 @@ class ActingPolicy:
     def seen_space(self) -> Any:
         """The space of the observations that are acted on and stored: what `recorded` makes of the environment's."""
         return self.observation_space if self.recorded.is_identity else self.recorded.observation_space
+
+    def acting_weights(self, version: int, copy: bool) -> ActingWeights:
+        """Return what others need to act as this does; without `copy` it may change with the next update."""
+        flat, observations = self.module.get_flat_weights(copy=copy), self.connectors.obs.get_state()
+        return ActingWeights(version, flat, observations, dict(self.timesteps))
 
     def set_weights(self, weights: ActingWeights) -> None:
         """Act with these from now on. `ValueError` where they are of another network; nothing is changed then."""
@@ -322,6 +329,59 @@ class ActingPolicy:
         for start in range(0, len(data), AT_ONCE):
             self.connectors.update(data[rows[start : start + AT_ONCE]][Columns.OBS], None)
         return True
+
+
+class AgentsActingPolicy:
+    """Acts for several agents with weights from elsewhere: all that an env runner has of their policy.
+
+    `acting` has the part of each module by module id. Modules come and go, and agents are mapped to others, with the
+    weights.
+    """
+
+    is_multi_agent = True
+    is_exploring = False  # its collector says
+
+    def __init__(self, config: BaseConfig, acting: Mapping[str, ActingPolicy]) -> None:
+        self.config, self.acting, self._mapping = config, dict(acting), config.multi_agent.policy_mapping_fn
+        self.timesteps = {STEPS_SAMPLED: 0}
+        for part in self.acting.values():
+            part.timesteps = self.timesteps
+
+    @property
+    def policy_mapping_fns(self) -> list[Callable[..., str] | None]:
+        """Those of all stages of the run."""
+        return [mapping for _, mapping in stages_of("policy_mapping_fn", self._mapping)]
+
+    @property
+    def policy_mapping_fn(self) -> Callable[..., str] | None:
+        """`f(agent, episode)` -> module id, for episodes that begin now."""
+        mapping: Callable[..., str] | None = value_at(self.timesteps[STEPS_SAMPLED], self._mapping)
+        return mapping
+
+    @property
+    def weights_seq_no(self) -> int:
+        """Version of the weights that act."""
+        return next(iter(self.acting.values())).weights_seq_no
+
+    def set_weights(self, weights: ActingWeights) -> None:
+        """Act with these from now on, with the modules that they are of. `ValueError` for those of other networks."""
+        by_module = weights.by_module()
+        for module_id in set(self.acting) - set(by_module):
+            del self.acting[module_id]
+        for module_id, of_module in by_module.items():
+            if module_id not in self.acting:
+                self.acting[module_id] = self._built(module_id, weights)
+            self.acting[module_id].set_weights(of_module)
+        self._mapping = weights.policy_mapping_fn
+
+    def _built(self, module_id: str, weights: ActingWeights) -> ActingPolicy:
+        if module_id not in weights.recipes:
+            raise ValueError(f"the weights are of the module {module_id!r}, this policy has {list(self.acting)}")
+        new = NewModule.of_recipe(self.config, weights.recipes[module_id])
+        parts, (observations, actions) = new.to_act(getattr(torch, self.config.framework.dtype)), new.spaces
+        part = ActingPolicy(self.config, *parts, observation_space=observations, action_space=actions)
+        part.timesteps = self.timesteps
+        return part
 
 
 # -- observations ---

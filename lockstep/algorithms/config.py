@@ -9,8 +9,9 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from lockstep.algorithms.acting import ActingPolicy
+from lockstep.algorithms.acting import ActingPolicy, AgentsActingPolicy
 from lockstep.algorithms.base_config import BaseConfig, Spaces, without_ray
+from lockstep.algorithms.families.on_policy import OnPolicyLearner
 from lockstep.algorithms.offline import open_data
 from lockstep.algorithms.policy import Policy
 from lockstep.envs.multi_agent import AgentEnvs
@@ -29,7 +30,8 @@ from lockstep.rollout import (
 )
 from lockstep.rollout.collector import WholeEpisodeCollector
 from lockstep.rollout.config import EnvRunnersSection
-from lockstep.rollout.group_collector import AsyncGroupCollector, EvaluationCollector
+from lockstep.rollout.env_runner import MultiAgentEnvRunner
+from lockstep.rollout.group_collector import AsyncGroupCollector, EvaluationCollector, MultiAgentGroupCollector
 from lockstep.rollout.runner_group import BuildRunner, LocalRunner
 from lockstep.state.schedules import stages_of
 from lockstep.state.streams import RandomStreams
@@ -141,11 +143,13 @@ class AlgorithmConfig(BaseConfig):
         section, spec = self.multi_agent, self.rl_module.rl_module_spec
         rules: list[Rule] = [
             (
-                "multi_agent.reward_metric",
-                section.reward_metric is not None and not self.is_multi_agent,
+                f"multi_agent.{name}",
+                bool(getattr(section, name)) and not self.is_multi_agent,
                 "needs several agents; leave it out, or name modules with multi_agent(policies=...)",
             )
+            for name in ("reward_metric", "centralized_critic", "agent_id_in_obs")
         ]
+        rules += self._rules_of_critics()
         if section.policies is None:
             return rules
         ids = list(section.policies)
@@ -184,6 +188,28 @@ class AlgorithmConfig(BaseConfig):
                 "rl_module.algorithm_config_overrides_per_module",
                 not set(overrides) <= set(ids),
                 f"names others than {here}",
+            ),
+        ]
+
+    def _rules_of_critics(self) -> list[Rule]:
+        """Return what does not go with a centralised critic."""
+        remembers = any(getattr(self.rl_module.model_config, name, None) for name in ("recurrent", "attention"))
+        central = self.multi_agent.centralized_critic
+        return [
+            (
+                "multi_agent.centralized_critic",
+                central and not issubclass(self.learner_class, OnPolicyLearner),
+                f"is not allowed for {self.algorithm}: its critic is not one of states; use ppo, a2c, impala or appo",
+            ),
+            (
+                "multi_agent.centralized_critic",
+                central and remembers,
+                "is not allowed with a network that has a memory; leave out one of them",
+            ),
+            (
+                "multi_agent.centralized_critic",
+                central and getattr(self.rl_module.model_config, "vf_share_layers", False),
+                "needs a network of its own; set rl_module(model_config={'vf_share_layers': False})",
             ),
         ]
 
@@ -257,7 +283,8 @@ class AlgorithmConfig(BaseConfig):
         observation_space, action_space = config.policy_spaces(env, spaces)
         group = config.build_learner_group(env, (observation_space, action_space))
         try:
-            return Policy(config, group, observation_space=observation_space, action_space=action_space)
+            agents, spaces = config.agents_with_id(env), (observation_space, action_space)
+            return Policy(config, group, observation_space=spaces[0], action_space=spaces[1], agents=agents)
         except BaseException:
             group.shutdown()
             raise
@@ -283,22 +310,38 @@ class AlgorithmConfig(BaseConfig):
             self._check_replay_memory(policy)
         streams = RandomStreams(self.debugging.seed).child("train_collector")
         if policy.is_multi_agent:
-            several = self.make_agent_envs(self.env_runners.num_envs_per_env_runner)
-            collector = MultiAgentCollector(policy, several, exploration_noise=explore, streams=streams)
+            collector = self._build_agents_collector(policy, streams)
             if self.is_off_policy:
                 collector.buffer = self.build_replay_buffers(collector.agents_of_modules, collector.num_envs)
             return collector
         if self.env_runners.num_env_runners:
             return self._build_group_collector(policy)
         envs = self.make_envs(self.env_runners.num_envs_per_env_runner)
-        whole = self.env_runners.batch_mode == "complete_episodes"
-        return (WholeEpisodeCollector if whole else Collector)(
+        return (WholeEpisodeCollector if self._collects_whole_episodes else Collector)(
             policy,
             envs,
             self.build_replay_buffer(envs.num_envs) if self.is_off_policy else None,
             exploration_noise=explore,
             streams=streams,
         )
+
+    def _build_agents_collector(
+        self, policy: Policy, streams: RandomStreams
+    ) -> MultiAgentCollector | MultiAgentGroupCollector:
+        section = self.env_runners
+        if section.num_env_runners:
+            self._check_several_agents()
+            return MultiAgentGroupCollector(
+                policy, self.build_env_runner_group((policy.observation_space, policy.action_space))
+            )
+        envs, whole = self.make_agent_envs(section.num_envs_per_env_runner), self._collects_whole_episodes
+        return MultiAgentCollector(
+            policy, envs, exploration_noise=section.explore, streams=streams, whole_episodes=whole
+        )
+
+    @property
+    def _collects_whole_episodes(self) -> bool:
+        return self.env_runners.batch_mode == "complete_episodes"
 
     def build_test_collector(self, policy: Policy) -> CollectorLike:
         """Build the evaluation collector, with environments and random streams of its own: here, or in env runners'
@@ -344,6 +387,15 @@ class AlgorithmConfig(BaseConfig):
 
     def make_agent_envs(self, num_envs: int) -> AgentEnvs:
         """Make the environments of several agents; `ValueError` for options that do not go with them."""
+        self._check_several_agents()
+        env, section = self.environment.env, self.multi_agent
+        added: Any = {"agent_ids": section.agent_id_in_obs, "critic": section.centralized_critic}
+        if not isinstance(env, str) and not callable(env):
+            return AgentEnvs(env, **added)
+        return AgentEnvs(env, num_envs, self.environment.env_config, **added)
+
+    def _check_several_agents(self) -> None:
+        """Raise `ValueError` for options that do not go with several agents."""
         if self.is_offline:
             raise ValueError(
                 f"{self.algorithm} learns from data that are there already, which no trainer does for several agents; "
@@ -353,16 +405,16 @@ class AlgorithmConfig(BaseConfig):
         self._refuse(
             [
                 ("replay.her", self.is_off_policy and self.replay.her, several),
-                ("env_runners.num_env_runners", runners.num_env_runners, several),
+                (
+                    "env_runners.num_env_runners",
+                    self.collects_while_learning,
+                    f"is not allowed where {self.algorithm} trains several agents: it would collect while it learns; "
+                    "use 0, or an algorithm that takes turns, such as ppo",
+                ),
                 ("env_runners.vectorize_mode", runners.vectorize_mode not in ("auto", "sync"), several),
-                ("env_runners.batch_mode", runners.batch_mode != "truncate_episodes", several),
                 ("multi_agent.count_steps_by", self.multi_agent.count_steps_by != "env_steps", several),
             ]
         )
-        env = self.environment.env
-        if not isinstance(env, str) and not callable(env):
-            return AgentEnvs(env)
-        return AgentEnvs(env, num_envs, self.environment.env_config)
 
     # -- env runners ---
 
@@ -382,7 +434,7 @@ class AlgorithmConfig(BaseConfig):
                 f"env runners make their own environments, env={env!r} is one already; give an id or a function"
             )
         return self._runner_group(
-            partial(self.copy().build_env_runner, spaces or self.find_spaces(), with_logp), section
+            partial(self.copy().build_env_runner, spaces or self.policy_spaces(), with_logp), section
         )
 
     def _runner_group(self, build: BuildRunner, section: EnvRunnersSection) -> EnvRunnerGroup:
@@ -413,9 +465,22 @@ class AlgorithmConfig(BaseConfig):
         `evaluates`: with the random streams of evaluation, and its epsilon.
         """
         self.set_num_threads()
-        module, connectors = self.build_acting_parts(spaces)
+        if self.is_multi_agent:
+            by_module = {module_id: (space, spaces[1][module_id]) for module_id, space in spaces[0].items()}
+            parts = {module_id: self._acting_policy(pair, module_id) for module_id, pair in by_module.items()}
+            return MultiAgentEnvRunner(
+                AgentsActingPolicy(self, parts),
+                self.make_agent_envs(self.env_runners.num_envs_per_env_runner),
+                index=index,
+                num_runners=num_runners,
+                generation=generation,
+                streams=RandomStreams(self.debugging.seed).child("train_collector"),
+                explore=self.env_runners.explore,
+                whole_episodes=self._collects_whole_episodes,
+                callbacks=[make() for make in self.callbacks.classes],
+            )
         return EnvRunner(
-            ActingPolicy(self, module, connectors, observation_space=spaces[0], action_space=spaces[1]),
+            self._acting_policy(spaces),
             self.make_envs(self.env_runners.num_envs_per_env_runner),
             index=index,
             num_runners=num_runners,
@@ -426,9 +491,13 @@ class AlgorithmConfig(BaseConfig):
             stores=not evaluates,
             with_logp=with_logp,
             with_states=self.is_off_policy,
-            whole_episodes=self.env_runners.batch_mode == "complete_episodes",
+            whole_episodes=self._collects_whole_episodes,
             callbacks=[make() for make in self.callbacks.classes],
         )
+
+    def _acting_policy(self, spaces: Spaces, module_id: str = DEFAULT_MODULE_ID) -> ActingPolicy:
+        module, connectors = self.build_acting_parts(spaces, module_id)
+        return ActingPolicy(self, module, connectors, observation_space=spaces[0], action_space=spaces[1])
 
     def _build_group_collector(self, policy: Policy) -> CollectorLike:
         spaces = policy.observation_space, policy.action_space

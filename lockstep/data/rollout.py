@@ -397,37 +397,38 @@ class EpisodeStore:
     """(Pieces of) episodes of several agents in the order in which they came: what `RolloutStore` is for one agent."""
 
     def __init__(self) -> None:
-        self._episodes: list[MultiAgentEpisode] = []
+        self.pieces: list[tuple[MultiAgentEpisode, int]] = []
+        """each with the index of its environment"""
 
     def __len__(self) -> int:
         """Return the number of episodes or pieces."""
-        return len(self._episodes)
+        return len(self.pieces)
 
     @property
     def size(self) -> int:
         """Environment steps in it."""
-        return sum(len(episode) for episode in self._episodes)
+        return sum(len(episode) for episode, _ in self.pieces)
 
     def add(self, pieces: Sequence[tuple[MultiAgentEpisode, int]]) -> None:
         """Keep pieces, of whichever environments."""
-        self._episodes += [piece for piece, _ in pieces]
+        self.pieces += pieces
 
     def cut(self, env_index: int) -> None:
         """Leave the episode under way in this environment; pieces know where they end, so nothing is to do."""
 
     def episodes(self) -> list[MultiAgentEpisode]:
         """Return what `update_from_episodes` takes."""
-        return list(self._episodes)
+        return [episode for episode, _ in self.pieces]
 
     def clear(self) -> None:
         """Empty the store."""
-        self._episodes.clear()
+        self.pieces.clear()
 
     reset = clear
 
     def columns(self) -> dict[str, Any]:
         """Return `{module_id: {column: [N, ...]}}` of all that is in it, numbers only."""
         names = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.TERMINATEDS, Columns.TRUNCATEDS)
-        batches = [episode.get_sample_batch() for episode in self._episodes]
+        batches = [episode.get_sample_batch() for episode in self.episodes()]
         whole = concat_samples_into_ma_batch(batches, on_missing="drop")
         return {module_id: {name: rows[name] for name in names} for module_id, rows in whole.policy_batches.items()}

@@ -36,6 +36,8 @@ _PASSED = (
     wrappers.ReshapeObservation,
     wrappers.DtypeObservation,
 )
+_CHECKING = ("OrderEnforcingWrapper", "AssertOutOfBoundsWrapper", "BaseWrapper", "BaseParallelWrapper")
+"""wrappers of PettingZoo that remember nothing which a reset does not bring back"""
 AnyEnv = Any
 """A gymnasium environment, or a native vector of them, wrapped or not."""
 
@@ -74,11 +76,44 @@ def set_env_state(env: AnyEnv, state: dict[str, Any]) -> None:
         raise ValueError(f"the state is of a {state['class']}, the environment is a {type(base).__name__}.")
     env.reset()
     _set_inner_state(base, state["inner"])
-    bit_generator = getattr(np.random, state["generator"]["bit_generator"])(0)
-    bit_generator.state = state["generator"]
-    base.np_random = np.random.Generator(bit_generator)
+    base.np_random = _generator(state["generator"])
     for limit, elapsed in zip(_time_limits(env), state["elapsed_steps"], strict=True):
         set_elapsed_steps(limit, elapsed)
+
+
+def agents_env_state(env: AnyEnv) -> dict[str, Any] | None:
+    """Return the state of an environment of several agents, or None.
+
+    Known is one that has `get_env_state` and `set_env_state`, or `state_attributes`, in itself or below PettingZoo's
+    wrappers; a generator `np_random` is kept beside.
+    """
+    base, at = getattr(env, "unwrapped", env), env
+    while at is not base:
+        if type(at).__name__ not in _CHECKING or not type(at).__module__.startswith("pettingzoo."):
+            return None
+        at = at.env
+    if not (hasattr(base, "get_env_state") or _attributes(base)):
+        return None
+    rng = getattr(base, "np_random", None)
+    generator = deepcopy(rng.bit_generator.state) if isinstance(rng, np.random.Generator) else None
+    return {"class": type(base).__name__, "inner": _inner_state(base), "generator": generator}
+
+
+def set_agents_env_state(env: AnyEnv, state: dict[str, Any]) -> None:
+    """Reset an environment of several agents and put it into what `agents_env_state` gave."""
+    base: Any = getattr(env, "unwrapped", env)
+    if state["class"] != type(base).__name__:
+        raise ValueError(f"the state is of a {state['class']}, the environment is a {type(base).__name__}.")
+    env.reset()
+    _set_inner_state(base, state["inner"])
+    if state["generator"] is not None:
+        base.np_random = _generator(state["generator"])
+
+
+def _generator(state: dict[str, Any]) -> np.random.Generator:
+    bit_generator = getattr(np.random, state["bit_generator"])(0)
+    bit_generator.state = state
+    return np.random.Generator(bit_generator)
 
 
 def elapsed_steps(limit: wrappers.TimeLimit) -> int:

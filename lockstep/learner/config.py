@@ -326,6 +326,8 @@ class MultiAgentOptions(TypedDict, total=False):
     policies: Any
     policy_mapping_fn: Callable[..., str] | Mapping[Any, str] | Sequence[Any] | None
     policies_to_train: Collection[Any] | Callable[..., bool] | None
+    centralized_critic: Literal["state", "observations"] | bool
+    agent_id_in_obs: bool
     count_steps_by: Literal["env_steps", "agent_steps"]
     reward_metric: Callable[..., Any] | None
 
@@ -360,7 +362,7 @@ class AgentMapping(Mapping[Any, str]):
             modules |= dict.fromkeys(agents, DEFAULT_MODULE_ID if len(kinds) == 1 else check_module_id(module_id))
         return cls(modules)
 
-    def __call__(self, agent: Any, episode: Any = None) -> str:
+    def __call__(self, agent: object, episode: object = None) -> str:
         """Return the agent's module id; read from JSON, where all keys are text, an agent is found by its text."""
         if agent in self._modules:
             return self._modules[agent]
@@ -403,6 +405,11 @@ class MultiAgentSection(Section[ConfigT]):
     policies_to_train: Collection[Any] | Callable[..., bool] | None = None
     """module ids that learn, or `f(module_id)` or `f(module_id, batch) -> bool` (`batch`: None for episodes); `None`:
     all; `[[0, ids], [step, others]]`: others after so many environment steps"""
+    centralized_critic: Literal["state", "observations"] | bool = False
+    """what the value functions see besides their agent's observation, in training only: the environment's `state()`, or
+    all agents' observations; `True`: the state where there is one (MAPPO; `False`: IPPO)"""
+    agent_id_in_obs: bool = False
+    """observations get the agent's number, one-hot, so that agents who share a module can act differently"""
     count_steps_by: Literal["env_steps", "agent_steps"] = "env_steps"
     """what `train_batch_size` counts where there are several agents"""
     reward_metric: Callable[..., Any] | None = None

@@ -1150,6 +1150,10 @@ class Learner(Generic[Training]):
             for module_id in (self.module if ids is None else ids)
         }
 
+    def critic_space_of(self, module_id: str) -> Any:
+        """Return the space of what a module's centralised critic sees; None where it has none."""
+        return self.module[module_id].critic_space
+
     def acting_weights(self, module_id: str) -> ActingWeights:
         """Return all that acting with a module needs, with the version of the weights; good until the next update."""
         observations = self.connectors[module_id].obs.get_state()

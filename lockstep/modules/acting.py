@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self, cast
 
 import numpy as np
@@ -45,6 +45,34 @@ class ActingWeights:
     """statistics of the observation pipeline; empty: leave them as they are"""
     timesteps: Mapping[str, int] = field(default_factory=dict)
     """the time, for exploration that depends on it; empty: leave it as it is"""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """of several modules, by id: the bytes of each in `flat`, one after another; `obs_state` is by id then"""
+    recipes: Mapping[str, Any] = field(default_factory=dict)
+    """how to build those of several modules that the configuration does not name, by id"""
+    policy_mapping_fn: Any = None
+    """which module acts for which of several agents"""
+
+    @classmethod
+    def joined(cls, parts: Mapping[str, ActingWeights], recipes: Mapping[str, Any], mapping: object) -> ActingWeights:
+        """Return the weights of several modules as one."""
+        first = next(iter(parts.values()))
+        return cls(
+            first.version,
+            np.concatenate([part.flat for part in parts.values()]),
+            {module_id: part.obs_state for module_id, part in parts.items()},
+            first.timesteps,
+            {module_id: part.num_bytes for module_id, part in parts.items()},
+            recipes,
+            mapping,
+        )
+
+    def by_module(self) -> dict[str, ActingWeights]:
+        """Return the weights of each of several modules."""
+        found, start = {}, 0
+        for module_id, size in self.sizes.items():
+            flat, start = self.flat[start : start + size], start + size
+            found[module_id] = replace(self, flat=flat, obs_state=self.obs_state.get(module_id, {}), sizes={})
+        return found
 
     @property
     def num_bytes(self) -> int:

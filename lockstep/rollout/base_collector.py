@@ -214,10 +214,8 @@ class BaseCollector(ABC):
         try:
             if n_episode is not None:
                 self._collect_episodes(n_episode, random)
-            while n_episode is None and self._steps < amount:  # rows that only reset an environment are no steps
-                self._steps += self._run(amount - self._steps, random)
-                if once:
-                    break
+            else:
+                self._collect_steps(amount, random, once)
             logged = self._end_told()
         except BaseException:
             self._is_begun = False
@@ -240,9 +238,19 @@ class BaseCollector(ABC):
             **logged,  # type: ignore[misc]
         )
 
+    def _collect_steps(self, n_step: int, random: bool, once: bool) -> None:
+        while self._steps < n_step:  # rows that only reset an environment are no steps
+            self._steps += self._run(n_step - self._steps, random)
+            if once:
+                break
+
     def _collect_episodes(self, n_episode: int, random: bool) -> None:
-        self._counting = np.arange(self.num_envs) < n_episode
         self._to_start = max(0, n_episode - self.num_envs)
+        self._collect_counting(np.arange(self.num_envs) < n_episode, random)
+
+    def _collect_counting(self, counting: np.ndarray, random: bool) -> None:
+        """Collect until no environment has an episode under way that counts; `counting` has those that begin with."""
+        self._counting = counting
         while self._counting.any():
             self._steps += self._run(CHUNK * self.num_envs, random)
             longest = int(self._lengths[self._counting].max(initial=0))
@@ -266,13 +274,15 @@ class BaseCollector(ABC):
         if self._counting is not None:
             if not self._counting[b]:
                 return
-            if self._to_start > 0:
-                self._to_start -= 1
-            else:
-                self._counting[b] = False
+            self._counting[b] = self._begins_another(b)
         self._ended.append(episode)
         if self.on_episode_done_hook is not None:
             self.on_episode_done_hook(b, *episode)
+
+    def _begins_another(self, b: int) -> bool:
+        """Return whether the next episode in environment `b` counts too, in a collect by episodes."""
+        self._to_start -= 1
+        return self._to_start >= 0
 
     @abstractmethod
     def _begin_collect(self) -> None:

@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.data.rollout import RolloutStore
+from lockstep.data.rollout import EpisodeStore, RolloutStore
 from lockstep.data.trees import map_tree
 from lockstep.envs import StepResult, VectorBoundary
+from lockstep.envs.multi_agent import AgentEnvs
 from lockstep.modules import ActingWeights
 from lockstep.rollout.callbacks import EnvironmentCallback, overridden_events, restore_callbacks
 from lockstep.rollout.collector import Collector, WholeEpisodeCollector
-from lockstep.rollout.fragments import Fragment
+from lockstep.rollout.fragments import AgentFragment, Fragment
+from lockstep.rollout.multi_agent_collector import MultiAgentCollector
 from lockstep.rollout.protocols import ActingPart
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking.statistics import CollectStats
@@ -76,9 +78,8 @@ class EnvRunner:
         raise_on_nan: bool = True,
         callbacks: Sequence[EnvironmentCallback] = (),
     ) -> None:
-        streams = streams or RandomStreams(0)
         self.policy, self.index, self.with_logp = policy, index, with_logp
-        self.collector = (WholeEpisodeCollector if whole_episodes else Collector)(
+        self.collector: Any = (WholeEpisodeCollector if whole_episodes else Collector)(
             policy,
             env,
             exploration_noise=explore,
@@ -86,18 +87,24 @@ class EnvRunner:
             on_step_hook=None if stores else self._count_step,
             on_episode_done_hook=None if stores else self._note_episode,
             raise_on_nan_in_buffer=raise_on_nan,
-            streams=streams.child(f"replaced/{index}/{generation}") if generation else streams,
+            streams=self._streams(streams, index, generation),
             place=(index * env.num_envs, num_runners * env.num_envs),
         )
         self.callbacks = [callback for callback in callbacks if overridden_events(callback)]
         self.collector.set_callbacks(self.callbacks, runner=self)
         spaces = self.collector.observation_space, env.action_space
-        self.store = RolloutStore(1, env.num_envs, *spaces) if stores else None  # it grows
+        self.store: Any = RolloutStore(1, env.num_envs, *spaces) if stores else None  # it grows
         self.collector.buffer = self.store
         if self.store is not None:
             self.store.keeps_states = with_states
         self._vector_steps = 0
         self._ended: list[tuple[int, int, float, int]] = []
+
+    @staticmethod
+    def _streams(streams: RandomStreams | None, index: int, generation: int) -> RandomStreams:
+        """Return the random streams of all runners, or where it replaces another one streams of its own."""
+        streams = streams or RandomStreams(0)
+        return streams.child(f"replaced/{index}/{generation}") if generation else streams
 
     @property
     def num_envs(self) -> int:
@@ -117,7 +124,7 @@ class EnvRunner:
         *,
         random: bool = False,
         renew: bool = False,
-    ) -> Fragment:
+    ) -> Any:
         """Return the next fragment: `num_timesteps` steps over all environments (rounded up to whole vector steps), or
         `num_episodes` whole episodes that begin now. Its columns are views on the runner's memory, good until the next
         sample; `fragment.episodes(...)` gives episodes.
@@ -125,17 +132,20 @@ class EnvRunner:
         `random`: actions from the action space. `renew`: new episodes first.
         Raises as `Collector.collect`; the next sample begins new episodes then.
         """
+        return self._sample(num_timesteps, num_episodes, random=random, reset_before_collect=renew or None)
+
+    def _sample(self, num_timesteps: int | None, num_episodes: int | None, **options: Any) -> Any:
         store = self._own_store()
         store.clear()
         if num_timesteps is not None:
             store.ensure_room(-(-num_timesteps // self.num_envs))
         before = store.episode_ids.copy()
-        stats = self.collector.collect(num_timesteps, num_episodes, random=random, reset_before_collect=renew or None)
+        stats = self.collector.collect(num_timesteps, num_episodes, **options)
         if self.with_logp:
             store.action_logp = self._logp()
         return Fragment.of(store, self.index, store.episode_ids != before, stats)
 
-    def _own_store(self) -> RolloutStore:
+    def _own_store(self) -> Any:
         if self.store is None:
             raise ValueError("this runner evaluates and stores nothing; call play()")
         return self.store
@@ -197,3 +207,46 @@ class EnvRunner:
     def close(self) -> None:
         """Close the environments."""
         self.collector.close()
+
+
+class MultiAgentEnvRunner(EnvRunner):
+    """Samples (pieces of) episodes of several agents, as `AgentFragment`s; see `EnvRunner`."""
+
+    def __init__(
+        self,
+        policy: Any,
+        env: AgentEnvs,
+        *,
+        index: int = 0,
+        num_runners: int = 1,
+        generation: int = 0,
+        streams: RandomStreams | None = None,
+        explore: bool = True,
+        whole_episodes: bool = False,
+        raise_on_nan: bool = True,
+        callbacks: Sequence[EnvironmentCallback] = (),
+    ) -> None:
+        self.policy, self.index, self.with_logp = policy, index, False
+        self.collector = MultiAgentCollector(
+            policy,
+            env,
+            exploration_noise=explore,
+            raise_on_nan_in_buffer=raise_on_nan,
+            streams=self._streams(streams, index, generation),
+            place=(index * env.num_envs, num_runners * env.num_envs),
+            whole_episodes=whole_episodes,
+        )
+        self.callbacks = [callback for callback in callbacks if overridden_events(callback)]
+        self.collector.set_callbacks(self.callbacks, runner=self)
+        self.store = self.collector.buffer = EpisodeStore()
+
+    def leave_episodes_of(self, module_id: str) -> None:
+        """Leave the episodes under way in which this module acts; new ones begin there with the next steps."""
+        self.collector.leave_episodes_of(module_id)
+
+    def _sample(self, num_timesteps: int | None, num_episodes: int | None, **options: Any) -> AgentFragment:
+        self.store.clear()
+        stats = self.collector.collect(num_timesteps, num_episodes, **options)
+        first, ended = self.index * self.num_envs, np.array(self.collector.ended_in_step, np.int64)
+        pieces = [(piece, first + b) for piece, b in self.store.pieces]
+        return AgentFragment(self.index, self.num_envs, self.policy.weights_seq_no, pieces, ended, stats)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from lockstep.data.multi_agent_episode import MultiAgentEpisode
 from lockstep.data.rollout import RolloutEpisodes, RolloutStore
 from lockstep.data.trees import leaves, map_tree, rows_of, zip_trees
 from lockstep.tracking.statistics import CollectStats
@@ -77,6 +78,11 @@ class Fragment:
         return ended
 
     @property
+    def ended_in_step(self) -> np.ndarray:
+        """[n] the vector step in which each episode ended."""
+        return self.final_index // self.num_envs
+
+    @property
     def still_open(self) -> np.ndarray:
         """Environments whose last row is a transition of an episode that goes on after it."""
         counts = ~self.ended if self.valid is None else self.valid[-1] & ~self.ended
@@ -133,6 +139,26 @@ class Fragment:
             getattr(store, name)[rows, envs] = getattr(self, name)
         store.valid[rows, envs] = True if self.valid is None else self.valid
         store.all_valid &= self.valid is None
+
+
+@dataclass
+class AgentFragment:
+    """(Pieces of) episodes of several agents, of the `k` environments of one runner."""
+
+    runner: int
+    """index of the runner"""
+    num_envs: int
+    weights_seq_no: int
+    """version of the weights that acted"""
+    pieces: list[tuple[MultiAgentEpisode, int]]
+    """each with the index of its environment among those of all runners, one environment's after another's"""
+    ended_in_step: np.ndarray
+    """[n] the vector step in which each episode ended"""
+    stats: CollectStats
+
+    def __len__(self) -> int:
+        """Number of environment steps."""
+        return self.stats.n_collected_steps
 
 
 def rollout_of(

@@ -20,9 +20,18 @@ from lockstep.rollout.base_collector import (
     exactly_one,
     no_copies_of_collectors,
 )
-from lockstep.rollout.fragments import Fragment, append_fragments
+from lockstep.rollout.env_runner import MultiAgentEnvRunner, RunnersEnv
+from lockstep.rollout.fragments import AgentFragment, Fragment, append_fragments
+from lockstep.rollout.multi_agent_collector import agents_of_modules
 from lockstep.rollout.protocols import LearningPolicy, sole_part
-from lockstep.rollout.replay_writer import ReplayWriter, begin_in_mid_episode, empty, store_for
+from lockstep.rollout.replay_writer import (
+    AgentBuffer,
+    PieceWriter,
+    ReplayWriter,
+    begin_in_mid_episode,
+    empty,
+    store_for,
+)
 from lockstep.rollout.runner_group import EnvRunnerGroup
 from lockstep.tracking.metrics import Metrics
 from lockstep.tracking.statistics import CollectStats, returns_and_lens
@@ -51,7 +60,7 @@ class GroupCollector:
         backend = envs.backend if group.is_local else f"{envs.backend} in {len(group)} env runners"
         self.env = replace(envs, num_envs=group.num_envs, backend=backend)
         self.observation_space = envs.stacked_observation_space
-        sole_part(policy).check_spaces(envs.observation_space, envs.action_space)
+        self._check_policy(envs)
         self.episodes_cut = 0
         """running episodes that the last `set_state` could not continue"""
         self.store: RolloutStore | None = None
@@ -59,6 +68,10 @@ class GroupCollector:
         """where the next row begins an episode"""
         self.buffer = buffer
         self.reset_stat()
+
+    def _check_policy(self, envs: RunnersEnv) -> None:
+        """Raise `ValueError` where the runners' environments are not those that the policy was made for."""
+        sole_part(self.policy).check_spaces(envs.observation_space, envs.action_space)
 
     @property
     def num_envs(self) -> int:
@@ -96,14 +109,18 @@ class GroupCollector:
         started = time.perf_counter()
         self.group.set_weights(self.policy.acting_weights(copy=False))
         fragments = self.group.sample(n_step, n_episode, random=random)
+        self._write(fragments)
+        return self._counted(fragments, time.perf_counter() - started)
+
+    def _write(self, fragments: Sequence[Any]) -> None:
+        """Write the fragments into the buffer, each where its runner has its environments."""
         if self.store is not None:
             append_fragments(fragments, self.store, by_runner=True)
         for fragment in fragments:
             envs = slice(fragment.runner * fragment.num_envs, (fragment.runner + 1) * fragment.num_envs)
             self._ended[envs] = fragment.ended
-        return self._counted(fragments, time.perf_counter() - started)
 
-    def _counted(self, fragments: Sequence[Fragment], seconds: float) -> CollectStats:
+    def _counted(self, fragments: Sequence[Fragment | AgentFragment], seconds: float) -> CollectStats:
         """Add the fragments to the counters; return the statistics of all runners.
 
         Episodes come in the order in which they ended. Seconds in environments and acting are means over the runners,
@@ -111,10 +128,14 @@ class GroupCollector:
         """
         parts = [fragment.stats for fragment in fragments]
         ended = [episode for part in parts for episode in zip(part.returns, part.lens)]
-        if all(len(fragment.final_index) == len(fragment.stats.returns) for fragment in fragments):
-            index = np.concatenate([fragment.final_index // fragment.num_envs for fragment in fragments])
-            ended = [ended[i] for i in np.argsort(index, kind="stable")]
-        return self._totals(ended, sum(part.n_collected_steps for part in parts), parts, len(parts), seconds)
+        of_agents = [returns for part in parts for returns in part.agent_returns]
+        modules = [names for part in parts for names in part.agent_modules]
+        if all(len(fragment.ended_in_step) == len(fragment.stats.returns) for fragment in fragments):
+            order = np.argsort(np.concatenate([fragment.ended_in_step for fragment in fragments]), kind="stable")
+            ended = [ended[i] for i in order]
+            of_agents, modules = ([each[i] for i in order if each] for each in (of_agents, modules))
+        num_steps = sum(part.n_collected_steps for part in parts)
+        return self._totals(ended, num_steps, parts, len(parts), seconds, of_agents, modules)
 
     def _totals(
         self,
@@ -123,6 +144,8 @@ class GroupCollector:
         parts: Sequence[CollectStats],
         at_once: int,
         seconds: float,
+        of_agents: Sequence[tuple[float, ...]] = (),
+        modules: Sequence[tuple[str, ...]] = (),
     ) -> CollectStats:
         """Add these episodes and steps to the counters; return the statistics. `at_once`: how many of `parts` were
         collected at the same time."""
@@ -134,6 +157,9 @@ class GroupCollector:
             sum(part.act_time for part in parts) / at_once,
             *returns_and_lens(ended),
             sum(part.env_restarts for part in parts),
+            agents=parts[0].agents,
+            agent_returns=tuple(of_agents),
+            agent_modules=tuple(modules),
             **self.metrics.statistics([part.logged for part in parts if part.logged is not None]),
         )
         self.collect_step += stats.n_collected_steps
@@ -242,6 +268,59 @@ class EvaluationCollector(GroupCollector):
     def reset_env(self) -> None:
         """Begin new episodes everywhere now, as a `Collector` does: the next ones have other seeds."""
         self.group.reset()
+
+
+class MultiAgentGroupCollector(GroupCollector):
+    """Collects with all runners of a group, in step, as a `MultiAgentCollector` of all their environments would."""
+
+    def __init__(self, policy: LearningPolicy, group: EnvRunnerGroup, buffer: AgentBuffer | None = None) -> None:
+        super().__init__(policy, group)
+        self.buffer = buffer
+
+    def _check_policy(self, envs: RunnersEnv) -> None:
+        self.agents_of_modules = agents_of_modules(self.policy, envs.observation_space, envs.action_space)
+        """module id -> the agents that it acts for"""
+        spaces = envs.observation_space, envs.action_space
+        self._writer = PieceWriter(self.policy.acting, self.agents_of_modules, spaces, self.num_envs)
+
+    @property
+    def buffer(self) -> Any:
+        """Where steps are stored. May be replaced between collects, as a `MultiAgentCollector`'s."""
+        return self._writer.buffer
+
+    @buffer.setter
+    def buffer(self, buffer: Any) -> None:
+        self._writer.buffer = buffer
+
+    def _write(self, fragments: Sequence[Any]) -> None:
+        self._writer.begin()
+        self._writer.add([piece for fragment in fragments for piece in fragment.pieces])
+
+    def fit_replay(self, agents: Mapping[str, Sequence[Any]] | None = None) -> None:
+        """Give each module that learns a replay buffer for these agents; None: for those whose spaces are its own."""
+        self._writer.fit_replay(agents)
+
+    def leave_episodes_of(self, module_id: str) -> None:
+        """Leave the episodes under way in which this module acts; new ones begin there with the next steps."""
+        self.group.foreach_env_runner(MultiAgentEnvRunner.leave_episodes_of, module_id)
+
+    def reset_env(self) -> None:
+        """Begin new episodes everywhere with the next collect; nothing is estimated across this boundary."""
+        super().reset_env()
+        self._writer.cut()
+
+    def reset_buffer(self, keep_statistics: bool = False) -> None:
+        """Empty the buffer."""
+        if self.buffer is not None:
+            self.buffer.reset()
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from `get_state`; where environments cannot tell their state, new episodes begin (a boundary)."""
+        super().set_state(state)
+        if self.episodes_cut:
+            self._writer.cut()
+        else:
+            self._writer.go_on(range(self.num_envs))
 
 
 class AsyncGroupCollector(GroupCollector):

@@ -13,17 +13,15 @@ from lockstep.connectors import ObsPipeline
 from lockstep.data import MultiAgentEpisode
 from lockstep.data.actions import one_action, random_actions
 from lockstep.data.columns import Columns
-from lockstep.data.rollout import EpisodeStore
-from lockstep.data.trees import map_tree, named_leaves, rows_of
+from lockstep.data.trees import map_tree, named_leaves, rows_of, zip_trees
 from lockstep.envs.errors import step_error
-from lockstep.envs.multi_agent import AgentEnvs, Play, play_of
+from lockstep.envs.multi_agent import AgentEnvs, Play
 from lockstep.envs.trees import stack_rows
-from lockstep.replay import MultiAgentReplayBuffer
 from lockstep.rollout.base_collector import CHUNK, BaseCollector, masks_in
 from lockstep.rollout.callbacks import EnvironmentCallback, Episode
 from lockstep.rollout.errors import MalformedBufferError, not_finite
 from lockstep.rollout.protocols import ActingPart, LearningPolicy, State
-from lockstep.rollout.replay_writer import take_actions_of
+from lockstep.rollout.replay_writer import AgentBuffer, PieceWriter
 from lockstep.state.streams import RandomStreams
 
 AgentID = Any
@@ -69,26 +67,29 @@ class AgentMemories:
 
 
 class MultiAgentCollector(BaseCollector):
-    """Steps PettingZoo environments side by side and asks each module once for all of its agents in all of them.
+    """Steps environments of several agents side by side, and asks each module once for all of its agents in all.
 
-    `env`: a function that makes a `ParallelEnv` or an `AECEnv` (`num_envs` are made), one such environment, or
-    `AgentEnvs`. With a `buffer` the (pieces of) episodes are kept, or their transitions; without one (evaluation)
-    only returns and lengths are. It explores within a training step, and everywhere where `exploration_noise` is set,
-    or `epsilon` (see `Collector`).
+    `env`: a function that makes an environment (a PettingZoo `ParallelEnv` or `AECEnv`, or one in the form of RLlib's
+    `MultiAgentEnv`; `num_envs` are made), one such environment, or `AgentEnvs`. With a `buffer` the (pieces of)
+    episodes are kept, or their transitions; without one (evaluation) only returns and lengths are. It explores within
+    a training step, and everywhere where `exploration_noise` is set, or `epsilon` (see `Collector`).
 
     A step is one of the environment, however many agents act in it; in a turn-based environment one agent does. The
     steps that an agent has not closed when a collect ends (it waits for its next observation) come with the next piece
     of its episode. Returns are those of each agent; an episode's is their sum (a trainer's `reward_metric` may say
-    otherwise). In a collect by episodes only environments whose episode counts are stepped. Each episode is seeded from
-    the collector's own streams, and these from `seed`; without one every collector plays other episodes. A collect
-    that fails leaves nothing behind; the next one begins new episodes.
+    otherwise). In a collect by episodes only environments whose episode counts are stepped. With `whole_episodes` a
+    collect by steps has whole episodes only: each environment plays until it has its share of the steps. Each episode
+    is seeded from the collector's own streams, and these from `seed`; without one every collector plays other
+    episodes. `place`: `(first, number of all)` where several collectors have a part of the environments each; the
+    random numbers of an environment depend on its number among all only. A collect that fails leaves nothing behind;
+    the next one begins new episodes.
     """
 
     def __init__(
         self,
         policy: LearningPolicy,
         env: Any,
-        buffer: EpisodeStore | MultiAgentReplayBuffer | None = None,
+        buffer: AgentBuffer | None = None,
         exploration_noise: bool = False,
         raise_on_nan_in_buffer: bool = True,
         *,
@@ -96,6 +97,8 @@ class MultiAgentCollector(BaseCollector):
         epsilon: float = 0.0,
         seed: int | None = None,
         streams: RandomStreams | None = None,
+        place: tuple[int, int] | None = None,
+        whole_episodes: bool = False,
     ) -> None:
         if not getattr(policy, "is_multi_agent", False):
             raise ValueError(
@@ -114,25 +117,31 @@ class MultiAgentCollector(BaseCollector):
             seed=seed,
             streams=streams,
         )
-        self.plays = [play_of(env, policy.policy_mapping_fn) for env in self.env.envs]
+        self.plays = [self.env.play_of(b, policy.policy_mapping_fn) for b in range(self.env.num_envs)]
         self._agent_index = {agent: i for i, agent in enumerate(self.env.agents)}
-        self.agents_of_modules = self._checked_modules()
+        self.agents_of_modules = agents_of_modules(policy, self.env.observation_space, self.env.action_space)
         """module id -> the agents that it acts for"""
-        self._followed: list[AgentMemories] = []
-        """what connectors remember of the agents of each environment; empty where nothing is recorded"""
-        if any(not part.recorded.is_identity for part in policy.acting.values()):
-            self._followed = [AgentMemories(play, self._part_of) for play in self.plays]
+        first, self.num_envs_in_all = place or (0, self.num_envs)
+        self.rows = slice(first, first + self.num_envs)
+        self._begun = np.zeros(self.num_envs, np.int64)  # episodes begun in each environment
+        self._share = 0 if whole_episodes else None
+        """steps that each environment takes in whole episodes; None: episodes are cut at the end of a collect"""
+        self._taken = np.zeros(self.num_envs, np.int64)  # steps of each environment in this collect
+        self._noise: dict[str, np.ndarray] = {}
+        """of each module: [vector steps, environments, agents, ...]"""
+        self._followed = self._memories()
         self._agent_returns = np.zeros((self.num_envs, len(self.env.agents)), np.float64)
         """of the episode under way in each environment"""
         self._agent_returns_ended: list[tuple[float, ...]] = []
         self._agent_modules_ended: list[tuple[str, ...]] = []
-        self._is_running = np.zeros(self.num_envs, bool)
-        """has the environment an episode under way?"""
+        self._is_running = np.zeros(self.num_envs, bool)  # has the environment an episode under way?
         self._states: list[dict[AgentID, State]] = [{} for _ in range(self.num_envs)]
         """of recurrent modules, by environment and agent"""
         self._pieces: list[tuple[MultiAgentEpisode, int]] = []
         """what this collect has collected, with the index of the environment"""
-        self._buffer: EpisodeStore | MultiAgentReplayBuffer | None = None
+        self._vector_steps, self.ended_in_step = 0, list[int]()
+        """vector steps of the last collect, and in which of them each of its episodes ended"""
+        self._writer = PieceWriter(policy.acting, self.agents_of_modules, self.env.spaces, self.num_envs)
         self._views: list[Any] = [None] * self.num_envs
         """of the episodes under way, where a callback reads them"""
         self.buffer = buffer
@@ -147,94 +156,41 @@ class MultiAgentCollector(BaseCollector):
         return [play.whole for play, view in zip(self.plays, self._views) if view is not None]
 
     @property
-    def buffer(self) -> EpisodeStore | MultiAgentReplayBuffer | None:
+    def buffer(self) -> AgentBuffer | None:
         """Where steps are stored. May be replaced between collects: nothing reaches over from what the new one has."""
-        return self._buffer
+        return self._writer.buffer
 
     @buffer.setter
-    def buffer(self, buffer: EpisodeStore | MultiAgentReplayBuffer | None) -> None:
-        if buffer is not None and not isinstance(buffer, EpisodeStore | MultiAgentReplayBuffer):
-            raise ValueError(
-                f"buffer={buffer!r} is not allowed; it must be an EpisodeStore or a MultiAgentReplayBuffer, or None"
-            )
-        if isinstance(buffer, MultiAgentReplayBuffer):
-            agents = {mid: set(buffer.agents.get(mid, ())) for mid in self.agents_of_modules}
-            lacks = any(set(acted_for) - agents[mid] for mid, acted_for in self.agents_of_modules.items())
-            if lacks or set(buffer.agents) - set(self.policy.acting) or buffer.num_envs != self.num_envs:
-                raise ValueError(
-                    f"buffer is for {buffer.agents} in {buffer.num_envs} environments; make it for "
-                    f"{self.agents_of_modules} in {self.num_envs}"
-                )
-            for module_id, module_buffer in buffer.buffers.items():
-                take_actions_of(self.policy.acting[module_id], module_buffer)
-        if buffer is not self._buffer:
-            self._buffer = buffer
-            self._cut_buffer()
-
-    def _cut_buffer(self) -> None:
-        """Leave the episodes in the buffer: what comes next does not follow them."""
-        if self._buffer is not None:
-            for b in range(self.num_envs):
-                self._buffer.cut(b)
-        self._note_added()
-
-    def _note_added(self) -> None:
-        self._added = self._buffer.num_added if isinstance(self._buffer, MultiAgentReplayBuffer) else 0
+    def buffer(self, buffer: AgentBuffer | None) -> None:
+        self._writer.buffer = buffer
 
     @property
     def observation_space(self) -> dict[AgentID, Any]:
         """Observation spaces by agent."""
         return self.env.observation_space
 
-    def _checked_modules(self) -> dict[str, list[AgentID]]:
-        """`KeyError` for an agent of an unknown module, `ValueError` for one whose spaces are not its module's."""
-        agents: dict[str, list[AgentID]] = {}
-        for mapping in self.policy.policy_mapping_fns:
-            episode = MultiAgentEpisode(agent_to_module_mapping_fn=mapping)
-            for agent in self.env.agents:
-                part = self._part_of(episode.module_for(agent), agent)
-                part.check_spaces(self.env.observation_space[agent], self.env.action_space[agent])
-                known = agents.setdefault(episode.module_for(agent), [])
-                known += [agent] if agent not in known else []
-        return agents
-
     def fit_replay(self, agents: Mapping[str, Sequence[AgentID]] | None = None) -> None:
-        """Give each module that learns a replay buffer for these agents; None: for those whose spaces are its own.
+        """Give each module that learns a replay buffer for these agents; None: for those whose spaces are its own."""
+        self._writer.fit_replay(agents)
 
-        See `MultiAgentReplayBuffer.fit`. A buffer of another kind stays as it is.
-        """
-        if not isinstance(self._buffer, MultiAgentReplayBuffer):
-            return
-        frozen = [mid for mid, part in self.policy.acting.items() if part.module.inference_only]
-        if agents is None:
-            spaces = self.env.observation_space, self.env.action_space
-            agents = {
-                mid: [
-                    a
-                    for a in self.env.agents
-                    if (part.observation_space, part.action_space) == tuple(s[a] for s in spaces)
-                ]
-                for mid, part in self.policy.acting.items()
-                if mid not in frozen
-            }
-        self._buffer.fit({mid: names for mid, names in agents.items() if names}, frozen)
-        for module_id, module_buffer in self._buffer.buffers.items():
-            take_actions_of(self.policy.acting[module_id], module_buffer)
-        self._note_added()
+    def _memories(self) -> list[AgentMemories]:
+        """Return what connectors remember of the agents of each environment; empty where nothing is recorded."""
+        if all(part.recorded.is_identity for part in self.policy.acting.values()):
+            return []
+        return [AgentMemories(play, self._part_of) for play in self.plays]
 
     def _part_of(self, module_id: str, agent: AgentID) -> ActingPart:
-        if module_id not in self.policy.acting:
-            raise KeyError(
-                f"agent {agent!r} is mapped to the module {module_id!r}; there are {sorted(self.policy.acting)}"
-            )
-        part: ActingPart = self.policy.acting[module_id]
-        return part
+        return part_of(self.policy, module_id, agent)
 
     # -- resets ---
 
     def reset_env(self) -> None:
         """Leave the episodes under way; new ones begin with the next steps."""
-        self._cut_buffer()
+        self._writer.cut()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Have no episode under way."""
         self._left_open, self._is_begun = False, True
         self._is_running[:] = False
         self._returns[:] = 0.0
@@ -247,33 +203,31 @@ class MultiAgentCollector(BaseCollector):
         """Leave the episodes under way in which this module acts; new ones begin there with the next steps."""
         for b in np.flatnonzero(self._is_running).tolist():
             if module_id in self.plays[b].episode.agent_module_ids.values():
-                if self._buffer is not None:
-                    self._buffer.cut(b)
+                self._writer.cut([b])
                 self._is_running[b], self._states[b] = False, {}
                 self._returns[b] = self._agent_returns[b] = 0.0
                 self._lengths[b] = 0
 
     def reset_buffer(self, keep_statistics: bool = False) -> None:
         """Empty the buffer."""
-        if self._buffer is not None:
-            self._buffer.reset()
+        if self.buffer is not None:
+            self.buffer.reset()
 
     # -- collecting ---
 
     def _begin_collect(self) -> None:
         """Leave the episodes in a buffer that others wrote to."""
         self._pieces, self._agent_returns_ended, self._agent_modules_ended = [], [], []
-        if isinstance(self._buffer, MultiAgentReplayBuffer) and self._buffer.num_added != self._added:
-            self._cut_buffer()
+        self.ended_in_step, self._vector_steps = [], 0
+        self._writer.begin()
 
     def _end_collect(self) -> None:
-        """Keep what the running episodes have so far, and store all pieces."""
+        """Keep what the running episodes have so far, and store all pieces, one environment's after another's."""
         for b in np.flatnonzero(self._is_running).tolist():
             self._keep(b)
             self.plays[b].episode = self.plays[b].episode.cut()
-        if self._buffer is not None:
-            self._buffer.add(self._pieces)
-            self._note_added()
+        self._pieces.sort(key=itemgetter(1))
+        self._writer.add(self._pieces)
         self._of_agents = {
             "agents": tuple(map(str, self.env.agents)),
             "agent_returns": tuple(self._agent_returns_ended),
@@ -284,17 +238,39 @@ class MultiAgentCollector(BaseCollector):
         """Leave the episodes under way."""
         self.reset_env()
 
+    def _collect_steps(self, n_step: int, random: bool, once: bool) -> None:
+        if self._share is None:
+            super()._collect_steps(n_step, random, once)
+            return
+        self._share = -(-n_step // self.num_envs)
+        self._taken[:] = 0
+        self._collect_counting(np.ones(self.num_envs, bool), random)
+        self._share = 0
+
+    def _begins_another(self, b: int) -> bool:
+        return self._taken[b] < self._share if self._share else super()._begins_another(b)
+
     def _run(self, most: int, random: bool) -> int:
-        steps = 0
-        for _ in range(min(CHUNK, -(-most // self.num_envs))):
+        num_vector_steps, steps = min(CHUNK, -(-most // self.num_envs)), 0
+        self._noise = self._draw_noise(num_vector_steps) if self.explores and not random else {}
+        for k in range(num_vector_steps):
             if self._counting is None:
-                steps += self._vector_step(range(self.num_envs), random)
+                steps += self._vector_step(k, range(self.num_envs), random)
             elif self._counting.any():
-                steps += self._vector_step(np.flatnonzero(self._counting).tolist(), random)
+                steps += self._vector_step(k, np.flatnonzero(self._counting).tolist(), random)
         return steps
 
-    def _vector_step(self, envs: Sequence[int], random: bool) -> int:
-        """Take one step of each of these environments; return their number."""
+    def _draw_noise(self, num_vector_steps: int) -> dict[str, np.ndarray]:
+        """Draw for each module and every agent in all environments, and return what belongs to these environments."""
+        shape = (num_vector_steps, self.num_envs_in_all, len(self.env.agents))
+        drawn = {}
+        for module_id, part in self.policy.acting.items():
+            rng = self.streams.numpy(f"exploration/{module_id}")
+            drawn[module_id] = part.draw_noise(rng, shape, self.epsilon or None)[:, self.rows]
+        return drawn
+
+    def _vector_step(self, k: int, envs: Sequence[int], random: bool) -> int:
+        """Take one step of each of these environments, the `k`-th with the noise drawn; return their number."""
         clock = time.perf_counter
         began = clock()
         asked: dict[str, Rows] = {}
@@ -312,7 +288,7 @@ class MultiAgentCollector(BaseCollector):
         extras: dict[int, ByAgent] = {b: {} for b in envs}
         """model outputs beside them"""
         for module_id, rows in asked.items():
-            taken, learned, before = self._act(module_id, rows, random)
+            taken, learned, before = self._act(module_id, rows, k, random)
             for i, (b, agent) in enumerate(rows):
                 if self._followed:
                     self._followed[b].note(agent, rows_of(taken, slice(i, i + 1)))
@@ -328,6 +304,7 @@ class MultiAgentCollector(BaseCollector):
         if self.events is not None:
             self.events.metrics.end_step()
         self._act_time += acted - ready
+        self._vector_steps += 1
         self._env_time += clock() - acted + ready - began
         return len(envs)
 
@@ -341,14 +318,15 @@ class MultiAgentCollector(BaseCollector):
 
     def _begin(self, b: int) -> None:
         self.plays[b].mapping_fn = self.policy.policy_mapping_fn
-        seed = self.streams.seed(f"episode/{self.num_resets}")
+        number, begun = self.rows.start + b, int(self._begun[b])
+        seed = self.streams.seed(f"episode/{number}/{begun}")
         if self._followed:
             self._followed[b].forget()
         try:
-            self.plays[b].begin(seed=seed, id_=str(self.num_resets))
+            self.plays[b].begin(seed=seed, id_=str(begun * self.num_envs_in_all + number))
         except Exception as error:
             raise step_error(error, backend=self.env.backend, env_index=b, action=None, during="reset") from error
-        self.num_resets += 1
+        self._begun[b] += 1
         self._is_running[b], self._states[b], self._views[b] = True, {}, None
 
     def _step(self, b: int, actions: ByAgent, stored: ByAgent, extras: ByAgent) -> None:
@@ -359,6 +337,7 @@ class MultiAgentCollector(BaseCollector):
         for agent, reward in rewards.items():
             self._agent_returns[b, self._agent_index[agent]] += float(reward)
         self._lengths[b] += 1
+        self._taken[b] += 1
         if self.plays[b].episode.is_done:
             self._keep(b)
             self._returns[b] = self._agent_returns[b].sum()
@@ -366,25 +345,28 @@ class MultiAgentCollector(BaseCollector):
             modules = self.plays[b].episode.agent_module_ids
             self._agent_modules_ended.append(tuple(modules.get(agent, "") for agent in self.env.agents))
             self._agent_returns[b], self._is_running[b] = 0.0, False
+            self.ended_in_step.append(self._vector_steps)
             self._end_episode(b)
 
-    def _act(self, module_id: str, rows: Rows, random: bool) -> tuple[np.ndarray, np.ndarray, State | None]:
+    def _act(self, module_id: str, rows: Rows, k: int, random: bool) -> tuple[np.ndarray, np.ndarray, State | None]:
         """Return for all rows of a module the actions for the environment, those learned from, and the state before."""
         part = self._part_of(module_id, rows[0][1])
         obs = stack_rows(part.seen_space, [self.plays[b].to_act[agent] for b, agent in rows])
         noise = None
-        if self.explores and not random:
-            rng = self.streams.numpy(f"exploration/{module_id}")
-            noise = part.draw_noise(rng, (len(rows),), self.epsilon or None)
+        if self._noise:
+            noise = self._noise[module_id][k, [b for b, _ in rows], [self._agent_index[agent] for _, agent in rows]]
         before = None
         if part.is_stateful:
             learned, before = self._act_with_state(part, obs, noise, rows)
         elif not random:
             learned = part.act(obs, noise)
         if random:
-            rng = self.streams.numpy(f"random_actions/{module_id}")
             masks = masks_in(obs, part.seen_space, part.random_space)
-            learned = part.from_env(random_actions(part.random_space, rng, len(rows), masks))
+            drawn = []
+            for i, (b, _) in enumerate(rows):
+                rng = self.streams.numpy(f"random_actions/{self.rows.start + b}/{module_id}")
+                drawn.append(random_actions(part.random_space, rng, 1, None if masks is None else masks[i : i + 1]))
+            learned = part.from_env(zip_trees(np.concatenate, drawn, "actions"))
         return part.to_env(learned), learned, before
 
     def _act_with_state(
@@ -402,7 +384,7 @@ class MultiAgentCollector(BaseCollector):
     def _keep(self, b: int) -> None:
         """Keep the present piece of an episode for the buffer. `MalformedBufferError` for NaN in it."""
         piece = self.plays[b].episode
-        if self._buffer is None or len(piece) == 0:
+        if self.buffer is None or len(piece) == 0:
             return
         if self.raise_on_nan_in_buffer:
             for agent, single in piece.agent_episodes.items():
@@ -419,11 +401,68 @@ class MultiAgentCollector(BaseCollector):
 
     # -- state ---
 
+    def reseed(self, streams: RandomStreams) -> None:
+        """Take these random streams from now on, beginning with the first episode of each environment."""
+        super().reseed(streams)
+        self._begun[:] = 0
+
+    def get_state(self) -> dict[str, Any]:
+        """Return environments and episodes under way (None where environments cannot tell their state), the states of
+        recurrent modules, random streams and counters.
+
+        `ValueError` while there is data to be learned from.
+        """
+        plays = [play.get_state() if runs else {} for play, runs in zip(self.plays, self._is_running)]
+        return {
+            **super().get_state(),
+            "begun": self._begun.copy(),
+            "env": None if None in plays or self._followed else plays,  # what connectors remember is not kept
+            "agent_returns": self._agent_returns.copy(),
+            "states": [[*map(list, states.items())] for states in self._states],
+        }
+
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from `get_state`, with new episodes: PettingZoo environments cannot tell their state."""
+        """Continue from `get_state`; environments without a state begin new episodes (a boundary)."""
         super().set_state(state)
-        self.reset_env()
-        self.episodes_cut = int(np.count_nonzero(state["lengths"]))
+        self._begun[:] = state["begun"]
+        left_open, plays = self._left_open, state["env"]
+        self._forget()
+        self.episodes_cut = int(np.count_nonzero(state["lengths"])) if plays is None else 0
+        if plays is None:
+            self._writer.cut()
+            return
+        for b in (b for b, saved in enumerate(plays) if saved):
+            self.plays[b].mapping_fn = self.policy.policy_mapping_fn
+            self.plays[b].set_state(plays[b])
+            self._is_running[b], self._states[b] = True, dict(state["states"][b])
+        self._returns[:], self._lengths[:] = state["returns"], state["lengths"]
+        self._agent_returns[:], self._left_open = state["agent_returns"], left_open
+        self._writer.go_on(np.flatnonzero(self._is_running).tolist())
+
+
+def agents_of_modules(
+    policy: LearningPolicy, observation_space: Mapping[AgentID, Any], action_space: Mapping[AgentID, Any]
+) -> dict[str, list[AgentID]]:
+    """Return for each module the agents that it acts for.
+
+    Raises `KeyError` for an agent of an unknown module, `ValueError` for one whose spaces are not its module's.
+    """
+    agents: dict[str, list[AgentID]] = {}
+    for mapping in policy.policy_mapping_fns:
+        episode = MultiAgentEpisode(agent_to_module_mapping_fn=mapping)
+        for agent, space in observation_space.items():
+            part_of(policy, episode.module_for(agent), agent).check_spaces(space, action_space[agent])
+            known = agents.setdefault(episode.module_for(agent), [])
+            known += [agent] if agent not in known else []
+    return agents
+
+
+def part_of(policy: LearningPolicy, module_id: str, agent: AgentID) -> ActingPart:
+    """Return the acting part of an agent's module; `KeyError` for a module that is not there."""
+    if module_id not in policy.acting:
+        raise KeyError(f"agent {agent!r} is mapped to the module {module_id!r}; there are {sorted(policy.acting)}")
+    part: ActingPart = policy.acting[module_id]
+    return part
 
 
 def _row(state: Mapping[str, np.ndarray], row: int) -> State:

@@ -1,7 +1,8 @@
-"""`ReplayWriter`: takes what a collector writes, as a rollout store does, and hands it on to a replay buffer."""
+"""What stands between collectors and buffers: `ReplayWriter` of one agent, `PieceWriter` of several."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,12 +10,14 @@ from gymnasium import spaces
 
 from lockstep.data.actions import ActionForm, in_words
 from lockstep.data.columns import Columns
-from lockstep.data.rollout import RolloutStore
+from lockstep.data.multi_agent_episode import MultiAgentEpisode
+from lockstep.data.rollout import EpisodeStore, RolloutStore
 from lockstep.data.trees import leaves, map_tree, rows_of
-from lockstep.replay import ReplayBuffer
+from lockstep.replay import MultiAgentReplayBuffer, ReplayBuffer
 from lockstep.rollout.errors import check_finite
 
 Tree = Any
+AgentID = Any
 
 
 class ReplayWriter(RolloutStore):
@@ -164,6 +167,113 @@ class ReplayWriter(RolloutStore):
         """Continue from `get_state`, empty as between any two collects; new rows follow those of that buffer only."""
         self.added = int(state["added"])
         self._empty()
+
+
+AgentBuffer = EpisodeStore | MultiAgentReplayBuffer
+"""where the steps of several agents are stored"""
+
+
+class PieceWriter:
+    """Writes (pieces of) episodes of several agents into a buffer, in which nothing follows what it does not belong to.
+
+    Args:
+        parts: the acting part of each module, by module id.
+        agents: module id -> the agents that it acts for.
+        spaces: observation and action spaces of the environments, each by agent.
+        num_envs: number of environments that the pieces come from.
+    """
+
+    def __init__(
+        self,
+        parts: Mapping[str, Any],
+        agents: Mapping[str, Sequence[AgentID]],
+        spaces: tuple[Mapping[AgentID, Any], Mapping[AgentID, Any]],
+        num_envs: int,
+    ) -> None:
+        self._parts, self._agents, self._spaces, self._num_envs = parts, agents, spaces, num_envs
+        self._buffer: AgentBuffer | None = None
+        self._open: set[int] = set()
+        """environments whose last piece in the buffer has not ended"""
+        self._added = 0
+
+    @property
+    def buffer(self) -> AgentBuffer | None:
+        """Where pieces are stored; None: nowhere."""
+        return self._buffer
+
+    @buffer.setter
+    def buffer(self, buffer: AgentBuffer | None) -> None:
+        if buffer is not None and not isinstance(buffer, AgentBuffer):
+            raise ValueError(
+                f"buffer={buffer!r} is not allowed; it must be an EpisodeStore or a MultiAgentReplayBuffer, or None"
+            )
+        if isinstance(buffer, MultiAgentReplayBuffer):
+            agents = {mid: set(buffer.agents.get(mid, ())) for mid in self._agents}
+            lacks = any(set(acted_for) - agents[mid] for mid, acted_for in self._agents.items())
+            if lacks or set(buffer.agents) - set(self._parts) or buffer.num_envs != self._num_envs:
+                raise ValueError(
+                    f"buffer is for {buffer.agents} in {buffer.num_envs} environments; make it for "
+                    f"{self._agents} in {self._num_envs}"
+                )
+            for module_id, module_buffer in buffer.buffers.items():
+                take_actions_of(self._parts[module_id], module_buffer)
+        if buffer is not self._buffer:
+            self._buffer = buffer
+            self.cut()
+
+    def begin(self) -> None:
+        """Leave the episodes in a buffer that others wrote to."""
+        if self._num_added() != self._added:
+            self.cut()
+
+    def cut(self, envs: Iterable[int] | None = None) -> None:
+        """Leave the episodes of these environments (None: all) in the buffer: what comes next does not follow them."""
+        for b in range(self._num_envs) if envs is None else envs:
+            self._open.discard(b)
+            if self._buffer is not None:
+                self._buffer.cut(b)
+        self._added = self._num_added()
+
+    def go_on(self, envs: Iterable[int]) -> None:
+        """Go on with the episodes of these environments where the buffer has what came before."""
+        self._open = set(envs)
+        self._added = self._num_added()
+
+    def fit_replay(self, agents: Mapping[str, Sequence[AgentID]] | None = None) -> None:
+        """Give each module that learns a replay buffer for these agents; None: for those whose spaces are its own.
+
+        See `MultiAgentReplayBuffer.fit`. A buffer of another kind stays as it is.
+        """
+        if not isinstance(self._buffer, MultiAgentReplayBuffer):
+            return
+        frozen = [mid for mid, part in self._parts.items() if part.module.inference_only]
+        if agents is None:
+            pairs = {agent: (space, self._spaces[1][agent]) for agent, space in self._spaces[0].items()}
+            agents = {
+                mid: [a for a, pair in pairs.items() if pair == (part.observation_space, part.action_space)]
+                for mid, part in self._parts.items()
+                if mid not in frozen
+            }
+        self._buffer.fit({mid: names for mid, names in agents.items() if names}, frozen)
+        for module_id, module_buffer in self._buffer.buffers.items():
+            take_actions_of(self._parts[module_id], module_buffer)
+        self._added = self._num_added()
+
+    def add(self, pieces: Sequence[tuple[MultiAgentEpisode, int]]) -> None:
+        """Store pieces, those of one environment in their order; where an episode begins the one before it is left."""
+        if self._buffer is None:
+            return
+        first = {b: piece for piece, b in reversed(pieces)}
+        for b in sorted(first.keys() & self._open):
+            if first[b].env_t_started == 0:
+                self._buffer.cut(b)
+        self._buffer.add(pieces)
+        for piece, b in pieces:
+            (self._open.discard if piece.is_done else self._open.add)(b)
+        self._added = self._num_added()
+
+    def _num_added(self) -> int:
+        return self._buffer.num_added if isinstance(self._buffer, MultiAgentReplayBuffer) else 0
 
 
 def begin_in_mid_episode(ended: np.ndarray, store: RolloutStore | None) -> None:

@@ -22,7 +22,7 @@ from lockstep.replay import MultiAgentReplayBuffer, OfflineRows, ReplayBuffer
 from lockstep.rollout import Collector, CollectorLike, MultiAgentCollector
 from lockstep.rollout.base_collector import exactly_one
 from lockstep.rollout.callbacks import restore_callbacks
-from lockstep.rollout.group_collector import GroupCollector
+from lockstep.rollout.group_collector import GroupCollector, MultiAgentGroupCollector
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
 from lockstep.state.checks import check_choice, check_flags, check_functions, check_whole, check_wholes, no_copies
 from lockstep.state.schedules import ConfiguredValueWarning
@@ -504,7 +504,7 @@ class BaseTrainer(Counters, ABC):
         def remove() -> None:
             self.policy.remove_module(module_id)
             for collector in self._collectors().values():
-                if isinstance(collector, MultiAgentCollector):
+                if isinstance(collector, MultiAgentCollector | MultiAgentGroupCollector):
                     collector.leave_episodes_of(module_id)
             self._fit_replay()
 
@@ -543,7 +543,7 @@ class BaseTrainer(Counters, ABC):
 
     def _fit_replay(self) -> None:
         """Give each module that learns a replay buffer for the agents that it may act for."""
-        if isinstance(self.train_collector, MultiAgentCollector):
+        if isinstance(self.train_collector, MultiAgentCollector | MultiAgentGroupCollector):
             self.train_collector.fit_replay()
 
     # -- beginning and end ---
@@ -783,8 +783,8 @@ class BaseTrainer(Counters, ABC):
         """Restore what `own_folders` gave, from all folders of a checkpoint; `ValueError` where it does not fit."""
         agents = folders["trainer"].get("state", {}).get("replay_agents")
         collector = self.train_collector
-        if agents is not None and isinstance(collector, MultiAgentCollector):
-            names = collector.env.agents
+        if agents is not None and isinstance(collector, MultiAgentCollector | MultiAgentGroupCollector):
+            names = list(collector.observation_space)
             collector.fit_replay({module_id: [names[i] for i in numbers] for module_id, numbers in agents})
         replays = self._replays()
         if not set(replays) <= set(folders):
@@ -796,7 +796,7 @@ class BaseTrainer(Counters, ABC):
         """Return which agents' transitions the buffer of each module keeps, by their numbers."""
         if not isinstance(self.buffer, MultiAgentReplayBuffer) or self.train_collector is None:
             return {}
-        names = list(self.train_collector.env.agents)
+        names = list(self.train_collector.observation_space)
         return {"replay_agents": [[mid, list(map(names.index, each))] for mid, each in self.buffer.agents.items()]}
 
     def _replays(self) -> dict[str, ReplayBuffer]:

@@ -10,7 +10,7 @@ import numpy as np
 from lockstep.algorithms.policy import Policy, policy_within_training_step
 from lockstep.data.rollout import EpisodeStore, RolloutStore
 from lockstep.data.trees import map_tree
-from lockstep.rollout import CollectorLike, MultiAgentCollector
+from lockstep.rollout import CollectorLike
 from lockstep.state.checks import check_whole
 from lockstep.tracking.statistics import CollectStatsBase, TrainingStats
 from lockstep.trainer.base import BaseTrainer, TrainerOptions
@@ -53,7 +53,7 @@ class OnpolicyTrainer(BaseTrainer):
         self._set_amount(step_per_collect, episode_per_collect)
         self.repeat_per_collect: int = check_whole("repeat_per_collect", repeat_per_collect, 1)
         self.collector = train_collector
-        if train_collector.buffer is None and isinstance(train_collector, MultiAgentCollector):
+        if train_collector.buffer is None and policy.is_multi_agent:
             train_collector.buffer = EpisodeStore()
         elif train_collector.buffer is None:
             num_envs = train_collector.num_envs

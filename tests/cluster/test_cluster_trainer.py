@@ -5,16 +5,18 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from agent_games import game_config
+from agent_games import CountingGame, DictGame, game_config
 from algorithm_kinds import OFF_POLICY, OFFLINE
 
 import lockstep
 from lockstep import Policy, PPOConfig, SampleBatch, get_config, load_policy
+from lockstep.data.rollout import EpisodeStore
 from lockstep.trainer.run import prepare_resume, prepare_run
 
 ray = pytest.importorskip("ray")
@@ -176,24 +178,51 @@ def alive(pid):
         return False
 
 
-@pytest.mark.faults
-def test_a_run_of_several_agents_with_two_learners_is_the_run_with_one(cluster):
-    def run_game(num_learners):
-        config = game_config(num_envs=4).learners(num_learners=num_learners, num_cpus_per_learner=0)
-        trainer = config.framework(dtype="float64").training(train_batch_size=32).build_trainer()
-        history = [
-            (e.train_collect_stat.agent_returns, e.test_collect_stat.agent_returns) for e in trainer.run().history
-        ]
+def run_game(num_learners=0, num_env_runners=0, env=CountingGame):
+    config = game_config(env, num_envs=4 // max(1, num_env_runners)).framework(dtype="float64")
+    config.learners(num_learners=num_learners, num_cpus_per_learner=0).training(train_batch_size=32)
+    config.env_runners(num_env_runners=num_env_runners, num_cpus_per_env_runner=0.25)
+    config.multi_agent(policy_mapping_fn={"a": "first", "b": "first" if env is DictGame else "others", "c": "others"})
+    trainer = config.build_trainer()
+    try:
+        stats = [(e.train_collect_stat, e.test_collect_stat) for e in trainer.run().history]
         trainer.policy.bring_home()
-        return history, trainer.policy.learner_group.get_weights(), trainer.policy
+    finally:
+        trainer.close()
+    history = [(train.agent_returns, test.agent_returns) for train, test in stats]
+    return history, trainer.policy.learner_group.get_weights(), trainer.policy
 
-    (one, weights, policy), (two, others, home) = run_game(0), run_game(2)
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("num_learners", "num_env_runners", "env"),
+    [(0, 2, DictGame), (2, 0, CountingGame), (2, 2, CountingGame), (0, 4, CountingGame)],
+)
+def test_a_run_of_several_agents_over_learners_and_env_runners_is_the_run_here(
+    cluster, num_learners, num_env_runners, env
+):
+    (one, weights, policy), (two, others, home) = run_game(env=env), run_game(num_learners, num_env_runners, env)
     assert one == two
     for module_id, own in weights.items():
         for name, array in own.items():
             np.testing.assert_allclose(others[module_id][name], array, rtol=0, atol=1e-12, err_msg=name)
-    seen = {agent: np.array([1.0, 1 + i], np.float32) for i, agent in enumerate("abc")}
+    seen = {agent: np.array([1.0, 1 + i], np.float32) for i, agent in enumerate("ab")}
     assert home.compute_actions(seen) == policy.compute_actions(seen)
+
+
+@pytest.mark.faults
+def test_a_killed_runner_of_several_agents_is_replaced_and_only_its_own_unfinished_episodes_are_lost(cluster):
+    config = game_config(partial(CountingGame, 1000, 1000)).env_runners(num_env_runners=2, num_cpus_per_env_runner=0.25)
+    collector = config.build_collector(config.build_policy())
+    try:
+        collector.buffer = EpisodeStore()
+        collector.collect(n_step=8)
+        collector.buffer.clear()
+        os.kill(collector.group.process_ids()[1], signal.SIGKILL)
+        assert collector.collect(n_step=8).n_collected_steps == 8
+        assert {b: piece.env_t_started for piece, b in collector.buffer.pieces} == {0: 2, 1: 2, 2: 0, 3: 0}
+    finally:
+        collector.close()
 
 
 OTHERS = [name for name in (*OFF_POLICY, *OFFLINE) if name != "iql"]

@@ -47,6 +47,7 @@ CASES = {
     "ppo, rmsprop with momentum": Case(
         training={**PPO, "optimizer": "rmsprop", "optimizer_kwargs": {"momentum": 0.5}}, empty=True
     ),
+    "ppo, a centralised critic": Case(training=PPO, critic=True, empty=True),
     "ppo, from batches": Case(training=PPO, source="batch"),
     "ppo, from batches, empty shards": Case(training=PPO, source="batch", empty=True, shuffle=False),
     "ppo, sequences of an LSTM": Case(training={**PPO, "kl_coeff": 0.2}, memory="lstm", minibatch_size=4),

@@ -109,10 +109,15 @@ def test_an_action_that_waits_at_the_end_of_a_collect_comes_with_the_next_piece(
 @pytest.mark.parametrize("num_envs, n_episode", [(2, 7), (4, 3), (1, 2)])
 def test_the_first_episodes_to_start_count_however_long_they_last(policy, num_envs, n_episode):
     collector = collector_of(num_envs=num_envs, store=False, policy=policy)
-    for first in (0, n_episode):
+    begun = [0] * num_envs
+    for _ in range(2):
         stats = collector.collect(n_episode=n_episode)
-        seeds = [RandomStreams(5).seed(f"episode/{first + k}") for k in range(n_episode)]
-        lengths = [collector.env.envs[0].length_of(seed) for seed in seeds]
+        lengths, free_at = [], [0] * num_envs
+        for _ in range(n_episode):  # the environment that is free first begins the next episode that counts
+            b = free_at.index(min(free_at))
+            seed = RandomStreams(5).seed(f"episode/{b}/{begun[b]}")
+            lengths.append(collector.env.envs[b].length_of(seed))
+            begun[b], free_at[b] = begun[b] + 1, free_at[b] + lengths[-1]
         assert sorted(stats.lens) == sorted(lengths)
         assert stats.n_collected_steps == sum(lengths)
         assert stats.n_collected_episodes == n_episode
@@ -198,8 +203,8 @@ class Blinding(CountingGame):
 @pytest.mark.parametrize(("env", "column", "step"), [(CountingGame, "rewards", 1), (Blinding, "obs", 2)])
 def test_what_is_not_finite_first_is_told_with_environment_agent_column_and_step(policy, env, column, step):
     collector = collector_of(env, policy=policy)
-    number = 0 if env is Blinding else 2
-    collector.env.envs[number].options["nan_at"] = 2
+    number = r"\d" if env is Blinding else 2
+    collector.env.envs[2].options["nan_at"] = 2
     words = f"environment {number} gave agent 'a' .* column '{column}' at its step {step}"
     with pytest.raises(MalformedBufferError, match=words):
         collector.collect(n_step=9)

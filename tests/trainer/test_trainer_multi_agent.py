@@ -231,9 +231,7 @@ def test_a_loss_that_is_not_finite_ends_a_run_of_several_agents_with_the_batch(f
 @pytest.mark.parametrize(
     "section, options, message",
     [
-        ("env_runners", {"num_env_runners": 2}, r"env_runners.num_env_runners=2 is not allowed where a trainer trains"),
         ("env_runners", {"vectorize_mode": "async"}, "env_runners.vectorize_mode='async' is not allowed"),
-        ("env_runners", {"batch_mode": "complete_episodes"}, "env_runners.batch_mode='complete_episodes' is not"),
         ("multi_agent", {"count_steps_by": "agent_steps"}, "multi_agent.count_steps_by='agent_steps' is not allowed"),
     ],
 )

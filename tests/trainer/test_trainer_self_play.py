@@ -200,7 +200,7 @@ def run_of(algorithm=PPOConfig, **options):
     callback = SelfPlay("main", **options)
     config = duel_config(algorithm)
     if algorithm is DQNConfig:
-        config.env_runners(rollout_fragment_length=16).training(epsilon=0.2)
+        config.env_runners(rollout_fragment_length=16).training(epsilon=0.2).debugging(seed=0)
     return config.build_trainer(callbacks=[callback]), callback
 
 

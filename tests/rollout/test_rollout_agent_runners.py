@@ -1,0 +1,249 @@
+"""Env runners of several agents: m runners of k environments are one collector of m * k; what is lost, what goes on."""
+
+import warnings
+
+import numpy as np
+import pytest
+from agent_games import (
+    CountingGame,
+    DictGame,
+    TellingCountingGame,
+    TellingDictGame,
+    TellingTurnGame,
+    TurnGame,
+    game_config,
+)
+from runner_tools import ManyRunners
+
+from lockstep import APPOConfig, DQNConfig, PPOConfig, SACConfig
+from lockstep.data.rollout import EpisodeStore
+from lockstep.rollout.group_collector import MultiAgentGroupCollector
+from lockstep.rollout.multi_agent_collector import MultiAgentCollector
+
+
+@pytest.fixture(autouse=True)
+def runners_in_this_process(monkeypatch):
+    """Runners are several in this process instead of in others."""
+
+    def made(build, section, *, start_ray):
+        return ManyRunners(build, section.num_env_runners)
+
+    monkeypatch.setattr("lockstep.cluster.ray_runners.RayRunnerBackend", made)
+
+
+def config_of(num_runners, env=CountingGame, algorithm=PPOConfig, num_envs=4, **sections):
+    config = game_config(env, algorithm, **sections).framework(dtype="float64")
+    if issubclass(env, DictGame):
+        config.multi_agent(policy_mapping_fn={"a": "first", "b": "first", "c": "others"})
+    return config.env_runners(num_env_runners=num_runners, num_envs_per_env_runner=num_envs // max(1, num_runners))
+
+
+def run_of(*arguments, **options):
+    """Return the returns of each agent in each collect and evaluation, and the weights at the end."""
+    trainer = config_of(*arguments, **options).build_trainer()
+    kind = MultiAgentGroupCollector if arguments[0] else MultiAgentCollector
+    assert isinstance(trainer.train_collector, kind)
+    epochs = trainer.run().history
+    trainer.close()
+    stats = [(e.train_collect_stat, e.test_collect_stat) for e in epochs]
+    returns = [(train.returns.tolist(), train.agent_returns, test.agent_returns) for train, test in stats]
+    return returns, trainer.policy.learner_group.get_weights()
+
+
+def assert_same(found, expected):
+    assert found[0] == expected[0]
+    for module_id, own in expected[1].items():
+        for name, array in own.items():
+            np.testing.assert_allclose(found[1][module_id][name], array, rtol=0, atol=1e-12, err_msg=name)
+
+
+CASES = {
+    "ppo": {},
+    "in turns": {"env": TurnGame},
+    "dicts": {"env": DictGame},
+    "recurrent": {"env": TurnGame, "rl_module": {"model_config": {"hiddens": (4,), "recurrent": "gru"}}},
+    "whole episodes": {"env_runners": {"batch_mode": "complete_episodes"}},
+    "normalised": {"environment": {"normalize_observations": True, "normalize_rewards": True}},
+    "a central critic": {"multi_agent": {"centralized_critic": True, "agent_id_in_obs": True}},
+    "dqn": {"algorithm": DQNConfig},
+    "dqn in turns": {"env": TurnGame, "algorithm": DQNConfig, "replay": {"n_step": 3, "prioritized": True}},
+    "sac dicts": {"env": DictGame, "algorithm": SACConfig},
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*rows are left out")
+@pytest.mark.parametrize("case", CASES)
+def test_the_number_of_env_runners_changes_no_bit_of_a_run_of_several_agents(case):
+    one = run_of(0, **CASES[case])
+    assert sum(len(collected[0]) for collected in one[0]) > 4
+    for num_runners in (1, 2):
+        assert_same(run_of(num_runners, **CASES[case]), one)
+
+
+def collector_of(num_runners, env=CountingGame, **sections):
+    config = config_of(num_runners, env, **sections)
+    return config.build_collector(config.build_policy())
+
+
+def rows_of(store):
+    return [
+        (piece.id_, piece.env_t_started, b, agent, single.get_observations().tolist(), single.get_actions().tolist())
+        for piece, b in store.pieces
+        for agent, single in piece.agent_episodes.items()
+        if len(single)
+    ]
+
+
+@pytest.mark.parametrize("random", [False, True])
+def test_runners_give_the_pieces_of_one_collector_in_its_order(random):
+    one, four = collector_of(0), collector_of(4)
+    for collector in (one, four):
+        collector.buffer = EpisodeStore()
+    for n_step in (12, 40, 4):
+        stats, others = (collector.collect(n_step=n_step, random=random) for collector in (one, four))
+        assert (stats.n_collected_steps, stats.lens.tolist()) == (others.n_collected_steps, others.lens.tolist())
+        assert stats.agent_returns == others.agent_returns
+        assert rows_of(one.buffer) == rows_of(four.buffer)
+        assert [b for _, b in one.buffer.pieces] == sorted(b for _, b in one.buffer.pieces)
+        one.buffer.clear(), four.buffer.clear()
+    assert four.collect(n_episode=6).n_collected_episodes == 6
+
+
+@pytest.mark.parametrize("num_runners", [0, 2])
+def test_complete_episodes_are_whole_and_each_environment_has_its_share(num_runners):
+    collector = collector_of(num_runners, env_runners={"batch_mode": "complete_episodes"})
+    collector.buffer = EpisodeStore()
+    for _ in range(2):
+        stats = collector.collect(n_step=40)
+        pieces = collector.buffer.pieces
+        assert all(piece.is_done and piece.env_t_started == 0 for piece, _ in pieces)
+        steps = [sum(len(piece) for piece, b in pieces if b == number) for number in range(4)]
+        last = [[len(piece) for piece, b in pieces if b == number][-1] for number in range(4)]
+        assert all(taken >= 10 > taken - ended for taken, ended in zip(steps, last))
+        assert (stats.n_collected_steps, stats.n_collected_episodes) == (sum(steps), len(pieces))
+        collector.buffer.clear()
+
+
+def test_of_a_lost_runner_only_its_own_unfinished_episodes_are_lost():
+    collector = collector_of(2)
+    collector.buffer = EpisodeStore()
+    for game in (runner.collector.env.envs[i] for runner in collector.group._backend.runners for i in (0, 1)):
+        game.shortest = game.longest = 9
+    collector.collect(n_step=16)
+    collector.buffer.clear()
+    collector.group._backend.lost.add(1)
+    assert collector.collect(n_step=16).n_collected_steps == 16
+    started = {b: piece.env_t_started for piece, b in reversed(collector.buffer.pieces)}
+    assert started == {0: 4, 1: 4, 2: 0, 3: 0}
+    assert collector.group.num_restarts == 1
+
+
+def test_nothing_in_replay_reaches_over_the_loss_of_a_runner():
+    collector = collector_of(2, algorithm=DQNConfig, replay={"n_step": 3})
+    games = [game for runner in collector.group._backend.runners for game in runner.collector.env.envs]
+    for game in games:
+        game.shortest = game.longest = 50
+    collector.collect(n_step=16)
+    collector.group._backend.lost.add(1)
+    collector.collect(n_step=16)
+    rows = collector.buffer.buffers["first"][collector.buffer.buffers["first"].permutation()]
+    passed = rows["new_obs"][:, 0] - rows["obs"][:, 0]
+    assert len(passed) == 32
+    assert set(passed) == {1.0, 2.0, 3.0}
+
+
+def test_the_state_of_runners_goes_on_with_new_episodes_and_says_how_many_were_cut():
+    one, other = collector_of(2), collector_of(2)
+    for collector in (one, other):
+        collector.buffer = EpisodeStore()
+    one.collect(n_step=16)
+    one.buffer.clear()
+    state = one.get_state()
+    other.set_state(state)
+    one.set_state(state)
+    assert other.episodes_cut == one.episodes_cut > 0
+    for collector in (one, other):
+        collector.collect(n_step=16)
+    assert rows_of(one.buffer) == rows_of(other.buffer)
+
+
+GRU = {"rl_module": {"model_config": {"hiddens": (4,), "recurrent": "gru"}}}
+
+
+@pytest.mark.filterwarnings("ignore:.*rows are left out")
+@pytest.mark.parametrize("num_runners", [0, 2])
+@pytest.mark.parametrize(
+    ("env", "algorithm", "sections"),
+    [
+        (TellingCountingGame, PPOConfig, {}),
+        (TellingCountingGame, PPOConfig, {"multi_agent": {"centralized_critic": True, "agent_id_in_obs": True}}),
+        (TellingTurnGame, PPOConfig, GRU),
+        (TellingDictGame, PPOConfig, {}),
+        (TellingTurnGame, DQNConfig, {"replay": {"n_step": 3}}),
+    ],
+)
+def test_a_run_goes_on_bit_by_bit_in_the_middle_of_episodes_that_tell_their_state(
+    num_runners, env, algorithm, sections, tmp_path
+):
+    def trainer_of(total_steps):
+        sections_of = {**sections, "reporting": {"total_steps": total_steps, "steps_per_epoch": 32}}
+        return config_of(num_runners, env, algorithm, **sections_of).build_trainer()
+
+    whole, half, rest = trainer_of(96), trainer_of(96), trainer_of(96)
+    expected = whole.run().history
+    iterator = iter(half)
+    next(iterator)
+    half.save_to_path(tmp_path / "half")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it would say that episodes were cut
+        rest.restore_from_path(tmp_path / "half")
+    found = rest.run().history
+    assert any(episode.train_collect_stat.lens.tolist() for episode in found)
+    for epoch, other in zip(expected, found, strict=True):
+        for name in ("train_collect_stat", "test_collect_stat"):
+            stats, others = getattr(epoch, name), getattr(other, name)
+            np.testing.assert_array_equal(stats.agent_returns, others.agent_returns)
+            np.testing.assert_array_equal(stats.lens, others.lens)
+    weights = whole.policy.learner_group.get_weights()
+    for module_id, own in rest.policy.learner_group.get_weights().items():
+        for name, array in own.items():
+            np.testing.assert_array_equal(array, weights[module_id][name], err_msg=name)
+    for trainer in (whole, half, rest):
+        trainer.close()
+
+
+def test_weights_of_other_modules_are_refused():
+    collector = collector_of(2)
+    weights = collector.policy.acting_weights()
+    assert weights.num_bytes == sum(weights.sizes.values())
+    with pytest.raises(ValueError, match=r"the weights are of the module 'third', this policy has \[\]"):
+        runner = collector.group._backend.runners[0]
+        runner.policy.set_weights(type(weights)(1, weights.flat, sizes={"third": weights.sizes["first"]}))
+
+
+@pytest.mark.parametrize("algorithm", [PPOConfig, DQNConfig])
+def test_modules_that_come_and_go_and_other_mappings_reach_the_runners(algorithm):
+    def run(num_runners):
+        trainer = config_of(num_runners, algorithm=algorithm, reporting={"total_steps": 96}).build_trainer()
+        seen = []
+        for epoch, stats, _ in trainer:
+            seen.append((stats.train_collect_stat.agent_modules, stats.train_collect_stat.agent_returns))
+            if epoch == 1:
+                trainer.add_module("third", init_from="others", frozen=True)
+                trainer.set_policy_mapping_fn({"a": "first", "b": "third", "c": "others"})
+            if epoch == 2:
+                trainer.set_policy_mapping_fn({"a": "first", "b": "others", "c": "others"})
+                trainer.remove_module("third")
+        trainer.close()
+        return seen, trainer.policy.learner_group.get_weights()
+
+    one = run(0)
+    assert any("third" in names for names in one[0][1][0])
+    assert not any("third" in names for names in one[0][2][0])
+    assert_same(run(2), one)
+
+
+def test_collecting_while_learning_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"env_runners.num_env_runners=2 is not allowed where appo trains several"):
+        config_of(2, algorithm=APPOConfig).build_trainer()
+    assert config_of(0, algorithm=APPOConfig).build_trainer().run().train_step == 64
