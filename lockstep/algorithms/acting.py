@@ -343,6 +343,8 @@ class AgentsActingPolicy:
 
     def __init__(self, config: BaseConfig, acting: Mapping[str, ActingPolicy]) -> None:
         self.config, self.acting, self._mapping = config, dict(acting), config.multi_agent.policy_mapping_fn
+        self._recipes: Mapping[str, Any] = {}
+        """what the modules that were added are built from"""
         self.timesteps = {STEPS_SAMPLED: 0}
         for part in self.acting.values():
             part.timesteps = self.timesteps
@@ -369,10 +371,11 @@ class AgentsActingPolicy:
         for module_id in set(self.acting) - set(by_module):
             del self.acting[module_id]
         for module_id, of_module in by_module.items():
-            if module_id not in self.acting:
+            is_other = weights.recipes.get(module_id) != self._recipes.get(module_id)
+            if module_id not in self.acting or is_other:
                 self.acting[module_id] = self._built(module_id, weights)
             self.acting[module_id].set_weights(of_module)
-        self._mapping = weights.policy_mapping_fn
+        self._mapping, self._recipes = weights.policy_mapping_fn, weights.recipes
 
     def _built(self, module_id: str, weights: ActingWeights) -> ActingPolicy:
         if module_id not in weights.recipes:
