@@ -12,8 +12,7 @@ from unittest import mock
 
 import numpy as np
 import torch.distributed
-from cue_env import ACTIONS, CUES, OBSERVATIONS, CueEnv
-from gymnasium import spaces
+from cue_env import ACTIONS, CUES, OBSERVATIONS, CueEnv, distance
 
 from lockstep import ALGORITHMS, SampleBatch, get_config
 from lockstep.algorithms import base_config
@@ -139,7 +138,7 @@ def verdict(cell: Cell) -> str | None:
     return None
 
 
-def distance(policy: Any, env: CueEnv) -> float:
+def error(policy: Any, env: CueEnv) -> float:
     """Return how far the policy's actions are from the best ones, at most, over both episodes."""
     far, state = 0.0, None
     for cue in CUES:
@@ -150,15 +149,9 @@ def distance(policy: Any, env: CueEnv) -> float:
                 action, state = policy.compute_single_action(obs, state, explore=False)
             else:
                 action = policy.compute_single_action(obs, explore=False)
-            far = max(far, _apart(env.action_space, action, env.best_action()))
+            far = max(far, distance(env.action_space, action, env.best_action()))
             obs, _, terminated, _, _ = env.step(action)
     return far
-
-
-def _apart(space: Any, action: Any, best: Any) -> float:
-    if isinstance(space, spaces.Dict):
-        return max(_apart(part, action[name], best[name]) for name, part in space.spaces.items())
-    return float(np.abs(np.asarray(action, np.float64) - best).max())
 
 
 def epochs_to_the_optimum(cell: Cell, tolerance: float = 0.2) -> int | None:
@@ -171,13 +164,13 @@ def epochs_to_the_optimum(cell: Cell, tolerance: float = 0.2) -> int | None:
             config = configured(cell, turned)
             env, trainer = config.environment.env(), config.build_trainer()
             with trainer.policy.learner_group:
-                if distance(trainer.policy, env) <= tolerance:
+                if error(trainer.policy, env) <= tolerance:
                     continue
                 in_a_row = 0
                 for epoch, stats, _ in trainer:
                     losses = stats.training_stat.get_loss_stats_dict()
                     assert np.isfinite(list(losses.values())).all(), losses
-                    in_a_row = in_a_row + 1 if distance(trainer.policy, env) <= tolerance else 0
+                    in_a_row = in_a_row + 1 if error(trainer.policy, env) <= tolerance else 0
                     if in_a_row == 2:
                         return int(epoch)
                 return None

@@ -115,8 +115,8 @@ def table(refused: dict[str, Refused]) -> Iterator[str]:
 
 
 def reason(algorithm: str, message: str) -> str:
-    """Return a message without what differs from one algorithm to the next."""
-    return re.sub(rf"\b{algorithm}\b", "NAME", message)
+    """Return a message without what differs from one algorithm or space to the next."""
+    return re.sub(r"not \w+\(.*\)$", "not SPACE", re.sub(rf"\b{algorithm}\b", "NAME", message))
 
 
 def page(refused: dict[str, Refused]) -> str:

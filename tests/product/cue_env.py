@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from lockstep.data.actions import MASKABLE, mask_size
+from lockstep.data.actions import mask_size
 
 CUES = (0, 1)
 BLANK = 2
@@ -26,6 +26,7 @@ ACTIONS: dict[str, spaces.Space[Any]] = {
     "MultiBinary": spaces.MultiBinary(2),
     "Box": spaces.Box(-1.0, 1.0, (1,), np.float32),
     "Dict": spaces.Dict({"turn": spaces.Discrete(2), "push": spaces.Box(-1.0, 1.0, (1,), np.float32)}),
+    "Tuple": spaces.Tuple([spaces.MultiBinary(2), spaces.Discrete(2)]),
 }
 MASKED: dict[str, spaces.Space[Any]] = {
     "Discrete": spaces.Discrete(3),
@@ -33,6 +34,7 @@ MASKED: dict[str, spaces.Space[Any]] = {
     "MultiBinary": spaces.MultiBinary(3),
     "Box": ACTIONS["Box"],
     "Dict": spaces.Dict({"turn": spaces.Discrete(3), "push": spaces.Box(-1.0, 1.0, (1,), np.float32)}),
+    "Tuple": spaces.Tuple([spaces.MultiBinary(3), spaces.Discrete(3)]),
 }
 """the same with one choice more, which the mask forbids"""
 
@@ -120,10 +122,22 @@ def shown_as(kind: str, cue: int) -> Any:
     return picture
 
 
+def parts_of(space: Any) -> dict[Any, Any]:
+    """Return the parts of a Dict or a Tuple by key; none of another space."""
+    if isinstance(space, spaces.Dict):
+        return dict(space.spaces)
+    return dict(enumerate(space.spaces)) if isinstance(space, spaces.Tuple) else {}
+
+
+def joined(space: Any, parts: dict[Any, Any]) -> Any:
+    """Return parts by key as what a Dict or a Tuple is made of."""
+    return tuple(parts.values()) if isinstance(space, spaces.Tuple) else parts
+
+
 def worth(space: Any, action: Any, cue: int) -> float:
     """Return 1 for the best action, else less: the mean over the parts of an action."""
-    if isinstance(space, spaces.Dict):
-        return float(np.mean([worth(part, action[name], cue) for name, part in space.spaces.items()]))
+    if parts := parts_of(space):
+        return float(np.mean([worth(part, action[key], cue) for key, part in parts.items()]))
     if isinstance(space, spaces.Box):
         return 1.0 - float((np.asarray(action)[0] - BEST_IN_BOX * (2 * cue - 1)) ** 2)
     if isinstance(space, spaces.Discrete):
@@ -133,8 +147,8 @@ def worth(space: Any, action: Any, cue: int) -> float:
 
 def best_of(space: Any, cue: int) -> Any:
     """Return the best action of a space."""
-    if isinstance(space, spaces.Dict):
-        return {name: best_of(part, cue) for name, part in space.spaces.items()}
+    if parts := parts_of(space):
+        return joined(space, {key: best_of(part, cue) for key, part in parts.items()})
     if isinstance(space, spaces.Box):
         return np.array([BEST_IN_BOX * (2 * cue - 1)], np.float32)
     if isinstance(space, spaces.Discrete):
@@ -144,11 +158,18 @@ def best_of(space: Any, cue: int) -> Any:
     return best
 
 
+def distance(space: Any, action: Any, best: Any) -> float:
+    """Return how far two actions are apart, at most over all parts."""
+    if parts := parts_of(space):
+        return max(distance(part, action[key], best[key]) for key, part in parts.items())
+    return float(np.abs(np.asarray(action, np.float64) - best).max())
+
+
 def mask_of(space: Any) -> Any:
-    """Return what allows all but the last choice."""
-    if isinstance(space, spaces.Dict):
-        return {name: mask_of(part) for name, part in space.spaces.items() if not isinstance(part, spaces.Box)}
-    allowed = np.ones(mask_size(space) if isinstance(space, MASKABLE) else 1, np.int8)
+    """Return what allows all but the last choice of each part."""
+    if parts := parts_of(space):
+        return joined(space, {key: mask_of(part) for key, part in parts.items() if mask_size(part)})
+    allowed = np.ones(mask_size(space) or 1, np.int8)
     allowed[-1] = 0
     return allowed
 
@@ -157,13 +178,13 @@ def mask_space(allowed: Any) -> spaces.Space[Any]:
     """Return the space of a mask."""
     if isinstance(allowed, dict):
         return spaces.Dict({name: mask_space(part) for name, part in allowed.items()})
-    return spaces.MultiBinary(len(allowed))
+    return spaces.Tuple(map(mask_space, allowed)) if isinstance(allowed, tuple) else spaces.MultiBinary(len(allowed))
 
 
 def forbidden(space: Any, action: Any) -> bool:
-    """Return whether an action takes the choice that `mask_of` forbids."""
-    if isinstance(space, spaces.Dict):
-        return any(forbidden(part, action[name]) for name, part in space.spaces.items())
+    """Return whether an action takes a choice that `mask_of` forbids."""
+    if parts := parts_of(space):
+        return any(forbidden(part, action[key]) for key, part in parts.items())
     if isinstance(space, spaces.Discrete):
         return int(action) == space.n - 1
     if isinstance(space, spaces.MultiDiscrete):
