@@ -138,7 +138,6 @@ def test_observations_of_all_agents_are_joined_with_zeros_for_who_is_not_there()
 def test_what_others_have_shown_is_known_after_a_resume_in_the_middle_of_an_episode():
     plays = [play_of(TellingDictGame(), main, critic="observations") for _ in range(2)]
     plays[0].begin(seed=0)
-    plays[0].step(dict.fromkeys(plays[0].to_act, 0))
     plays[1].set_state(plays[0].get_state())
     shown = []
     for play in plays:
