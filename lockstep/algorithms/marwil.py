@@ -6,8 +6,8 @@ With the return R of the rest of the episode, A = R - V(s) and c^2 a moving aver
     minimise  -E_data[exp(beta A / c) log pi(a | s)] + vf_coeff E_data[A^2 / 2]        (algorithm 1)
 
 `beta=0` is behaviour cloning. An episode that was cut off goes on with V(last observation). The returns are made from
-whole episodes, so the data must be a replay buffer, or have them as `rewards` (with `discounts`). With memory they reach
-to the end of the sequence that is learned from, and go on with the value there.
+whole episodes, so the data must be a replay buffer, or have them as `rewards` (with `discounts`). With memory those of
+a replay buffer reach to the end of the sequence that is learned from, and go on with the value there.
 """
 
 from __future__ import annotations
@@ -90,9 +90,8 @@ class MARWILLearner(TransitionLearner[MARWILTraining]):
         steps, width = trajectories.shape
         rewards = columns[Columns.REWARDS].cpu().numpy().astype(trajectories.rewards.dtype).reshape(steps, width)
         if self.module[module_id].is_stateful():
-            rewards.reshape(-1)[trajectories.bootstrap_index] += gamma * self._last_values(
-                module_id, columns, trajectories
-            )
+            last_values = self._last_values(module_id, columns, trajectories)
+            rewards.reshape(-1)[trajectories.bootstrap_index] += gamma * last_values
             returns = monte_carlo_returns(rewards, terminateds, trajectories.cuts, gamma=gamma)
             columns |= {
                 Columns.REWARDS: self.to_tensor(returns.reshape(-1)),

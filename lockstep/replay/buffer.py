@@ -545,7 +545,8 @@ class ReplayBuffer:
 
         `new_obs`, `terminateds` and `truncateds` are those of the episode's last stored row, and `discounts` is `gamma`
         to the number of steps up to there: `return = rewards + discounts * ~terminateds * V(new_obs)`. In sequences
-        that is so up to the end of the sequence. The buffer is filled. `ValueError` for one that relabels goals: its rewards are known one by one only.
+        they reach to the end of the sequence. The buffer is filled. `ValueError` for one that relabels goals: its
+        rewards are known one by one only.
         """
         if self.hindsight is not None:
             raise ValueError("a buffer with hindsight has no returns of whole episodes: goals differ from row to row")
