@@ -285,7 +285,7 @@ def trained_from_data(name, memory, steps, **training):
     probe = MemoryProbeContinuous if name.endswith("_box") or name == "td3_bc" else MemoryProbe
     config.environment(probe).offline_data(input_=recorded(probe, is_expert=name == "bc"))
     config.training(**{"lr": 1e-2, "gamma": 0.9, "train_batch_size": 32, **FROM_DATA[name], **training})
-    config.rl_module(model_config={"hiddens": (16,), "max_seq_len": 8, **KINDS_OF_MEMORY[memory]})
+    config.rl_module(model_config={"hiddens": (16,), "activation": "tanh", "max_seq_len": 8, **KINDS_OF_MEMORY[memory]})
     config.evaluation(evaluation_interval=0).reporting(total_steps=steps, steps_per_epoch=steps)
     trainer = config.build_trainer()
     trainer.run()
