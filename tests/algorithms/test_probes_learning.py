@@ -280,12 +280,12 @@ def recorded(probe, is_expert, num_episodes=300):
     return SampleBatch({name: np.array(column) for name, column in zip(names, zip(*rows))})
 
 
-def trained_from_data(name, memory, steps, **training):
+def trained_from_data(name, memory, steps, hiddens=(16,), **training):
     config = get_config(name.removesuffix("_box"))
     probe = MemoryProbeContinuous if name.endswith("_box") or name == "td3_bc" else MemoryProbe
     config.environment(probe).offline_data(input_=recorded(probe, is_expert=name == "bc"))
     config.training(**{"lr": 1e-2, "gamma": 0.9, "train_batch_size": 32, **FROM_DATA[name], **training})
-    config.rl_module(model_config={"hiddens": (16,), "activation": "tanh", "max_seq_len": 8, **KINDS_OF_MEMORY[memory]})
+    config.rl_module(model_config={"hiddens": hiddens, "max_seq_len": 8, **KINDS_OF_MEMORY[memory]})
     config.evaluation(evaluation_interval=0).reporting(total_steps=steps, steps_per_epoch=steps)
     trainer = config.build_trainer()
     trainer.run()
@@ -305,7 +305,7 @@ def test_offline_algorithms_learn_to_remember(name, memory):
     rate = 3e-3 if memory == "attention" else 1e-2
     in_a_box = name.endswith("_box") or name == "td3_bc"
     steps, lr = (500, [[0, rate], [450, 1e-3]]) if in_a_box else (200, rate)
-    policy = trained_from_data(name, memory, steps, lr=lr)
+    policy = trained_from_data(name, memory, steps, (32, 32) if in_a_box else (16,), lr=lr)
     found = np.array(last_actions(policy), np.float64).reshape(2)
     if in_a_box:
         np.testing.assert_allclose(found, [-BEST_CONTINUOUS, BEST_CONTINUOUS], atol=0.2)
