@@ -24,6 +24,7 @@ from lockstep.algorithms.json_form import from_plain, to_plain
 from lockstep.algorithms.new_modules import NewModule, Source, with_modules
 from lockstep.connectors import ModuleConnectors, ObsPipeline
 from lockstep.data import MultiAgentBatch, MultiAgentEpisode, SampleBatch
+from lockstep.data.actions import one_action
 from lockstep.data.codec import describe_space, space_from
 from lockstep.data.columns import Columns
 from lockstep.data.minibatch import num_units, take_units
@@ -112,6 +113,8 @@ class Policy:
         self._stage_of_who_learns = 0
         self._overrides: dict[str, Any] = {}
         """training options of the modules that were added, as plain values"""
+        self._recipes: dict[str, Any] = {}
+        """what they are built from"""
         self.acting: dict[str, ActingPolicy] = {}
         self._recorded: dict[AgentID, ObsPipeline] = {}
         """of several agents: what the observations of each go through in `compute_actions`"""
@@ -195,9 +198,7 @@ class Policy:
         parts = {mid: part.acting_weights(self.weights_seq_no, copy) for mid, part in self.acting.items()}
         if not self.is_multi_agent:
             return parts[DEFAULT_MODULE_ID]
-        named = self.config.module_specs()
-        added = {mid: recipe for mid, recipe in self._modules_state().items() if mid not in named}
-        return ActingWeights.joined(parts, added, self._mapping)
+        return ActingWeights.joined(parts, dict(self._recipes), self._mapping)
 
     def seed(self, seed: int) -> None:
         """Begin the random numbers of `compute_actions` again, others for each module."""
@@ -272,9 +273,8 @@ class Policy:
                 after |= {agent: {name: leaf[i] for name, leaf in new.items()} for i, agent in enumerate(agents)}
             for i, agent in enumerate(agents):
                 if agent in self._recorded:
-                    self._recorded[agent].after_step(taken[i : i + 1], None)
-            discrete = taken.ndim == 1 and taken.dtype.kind in "iu"
-            actions |= {agent: int(taken[i]) if discrete else taken[i] for i, agent in enumerate(agents)}
+                    self._recorded[agent].after_step(rows_of(taken, slice(i, i + 1)), None)
+                actions[agent] = one_action(taken, i)
         return (actions, after) if self.is_stateful else actions
 
     def _with_id(self, agent: AgentID, observation: Any) -> Any:
@@ -595,6 +595,7 @@ class Policy:
         self.action_space = {**self.action_space, module_id: actions}
         if overrides is not None:
             self._overrides[module_id] = plain
+        self._recipes[module_id] = self._recipe_of(module_id)
 
     def _source(self, module_id: str, init_from: str | Path) -> Source:
         """Return the module that another one begins as. `ValueError` where `init_from` names none."""
@@ -627,6 +628,7 @@ class Policy:
         self.learner_group.remove_module(module_id)
         del self.acting[module_id]
         self._overrides.pop(module_id, None)
+        self._recipes.pop(module_id, None)
         for name in ("observation_space", "action_space"):
             setattr(self, name, {mid: space for mid, space in getattr(self, name).items() if mid != module_id})
 
@@ -653,14 +655,15 @@ class Policy:
 
     def _modules_state(self) -> dict[str, Any]:
         """Return what the modules of several agents are built from, in their order."""
+        return {module_id: self._recipe_of(module_id) for module_id in self.acting}
+
+    def _recipe_of(self, module_id: str) -> dict[str, Any]:
+        part = self.acting[module_id]
         return {
-            module_id: {
-                "spec": part.module.spec().to_dict(),
-                "observation_space": describe_space(part.observation_space),
-                "action_space": describe_space(part.action_space),
-                "config_overrides": self._overrides.get(module_id),
-            }
-            for module_id, part in self.acting.items()
+            "spec": part.module.spec().to_dict(),
+            "observation_space": describe_space(part.observation_space),
+            "action_space": describe_space(part.action_space),
+            "config_overrides": self._overrides.get(module_id),
         }
 
     def _follow_modules(self, saved: Mapping[str, Any]) -> None:
