@@ -187,6 +187,13 @@ class MemoryProbeContinuous(MemoryProbe):
         return obs, (1.0 - distance**2) * last, last, truncated, info
 
 
+SMALL_ATTENTION = {"size": 16, "num_heads": 2, "memory": 8, "hidden_size": 16}
+KINDS_OF_MEMORY = {
+    "lstm": {"recurrent": "lstm", "recurrent_size": 16},
+    "gru": {"recurrent": "gru", "recurrent_size": 16},
+    "attention": {"attention": SMALL_ATTENTION},
+    None: {},
+}
 FAST_MEMORY = {("dqn", "lstm"), ("td3", "gru")}
 SAC = {"lr": [[0, 1e-2], [3_000, 1e-3]], "tau": 0.05, "initial_alpha": 0.02, "alpha_lr": 1e-3, "train_batch_size": 32}
 FROM_SEQUENCES = {
@@ -202,8 +209,9 @@ FROM_SEQUENCES = {
 def trained_from_sequences(name, recurrent, *, sequence_length=8, burn_in=None, num_steps=3_000, **replay):
     config = get_config(name.removesuffix("_box"))
     config.environment(MemoryProbeContinuous if name in ("sac_box", "td3") else MemoryProbe)
-    config.env_runners(num_envs_per_env_runner=8).training(gamma=0.9, **{"lr": 1e-2, **FROM_SEQUENCES[name]})
-    config.rl_module(model_config={"hiddens": (16,), "recurrent": recurrent, "recurrent_size": 16})
+    rate = {"lr": 3e-3 if recurrent == "attention" else 1e-2}
+    config.env_runners(num_envs_per_env_runner=8).training(gamma=0.9, **{**rate, **FROM_SEQUENCES[name]})
+    config.rl_module(model_config={"hiddens": (16,), **KINDS_OF_MEMORY[recurrent]})
     config.replay(learning_starts=200, capacity=5_000, update_per_step=0.125)
     config.replay(sequence_length=sequence_length, burn_in=burn_in, **replay)
     config.evaluation(evaluation_interval=0).reporting(total_steps=num_steps)
@@ -217,7 +225,7 @@ def trained_from_sequences(name, recurrent, *, sequence_length=8, burn_in=None, 
     [
         pytest.param(name, recurrent, marks=() if (name, recurrent) in FAST_MEMORY else pytest.mark.learning)
         for name in FROM_SEQUENCES
-        for recurrent in ("lstm", "gru")
+        for recurrent in ("lstm", "gru", "attention")
     ],
 )
 def test_off_policy_algorithms_learn_to_remember(name, recurrent):
@@ -256,13 +264,6 @@ FROM_DATA = {
     "td3_bc": {"tau": 0.05, "alpha": 50.0, "target_noise": 0.05},
 }
 FAST_FROM_DATA = {("bc", "lstm"), ("marwil", "gru"), ("cql", "gru"), ("iql", "lstm"), ("td3_bc", "gru")}
-SMALL_ATTENTION = {"size": 16, "num_heads": 2, "memory": 8, "hidden_size": 16}
-KINDS_OF_MEMORY = {
-    "lstm": {"recurrent": "lstm", "recurrent_size": 16},
-    "gru": {"recurrent": "gru", "recurrent_size": 16},
-    "attention": {"attention": SMALL_ATTENTION},
-    None: {},
-}
 
 
 def recorded(probe, is_expert, num_episodes=300):
