@@ -181,7 +181,7 @@ def main() -> None:
     if given.load:
         policy = lockstep.load_policy(given.load)
     elif given.resume:
-        policy = lockstep.resume(given.resume, callbacks=[self_play]).policy
+        policy = lockstep.trainer.run.resume(given.resume, callbacks=[self_play]).policy
     else:
         run = lockstep.trainer.run.prepare_run(make_config(given.steps, given.seed), given.root, callbacks=[self_play])
         policy = run.finish().policy
