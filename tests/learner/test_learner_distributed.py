@@ -120,7 +120,7 @@ CASES = {
     ),
     "td3, sequences of an LSTM": Case("td3", {**CLIPPED, "tau": 0.1}, source="batch", memory="lstm", minibatch_size=4),
     "dqn, sequences of attention": Case(
-        "dqn", {**CLIPPED, **FOLLOWED}, source="batch", memory="attention", minibatch_size=4
+        "dqn", {**CLIPPED, **FOLLOWED, "lr": 1e-3}, source="batch", memory="attention", minibatch_size=4
     ),
     "bc, sequences of an LSTM, empty shards": Case(
         "bc", {**CLIPPED, "entropy_coeff": 0.01}, source="batch", memory="lstm", minibatch_size=4, empty=True
