@@ -178,6 +178,26 @@ class BitGame(Game):
         return self._obs(), rewards, ends, no, infos
 
 
+class Duel(Game):
+    """One step: whoever takes action 1 against a 0 wins 1 from the other; every episode ends with it."""
+
+    possible_agents = ("x", "y")
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        self.agents = ["x", "y"]
+        return self._obs(), {agent: {} for agent in self.agents}
+
+    def _obs(self) -> dict[str, np.ndarray]:
+        return {agent: np.array([1.0, "xy".index(agent)], np.float32) for agent in self.agents}
+
+    def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+        assert set(actions) == {"x", "y"}
+        gain = float(actions["x"] - actions["y"])
+        obs, ends, no, infos = self._obs(), *(dict.fromkeys(self.agents, value) for value in (True, False, {}))
+        self.agents = []
+        return obs, {"x": gain, "y": -gain}, ends, no, infos
+
+
 def to_module(agent: str, episode: Any) -> str:
     """`a` and `x` have a module of their own, the others share one."""
     return "first" if agent in "ax" else "others"

@@ -6,6 +6,7 @@ import copy
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from lockstep.data.config import OfflineDataSection
 from lockstep.envs import VectorBoundary, goal_functions, make_vector
 from lockstep.envs.config import EnvironmentSection
 from lockstep.envs.make import named_environment, single_env_factory
-from lockstep.envs.multi_agent import is_agent_env, play_of
+from lockstep.envs.multi_agent import Play, is_agent_env, play_of
 from lockstep.learner.config import (
     CONFIGURED_MODULES,
     AgentMapping,
@@ -499,18 +500,33 @@ class BaseConfig:
         policies = list(dict.fromkeys(mapping.values()))
         return self.copy().multi_agent(policies=policies, policy_mapping_fn=mapping)
 
+    def agents_with_id(self, env: Any = None) -> list[Any] | None:
+        """Return the agents in the order of their numbers, where observations have these; else None."""
+        if not self.multi_agent.agent_id_in_obs:
+            return None
+        return list(self._agent_spaces(env) or ())
+
     def _agent_spaces(self, env: Any) -> dict[Any, Spaces] | None:
         """Return (observation space, action space) of each agent; None for an environment of one agent."""
+        with self._played(env) as play:
+            if play is None:
+                return None
+            observation_spaces, action_spaces = play.spaces()
+        return {agent: (space, action_spaces[agent]) for agent, space in observation_spaces.items()}
+
+    @contextmanager
+    def _played(self, env: Any = None) -> Iterator[Play | None]:
+        """Yield how an environment, or one that a function makes, is played; None where it is of one agent."""
+        env = self.environment.env if env is None else env
         env = named_environment(env) if isinstance(env, str) else env
         made = env(**self.environment.env_config) if callable(env) else env
+        section = self.multi_agent
+        added: Any = {"agent_ids": section.agent_id_in_obs, "critic": section.centralized_critic}
         try:
-            if not is_agent_env(made):
-                return None
-            observation_spaces, action_spaces = play_of(made).spaces()
+            yield play_of(made, **added) if is_agent_env(made) else None
         finally:
             if made is not env and hasattr(made, "close"):
                 made.close()
-        return {agent: (space, action_spaces[agent]) for agent, space in observation_spaces.items()}
 
     def spaces_of_agents(self, env: Any) -> Spaces | None:
         """Return spaces by module id of an environment of several agents (or a function that makes one), else None.
@@ -663,7 +679,7 @@ class BaseConfig:
         self.set_num_threads()
         training, section = self.training, self.rl_module
         streams = RandomStreams(self.debugging.seed)
-        connectors, modules = self._build_modules(self.spaces_by_module(env, spaces), streams)
+        connectors, modules = self._build_modules(self.spaces_by_module(env, spaces), streams, env)
         overrides = section.algorithm_config_overrides_per_module
         unknown = sorted(set(overrides) - set(modules))
         if unknown:
@@ -689,17 +705,35 @@ class BaseConfig:
         return learner
 
     def _build_modules(
-        self, spaces: Mapping[str, Spaces], streams: RandomStreams
+        self, spaces: Mapping[str, Spaces], streams: RandomStreams, env: Any
     ) -> tuple[dict[str, ModuleConnectors], dict[str, RLModule]]:
         specs = self.module_specs()
         single = list(specs) == [DEFAULT_MODULE_ID]
         connectors, modules = {}, {}
+        if self.multi_agent.centralized_critic:
+            specs = self._with_critic_spaces(specs, env)
         for module_id, (observation_space, action_space) in spaces.items():
             built, seen = self.build_connectors(observation_space, action_space)
             module_streams = streams if single else streams.child(module_id)
             connectors[module_id] = built
             modules[module_id] = self.build_module(specs[module_id], *seen, module_streams)
         return connectors, modules
+
+    def _with_critic_spaces(
+        self, specs: Mapping[str, RLModuleSpec | RLModule], env: Any
+    ) -> dict[str, RLModuleSpec | RLModule]:
+        """Return specs that say what a centralised critic sees; the environment is asked where they do not."""
+        lacking = {mid: spec for mid, spec in specs.items() if isinstance(spec, RLModuleSpec) and not spec.critic_space}
+        if not lacking:
+            return dict(specs)
+        with self._played(env) as play:
+            if play is None:
+                raise ValueError(
+                    "multi_agent.centralized_critic needs an environment that says what the critic sees; give one, or "
+                    "policies={module_id: RLModuleSpec(critic_space=...)}"
+                )
+            space = play.critic_space()
+        return {**specs, **{mid: replace(spec, critic_space=space) for mid, spec in lacking.items()}}
 
     def build_learner_group(
         self, env: Any = None, spaces: tuple[Any, Any] | None = None, rl_module_spec: Any = None
@@ -757,6 +791,7 @@ class BaseConfig:
             action_space=spec.action_space or action_space,
             inference_only=spec.inference_only,
             model_config=model_config,
+            critic_space=spec.critic_space,
         )
         try:
             return filled.build(seed=streams.seed("module"))

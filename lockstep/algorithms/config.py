@@ -11,6 +11,7 @@ import torch
 
 from lockstep.algorithms.acting import ActingPolicy, AgentsActingPolicy
 from lockstep.algorithms.base_config import BaseConfig, Spaces, without_ray
+from lockstep.algorithms.families.on_policy import OnPolicyLearner
 from lockstep.algorithms.offline import open_data
 from lockstep.algorithms.policy import Policy
 from lockstep.envs.multi_agent import AgentEnvs
@@ -142,11 +143,13 @@ class AlgorithmConfig(BaseConfig):
         section, spec = self.multi_agent, self.rl_module.rl_module_spec
         rules: list[Rule] = [
             (
-                "multi_agent.reward_metric",
-                section.reward_metric is not None and not self.is_multi_agent,
+                f"multi_agent.{name}",
+                bool(getattr(section, name)) and not self.is_multi_agent,
                 "needs several agents; leave it out, or name modules with multi_agent(policies=...)",
             )
+            for name in ("reward_metric", "centralized_critic", "agent_id_in_obs")
         ]
+        rules += self._rules_of_critics()
         if section.policies is None:
             return rules
         ids = list(section.policies)
@@ -185,6 +188,28 @@ class AlgorithmConfig(BaseConfig):
                 "rl_module.algorithm_config_overrides_per_module",
                 not set(overrides) <= set(ids),
                 f"names others than {here}",
+            ),
+        ]
+
+    def _rules_of_critics(self) -> list[Rule]:
+        """Return what does not go with a centralised critic."""
+        remembers = any(getattr(self.rl_module.model_config, name, None) for name in ("recurrent", "attention"))
+        central = self.multi_agent.centralized_critic
+        return [
+            (
+                "multi_agent.centralized_critic",
+                central and not issubclass(self.learner_class, OnPolicyLearner),
+                f"is not allowed for {self.algorithm}: its critic is not one of states; use ppo, a2c, impala or appo",
+            ),
+            (
+                "multi_agent.centralized_critic",
+                central and remembers,
+                "is not allowed with a network that has a memory; leave out one of them",
+            ),
+            (
+                "multi_agent.centralized_critic",
+                central and getattr(self.rl_module.model_config, "vf_share_layers", False),
+                "needs a network of its own; set rl_module(model_config={'vf_share_layers': False})",
             ),
         ]
 
@@ -258,7 +283,8 @@ class AlgorithmConfig(BaseConfig):
         observation_space, action_space = config.policy_spaces(env, spaces)
         group = config.build_learner_group(env, (observation_space, action_space))
         try:
-            return Policy(config, group, observation_space=observation_space, action_space=action_space)
+            agents, spaces = config.agents_with_id(env), (observation_space, action_space)
+            return Policy(config, group, observation_space=spaces[0], action_space=spaces[1], agents=agents)
         except BaseException:
             group.shutdown()
             raise
@@ -362,10 +388,11 @@ class AlgorithmConfig(BaseConfig):
     def make_agent_envs(self, num_envs: int) -> AgentEnvs:
         """Make the environments of several agents; `ValueError` for options that do not go with them."""
         self._check_several_agents()
-        env = self.environment.env
+        env, section = self.environment.env, self.multi_agent
+        added: Any = {"agent_ids": section.agent_id_in_obs, "critic": section.centralized_critic}
         if not isinstance(env, str) and not callable(env):
-            return AgentEnvs(env)
-        return AgentEnvs(env, num_envs, self.environment.env_config)
+            return AgentEnvs(env, **added)
+        return AgentEnvs(env, num_envs, self.environment.env_config, **added)
 
     def _check_several_agents(self) -> None:
         """Raise `ValueError` for options that do not go with several agents."""

@@ -100,7 +100,8 @@ class NewModule:
 
 def with_modules(config: Any, modules: Mapping[str, Any]) -> Any:
     """Return a configuration with the modules of a policy's state, if they are others than its own."""
-    if list(config.module_specs()) == list(modules):
+    has_critic = any("critic_space" in recipe["spec"] for recipe in modules.values())  # only the environment knows it
+    if list(config.module_specs()) == list(modules) and not has_critic:
         return config
     specs = {
         mid: replace(RLModuleSpec.from_dict(recipe["spec"]), observation_space=None, action_space=None)

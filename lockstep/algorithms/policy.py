@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -24,11 +24,13 @@ from lockstep.algorithms.json_form import from_plain, to_plain
 from lockstep.algorithms.new_modules import NewModule, Source, with_modules
 from lockstep.connectors import ModuleConnectors, ObsPipeline
 from lockstep.data import MultiAgentBatch, MultiAgentEpisode, SampleBatch
+from lockstep.data.actions import one_action
 from lockstep.data.codec import describe_space, space_from
 from lockstep.data.columns import Columns
 from lockstep.data.minibatch import num_units, take_units
 from lockstep.data.rollout import EpisodeStore, RolloutStore
 from lockstep.data.trees import leaves, rows_of
+from lockstep.envs.multi_agent import with_agent_id
 from lockstep.envs.trees import stack_rows
 from lockstep.learner.checkpointing import state_from_folders
 from lockstep.learner.config import check_policies_to_train, checked_spec, mapping_in_one_form
@@ -81,6 +83,7 @@ class Policy:
         learner_group: the learners.
         observation_space: of a single agent, or `{module_id: space}`; the configuration's where it is None.
         action_space: as `observation_space`.
+        agents: in the order of their numbers, where observations have these (`multi_agent(agent_id_in_obs=True)`).
     """
 
     def __init__(
@@ -90,6 +93,7 @@ class Policy:
         *,
         observation_space: Any = None,
         action_space: Any = None,
+        agents: Sequence[AgentID] | None = None,
     ) -> None:
         if not isinstance(config, BaseConfig):
             raise TypeError(
@@ -101,11 +105,14 @@ class Policy:
         self.config, self.learner_group = config, learner_group
         self.is_multi_agent = config.is_multi_agent
         self.observation_space, self.action_space = observation_space, action_space
+        self.agents = None if agents is None else list(agents)
         self._mapping = config.multi_agent.policy_mapping_fn
         self._who_learns = config.multi_agent.policies_to_train
         self._stage_of_who_learns = 0
         self._overrides: dict[str, Any] = {}
         """training options of the modules that were added, as plain values"""
+        self._recipes: dict[str, Any] = {}
+        """what they are built from"""
         self.acting: dict[str, ActingPolicy] = {}
         self._recorded: dict[AgentID, ObsPipeline] = {}
         """of several agents: what the observations of each go through in `compute_actions`"""
@@ -114,6 +121,8 @@ class Policy:
                 part = self._part_of_learner(module_id)
             else:
                 part = config.build_acting_parts((observations, actions), module_id)
+                if config.multi_agent.centralized_critic:
+                    part[0].critic_space = learner_group.first_learner(Learner.critic_space_of, module_id)
             self.acting[module_id] = ActingPolicy(config, *part, observation_space=observations, action_space=actions)
         self._taken: dict[str, np.ndarray] = {}
         """rows of each sub-buffer of replay that the statistics have seen, by module"""
@@ -187,9 +196,7 @@ class Policy:
         parts = {mid: part.acting_weights(self.weights_seq_no, copy) for mid, part in self.acting.items()}
         if not self.is_multi_agent:
             return parts[DEFAULT_MODULE_ID]
-        named = self.config.module_specs()
-        added = {mid: recipe for mid, recipe in self._modules_state().items() if mid not in named}
-        return ActingWeights.joined(parts, added, self._mapping)
+        return ActingWeights.joined(parts, dict(self._recipes), self._mapping)
 
     def seed(self, seed: int) -> None:
         """Begin the random numbers of `compute_actions` again, others for each module."""
@@ -243,6 +250,8 @@ class Policy:
         rewards: Mapping[AgentID, Any],
     ) -> Any:
         agents_of: dict[str, list[AgentID]] = {}
+        if self.agents is not None:
+            observations = {agent: self._with_id(agent, value) for agent, value in observations.items()}
         episode = MultiAgentEpisode(agent_to_module_mapping_fn=self.policy_mapping_fn)
         for agent in observations:
             agents_of.setdefault(self.module_for(agent, episode), []).append(agent)
@@ -262,10 +271,18 @@ class Policy:
                 after |= {agent: {name: leaf[i] for name, leaf in new.items()} for i, agent in enumerate(agents)}
             for i, agent in enumerate(agents):
                 if agent in self._recorded:
-                    self._recorded[agent].after_step(taken[i : i + 1], None)
-            discrete = taken.ndim == 1 and taken.dtype.kind in "iu"
-            actions |= {agent: int(taken[i]) if discrete else taken[i] for i, agent in enumerate(agents)}
+                    self._recorded[agent].after_step(rows_of(taken, slice(i, i + 1)), None)
+                actions[agent] = one_action(taken, i)
         return (actions, after) if self.is_stateful else actions
+
+    def _with_id(self, agent: AgentID, observation: Any) -> Any:
+        """Return an observation with the agent's number."""
+        agents = self.agents or []
+        if agent not in agents:
+            raise KeyError(f"agent {agent!r} has no number; there are {agents}")
+        if not isinstance(observation, Mapping):
+            observation = np.asarray(observation)
+        return with_agent_id(observation, agents.index(agent), len(agents))
 
     def _seen_by(self, agent: AgentID, part: ActingPolicy, observation: Any, reward: float | None) -> Any:
         """Return an agent's observation as it is acted on; its connectors with a memory follow it."""
@@ -539,6 +556,9 @@ class Policy:
         if spec is None and source is not None:
             spec = replace(source.spec, observation_space=None, action_space=None, inference_only=False)
         spec = RLModuleSpec() if spec is None else spec
+        if self.config.multi_agent.centralized_critic and isinstance(spec, RLModuleSpec):
+            known = (part.module.critic_space for part in self.acting.values())
+            spec = replace(spec, critic_space=spec.critic_space or next(space for space in known if space is not None))
         spaces = self._spaces_for(module_id, spec, init_from)
         self._add(module_id, NewModule.build(self.config, module_id, spec, spaces, source, frozen), config_overrides)
 
@@ -559,6 +579,7 @@ class Policy:
         self.action_space = {**self.action_space, module_id: actions}
         if overrides is not None:
             self._overrides[module_id] = plain
+        self._recipes[module_id] = self._recipe_of(module_id)
 
     def _source(self, module_id: str, init_from: str | Path) -> Source:
         """Return the module that another one begins as. `ValueError` where `init_from` names none."""
@@ -591,6 +612,7 @@ class Policy:
         self.learner_group.remove_module(module_id)
         del self.acting[module_id]
         self._overrides.pop(module_id, None)
+        self._recipes.pop(module_id, None)
         for name in ("observation_space", "action_space"):
             setattr(self, name, {mid: space for mid, space in getattr(self, name).items() if mid != module_id})
 
@@ -617,14 +639,15 @@ class Policy:
 
     def _modules_state(self) -> dict[str, Any]:
         """Return what the modules of several agents are built from, in their order."""
+        return {module_id: self._recipe_of(module_id) for module_id in self.acting}
+
+    def _recipe_of(self, module_id: str) -> dict[str, Any]:
+        part = self.acting[module_id]
         return {
-            module_id: {
-                "spec": part.module.spec().to_dict(),
-                "observation_space": describe_space(part.observation_space),
-                "action_space": describe_space(part.action_space),
-                "config_overrides": self._overrides.get(module_id),
-            }
-            for module_id, part in self.acting.items()
+            "spec": part.module.spec().to_dict(),
+            "observation_space": describe_space(part.observation_space),
+            "action_space": describe_space(part.action_space),
+            "config_overrides": self._overrides.get(module_id),
         }
 
     def _follow_modules(self, saved: Mapping[str, Any]) -> None:
@@ -737,7 +760,8 @@ class Policy:
         }
 
     def _state_of_several(self) -> dict[str, Any]:
-        return {"modules": self._modules_state()} if self.is_multi_agent else {}
+        agents = {} if self.agents is None else {"agents": self.agents}
+        return {"modules": self._modules_state(), **agents} if self.is_multi_agent else {}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `get_state` returned; modules that have come or gone since go or come again."""
@@ -820,7 +844,8 @@ class Policy:
             config = with_modules(config, saved["modules"])
         with _same_threads():
             group = config.build_learner_group(spaces=spaces)
-            policy = Policy(config, group, observation_space=spaces[0], action_space=spaces[1])
+            agents = saved.get("agents")
+            policy = Policy(config, group, observation_space=spaces[0], action_space=spaces[1], agents=agents)
             policy.set_checkpoint_folders(folders)
         return policy
 
@@ -855,7 +880,7 @@ class Policy:
             config = with_modules(config, self._modules_state())
         spaces = self.observation_space, self.action_space
         group = config.build_learner_group(spaces=spaces)
-        twin = Policy(config, group, observation_space=spaces[0], action_space=spaces[1])
+        twin = Policy(config, group, observation_space=spaces[0], action_space=spaces[1], agents=self.agents)
         twin.set_state(self.get_state())
         return twin
 

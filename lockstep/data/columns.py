@@ -38,6 +38,7 @@ class Columns:
     PREV_ACTIONS = "prev_actions"
     PREV_REWARDS = "prev_rewards"
     OBS_EMBEDS = "obs_embeds"
+    CRITIC_OBS = "critic_obs"
     RETURNS_TO_GO = "returns_to_go"
     ATTENTION_MASKS = "attention_masks"
     STATE_IN = "state_in"

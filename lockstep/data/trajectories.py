@@ -25,7 +25,7 @@ from lockstep.state.checks import check_whole
 
 _IN_GRID = (
     *("obs", "actions", "rewards", "terminateds", "truncateds", "cuts", "dones", "valid", "starts"),
-    *("action_logp", "recorded"),
+    *("action_logp", "recorded", "critic_obs"),
 )
 """fields of a value for each cell of the grid"""
 _APART = {"bootstrap_index": "bootstrap_obs", "state_index": "states", "terminal_index": "terminal_obs"}
@@ -76,6 +76,10 @@ class Trajectories:
     """[E] int64 flat rows at which an episode terminated"""
     terminal_obs: Tree = None
     """[E, ...] true next observations of those rows"""
+    critic_obs: np.ndarray | None = None
+    """[T, B, ...] what a centralised critic sees at each observation; None where there is none"""
+    bootstrap_critic_obs: np.ndarray | None = None
+    """[K, ...] the same at `bootstrap_obs`"""
 
     def next_obs(self) -> Tree:
         """Return true next observations `[T * B, ...]`, a copy (zeros after the last row of the data)."""
@@ -174,6 +178,8 @@ class Trajectories:
         for index in self._given(_APART):
             apart[index], kept = self._moved(getattr(self, index), times, envs)
             apart[_APART[index]] = rows_of(getattr(self, _APART[index]), kept)
+            if index == "bootstrap_index" and self.bootstrap_critic_obs is not None:
+                apart["bootstrap_critic_obs"] = self.bootstrap_critic_obs[kept]
         place = (times.start, envs.start, *self.shape)
         return replace(self, **grid, **apart, owned=None, positions=None, place=place)
 
@@ -219,6 +225,7 @@ def trajectories_from_episodes(episodes: Sequence[SingleAgentEpisode]) -> Trajec
     recorded = _recorded(data)
     last = zip_trees(np.concatenate, [rows_of(item[Columns.NEXT_OBS], slice(-1, None)) for item in data], "")
     is_open = ~terminateds[ends, 0]
+    critic_obs = _critic_obs(pieces)
     return Trajectories(
         obs=joined(Columns.OBS),
         actions=joined(Columns.ACTIONS),
@@ -236,7 +243,25 @@ def trajectories_from_episodes(episodes: Sequence[SingleAgentEpisode]) -> Trajec
         recorded=recorded,
         terminal_index=ends[~is_open].astype(np.int64),
         terminal_obs=rows_of(last, ~is_open),
+        critic_obs=None if critic_obs is None else np.concatenate([rows[:-1] for rows in critic_obs])[:, None],
+        bootstrap_critic_obs=None if critic_obs is None else np.stack([rows[-1] for rows in critic_obs])[is_open],
     )
+
+
+def _critic_obs(pieces: Sequence[SingleAgentEpisode]) -> list[np.ndarray] | None:
+    """Return what a centralised critic sees, `[T + 1, ...]` of each piece, from its infos; None where there is none.
+
+    Zeros after the end of an agent that got no last observation. `ValueError` where some pieces have none.
+    """
+    first = [(piece.get_infos(0) or {}).get(Columns.CRITIC_OBS) for piece in pieces]
+    if first[0] is None:
+        return None
+    nothing, found = np.zeros_like(first[0]), []
+    for piece, value in zip(pieces, first):
+        if value is None:
+            raise ValueError(f"{Columns.CRITIC_OBS!r} is in the infos of some episodes only; give it with all of them")
+        found.append(np.stack([(info or {}).get(Columns.CRITIC_OBS, nothing) for info in piece.get_infos()]))
+    return found
 
 
 COMPARED_WITH = (Columns.ACTION_LOGP, Columns.ACTION_DIST_INPUTS, Columns.VF_PREDS)

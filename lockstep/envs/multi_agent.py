@@ -8,10 +8,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
+from gymnasium import spaces
 
 from lockstep.data import MultiAgentEnvError, MultiAgentEpisode
+from lockstep.data.actions import ACTION_MASK
 from lockstep.data.agent_steps import spaces_by_agent
+from lockstep.data.columns import Columns
 from lockstep.envs.env_state import agents_env_state, set_agents_env_state
 from lockstep.envs.make import named_environment
 from lockstep.envs.trees import as_row
@@ -25,6 +30,8 @@ StepOutcome = tuple[AgentDict, AgentDict, AgentDict, AgentDict, AgentDict]
 """Observations, rewards, terminateds, truncateds and infos of an env step, by agent."""
 AgentEnv = Any
 """A `ParallelEnv`, an `AECEnv`, or an environment in the form of RLlib's `MultiAgentEnv`."""
+Critic = Literal["state", "observations"] | bool
+AGENT_ID = "agent_id"
 FORMS = (
     "a PettingZoo ParallelEnv or AECEnv, or an environment in the form of RLlib's MultiAgentEnv (reset and step with "
     "dicts by agent; possible_agents; observation_spaces and action_spaces)"
@@ -35,10 +42,24 @@ class Play(ABC):
     """Plays an environment and writes what happens into `episode`; `to_act` has the observations to answer.
 
     `episode` may be replaced by its successor (`episode.cut()`) between two steps.
+
+    `agent_ids`: observations have the agent's number in `possible_agents`, one-hot. `critic`: infos have what a
+    centralised critic sees at the observation, `"critic_obs"`: the environment's `state()` ("state"), or all agents'
+    observations joined, zeros for who is not there ("observations"); True: the state where there is one.
     """
 
-    def __init__(self, env: AgentEnv, agent_to_module_mapping_fn: MappingFn | None = None) -> None:
+    def __init__(
+        self,
+        env: AgentEnv,
+        agent_to_module_mapping_fn: MappingFn | None = None,
+        *,
+        agent_ids: bool = False,
+        critic: Critic = False,
+    ) -> None:
         self.env, self.mapping_fn = env, agent_to_module_mapping_fn
+        self._agent_ids, self._critic = agent_ids, critic
+        self._seen: dict[AgentID, Any] = {}
+        """the last observation of each agent, where a critic sees them all"""
         self.episode = MultiAgentEpisode()
         self.keeps_whole, self.whole = False, MultiAgentEpisode()
         """is the whole episode recorded a second time, with actions as the environment takes them; and that record"""
@@ -50,14 +71,17 @@ class Play(ABC):
     def begin(self, *, seed: int | None = None, options: dict[str, Any] | None = None, id_: str | None = None) -> None:
         """Reset the environment and begin a new episode."""
         observations, infos = self._reset(seed, options)
-        self._spaces, action_spaces = self.spaces()
+        self._spaces, action_spaces = self.env_spaces()
+        if self._critic in (True, "state"):
+            self._critic = self._critic_of_env()
+        self._seen = {}
         options_of_episodes: dict[str, Any] = {
-            "observation_space": (self._spaces or None) if self.seen is None else None,
+            "observation_space": (self._with_ids(self._spaces) or None) if self.seen is None else None,
             "action_space": action_spaces or None,
             "agent_to_module_mapping_fn": self.mapping_fn,
         }
         self.episode = MultiAgentEpisode(id_, **options_of_episodes)
-        observations = self._copied(observations, {})
+        observations, infos = self._observed(observations, {}, infos)
         self.episode.add_env_reset(observations, infos)
         if self.keeps_whole:
             self.whole = MultiAgentEpisode(id_, **options_of_episodes)
@@ -77,7 +101,7 @@ class Play(ABC):
             MultiAgentEnvError: data that cannot be.
         """
         observations, rewards, terminateds, truncateds, infos = self._step(actions)
-        observations = self._copied(observations, rewards)
+        observations, infos = self._observed(observations, rewards, infos)
         self.episode.add_env_step(
             observations,
             actions if stored is None else stored,
@@ -95,6 +119,79 @@ class Play(ABC):
 
     def spaces(self) -> tuple[dict[AgentID, Any], dict[AgentID, Any]]:
         """Return the observation and the action spaces of all agents that there may be; empty where it is not said."""
+        observation_spaces, action_spaces = self.env_spaces()
+        return self._with_ids(observation_spaces), action_spaces
+
+    def critic_space(self) -> Any:
+        """Return the space of what a centralised critic sees; the environment is reset for it."""
+        self.begin(seed=0)
+        infos = next(iter(self.episode.agent_episodes.values())).get_infos(0)
+        return spaces.Box(-np.inf, np.inf, infos[Columns.CRITIC_OBS].shape, np.float32)
+
+    def _with_ids(self, observation_spaces: Mapping[AgentID, Any]) -> dict[AgentID, Any]:
+        number = len(observation_spaces)
+        return {
+            agent: with_agent_id_space(space, number) if self._agent_ids else space
+            for agent, space in observation_spaces.items()
+        }
+
+    def _observed(
+        self, observations: AgentDict, rewards: AgentDict, infos: AgentDict
+    ) -> tuple[dict[AgentID, Any], AgentDict]:
+        """Return observations and infos as they are acted on and stored."""
+        added, infos = self._added(self._copied(observations), infos)
+        return added if self.seen is None else self.seen(added, rewards), infos
+
+    def _added(self, observations: dict[AgentID, Any], infos: AgentDict) -> tuple[dict[AgentID, Any], AgentDict]:
+        """Return observations and infos with what is added to them."""
+        if self._critic and observations:
+            joint = self._critic_obs(observations)
+            infos = {agent: {**(infos.get(agent) or {}), Columns.CRITIC_OBS: joint} for agent in observations}
+        if self._agent_ids:
+            agents = list(self._spaces)
+            observations = {
+                agent: with_agent_id(observation, agents.index(agent), len(agents))
+                for agent, observation in observations.items()
+            }
+        return observations, infos
+
+    def _critic_obs(self, observations: Mapping[AgentID, Any]) -> np.ndarray:
+        """Return what a centralised critic sees now, float32."""
+        if self._critic == "state":
+            return np.array(self.env.state(), np.float32)
+        self._seen = {**{a: o for a, o in self._seen.items() if self._is_there(a)}, **self._others(), **observations}
+        parts = []
+        for agent, space in self._spaces.items():
+            space, seen = _without_mask(space), self._seen.get(agent)
+            if seen is None:
+                parts.append(np.zeros(spaces.flatdim(space), np.float32))
+            else:
+                parts.append(np.asarray(spaces.flatten(space, _without_mask(seen, space)), np.float32))
+        return np.concatenate(parts)
+
+    def _critic_of_env(self) -> Critic:
+        """Return what a critic sees of an environment that has begun. `ValueError` for a state that is not there."""
+        try:
+            has_state = callable(getattr(self.env, "state", None)) and self.env.state() is not None
+        except (AttributeError, RuntimeError):  # a base class says so
+            has_state = False
+        if self._critic == "state" and not has_state:
+            raise ValueError(
+                f"multi_agent.centralized_critic='state' is not allowed: {self.env!r} has no state(); use "
+                "'observations'"
+            )
+        return "state" if has_state else "observations"
+
+    def _is_there(self, agent: AgentID) -> bool:
+        """Return whether an agent that got no observation now is still there."""
+        return agent in self.env.agents
+
+    def _others(self) -> Mapping[AgentID, Any]:
+        """Return observations of agents who are not to act, where the environment tells them."""
+        return {}
+
+    def env_spaces(self) -> tuple[dict[AgentID, Any], dict[AgentID, Any]]:
+        """Return the spaces as the environment has them."""
         env = self.env
         agents = getattr(env, "possible_agents", None) or ()
         return {a: env.observation_space(a) for a in agents}, {a: env.action_space(a) for a in agents}
@@ -104,14 +201,21 @@ class Play(ABC):
         state = agents_env_state(self.env)
         if state is None:
             return None
-        return {"env": state, "episode": self.episode.get_state(), "to_act": [*map(list, self.to_act.items())]}
+        return {
+            "env": state,
+            "episode": self.episode.get_state(),
+            "to_act": [*map(list, self.to_act.items())],
+            "seen": [*map(list, self._seen.items())],
+        }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continue from `get_state`. `ValueError` for the state of another environment."""
         set_agents_env_state(self.env, state["env"])
-        self._spaces, _ = self.spaces()
+        self._spaces, _ = self.env_spaces()
+        if self._critic in (True, "state"):
+            self._critic = self._critic_of_env()
         self.episode = MultiAgentEpisode.from_state(state["episode"], self.mapping_fn)
-        self.to_act = dict(state["to_act"])
+        self.to_act, self._seen = dict(state["to_act"]), dict(state["seen"])
 
     @abstractmethod
     def _reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[AgentDict, AgentDict]:
@@ -125,15 +229,15 @@ class Play(ABC):
     def _choose_who_acts(self, observations: AgentDict) -> None:
         """Set `to_act`."""
 
-    def _copied(self, observations: AgentDict, rewards: AgentDict) -> dict[AgentID, Any]:
-        """Return copies, as the spaces have them, to be acted on: an environment may write into its arrays again."""
+    def _copied(self, observations: AgentDict) -> dict[AgentID, Any]:
+        """Return copies, as the spaces have them: an environment may write into its arrays again."""
         copies = {}
         for agent, observation in observations.items():
             try:
                 copies[agent] = as_row(self._spaces.get(agent), observation)
             except ValueError as error:
                 raise MultiAgentEnvError(f"agent {agent!r} at t={self.episode.env_t}: {error}") from None
-        return copies if self.seen is None else self.seen(copies, rewards)
+        return copies
 
 
 class PettingZooPlay(Play):
@@ -214,6 +318,9 @@ class TurnPlay(PettingZooPlay):
             env.step(None)  # takes a done agent out; no time passes
         return observations, infos, terminateds, truncateds
 
+    def _others(self) -> Mapping[AgentID, Any]:
+        return {agent: self.env.observe(agent) for agent in self.env.agents}
+
 
 class DictPlay(Play):
     """Plays an environment in the form of RLlib's `MultiAgentEnv`.
@@ -234,9 +341,13 @@ class DictPlay(Play):
         able = () if self.episode.is_done else self.episode.get_agents_to_act()
         self.to_act = {agent: observations[agent] for agent in able}
 
-    def spaces(self) -> tuple[dict[AgentID, Any], dict[AgentID, Any]]:
-        """Return the observation and the action spaces of all agents that there may be; empty where it is not said."""
-        spaces = []
+    def _is_there(self, agent: AgentID) -> bool:
+        single = self.episode.agent_episodes.get(agent)
+        return single is not None and not single.is_done
+
+    def env_spaces(self) -> tuple[dict[AgentID, Any], dict[AgentID, Any]]:
+        """Return the spaces as the environment has them."""
+        both = []
         for kind in ("observation", "action"):
             named = spaces_by_agent(getattr(self.env, f"{kind}_spaces", None), f"{kind}_spaces")
             agents = getattr(self.env, "possible_agents", None) or named
@@ -248,8 +359,8 @@ class DictPlay(Play):
                     f"{self.env!r} has no {kind} space for agents {lacking}; name them in {kind}_spaces, or give "
                     f"get_{kind}_space(agent)"
                 )
-            spaces.append(found)
-        return spaces[0], spaces[1]
+            both.append(found)
+        return both[0], both[1]
 
 
 def _of_agents(infos: AgentDict, observations: AgentDict) -> AgentDict:
@@ -275,12 +386,49 @@ def _kind_of(env: object) -> type[Play] | None:
     return DictPlay if tells else None
 
 
-def play_of(env: AgentEnv, agent_to_module_mapping_fn: MappingFn | None = None) -> Play:
+def with_agent_id_space(space: spaces.Space[Any], num_agents: int) -> spaces.Space[Any]:
+    """Return the space of observations with an agent's id: a longer vector, or a Dict with the key "agent_id"."""
+    ids = spaces.Box(0.0, 1.0, (num_agents,), np.float32)
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({**space.spaces, AGENT_ID: ids})
+    if isinstance(space, spaces.Box) and len(space.shape) == 1 and space.dtype.kind == "f":
+        low, high = np.append(space.low, ids.low), np.append(space.high, ids.high)
+        return spaces.Box(low.astype(space.dtype), high.astype(space.dtype), dtype=space.dtype)
+    return spaces.Dict({"obs": space, AGENT_ID: ids})
+
+
+def with_agent_id(observation: Any, index: int, num_agents: int) -> Any:
+    """Return an observation of the agent number `index`, in the form of `with_agent_id_space`."""
+    one_hot = np.zeros(num_agents, np.float32)
+    one_hot[index] = 1.0
+    if isinstance(observation, Mapping):
+        return {**observation, AGENT_ID: one_hot}
+    if isinstance(observation, np.ndarray) and observation.ndim == 1 and observation.dtype.kind == "f":
+        return np.concatenate([observation, one_hot.astype(observation.dtype)])
+    return {"obs": observation, AGENT_ID: one_hot}
+
+
+def _without_mask(tree: Any, space: Any = None) -> Any:
+    """Return a space, or an observation of `space`, without an action mask."""
+    if space is not None:
+        return {key: tree[key] for key in space.spaces} if isinstance(space, spaces.Dict) else tree
+    if not isinstance(tree, spaces.Dict) or ACTION_MASK not in tree.spaces:
+        return tree
+    return spaces.Dict({key: part for key, part in tree.spaces.items() if key != ACTION_MASK})
+
+
+def play_of(
+    env: AgentEnv,
+    agent_to_module_mapping_fn: MappingFn | None = None,
+    *,
+    agent_ids: bool = False,
+    critic: Critic = False,
+) -> Play:
     """Return how `env` is played. `ValueError` for something that is no environment of several agents."""
     kind = _kind_of(env)
     if kind is None:
         raise ValueError(f"{env!r} is no environment of several agents; give {FORMS}")
-    return kind(env, agent_to_module_mapping_fn)
+    return kind(env, agent_to_module_mapping_fn, agent_ids=agent_ids, critic=critic)
 
 
 class AgentEnvs:
@@ -291,6 +439,7 @@ class AgentEnvs:
     Args:
         env: a function that makes one (called with `env_config`), its name `module:function`, or a finished one, which
             is the only one then.
+        agent_ids, critic: what is added to observations and infos, see `Play`.
 
     Raises:
         ValueError: something else, environments that do not say which agents there may be or that differ, or a function
@@ -300,7 +449,16 @@ class AgentEnvs:
     autoreset_mode = "SAME_STEP"
     max_episode_steps = None
 
-    def __init__(self, env: AgentEnv, num_envs: int = 1, env_config: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        env: AgentEnv,
+        num_envs: int = 1,
+        env_config: Mapping[str, Any] | None = None,
+        *,
+        agent_ids: bool = False,
+        critic: Critic = False,
+    ) -> None:
+        self._agent_ids, self._critic = agent_ids, critic
         env = named_environment(env) if isinstance(env, str) else env
         if isinstance(env, str) or env is None:
             raise ValueError(f"env={env!r} is of one agent; several agents need a function that makes {FORMS}")
@@ -316,10 +474,24 @@ class AgentEnvs:
             raise ValueError(f"{env!r} gave the same environment twice; it must make a new one each time")
         self._closed = False
         self.backend = "dicts by agent" if _kind_of(self.envs[0]) is DictPlay else "pettingzoo"
-        self.agents, self.observation_space, self.action_space = _agents_and_spaces(self.envs[0])
-        for b, other in enumerate(self.envs):
-            if _agents_and_spaces(other) != (self.agents, self.observation_space, self.action_space):
+        self.observation_space, self.action_space = self._spaces_of(0)
+        self.agents = tuple(self.observation_space)
+        for b in range(num_envs):
+            found = self._spaces_of(b)
+            if found != (self.observation_space, self.action_space) or tuple(found[0]) != self.agents:
                 raise ValueError(f"environment {b} has other agents or spaces than the first one; make them alike")
+
+    def _spaces_of(self, env_index: int) -> tuple[dict[AgentID, Any], dict[AgentID, Any]]:
+        spaces_of_agents = self.play_of(env_index).spaces()
+        if not spaces_of_agents[0]:
+            env = self.envs[env_index]
+            raise ValueError(f"{env!r} does not say which possible_agents there may be; name all of them")
+        return spaces_of_agents
+
+    def play_of(self, env_index: int, agent_to_module_mapping_fn: MappingFn | None = None) -> Play:
+        """Return how one of the environments is played."""
+        env = self.envs[env_index]
+        return play_of(env, agent_to_module_mapping_fn, agent_ids=self._agent_ids, critic=self._critic)
 
     def close(self) -> None:
         """Close all of them; a second call does nothing."""
@@ -342,13 +514,6 @@ class AgentEnvs:
     def single_envs(self) -> list[Any]:
         """Return all of them."""
         return list(self.envs)
-
-
-def _agents_and_spaces(env: AgentEnv) -> tuple[tuple[AgentID, ...], dict[AgentID, Any], dict[AgentID, Any]]:
-    observation_spaces, action_spaces = play_of(env).spaces()
-    if not observation_spaces:
-        raise ValueError(f"{env!r} does not say which possible_agents there may be; name all of them")
-    return tuple(observation_spaces), observation_spaces, action_spaces
 
 
 def record_episode(

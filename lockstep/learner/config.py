@@ -326,6 +326,8 @@ class MultiAgentOptions(TypedDict, total=False):
     policies: Any
     policy_mapping_fn: Callable[..., str] | Mapping[Any, str] | Sequence[Any] | None
     policies_to_train: Collection[Any] | Callable[..., bool] | None
+    centralized_critic: Literal["state", "observations"] | bool
+    agent_id_in_obs: bool
     count_steps_by: Literal["env_steps", "agent_steps"]
     reward_metric: Callable[..., Any] | None
 
@@ -403,6 +405,11 @@ class MultiAgentSection(Section[ConfigT]):
     policies_to_train: Collection[Any] | Callable[..., bool] | None = None
     """module ids that learn, or `f(module_id)` or `f(module_id, batch) -> bool` (`batch`: None for episodes); `None`:
     all; `[[0, ids], [step, others]]`: others after so many environment steps"""
+    centralized_critic: Literal["state", "observations"] | bool = False
+    """what the value functions see besides their agent's observation, in training only: the environment's `state()`, or
+    all agents' observations; `True`: the state where there is one (MAPPO; `False`: IPPO)"""
+    agent_id_in_obs: bool = False
+    """observations get the agent's number, one-hot, so that agents who share a module can act differently"""
     count_steps_by: Literal["env_steps", "agent_steps"] = "env_steps"
     """what `train_batch_size` counts where there are several agents"""
     reward_metric: Callable[..., Any] | None = None

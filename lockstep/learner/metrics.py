@@ -30,8 +30,9 @@ def report_metrics(
     """
 
     def place_of(key: Key) -> tuple[str, str]:
-        is_of_module = len(key) > 1 and (key[0] in module_ids or key[0] == ALL_MODULES)
-        return (key[0], "/".join(key[1:])) if is_of_module else (ALL_MODULES, "/".join(key))
+        if len(key) > 1 and (key[0] in module_ids or key[0] == ALL_MODULES):
+            return key if len(key) == 2 else (key[0], "/".join(key[1:]))
+        return (ALL_MODULES, "/".join(key))
 
     for module_id, (ago, rows) in lags.items():
         metrics.log_value((module_id, "diff_num_grad_updates_vs_sampler_policy"), ago, weight=rows)

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
+from gymnasium import spaces
 from gymnasium.spaces import Space
 from torch import Tensor, nn
 
@@ -38,7 +39,8 @@ def trained(part: T | None) -> T:
 class DefaultActorCriticModule(RLModule):
     """Holds a policy and a value function, in two networks or on one shared encoder.
 
-    Acting runs the policy only. Observations of a Dict with the key `"action_mask"` restrict discrete actions to those
+    With a `critic_space` the value function, in a network of its own, sees `batch["critic_obs"]` besides. Acting runs
+    the policy only. Observations of a Dict with the key `"action_mask"` restrict discrete actions to those
     whose mask is not 0; the network sees what is beside the mask.
     """
 
@@ -51,9 +53,11 @@ class DefaultActorCriticModule(RLModule):
     def setup(self) -> None:
         config = self.make_policy()
         if self.has_values and not self.inference_only:
+            if self.critic_space is not None and config.vf_share_layers:
+                raise ValueError("vf_share_layers=True: a centralised critic has a network of its own; set it to False")
             if not config.vf_share_layers:
-                self.value_encoder = self.make_encoder(self.encoder.space, config)
-            self.value_head = make_head(self.encoder.output_size, 1, config.value_gain, config)
+                self.value_encoder = self.make_encoder(self._value_space(), config)
+            self.value_head = make_head((self.value_encoder or self.encoder).output_size, 1, config.value_gain, config)
 
     def make_policy(self) -> ModelConfig:
         """Make the policy's layers, and return the `ModelConfig` that they were made by."""
@@ -63,6 +67,12 @@ class DefaultActorCriticModule(RLModule):
         self.policy_head, self.log_std = policy_head(self.encoder.output_size, self.action_dist_cls, config)
         self.value_encoder = self.value_head = None
         return config
+
+    def _value_space(self) -> Space[Any]:
+        """Return the space of what the value function sees."""
+        if self.critic_space is None:
+            return self.encoder.space
+        return spaces.Dict({"critic_obs": self.critic_space, "obs": self.encoder.space})
 
     def make_encoder(self, space: Space[Any], config: ModelConfig) -> Encoder:
         """Make what turns observations of `space` into features; `ValueError` where `config` asks for a memory."""
@@ -89,7 +99,10 @@ class DefaultActorCriticModule(RLModule):
     def _run(self, batch: Batch, *networks: tuple[Encoder, nn.Linear]) -> Sequence[Tensor]:
         """Run encoders with their heads, together where that is faster."""
         obs, dtype = self._inputs(batch)
-        return run_networks(*(encoder.with_head(obs, dtype, head) for encoder, head in networks))
+        if self.critic_space is None:
+            return run_networks(*(encoder.with_head(obs, dtype, head) for encoder, head in networks))
+        seen = {self.encoder: obs, self.value_encoder: {"critic_obs": batch.get("critic_obs"), "obs": obs}}
+        return run_networks(*(encoder.with_head(seen[encoder], dtype, head) for encoder, head in networks))
 
     def _run_both(self, batch: Batch) -> Sequence[Tensor]:
         """Return what the heads of policy and value give; one pass where they share the encoder."""
@@ -104,9 +117,9 @@ class DefaultActorCriticModule(RLModule):
 
     def _policy(self, batch: Batch, inputs: Tensor) -> Tensor:
         if self.log_std is not None:
-            inputs = torch.cat([inputs, self.log_std.expand_as(inputs)], dim=-1)
+            inputs = torch.cat([inputs, self.log_std.expand(*inputs.shape[:-1], -1)], dim=-1)
         if self.is_masked:
-            inputs = mask_logits(inputs, batch["obs"][ACTION_MASK])
+            inputs = mask_logits(inputs, self.action_dist_cls.full_mask(batch["obs"][ACTION_MASK]))
         return inputs
 
 
@@ -146,6 +159,8 @@ class RecurrentActorCriticModule(DefaultActorCriticModule):
     value_encoder: MemoryEncoder | None  # type: ignore[assignment]
 
     def make_encoder(self, space: Space[Any], config: ModelConfig) -> MemoryEncoder:  # type: ignore[override]
+        if self.critic_space is not None:
+            raise ValueError("a network with memory has no centralised critic; leave out one of them")
         return MemoryEncoder(space, config)
 
     def get_initial_state(self) -> State:

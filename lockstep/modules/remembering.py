@@ -42,13 +42,15 @@ class TransitionModule(DefaultActorCriticModule):
     """
 
     encoder: Encoder | MemoryEncoder  # type: ignore[assignment]
+    has_memory = False
 
     def make_encoder(self, space: Space[Any], config: ModelConfig) -> Encoder | MemoryEncoder:  # type: ignore[override]
         """Make what turns observations of `space` into features, with a memory where `config` asks for one."""
+        self.has_memory = config.has_memory
         return MemoryEncoder(space, config) if config.has_memory else Encoder(space, config)
 
     def get_initial_state(self) -> State:
-        return self.encoder.initial_state() if isinstance(self.encoder, MemoryEncoder) else {}
+        return self.memories()["features"].initial_state() if self.has_memory else {}
 
     def memories(self) -> dict[str, MemoryEncoder]:
         """Return each memory by the field of `Remembered` that it fills; none without memory."""
@@ -64,7 +66,7 @@ class TransitionModule(DefaultActorCriticModule):
 
     def is_unread(self, batch: Batch) -> bool:
         """Return whether the batch has sequences that the memories have not gone through yet."""
-        return isinstance(self.encoder, MemoryEncoder) and not isinstance(batch["obs"], Remembered)
+        return self.has_memory and not isinstance(batch["obs"], Remembered)
 
     def with_state(self, batch: Batch, forward: Callable[[Batch], dict[str, Tensor]]) -> dict[str, Any]:
         """Return the outputs of `forward` for sequences, and `"state_out"`; critics' memories begin empty."""

@@ -42,6 +42,7 @@ class RLModule(nn.Module):
         *,
         inference_only: bool = False,
         model_config: ModelConfig | Mapping[str, Any] | None = None,
+        critic_space: Space[Any] | None = None,
     ) -> None:
         """Call `setup`.
 
@@ -49,12 +50,14 @@ class RLModule(nn.Module):
             observation_space, action_space: what it observes, and what it chooses.
             inference_only: leave out what only training needs.
             model_config: handed to `setup` as it is; None is the default `ModelConfig`.
+            critic_space: of `batch["critic_obs"]` `[N, ...]`, which a centralised critic sees besides in training.
         """
         super().__init__()
         self.observation_space = observation_space
         self.action_space = action_space
         self.inference_only = inference_only
         self.model_config = ModelConfig() if model_config is None else model_config
+        self.critic_space = critic_space
         self._action_dist: ActionDist | None = None
         self.acting_connectors: tuple[str, ...] = ()
         """names of the connectors that a learner has around this module; acting needs them too"""
@@ -228,7 +231,12 @@ class RLModule(nn.Module):
     def spec(self) -> RLModuleSpec:
         """Return the recipe that builds such a module (without its weights)."""
         return RLModuleSpec(
-            type(self), self.observation_space, self.action_space, self.inference_only, self.model_config
+            type(self),
+            self.observation_space,
+            self.action_space,
+            self.inference_only,
+            self.model_config,
+            self.critic_space,
         )
 
     def save_to_path(self, path: str | os.PathLike[str] | None = None) -> str:
@@ -282,6 +290,7 @@ class RLModuleSpec:
     action_space: Space[Any] | None = None
     inference_only: bool = False
     model_config: ModelConfig | Mapping[str, Any] | None = None
+    critic_space: Space[Any] | None = None
 
     def build(self, *, seed: int | None = None) -> RLModule:
         """Build a new module.
@@ -308,6 +317,7 @@ class RLModuleSpec:
                 self.action_space,
                 inference_only=self.inference_only,
                 model_config=self.model_config,
+                **({} if self.critic_space is None else {"critic_space": self.critic_space}),
             )
 
     def to_dict(self) -> dict[str, Any]:
@@ -320,6 +330,7 @@ class RLModuleSpec:
             "inference_only": self.inference_only,
             "model_config_class": "ModelConfig" if isinstance(config, ModelConfig) else None,
             "model_config": config.to_dict() if isinstance(config, ModelConfig) else config and dict(config),
+            **({} if self.critic_space is None else {"critic_space": describe_space(self.critic_space)}),
         }
 
     @classmethod
@@ -331,7 +342,8 @@ class RLModuleSpec:
         if module_class is None and data["module_class"] is not None:
             module_class = _import_module_class(data["module_class"])
         observation_space, action_space = space_from(data["observation_space"]), space_from(data["action_space"])
-        return cls(module_class, observation_space, action_space, bool(data["inference_only"]), config)
+        critic_space = space_from(data["critic_space"]) if "critic_space" in data else None
+        return cls(module_class, observation_space, action_space, bool(data["inference_only"]), config, critic_space)
 
 
 def copy_values(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
@@ -441,7 +453,7 @@ class WrappedModule(RLModule):
         if values is not None and values.dim() > 1 and values.shape[-1] == 1:
             named["vf_preds"] = values.squeeze(-1)
         if self.is_masked:
-            mask = batch["obs"][ACTION_MASK]
+            mask = self.action_dist_cls.full_mask(batch["obs"][ACTION_MASK])
             named |= {name: mask_logits(named[name], mask) for name in MASKED_OUTPUTS if name in named}
         return named
 

@@ -80,6 +80,12 @@ class _How:
 MEAN = _How()
 
 
+def _how(reduce: str = "mean", window: int | None = None, ema_coeff: float | None = None) -> _How:
+    """Return how values are reduced; always the same object for a plain mean."""
+    is_mean = reduce == "mean" and window is None and ema_coeff is None
+    return MEAN if is_mean else _How(reduce, window, ema_coeff)
+
+
 class Metrics:
     """Takes in values by key and reports one number for each; the same class on a learner, in the callbacks of an
     environment's process and in a trainer.
@@ -134,7 +140,7 @@ class Metrics:
         and for a `window` or `ema_coeff` that `reduce` has no use for; each names the key.
         """
         parts = _key_of(key)
-        how = MEAN if reduce == "mean" and window is None and ema_coeff is None else _How(reduce, window, ema_coeff)
+        how = _how(reduce, window, ema_coeff)
         if self._hows.get(parts) != how:
             self._declare(parts, how)
         plain = _plain(parts, value)
@@ -290,23 +296,25 @@ class Metrics:
                 if self._hows.get(key, MEAN).reduce in ("mean", "ema"):
                     logged[key] = _joined_by_step(entries)
         self.series, found = {}, {}
-        for key in dict.fromkeys((*logged, *self._kept)):
+        for key in dict.fromkeys((*logged, *self._kept)) if self._kept else logged:
             how, new = self._hows.get(key, MEAN), logged.get(key, [])
+            if how is MEAN:
+                found[key] = _weighted_mean(new)
+                self.series[key] = [value for value, _, _ in new]
+                continue
             entries = self._kept_of(key, new)
             if how.goes_on:
                 self._kept[key] = entries
             numbers = {(*key, *more): value for more, value in how.numbers(entries).items()}
             found.update(numbers)
             self.series.update({name: [value] for name, value in numbers.items()})
-            if how == MEAN:
-                self.series[key] = [value for value, _, _ in entries]
         self._reported.update(found)
         return found
 
     def _kept_of(self, key: Key, new: list[Entry]) -> list[Entry]:
         """Return the entries that the number of a key is made of. Of a mean the weight says what counts."""
         how = self._hows.get(key, MEAN)
-        if how == MEAN:
+        if how is MEAN:
             return new
         return how.kept(self._kept.get(key, []), [entry for entry in new if entry[1]])
 
@@ -327,7 +335,7 @@ class Metrics:
             for name, value in values.items():
                 found.setdefault((*start, name), []).append((value, rows, step))
         for key in found:
-            if self._hows.get(key, MEAN) != MEAN:
+            if self._hows.get(key, MEAN) is not MEAN:
                 self._declare(key, MEAN)  # refused
         tensors = [value for entries in found.values() for value, _, _ in entries]
         further = [value for _, value, _, _ in self._values if isinstance(value, Tensor)]
@@ -354,8 +362,8 @@ class Metrics:
         for part in parts:
             keys = [tuple(key) for key in part["keys"]]
             for key, how in zip(keys, part["reductions"]):
-                if _How(*how) != self._hows.get(key, MEAN):
-                    self._declare(key, _How(*how))
+                if _how(*how) != self._hows.get(key, MEAN):
+                    self._declare(key, _how(*how))
             for index, value, rows, step in np.reshape(part["entries"], (-1, 4)).tolist():
                 logged.setdefault(keys[int(index)], []).append((value, rows, int(step)))
         for entries in logged.values():
@@ -377,7 +385,7 @@ class Metrics:
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continue from `get_state`."""
         self._forget()
-        self._hows = {tuple(key): _How(*how) for key, *how in state["reductions"]}
+        self._hows = {tuple(key): _how(*how) for key, *how in state["reductions"]}
         self._kept = self._merged([state["kept"]])
         logged = self._merged([state["logged"]])
         self._values = [(key, *entry) for key, entries in logged.items() for entry in entries]

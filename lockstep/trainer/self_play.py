@@ -164,10 +164,10 @@ class SelfPlay(Callback):
         if missing:
             raise ValueError(f"SelfPlay names the modules {missing}; there are {sorted(policy.acting)}")
         env, part = self._trainer.train_collector.env, policy.acting[self.learner]
-        if len(env.agents) < 2:
-            raise ValueError(f"SelfPlay needs at least two agents; the environment has {list(env.agents)}")
-        for agent in env.agents:
-            part.check_spaces(env.observation_space[agent], env.action_space[agent])
+        if len(env.observation_space) < 2:
+            raise ValueError(f"SelfPlay needs at least two agents; the environment has {list(env.observation_space)}")
+        for agent, space in env.observation_space.items():
+            part.check_spaces(space, env.action_space[agent])
 
     def on_collect_end(self, event: CollectEnd) -> None:
         """Count results; let a copy join where the learner wins often enough."""
@@ -200,7 +200,7 @@ class SelfPlay(Callback):
             self.copies.append(module_id)
 
     def _map(self) -> None:
-        agents, shares = self._trainer.train_collector.env.agents, self.shares()
+        agents, shares = self._trainer.train_collector.env.observation_space, self.shares()
         mapping = Opponents(self.learner, tuple(agents), tuple(shares), tuple(shares.values()), self.seed or 0)
         self._trainer.set_policy_mapping_fn(mapping)
 

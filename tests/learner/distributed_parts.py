@@ -12,15 +12,18 @@ from algorithm_kinds import ON_POLICY
 from gymnasium import spaces
 from learner_parts import BOX, MODULE, THREE, make_episode, make_multi_agent_episode, parameters, ppo_batch, transitions
 
-from lockstep import get_config
+from lockstep import RLModuleSpec, get_config
 from lockstep.algorithms.policy import row_errors
 from lockstep.algorithms.ppo import PPOLearner
+from lockstep.data import SingleAgentEpisode
+from lockstep.data.actions import random_actions
 from lockstep.data.minibatch import num_units, take_units
 from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch
 from lockstep.learner.reduction import DistributedReducer, LocalReducer
 
 UPDATES = 20
 TWO_DIMENSIONS = spaces.Box(-1.0, 1.0, (2,), np.float32)
+COMPOSITE = spaces.Dict(gear=THREE, both=spaces.Tuple([TWO_DIMENSIONS, spaces.MultiDiscrete([2, 3])]))
 
 
 class ShardMeanPPO(PPOLearner):
@@ -55,8 +58,12 @@ class Case:
     """several: multi-agent episodes and batches"""
     empty: bool = False
     """every second update all rows are on the last learner"""
+    composite: bool = False
+    """actions are a Dict"""
     behaviour: bool = False
     """episodes carry the log-probabilities of the policy that acted"""
+    critic: bool = False
+    """a centralised critic, whose observations of two numbers are in the infos"""
 
 
 def build(case, reducer):
@@ -71,21 +78,32 @@ def build(case, reducer):
         config.rl_module(model_config={"num_critics": 1})
     if len(case.modules) > 1:
         config.multi_agent(policies=case.modules, policy_mapping_fn=lambda agent, episode: agent)
+    if case.critic:
+        config.rl_module(rl_module_spec=RLModuleSpec(critic_space=spaces.Box(-1.0, 1.0, (2,))))
     config.rl_module(model_config={"hiddens": (8,)}).framework(dtype=case.dtype)
     return config.build_learner(spaces=(BOX, actions_of(case)), reducer=reducer)
 
 
 def actions_of(case):
+    if case.composite:
+        return COMPOSITE
     return TWO_DIMENSIONS if case.algorithm in CONTINUOUS else THREE
 
 
-def episodes_of(rng, behaviour=False):
+def episodes_of(rng, behaviour=False, composite=False, critic=False):
     """Seven episodes of 1 to 12 steps."""
     made = []
     for _ in range(7):
         steps, end = int(rng.integers(1, 13)), ("terminated", "truncated", "open")[rng.integers(3)]
         recorded = {"action_logp": np.log(rng.uniform(0.1, 0.9, steps))} if behaviour else {}
-        made.append(make_episode(steps, end, rng, **recorded))
+        seen = [{"critic_obs": rng.normal(size=2).astype(np.float32)} for _ in range(steps + 1)] if critic else None
+        made.append(make_episode(steps, end, rng, infos=seen, **recorded))
+        if composite:
+            actions = random_actions(COMPOSITE, rng, steps)
+            observations, rewards = made[-1].get_observations(), made[-1].get_rewards()
+            made[-1] = SingleAgentEpisode(
+                observations=observations, actions=actions, rewards=rewards, terminated=end == "terminated"
+            )
     return made
 
 
@@ -148,7 +166,10 @@ def shards_of(case, update, world_size):
             return parts[MODULE]
         shards = [{mid: pieces[rank] for mid, pieces in parts.items()} for rank in range(world_size)]
         return [MultiAgentBatch(shard, max(map(len, shard.values()))) for shard in shards]
-    made = episodes_of(rng, case.behaviour) if len(case.modules) == 1 else multi_agent_episodes_of(rng, case.modules)
+    if len(case.modules) == 1:
+        made = episodes_of(rng, case.behaviour, case.composite, case.critic)
+    else:
+        made = multi_agent_episodes_of(rng, case.modules)
     ends = cuts(len(made), world_size, case, update, rng)
     return [made[start:stop] for start, stop in itertools.pairwise(ends)]
 

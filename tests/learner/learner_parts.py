@@ -123,7 +123,7 @@ def transitions(rows=16, seed=0, *, size=3, actions=THREE):
     )
 
 
-def make_episode(steps, end="open", rng=0, *, size=3, actions=3, module_id=None, **recorded):
+def make_episode(steps, end="open", rng=0, *, size=3, actions=3, module_id=None, infos=None, **recorded):
     """An episode of random steps; `rng` is a generator or a seed, `recorded` what was noted when acting."""
     rng = np.random.default_rng(rng)
     return SingleAgentEpisode(
@@ -133,6 +133,7 @@ def make_episode(steps, end="open", rng=0, *, size=3, actions=3, module_id=None,
         terminated=end == "terminated",
         truncated=end == "truncated",
         module_id=module_id,
+        infos=infos,
         extra_model_outputs=recorded or None,
     )
 

@@ -7,6 +7,7 @@ import pytest
 from agent_games import (
     CountingGame,
     DictGame,
+    Duel,
     TellingCountingGame,
     TellingDictGame,
     TellingTurnGame,
@@ -15,10 +16,11 @@ from agent_games import (
 )
 from runner_tools import ManyRunners
 
-from lockstep import APPOConfig, DQNConfig, PPOConfig, SACConfig
+from lockstep import APPOConfig, DQNConfig, PPOConfig, RLModuleSpec, SACConfig
 from lockstep.data.rollout import EpisodeStore
 from lockstep.rollout.group_collector import MultiAgentGroupCollector
 from lockstep.rollout.multi_agent_collector import MultiAgentCollector
+from lockstep.trainer import SelfPlay
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +66,7 @@ CASES = {
     "recurrent": {"env": TurnGame, "rl_module": {"model_config": {"hiddens": (4,), "recurrent": "gru"}}},
     "whole episodes": {"env_runners": {"batch_mode": "complete_episodes"}},
     "normalised": {"environment": {"normalize_observations": True, "normalize_rewards": True}},
+    "a central critic": {"multi_agent": {"centralized_critic": True, "agent_id_in_obs": True}},
     "dqn": {"algorithm": DQNConfig},
     "dqn in turns": {"env": TurnGame, "algorithm": DQNConfig, "replay": {"n_step": 3, "prioritized": True}},
     "sac dicts": {"env": DictGame, "algorithm": SACConfig},
@@ -175,6 +178,7 @@ GRU = {"rl_module": {"model_config": {"hiddens": (4,), "recurrent": "gru"}}}
     ("env", "algorithm", "sections"),
     [
         (TellingCountingGame, PPOConfig, {}),
+        (TellingCountingGame, PPOConfig, {"multi_agent": {"centralized_critic": True, "agent_id_in_obs": True}}),
         (TellingTurnGame, PPOConfig, GRU),
         (TellingDictGame, PPOConfig, {}),
         (TellingTurnGame, DQNConfig, {"replay": {"n_step": 3}}),
@@ -239,6 +243,52 @@ def test_modules_that_come_and_go_and_other_mappings_reach_the_runners(algorithm
     assert any("third" in names for names in one[0][1][0])
     assert not any("third" in names for names in one[0][2][0])
     assert_same(run(2), one)
+
+
+def test_a_module_that_comes_back_under_its_name_is_built_anew_in_the_runners():
+    trainer = config_of(2, num_envs=2, reporting={"total_steps": 96}).build_trainer()
+    next(trainer)
+    for hiddens in ((4,), (6, 6)):
+        trainer.remove_module("others")
+        trainer.add_module("others", RLModuleSpec(model_config={"hiddens": hiddens}))
+        next(trainer)
+        for runner in trainer.train_collector.group._backend.runners:
+            found = runner.policy.acting["others"].module.get_flat_weights()
+            assert found.size == trainer.policy.acting["others"].module.get_flat_weights().size
+    trainer.close()
+
+
+def play_oneself(num_runners, algorithm, total_steps=256):
+    config = config_of(num_runners, Duel, algorithm)
+    config.multi_agent(policies=["main"], policy_mapping_fn={"x": "main", "y": "main"})
+    config.training(train_batch_size=32, lr=3e-2).reporting(total_steps=total_steps, steps_per_epoch=64)
+    if algorithm is DQNConfig:
+        config.training(epsilon=0.2).env_runners(rollout_fragment_length=16)
+    playing = SelfPlay("main", window=16, max_pool_size=2, draw="prioritized", win_rate_threshold=0.5)
+    return config.build_trainer(callbacks=[playing]), playing
+
+
+@pytest.mark.parametrize("algorithm", [PPOConfig, DQNConfig])
+def test_self_play_over_env_runners_is_that_of_one_process_and_goes_on_in_the_middle(algorithm, tmp_path):
+    (here, one), (there, two), (half, _), (again, three) = (play_oneself(n, algorithm) for n in (0, 2, 2, 2))
+    history = here.run().history
+    assert one.num_copies > 1
+    assert [e.train_collect_stat.agent_modules for e in there.run().history] == [
+        e.train_collect_stat.agent_modules for e in history
+    ]
+    next(half)
+    next(half)
+    half.save_to_path(tmp_path / "half")
+    again.restore_from_path(tmp_path / "half")
+    again.run()
+    assert one.get_state() == two.get_state() == three.get_state()
+    weights = [trainer.policy.learner_group.get_weights() for trainer in (here, there, again)]
+    for module_id, own in weights[0].items():
+        for name, array in own.items():
+            np.testing.assert_allclose(weights[1][module_id][name], array, rtol=0, atol=1e-12, err_msg=name)
+            np.testing.assert_array_equal(weights[2][module_id][name], weights[1][module_id][name], err_msg=name)
+    for trainer in (here, there, half, again):
+        trainer.close()
 
 
 def test_collecting_while_learning_is_refused_by_name():

@@ -5,32 +5,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from agent_games import Game, game_config
+from agent_games import Duel, game_config
 from trainer_tools import learned
 
 from lockstep import DQNConfig, PPOConfig
 from lockstep.tracking.statistics import CollectStats
 from lockstep.trainer import Opponents, SelfPlay, restore_trainer, save_trainer
-
-
-class Duel(Game):
-    """One step: whoever takes action 1 against a 0 wins 1 from the other; every episode ends with it."""
-
-    possible_agents = ("x", "y")
-
-    def reset(self, seed=None, options=None):
-        self.agents = ["x", "y"]
-        return self._obs(), {agent: {} for agent in self.agents}
-
-    def _obs(self):
-        return {agent: np.array([1.0, "xy".index(agent)], np.float32) for agent in self.agents}
-
-    def step(self, actions):
-        assert set(actions) == {"x", "y"}
-        gain = float(actions["x"] - actions["y"])
-        obs, ends, no, infos = self._obs(), *(dict.fromkeys(self.agents, value) for value in (True, False, {}))
-        self.agents = []
-        return obs, {"x": gain, "y": -gain}, ends, no, infos
 
 
 def duel_config(algorithm=PPOConfig, **sections):
@@ -67,7 +47,7 @@ class View:
         part = SimpleNamespace(check_spaces=lambda *spaces: None)
         config = SimpleNamespace(debugging=SimpleNamespace(seed=5))
         self.policy = SimpleNamespace(is_multi_agent=True, acting=dict.fromkeys(modules, part), config=config)
-        env = SimpleNamespace(agents=("x", "y"), observation_space={"x": 0, "y": 0}, action_space={"x": 0, "y": 0})
+        env = SimpleNamespace(observation_space={"x": 0, "y": 0}, action_space={"x": 0, "y": 0})
         self.train_collector = SimpleNamespace(env=env)
         self.mapping = None
 

@@ -93,6 +93,8 @@ class Evaluated:
     """[K, ...] tensors, after the observation pipeline; None for K = 0"""
     rewards: np.ndarray | None = None
     """[T, B] after the learner connectors; None where there are none"""
+    critic_obs: Tensor | None = None
+    """[T * B, ...] what a centralised critic sees"""
 
 
 class OnPolicyLearner(Learner[Training]):
@@ -122,7 +124,8 @@ class OnPolicyLearner(Learner[Training]):
         """
         module = self.module[module_id]
         obs, actions, last, rewards = self._read(module_id, trajectories)
-        inputs, flat_values, bootstrap, sequences = self._outputs(module, trajectories, obs, last)
+        critic_obs = self._read_critic_obs(module_id, trajectories)
+        inputs, flat_values, bootstrap, sequences = self._outputs(module, trajectories, obs, last, critic_obs)
         values = flat_values.cpu().numpy().reshape(trajectories.shape)
         next_values = np.zeros_like(values)
         next_values[:-1] = values[1:]
@@ -146,6 +149,7 @@ class OnPolicyLearner(Learner[Training]):
             sequences=sequences,
             bootstrap_obs=last,
             rewards=rewards,
+            critic_obs=critic_obs,
         )
 
     def _read(self, module_id: str, trajectories: Trajectories) -> tuple[Tree, Tensor, Tree, np.ndarray | None]:
@@ -165,6 +169,18 @@ class OnPolicyLearner(Learner[Training]):
         bootstrap_obs = map_tree(self.to_tensor, connectors.obs(trajectories.bootstrap_obs)) if len(index) else None
         return obs, self.to_tensor(trajectories.flat_actions()), bootstrap_obs, None
 
+    def _read_critic_obs(self, module_id: str, trajectories: Trajectories) -> Tensor | None:
+        """Return what a centralised critic sees `[T * B, ...]`; None for a module without one."""
+        if self.module[module_id].critic_space is None:
+            return None
+        found = trajectories.critic_obs
+        if found is None:
+            raise ValueError(
+                f"module {module_id!r} has a centralised critic, and its episodes have no {Columns.CRITIC_OBS!r} in "
+                "their infos; collect with multi_agent(centralized_critic=...), or add it to the infos"
+            )
+        return self.to_tensor(found.reshape(-1, *found.shape[2:]))
+
     def _rewards(self, module_id: str, trajectories: Trajectories, rollout: Evaluated) -> np.ndarray:
         """Return the rewards `[T, B]` that advantages and targets are made of."""
         if rollout.rewards is not None:
@@ -172,20 +188,22 @@ class OnPolicyLearner(Learner[Training]):
         return self.connectors[module_id].learning_rewards(trajectories)
 
     def _outputs(
-        self, module: RLModule, trajectories: Trajectories, obs: Tree, last: Tree
+        self, module: RLModule, trajectories: Trajectories, obs: Tree, last: Tree, critic_obs: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None, SequenceRows | None]:
         """Return distribution inputs and values of all rows, values `[K]` of `last`, and sequences with memory."""
         bootstrap, sequences = None, None
         if module.is_stateful():
             out, bootstrap, sequences = evaluate_sequences(self.to_tensor, module, trajectories, obs, last)
         else:
-            out = module.forward_train({Columns.OBS: obs})
+            batch = columns_seen(obs, critic_obs)
+            out = module.forward_train(batch)
             if type(module).compute_values is not RLModule.compute_values and Columns.VF_PREDS not in out:
-                out = {**out, Columns.VF_PREDS: module.compute_values({Columns.OBS: obs})}
+                out = {**out, Columns.VF_PREDS: module.compute_values(batch)}
         names = Columns.ACTION_DIST_INPUTS, Columns.VF_PREDS
         check_outputs(out, names, type(module).__name__, type(self).__name__)
         if last is not None and not module.is_stateful():
-            bootstrap = module.compute_values({Columns.OBS: last})
+            seen = None if critic_obs is None else self.to_tensor(np.asarray(trajectories.bootstrap_critic_obs))
+            bootstrap = module.compute_values(columns_seen(last, seen))
         return out[names[0]], self.to_tensor(out[names[1]]), bootstrap, sequences
 
     def _recorded(self, trajectories: Trajectories, name: str, computed: Tensor) -> Tensor:
@@ -211,7 +229,7 @@ class OnPolicyLearner(Learner[Training]):
         if module.is_stateful():  # with its own memory
             out = evaluate_sequences(self.to_tensor, module, trajectories, rollout.obs, rollout.bootstrap_obs)[0]
         else:
-            out = module.forward_train({Columns.OBS: rollout.obs})
+            out = module.forward_train(columns_seen(rollout.obs, rollout.critic_obs))
         inputs: Tensor = out[Columns.ACTION_DIST_INPUTS]
         return inputs
 
@@ -280,6 +298,8 @@ class OnPolicyLearner(Learner[Training]):
 
     def rows_to_train(self, columns: TensorColumns, rollout: Evaluated, trajectories: Trajectories) -> TensorColumns:
         """Return what a gradient step takes rows of: the transitions, or the sequences `[S, L, ...]` with memory."""
+        if rollout.critic_obs is not None:
+            columns = {**columns, Columns.CRITIC_OBS: rollout.critic_obs}
         if rollout.sequences is not None:
             return rollout.sequences.train_columns(columns)
         rows = trajectories.rows()
@@ -342,3 +362,8 @@ class OnPolicyLearner(Learner[Training]):
         policy_loss, vf_loss, entropy, mean_kl = terms.unbind()
         self.log(module_id, policy_loss=policy_loss, vf_loss=vf_loss, entropy=entropy, mean_kl_loss=mean_kl)
         return loss
+
+
+def columns_seen(obs: Tree, critic_obs: Tensor | None) -> TensorColumns:
+    """Return what a network is given: observations, and what a centralised critic sees besides."""
+    return {Columns.OBS: obs} if critic_obs is None else {Columns.OBS: obs, Columns.CRITIC_OBS: critic_obs}

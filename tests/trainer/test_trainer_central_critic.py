@@ -1,0 +1,240 @@
+"""A critic that sees the state or all agents (MAPPO), one that does not (IPPO), and agents' numbers in observations."""
+
+import numpy as np
+import pytest
+import torch
+from agent_games import CountingGame, Game, TurnGame, game_config
+from gymnasium import spaces
+from trainer_tools import learned
+
+from lockstep import A2CConfig, APPOConfig, DQNConfig, IMPALAConfig, MultiAgentCollector, Policy, PPOConfig
+from lockstep.data import Columns, SingleAgentEpisode
+from lockstep.data.trajectories import trajectories_from_episodes
+from lockstep.envs.multi_agent import play_of
+from lockstep.trainer import restore_trainer, save_trainer
+
+
+class HiddenGame(Game):
+    """One step: both get 1 where a hidden bit is set, whatever they do; only the state shows the bit."""
+
+    possible_agents, y_sees = ("x", "y"), False
+
+    def reset(self, seed=None, options=None):
+        self.bit, self.agents, self.t = int(np.random.default_rng(seed).integers(2)), ["x", "y"], 0
+        self.length = self.options.get("length", 1)
+        return self._obs(), {agent: {"own": 1} for agent in self.agents}
+
+    def _obs(self):
+        seen = {"x": 0, "y": 1 + self.bit * self.y_sees}
+        return {agent: np.array([self.t, seen[agent]], np.float32) for agent in "xy"}
+
+    def state(self):
+        return np.array([self.bit, self.t, 7.0])
+
+    def step(self, actions):
+        self.t += 1
+        over = self.t == self.length
+        if over:
+            self.agents = []
+        ends, no = (dict.fromkeys("xy", value) for value in (over, False))
+        if self.options.get("truncates"):
+            ends, no = no, ends
+        return self._obs(), {agent: float(self.bit) for agent in "xy"}, ends, no, {agent: {} for agent in "xy"}
+
+
+class HiddenGameThatYSees(HiddenGame):
+    """As `HiddenGame`, and the observation of `y` shows the bit."""
+
+    y_sees = True
+
+
+class CopyGame(Game):
+    """One step: x is to take 0 and y 1; both see the same."""
+
+    possible_agents = ("x", "y")
+    shown = np.zeros(2, np.float32)
+
+    def reset(self, seed=None, options=None):
+        self.agents = ["x", "y"]
+        return dict.fromkeys("xy", self.shown), {agent: {} for agent in "xy"}
+
+    def step(self, actions):
+        self.agents = []
+        rewards = {agent: float(action == "xy".index(agent)) for agent, action in actions.items()}
+        ends, no, infos = (dict.fromkeys("xy", value) for value in (True, False, {}))
+        return dict.fromkeys("xy", self.shown), rewards, ends, no, infos
+
+
+def main(agent, episode):
+    return "main"
+
+
+def shared_config(env, algorithm=PPOConfig, steps=64, **multi_agent):
+    config = game_config(env, algorithm, num_envs=8)
+    config.multi_agent(policies=["main"], policy_mapping_fn=main, **multi_agent)
+    return config.reporting(total_steps=steps, steps_per_epoch=steps).evaluation(evaluation_interval=0)
+
+
+@pytest.mark.parametrize(
+    "central, y_sees, seen_of, values",
+    [
+        ("state", False, lambda bit: [bit, 0, 7], [0.0, 1.0]),
+        ("observations", True, lambda bit: [0, 0, 0, 1 + bit], [0.0, 1.0]),
+        ("observations", False, lambda bit: [0, 0, 0, 1], [0.5, 0.5]),
+        (False, True, lambda bit: [0], [0.5, 0.5]),
+    ],
+)
+def test_the_value_of_x_is_exact_where_its_critic_sees_the_bit_and_the_mean_where_not(central, y_sees, seen_of, values):
+    env = HiddenGameThatYSees if y_sees else HiddenGame
+    config = shared_config(env, steps=64 * 20, centralized_critic=central)
+    config.training(train_batch_size=64, minibatch_size=64, num_epochs=10, lr=[[0, 3e-2], [1280, 1e-3]])
+    trainer = config.build_trainer()
+    trainer.run()
+    module, obs = trainer.policy.acting["main"].module, torch.zeros(1, 2)
+    found = [
+        module.compute_values({"obs": obs, "critic_obs": torch.tensor([seen_of(bit)]).float()}).item() for bit in (0, 1)
+    ]
+    assert found == pytest.approx(values, abs=0.05 if values == [0.0, 1.0] else 0.2)
+    assert set(trainer.policy.compute_actions({"x": np.zeros(2, np.float32)})) == {"x"}  # no state is needed
+    assert trainer.policy.acting["main"].observation_space.shape == (2,)
+
+
+def test_the_state_stands_beside_each_observation_and_is_bootstrapped_where_an_episode_is_cut():
+    play = play_of(HiddenGame(length=3, truncates=True), main, critic="state")
+    play.begin(seed=1)
+    while not play.episode.is_done:
+        play.step(dict.fromkeys(play.to_act, 0))
+    pieces = list(play.episode.agent_episodes.values())
+    found = trajectories_from_episodes(pieces)
+    assert found.critic_obs[:, 0, 1].tolist() == [0.0, 1.0, 2.0] * 2
+    assert found.bootstrap_critic_obs[:, 1].tolist() == [3.0, 3.0]
+    assert pieces[0].get_infos(0)["own"] == 1  # the environment's own infos stay
+    for count in (2, 3):
+        shards = [shard for shard in found.shards(count) if shard is not None]
+        rows = np.concatenate([s.critic_obs.reshape(-1, 3)[s.rows()] for s in shards])
+        assert np.array_equal(rows, found.critic_obs.reshape(-1, 3))
+        for shard in shards:
+            assert len(shard.bootstrap_critic_obs) == len(shard.bootstrap_index) == len(shard.bootstrap_obs)
+
+
+class Seen(TurnGame):
+    """Tells what an agent would see."""
+
+    def observe(self, agent):
+        return np.array([self.t, 10 + "ab".index(agent)], np.float32)
+
+
+def test_observations_of_all_agents_are_joined_with_zeros_for_who_is_not_there():
+    play = play_of(CountingGame(shortest=3, longest=3), main, critic="observations")
+    assert play.critic_space() == spaces.Box(-np.inf, np.inf, (6,), np.float32)
+    play.begin(seed=0)
+    assert play.episode.agent_episodes["a"].get_infos(0)[Columns.CRITIC_OBS].tolist() == [0, 1, 0, 2, 0, 0]
+
+
+def test_in_turns_who_waits_is_observed_too():
+    play = play_of(Seen(shortest=3, longest=3), main, critic="observations")
+    play.begin(seed=0)
+    play.step({"a": 0})
+    assert play.episode.agent_episodes["b"].get_infos(0)[Columns.CRITIC_OBS].tolist() == [1.0, 10.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("algorithm", [PPOConfig, A2CConfig, IMPALAConfig, APPOConfig])
+def test_each_actor_critic_learns_with_it_and_a_run_goes_on_bit_by_bit(algorithm, folder):
+    def build():
+        config = shared_config(HiddenGame, algorithm, steps=96, centralized_critic=True, agent_id_in_obs=True)
+        return config.reporting(steps_per_epoch=32).build_trainer()
+
+    straight, first, again = build(), build(), build()
+    straight.run()
+    next(first)
+    path = save_trainer(first, folder / "checkpoint")
+    restore_trainer(again, path)
+    again.run()
+    assert learned(again) == learned(straight)
+    policy = Policy.from_checkpoint(path)  # no environment is asked
+    obs = {agent: np.zeros(2, np.float32) for agent in "xy"}
+    assert policy.compute_actions(obs) == first.policy.compute_actions(obs)
+
+
+def test_modules_of_their_own_and_new_ones_have_a_central_critic_too():
+    config = game_config(HiddenGame, multi_agent={"centralized_critic": True})
+    trainer = config.build_trainer()
+    trainer.add_module("new")
+    trainer.add_module("copy", init_from="first")
+    trainer.add_module("frozen", init_from="first", frozen=True)
+    trainer.set_policy_mapping_fn(lambda agent, episode: "new" if agent == "x" else "copy")
+    trainer.run()
+    modules = {mid: part.module for mid, part in trainer.policy.acting.items()}
+    assert modules["new"].critic_space == modules["first"].critic_space == spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    assert modules["frozen"].value_encoder is None
+
+
+def test_agents_who_share_a_module_tell_themselves_apart_by_their_number(folder):
+    config = shared_config(CopyGame, steps=64 * 30, agent_id_in_obs=True)
+    trainer = config.training(train_batch_size=64, minibatch_size=64, num_epochs=8, lr=1e-2).build_trainer()
+    trainer.run()
+    obs = {agent: np.zeros(2, np.float32) for agent in "xy"}
+    assert trainer.policy.compute_actions(obs) == {"x": 0, "y": 1}
+    assert trainer.policy.acting["main"].observation_space.shape == (4,)
+    assert Policy.from_checkpoint(trainer.policy.save_to_path(folder / "p")).compute_actions(obs) == {"x": 0, "y": 1}
+    with pytest.raises(KeyError, match="agent 'z' has no number"):
+        trainer.policy.compute_actions({"z": obs["x"]})
+
+
+@pytest.mark.parametrize(
+    "space, observation",
+    [
+        (spaces.Dict({"observation": spaces.Box(0, 1, (2,)), "action_mask": spaces.MultiBinary(3)}), None),
+        (spaces.Discrete(4), 2),
+        (spaces.Box(0, 255, (8, 8, 3), np.uint8), None),
+        (spaces.Box(-1.0, 1.0, (3,), np.float64), None),
+    ],
+)
+def test_numbers_are_added_to_observations_of_any_space(space, observation):
+    from lockstep.envs.multi_agent import with_agent_id, with_agent_id_space
+    from lockstep.envs.trees import as_row
+
+    value = as_row(space, space.sample() if observation is None else observation)
+    longer = with_agent_id(value, 1, 3)
+    assert with_agent_id_space(space, 3).contains(longer)
+
+
+@pytest.mark.parametrize(
+    "algorithm, model_config, words",
+    [
+        (DQNConfig, {}, "centralized_critic=True is not allowed for dqn"),
+        (PPOConfig, {"recurrent": "lstm"}, "centralized_critic=True is not allowed with a network that has a memory"),
+        (PPOConfig, {"attention": {"size": 8}}, "centralized_critic=True is not allowed with a network that has a mem"),
+        (PPOConfig, {"vf_share_layers": True}, "centralized_critic=True needs a network of its own"),
+    ],
+)
+def test_what_has_no_central_critic_is_refused_when_the_configuration_is_built(algorithm, model_config, words):
+    config = shared_config(HiddenGame, algorithm, centralized_critic=True).rl_module(model_config=model_config)
+    with pytest.raises(ValueError, match=words):
+        config.validate()
+
+
+@pytest.mark.parametrize("option", [{"centralized_critic": True}, {"agent_id_in_obs": True}])
+def test_options_of_several_agents_are_refused_for_one(option):
+    config = PPOConfig().environment("CartPole-v1").multi_agent(**option)
+    with pytest.raises(ValueError, match="needs several agents"):
+        config.build_trainer()
+
+
+def test_a_state_that_the_environment_does_not_have_is_refused():
+    with pytest.raises(ValueError, match=r"centralized_critic='state' is not allowed: .* has no state\(\)"):
+        shared_config(CopyGame, centralized_critic="state").build_trainer()
+    with pytest.raises(ValueError, match="centralized_critic='all'"):
+        shared_config(CopyGame, centralized_critic="all").validate()
+
+
+def test_episodes_without_what_the_critic_sees_are_refused():
+    config = shared_config(HiddenGame, centralized_critic=True)
+    policy = config.build_policy()
+    collector = MultiAgentCollector(policy, HiddenGame)
+    assert len(collector.collect(n_episode=2).returns) == 2
+    episode = SingleAgentEpisode(
+        observations=[np.zeros(2, np.float32)] * 2, actions=[0], rewards=[0.0], module_id="main"
+    )
+    with pytest.raises(ValueError, match="has a centralised critic, and its episodes have no 'critic_obs'"):
+        policy.learner_group.update_from_episodes([episode])
