@@ -6,7 +6,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Tests start many processes; without bytecode each would compile all sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup setup-dev train test test-faults test-kills test-learning lint bench docs clean
+.PHONY: setup setup-dev train test test-faults test-kills test-product test-learning lint bench docs clean
 .DEFAULT_GOAL := train
 
 $(VENV)/.core: pyproject.toml requirements/constraints.txt
@@ -34,6 +34,9 @@ test-faults: $(VENV)/.dev   ## kills real processes again and again, many minute
 test-kills: $(VENV)/.dev    ## the few of them that CI runs: real processes killed at any moment
 	$(BIN)/python -m pytest -m faults -k "kill or raises or two_env_runners"
 
+test-product: $(VENV)/.dev  ## every pair of options that an algorithm allows learns a small task
+	$(BIN)/python -m pytest -m product tests/product --numprocesses auto --maxprocesses 4
+
 test-learning: $(VENV)/.dev ## trains on real environments, many minutes
 	$(BIN)/python -m pytest -m learning -s
 
@@ -46,9 +49,10 @@ bench: $(VENV)/.dev         ## Lockstep beside its peers; installs each peer in 
 	$(BIN)/python benchmarks/setup_peers.py
 	$(BIN)/python benchmarks/train_speed.py ppo
 
-docs: $(VENV)/.core         ## what pages show of the code: docs/reference.md, and the ways of a run
+docs: $(VENV)/.core         ## what pages show of the code: docs/reference.md, the ways of a run, what works with what
 	$(BIN)/python -m lockstep.cli list --markdown > docs/reference.md
 	$(BIN)/python tests/architecture/walks.py
+	$(BIN)/python tests/product/cover.py
 
 clean:
 	rm -rf $(VENV)

@@ -28,6 +28,7 @@ SQUARES = 1 << (7 * np.arange(COLUMNS) + np.arange(ROWS)[::-1, None])
 CENTRE_FIRST = np.array([3, 2, 4, 1, 5, 0, 6])
 WON = 10_000
 LOST = 2 * WON
+SCRIPTED = ("minimax_2", "minimax_3")
 
 
 # -- the opponent: minimax on bitboards, where bit 7 * column + row from below is a stone ---
@@ -250,8 +251,10 @@ def to_main(agent: str, episode: Any) -> str:
 def make_config(steps: int, seed: int) -> Any:
     """Return the configuration of a run."""
     config = lockstep.PPOConfig().environment(ConnectFour, env_config={"random_moves": 6})
-    scripted = RLModuleSpec(Minimax, model_config={"depth": 2}, inference_only=True)
-    config.multi_agent(policies={"main": RLModuleSpec(), "minimax": scripted}, policy_mapping_fn=to_main)
+    scripted = {
+        name: RLModuleSpec(Minimax, model_config={"depth": int(name[-1])}, inference_only=True) for name in SCRIPTED
+    }
+    config.multi_agent(policies={"main": RLModuleSpec(), **scripted}, policy_mapping_fn=to_main)
     config.env_runners(num_envs_per_env_runner=128)
     config.rl_module(
         model_config={"encoder": Lines, "hiddens": (256, 256), "activation": "relu", "vf_share_layers": True}
@@ -271,10 +274,14 @@ def make_config(steps: int, seed: int) -> Any:
 
 
 def make_self_play(scripted: bool = False) -> SelfPlay:
-    """Return the pool: the learner as it is, its last four versions and, with `scripted`, minimax of depth 2."""
-    opponents = ["main", "minimax"] if scripted else ["main"]
+    """Return the pool: the learner as it is, earlier versions and, with `scripted`, minimax of depths 2 and 3."""
     return SelfPlay(
-        "main", win_rate_threshold=0.6, window=400, max_pool_size=4, draw="prioritized", opponents=opponents
+        "main",
+        win_rate_threshold=0.6,
+        window=400,
+        max_pool_size=6,
+        draw="prioritized",
+        opponents=["main", *SCRIPTED] if scripted else ["main"],
     )
 
 
@@ -321,10 +328,12 @@ def play_minimax(policy: Any, games: int, depth: int = 4, seed: int = 0, random_
 def main() -> None:
     """Train, go on with a run, or play."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=4_000_000)
+    parser.add_argument("--steps", type=int, default=3_000_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--root", default="runs")
-    parser.add_argument("--scripted", action="store_true", help="let minimax of depth 2 play in the pool")
+    parser.add_argument(
+        "--scripted", action="store_true", help="minimax of depths 2 and 3 in the pool; say so again to resume"
+    )
     parser.add_argument("--resume")
     parser.add_argument("--load")
     parser.add_argument("--games", type=int, default=200)

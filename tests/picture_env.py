@@ -76,3 +76,18 @@ class Turned(Connector):
 def turn(observation_space: Any, action_space: Any) -> Connector:
     """Turn the actions."""
     return Turned()
+
+
+def play(policy: Any, num_steps: int = 20, explore: bool = False) -> list[int]:
+    """The actions of a policy that is called by hand, with one environment."""
+    env, reward = PictureEnv(), None
+    actions: list[int] = []
+    obs, _ = env.reset(seed=5)
+    policy.reset()
+    for _ in range(num_steps):
+        actions.append(policy.compute_single_action(obs, explore=explore, rewards=reward))
+        obs, reward, terminated, truncated, _ = env.step(actions[-1])
+        if terminated or truncated:
+            obs, _ = env.reset()
+            policy.reset(0)
+    return actions

@@ -258,7 +258,8 @@ class BaseConfig:
 
         def __getattr__(self, name: str) -> Any:
             if name == "replay":
-                raise ValueError(f"{self.algorithm} has no replay section: it learns from what it has just collected")
+                learned_from = "data that are there already" if self.is_offline else "what it has just collected"
+                raise ValueError(f"{self.algorithm} has no replay section: it learns from {learned_from}")
             if not name.startswith("_"):
                 for section in self.__dict__.get("sections", {}).values():
                     if name in section.__dict__:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from gymnasium import spaces
 from gymnasium.spaces import Space
 
 from lockstep.data.actions import ACTION_MASK, carries_mask
-from lockstep.data.trees import map_tree, rows_of, zip_trees
+from lockstep.data.trees import Tree, map_tree, rows_of, zip_trees
 from lockstep.envs import StepResult
 from lockstep.envs.trees import allocate, stack_rows
 from lockstep.ops.statistics import RunningMoments
@@ -189,6 +189,8 @@ class ObsPipeline:
         self.input_space = observation_space
         self.observation_space = observation_space
         """Of the output."""
+        self._spaces: list[tuple[Space[Any], Space[Any]] | None] = []
+        """for each connector of the user's, before and behind it: what it gives is checked in each call"""
         for connector in self.connectors:
             if not isinstance(connector, Connector):
                 raise TypeError(
@@ -198,7 +200,9 @@ class ObsPipeline:
             if self.observation_space is None:
                 raise ValueError("an ObsPipeline with connectors needs the observation_space they work on")
             before, self.observation_space = self.observation_space, connector.bind(self.observation_space)
-            if not type(connector).__module__.startswith("lockstep."):
+            is_own = not type(connector).__module__.startswith("lockstep.")
+            self._spaces.append((before, self.observation_space) if is_own else None)
+            if is_own:
                 self._check_output(connector, before, self.observation_space)
         learning = [i for i, connector in enumerate(self.connectors) if connector.has_statistics]
         self.has_statistics = bool(learning)
@@ -222,10 +226,27 @@ class ObsPipeline:
             )
 
     def __call__(self, data: Any) -> Any:
-        """Return `[..., *output]` for `[..., *raw]`, numpy or torch."""
-        for connector in self.connectors:
-            data = connector(data)
+        """Return `[..., *output]` for `[..., *raw]`, numpy or torch.
+
+        Raises `ValueError` for a connector of the user's that gives other shapes than its output space says.
+        """
+        for connector, around in zip(self.connectors, self._spaces):
+            before, data = data, connector(data)
+            if around is not None:
+                self._check_shapes(connector, around, before, data)
         return data
+
+    def _check_shapes(
+        self, connector: Connector, around: tuple[Space[Any], Space[Any]], before: Tree, after: Tree
+    ) -> None:
+        """Raise `ValueError` where a connector gives rows of other shapes than its space says, or another number."""
+        leading = {_leading(leaf, space) for leaf, space in _with_spaces(before, around[0])}
+        found = {_leading(leaf, space) for leaf, space in _with_spaces(after, around[1])}
+        if found != leading:
+            raise ValueError(
+                f"{type(connector).__name__} gives {_forms(after)} for {_forms(before)}, and its output_space is "
+                f"{around[1]}; a connector gives the same shapes in every call, and as many rows as it gets"
+            )
 
     def copy(self) -> ObsPipeline:
         """Return one of its own that remembers nothing."""
@@ -312,6 +333,26 @@ def _with_rows(leaf: npt.NDArray[Any], rows: npt.NDArray[Any], values: npt.NDArr
     mixed = leaf.copy()
     mixed[rows] = values
     return mixed
+
+
+def _leading(leaf: Tree, space: Space[Any]) -> tuple[int, ...] | None:
+    """Return the dimensions before those of one row; None where these are not the space's."""
+    shape, row = tuple(np.shape(leaf)), tuple(space.shape or ())
+    number = len(shape) - len(row)
+    return shape[:number] if number >= 0 and shape[number:] == row else None
+
+
+def _with_spaces(tree: Tree, space: Space[Any]) -> Iterator[tuple[Any, Space[Any]]]:
+    """Yield each leaf of a tree with its space; None for one that is not there."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts: dict[Any, Space[Any]] = dict(
+            space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        )
+        fits = isinstance(tree, Mapping | tuple) and len(tree) == len(parts)
+        for key, part in parts.items():
+            yield from _with_spaces(tree[key] if fits else None, part)
+    else:
+        yield tree, space
 
 
 def _forms(tree: Any) -> Any:

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 from agent_games import CountingGame, Duel, TurnGame, game_config
-from picture_env import PictureEnv, see, turn
+from picture_env import PictureEnv, play, see, turn
 
-from lockstep import DQNConfig, PPOConfig
+from lockstep import DQNConfig, Policy, PPOConfig
 from lockstep.connectors import ClipRewards, NormalizeObs, PreviousActions, PreviousRewards
-from lockstep.trainer import Callback, SelfPlay
+from lockstep.trainer import Callback, SelfPlay, restore_trainer, save_trainer
 
 ray = pytest.importorskip("ray")
 
@@ -133,6 +133,36 @@ def test_learners_and_env_runners_are_one_with_statistics_callbacks_and_metrics(
                 np.testing.assert_allclose(*same, rtol=1e-11, atol=1e-11, err_msg=name)
             else:
                 assert other[name] == number, name
+
+
+def test_actions_are_the_same_bits_here_on_ray_in_evaluation_by_hand_and_after_a_resume(
+    cluster: None, tmp_path: Any
+) -> None:
+    """Collected, learned from and evaluated in this process, and on Ray with a resume in the middle."""
+
+    def trainer_of(num_env_runners: int) -> Any:
+        config = dqn(pictures(DQNConfig)).training(lr=1e-3).rl_module(model_config={"policy_gain": 1.0})
+        config.env_runners(num_env_runners=num_env_runners, num_envs_per_env_runner=2 if num_env_runners else 4)
+        config.env_runners(num_cpus_per_env_runner=0.25).debugging(seed=5)
+        return config.evaluation(evaluation_num_env_runners=min(1, num_env_runners)).build_trainer()
+
+    def outcome(trainer: Any) -> Any:
+        returns = [trainer.last_test.returns.tolist(), trainer.last_test.lens.tolist()]
+        return trainer.buffer.column("actions").tolist(), returns, play(trainer.policy)
+
+    here, begun, resumed = trainer_of(0), trainer_of(2), trainer_of(2)
+    try:
+        here.run()
+        next(begun)
+        save_trainer(begun, tmp_path / "checkpoint")
+        restore_trainer(resumed, tmp_path / "checkpoint")
+        resumed.run()
+        assert len(set(play(here.policy))) > 1
+        assert outcome(here) == outcome(resumed)
+        assert play(begun.policy) == play(Policy.from_checkpoint(tmp_path / "checkpoint"))
+    finally:
+        for trainer in (here, begun, resumed):
+            trainer.close()
 
 
 def changing() -> Any:

@@ -140,7 +140,7 @@ def test_connect_four_goes_on_in_the_middle_with_equal_bits(tmp_path):
             window=10,
             max_pool_size=2,
             draw="prioritized",
-            opponents=["main", "minimax"],
+            opponents=["main", *game.SCRIPTED],
         )
 
     def configured(steps):
@@ -154,7 +154,7 @@ def test_connect_four_goes_on_in_the_middle_with_equal_bits(tmp_path):
     first = lockstep.trainer.run.prepare_run(configured(768), tmp_path, callbacks=[half]).finish()
     assert whole.num_copies > half.num_copies > 1
     result = lockstep.trainer.run.resume(first.path, total_steps=1_536, callbacks=[rest])
-    assert set(result.policy.acting) == {"main", "minimax", *rest.copies}
+    assert set(result.policy.acting) == {"main", *game.SCRIPTED, *rest.copies}
     assert rest.get_state() == whole.get_state() != half.get_state()
     weights, same = (
         [part.policy.acting[name].module.get_state() for name in sorted(part.policy.acting)]

@@ -7,7 +7,7 @@ import pytest
 from acting_tools import Exploring
 from agent_games import CountingGame, TurnGame, game_config
 from gymnasium.vector import SyncVectorEnv
-from picture_env import PictureEnv, see, turn
+from picture_env import PictureEnv, play, see, turn
 from runner_tools import ManyRunners
 
 from lockstep import Collector, MultiAgentCollector, Policy, PPOConfig, RolloutStore
@@ -98,20 +98,6 @@ def config_of(config=None, **runners):
         .rl_module(model_config={"hiddens": (8,)})
         .debugging(seed=3)
     )
-
-
-def play(policy, num_steps=20, explore=False):
-    """The actions of a policy that is called by hand, with one environment."""
-    env, actions, reward = PictureEnv(), [], None
-    obs, _ = env.reset(seed=5)
-    policy.reset()
-    for _ in range(num_steps):
-        actions.append(policy.compute_single_action(obs, explore=explore, rewards=reward))
-        obs, reward, terminated, truncated, _ = env.step(actions[-1])
-        if terminated or truncated:
-            obs, _ = env.reset()
-            policy.reset(0)
-    return actions
 
 
 def test_a_pipeline_of_ones_own_acts_alike_by_hand_in_collectors_and_in_runners():

@@ -1,0 +1,231 @@
+"""The product of all options: its factors and their levels, and the configuration, verdict and run of a cell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch.distributed
+from cue_env import ACTIONS, CUES, OBSERVATIONS, CueEnv, distance
+
+from lockstep import ALGORITHMS, SampleBatch, get_config
+from lockstep.algorithms import base_config
+from lockstep.data.trees import stack_rows
+from lockstep.learner import compiled
+from lockstep.learner.group import LearnerBackend, run_request
+from lockstep.learner.reduction import DistributedReducer
+from lockstep.learner.sharding import shards_of
+
+Cell = Mapping[str, str]
+"""one level of each factor"""
+FACTORS: dict[str, tuple[str, ...]] = {
+    "algorithm": tuple(config.algorithm for config in ALGORITHMS),
+    "observations": tuple(OBSERVATIONS),
+    "actions": tuple(ACTIONS),
+    "mask": ("no mask", "mask"),
+    "memory": ("no memory", "lstm", "gru", "attention"),
+    "replay": ("uniform", "prioritized"),
+    "n_step": ("1 step", "3 steps"),
+    "normalized": ("nothing", "observations", "rewards", "both"),
+    "learners": ("1 learner", "2 learners"),
+    "compile": ("eager", "compile"),
+}
+
+# -- the configuration of a cell ---
+
+ON_POLICY = {"gamma": 0.5, "lr": 1e-2, "entropy_coeff": 0.0}
+MINIBATCHES = {**ON_POLICY, "train_batch_size": 128, "minibatch_size": 32, "num_epochs": 4}
+ACTION_VALUES = {"gamma": 0.5, "lr": 1e-2, "train_batch_size": 64, "epsilon": 0.3, "target_update_interval": 10}
+SOFT = {"gamma": 0.5, "lr": 1e-2, "train_batch_size": 64, "tau": 0.05}
+OFFLINE = {"gamma": 0.5, "lr": 1e-2, "train_batch_size": 64}
+TRAINING: dict[str, dict[str, Any]] = {
+    "ppo": MINIBATCHES,
+    "a2c": {**ON_POLICY, "lr": 2e-2, "train_batch_size": 32},
+    "impala": {**MINIBATCHES, "num_epochs": 2},
+    "appo": MINIBATCHES,
+    "dqn": ACTION_VALUES,
+    "c51": {**ACTION_VALUES, "num_atoms": 11, "v_min": -3.0, "v_max": 3.0},
+    "qrdqn": {**ACTION_VALUES, "num_quantiles": 8},
+    "sac": {**SOFT, "initial_alpha": 0.02, "alpha_lr": 1e-3},
+    "td3": {**SOFT, "exploration_noise": 0.3, "target_noise": 0.05},
+    "bc": OFFLINE,
+    "marwil": {**OFFLINE, "beta": 4.0, "moving_average_sqd_adv_norm_start": 1.0, "max_weight": 20.0},
+    "cql": {**OFFLINE, "lr": 3e-3, "actor_lr": 3e-3, "num_actions": 4, "min_q_weight": 0.2, "tau": 0.05},
+    "iql": {**OFFLINE, "beta": 10.0, "tau": 0.05, "expectile": 0.8},
+    "td3_bc": {**OFFLINE, "lr": 3e-3, "tau": 0.05, "alpha": 20.0},
+}
+MEMORIES: dict[str, dict[str, Any]] = {
+    "no memory": {},
+    "lstm": {"recurrent": "lstm", "recurrent_size": 8},
+    "gru": {"recurrent": "gru", "recurrent_size": 8},
+    "attention": {"attention": {"size": 16, "num_heads": 2, "memory": 4, "hidden_size": 16}},
+}
+
+
+def configured(cell: Cell, turned: bool = False) -> Any:
+    """Return the configuration of a cell, small and tuned to learn from `CueEnv` in about a second.
+
+    Raises `ValueError` for options that the algorithm does not have.
+    """
+    name, actions, remembers = cell["algorithm"], cell["actions"], cell["memory"] != "no memory"
+    config, in_a_box = get_config(name), actions in ("Box", "Dict")
+    make = partial(CueEnv, cell["observations"], actions, cell["mask"] == "mask", remembers, turned)
+    config.environment(
+        make,
+        normalize_observations=cell["normalized"] in ("observations", "both"),
+        normalize_rewards=cell["normalized"] in ("rewards", "both"),
+    )
+    config.training(**TRAINING[name]).evaluation(evaluation_interval=0).debugging(seed=1)
+    if name in ("sac", "cql"):
+        config.training(target_entropy=-2.0 if in_a_box else 0.02)
+    images = {"conv_filters": ((4, 4, 4),), "conv_activation": "tanh", "image_hiddens": (16,)}
+    model = {"hiddens": (16,), "activation": "tanh", "max_seq_len": 4, "log_std_init": -1.0, **images}
+    config.rl_module(model_config={**model, **MEMORIES[cell["memory"]]})
+    if cell["memory"] == "attention":
+        config.training(lr=3e-3)
+    if config.is_offline:
+        config.offline_data(input_=played(make(), 0.9 if name == "bc" else 0.5))
+        config.reporting(total_steps=1_000, steps_per_epoch=50)
+    else:
+        config.env_runners(num_envs_per_env_runner=8).reporting(total_steps=16_384, steps_per_epoch=256)
+    if config.is_off_policy:
+        config.env_runners(rollout_fragment_length=8)
+        config.replay(learning_starts=128, capacity=2_000, update_per_step=1 / 4)
+        if remembers:
+            config.replay(sequence_length=2, burn_in=2)
+    if cell["replay"] == "prioritized":
+        config.replay(prioritized=True)
+    if cell["n_step"] == "3 steps":
+        config.replay(n_step=3)
+    if cell["learners"] == "2 learners":
+        config.learners(num_learners=2)
+    return config.framework(compile=cell["compile"] == "compile")
+
+
+def played(env: CueEnv, share: float, episodes: int = 128) -> SampleBatch:
+    """Return transitions of allowed actions, of which this share are the best ones."""
+    rng, rows = np.random.default_rng(0), []
+    env.action_space.seed(0)
+    for episode in range(episodes):
+        obs, _ = env.reset(options={"cue": episode % 2})
+        terminated = False
+        while not terminated:
+            action = env.best_action() if rng.random() < share else env.random_action()
+            new_obs, reward, terminated, _, _ = env.step(action)
+            rows.append((obs, action, np.float32(reward), new_obs, terminated, False))
+            obs = new_obs
+    names = ("obs", "actions", "rewards", "new_obs", "terminateds", "truncateds")
+    return SampleBatch({name: stack_rows(name, column) for name, column in zip(names, zip(*rows))})
+
+
+# -- what becomes of it ---
+
+
+def verdict(cell: Cell) -> str | None:
+    """Return None where the trainer of a cell is built, else the message with which it is refused."""
+    with in_this_process():
+        try:
+            trainer = configured(cell).build_trainer()
+        except ValueError as refused:
+            return str(refused)
+    trainer.policy.learner_group.shutdown()
+    return None
+
+
+def error(policy: Any, env: CueEnv) -> float:
+    """Return how far the policy's actions are from the best ones, at most, over both episodes."""
+    far, state = 0.0, None
+    for cue in CUES:
+        obs, _ = env.reset(options={"cue": cue})
+        state, terminated = None, False
+        while not terminated:
+            if policy.is_stateful:
+                action, state = policy.compute_single_action(obs, state, explore=False)
+            else:
+                action = policy.compute_single_action(obs, explore=False)
+            far = max(far, distance(env.action_space, action, env.best_action()))
+            obs, _, terminated, _, _ = env.step(action)
+    return far
+
+
+def epochs_to_the_optimum(cell: Cell, tolerance: float = 0.2) -> int | None:
+    """Train until two epochs in a row end with the best actions (of a Box: nearly); return how many, None for never.
+
+    Where the untrained policy knows them by chance, each cue asks for the other's.
+    """
+    with in_this_process():
+        for turned in (False, True):
+            config = configured(cell, turned)
+            env, trainer = config.environment.env(), config.build_trainer()
+            with trainer.policy.learner_group:
+                if error(trainer.policy, env) <= tolerance:
+                    continue
+                in_a_row = 0
+                for epoch, stats, _ in trainer:
+                    losses = stats.training_stat.get_loss_stats_dict()
+                    assert np.isfinite(list(losses.values())).all(), losses
+                    in_a_row = in_a_row + 1 if error(trainer.policy, env) <= tolerance else 0
+                    if in_a_row == 2:
+                        return int(epoch)
+                return None
+    raise AssertionError("the untrained policy knows what two opposite environments ask for")
+
+
+# -- without processes and compilers ---
+
+
+class ThreadedLearners(LearnerBackend):
+    """Several learners in threads, who get shards and meet over gloo as those on Ray do."""
+
+    is_local = False
+
+    def __init__(self, build: Any, section: Any, **options: Any) -> None:
+        self.last_checkpoint, number = "", section.num_learners
+        self.threads, store = ThreadPoolExecutor(number), torch.distributed.HashStore()
+
+        def join(rank: int) -> DistributedReducer:
+            return DistributedReducer(rank, number, store, shares_memory=False)
+
+        # One after another: initial weights are drawn with torch's own generator, which threads share.
+        self.learners = [build(reducer=reducer) for reducer in self.threads.map(join, range(number))]
+
+    def __len__(self) -> int:
+        return len(self.learners)
+
+    def update(self, request: Any) -> list[Any]:
+        shards = shards_of(request.data, len(self), self.learners[0].modules_with_memory())
+        requests = [replace(request, data=shard) for shard in shards]
+        return list(self.threads.map(run_request, requests, self.learners))
+
+    def foreach(self, func: Any, *args: Any) -> list[Any]:
+        return list(self.threads.map(lambda learner: func(learner, *args), self.learners))
+
+    def first(self, func: Any, *args: Any) -> Any:
+        return func(self.learners[0], *args)
+
+    def peek(self, func: Any) -> Any:
+        return func(self.learners[0])
+
+    def shutdown(self) -> None:
+        self.threads.shutdown()
+
+
+def run_as_traced(graph: Any, inputs: Any, on_host: bool) -> Any:
+    """Return what runs the traced step without a compiler, whose own part `tests/learner` tests."""
+    return lambda inputs: graph(*inputs)
+
+
+@contextmanager
+def in_this_process() -> Iterator[None]:
+    """Have learners in threads, and compiled steps run as they were traced: both take seconds to start."""
+    with (
+        mock.patch.object(base_config, "start_learners", ThreadedLearners),
+        mock.patch.object(compiled, "compile_graph", run_as_traced),
+    ):
+        yield

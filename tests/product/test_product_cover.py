@@ -1,0 +1,96 @@
+"""Whatever is not refused works: cells of the product of all options learn what is best, exactly.
+
+`cells.FACTORS` declares the product. Of each algorithm the cells of `cover.json` have every pair of levels that it does
+not refuse; the fast suite runs the first of them, CI all.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from cells import FACTORS, TRAINING, epochs_to_the_optimum
+from cover import COVER, PAGE, all_refused, allowed_pairs, page, pairs_in, refused_levels
+
+CELLS = [dict(zip(FACTORS, levels)) for levels in json.loads(COVER.read_text())]
+BY_ALGORITHM = {name: [cell for cell in CELLS if cell["algorithm"] == name] for name in FACTORS["algorithm"]}
+QUICK = {
+    name: [cell for cell in cells if cell["actions"] != "Box" or cell["memory"] == "no memory"][:3]
+    for name, cells in BY_ALGORITHM.items()
+}
+"""what the fast suite runs of each algorithm: the first cells have the most pairs; memory in a Box takes seconds"""
+NAMES: dict[str, tuple[str, ...]] = {
+    "MultiDiscrete": ("MultiDiscrete",),
+    "MultiBinary": ("MultiBinary",),
+    "Discrete": ("Discrete",),
+    "Box": ("Box",),
+    "Dict": ("Dict(",),
+    "Tuple": ("Tuple(",),
+    "mask": ("mask",),
+    "lstm": ("recurrent='lstm'",),
+    "gru": ("recurrent='gru'",),
+    "attention": ("attention=",),
+    "prioritized": ("replay",),
+    "3 steps": ("replay",),
+    "rewards": ("normalize_rewards",),
+    "both": ("normalize_rewards",),
+    "compile": ("compile=True",),
+}
+"""how a message calls a level that is refused"""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Any:
+    """Small networks: learners in two threads are enough for two cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        pytest.param(cell, id="-".join(cell.values()), marks=() if cell in QUICK[name] else pytest.mark.product)
+        for name, cells in BY_ALGORITHM.items()
+        for cell in cells
+    ],
+)
+@pytest.mark.filterwarnings("ignore:compile=True. this gradient step runs eagerly")
+def test_a_cell_that_is_not_refused_learns_the_best_actions(cell):
+    assert epochs_to_the_optimum(cell) is not None
+
+
+def test_there_are_cells_enough():
+    assert len(CELLS) >= 150
+    assert sum(map(len, QUICK.values())) >= 40
+    assert set(TRAINING) == set(FACTORS["algorithm"])
+
+
+@pytest.mark.parametrize("algorithm", FACTORS["algorithm"])
+def test_a_level_is_refused_before_anything_runs_by_the_names_of_both(algorithm):
+    """And every pair of those that are not is in the cover, but for pairs that the page says are refused together."""
+    alone = refused_levels(algorithm)
+    for refused, message in alone.items():
+        ((_, level),) = refused
+        assert algorithm in message
+        assert [word for word in NAMES[level] if word not in message] == [], message
+    covered = set().union(*map(pairs_in, BY_ALGORITHM[algorithm]))
+    missing = allowed_pairs(alone) - covered
+    together = [sorted(f"{factor}: {level}" for factor, level in pair) for pair in missing]
+    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("- ") and algorithm in line]
+    assert [pair for pair in together if not any(line.startswith("- " + " with ".join(pair)) for line in lines)] == []
+
+
+@pytest.mark.product
+def test_the_page_and_the_cover_are_what_the_command_writes():
+    refused = all_refused()
+    assert page(refused) == PAGE.read_text(), "what is refused has changed: make docs"
+    for algorithm, found in refused.items():
+        for pair, message in found.items():
+            if len(pair) == 2:
+                assert all(word in message for _, level in pair for word in NAMES[level]), message
+        covered = set().union(*map(pairs_in, BY_ALGORITHM[algorithm]))
+        assert allowed_pairs(found) <= covered, "make docs"
