@@ -153,12 +153,12 @@ def make_config(algorithm: str, steps: int = 500_000, seed: int = 0, game: Any =
         )
         .env_runners(num_envs_per_env_runner=16)
         .training(
-            lr=7e-4,
-            gamma=0.95,
-            lambda_=0.95,
+            lr=[[0, 1.5e-3], [steps, 1e-4]],
+            gamma=0.9,
+            lambda_=0.9,
             train_batch_size=1_600,
             minibatch_size=600,
-            num_epochs=6,
+            num_epochs=10,
             entropy_coeff=0.01,
         )
         .evaluation(evaluation_duration=50, evaluation_num_envs=10)

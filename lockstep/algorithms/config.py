@@ -220,11 +220,6 @@ class AlgorithmConfig(BaseConfig):
             ("environment.normalize_rewards", env.normalize_rewards, f"{refused} scale those of the data instead"),
             ("environment.frame_stack", env.frame_stack > 1, f"{refused} store stacked observations in the data"),
             ("framework.compile", self.framework.compile, f"{refused} its update is not compiled"),
-            (
-                f"rl_module.model_config.{self.kind_of_memory}",
-                self.has_memory,
-                f"{refused} it learns from single steps of the data, in any order; leave it out, or stack frames",
-            ),
         ]
 
     def _rules_of_online(self) -> list[Rule]:

@@ -18,7 +18,6 @@ from lockstep.modules.action_dist import ActionDist
 from lockstep.modules.action_values import DefaultQModule, DistributionalQModule
 from lockstep.modules.actor_critic import (
     DefaultActorCriticModule,
-    DefaultPolicyModule,
     RecurrentActorCriticModule,
     default_module_class,
 )
@@ -33,7 +32,7 @@ from lockstep.modules.multi_rl_module import (
     MultiRLModuleSpec,
     check_module_id,
 )
-from lockstep.modules.remembering import Remembered, TransitionModule
+from lockstep.modules.remembering import DefaultPolicyModule, Remembered, TransitionModule
 from lockstep.modules.rl_module import RLModule, RLModuleSpec, wrap_module
 
 __all__ = [

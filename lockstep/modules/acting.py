@@ -25,6 +25,7 @@ from lockstep.modules.actor_critic import VALUE_STATE, DefaultActorCriticModule,
 from lockstep.modules.encoders import Encoder, FlatFeatures
 from lockstep.modules.layers import hooks_of
 from lockstep.modules.memory import MemoryEncoder, Recurrence
+from lockstep.modules.remembering import TransitionModule
 from lockstep.modules.rl_module import RLModule
 from lockstep.ops.distributions import Categorical, DiagGaussian, SquashedDeterministic, SquashedGaussian
 from lockstep.state.schedules import Schedule, ScheduleLike
@@ -246,7 +247,7 @@ _ZERO, _LOWEST, _HIGHEST = (np.full((), number, np.float32) for number in (0.0, 
 _PLAIN_DISTS = (Categorical, DiagGaussian, SquashedGaussian, SquashedDeterministic)
 _PLAIN_CLASSES = (
     *(DistributionalQModule, DefaultQModule, DefaultTD3Module),
-    *(DefaultSACModule, RecurrentActorCriticModule, DefaultActorCriticModule),
+    *(DefaultSACModule, TransitionModule, RecurrentActorCriticModule, DefaultActorCriticModule),
 )
 """What numpy can act for, subclasses first, with those subclasses that override no method of `_ACTING`."""
 _ACTING = (

@@ -53,7 +53,7 @@ class Case:
     dtype: str = "float64"
     updates: int = UPDATES
     memory: str | None = None
-    """`lstm`, `gru` or none"""
+    """`lstm`, `gru`, `attention` or none"""
     modules: tuple = (MODULE,)
     """several: multi-agent episodes and batches"""
     empty: bool = False
@@ -72,7 +72,9 @@ def build(case, reducer):
         config.training(learner_class=ShardMeanPPO)
     if case.normalize:
         config.environment(normalize_observations=True, normalize_rewards=True)
-    if case.memory:
+    if case.memory == "attention":
+        config.rl_module(model_config={"attention": {"size": 4, "num_heads": 2, "memory": 3, "hidden_size": 4}})
+    elif case.memory:
         config.rl_module(model_config={"recurrent": case.memory, "recurrent_size": 4, "max_seq_len": 4})
     if case.algorithm == "ddpg":
         config.rl_module(model_config={"num_critics": 1})
@@ -135,6 +137,9 @@ def in_sequences(batch, rng, memory):
     inside, number = np.arange(len(batch)) - starts, np.repeat(np.arange(len(lengths)), lengths)
     has_burn_in = (number % 2 == 1) & (np.repeat(lengths, lengths) > 2)
     state = {name: rng.normal(size=(len(lengths), 4)) for name in ("h", "c")[: 1 + (memory == "lstm")]}
+    if memory == "attention":
+        filled = rng.integers(0, 4, size=(len(lengths), 1)).astype(float)
+        state = {"memory": rng.normal(size=(len(lengths), 1, 3, 4)), "length": filled}
     left = np.repeat(lengths, lengths) - inside
     return SampleBatch(
         batch,

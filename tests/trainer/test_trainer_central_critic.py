@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from agent_games import CountingGame, Game, TurnGame, game_config
+from agent_games import CountingGame, Game, TellingDictGame, TurnGame, game_config
 from gymnasium import spaces
 from trainer_tools import learned
 
@@ -128,7 +128,38 @@ def test_observations_of_all_agents_are_joined_with_zeros_for_who_is_not_there()
     play = play_of(CountingGame(shortest=3, longest=3), main, critic="observations")
     assert play.critic_space() == spaces.Box(-np.inf, np.inf, (6,), np.float32)
     play.begin(seed=0)
-    assert play.episode.agent_episodes["a"].get_infos(0)[Columns.CRITIC_OBS].tolist() == [0, 1, 0, 2, 0, 0]
+    for _ in range(3):
+        play.step(dict.fromkeys(play.to_act, 0))
+    infos = play.episode.agent_episodes["a"].get_infos()
+    found = [info[Columns.CRITIC_OBS].tolist() for info in infos]  # b ends at time 2, c comes at time 1
+    assert found == [[0, 1, 0, 2, 0, 0], [1, 1, 1, 2, 1, 3], [2, 1, 2, 2, 2, 3], [3, 1, 0, 0, 3, 3]]
+
+
+def test_what_others_have_shown_is_known_after_a_resume_in_the_middle_of_an_episode():
+    plays = [play_of(TellingDictGame(), main, critic="observations") for _ in range(2)]
+    plays[0].begin(seed=0)
+    plays[1].set_state(plays[0].get_state())
+    shown = []
+    for play in plays:
+        play.step(dict.fromkeys(play.to_act, 0))
+        shown.append(play.episode.agent_episodes["a"].get_infos(-1)[Columns.CRITIC_OBS].tolist())
+    assert shown[0] == shown[1]
+    assert any(shown[0][2:4])  # of b, which was not asked now
+
+
+def test_an_episode_that_is_cut_is_bootstrapped_with_what_the_critic_sees_at_its_end():
+    config = shared_config(HiddenGame, centralized_critic="state").training(gamma=1.0, lambda_=1.0)
+    policy = config.build_policy()
+    learner = policy.learner_group.learner
+    play = play_of(HiddenGame(length=3, truncates=True), main, critic="state")
+    play.begin(seed=1)
+    while not play.episode.is_done:
+        play.step(dict.fromkeys(play.to_act, 0))
+    found = trajectories_from_episodes([play.episode.agent_episodes["x"]])
+    last = {"obs": torch.tensor([[3.0, 0.0]]), "critic_obs": torch.tensor([[float(play.env.bit), 3.0, 7.0]])}
+    with torch.no_grad():
+        expected = learner.module["main"].compute_values(last).item()
+    assert learner.evaluate("main", found).next_values[-1, 0] == pytest.approx(expected, abs=1e-6)
 
 
 def test_in_turns_who_waits_is_observed_too():
