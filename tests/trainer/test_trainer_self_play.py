@@ -227,6 +227,18 @@ def _rest(trainer):
             return
 
 
+def test_a_learner_in_its_own_pool_learns_from_every_seat_and_such_games_are_no_results():
+    callback = SelfPlay("main", win_rate_threshold=0.9, window=4, begin_with_copy=False, opponents=["main"])
+    trainer = duel_config().build_trainer(callbacks=[callback])
+    trainer.run()
+    stats = trainer.history[-1].train_collect_stat
+    assert set(stats.agent_modules) == {("main", "main")}
+    assert callback.results(stats) == []
+    assert (callback.pool, callback.win_rate) == (("main",), None)
+    obs = np.array([[1.0, 0.0], [1.0, 1.0]], np.float32)
+    assert trainer.policy.acting["main"].compute_actions(obs).tolist() == [1, 1]
+
+
 def test_another_seed_draws_other_opponents():
     def drawn(seed):
         mapping = Opponents("main", ("x", "y"), ("a", "b"), (0.5, 0.5), seed)
