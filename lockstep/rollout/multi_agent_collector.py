@@ -122,7 +122,8 @@ class MultiAgentCollector(BaseCollector):
         """module id -> the agents that it acts for"""
         first, self.num_envs_in_all = place or (0, self.num_envs)
         self.rows = slice(first, first + self.num_envs)
-        self._begun = np.zeros(self.num_envs, np.int64)  # episodes begun in each environment
+        self.begun = np.zeros(self.num_envs, np.int64)
+        """episodes begun in each environment, on which the seed of its next one depends"""
         self._share = 0 if whole_episodes else None
         """steps that each environment takes in whole episodes; None: episodes are cut at the end of a collect"""
         self._taken = np.zeros(self.num_envs, np.int64)  # steps of each environment in this collect
@@ -317,7 +318,7 @@ class MultiAgentCollector(BaseCollector):
 
     def _begin(self, b: int) -> None:
         self.plays[b].mapping_fn = self.policy.policy_mapping_fn
-        number, begun = self.rows.start + b, int(self._begun[b])
+        number, begun = self.rows.start + b, int(self.begun[b])
         seed = self.streams.seed(f"episode/{number}/{begun}")
         if self._followed:
             self._followed[b].forget()
@@ -325,7 +326,7 @@ class MultiAgentCollector(BaseCollector):
             self.plays[b].begin(seed=seed, id_=str(begun * self.num_envs_in_all + number))
         except Exception as error:
             raise step_error(error, backend=self.env.backend, env_index=b, action=None, during="reset") from error
-        self._begun[b] += 1
+        self.begun[b] += 1
         self._is_running[b], self._states[b], self._views[b] = True, {}, None
 
     def _step(self, b: int, actions: ByAgent, stored: ByAgent, extras: ByAgent) -> None:
@@ -403,7 +404,7 @@ class MultiAgentCollector(BaseCollector):
     def reseed(self, streams: RandomStreams) -> None:
         """Take these random streams from now on, beginning with the first episode of each environment."""
         super().reseed(streams)
-        self._begun[:] = 0
+        self.begun[:] = 0
 
     def get_state(self) -> dict[str, Any]:
         """Return environments and episodes under way (None where environments cannot tell their state), the states of
@@ -414,7 +415,7 @@ class MultiAgentCollector(BaseCollector):
         plays = [play.get_state() if runs else {} for play, runs in zip(self.plays, self._is_running)]
         return {
             **super().get_state(),
-            "begun": self._begun.copy(),
+            "begun": self.begun.copy(),
             "env": None if None in plays or self._followed else plays,  # what connectors remember is not kept
             "agent_returns": self._agent_returns.copy(),
             "states": [[*map(list, states.items())] for states in self._states],
@@ -423,7 +424,7 @@ class MultiAgentCollector(BaseCollector):
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continue from `get_state`; environments without a state begin new episodes (a boundary)."""
         super().set_state(state)
-        self._begun[:] = state["begun"]
+        self.begun[:] = state["begun"]
         left_open, plays = self._left_open, state["env"]
         self._forget()
         self.episodes_cut = int(np.count_nonzero(state["lengths"])) if plays is None else 0

@@ -21,7 +21,7 @@ from lockstep.learner.learner import STEPS_SAMPLED, Learner
 from lockstep.replay import MultiAgentReplayBuffer, OfflineRows, ReplayBuffer
 from lockstep.rollout import Collector, CollectorLike, MultiAgentCollector
 from lockstep.rollout.base_collector import exactly_one
-from lockstep.rollout.callbacks import restore_callbacks
+from lockstep.rollout.callbacks import restore_callbacks, states_of
 from lockstep.rollout.group_collector import GroupCollector, MultiAgentGroupCollector
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
 from lockstep.state.checks import check_choice, check_flags, check_functions, check_whole, check_wholes, no_copies
@@ -196,8 +196,10 @@ class BaseTrainer(Counters, ABC):
         watchers = [ProgressDisplay(live=None if show_progress else False)] if verbose or show_progress else []
         savers_last = sorted(callbacks, key=lambda callback: isinstance(callback, CheckpointCallback))
         self.callbacks: list[Callback] = [LoggingCallback(self.logger), *savers_last, *watchers]
-        attach_callbacks(self.callbacks, self._collectors(), policy.config.callbacks.classes)
-        self.evaluator.check_callbacks(self.callbacks)
+        classes = policy.config.callbacks.classes
+        if train_collector is not None:
+            attach_callbacks(self.callbacks, "train_collector", train_collector, classes)
+        self.evaluator.attach_callbacks(self.callbacks, classes)
         self.set_seed(seed)
         self._interrupt, self._phase = DeferredInterrupt(), "new"
         self._zero()
@@ -738,7 +740,8 @@ class BaseTrainer(Counters, ABC):
             "test_collector": self.evaluator.collector_state(),
             "evaluated_meanwhile": self.evaluator.under_way(),
             **self._replay_agents(),
-            "callbacks": [[type(callback).__name__, dict(callback.get_state())] for callback in self.callbacks],
+            "callbacks": states_of(self.callbacks),
+            "evaluation_callbacks": self.evaluator.callback_states(),
             "metrics": self.metrics.get_state(),
             "logger": self.logger.get_state(),
             "logger_class": type(self.logger).__name__,
@@ -760,6 +763,7 @@ class BaseTrainer(Counters, ABC):
         self.updates.set_state(state["updates"])
         self.history = [EpochStats.from_state(stats) for stats in state["history"]]
         restore_callbacks(self.callbacks, state["callbacks"])
+        restore_callbacks(self.evaluator.callbacks, state.get("evaluation_callbacks", ()))
         if "metrics" in state:
             self.metrics.set_state(state["metrics"])
         kept_by, logger = state["logger_class"], self.logger
