@@ -13,9 +13,9 @@ from lockstep.algorithms.base_config import BaseConfig
 from lockstep.algorithms.new_modules import NewModule
 from lockstep.connectors import ModuleConnectors, ObsPipeline
 from lockstep.data import SampleBatch
-from lockstep.data.actions import ActionForm, in_words
+from lockstep.data.actions import ActionForm, in_words, one_action
 from lockstep.data.columns import Columns
-from lockstep.data.trees import map_tree
+from lockstep.data.trees import Tree, map_tree
 from lockstep.learner.learner import STEPS_SAMPLED
 from lockstep.modules import ActingWeights, Actor, EpsilonGreedy, RecurrentActor, RLModule, make_actor
 from lockstep.replay import OfflineRows, ReplayBuffer
@@ -167,8 +167,7 @@ class ActingPolicy:
         if state is not None:
             state = map_tree(lambda leaf: np.asarray(leaf)[None], state)
         result = self._followed(checked, rows, state, explore, None if rewards is None else [rewards])
-        action = result[0][0] if self.is_stateful else result[0]
-        action = int(action) if action.ndim == 0 and action.dtype.kind in "iu" else action
+        action = one_action(result[0] if self.is_stateful else result, 0)
         return (action, {name: leaf[0] for name, leaf in result[1].items()}) if self.is_stateful else action
 
     def reset(self, env_index: int | np.ndarray | None = None) -> None:
@@ -203,9 +202,9 @@ class ActingPolicy:
         explores = self.is_exploring if explore is None else explore
         noise = self.draw_noise(self.rng, (rows,)) if explores else None
         if not self.is_stateful:
-            return self.to_env(self.act(obs, noise)).copy()
+            return map_tree(np.copy, self.to_env(self.act(obs, noise)))
         actions, after = self.act_with_state(obs, noise, self._checked_state(state, rows))
-        return self.to_env(actions).copy(), after
+        return map_tree(np.copy, self.to_env(actions)), after
 
     def get_initial_state(self, num_rows: int) -> dict[str, np.ndarray]:
         """Return the state where episodes begin, `{name: [num_rows, ...]}`; empty for a policy without memory."""
@@ -245,10 +244,10 @@ class ActingPolicy:
             return self._exploration.draw_noise(rng, leading_shape, self.timesteps[STEPS_SAMPLED])
         return self._dist.draw_noise(rng, leading_shape)
 
-    def to_env(self, actions: np.ndarray) -> np.ndarray:
+    def to_env(self, actions: np.ndarray) -> Tree:
         """Return actions as the environment takes them, for actions as learned from."""
-        actions = self._dist.to_env(actions)
-        return actions if self.connectors.actions is None else self.connectors.actions(actions)
+        of_space = self._dist.to_env(actions)
+        return of_space if self.connectors.actions is None else self.connectors.actions(of_space)
 
     @property
     def random_space(self) -> Any:
@@ -256,7 +255,7 @@ class ActingPolicy:
         actions = self.connectors.actions
         return self.action_space if actions is None or actions.has_inverse else actions.module_space
 
-    def from_env(self, actions: np.ndarray) -> np.ndarray:
+    def from_env(self, actions: Tree) -> np.ndarray:
         """Return actions as learned from, for actions of `random_space`."""
         pipeline = self.connectors.actions
         return self._dist.from_env(

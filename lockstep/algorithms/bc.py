@@ -56,7 +56,7 @@ class BCLearner(Learner[BCTraining]):
         """Refuse a distance of actions where they are choices."""
         config = self.config_of(module_id)
         space = self.module[module_id].action_space
-        if config.loss == "mse" and self.module[module_id].action_dist_cls.is_discrete:
+        if config.loss == "mse" and self.module[module_id].action_dist_cls.num_choices:
             raise ValueError(f"training.loss='mse' needs a Box of actions, not {space}; set it to 'log_prob'")
 
     def required_columns(self, module_id: str) -> tuple[str, ...]:

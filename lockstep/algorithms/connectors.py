@@ -18,6 +18,7 @@ from lockstep.connectors import (
     ObsPipeline,
     RescaleActions,
 )
+from lockstep.data.actions import action_leaves
 from lockstep.envs.config import EnvironmentSection
 from lockstep.learner.config import TrainingSection
 from lockstep.rollout.config import EnvRunnersSection
@@ -91,9 +92,11 @@ class ConnectorBuilder:
         section = self.environment
         connectors: list[Any] = self._made("env_runners.module_to_env_connector", observation_space, action_space)
         acted_in = ActionPipeline(connectors, action_space).module_space
-        if self.env_runners.add_default_connectors and isinstance(action_space, spaces.Box):
-            if isinstance(acted_in, spaces.Box) and (section.rescale_actions or self.squashes_actions):
-                if not action_space.is_bounded():
+        boxes = [leaf for leaf in action_leaves(action_space) if isinstance(leaf, spaces.Box)]
+        if self.env_runners.add_default_connectors and boxes:
+            has_boxes = any(isinstance(leaf, spaces.Box) for leaf in action_leaves(acted_in))
+            if has_boxes and (section.rescale_actions or self.squashes_actions):
+                if not all(box.is_bounded() for box in boxes):
                     raise ValueError(
                         f"{self.algorithm} cannot act in {action_space}: its actions are rescaled onto the bounds, "
                         "which must be finite; wrap the environment so that they are"

@@ -121,8 +121,8 @@ class MARWILLearner(Learner[MARWILTraining]):
         self.log(module_id, policy_loss=policy_loss, vf_loss=vf_loss, entropy=self.masked_mean(dist.entropy(), batch))
         self.log(module_id, weight_mean=self.masked_mean(weights, batch), squared_advantages=average.clone())
         loss = policy_loss + config.vf_coeff * vf_loss
-        if config.bc_logstd_coeff and not module.action_dist_cls.is_discrete:
-            log_std = fwd_out[Columns.ACTION_DIST_INPUTS].chunk(2, dim=-1)[1]
+        if config.bc_logstd_coeff and module.action_dist_cls.num_log_stds:
+            log_std = fwd_out[Columns.ACTION_DIST_INPUTS][..., -module.action_dist_cls.num_log_stds :]
             loss = loss - config.bc_logstd_coeff * self.masked_mean(log_std.mean(-1), batch)
         return loss
 

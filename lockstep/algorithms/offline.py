@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 
 from lockstep.algorithms.acting import ActingPolicy
 from lockstep.algorithms.policy import Policy
 from lockstep.data import OfflineDataset, SampleBatch, read_minari_batch
+from lockstep.data.actions import COMPOSITE, action_leaves, action_width
 from lockstep.data.columns import Columns
 from lockstep.data.config import OfflineDataSection
-from lockstep.data.trees import leaves, named_leaves
+from lockstep.data.trees import leaves, map_tree, named_leaves
 from lockstep.modules import DEFAULT_MODULE_ID
 from lockstep.replay import OfflineRows, ReplayBuffer
 from lockstep.replay.rows import REQUIRED, TABLE_FORMATS, read_table
@@ -139,7 +141,7 @@ def _to_learn_from(batch: SampleBatch, part: ActingPolicy) -> SampleBatch:
     _check_finite(batch, "the offline data")
     if Columns.ACTIONS not in batch:
         return batch
-    actions = part.from_env(np.asarray(batch[Columns.ACTIONS]))
+    actions = part.from_env(map_tree(np.asarray, batch[Columns.ACTIONS]))
     _check_actions(actions, part)
     return SampleBatch({**dict(batch.items()), Columns.ACTIONS: actions})
 
@@ -192,19 +194,35 @@ def _dims(tree: Any) -> Any:
 
 def _check_actions(actions: Any, part: ActingPolicy) -> None:
     """Raise `MalformedBufferError` for actions that the policy cannot take."""
-    dist = part.module.action_dist_cls
     (column,) = leaves(actions)
+    space = part.action_space
+    if isinstance(space, COMPOSITE):
+        parts = list(action_leaves(space))
+        for leaf, columns in zip(parts, np.split(column, np.cumsum(list(map(action_width, parts)))[:-1], axis=-1)):
+            _check_part(columns, leaf, part)
+    elif not isinstance(space, spaces.Discrete) or np.ndim(column) == 1:
+        _check_part(column, space, part)
+
+
+def _check_part(column: np.ndarray, space: spaces.Space[Any], part: ActingPolicy) -> None:
     if not len(column):
         return
     low, high = float(column.min()), float(column.max())
-    if dist.is_discrete and hasattr(part.action_space, "n") and np.ndim(column) == 1:
-        num = int(part.action_space.n)
-        if not (column.dtype.kind in "iu" and low >= 0 and high < num):
+    if isinstance(space, spaces.Discrete):
+        num = int(space.n)
+        kinds = "iuf" if isinstance(part.action_space, COMPOSITE) else "iu"
+        whole = column.dtype.kind in kinds and (column == np.rint(column)).all()
+        if not (whole and low >= 0 and high < num):
             raise MalformedBufferError(
                 f"actions of the offline data are {column.dtype} from {low:g} to {high:g}, the policy's are whole "
                 f"numbers from 0 to {num - 1}"
             )
-    elif part.connectors.actions is not None and part.connectors.actions.rescales and max(-low, high) > 1.001:
+    elif (
+        isinstance(space, spaces.Box)
+        and part.connectors.actions is not None
+        and part.connectors.actions.rescales
+        and max(-low, high) > 1.001
+    ):
         raise MalformedBufferError(
             f"actions of the offline data reach from {low:g} to {high:g}, the policy's lie within [-1, 1] "
             "(policy.from_env translates the environment's)"

@@ -24,6 +24,7 @@ from lockstep.algorithms.json_form import from_plain, to_plain
 from lockstep.algorithms.new_modules import NewModule, Source, with_modules
 from lockstep.connectors import ModuleConnectors, ObsPipeline
 from lockstep.data import MultiAgentBatch, MultiAgentEpisode, SampleBatch
+from lockstep.data.actions import one_action
 from lockstep.data.codec import describe_space, space_from
 from lockstep.data.columns import Columns
 from lockstep.data.minibatch import num_units, take_units
@@ -270,9 +271,8 @@ class Policy:
                 after |= {agent: {name: leaf[i] for name, leaf in new.items()} for i, agent in enumerate(agents)}
             for i, agent in enumerate(agents):
                 if agent in self._recorded:
-                    self._recorded[agent].after_step(taken[i : i + 1], None)
-            discrete = taken.ndim == 1 and taken.dtype.kind in "iu"
-            actions |= {agent: int(taken[i]) if discrete else taken[i] for i, agent in enumerate(agents)}
+                    self._recorded[agent].after_step(rows_of(taken, slice(i, i + 1)), None)
+                actions[agent] = one_action(taken, i)
         return (actions, after) if self.is_stateful else actions
 
     def _with_id(self, agent: AgentID, observation: Any) -> Any:

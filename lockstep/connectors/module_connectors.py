@@ -12,7 +12,7 @@ from gymnasium import spaces
 from gymnasium.spaces import Space
 
 from lockstep.connectors.connector import Connector, ObsPipeline
-from lockstep.data.actions import RescaleActions
+from lockstep.data.actions import COMPOSITE, RescaleActions, apply_to_parts, map_boxes
 from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import leaves
@@ -61,19 +61,25 @@ class ActionPipeline:
 class ClipActions(Connector):
     """Limits actions of a Box, `[..., A]` or in the space's own shape, to its bounds; actions of other spaces pass.
 
+    Of a Dict or Tuple the parts that are a Box are limited.
     The learner keeps the actions as they were drawn: a Gaussian's density is that of the unlimited ones.
     """
 
     def __init__(self, action_space: Space[Any]) -> None:
         self._low = self._high = None
+        self._space, self._parts = action_space, []
+        if isinstance(action_space, COMPOSITE):
+            self._parts = map_boxes(ClipActions, action_space)
         if isinstance(action_space, spaces.Box) and (
             action_space.bounded_below.any() or action_space.bounded_above.any()
         ):
             self._low, self._high = action_space.low.reshape(-1), action_space.high.reshape(-1)
-        self.is_identity = self._low is None
+        self.is_identity = self._low is None and all(part is None or part.is_identity for part in self._parts)
 
-    def __call__(self, actions: np.ndarray) -> np.ndarray:
+    def __call__(self, actions: Tree) -> Tree:
         """Return the actions within the bounds, in a new array."""
+        if self._parts:
+            return apply_to_parts(self._parts, self._space, actions)
         if self._low is None or self._high is None:
             return actions
         rows = actions.reshape(-1, self._low.size)

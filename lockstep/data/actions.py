@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +11,59 @@ from gymnasium import spaces
 from gymnasium.spaces import Space
 
 from lockstep.data.codec import describe_space, space_from
+from lockstep.data.trees import Tree, map_tree, rows_of, space_parts
+
+COMPOSITE = (spaces.Dict, spaces.Tuple)
+"""action spaces with parts, nested or not: their actions are trees"""
+ACTION_COLUMN = np.float32
+"""of composite actions, whose parts lie side by side; whole numbers up to 2**24 are exact in it"""
 
 
-def to_space(space: Space[Any], actions: np.ndarray) -> np.ndarray:
+def action_leaves(space: Space[Any]) -> Iterator[Space[Any]]:
+    """Iterate over the simple spaces that an action space is made of, in its order: of a simple one itself."""
+    if isinstance(space, COMPOSITE):
+        for part in space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces:
+            yield from action_leaves(part)
+    else:
+        yield space
+
+
+def action_width(space: Space[Any]) -> int:
+    """Return the numbers that an action takes as it is learned from, where it is part of a composite one."""
+    return sum(int(np.prod(_shape(leaf), dtype=int)) for leaf in action_leaves(space))
+
+
+def like_space(space: Space[Any], parts: Iterator[Any]) -> Tree:
+    """Return the tree of an action space with the next of `parts` at each of its simple spaces."""
+    if isinstance(space, spaces.Dict):
+        return {key: like_space(part, parts) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(like_space(part, parts) for part in space.spaces)
+    return next(parts)
+
+
+def leaves_in_order(space: Space[Any], value: Tree, name: str = "action") -> Iterator[tuple[Space[Any], Any, str]]:
+    """Iterate over (simple space, value, name) of a tree built like an action space, in the order of the space.
+
+    Raises `ValueError` for a tree that is built otherwise.
+    """
+    parts = space_parts(space, value, name)
+    if parts is None:
+        yield space, value, name
+        return
+    for _, part, inner, inner_name in parts:
+        yield from leaves_in_order(part, inner, inner_name)
+
+
+def to_space(space: Space[Any], actions: np.ndarray) -> Tree:
     """Bring flat actions from 0, `[..., A]` (`[...]` for Discrete), to the shape, dtype and offset of a space.
 
-    No copy where they are the same.
+    Of a Dict or Tuple they are the tree of its parts. No copy where they are the same.
     """
+    if isinstance(space, COMPOSITE):
+        leaves = list(action_leaves(space))
+        columns = np.split(actions, np.cumsum([action_width(leaf) for leaf in leaves])[:-1], axis=-1)
+        return like_space(space, (_part_to_space(leaf, column) for leaf, column in zip(leaves, columns)))
     if isinstance(space, spaces.Discrete):
         return actions if space.start == 0 else actions + space.start
     leading = actions.shape[:-1]
@@ -27,8 +73,17 @@ def to_space(space: Space[Any], actions: np.ndarray) -> np.ndarray:
     return actions
 
 
-def from_space(space: Space[Any], actions: np.ndarray) -> np.ndarray:
-    """Return the inverse of `to_space`."""
+def _part_to_space(space: Space[Any], column: np.ndarray) -> np.ndarray:
+    if isinstance(space, spaces.Discrete):
+        return np.asarray(to_space(space, column[..., 0].astype(space.dtype)))
+    return np.asarray(to_space(space, column))
+
+
+def from_space(space: Space[Any], actions: Tree) -> np.ndarray:
+    """Return the inverse of `to_space`; of a Dict or Tuple the parts side by side, float32 `[..., A]`."""
+    if isinstance(space, COMPOSITE):
+        parts = [_part_from_space(leaf, np.asarray(part)) for leaf, part, _ in leaves_in_order(space, actions)]
+        return np.concatenate(parts, axis=-1, dtype=ACTION_COLUMN, casting="unsafe")
     if isinstance(space, spaces.Discrete):
         return np.asarray(actions) - (space.start if space.start else 0)
     if isinstance(space, spaces.MultiDiscrete) and space.start.any():
@@ -37,13 +92,29 @@ def from_space(space: Space[Any], actions: np.ndarray) -> np.ndarray:
     return actions.reshape(*actions.shape[: actions.ndim - len(shape)], -1)
 
 
+def _part_from_space(space: Space[Any], actions: np.ndarray) -> np.ndarray:
+    flat = from_space(space, actions)
+    return flat[..., None] if isinstance(space, spaces.Discrete) else flat
+
+
 def _shape(space: Space[Any]) -> tuple[int, ...]:
     return tuple(space.shape or ())
 
 
+def map_boxes(make: Callable[[Space[Any]], Any], space: Space[Any]) -> list[Any]:
+    """Return `make(box)` for each Box of floats of a Dict or Tuple of actions, None for each other part; in order."""
+    return [make(leaf) if isinstance(leaf, spaces.Box) else None for leaf in action_leaves(space)]
+
+
+def apply_to_parts(functions: Iterable[Any], space: Space[Any], actions: Tree) -> Tree:
+    """Return composite actions with each part changed by its function, where that is not None."""
+    parts = zip(functions, leaves_in_order(space, actions))
+    return like_space(space, (part if change is None else change(part) for change, (_, part, _) in parts))
+
+
 class RescaleActions:
     """Map actions in [-1, 1], `[..., A]` or in the space's own shape, linearly onto the bounds of a Box (beyond them
-    they are limited).
+    they are limited). Of a Dict or Tuple it maps those parts that are a Box.
 
     Raises:
         ValueError: another space, or a Box without finite bounds.
@@ -52,6 +123,10 @@ class RescaleActions:
     is_identity = False
 
     def __init__(self, action_space: Space[Any]) -> None:
+        self._space, self._parts = action_space, []
+        if isinstance(action_space, COMPOSITE):
+            self._parts = map_boxes(RescaleActions, action_space)
+            return
         if not isinstance(action_space, spaces.Box) or not action_space.is_bounded():
             raise ValueError(f"RescaleActions needs a Box with finite bounds, got {action_space}")
         # Halved before the difference: bounds may be as large as the type allows.
@@ -59,14 +134,18 @@ class RescaleActions:
         self._low, self._high = low, high
         self._centre, self._half = low / 2 + high / 2, high / 2 - low / 2
 
-    def __call__(self, actions: np.ndarray) -> np.ndarray:
+    def __call__(self, actions: Tree) -> Tree:
         """Map [-1, 1] to the bounds."""
+        if self._parts:
+            return apply_to_parts(self._parts, self._space, actions)
         rows = actions.reshape(-1, self._low.size)
         scaled = np.minimum(np.maximum(rows * self._half + self._centre, self._low), self._high)
         return scaled.reshape(actions.shape)
 
-    def inverse(self, actions: np.ndarray) -> np.ndarray:
+    def inverse(self, actions: Tree) -> Tree:
         """Map the bounds to [-1, 1] (0 where both bounds are the same)."""
+        if self._parts:
+            return apply_to_parts([part and part.inverse for part in self._parts], self._space, actions)
         rows = actions.reshape(-1, self._low.size)
         return ((rows - self._centre) / np.where(self._half > 0, self._half, 1.0)).reshape(actions.shape)
 
@@ -84,18 +163,20 @@ class ActionForm:
     @classmethod
     def of(cls, action_space: Space[Any], rescaled: bool = False) -> ActionForm | None:
         """Return the form of these actions, None where nothing sets them apart."""
+        if isinstance(action_space, COMPOSITE):
+            return cls(action_space, rescaled)
         if rescaled and isinstance(action_space, spaces.Box):
             rescaled = bool((action_space.low != -1.0).any() or (action_space.high != 1.0).any())
         starts = np.asarray(getattr(action_space, "start", 0))
         flat = isinstance(action_space, spaces.Discrete) or len(_shape(action_space)) == 1
         return None if flat and not rescaled and not starts.any() else cls(action_space, rescaled)
 
-    def to_env(self, actions: np.ndarray) -> np.ndarray:
+    def to_env(self, actions: np.ndarray) -> Tree:
         """Bring actions `[N, ...]` as learned from to those of the environment."""
-        actions = to_space(self.action_space, actions)
-        return RescaleActions(self.action_space)(actions) if self.rescaled else actions
+        of_space = to_space(self.action_space, actions)
+        return RescaleActions(self.action_space)(of_space) if self.rescaled else of_space
 
-    def from_env(self, actions: np.ndarray) -> np.ndarray:
+    def from_env(self, actions: Tree) -> np.ndarray:
         """Bring actions of the environment to those that are learned from."""
         return from_space(
             self.action_space, RescaleActions(self.action_space).inverse(actions) if self.rescaled else actions
@@ -111,6 +192,15 @@ class ActionForm:
         return None if state is None else cls(space_from(state["space"]), bool(state["rescaled"]))
 
 
+def one_action(actions: Tree, row: int) -> Tree:
+    """Return a copy of one of the environment's actions `[B, ...]`, as it takes one: plain ints of choices."""
+
+    def plain(part: np.ndarray) -> np.ndarray | int:
+        return int(part) if part.ndim == 0 and part.dtype.kind in "iu" else part.copy()
+
+    return map_tree(plain, rows_of(actions, row))
+
+
 def in_words(form: ActionForm | None) -> str:
     """Return in words whose actions these are: the environment's, or those that are learned from."""
     if form is None:
@@ -119,9 +209,6 @@ def in_words(form: ActionForm | None) -> str:
 
 
 ACTION_MASK = "action_mask"
-Maskable = spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
-MASKABLE = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-"""action spaces whose choices a mask can forbid"""
 
 
 def carries_mask(space: Space[Any]) -> bool:
@@ -167,21 +254,76 @@ def without_mask(obs: Any) -> Any:
     return spaces.Dict(list(rest.items())) if isinstance(obs, spaces.Dict) else rest
 
 
-def mask_size(action_space: Maskable) -> int:
-    """Return the number of entries of a mask for these actions: one for each choice."""
-    if isinstance(action_space, spaces.Discrete):
-        return int(action_space.n)
-    if isinstance(action_space, spaces.MultiDiscrete):
-        return int(action_space.nvec.sum())
-    return int(np.prod(action_space.shape, dtype=int))
+def mask_size(action_space: Space[Any]) -> int:
+    """Return the number of entries of a mask for these actions: one for each choice, of all parts that have choices."""
+    return sum(map(_num_choices, action_leaves(action_space)))
 
 
-def allowed_actions(space: Maskable, rng: np.random.Generator, mask: np.ndarray) -> np.ndarray:
-    """Draw actions `[N, ...]` for masks `[N, D]` with an entry for each logit, as the networks take them.
+def _num_choices(space: Space[Any]) -> int:
+    if isinstance(space, spaces.Discrete):
+        return int(space.n)
+    if isinstance(space, spaces.MultiDiscrete):
+        return int(space.nvec.sum())
+    return int(np.prod(space.shape, dtype=int)) if isinstance(space, spaces.MultiBinary) else 0
+
+
+def mask_parts(action_space: Space[Any], mask: Tree, name: str = ACTION_MASK) -> Iterator[tuple[int, Any, str]]:
+    """Iterate over (number of entries, part, name) of an action mask, in the order of the choices.
+
+    A mask is one vector of all choices, or built like a Dict or Tuple of actions, with a vector at each part that has
+    choices; parts without are left out. `mask` may be the space of the mask, or masks `[..., entries]`.
+    Raises `ValueError` for a mask that is built otherwise.
+    """
+    is_tree = isinstance(mask, Mapping | tuple | list | spaces.Dict | spaces.Tuple)
+    if not is_tree or not isinstance(action_space, COMPOSITE):
+        yield mask_size(action_space), mask, name
+        return
+    is_dict = isinstance(action_space, spaces.Dict)
+    parts: Any = action_space.spaces
+    with_choices = {key: part for key, part in (parts.items() if is_dict else enumerate(parts)) if mask_size(part)}
+    found = dict(mask.items()) if isinstance(mask, Mapping | spaces.Dict) else dict(zip(with_choices, mask))
+    fits = found.keys() == with_choices.keys() and len(mask) == len(with_choices)
+    if not fits or is_dict != isinstance(mask, Mapping | spaces.Dict):
+        has = sorted(found) if isinstance(mask, Mapping | spaces.Dict) else f"{len(mask)} parts"
+        raise ValueError(
+            f"{name} has {has}; it must be one vector of {mask_size(action_space)} entries, or a "
+            f"{type(action_space).__name__} with a mask for each of {list(with_choices)}"
+        )
+    for key, part in with_choices.items():
+        yield from mask_parts(part, found[key], f"{name}[{key!r}]")
+
+
+def check_mask_space(action_space: Space[Any], mask: Space[Any]) -> None:
+    """Raise `ValueError`, naming what is wrong, for the space of a mask that does not fit the actions."""
+    if not mask_size(action_space):
+        raise ValueError(
+            f"actions of {action_space} cannot be masked; only Discrete, MultiDiscrete and MultiBinary can, and Dicts "
+            "and Tuples with one of them. Leave the mask out"
+        )
+    for size, part, name in mask_parts(action_space, mask):
+        if part.shape != (size,):
+            raise ValueError(
+                f"the {name} {part} must have shape ({size},), one entry for each choice of {action_space}"
+            )
+
+
+def flat_mask(action_space: Space[Any], mask: Tree) -> np.ndarray:
+    """Return masks `[..., choices]` as one array, whatever their form."""
+    parts = [part for _, part, _ in mask_parts(action_space, mask)]
+    return np.asarray(parts[0]) if len(parts) == 1 else np.concatenate(parts, axis=-1)
+
+
+def allowed_actions(space: Space[Any], rng: np.random.Generator, mask: np.ndarray) -> Tree:
+    """Draw actions `[N, ...]` for masks `[N, D]` with an entry for each choice, as `flat_mask` returns them.
 
     Of each choice the actions whose entry is not 0 are equally likely (the first one where all are 0); a bit whose
-    entry is 0 is 0.
+    entry is 0 is 0. Parts of a composite action without choices are drawn as `random_actions` does.
     """
+    if isinstance(space, COMPOSITE):
+        leaves = list(action_leaves(space))
+        masks = np.split(mask, np.cumsum([_num_choices(leaf) for leaf in leaves])[:-1], axis=1)
+        return like_space(space, (random_actions(leaf, rng, len(mask), part) for leaf, part in zip(leaves, masks)))
+    assert isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary)
     chances = np.where(mask != 0, rng.random(mask.shape), -1.0)
     if isinstance(space, spaces.Discrete):
         return (space.start + chances.argmax(1)).astype(space.dtype)
@@ -190,3 +332,20 @@ def allowed_actions(space: Maskable, rng: np.random.Generator, mask: np.ndarray)
     choices = np.split(chances, np.cumsum(space.nvec.reshape(-1))[:-1], axis=1)
     actions = np.stack([choice.argmax(1) for choice in choices], axis=1).reshape(-1, *space.shape)
     return (space.start + actions).astype(space.dtype)
+
+
+def random_actions(space: Space[Any], rng: np.random.Generator, number: int, masks: np.ndarray | None = None) -> Tree:
+    """Draw actions `[number, ...]` as `space.sample()` does: each equally likely, a bounded box evenly filled.
+
+    `masks` `[number, choices]`: draw only what they allow.
+    """
+    if masks is not None and mask_size(space):
+        return allowed_actions(space, rng, masks)
+    if isinstance(space, COMPOSITE):
+        return like_space(space, (random_actions(leaf, rng, number) for leaf in action_leaves(space)))
+    if isinstance(space, spaces.Discrete):
+        return rng.integers(space.start, space.start + space.n, number, space.dtype)
+    if isinstance(space, spaces.Box) and space.dtype.kind == "f" and space.is_bounded():
+        return rng.uniform(space.low, space.high, (number, *space.shape)).astype(space.dtype)
+    space.seed(int(rng.integers(2**31)))
+    return np.stack([space.sample() for _ in range(number)])

@@ -6,7 +6,7 @@ A *leaf* is a numpy array or a torch tensor whose first axis counts rows.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -447,6 +447,25 @@ def written(tree: Tree, where: slice | np.ndarray, rows: Tree, name: str) -> Tre
 def as_rows(values: Tree, name: str) -> Tree:
     """Return a list of rows as a column; trees of arrays and arrays stay."""
     return stack_rows(name, values) if isinstance(values, list) else map_tree(np.asarray, values)
+
+
+def space_parts(
+    space: spaces.Space[Any] | None, value: Tree, name: str
+) -> list[tuple[Any, spaces.Space[Any], Tree, str]] | None:
+    """Return (key, its space, its value, its name) of the parts of a Dict or Tuple; None for another space.
+
+    Raises `ValueError` for other keys than the space has, or another number of parts.
+    """
+    if isinstance(space, spaces.Dict):
+        if not isinstance(value, Mapping) or value.keys() != space.spaces.keys():
+            found = sorted(value) if isinstance(value, Mapping) else type(value).__name__
+            raise ValueError(f"{name} has keys {found}, its space says {sorted(space.spaces)}")
+        return [(key, part, value[key], f"{name}[{key!r}]") for key, part in space.spaces.items()]
+    if isinstance(space, spaces.Tuple):
+        if not isinstance(value, tuple | list) or len(value) != len(space.spaces):
+            raise ValueError(f"{name} must be a tuple of {len(space.spaces)} parts, got {type(value).__name__}")
+        return [(key, part, value[key], f"{name}[{key}]") for key, part in enumerate(space.spaces)]
+    return None
 
 
 def one_hot(tree: Tree, space: spaces.Space[Any] | None, name: str) -> Tree:

@@ -14,8 +14,16 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
 from lockstep.data import MultiAgentEnvError
-from lockstep.data.actions import ACTION_MASK, MASKABLE, allowed_actions, carries_mask, mask_size
-from lockstep.data.trees import Tree, map_tree, trees_equal
+from lockstep.data.actions import (
+    ACTION_MASK,
+    action_leaves,
+    allowed_actions,
+    carries_mask,
+    check_mask_space,
+    flat_mask,
+    mask_size,
+)
+from lockstep.data.trees import Tree, map_tree, rows_of, trees_equal
 from lockstep.envs import trees
 from lockstep.envs.errors import FORMS, OLD_API
 from lockstep.envs.make import AnyEnv, named_environment, one_env, single_env_factory
@@ -132,7 +140,7 @@ class _Examination:
             return False
         self._examine_mask()
         space = self.env.action_space
-        if isinstance(space, spaces.Box) and not space.is_bounded("both"):
+        if any(isinstance(leaf, spaces.Box) and not leaf.is_bounded("both") for leaf in action_leaves(space)):
             message = f"action_space {space} has infinite bounds: actions can be neither rescaled nor clipped"
             self.add("warning", "action_space_unbounded", message)
         return True
@@ -146,26 +154,16 @@ class _Examination:
         except ValueError as error:
             self.add("error", "action_mask_place", str(error))
             return
-        mask = observation_space[ACTION_MASK]
-        if not isinstance(action_space, MASKABLE):
-            self.add("error", "action_mask_kind", f"actions of {action_space} cannot be masked; leave the mask out")
-        elif mask.shape != (mask_size(action_space),):
-            self.add(
-                "error",
-                "action_mask_shape",
-                f"the action mask {mask} must have shape ({mask_size(action_space)},), one entry for each choice of "
-                f"{action_space}",
-            )
-        else:
+        try:
+            check_mask_space(action_space, observation_space[ACTION_MASK])
             self._masked = True
+        except ValueError as error:
+            kind = "action_mask_shape" if mask_size(action_space) else "action_mask_kind"
+            self.add("error", kind, str(error))
 
     def _action(self, obs: Tree) -> Tree:
         """Return a random action, of those that the observation's mask allows."""
-        space = self.env.action_space
-        mask = obs.get(ACTION_MASK) if self._masked and isinstance(obs, Mapping) else None
-        if mask is None or np.shape(mask) != (mask_size(space),):  # what is wrong with it is a finding already
-            return space.sample()
-        return allowed_actions(space, space.np_random, np.asarray(mask)[None])[0]
+        return random_action(self.env.action_space, obs if self._masked else None)
 
     def _reset(self, name: str, **seed: int) -> Tree:
         """Return the observation of a reset, looked over; None where there is none."""
@@ -339,9 +337,7 @@ class _AgentsExamination(_Examination):
         actions = {}
         for agent, obs in play.to_act.items():
             space = self._spaces["action"][agent]
-            masked = isinstance(space, MASKABLE) and isinstance(obs, Mapping) and ACTION_MASK in obs
-            mask = np.asarray(obs[ACTION_MASK])[None] if masked else None
-            action = space.sample() if mask is None else allowed_actions(space, space.np_random, mask)[0]
+            action = random_action(space, obs)
             actions[agent] = int(action) if isinstance(space, spaces.Discrete) else action
         return actions
 
@@ -397,3 +393,15 @@ class _AgentsExamination(_Examination):
             rewards = play.step(self._actions(play))
             seen.append((dict(play.to_act), {agent: float(reward) for agent, reward in rewards.items()}))
         return seen
+
+
+def random_action(space: spaces.Space[Any], obs: Tree) -> Tree:
+    """Return a random action, of those that the mask of an observation allows; of all where it has none that fits."""
+    mask = obs.get(ACTION_MASK) if isinstance(obs, Mapping) and mask_size(space) else None
+    try:
+        flat = None if mask is None else flat_mask(space, mask)
+    except ValueError:  # what is wrong with it is a finding already
+        flat = None
+    if flat is None or flat.shape != (mask_size(space),):
+        return space.sample()
+    return rows_of(allowed_actions(space, space.np_random, flat[None]), 0)

@@ -205,6 +205,50 @@ class MemoryProbe(ObservationActionProbe):
         return gamma**self.delay
 
 
+class CompositeProbe(Probe):
+    """A nested action with a mask for each choice; the best action is another one at each observation, and is worth 1.
+
+    The action is `{"arm": (gear, steering), "lights": (first, second)}`: Discrete, Box and MultiDiscrete. The reward is
+    a third for each choice that is right, minus the squared distance of the steering from `0.5 observation`. Raises
+    `ValueError` for an action that the mask forbids. The mask is built like the action; `flat_mask=True`: a vector.
+    """
+
+    observations = ((-1.0,), (1.0,))
+
+    def __init__(self, flat_mask: bool = False) -> None:
+        super().__init__()
+        self.flat_mask = flat_mask
+        box: Any = self.observation_space
+        arm = spaces.Tuple([spaces.Discrete(3, start=1), box])
+        self.action_space = spaces.Dict(arm=arm, lights=spaces.MultiDiscrete([2, 3]))
+        masks = spaces.Dict(arm=spaces.Tuple([spaces.MultiBinary(3)]), lights=spaces.MultiBinary(5))
+        mask = spaces.MultiBinary(8) if flat_mask else masks
+        seen: Any = spaces.Dict(observations=box, action_mask=mask)
+        self.observation_space = seen
+
+    def best_action(self, observation: Sequence[float]) -> Action:
+        right = int(float(observation[0]) > 0.0)
+        steering = np.array([BEST_CONTINUOUS * float(observation[0])], dtype=np.float32)
+        return {"arm": (2 + right, steering), "lights": np.array([right, 1 + right])}
+
+    def _allowed(self) -> npt.NDArray[np.int8]:
+        """Return the mask of the gears, the first and the second light."""
+        return np.array([0, 1, 1, 1, 1, 1, 1, 0] if self.current < 0.0 else [1, 0, 1, 0, 1, 1, 1, 1], np.int8)
+
+    def _observe(self) -> Any:
+        mask = self._allowed()
+        both = mask if self.flat_mask else {"arm": (mask[:3],), "lights": mask[3:]}
+        return {"observations": super()._observe(), "action_mask": both}
+
+    def _reward(self, action: Action) -> float:
+        mask, best = self._allowed(), self.best_action([self.current])
+        (gear, steering), (first, second) = action["arm"], action["lights"]
+        if not self.action_space.contains(action) or not (mask[gear - 1] and mask[3 + first] and mask[5 + second]):
+            raise ValueError(f"{action} is not allowed; the mask is {mask}")
+        right = int(gear == best["arm"][0]) + int((action["lights"] == best["lights"]).sum())
+        return right / 3.0 - float(steering[0] - best["arm"][1][0]) ** 2
+
+
 PROBES: tuple[type[Probe], ...] = (
     ConstantProbe,
     ObservationProbe,
@@ -218,6 +262,8 @@ PROBES: tuple[type[Probe], ...] = (
 """The probes that every algorithm learns with any network."""
 MEMORY_PROBES: tuple[type[Probe], ...] = (MemoryProbe,)
 """The probes that only a network with memory learns."""
+COMPOSITE_PROBES: tuple[type[Probe], ...] = (CompositeProbe,)
+"""The probes of algorithms that take a Dict of actions."""
 
 
 # -- goals ---
@@ -301,7 +347,8 @@ def register_environments() -> None:
 
     May be called again. `make_vector` calls this for ids that begin with `lockstep/`.
     """
-    entry_points = {probe.__name__: f"{__name__}:{probe.__name__}" for probe in PROBES + MEMORY_PROBES}
+    probes = PROBES + MEMORY_PROBES + COMPOSITE_PROBES
+    entry_points = {probe.__name__: f"{__name__}:{probe.__name__}" for probe in probes}
     entry_points["Counting"] = "lockstep.envs.counting:CountingEnv"
     entry_points["BitFlipping"] = f"{__name__}:BitFlipping"
     for name, entry_point in entry_points.items():

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import create_empty_array
 
-from lockstep.data.trees import Tree, map_tree, zip_trees
+from lockstep.data.trees import Tree, map_tree, space_parts, zip_trees
 
 ARRAY_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 Rows = Any
@@ -106,26 +106,12 @@ def leaves_of(space: spaces.Space | None, value: Tree, name: str) -> Iterator[tu
     Raises:
         ValueError: other keys than the space has, or another number of parts.
     """
-    parts = _parts(space, value, name)
+    parts = space_parts(space, value, name)
     if parts is None:
         yield space, value, name
         return
     for _, part, inner, inner_name in parts:
         yield from leaves_of(part, inner, inner_name)
-
-
-def _parts(space: Any, value: Tree, name: str) -> list[tuple[Any, spaces.Space, Any, str]] | None:
-    """Return (key, its space, its value, its name) of the parts of a Dict or Tuple; None for another space."""
-    if isinstance(space, spaces.Dict):
-        if not isinstance(value, Mapping) or value.keys() != space.spaces.keys():
-            found = sorted(value) if isinstance(value, Mapping) else type(value).__name__
-            raise ValueError(f"{name} has keys {found}, its space says {sorted(space.spaces)}")
-        return [(key, part, value[key], f"{name}[{key!r}]") for key, part in space.spaces.items()]
-    if isinstance(space, spaces.Tuple):
-        if not isinstance(value, tuple | list) or len(value) != len(space.spaces):
-            raise ValueError(f"{name} must be a tuple of {len(space.spaces)} parts, got {type(value).__name__}")
-        return [(key, part, value[key], f"{name}[{key}]") for key, part in enumerate(space.spaces)]
-    return None
 
 
 def check_shape(space: spaces.Space, value: Tree) -> None:
@@ -147,7 +133,7 @@ def as_row(space: spaces.Space | None, value: Tree, name: str = "observation") -
     Raises:
         ValueError: another form or shape, or fractions where the space has whole numbers.
     """
-    parts = _parts(space, value, name)
+    parts = space_parts(space, value, name)
     if parts is not None:
         rows = {key: as_row(part, inner, inner_name) for key, part, inner, inner_name in parts}
         return rows if isinstance(space, spaces.Dict) else tuple(rows.values())

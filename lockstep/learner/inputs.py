@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
@@ -14,10 +13,11 @@ from gymnasium import spaces
 from torch import Tensor
 
 from lockstep.connectors import ModuleConnectors
+from lockstep.data.actions import COMPOSITE, action_leaves, action_width, from_space
 from lockstep.data.columns import Columns, is_state_column
 from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch
 from lockstep.data.trajectories import Trajectories
-from lockstep.data.trees import is_numeric, leaves, map_tree
+from lockstep.data.trees import Tree, is_numeric, leaves, map_tree
 from lockstep.learner.config import check_policies_to_train
 from lockstep.learner.minibatches import TensorColumns, take_rows
 from lockstep.learner.sequences import ToTensor, columns_of_sequences
@@ -28,7 +28,7 @@ OUTPUTS = (Columns.ACTION_DIST_INPUTS, Columns.VF_PREDS, "q_values", "value_outp
 """what losses read of `forward_train`"""
 ONE_NUMBER = (Columns.ACTION_LOGP, Columns.ADVANTAGES, Columns.VALUE_TARGETS, Columns.VF_PREDS, Columns.REWARDS)
 """columns with one number for each row"""
-ARRAY_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+ACTION_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, *COMPOSITE)
 WHERE = "docs/learner.md lists under 'Networks of your own' what each algorithm needs"
 
 
@@ -55,6 +55,9 @@ def batches_by_module(batch: SampleBatch | MultiAgentBatch, module_ids: Collecti
 
 def columns_of_batch(to_tensor: ToTensor, module: RLModule, batch: SampleBatch, module_id: str) -> TensorColumns:
     """Return the numeric columns of a batch as tensors; sequences `[S, L, ...]` for a module with memory."""
+    if Columns.ACTIONS in batch and isinstance(batch[Columns.ACTIONS], dict | tuple):
+        batch = batch.copy(shallow=True)
+        batch[Columns.ACTIONS] = flat_actions(batch[Columns.ACTIONS], module.action_space)
     if module.is_stateful():
         return columns_of_sequences(to_tensor, module, batch, module_id)
     if Columns.SEQ_LENS in batch:  # of no use to a network without memory
@@ -68,6 +71,19 @@ def columns_of_batch(to_tensor: ToTensor, module: RLModule, batch: SampleBatch, 
         columns[Columns.LOSS_MASK] = columns[Columns.LOSS_MASK].to(torch.bool)
         columns = _without_masked_rows(columns)
     return columns
+
+
+def flat_actions(actions: Tree, space: spaces.Space[Any]) -> np.ndarray:
+    """Return actions as learned from, for those of the environment where they are trees; others as they are.
+
+    Raises `ValueError` for a tree that is not built like `space`.
+    """
+    if isinstance(actions, dict | tuple):
+        if not isinstance(space, COMPOSITE):
+            raise ValueError(f"the actions are a {type(actions).__name__}, and the action space is {space}")
+        return from_space(space, map_tree(np.asarray, actions))
+    column: np.ndarray = actions
+    return column
 
 
 def recorded_columns(to_tensor: ToTensor, connectors: ModuleConnectors, trajectories: Trajectories) -> TensorColumns:
@@ -168,6 +184,12 @@ def check_actions(actions: Tensor, space: spaces.Space[Any], module_id: str) -> 
 
     `actions`: [N, ...]; they are counted from 0, whatever the `start` of the space is.
     """
+    if isinstance(space, COMPOSITE):
+        parts = list(action_leaves(space))
+        if actions.shape[1:] == _action_shape(space):
+            for part, column in zip(parts, actions.split([action_width(part) for part in parts], dim=-1)):
+                check_actions(column.reshape(len(column), *_action_shape(part)), part, module_id)
+        return
     if isinstance(space, spaces.MultiBinary):
         limits = np.full(_action_shape(space), 2)
     elif isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
@@ -194,14 +216,14 @@ def _expected_shape(module: RLModule, name: str, rows: tuple[int, ...]) -> tuple
         return rows
     if name == Columns.OBS and isinstance(module.observation_space, spaces.Box):
         return (*rows, *module.observation_space.shape)  # not of trees, nor numbers that come in several forms
-    if name == Columns.ACTIONS and isinstance(module.action_space, ARRAY_SPACES):
+    if name == Columns.ACTIONS and isinstance(module.action_space, ACTION_SPACES):
         return (*rows, *_action_shape(module.action_space))
     return None
 
 
 def _action_shape(space: spaces.Space[Any]) -> tuple[int, ...]:
     """Return the shape of one action as a policy gives it, which is flat (`ActionDist.from_env`)."""
-    return () if isinstance(space, spaces.Discrete) else (math.prod(space.shape or ()),)
+    return () if isinstance(space, spaces.Discrete) else (action_width(space),)
 
 
 # -- outputs of networks ---

@@ -419,8 +419,9 @@ class Learner(Generic[Training]):
             parts = parts_of_episodes(parts, self.module.keys(), self._to_train)
         ids = self._to_train(parts.trajectories)
         for module_id in ids:
-            actions = torch.as_tensor(parts.trajectories[module_id].flat_actions())
-            inputs.check_actions(actions, self.module[module_id].action_space, module_id)
+            trajectories, space = parts.trajectories[module_id], self.module[module_id].action_space
+            trajectories.actions = inputs.flat_actions(trajectories.actions, space)
+            inputs.check_actions(torch.as_tensor(trajectories.flat_actions()), space, module_id)
         for module_id, versions in parts.versions.items():
             if module_id not in ids:
                 continue

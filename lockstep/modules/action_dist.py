@@ -8,14 +8,28 @@ from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from gymnasium import spaces
 from gymnasium.spaces import Space
 from torch import Tensor
 
-from lockstep.data.actions import ACTION_MASK, carries_mask, from_space, to_space, without_mask
+from lockstep.data.actions import (
+    ACTION_MASK,
+    COMPOSITE,
+    action_leaves,
+    carries_mask,
+    check_mask_space,
+    from_space,
+    mask_parts,
+    mask_size,
+    to_space,
+    without_mask,
+)
+from lockstep.data.trees import Tree
 from lockstep.ops.distributions import (
     Bernoulli,
     Categorical,
+    Composite,
     DiagGaussian,
     Distribution,
     MultiCategorical,
@@ -35,6 +49,7 @@ class ActionDist:
     | MultiBinary | Bernoulli | int8 `[N, bits]` |
     | Box of floats | DiagGaussian, or (squashed) SquashedGaussian in [-1, 1] | float `[N, A]` |
     | the same, deterministic | SquashedDeterministic in [-1, 1] | float `[N, A]` |
+    | Dict or Tuple of these, nested | Composite, independent parts | float `[N, A]`, the parts side by side |
 
     Environments want the space's own shape, offset and dtype: `to_env`, and back `from_env`.
 
@@ -66,8 +81,18 @@ class ActionDist:
 
     @property
     def is_discrete(self) -> bool:
-        """Whether the inputs are logits of choices, which a mask can forbid."""
-        return issubclass(self.dist_class, Categorical | MultiCategorical | Bernoulli)
+        """Whether all inputs are logits of choices, which a mask can forbid."""
+        return self.num_choices == self.input_size
+
+    @property
+    def num_choices(self) -> int:
+        """Number of logits of choices among the inputs: the entries of a mask."""
+        return mask_size(self.action_space)
+
+    @property
+    def num_log_stds(self) -> int:
+        """Number of logarithms of standard deviations, which come last among the inputs."""
+        return self.input_size - self.noise_size
 
     def from_inputs(self, inputs: Tensor) -> Distribution:
         """Return the distribution for a network's output `[N, input_size]`; `ValueError` for another last dimension."""
@@ -77,14 +102,14 @@ class ActionDist:
         """Draw random numbers `[*leading_shape, noise_size]`, for acting many steps."""
         return self.dist_class.draw_noise(rng, leading_shape, **self.static)
 
-    def to_env(self, actions: np.ndarray) -> np.ndarray:
+    def to_env(self, actions: np.ndarray) -> Tree:
         """Turn actions as learned from, `[..., A]`, into the shape, dtype and offset of the action space.
 
         Makes no copy where they are the same.
         """
         return to_space(self.action_space, actions)
 
-    def from_env(self, actions: np.ndarray) -> np.ndarray:
+    def from_env(self, actions: Tree) -> np.ndarray:
         """Turn recorded actions of the environment into actions as learned from: the inverse of `to_env`."""
         return from_space(self.action_space, actions)
 
@@ -96,18 +121,28 @@ class ActionDist:
         """
         if not carries_mask(observation_space):
             return observation_space, False
-        mask = cast(spaces.Dict, observation_space)[ACTION_MASK]
-        if not self.is_discrete:
-            raise ValueError(
-                f"observation space {observation_space} carries an action mask, but actions of {self.action_space} "
-                "cannot be masked; only Discrete, MultiDiscrete and MultiBinary can"
-            )
-        if mask.shape != (self.input_size,):
-            raise ValueError(
-                f"the action mask {mask} must have shape ({self.input_size},), one entry for each logit of "
-                f"{self.action_space}"
-            )
+        check_mask_space(self.action_space, cast(spaces.Dict, observation_space)[ACTION_MASK])
         return without_mask(observation_space), True
+
+    def full_mask(self, mask: Tree) -> Tensor:
+        """Return the mask `[N, input_size]` of all inputs, for that of an observation: no mask forbids a mean."""
+        parts = [part for _, part, _ in mask_parts(self.action_space, mask)]
+        flat: Tensor = parts[0] if len(parts) == 1 else torch.cat([part.to(torch.bool) for part in parts], dim=-1)
+        if not isinstance(self.action_space, COMPOSITE):
+            return flat
+        full = torch.ones(*flat.shape[:-1], self.input_size, dtype=torch.bool, device=flat.device)
+        full[..., self._choices()] = flat.to(torch.bool)
+        return full
+
+    def _choices(self) -> list[int]:
+        """Return which of the inputs of a Composite are logits of choices."""
+        found: list[int] = []
+        first = 0
+        for leaf, (dist_class, static) in zip(action_leaves(self.action_space), self.static["parts"]):
+            size = dist_class.noise_size(**static)
+            found += range(first, first + size) if mask_size(leaf) else ()
+            first += size
+        return found
 
 
 def _describe(space: Space[Any], squashed: bool) -> tuple[type[Distribution], dict[str, Any]]:
@@ -121,8 +156,17 @@ def _describe(space: Space[Any], squashed: bool) -> tuple[type[Distribution], di
         return MultiCategorical, {"nvec": tuple(int(n) for n in space.nvec.reshape(-1))}
     if isinstance(space, spaces.MultiBinary):
         return Bernoulli, {"size": int(np.prod(space.shape, dtype=int))}
+    leaves = list(action_leaves(space)) if isinstance(space, COMPOSITE) else []
+    if leaves and all(map(_is_exact, leaves)):
+        return Composite, {"parts": tuple(_describe(leaf, False) for leaf in leaves)}
     hint = " (a Box of integers can be declared as MultiDiscrete)" if isinstance(space, spaces.Box) else ""
     raise ValueError(
-        f"no distribution for action space {space}{hint}; possible are Discrete, MultiDiscrete, MultiBinary and a Box "
-        "of floats. Wrap the environment so that its actions are one of these."
+        f"no distribution for action space {space}{hint}; possible are Discrete, MultiDiscrete, MultiBinary, a Box "
+        "of floats, and Dicts and Tuples of these (of at most 2**24 choices each). Wrap the environment so that its "
+        "actions are one of these."
     )
+
+
+def _is_exact(space: Space[Any]) -> bool:
+    """Return whether the choices of a part of a composite action are exact as floats."""
+    return not isinstance(space, spaces.Discrete | spaces.MultiDiscrete) or mask_size(space) <= 2**24

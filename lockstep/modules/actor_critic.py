@@ -117,9 +117,9 @@ class DefaultActorCriticModule(RLModule):
 
     def _policy(self, batch: Batch, inputs: Tensor) -> Tensor:
         if self.log_std is not None:
-            inputs = torch.cat([inputs, self.log_std.expand_as(inputs)], dim=-1)
+            inputs = torch.cat([inputs, self.log_std.expand(*inputs.shape[:-1], -1)], dim=-1)
         if self.is_masked:
-            inputs = mask_logits(inputs, batch["obs"][ACTION_MASK])
+            inputs = mask_logits(inputs, self.action_dist_cls.full_mask(batch["obs"][ACTION_MASK]))
         return inputs
 
 

@@ -56,14 +56,12 @@ def policy_head(size: int, action_dist: ActionDist, config: ModelConfig) -> tupl
 
     The log-deviations do not depend on the observation; None where there are none, or where the layer gives them.
     """
-    num_outputs = action_dist.input_size
-    if action_dist.is_discrete or action_dist.deterministic:
-        return make_head(size, num_outputs, config.policy_gain, config), None
-    if config.free_log_std:
-        log_std = nn.Parameter(torch.full((num_outputs // 2,), config.log_std_init))
-        return make_head(size, num_outputs // 2, config.policy_gain, config), log_std
+    num_outputs, num_log_stds = action_dist.input_size, action_dist.num_log_stds
+    if num_log_stds and config.free_log_std:
+        log_std = nn.Parameter(torch.full((num_log_stds,), config.log_std_init))
+        return make_head(size, num_outputs - num_log_stds, config.policy_gain, config), log_std
     head = make_head(size, num_outputs, config.policy_gain, config)
-    nn.init.constant_(head.bias[num_outputs // 2 :], config.log_std_init)
+    nn.init.constant_(head.bias[num_outputs - num_log_stds :], config.log_std_init)
     return head, None
 
 

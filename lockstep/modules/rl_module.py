@@ -453,7 +453,7 @@ class WrappedModule(RLModule):
         if values is not None and values.dim() > 1 and values.shape[-1] == 1:
             named["vf_preds"] = values.squeeze(-1)
         if self.is_masked:
-            mask = batch["obs"][ACTION_MASK]
+            mask = self.action_dist_cls.full_mask(batch["obs"][ACTION_MASK])
             named |= {name: mask_logits(named[name], mask) for name in MASKED_OUTPUTS if name in named}
         return named
 

@@ -17,9 +17,10 @@ Masks: the caller sets the logits of forbidden actions to a large negative *fini
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -51,6 +52,11 @@ class Distribution(ABC):
     def noise_size(cls, *args: Any, **static: Any) -> int:
         """Return the number of random numbers for each action (the last dimension of the noise)."""
         return cls.input_size(*args, **static)
+
+    @classmethod
+    def action_size(cls, *args: Any, **static: Any) -> int:
+        """Return the numbers of an action; 1 for a choice `[N]` too."""
+        return cls.noise_size(*args, **static)
 
     @classmethod
     def from_inputs(cls, inputs: Tensor, *args: Any, **static: Any) -> Self:
@@ -119,6 +125,10 @@ class Categorical(Distribution):
         return size
 
     @classmethod
+    def action_size(cls, **static: Any) -> int:
+        return 1
+
+    @classmethod
     def draw_noise(cls, rng: np.random.Generator, leading_shape: Sequence[int], **static: Any) -> FloatNoise:
         return _gumbel(rng, (*leading_shape, cls.input_size(**static)))
 
@@ -165,6 +175,10 @@ class MultiCategorical(Categorical):
     @classmethod
     def input_size(cls, *, nvec: Sequence[int]) -> int:  # type: ignore[override]
         return int(sum(nvec))
+
+    @classmethod
+    def action_size(cls, *, nvec: Sequence[int]) -> int:  # type: ignore[override]
+        return len(nvec)
 
     @classmethod
     def from_inputs(cls, inputs: Tensor, *, nvec: Sequence[int]) -> Self:
@@ -378,6 +392,90 @@ class SquashedDeterministic(Distribution):
 
     def rsample(self, generator: torch.Generator | None = None) -> Tensor:
         return self.mode()
+
+
+Part = tuple[type[Distribution], dict[str, Any]]
+"""class and `static` of one part of a `Composite`"""
+
+
+class Composite(Distribution):
+    """Independent distributions of the parts of an action; actions are floats `[N, A]`, the parts side by side.
+
+    Whole numbers, which choices are, are exact up to 2**24. So is the noise: that of the parts, side by side. Inputs
+    `[N, D]` are those of the parts in their order, but the logarithms of the standard deviations of all Gaussian parts
+    come last.
+    """
+
+    def __init__(self, parts: Sequence[Distribution], static: Sequence[Part]) -> None:
+        """Take the distributions of the parts, and the class and `static` of each."""
+        self.parts, self.static = parts, static
+
+    @classmethod
+    def input_size(cls, *, parts: Sequence[Part]) -> int:
+        return sum(dist.input_size(**static) for dist, static in parts)
+
+    @classmethod
+    def noise_size(cls, *, parts: Sequence[Part]) -> int:
+        return sum(dist.noise_size(**static) for dist, static in parts)
+
+    @classmethod
+    def action_size(cls, *, parts: Sequence[Part]) -> int:
+        return sum(dist.action_size(**static) for dist, static in parts)
+
+    @classmethod
+    def from_inputs(cls, inputs: Tensor, *, parts: Sequence[Part]) -> Self:
+        cls.check_width(inputs, cls.input_size(parts=parts))
+        sizes = [dist.noise_size(**static) for dist, static in parts]
+        deviations = [dist.input_size(**static) - size for (dist, static), size in zip(parts, sizes)]
+        pieces = inputs.split([*sizes, *deviations], dim=-1)
+        made = []
+        for i, (dist, static) in enumerate(parts):
+            piece = torch.cat([pieces[i], pieces[len(parts) + i]], dim=-1) if deviations[i] else pieces[i]
+            made.append(dist.from_inputs(piece, **static))
+        return cls(made, parts)
+
+    @classmethod
+    def draw_noise(cls, rng: np.random.Generator, leading_shape: Sequence[int], *, parts: Sequence[Part]) -> FloatNoise:
+        return np.concatenate([dist.draw_noise(rng, leading_shape, **static) for dist, static in parts], axis=-1)
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        sizes = [dist.action_size(**static) for dist, static in self.static]
+        pieces = [
+            piece.squeeze(-1) if dist is Categorical else piece
+            for piece, (dist, _) in zip(actions.split(sizes, dim=-1), self.static)
+        ]
+        return _sum(part.log_prob(piece) for part, piece in zip(self.parts, pieces))
+
+    def entropy(self) -> Tensor:
+        return _sum(part.entropy() for part in self.parts)
+
+    def kl(self, other: Self) -> Tensor:
+        return _sum(part.kl(of_other) for part, of_other in zip(self.parts, other.parts))
+
+    def mode(self) -> Tensor:
+        return self._joined([part.mode() for part in self.parts])
+
+    def sample_with_noise(self, noise: Tensor) -> Tensor:
+        pieces = noise.split([dist.noise_size(**static) for dist, static in self.static], dim=-1)
+        return self._joined([part.sample_with_noise(piece) for part, piece in zip(self.parts, pieces)])
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        return self._joined([part.sample(generator) for part in self.parts])
+
+    def rsample(self, generator: torch.Generator | None = None) -> Tensor:
+        return self._joined([part.rsample(generator) for part in self.parts])
+
+    def _joined(self, actions: Sequence[Tensor]) -> Tensor:
+        pieces = [
+            piece.unsqueeze(-1) if dist is Categorical else piece for piece, (dist, _) in zip(actions, self.static)
+        ]
+        floats = [piece.dtype for piece in pieces if piece.is_floating_point()]
+        widest = torch.float64 if torch.float64 in floats else torch.float32
+        return torch.cat([piece.to(widest) for piece in pieces], dim=-1)
+
+
+def _sum(terms: Iterable[Tensor]) -> Tensor:
+    return functools.reduce(torch.add, terms)
 
 
 def _log_tanh_slope(raw: Tensor) -> Tensor:

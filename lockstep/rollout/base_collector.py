@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from lockstep.data.actions import ACTION_MASK, MASKABLE, allowed_actions, carries_mask
+from lockstep.data.actions import ACTION_MASK, carries_mask, flat_mask, mask_size
 from lockstep.data.rollout import EpisodeStore, RolloutStore
 from lockstep.rollout.callbacks import EnvironmentCallback, EnvironmentEvents, Episode
 from lockstep.state.checks import check_flags, check_functions, check_whole, is_number, no_copies
@@ -340,24 +340,8 @@ def check_no_data(buffer: Any) -> None:
         raise ValueError("a collector can be saved between an update and the next collect only, not with data in it")
 
 
-def random_actions(
-    space: spaces.Space[Any], rng: np.random.Generator, number: int, masks: np.ndarray | None = None
-) -> np.ndarray:
-    """Draw actions `[number, ...]` as `space.sample()` does: each equally likely, a bounded box evenly filled.
-
-    `masks` `[number, choices]`: draw only what they allow.
-    """
-    if masks is not None and isinstance(space, MASKABLE):
-        return allowed_actions(space, rng, masks)
-    if isinstance(space, spaces.Discrete):
-        return rng.integers(space.start, space.start + space.n, number, space.dtype)
-    if isinstance(space, spaces.Box) and space.dtype.kind == "f" and space.is_bounded():
-        return rng.uniform(space.low, space.high, (number, *space.shape)).astype(space.dtype)
-    space.seed(int(rng.integers(2**31)))
-    return np.stack([space.sample() for _ in range(number)])
-
-
 def masks_in(obs: Any, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> np.ndarray | None:
     """Return the action masks `[rows, choices]` that observations carry, or None."""
-    maskable = isinstance(action_space, MASKABLE) and carries_mask(observation_space)
-    return obs[ACTION_MASK] != 0 if maskable else None
+    if not mask_size(action_space) or not carries_mask(observation_space):
+        return None
+    return flat_mask(action_space, obs[ACTION_MASK]) != 0

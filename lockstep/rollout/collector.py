@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from lockstep.connectors import ObsPipeline
+from lockstep.data.actions import random_actions
 from lockstep.data.rollout import RolloutStore
 from lockstep.data.trees import map_tree
 from lockstep.envs import StepResult, VectorBoundary, make_vector
 from lockstep.replay import ReplayBuffer
-from lockstep.rollout.base_collector import CHUNK, BaseCollector, masks_in, random_actions
+from lockstep.rollout.base_collector import CHUNK, BaseCollector, masks_in
 from lockstep.rollout.callbacks import EnvironmentCallback, Episode, EpisodeRecorder
 from lockstep.rollout.errors import check_finite
 from lockstep.rollout.protocols import ActingPart, ActingPolicy, sole_part
@@ -278,7 +279,7 @@ class Collector(BaseCollector):
             everywhere = np.ones((self.num_envs_in_all, masks.shape[1]), bool)
             everywhere[rows] = masks
             masks = everywhere
-        return self._part.from_env(random_actions(space, rng, self.num_envs_in_all, masks)[rows])
+        return self._part.from_env(random_actions(space, rng, self.num_envs_in_all, masks))[rows]
 
     # -- state ---
 

@@ -11,12 +11,13 @@ import numpy as np
 
 from lockstep.connectors import ObsPipeline
 from lockstep.data import MultiAgentEpisode
+from lockstep.data.actions import one_action, random_actions
 from lockstep.data.columns import Columns
 from lockstep.data.trees import map_tree, named_leaves, rows_of, zip_trees
 from lockstep.envs.errors import step_error
 from lockstep.envs.multi_agent import AgentEnvs, Play
 from lockstep.envs.trees import stack_rows
-from lockstep.rollout.base_collector import CHUNK, BaseCollector, masks_in, random_actions
+from lockstep.rollout.base_collector import CHUNK, BaseCollector, masks_in
 from lockstep.rollout.callbacks import EnvironmentCallback, Episode
 from lockstep.rollout.errors import MalformedBufferError, not_finite
 from lockstep.rollout.protocols import ActingPart, LearningPolicy, State
@@ -291,8 +292,8 @@ class MultiAgentCollector(BaseCollector):
             taken, learned, before = self._act(module_id, rows, k, random)
             for i, (b, agent) in enumerate(rows):
                 if self._followed:
-                    self._followed[b].note(agent, taken[i : i + 1])
-                actions[b][agent], stored[b][agent] = _plain(taken[i]), learned[i].copy()
+                    self._followed[b].note(agent, rows_of(taken, slice(i, i + 1)))
+                actions[b][agent], stored[b][agent] = one_action(taken, i), learned[i].copy()
                 if before is not None:
                     extras[b][agent] = {Columns.STATE_IN: _row(before, i)}
         acted = clock()
@@ -467,8 +468,3 @@ def part_of(policy: LearningPolicy, module_id: str, agent: AgentID) -> ActingPar
 
 def _row(state: Mapping[str, np.ndarray], row: int) -> State:
     return {name: leaf[row].copy() for name, leaf in state.items()}
-
-
-def _plain(action: Any) -> Any:
-    """Return one action as an environment takes it: a plain int of a Discrete space."""
-    return int(action) if action.ndim == 0 and action.dtype.kind in "iu" else action.copy()

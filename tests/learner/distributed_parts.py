@@ -15,12 +15,15 @@ from learner_parts import BOX, MODULE, THREE, make_episode, make_multi_agent_epi
 from lockstep import RLModuleSpec, get_config
 from lockstep.algorithms.policy import row_errors
 from lockstep.algorithms.ppo import PPOLearner
+from lockstep.data import SingleAgentEpisode
+from lockstep.data.actions import random_actions
 from lockstep.data.minibatch import num_units, take_units
 from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch
 from lockstep.learner.reduction import DistributedReducer, LocalReducer
 
 UPDATES = 20
 TWO_DIMENSIONS = spaces.Box(-1.0, 1.0, (2,), np.float32)
+COMPOSITE = spaces.Dict(gear=THREE, both=spaces.Tuple([TWO_DIMENSIONS, spaces.MultiDiscrete([2, 3])]))
 
 
 class ShardMeanPPO(PPOLearner):
@@ -55,6 +58,8 @@ class Case:
     """several: multi-agent episodes and batches"""
     empty: bool = False
     """every second update all rows are on the last learner"""
+    composite: bool = False
+    """actions are a Dict"""
     behaviour: bool = False
     """episodes carry the log-probabilities of the policy that acted"""
     critic: bool = False
@@ -80,10 +85,12 @@ def build(case, reducer):
 
 
 def actions_of(case):
+    if case.composite:
+        return COMPOSITE
     return TWO_DIMENSIONS if case.algorithm in CONTINUOUS else THREE
 
 
-def episodes_of(rng, behaviour=False, critic=False):
+def episodes_of(rng, behaviour=False, composite=False, critic=False):
     """Seven episodes of 1 to 12 steps."""
     made = []
     for _ in range(7):
@@ -91,6 +98,12 @@ def episodes_of(rng, behaviour=False, critic=False):
         recorded = {"action_logp": np.log(rng.uniform(0.1, 0.9, steps))} if behaviour else {}
         seen = [{"critic_obs": rng.normal(size=2).astype(np.float32)} for _ in range(steps + 1)] if critic else None
         made.append(make_episode(steps, end, rng, infos=seen, **recorded))
+        if composite:
+            actions = random_actions(COMPOSITE, rng, steps)
+            observations, rewards = made[-1].get_observations(), made[-1].get_rewards()
+            made[-1] = SingleAgentEpisode(
+                observations=observations, actions=actions, rewards=rewards, terminated=end == "terminated"
+            )
     return made
 
 
@@ -154,7 +167,7 @@ def shards_of(case, update, world_size):
         shards = [{mid: pieces[rank] for mid, pieces in parts.items()} for rank in range(world_size)]
         return [MultiAgentBatch(shard, max(map(len, shard.values()))) for shard in shards]
     if len(case.modules) == 1:
-        made = episodes_of(rng, case.behaviour, case.critic)
+        made = episodes_of(rng, case.behaviour, case.composite, case.critic)
     else:
         made = multi_agent_episodes_of(rng, case.modules)
     ends = cuts(len(made), world_size, case, update, rng)

@@ -10,9 +10,9 @@ from agent_games import CountingGame, game_config
 from gymnasium import spaces
 
 from lockstep import AsyncCollector, Collector, DQNConfig, RolloutStore
+from lockstep.data.actions import random_actions
 from lockstep.envs import WorkerVectorEnv, make_vector
 from lockstep.replay import VectorReplayBuffer
-from lockstep.rollout.base_collector import random_actions
 from lockstep.state.streams import RandomStreams
 
 ACTIONS = 5
