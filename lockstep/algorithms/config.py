@@ -28,6 +28,7 @@ from lockstep.rollout import (
     GroupCollector,
     MultiAgentCollector,
 )
+from lockstep.rollout.callbacks import overridden_events
 from lockstep.rollout.collector import WholeEpisodeCollector
 from lockstep.rollout.config import EnvRunnersSection
 from lockstep.rollout.env_runner import MultiAgentEnvRunner
@@ -101,8 +102,9 @@ class AlgorithmConfig(BaseConfig):
             ),
             (
                 "evaluation.evaluation_num_env_runners",
-                runs_elsewhere and self.is_multi_agent,
-                "is not allowed where there are several agents; evaluate in this process, with 0",
+                runs_elsewhere and any(map(overridden_events, self.callbacks.classes)),
+                f"is not allowed with callbacks={self.callbacks.classes}, which handle events of environments: env "
+                "runners play episodes that turn out not to count; use 0",
             ),
             (
                 "evaluation.evaluation_num_env_runners",
@@ -344,13 +346,13 @@ class AlgorithmConfig(BaseConfig):
         section, settings = self.evaluation, self.evaluation_settings()
         streams = RandomStreams(self.debugging.seed).child("test_collector")
         explore, epsilon = settings.env_runners.explore, section.epsilon
-        if policy.is_multi_agent:
-            several = settings.make_agent_envs(section.num_envs)
-            return MultiAgentCollector(policy, several, exploration_noise=explore, epsilon=epsilon, streams=streams)
         if section.evaluation_num_env_runners:
             spaces = policy.observation_space, policy.action_space
             build = partial(settings.build_env_runner, spaces, evaluates=True)
             return EvaluationCollector(policy, self._runner_group(build, settings.env_runners))
+        if policy.is_multi_agent:
+            several = settings.make_agent_envs(section.num_envs)
+            return MultiAgentCollector(policy, several, exploration_noise=explore, epsilon=epsilon, streams=streams)
         envs = settings.make_envs(section.num_envs)
         return Collector(policy, envs, exploration_noise=explore, epsilon=epsilon, streams=streams)
 
@@ -460,34 +462,28 @@ class AlgorithmConfig(BaseConfig):
         `evaluates`: with the random streams of evaluation, and its epsilon.
         """
         self.set_num_threads()
+        options: dict[str, Any] = {
+            "index": index,
+            "num_runners": num_runners,
+            "generation": generation,
+            "streams": RandomStreams(self.debugging.seed).child("test_collector" if evaluates else "train_collector"),
+            "explore": self.env_runners.explore,
+            "epsilon": self.evaluation.epsilon if evaluates else 0.0,
+            "stores": not evaluates,
+            "whole_episodes": self._collects_whole_episodes,
+            "callbacks": [make() for make in self.callbacks.classes],
+        }
+        num_envs = self.env_runners.num_envs_per_env_runner
         if self.is_multi_agent:
             by_module = {module_id: (space, spaces[1][module_id]) for module_id, space in spaces[0].items()}
             parts = {module_id: self._acting_policy(pair, module_id) for module_id, pair in by_module.items()}
-            return MultiAgentEnvRunner(
-                AgentsActingPolicy(self, parts),
-                self.make_agent_envs(self.env_runners.num_envs_per_env_runner),
-                index=index,
-                num_runners=num_runners,
-                generation=generation,
-                streams=RandomStreams(self.debugging.seed).child("train_collector"),
-                explore=self.env_runners.explore,
-                whole_episodes=self._collects_whole_episodes,
-                callbacks=[make() for make in self.callbacks.classes],
-            )
+            return MultiAgentEnvRunner(AgentsActingPolicy(self, parts), self.make_agent_envs(num_envs), **options)
         return EnvRunner(
             self._acting_policy(spaces),
-            self.make_envs(self.env_runners.num_envs_per_env_runner),
-            index=index,
-            num_runners=num_runners,
-            generation=generation,
-            streams=RandomStreams(self.debugging.seed).child("test_collector" if evaluates else "train_collector"),
-            explore=self.env_runners.explore,
-            epsilon=self.evaluation.epsilon if evaluates else 0.0,
-            stores=not evaluates,
+            self.make_envs(num_envs),
             with_logp=with_logp,
             with_states=self.is_off_policy,
-            whole_episodes=self._collects_whole_episodes,
-            callbacks=[make() for make in self.callbacks.classes],
+            **options,
         )
 
     def _acting_policy(self, spaces: Spaces, module_id: str = DEFAULT_MODULE_ID) -> ActingPolicy:
