@@ -88,6 +88,21 @@ def head_of(seed=0, features=5, actions=2):
     return head, torch.randn(4, features, dtype=torch.float64)
 
 
+def test_mean_deviation_noise_and_density_are_the_written_out_ones():
+    head = StateDependentHead(2, 1, 0.0).double()
+    with torch.no_grad():
+        head.weight.copy_(torch.tensor([[1.0, -1.0]]))
+        head.bias.fill_(0.5)
+        head.log_std.copy_(torch.tensor([[0.5], [2.0]]).log())
+    features = torch.tensor([[3.0, 1.0]], dtype=torch.float64)
+    inputs = head(features)  # 3 - 1 + 0.5, and the root of 9 * 0.25 + 1 * 4
+    np.testing.assert_allclose(inputs.detach(), [[2.5, np.log(2.5)]], rtol=1e-6)
+    with noise_matrices(torch.tensor([[[1.0], [-0.5]]])):  # 3 * 0.5 * 1 - 1 * 2 * 0.5
+        np.testing.assert_allclose(head(features).detach()[:, :1], [[3.0]])
+    logp = ActionDist(spaces.Box(-9.0, 9.0, (1,))).from_inputs(inputs).log_prob(torch.tensor([[3.0]]))
+    np.testing.assert_allclose(logp.detach(), [-0.5 * 0.2**2 - np.log(2.5) - 0.5 * np.log(2 * np.pi)], rtol=1e-6)
+
+
 def test_the_density_is_that_of_features_times_a_random_matrix():
     head, features = head_of()
     inputs = head(features)
@@ -182,8 +197,12 @@ def test_an_actor_acts_by_matrices_and_by_plain_noise(squashed, recurrent):
     mean, log_std = inputs.chunk(2, dim=-1)
     plain = rng.normal(size=(3, 2)).astype(np.float32)
     squash = torch.tanh if squashed else lambda x: x
-    for noise, expected in ((None, mean), (matrices, mean + moved), (plain, mean + log_std.exp() * plain)):
-        np.testing.assert_allclose(act(noise), squash(expected).detach().numpy(), rtol=1e-5, atol=1e-6)
+    for noise, expected in (
+        (None, mean),
+        (matrices, mean + moved),
+        (plain, mean + log_std.exp() * torch.from_numpy(plain)),
+    ):
+        np.testing.assert_allclose(act(noise), squash(torch.as_tensor(expected).detach()).numpy(), rtol=1e-5, atol=1e-6)
 
 
 # -- refusals ---
