@@ -100,6 +100,7 @@ class AlgorithmConfig(BaseConfig):
                 f"is not allowed for {self.algorithm}, which has no action values; "
                 "evaluation(evaluation_explore=True) draws from its policy",
             ),
+            *self._rules_of_exploration(),
             (
                 "evaluation.evaluation_num_env_runners",
                 runs_elsewhere and any(map(overridden_events, self.callbacks.classes)),
@@ -137,6 +138,21 @@ class AlgorithmConfig(BaseConfig):
                 "training.max_lag",
                 asynchronous and self.has_memory and self.max_lag > 0,
                 "is not allowed: a network with memory learns from its present self only; set max_lag=0",
+            ),
+        ]
+
+    def _rules_of_exploration(self) -> list[Rule]:
+        section, allowed = self.env_runners, " and ".join(map(repr, self.explorations)) or "none"
+        return [
+            (
+                "env_runners.exploration",
+                section.exploration is not None and section.exploration not in self.explorations,
+                f"is not allowed for {self.algorithm}, which has a use for {allowed}; leave it out",
+            ),
+            (
+                "env_runners.exploration",
+                section.exploration in ("ou", "gsde") and self.is_multi_agent,
+                "is not allowed for several agents: it remembers for each environment; leave it out, or use 'normal'",
             ),
         ]
 

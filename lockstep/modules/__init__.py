@@ -3,9 +3,6 @@
 from lockstep.modules.acting import (
     ActingWeights,
     Actor,
-    EpsilonGreedy,
-    Exploration,
-    GaussianNoise,
     NumpyActor,
     NumpyRecurrentActor,
     ParameterPlaces,
@@ -22,7 +19,15 @@ from lockstep.modules.actor_critic import (
     default_module_class,
 )
 from lockstep.modules.encoders import Encoder
-from lockstep.modules.layers import BatchedMLP
+from lockstep.modules.exploration import (
+    AddedNoise,
+    EpsilonGreedy,
+    Exploration,
+    GaussianNoise,
+    OrnsteinUhlenbeckNoise,
+    StateDependentNoise,
+)
+from lockstep.modules.layers import BatchedMLP, StateDependentHead
 from lockstep.modules.memory import GatedTransformer, MemoryEncoder, Recurrence
 from lockstep.modules.model_config import AttentionConfig, ModelConfig
 from lockstep.modules.multi_rl_module import (
@@ -42,6 +47,7 @@ __all__ = [
     "ActionCritics",
     "ActionDist",
     "Actor",
+    "AddedNoise",
     "AttentionConfig",
     "BatchedMLP",
     "DefaultActorCriticModule",
@@ -62,6 +68,7 @@ __all__ = [
     "MultiRLModuleSpec",
     "NumpyActor",
     "NumpyRecurrentActor",
+    "OrnsteinUhlenbeckNoise",
     "ParameterPlaces",
     "RLModule",
     "RLModuleSpec",
@@ -69,6 +76,8 @@ __all__ = [
     "RecurrentActor",
     "RecurrentActorCriticModule",
     "Remembered",
+    "StateDependentHead",
+    "StateDependentNoise",
     "TorchActor",
     "TransitionModule",
     "check_module_id",

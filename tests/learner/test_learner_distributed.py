@@ -36,6 +36,7 @@ CASES = {
         training={**PPO, "normalize_advantages": "batch"}, shuffle=False
     ),
     "ppo, composite actions": Case(training={**PPO, "kl_coeff": 0.2}, composite=True, empty=True),
+    "a2c, state-dependent exploration": Case("a2c", CLIPPED, exploration="gsde", empty=True),
     "ppo, whole batch": Case(training=PPO, minibatch_size=None),
     "ppo, KL penalty and KL stop": Case(
         training={**PPO, "kl_coeff": 0.5, "kl_target": 1e-3, "target_kl": 0.02, "vf_clip_param": 0.3}, num_epochs=4
