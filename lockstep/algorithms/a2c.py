@@ -89,6 +89,7 @@ class A2CConfig(AlgorithmConfig):
     """`A2CConfig().environment("CartPole-v1").build_trainer().run()`."""
 
     algorithm = "a2c"
+    explorations = ("gsde",)
     learner_class = A2CLearner
     training_class = A2CTraining
     training: A2CTraining[Self]

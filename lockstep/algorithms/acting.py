@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from lockstep.data.actions import ActionForm, in_words, one_action
 from lockstep.data.columns import Columns
 from lockstep.data.trees import Tree, map_tree
 from lockstep.learner.learner import STEPS_SAMPLED
-from lockstep.modules import ActingWeights, Actor, EpsilonGreedy, RecurrentActor, RLModule, make_actor
+from lockstep.modules import ActingWeights, Actor, AddedNoise, EpsilonGreedy, RecurrentActor, RLModule, make_actor
 from lockstep.replay import OfflineRows, ReplayBuffer
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.state.schedules import stages_of, value_at
@@ -48,8 +49,8 @@ class ActingPolicy:
         self.timesteps: dict[str, int] = {STEPS_SAMPLED: 0}
         self.is_stateful = module.is_stateful()
         self._dist = module.action_dist_cls
-        actions = connectors.actions
-        self._exploration = config.exploration(action_space if actions is None else actions.module_space)
+        self.exploration = config.exploration(module)
+        """what draws its actions while collecting; None: its distribution"""
         self.weights_seq_no = 0
         """version of the weights that act"""
         self.is_training = False
@@ -71,7 +72,8 @@ class ActingPolicy:
 
         To be taken anew for each collect: what is held longer may act with parameters that were replaced meanwhile.
         """
-        return self._present_actor().act
+        act = self._present_actor().act
+        return partial(self.exploration.act, act) if isinstance(self.exploration, AddedNoise) else act
 
     def _present_actor(self) -> Actor:
         if self._actor.is_stale():
@@ -122,6 +124,9 @@ class ActingPolicy:
 
         Its weights may change at any time. Not for a policy with memory.
         """
+        if noise is not None and noise.ndim > 2:  # of matrices: the density is that over all of them
+            taken = self.act(obs, noise)
+            return taken, self.action_logp(obs, taken)
         dist = self._distribution(obs)
         actions = dist.mode() if noise is None else dist.sample_with_noise(self._tensor(noise))
         return actions.cpu().numpy(), dist.log_prob(actions).cpu().numpy()
@@ -217,6 +222,9 @@ class ActingPolicy:
         actor = self._present_actor()
         if not isinstance(actor, RecurrentActor):
             raise TypeError(f"{type(self.module).__name__} has no memory; use act")
+        if isinstance(self.exploration, AddedNoise):
+            actions, after = self.exploration.act(actor.act_with_state, obs, noise, state)
+            return actions, after
         return actor.act_with_state(obs, noise, state)
 
     def _checked_state(self, state: Any, rows: int) -> Mapping[str, np.ndarray]:
@@ -237,11 +245,11 @@ class ActingPolicy:
         Raises `ValueError` for an `epsilon` where actions do not come from action values.
         """
         if epsilon is not None:
-            if not isinstance(self._exploration, EpsilonGreedy):
+            if not isinstance(self.exploration, EpsilonGreedy):
                 raise ValueError(f"epsilon={epsilon}: {self.config.algorithm} has no action values; leave it out")
-            return EpsilonGreedy(epsilon, self._exploration.num_actions).draw_noise(rng, leading_shape, 0)
-        if self._exploration is not None:
-            return self._exploration.draw_noise(rng, leading_shape, self.timesteps[STEPS_SAMPLED])
+            return EpsilonGreedy(epsilon, self.exploration.num_actions).draw_noise(rng, leading_shape, 0)
+        if self.exploration is not None:
+            return self.exploration.draw_noise(rng, leading_shape, self.timesteps[STEPS_SAMPLED])
         return self._dist.draw_noise(rng, leading_shape)
 
     def to_env(self, actions: np.ndarray) -> Tree:

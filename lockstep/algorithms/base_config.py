@@ -42,7 +42,6 @@ from lockstep.learner.reduction import Reducer
 from lockstep.modules import (
     DEFAULT_MODULE_ID,
     ActionDist,
-    EpsilonGreedy,
     Exploration,
     MultiRLModule,
     MultiRLModuleSpec,
@@ -51,6 +50,7 @@ from lockstep.modules import (
     default_module_class,
 )
 from lockstep.modules.config import RLModuleSection
+from lockstep.modules.exploration import LOG_STD_INIT, make_exploration, needs_box
 from lockstep.modules.model_config import ModelConfig
 from lockstep.replay import MultiAgentReplayBuffer, ReplayBuffer
 from lockstep.replay.config import ReplaySection
@@ -152,6 +152,8 @@ class BaseConfig:
     """
 
     algorithm: ClassVar[str] = ""
+    explorations: ClassVar[tuple[str, ...]] = ()
+    """what `env_runners.exploration` may be"""
     learner_class: ClassVar[type[Learner]] = Learner
     training_class: ClassVar[type[TrainingSection]] = TrainingSection
     module_class: ClassVar[type[RLModule] | None] = None
@@ -394,15 +396,39 @@ class BaseConfig:
 
     def complete_model_config(self, model_config: ModelConfig) -> ModelConfig:
         """Return the configuration of the default network with what the algorithm adds."""
-        return model_config
+        section = self.env_runners
+        if section.exploration != "gsde":
+            return model_config
+        return replace(model_config, gsde_log_std_init=section.exploration_config.get("log_std_init", LOG_STD_INIT))
 
-    def exploration(self, action_space: Any) -> Exploration | None:
-        """Return how actions are drawn while collecting; None: from the policy's distribution.
+    @property
+    def explores_by(self) -> str | None:
+        """The kind of exploration that is configured, or that of the algorithm; None: its policy's distribution."""
+        if self.env_runners.exploration is not None:
+            return self.env_runners.exploration
+        if hasattr(self.training, "epsilon"):  # one of action values
+            return "epsilon"
+        return "normal" if hasattr(self.training, "exploration_noise") else None
 
-        A training section with an `epsilon` is one of action values.
-        """
-        epsilon = getattr(self.training, "epsilon", None)
-        return None if epsilon is None else EpsilonGreedy(epsilon, int(action_space.n))
+    def exploration(self, module: RLModule) -> Exploration | None:
+        """Return how a module's actions are drawn while collecting; None: from its distribution."""
+        kind, training = self.explores_by, self.training
+        if kind is None:
+            return None
+        defaults = {name: getattr(training, name, None) for name in ("epsilon", "exploration_noise")}
+        return make_exploration(kind, self.env_runners.exploration_config, module, **defaults)
+
+    def check_actions(self, action_space: gym.Space[Any]) -> None:
+        """Raise `ValueError` for actions that the default networks, or the exploration, cannot take."""
+        try:
+            ActionDist(action_space)
+        except ValueError as error:
+            raise ValueError(f"{self.algorithm} cannot act in {action_space}: {error}") from None
+        if needs_box(self.env_runners.exploration, action_space):
+            raise ValueError(
+                f"{self.algorithm}: env_runners.exploration={self.env_runners.exploration!r} needs a Box of actions, "
+                f"not {action_space}"
+            )
 
     def process_buffer(self, buffer: Any) -> Any:
         """Return offline data in the form that the algorithm learns from."""
@@ -819,7 +845,7 @@ class BaseConfig:
             is_offline=self.is_offline,
         )
         connectors, seen = builder.build(observation_space, action_space)
-        check_spaces(self.algorithm, *seen)
+        self.check_actions(seen[1])
         return connectors, seen
 
     def build_acting_parts(
@@ -912,14 +938,6 @@ def _may_have_agents(env: object) -> bool:
     if env is None or (isinstance(env, str) and ":" not in env):
         return False
     return callable(env) or isinstance(env, str) or is_agent_env(env)
-
-
-def check_spaces(algorithm: str, observation_space: Any, action_space: Any) -> None:
-    """Raise `ValueError` for actions that the algorithm's default networks cannot take."""
-    try:
-        ActionDist(action_space)
-    except ValueError as error:
-        raise ValueError(f"{algorithm} cannot act in {action_space}: {error}") from None
 
 
 def _subclasses(base: type[BaseConfig]) -> Iterator[type[BaseConfig]]:

@@ -15,9 +15,10 @@ from typing import Literal, Self, Unpack
 from torch import Tensor
 
 from lockstep.algorithms.config import AlgorithmConfig
+from lockstep.algorithms.families.transitions import TransitionLearner
 from lockstep.data.columns import Columns
 from lockstep.learner.config import SampledTraining, TrainingOptions
-from lockstep.learner.learner import Learner, Outputs
+from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.modules import DefaultPolicyModule
 from lockstep.ops.losses import imitation_loss
@@ -47,13 +48,14 @@ class BCTraining(SampledTraining[ConfigT]):
         return self.change(options)
 
 
-class BCLearner(Learner[BCTraining]):
+class BCLearner(TransitionLearner[BCTraining]):
     """The update of BC."""
 
     scheduled = ("entropy_coeff",)
 
     def setup_module(self, module_id: str) -> None:
         """Refuse a distance of actions where they are choices."""
+        super().setup_module(module_id)
         config = self.config_of(module_id)
         space = self.module[module_id].action_space
         if config.loss == "mse" and self.module[module_id].action_dist_cls.num_choices:

@@ -85,6 +85,7 @@ class C51Config(AlgorithmConfig):
     """`C51Config().environment("CartPole-v1").training(v_min=0, v_max=100).build_trainer().run()`."""
 
     algorithm = "c51"
+    explorations = ("epsilon",)
     learner_class = C51Learner
     first_values = ("num_atoms", "v_min", "v_max")
     training_class = C51Training

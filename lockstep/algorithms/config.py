@@ -28,6 +28,7 @@ from lockstep.rollout import (
     GroupCollector,
     MultiAgentCollector,
 )
+from lockstep.rollout.callbacks import overridden_events
 from lockstep.rollout.collector import WholeEpisodeCollector
 from lockstep.rollout.config import EnvRunnersSection
 from lockstep.rollout.env_runner import MultiAgentEnvRunner
@@ -99,10 +100,12 @@ class AlgorithmConfig(BaseConfig):
                 f"is not allowed for {self.algorithm}, which has no action values; "
                 "evaluation(evaluation_explore=True) draws from its policy",
             ),
+            *self._rules_of_exploration(),
             (
                 "evaluation.evaluation_num_env_runners",
-                runs_elsewhere and self.is_multi_agent,
-                "is not allowed where there are several agents; evaluate in this process, with 0",
+                runs_elsewhere and any(map(overridden_events, self.callbacks.classes)),
+                f"is not allowed with callbacks={self.callbacks.classes}, which handle events of environments: env "
+                "runners play episodes that turn out not to count; use 0",
             ),
             (
                 "evaluation.evaluation_num_env_runners",
@@ -135,6 +138,21 @@ class AlgorithmConfig(BaseConfig):
                 "training.max_lag",
                 asynchronous and self.has_memory and self.max_lag > 0,
                 "is not allowed: a network with memory learns from its present self only; set max_lag=0",
+            ),
+        ]
+
+    def _rules_of_exploration(self) -> list[Rule]:
+        section, allowed = self.env_runners, " and ".join(map(repr, self.explorations)) or "none"
+        return [
+            (
+                "env_runners.exploration",
+                section.exploration is not None and section.exploration not in self.explorations,
+                f"is not allowed for {self.algorithm}, which has a use for {allowed}; leave it out",
+            ),
+            (
+                "env_runners.exploration",
+                section.exploration in ("ou", "gsde") and self.is_multi_agent,
+                "is not allowed for several agents: it remembers for each environment; leave it out, or use 'normal'",
             ),
         ]
 
@@ -220,11 +238,6 @@ class AlgorithmConfig(BaseConfig):
             ("environment.normalize_rewards", env.normalize_rewards, f"{refused} scale those of the data instead"),
             ("environment.frame_stack", env.frame_stack > 1, f"{refused} store stacked observations in the data"),
             ("framework.compile", self.framework.compile, f"{refused} its update is not compiled"),
-            (
-                f"rl_module.model_config.{self.kind_of_memory}",
-                self.has_memory,
-                f"{refused} it learns from single steps of the data, in any order; leave it out, or stack frames",
-            ),
         ]
 
     def _rules_of_online(self) -> list[Rule]:
@@ -349,13 +362,13 @@ class AlgorithmConfig(BaseConfig):
         section, settings = self.evaluation, self.evaluation_settings()
         streams = RandomStreams(self.debugging.seed).child("test_collector")
         explore, epsilon = settings.env_runners.explore, section.epsilon
-        if policy.is_multi_agent:
-            several = settings.make_agent_envs(section.num_envs)
-            return MultiAgentCollector(policy, several, exploration_noise=explore, epsilon=epsilon, streams=streams)
         if section.evaluation_num_env_runners:
             spaces = policy.observation_space, policy.action_space
             build = partial(settings.build_env_runner, spaces, evaluates=True)
             return EvaluationCollector(policy, self._runner_group(build, settings.env_runners))
+        if policy.is_multi_agent:
+            several = settings.make_agent_envs(section.num_envs)
+            return MultiAgentCollector(policy, several, exploration_noise=explore, epsilon=epsilon, streams=streams)
         envs = settings.make_envs(section.num_envs)
         return Collector(policy, envs, exploration_noise=explore, epsilon=epsilon, streams=streams)
 
@@ -465,34 +478,28 @@ class AlgorithmConfig(BaseConfig):
         `evaluates`: with the random streams of evaluation, and its epsilon.
         """
         self.set_num_threads()
+        options: dict[str, Any] = {
+            "index": index,
+            "num_runners": num_runners,
+            "generation": generation,
+            "streams": RandomStreams(self.debugging.seed).child("test_collector" if evaluates else "train_collector"),
+            "explore": self.env_runners.explore,
+            "epsilon": self.evaluation.epsilon if evaluates else 0.0,
+            "stores": not evaluates,
+            "whole_episodes": self._collects_whole_episodes,
+            "callbacks": [make() for make in self.callbacks.classes],
+        }
+        num_envs = self.env_runners.num_envs_per_env_runner
         if self.is_multi_agent:
             by_module = {module_id: (space, spaces[1][module_id]) for module_id, space in spaces[0].items()}
             parts = {module_id: self._acting_policy(pair, module_id) for module_id, pair in by_module.items()}
-            return MultiAgentEnvRunner(
-                AgentsActingPolicy(self, parts),
-                self.make_agent_envs(self.env_runners.num_envs_per_env_runner),
-                index=index,
-                num_runners=num_runners,
-                generation=generation,
-                streams=RandomStreams(self.debugging.seed).child("train_collector"),
-                explore=self.env_runners.explore,
-                whole_episodes=self._collects_whole_episodes,
-                callbacks=[make() for make in self.callbacks.classes],
-            )
+            return MultiAgentEnvRunner(AgentsActingPolicy(self, parts), self.make_agent_envs(num_envs), **options)
         return EnvRunner(
             self._acting_policy(spaces),
-            self.make_envs(self.env_runners.num_envs_per_env_runner),
-            index=index,
-            num_runners=num_runners,
-            generation=generation,
-            streams=RandomStreams(self.debugging.seed).child("test_collector" if evaluates else "train_collector"),
-            explore=self.env_runners.explore,
-            epsilon=self.evaluation.epsilon if evaluates else 0.0,
-            stores=not evaluates,
+            self.make_envs(num_envs),
             with_logp=with_logp,
             with_states=self.is_off_policy,
-            whole_episodes=self._collects_whole_episodes,
-            callbacks=[make() for make in self.callbacks.classes],
+            **options,
         )
 
     def _acting_policy(self, spaces: Spaces, module_id: str = DEFAULT_MODULE_ID) -> ActingPolicy:

@@ -35,7 +35,7 @@ from lockstep.data.columns import Columns
 from lockstep.data.trees import map_tree
 from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
-from lockstep.modules import DefaultSACModule
+from lockstep.modules import DefaultSACModule, Remembered
 from lockstep.state.options import ConfigT, option
 from lockstep.state.schedules import ScheduleLike
 
@@ -153,14 +153,21 @@ class CQLLearner(SoftActorCriticLearner[CQLTraining]):
         actions, densities = [uniform], [torch.full_like(uniform[..., 0], -math.log(2.0) * uniform.shape[-1])]
         with torch.no_grad():
             for kind, name in ((1, Columns.OBS), (2, Columns.NEXT_OBS)):
-                obs = map_tree(lambda leaf: leaf.repeat_interleave(size, 0), batch[name])
+                obs = _repeated(batch[name], size)
                 drawn, logp = module.sample({Columns.OBS: obs}, noise[:, kind].reshape(rows * size, -1))
                 actions.append(drawn.reshape(rows, size, -1))
                 densities.append(logp.reshape(rows, size))
         every = torch.cat(actions, 1)
-        obs = map_tree(lambda leaf: leaf.repeat_interleave(3 * size, 0), batch[Columns.OBS])
+        obs = _repeated(batch[Columns.OBS], 3 * size)
         values = self.to_tensor(module.critics(obs, every.reshape(rows * 3 * size, -1)))
         return values.reshape(-1, rows, 3 * size) - torch.cat(densities, 1)
+
+
+def _repeated(obs: Any, times: int) -> Any:
+    """Return observations `[N, ...]`, or what is remembered there, as `[N * times, ...]`."""
+    if isinstance(obs, Remembered):
+        return obs.map(lambda leaf: leaf.repeat_interleave(times, 0))
+    return map_tree(lambda leaf: leaf.repeat_interleave(times, 0), obs)
 
 
 class CQLConfig(AlgorithmConfig):

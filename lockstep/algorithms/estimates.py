@@ -170,7 +170,7 @@ class _Target:
         self.part, space = part, part.action_space
         self.num_actions = int(space.n) if isinstance(space, spaces.Discrete) else None
         self.first = int(space.start) if isinstance(space, spaces.Discrete) else 0
-        self.draws = explore and part.config.exploration(space) is None  # else it adds noise to the best ones
+        self.draws = explore and (part.exploration is None or part.exploration.keeps_density)
 
     def logp(self, episode: SingleAgentEpisode) -> np.ndarray:
         """Return the log-probability `[T]` of the actions that were taken."""

@@ -22,18 +22,19 @@ from torch import Tensor
 
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.families.transitions import (
-    COLUMNS,
     RECTIFIED,
     ActorCriticOptions,
     ActorCriticTraining,
+    TransitionLearner,
     critic_loss,
     follow_targets,
     td_targets,
     values_of_actions,
 )
 from lockstep.data.columns import Columns
-from lockstep.learner.learner import Learner, Outputs
+from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
+from lockstep.learner.sequences import TARGET_OBS
 from lockstep.learner.targets import TargetNetwork
 from lockstep.modules import DefaultIQLModule
 from lockstep.ops.losses import expectile_loss, exponential_weights
@@ -67,11 +68,12 @@ class IQLTraining(ActorCriticTraining[ConfigT]):
         return self.change(options)
 
 
-class IQLLearner(Learner[IQLTraining]):
+class IQLLearner(TransitionLearner[IQLTraining]):
     """The update of IQL."""
 
     def setup_module(self, module_id: str) -> None:
         """Make the target critics a part of the state."""
+        super().setup_module(module_id)
         self.check_parts(module_id, "critics", "value_head")
         module: Any = self.module[module_id]
         self.register_state(f"{module_id}/target", TargetNetwork(module.critics))
@@ -88,9 +90,6 @@ class IQLLearner(Learner[IQLTraining]):
             taken |= {id(p) for p in params}
             self.register_configured(module_id, name, params, config.lr_of(name), config)
 
-    def required_columns(self, module_id: str) -> tuple[str, ...]:
-        return COLUMNS
-
     def compute_loss_for_module(
         self, *, module_id: str, config: IQLTraining, batch: TensorColumns, fwd_out: Outputs
     ) -> Tensor:
@@ -98,8 +97,8 @@ class IQLLearner(Learner[IQLTraining]):
         module: Any = self.module[module_id]
         values = fwd_out[Columns.VF_PREDS]
         with torch.no_grad(), self.mixed_precision():
-            target: Any = self.registered[f"{module_id}/target"].module
-            believed = self.to_tensor(target(batch[Columns.OBS], batch[Columns.ACTIONS]))
+            seen = batch.get(TARGET_OBS, batch[Columns.OBS])
+            believed = self.to_tensor(self.target_of(module_id)(seen, batch[Columns.ACTIONS]))
             believed = values_of_actions(batch, believed).amin(0)
             following = self.to_tensor(module.compute_values({Columns.OBS: batch[Columns.NEXT_OBS]}))
         advantages = believed - values

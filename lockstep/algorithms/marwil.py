@@ -6,7 +6,8 @@ With the return R of the rest of the episode, A = R - V(s) and c^2 a moving aver
     minimise  -E_data[exp(beta A / c) log pi(a | s)] + vf_coeff E_data[A^2 / 2]        (algorithm 1)
 
 `beta=0` is behaviour cloning. An episode that was cut off goes on with V(last observation). The returns are made from
-whole episodes, so the data must be a replay buffer, or have them as `rewards` (with `discounts`).
+whole episodes, so the data must be a replay buffer, or have them as `rewards` (with `discounts`). With memory those of
+a replay buffer reach to the end of the sequence that is learned from, and go on with the value there.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ import torch
 from torch import Tensor
 
 from lockstep.algorithms.config import AlgorithmConfig
-from lockstep.algorithms.families.transitions import COLUMNS, td_targets
+from lockstep.algorithms.families.transitions import TransitionLearner, td_targets
 from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
 from lockstep.learner.config import SampledTraining, TrainingOptions
 from lockstep.learner.inputs import recorded_columns
-from lockstep.learner.learner import Learner, Outputs
+from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns, take_rows
+from lockstep.learner.sequences import evaluate_sequences
+from lockstep.modules import TransitionModule
 from lockstep.ops import monte_carlo_returns
 from lockstep.ops.losses import exponential_weights
 from lockstep.replay import ReplayBuffer
@@ -67,25 +70,34 @@ class MARWILTraining(SampledTraining[ConfigT]):
         return self.change(options)
 
 
-class MARWILLearner(Learner[MARWILTraining]):
+class MARWILLearner(TransitionLearner[MARWILTraining]):
     """The update of MARWIL."""
 
     def setup_module(self, module_id: str) -> None:
         """Make the moving average of squared advantages a part of the state."""
+        super().setup_module(module_id)
         config = self.config_of(module_id)
         start = torch.tensor(config.moving_average_sqd_adv_norm_start, dtype=self.dtype, device=self.device)
         self.register_state(f"{module_id}/squared_advantages", start)
 
-    def required_columns(self, module_id: str) -> tuple[str, ...]:
-        return COLUMNS
-
     def prepare_batch(self, trajectories: Trajectories, *, module_id: str) -> TensorColumns:
-        """Turn rewards into returns to the end of the episode, or to where it was cut, whose value is bootstrapped."""
+        """Turn rewards into returns to the end of the episode, or to where it was cut, whose value is bootstrapped: in
+        the loss or, with memory, here, where the whole episode is there to be remembered.
+        """
         gamma = self.config_of(module_id).gamma
         columns = recorded_columns(self.to_tensor, self.connectors[module_id], trajectories)
         terminateds, ends = trajectories.terminateds, trajectories.terminateds | trajectories.cuts
         steps, width = trajectories.shape
         rewards = columns[Columns.REWARDS].cpu().numpy().astype(trajectories.rewards.dtype).reshape(steps, width)
+        if self.module[module_id].is_stateful():
+            last_values = self._last_values(module_id, columns, trajectories)
+            rewards.reshape(-1)[trajectories.bootstrap_index] += gamma * last_values
+            returns = monte_carlo_returns(rewards, terminateds, trajectories.cuts, gamma=gamma)
+            columns |= {
+                Columns.REWARDS: self.to_tensor(returns.reshape(-1)),
+                Columns.TERMINATEDS: torch.ones_like(columns[Columns.TERMINATEDS]),
+            }
+            return self.train_columns(module_id, columns, trajectories)
         at = np.arange(steps)[:, None]
         last = np.minimum.accumulate(np.where(ends, at, steps - 1)[::-1])[::-1]
         returns = monte_carlo_returns(rewards, terminateds, trajectories.cuts, gamma=gamma)
@@ -97,6 +109,16 @@ class MARWILLearner(Learner[MARWILTraining]):
             Columns.DISCOUNTS: self.to_tensor((gamma ** (last - at + 1.0)).reshape(-1)),
         }
         return self.train_columns(module_id, columns, trajectories)
+
+    def _last_values(self, module_id: str, columns: TensorColumns, trajectories: Trajectories) -> np.ndarray:
+        """Return the values `[K]` that a network with memory gives where episodes were cut."""
+        index = torch.from_numpy(trajectories.bootstrap_index).to(self.device)
+        if not len(index):
+            return np.zeros(0)
+        last = take_rows({Columns.OBS: columns[Columns.NEXT_OBS]}, index)[Columns.OBS]
+        module, obs = self.module[module_id], columns[Columns.OBS]
+        values: Any = evaluate_sequences(self.to_tensor, module, trajectories, obs, last)[1]
+        return np.asarray(values.cpu().numpy())
 
     def compute_loss_for_module(
         self, *, module_id: str, config: MARWILTraining, batch: TensorColumns, fwd_out: Outputs
@@ -133,6 +155,7 @@ class MARWILConfig(AlgorithmConfig):
     algorithm = "marwil"
     learner_class = MARWILLearner
     training_class = MARWILTraining
+    module_class = TransitionModule
     is_offline = True
     can_prioritize = False
     training: MARWILTraining[Self]

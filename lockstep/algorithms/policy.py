@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -37,9 +37,11 @@ from lockstep.learner.config import check_policies_to_train, checked_spec, mappi
 from lockstep.learner.group import LearnerGroup
 from lockstep.learner.learner import STEPS_SAMPLED, Learner
 from lockstep.learner.optimizers import ALL_MODULES
+from lockstep.learner.sequences import max_seq_len_of
 from lockstep.learner.targets import TargetNetwork
 from lockstep.modules import DEFAULT_MODULE_ID, ActingWeights, MultiRLModule, RLModule, RLModuleSpec, check_module_id
 from lockstep.replay import MultiAgentReplayBuffer, OfflineRows, ReplayBuffer
+from lockstep.rollout.errors import MalformedBufferError
 from lockstep.state.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
 from lockstep.state.checks import check_whole
 from lockstep.state.schedules import stages_of, value_at
@@ -391,7 +393,7 @@ class Policy:
             for module_id, each in buffers.items():
                 self._take_in(module_id, each)
         prioritized = any(each.priorities is not None for each in buffers.values())
-        at_once = 1 if prioritized else self._steps_at_once(steps, sample_size)
+        at_once = 1 if prioritized else self._steps_at_once(steps, sample_size, buffers.values())
         parts: list[TrainingStats] = []
         bad: SampleBatch | MultiAgentBatch | None = None
         for start in range(0, steps, at_once):
@@ -439,14 +441,14 @@ class Policy:
             state = self.acting[module_id].connectors.get_state()
             self.learner_group.foreach_learner(_take_statistics, module_id, state)
 
-    def _steps_at_once(self, steps: int, sample_size: int) -> int:
+    def _steps_at_once(self, steps: int, sample_size: int, buffers: Iterable[Any]) -> int:
         """How many of the gradient steps draw their samples together; the same in each run of one configuration."""
         if steps == 1 or not sample_size:
             return 1
         observations = [create_empty_array(part.seen_space) for part in self.acting.values()]
         row = sum(2 * sum(leaf.nbytes for leaf in leaves(obs)) for obs in observations)
-        if self.is_stateful:
-            row *= sum(self.config.replay.sequences())
+        sequences = [each.options for each in buffers if isinstance(each, ReplayBuffer)]
+        row *= max((each.burn_in + (each.sequence_length or 1) for each in sequences), default=1)
         return min(MOST_STEPS, max(1, MOST_BYTES // (sample_size * row)))
 
     def _update_priorities(self, module_id: str, buffer: ReplayBuffer, batch: SampleBatch) -> None:
@@ -481,11 +483,25 @@ class Policy:
     def process_buffer(self, buffer: Any) -> Any:
         """Prepare offline data once: observation statistics take all rows in, the algorithm chooses their form.
 
-        Algorithms that are not offline leave a buffer as it is.
+        A network with memory gets sequences: as the buffer has them, else of up to `model_config.max_seq_len` rows with
+        half as many of burn-in. Algorithms that are not offline leave a buffer as it is. `MalformedBufferError` where a
+        network with memory gets rows without an order in time.
         """
         if self.config.is_offline:
-            if self.acting[DEFAULT_MODULE_ID].fit_normalizers(buffer):
+            part = self.acting[DEFAULT_MODULE_ID]
+            if part.fit_normalizers(buffer):
                 self._share_statistics(DEFAULT_MODULE_ID)
+            if part.is_stateful:
+                if not isinstance(buffer, ReplayBuffer):
+                    raise MalformedBufferError(
+                        "a network with memory learns from steps in the order of time, and the offline data "
+                        f"({buffer!r}) have none; give a ReplayBuffer, or a batch with all columns of a transition"
+                    )
+                length, burn_in = buffer.options.sequence_length, buffer.options.burn_in
+                if length is None:
+                    length = max_seq_len_of(part.module.model_config)
+                    burn_in = length // 2
+                buffer = buffer.in_sequences(length, burn_in)
         return self.config.process_buffer(buffer)
 
     @property

@@ -168,6 +168,7 @@ class PPOConfig(AlgorithmConfig):
     """`PPOConfig().environment("CartPole-v1").training(lr=3e-4).build_trainer().run()`."""
 
     algorithm = "ppo"
+    explorations = ("gsde",)
     learner_class = PPOLearner
     first_values = ("kl_coeff",)
     training_class = PPOTraining

@@ -69,6 +69,7 @@ class QRDQNConfig(AlgorithmConfig):
     """`QRDQNConfig().environment("CartPole-v1").build_trainer().run()`."""
 
     algorithm = "qrdqn"
+    explorations = ("epsilon",)
     learner_class = QRDQNLearner
     first_values = ("num_quantiles",)
     training_class = QRDQNTraining

@@ -53,6 +53,7 @@ class SACConfig(AlgorithmConfig):
     """`SACConfig().environment("Pendulum-v1").build_trainer().run()`."""
 
     algorithm = "sac"
+    explorations = ("normal", "ou", "gsde")
     learner_class = SACLearner
     first_values = ("alpha", "initial_alpha")
     training_class = SoftActorCriticTraining

@@ -12,9 +12,8 @@ step for each environment step. Noise is in units of actions in [-1, 1].
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any, Self, Unpack
+from typing import Self, Unpack
 
 from torch import Tensor
 
@@ -27,7 +26,7 @@ from lockstep.algorithms.families.transitions import (
 )
 from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
-from lockstep.modules import DefaultTD3Module, GaussianNoise
+from lockstep.modules import DefaultTD3Module
 from lockstep.state.options import ConfigT, option
 from lockstep.state.schedules import ScheduleLike
 
@@ -68,6 +67,7 @@ class TD3Config(AlgorithmConfig):
     """`TD3Config().environment("Pendulum-v1").build_trainer().run()`."""
 
     algorithm = "td3"
+    explorations = ("normal", "ou")
     learner_class = TD3Learner
     training_class = TD3Training
     module_class = DefaultTD3Module
@@ -85,7 +85,3 @@ class TD3Config(AlgorithmConfig):
         """DDPG: one critic, a policy that learns in each step, target actions without noise."""
         config = cls().training(policy_delay=1, target_noise=0.0)
         return config.rl_module(model_config={"num_critics": 1})
-
-    def exploration(self, action_space: Any) -> GaussianNoise:
-        """Normal noise on the policy's action."""
-        return GaussianNoise(self.training.exploration_noise, math.prod(action_space.shape))

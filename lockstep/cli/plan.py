@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from lockstep.algorithms.config import AlgorithmConfig
+from lockstep.data.actions import COMPOSITE, action_width
 from lockstep.data.minibatch import minibatches_per_pass
 from lockstep.data.rollout import RolloutStore
 from lockstep.data.trees import leaves
@@ -178,7 +179,8 @@ def _store_bytes(store: Any) -> int:
     """Return the memory of a rollout store, its actions included."""
     columns = [*leaves(store.obs), store.rewards, store.terminateds, store.truncateds, store.valid]
     space = store.action_space
-    action = int(np.prod(space.shape or ())) * 8 if space.shape is not None else 8
+    is_whole = not isinstance(space, COMPOSITE) and np.issubdtype(space.dtype, np.integer)
+    action = action_width(space) * (8 if is_whole else 4)
     return sum(column.nbytes for column in columns) + store.num_steps * store.num_envs * action
 
 

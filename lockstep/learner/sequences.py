@@ -184,8 +184,8 @@ def _blank_masked_rows(columns: TensorColumns) -> None:
 
 BURN_IN_OBS, HAS_BURN_IN = "burn_in_obs", "has_burn_in"
 """columns: observations `[S, T, ...]` that come before sequences, and `[S]` which of them have those"""
-TARGET_NEXT_OBS = "target_new_obs"
-"""column: what target networks remember where `new_obs` is what those that learn do"""
+TARGET_OBS, TARGET_NEXT_OBS = "target_obs", "target_new_obs"
+"""columns: what target networks remember where `obs` and `new_obs` are what those that learn do"""
 
 
 class Remembering(Protocol):
@@ -231,13 +231,13 @@ def without_burn_in(columns: TensorColumns, reducer: Reducer) -> TensorColumns:
     return kept
 
 
-def remembered_rows(columns: TensorColumns, network: Remembering, target: Remembering) -> TensorColumns:
+def remembered_rows(columns: TensorColumns, network: Remembering, target: Remembering | None) -> TensorColumns:
     """Return sequences `[S, L, ...]` as rows `[S * L, ...]` whose observations are what networks remember at them.
 
     Each network runs once over the sequences and the observation after their last rows: without gradient over the
-    burn-in, from the stored state (Kapturowski et al. 2019); critics with a memory of their own begin with an empty
-    one. `new_obs` is what `network` remembers at the row that a target bootstraps from, `target_new_obs` what `target`
-    does.
+    burn-in, from the stored state (Kapturowski et al. 2019); values and critics with a memory of their own begin with
+    an empty one. `new_obs` is what `network` remembers at the row that a target bootstraps from, `target_obs` and
+    `target_new_obs` what `target` does, if there is one. Columns without `new_obs` get none.
     """
     obs, lengths = columns[Columns.OBS], columns[Columns.SEQ_LENS]
     number, size = columns[Columns.LOSS_MASK].shape
@@ -248,7 +248,8 @@ def remembered_rows(columns: TensorColumns, network: Remembering, target: Rememb
         longer[every, lengths] = after[every, lengths - 1]
         return longer
 
-    obs = zip_trees(lambda pair: followed(*pair), [obs, columns[Columns.NEXT_OBS]], Columns.OBS)
+    if Columns.NEXT_OBS in columns:
+        obs = zip_trees(lambda pair: followed(*pair), [obs, columns[Columns.NEXT_OBS]], Columns.OBS)
     ahead = columns.get(Columns.NUM_STEPS, 1) + torch.arange(size, device=lengths.device)
     ahead = ahead.clamp(max=size).expand(number, size)
     apart = (Columns.OBS, Columns.NEXT_OBS, Columns.STATE_IN, Columns.SEQ_LENS, BURN_IN_OBS, HAS_BURN_IN)
@@ -256,12 +257,15 @@ def remembered_rows(columns: TensorColumns, network: Remembering, target: Rememb
         name: map_tree(lambda leaf: leaf.flatten(0, 1), column) for name, column in columns.items() if name not in apart
     }
     learned = _unrolled(columns, obs, network)
-    with torch.no_grad():
-        targets = _unrolled(columns, obs, target)
-    rows[Columns.OBS] = Remembered(**{name: leaf[:, :-1].flatten(0, 1) for name, leaf in learned.items()})
-    for name, leaves_by_name in ((Columns.NEXT_OBS, learned), (TARGET_NEXT_OBS, targets)):
-        taken = {key: leaf.detach()[every.unsqueeze(1), ahead].flatten(0, 1) for key, leaf in leaves_by_name.items()}
-        rows[name] = Remembered(**taken)
+    found = [(Columns.OBS, Columns.NEXT_OBS, learned)]
+    if target is not None:
+        with torch.no_grad():
+            found.append((TARGET_OBS, TARGET_NEXT_OBS, _unrolled(columns, obs, target)))
+    for here, after, parts in found:
+        rows[here] = Remembered(**{name: leaf[:, :size].flatten(0, 1) for name, leaf in parts.items()})
+        if Columns.NEXT_OBS in columns:
+            later = {name: leaf.detach()[every.unsqueeze(1), ahead].flatten(0, 1) for name, leaf in parts.items()}
+            rows[after] = Remembered(**later)
     return rows
 
 

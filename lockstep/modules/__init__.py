@@ -3,9 +3,6 @@
 from lockstep.modules.acting import (
     ActingWeights,
     Actor,
-    EpsilonGreedy,
-    Exploration,
-    GaussianNoise,
     NumpyActor,
     NumpyRecurrentActor,
     ParameterPlaces,
@@ -18,12 +15,19 @@ from lockstep.modules.action_dist import ActionDist
 from lockstep.modules.action_values import DefaultQModule, DistributionalQModule
 from lockstep.modules.actor_critic import (
     DefaultActorCriticModule,
-    DefaultPolicyModule,
     RecurrentActorCriticModule,
     default_module_class,
 )
 from lockstep.modules.encoders import Encoder
-from lockstep.modules.layers import BatchedMLP
+from lockstep.modules.exploration import (
+    AddedNoise,
+    EpsilonGreedy,
+    Exploration,
+    GaussianNoise,
+    OrnsteinUhlenbeckNoise,
+    StateDependentNoise,
+)
+from lockstep.modules.layers import BatchedMLP, StateDependentHead
 from lockstep.modules.memory import GatedTransformer, MemoryEncoder, Recurrence
 from lockstep.modules.model_config import AttentionConfig, ModelConfig
 from lockstep.modules.multi_rl_module import (
@@ -33,7 +37,7 @@ from lockstep.modules.multi_rl_module import (
     MultiRLModuleSpec,
     check_module_id,
 )
-from lockstep.modules.remembering import Remembered, TransitionModule
+from lockstep.modules.remembering import DefaultPolicyModule, Remembered, TransitionModule
 from lockstep.modules.rl_module import RLModule, RLModuleSpec, wrap_module
 
 __all__ = [
@@ -43,6 +47,7 @@ __all__ = [
     "ActionCritics",
     "ActionDist",
     "Actor",
+    "AddedNoise",
     "AttentionConfig",
     "BatchedMLP",
     "DefaultActorCriticModule",
@@ -63,6 +68,7 @@ __all__ = [
     "MultiRLModuleSpec",
     "NumpyActor",
     "NumpyRecurrentActor",
+    "OrnsteinUhlenbeckNoise",
     "ParameterPlaces",
     "RLModule",
     "RLModuleSpec",
@@ -70,6 +76,8 @@ __all__ = [
     "RecurrentActor",
     "RecurrentActorCriticModule",
     "Remembered",
+    "StateDependentHead",
+    "StateDependentNoise",
     "TorchActor",
     "TransitionModule",
     "check_module_id",

@@ -8,7 +8,7 @@ operations). They work on the memory of the parameters themselves, so new values
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self, cast
 
@@ -23,11 +23,11 @@ from lockstep.modules.action_critics import DefaultSACModule, DefaultTD3Module
 from lockstep.modules.action_values import DefaultQModule, DistributionalQModule
 from lockstep.modules.actor_critic import VALUE_STATE, DefaultActorCriticModule, RecurrentActorCriticModule
 from lockstep.modules.encoders import Encoder, FlatFeatures
-from lockstep.modules.layers import hooks_of
+from lockstep.modules.layers import hooks_of, noise_matrices
 from lockstep.modules.memory import MemoryEncoder, Recurrence
+from lockstep.modules.remembering import TransitionModule
 from lockstep.modules.rl_module import RLModule
 from lockstep.ops.distributions import Categorical, DiagGaussian, SquashedDeterministic, SquashedGaussian
-from lockstep.state.schedules import Schedule, ScheduleLike
 
 Noise = npt.NDArray[np.float32]
 State = dict[str, np.ndarray]
@@ -164,15 +164,20 @@ class _OnDevice:
         return _device_of(self.module) != self._device
 
     def _forward(self, batch: dict[str, Any], noise: Noise | None) -> dict[str, Any]:
-        forward = self.module.forward_inference if noise is None else self.module.forward_exploration
-        return dict(forward(batch))
+        if noise is None:
+            return dict(self.module.forward_inference(batch))
+        if noise.ndim == 2:
+            return dict(self.module.forward_exploration(batch))
+        with noise_matrices(self._to_tensor(noise)):
+            return dict(self.module.forward_exploration(batch))
 
     def _pick(self, outputs: Mapping[str, Any], noise: Noise | None) -> np.ndarray:
         """Return the actions `[B, ...]` that these outputs name, or that their distribution gives."""
         if "actions" in outputs:
             return cast(np.ndarray, outputs["actions"].cpu().numpy())
         dist = self.module.action_dist_cls.from_inputs(outputs["action_dist_inputs"])
-        actions = dist.mode() if noise is None else dist.sample_with_noise(self._to_tensor(noise))
+        is_drawn = noise is not None and noise.ndim == 2  # matrices have moved the mode already
+        actions = dist.sample_with_noise(self._to_tensor(noise)) if is_drawn else dist.mode()
         return actions.cpu().numpy()
 
     def _to_tensor(self, array: Any) -> Tensor:
@@ -246,7 +251,7 @@ _ZERO, _LOWEST, _HIGHEST = (np.full((), number, np.float32) for number in (0.0, 
 _PLAIN_DISTS = (Categorical, DiagGaussian, SquashedGaussian, SquashedDeterministic)
 _PLAIN_CLASSES = (
     *(DistributionalQModule, DefaultQModule, DefaultTD3Module),
-    *(DefaultSACModule, RecurrentActorCriticModule, DefaultActorCriticModule),
+    *(DefaultSACModule, TransitionModule, RecurrentActorCriticModule, DefaultActorCriticModule),
 )
 """What numpy can act for, subclasses first, with those subclasses that override no method of `_ACTING`."""
 _ACTING = (
@@ -519,58 +524,3 @@ def _sigmoid_(x: np.ndarray) -> None:
     np.tanh(x, x)
     x *= 0.5
     x += 0.5
-
-
-# -- exploration that is not drawn from the policy's own distribution ---
-
-LARGE = np.float32(1e8)
-"""Outweighs every difference of action values, but not what forbids an action (-1e9)"""
-
-
-class Exploration(Protocol):
-    """Draws what an algorithm adds to its policy's actions while collecting."""
-
-    def draw_noise(self, rng: np.random.Generator, leading_shape: Sequence[int], step: int) -> Noise:
-        """Draw random numbers `[*leading_shape, noise_size]` for acting many times, at environment step `step`."""
-        ...
-
-
-class GaussianNoise:
-    """Draws normal numbers with deviation `scale`, to be added to actions in [-1, 1].
-
-    `scale`: a number, or a schedule over sampled environment steps.
-    """
-
-    def __init__(self, scale: ScheduleLike, num_actions: int) -> None:
-        self.scale = Schedule(scale, "exploration_noise")
-        self.num_actions = num_actions
-
-    def draw_noise(self, rng: np.random.Generator, leading_shape: Sequence[int], step: int) -> Noise:
-        """Draw `[*leading_shape, num_actions]`, with the deviation of `step`; `ValueError` where that is below 0."""
-        scale = self.scale(step)
-        if not scale >= 0.0:
-            raise ValueError(f"exploration_noise={scale!r} at step {step} is not allowed; it must be at least 0")
-        noise = rng.standard_normal((*leading_shape, self.num_actions), np.float32)
-        noise *= np.float32(scale)
-        return noise
-
-
-class EpsilonGreedy:
-    """Takes any action with probability `epsilon`, each equally likely; else the best one.
-
-    It draws random numbers that are added to the action values before the largest is taken: zeros for the best action,
-    large ones for any. `epsilon`: a number, or a schedule over sampled environment steps.
-    """
-
-    def __init__(self, epsilon: ScheduleLike, num_actions: int) -> None:
-        self.epsilon = Schedule(epsilon, "epsilon")
-        self.num_actions = num_actions
-
-    def draw_noise(self, rng: np.random.Generator, leading_shape: Sequence[int], step: int) -> Noise:
-        """Draw `[*leading_shape, num_actions]`, with the epsilon of `step`; `ValueError` where that is none."""
-        epsilon = self.epsilon(step)
-        if not 0.0 <= epsilon <= 1.0:
-            raise ValueError(f"epsilon={epsilon!r} at step {step} is not allowed; it must be between 0 and 1")
-        noise = rng.random((*leading_shape, self.num_actions), np.float32)
-        noise *= LARGE * (rng.random((*leading_shape, 1)) < epsilon)
-        return noise

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lockstep.data.actions import ACTION_MASK, without_mask
 from lockstep.modules.action_dist import ActionDist
-from lockstep.modules.actor_critic import DefaultActorCriticModule, trained
+from lockstep.modules.actor_critic import trained
 from lockstep.modules.encoders import Encoder, make_features
 from lockstep.modules.layers import BatchedMLP, mask_logits
 from lockstep.modules.memory import MemoryEncoder
@@ -81,7 +81,7 @@ class ActionCritics(nn.Module):
         if isinstance(obs, Remembered):
             inputs = trained(obs.critic_features)
             if inputs.dim() == 3:  # sequences
-                rows = Remembered(*(None if leaf is None else leaf.flatten(0, 1) for leaf in vars(obs).values()))
+                rows = obs.map(lambda leaf: leaf.flatten(0, 1))
                 actions = None if actions is None else actions.flatten(0, 1)
                 values = self(rows, actions, frozen=frozen, first_only=first_only)
                 return values.unflatten(1, inputs.shape[:2])
@@ -218,7 +218,7 @@ class DefaultTD3Module(TransitionModule):
         return ["critics"]
 
 
-class DefaultIQLModule(DefaultActorCriticModule):
+class DefaultIQLModule(TransitionModule):
     """Holds IQL's policy, state value and critics. `ValueError` for actions of other spaces than Box and Discrete."""
 
     def setup(self) -> None:
@@ -237,7 +237,12 @@ class DefaultIQLModule(DefaultActorCriticModule):
 
         The last are `[K, N]` of `batch["actions"]`, or of a Discrete space `[K, N, A]` of all actions.
         """
+        if self.is_unread(batch):
+            return self.with_state(batch, self.forward_train if "actions" in batch else self._forward)
         return {**super().forward_train(batch), "q_values": trained(self.critics)(batch["obs"], batch["actions"])}
+
+    def memories(self) -> dict[str, MemoryEncoder]:
+        return {**super().memories(), **({} if self.critics is None else self.critics.memories())}
 
     def get_non_inference_attributes(self) -> list[str]:
         return [*super().get_non_inference_attributes(), "critics"]

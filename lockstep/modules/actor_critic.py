@@ -123,19 +123,6 @@ class DefaultActorCriticModule(RLModule):
         return inputs
 
 
-class DefaultPolicyModule(DefaultActorCriticModule):
-    """Holds the policy of `DefaultActorCriticModule`, with the same initial weights, and nothing else (imitation)."""
-
-    has_values = False
-
-    def parts_left_out(self) -> list[str]:
-        return self.get_non_inference_attributes()
-
-    def forward_train(self, batch: Batch) -> dict[str, Tensor]:
-        """Return `"action_dist_inputs"` `[N, D]`."""
-        return self._forward(batch)
-
-
 VALUE_STATE = "vf_"
 """what the names of the value function's state begin with"""
 

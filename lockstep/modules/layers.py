@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TypeVar
 
 import torch
+from gymnasium import spaces
 from torch import Tensor, nn
 from torch._C import _are_functorch_transforms_active as are_transforms_active
 from torch.nn.modules.module import _has_any_global_hook as has_any_global_hook
@@ -57,12 +60,53 @@ def policy_head(size: int, action_dist: ActionDist, config: ModelConfig) -> tupl
     The log-deviations do not depend on the observation; None where there are none, or where the layer gives them.
     """
     num_outputs, num_log_stds = action_dist.input_size, action_dist.num_log_stds
+    if config.gsde_log_std_init is not None:
+        if not isinstance(action_dist.action_space, spaces.Box) or not num_log_stds:
+            raise ValueError(f"state-dependent exploration (gsde) needs a Gaussian policy, not {action_dist}")
+        noisy: nn.Linear = StateDependentHead(size, num_log_stds, config.gsde_log_std_init)
+        return initialise(noisy, config.policy_gain if config.orthogonal_init else None), None
     if num_log_stds and config.free_log_std:
         log_std = nn.Parameter(torch.full((num_log_stds,), config.log_std_init))
         return make_head(size, num_outputs - num_log_stds, config.policy_gain, config), log_std
     head = make_head(size, num_outputs, config.policy_gain, config)
     nn.init.constant_(head.bias[num_outputs - num_log_stds :], config.log_std_init)
     return head, None
+
+
+class StateDependentHead(nn.Linear):
+    """Gives a Gaussian policy whose deviations depend on the features: gSDE (Raffin et al. 2021, equations 6 to 8).
+
+    The noise of an action is linear in the features, `features @ (sigma * matrix)`, with a matrix of standard normal
+    numbers that acting keeps for some steps (`noise_matrices`). Over all matrices an action is normal with the
+    variance `features^2 @ sigma^2`. Returns `[..., 2 * A]`: the means, then the logarithms of the deviations. Their
+    gradient goes to sigma only, not into the features.
+    """
+
+    def __init__(self, size: int, num_actions: int, log_std_init: float) -> None:
+        super().__init__(size, num_actions)
+        self.log_std = nn.Parameter(torch.full((size, num_actions), float(log_std_init)))
+
+    def forward(self, features: Tensor) -> Tensor:
+        mean, seen, sigma = super().forward(features), features.detach(), self.log_std.exp()
+        log_std = 0.5 * torch.log(seen.square() @ sigma.square() + SMALLEST_VARIANCE)
+        matrices = _MATRICES.get()
+        if matrices is not None:
+            mean = mean + torch.einsum("b...f,bfa->b...a", seen, matrices.to(sigma.dtype) * sigma)
+        return torch.cat([mean, log_std], dim=-1)
+
+
+SMALLEST_VARIANCE = 1e-6
+_MATRICES: ContextVar[Tensor | None] = ContextVar("noise_matrices", default=None)  # of each thread
+
+
+@contextmanager
+def noise_matrices(matrices: Tensor) -> Iterator[None]:
+    """Make a `StateDependentHead` of this thread move its means by the noise of `matrices` `[B, F, A]`."""
+    token = _MATRICES.set(matrices)
+    try:
+        yield
+    finally:
+        _MATRICES.reset(token)
 
 
 def make_mlp(input_size: int, widths: Sequence[int], activation: str, gain: float | None) -> nn.Sequential:

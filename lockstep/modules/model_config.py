@@ -89,6 +89,9 @@ class ModelConfig:
     """Start of the logarithm of the standard deviations of a Gaussian head."""
     free_log_std: bool = True
     """One learned log_std for each action dimension, the same for all observations; False: outputs of the network."""
+    gsde_log_std_init: float | None = None
+    """Start of the logarithms of the deviations of state-dependent exploration; None: none. Set by
+    `env_runners(exploration="gsde")`."""
     squash_actions: bool = False
     """tanh-squashed Gaussian with actions in [-1, 1] (rescale them to the space with a connector)."""
     conv_filters: tuple[tuple[int, int, int], ...] | None = None

@@ -24,6 +24,8 @@ class Remembered:
 
     features: Tensor | None = None
     """of the network that acts"""
+    value_features: Tensor | None = None
+    """of a state value with a memory of its own"""
     critic_features: Tensor | None = None
     """of critics with a memory of their own"""
     mask: Tensor | None = None
@@ -33,15 +35,20 @@ class Remembered:
         """Return the mask, as an observation does."""
         return self.mask
 
+    def map(self, function: Callable[[Tensor], Tensor]) -> Remembered:
+        """Return `function` of each part that is there."""
+        return Remembered(*(None if leaf is None else function(leaf) for leaf in vars(self).values()))
+
 
 class TransitionModule(DefaultActorCriticModule):
-    """Base of the default networks of DQN, SAC, TD3 and their kin.
+    """Holds what MARWIL learns, and is the base of the default networks of DQN, SAC, TD3, BC, IQL and their kin.
 
     With `model_config.recurrent` batches are sequences, as those of `RecurrentActorCriticModule`, and outputs are
     `[B, T, ...]`. Or `batch["obs"]` is `Remembered`: then memories have run already, and outputs are of its rows.
     """
 
     encoder: Encoder | MemoryEncoder  # type: ignore[assignment]
+    value_encoder: Encoder | MemoryEncoder | None  # type: ignore[assignment]
     has_memory = False
 
     def make_encoder(self, space: Space[Any], config: ModelConfig) -> Encoder | MemoryEncoder:  # type: ignore[override]
@@ -54,11 +61,24 @@ class TransitionModule(DefaultActorCriticModule):
 
     def memories(self) -> dict[str, MemoryEncoder]:
         """Return each memory by the field of `Remembered` that it fills; none without memory."""
-        return {"features": self.encoder} if isinstance(self.encoder, MemoryEncoder) else {}
+        parts = {"features": self.encoder, "value_features": self.value_encoder}
+        return {name: part for name, part in parts.items() if isinstance(part, MemoryEncoder)}
+
+    def forward_train(self, batch: Batch) -> dict[str, Tensor]:
+        """Return `"action_dist_inputs"` `[N, D]` and `"vf_preds"` `[N]`."""
+        if self.is_unread(batch):
+            return self.with_state(batch, self.forward_train)
+        return super().forward_train(batch)
+
+    def compute_values(self, batch: Batch) -> Tensor:
+        """Return state values `[N]`. `RuntimeError` for a module built with `inference_only`."""
+        if self.is_unread(batch):
+            return self.with_state(batch, lambda rows: {"vf_preds": self.compute_values(rows)})["vf_preds"]
+        return super().compute_values(batch)
 
     def forward_inference(self, batch: Batch) -> dict[str, Tensor]:
         """Return what acting needs: `"action_dist_inputs"`, and with memory `"state_out"` after the last real row."""
-        return self.with_state(batch, self._forward) if self.is_unread(batch) else self._forward(batch)
+        return self.with_state(batch, self._forward, "features") if self.is_unread(batch) else self._forward(batch)
 
     def forward_exploration(self, batch: Batch) -> dict[str, Tensor]:
         """Return what `forward_inference` does."""
@@ -68,12 +88,19 @@ class TransitionModule(DefaultActorCriticModule):
         """Return whether the batch has sequences that the memories have not gone through yet."""
         return self.has_memory and not isinstance(batch["obs"], Remembered)
 
-    def with_state(self, batch: Batch, forward: Callable[[Batch], dict[str, Tensor]]) -> dict[str, Any]:
-        """Return the outputs of `forward` for sequences, and `"state_out"`; critics' memories begin empty."""
+    def with_state(
+        self, batch: Batch, forward: Callable[[Batch], dict[str, Tensor]], only: str | None = None
+    ) -> dict[str, Any]:
+        """Return the outputs of `forward` for sequences, and `"state_out"`; memories that do not act begin empty.
+
+        `only`: which memory `forward` needs; None: all.
+        """
         obs, dtype = self._inputs(batch)
         found: dict[str, Tensor] = {}
         after: State = {}
         for name, memory in self.memories().items():
+            if only not in (None, name):
+                continue
             if name == "features":
                 found[name], after = memory(obs, dtype, batch.get("state_in"), batch.get("seq_lens"))
             else:
@@ -89,11 +116,28 @@ class TransitionModule(DefaultActorCriticModule):
 
     def _run(self, batch: Batch, *networks: tuple[Any, nn.Linear]) -> Sequence[Tensor]:
         if isinstance(batch["obs"], Remembered):
-            features = trained(batch["obs"].features)
-            return [head(features) for _, head in networks]
+            features, value_features = batch["obs"].features, batch["obs"].value_features
+            return [
+                head(trained(value_features if encoder is self.value_encoder else features))
+                for encoder, head in networks
+            ]
         return super()._run(batch, *networks)
 
     def _run_both(self, batch: Batch) -> Sequence[Tensor]:
         if isinstance(batch["obs"], Remembered):
-            return self._run(batch, (self.encoder, self.policy_head), (self.encoder, trained(self.value_head)))
+            value = self.value_encoder or self.encoder, trained(self.value_head)
+            return self._run(batch, (self.encoder, self.policy_head), value)
         return super()._run_both(batch)
+
+
+class DefaultPolicyModule(TransitionModule):
+    """Holds the policy of `DefaultActorCriticModule`, with the same initial weights, and nothing else (imitation)."""
+
+    has_values = False
+
+    def parts_left_out(self) -> list[str]:
+        return self.get_non_inference_attributes()
+
+    def forward_train(self, batch: Batch) -> dict[str, Tensor]:
+        """Return `"action_dist_inputs"` `[N, D]`."""
+        return self.forward_inference(batch)

@@ -544,15 +544,33 @@ class ReplayBuffer:
         to the end of the episode.
 
         `new_obs`, `terminateds` and `truncateds` are those of the episode's last stored row, and `discounts` is `gamma`
-        to the number of steps up to there: `return = rewards + discounts * ~terminateds * V(new_obs)`. The buffer is
-        filled. `ValueError` for one that relabels goals: its rewards are known one by one only.
+        to the number of steps up to there: `return = rewards + discounts * ~terminateds * V(new_obs)`. In sequences
+        they reach to the end of the sequence. The buffer is filled. `ValueError` for one that relabels goals: its
+        rewards are known one by one only.
         """
         if self.hindsight is not None:
             raise ValueError("a buffer with hindsight has no returns of whole episodes: goals differ from row to row")
+        return self._view(replace(self.options, n_step=self.options.rows_each, gamma=gamma))
+
+    def in_sequences(self, sequence_length: int, burn_in: int = 0) -> ReplayBuffer:
+        """Return a view on the same rows, marks and random numbers that gives out sequences, for a network with memory.
+
+        States that are stored beside the rows are left out: sequences begin with an empty memory, which only burn-in
+        fills. The buffer is filled. `ValueError` for one that relabels goals or stacks frames.
+        """
+        options = replace(self.options, sequence_length=sequence_length, burn_in=burn_in)
+        options.check_hindsight(self.hindsight)
+        view = self._view(options)
+        view.reader.extras = [name for name in view.reader.extras if name != Columns.STATE_IN]
+        return view
+
+    def _view(self, options: ReplayOptions) -> ReplayBuffer:
+        """Return a buffer of the same rows that is read otherwise."""
         view = object.__new__(type(self))  # `copy.copy` gives a buffer with rows of its own
         vars(view).update(vars(self))
-        view.options = replace(self.options, n_step=self.options.rows_each, gamma=gamma)
-        view.reader = Reader(self.ring, self.store, self._next_obs, view.options, self.streams)
+        view.options = options
+        view.reader = Reader(self.ring, self.store, self._next_obs, options, self.streams)
+        view.reader.extras = self.reader.extras
         return view
 
     def to_batch(self) -> SampleBatch:

@@ -65,6 +65,12 @@ class AsyncCollector(Collector):
             )
         if getattr(sole_part(policy), "is_stateful", False):
             raise ValueError("AsyncCollector takes no recurrent policy; use Collector")
+        exploration = getattr(sole_part(policy), "exploration", None)
+        if exploration is not None and exploration.initial_state(1):
+            raise ValueError(
+                "AsyncCollector takes no exploration that goes on from step to step (env_runners.exploration='ou', "
+                "'gsde'); use Collector"
+            )
         recorded = getattr(sole_part(policy), "recorded", None)
         if recorded is not None and recorded.has_memory:
             names = [type(connector).__name__ for connector in recorded.connectors if connector.has_memory]

@@ -70,14 +70,20 @@ OF_EPISODES = ("on_episode_start", "on_episode_step", "on_episode_end", "on_samp
 EVENTS = ("on_environment_created", *OF_EPISODES)
 
 
-def overridden_events(callback: EnvironmentCallback) -> list[str]:
-    """Return the environments' events that a callback handles."""
-    own = {event: getattr(getattr(callback, event), "__func__", None) for event in EVENTS}
+def overridden_events(callback: EnvironmentCallback | type[EnvironmentCallback]) -> list[str]:
+    """Return the environments' events that a callback, or a class of them, handles."""
+    methods = {event: getattr(callback, event) for event in EVENTS}
+    own = {event: getattr(method, "__func__", method) for event, method in methods.items()}
     return [event for event, method in own.items() if method is not getattr(EnvironmentCallback, event)]
 
 
+def states_of(callbacks: Sequence[EnvironmentCallback]) -> list[Any]:
+    """Return the states of callbacks, `[name of the class, state]` each."""
+    return [[type(callback).__name__, dict(callback.get_state())] for callback in callbacks]
+
+
 def restore_callbacks(callbacks: Sequence[EnvironmentCallback], saved: Sequence[Any]) -> None:
-    """Restore the states of callbacks, `[name of the class, state]` each; they are matched by their class, in order."""
+    """Restore what `states_of` returned; they are matched by their class, in order."""
     left = list(saved)
     for callback in callbacks:
         entry = next((entry for entry in left if entry[0] == type(callback).__name__), None)

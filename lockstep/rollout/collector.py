@@ -14,6 +14,7 @@ from lockstep.data.actions import random_actions
 from lockstep.data.rollout import RolloutStore
 from lockstep.data.trees import map_tree
 from lockstep.envs import StepResult, VectorBoundary, make_vector
+from lockstep.modules import Exploration
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout.base_collector import CHUNK, BaseCollector, masks_in
 from lockstep.rollout.callbacks import EnvironmentCallback, Episode, EpisodeRecorder
@@ -77,6 +78,10 @@ class Collector(BaseCollector):
         first, self.num_envs_in_all = place or (0, self.num_envs)
         self.rows = slice(first, first + self.num_envs)
         """which of all environments these are; each has the random numbers that it has where one collector has all"""
+        self.exploring: Exploring | None = None
+        exploration = getattr(part, "exploration", None)
+        if exploration is not None and exploration.initial_state(self.num_envs):
+            self.exploring = Exploring(exploration, self.num_envs, self._generator)
         self._obs: Any = None
         self.store: RolloutStore | None = None
         self.buffer = buffer
@@ -132,8 +137,9 @@ class Collector(BaseCollector):
         self._obs = obs
         self._returns[:] = 0.0
         self._lengths[:] = 0
-        if self.memory is not None:
-            self.memory.forget()
+        for remembers in (self.memory, self.exploring):
+            if remembers is not None:
+                remembers.forget()
         if self.store is not None:
             if self.store.size:
                 self.store.cut()
@@ -168,16 +174,18 @@ class Collector(BaseCollector):
             self.store.drop_after(self._first_row)
 
     def _act_and_step(self) -> tuple[Callable[[Any, Any], np.ndarray], Callable[[Any], StepResult]]:
-        """Return the policy's `act` and the environments' `step`, of a recurrent policy with its memory around them."""
+        """Return the policy's `act` and the environments' `step`, with what remembers around them."""
         store = self.store
-        env_step: Callable[[Any], StepResult] = self.env.step
+        act: Callable[[Any, Any], np.ndarray] = self._part.act
+        step: Callable[[Any], StepResult] = self.env.step
         if self.recorder is not None:
-            env_step = self.recorder.watched(env_step, self._counting)
+            step = self.recorder.watched(step, self._counting)
         if self.memory is not None:
-            return self.memory.act, self.memory.watched(env_step)
-        if store is None or isinstance(store, ReplayWriter) or not getattr(self.policy, "learns_meanwhile", False):
-            return self._part.act, env_step
-        return self._recording_act(self._part, store), env_step
+            act, step = self.memory.act, self.memory.watched(step)
+        elif store is not None and not isinstance(store, ReplayWriter):
+            if getattr(self.policy, "learns_meanwhile", False):
+                act = self._recording_act(self._part, store)
+        return (act, step) if self.exploring is None else (self.exploring.around(act), self.exploring.watched(step))
 
     def _recording_act(self, part: ActingPart, store: RolloutStore) -> Callable[[Any, Any], np.ndarray]:
         """Return an `act` that writes into the store how likely each action was, from the next row on.
@@ -267,6 +275,10 @@ class Collector(BaseCollector):
         options = (self.epsilon,) if self.epsilon else ()
         return self._part.draw_noise(rng, shape, *options)[:, self.rows]
 
+    def _generator(self, row: int) -> np.random.Generator:
+        """Return the random numbers of one environment alone, the same in whichever collector it is."""
+        return self.streams.numpy(f"exploration/{self.rows.start + row}")
+
     def _random_actions(self, obs: Any, number: int) -> np.ndarray:
         """Draw actions for `obs` of `number` environments; for all environments, and return what belongs to these."""
         if self.memory is not None:
@@ -296,6 +308,7 @@ class Collector(BaseCollector):
             "buffer": None if self.store is None else self.store.get_state(),
             "memory": None if self.memory is None else self.memory.get_state(),
             **({} if self.recorder is None else {"episodes": self.recorder.get_state()}),
+            **({} if self.exploring is None else {"exploring": self.exploring.get_state()}),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -319,6 +332,8 @@ class Collector(BaseCollector):
             self.memory.set_state(state["memory"])
         if self.recorder is not None:
             self.recorder.set_state(state.get("episodes"))
+        if self.exploring is not None and "exploring" in state:
+            self.exploring.set_state(state["exploring"])
 
 
 class Memory:
@@ -383,6 +398,57 @@ class Memory:
 
     def get_state(self) -> dict[str, Any]:
         """Return the recurrent state, and which environments are about to forget it."""
+        return {"state": {name: leaf.copy() for name, leaf in self.state.items()}, "begins": self._begins.copy()}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from `get_state`."""
+        self.state = {name: np.array(leaf) for name, leaf in state["state"].items()}
+        self._begins[:] = state["begins"]
+
+
+class Exploring:
+    """What an exploration remembers of `num_envs` environments; each begins anew with an episode.
+
+    It stands around a policy's `act`, and around the environments' `step`.
+    """
+
+    def __init__(
+        self, exploration: Exploration, num_envs: int, generators: Callable[[int], np.random.Generator]
+    ) -> None:
+        self.exploration, self.generators = exploration, generators
+        self.state = exploration.initial_state(num_envs)
+        self._begins = np.ones(num_envs, bool)
+
+    def forget(self) -> None:
+        """Begin new episodes in all environments."""
+        self._begins[:] = True
+
+    def around(self, act: Callable[[Any, Any], np.ndarray]) -> Callable[[Any, Any], np.ndarray]:
+        """Return `act`, which gets what the exploration makes of the random numbers of a step."""
+
+        def explore(obs: Any, noise: np.ndarray | None) -> np.ndarray:
+            if noise is None:
+                return act(obs, None)
+            noise = self.exploration.advance(noise, self.state, self._begins, self.generators)
+            self._begins[:] = False
+            return act(obs, noise)
+
+        return explore
+
+    def watched(self, env_step: Callable[[Any], StepResult]) -> Callable[[Any], StepResult]:
+        """Return `env_step`, watched for the ends of episodes."""
+
+        def step(actions: Any) -> StepResult:
+            result = env_step(actions)
+            self._begins |= result.terminateds | result.truncateds
+            if result.valid is not None:
+                self._begins |= ~result.valid
+            return result
+
+        return step
+
+    def get_state(self) -> dict[str, Any]:
+        """Return what is remembered, and which environments are about to begin an episode."""
         return {"state": {name: leaf.copy() for name, leaf in self.state.items()}, "begins": self._begins.copy()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, Unpack
 
+from lockstep.modules.exploration import check_exploration
 from lockstep.state.options import ConfigT, Section, option
 
 
@@ -18,6 +19,8 @@ class EnvRunnersOptions(TypedDict, total=False):
     rollout_fragment_length: int | None
     batch_mode: Literal["truncate_episodes", "complete_episodes"]
     explore: bool
+    exploration: Literal["epsilon", "normal", "ou", "gsde"] | None
+    exploration_config: dict[str, Any]
     step_timeout: float | None
     sample_timeout_s: float
     max_requests_in_flight_per_env_runner: int
@@ -48,6 +51,11 @@ class EnvRunnersSection(Section[ConfigT]):
     """"complete_episodes": a collect goes on until it has its steps in whole episodes, which begin with it"""
     explore: bool = True
     """draw actions while collecting; False takes the most likely ones"""
+    exploration: Literal["epsilon", "normal", "ou", "gsde"] | None = None
+    """how actions are drawn: "epsilon" (DQN, C51, QR-DQN), "normal" or "ou" noise (TD3, SAC), "gsde" (PPO, A2C, SAC);
+    `None`: as the algorithm does by itself"""
+    exploration_config: dict[str, Any] = option(factory=dict)
+    """options of the exploration by name: `epsilon`; `scale`; `sigma`, `theta`, `dt`; `sample_freq`, `log_std_init`"""
     step_timeout: float | None = option(None, gt=0)
     """seconds that a step of an environment in its own process may take"""
     sample_timeout_s: float = option(60.0, gt=0)
@@ -70,6 +78,16 @@ class EnvRunnersSection(Section[ConfigT]):
     def __call__(self, **options: Unpack[EnvRunnersOptions]) -> ConfigT:
         """Set options; return the configuration."""
         return self.change(options)
+
+    def validate(self) -> None:
+        """Refuse options of an exploration that is not there, or does not have them."""
+        if self.exploration is not None:
+            check_exploration(self.exploration, self.exploration_config)
+        elif self.exploration_config:
+            raise ValueError(
+                f"env_runners.exploration_config={self.exploration_config!r} needs env_runners.exploration, which says "
+                "what it is for"
+            )
 
     @property
     def num_envs(self) -> int:

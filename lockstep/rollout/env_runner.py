@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from lockstep.data.trees import map_tree
 from lockstep.envs import StepResult, VectorBoundary
 from lockstep.envs.multi_agent import AgentEnvs
 from lockstep.modules import ActingWeights
-from lockstep.rollout.callbacks import EnvironmentCallback, overridden_events, restore_callbacks
+from lockstep.rollout.callbacks import EnvironmentCallback, overridden_events, restore_callbacks, states_of
 from lockstep.rollout.collector import Collector, WholeEpisodeCollector
 from lockstep.rollout.fragments import AgentFragment, Fragment
 from lockstep.rollout.multi_agent_collector import MultiAgentCollector
@@ -36,13 +36,25 @@ class RunnersEnv:
     action_space: Any
 
 
+class Ended(NamedTuple):
+    """An episode that ended."""
+
+    vector_step: int
+    env: int
+    """the environment's number among those of all runners"""
+    episode_return: float
+    length: int
+    agent_returns: tuple[float, ...] = ()
+    """of several agents: the return of each"""
+    agent_modules: tuple[str, ...] = ()
+    """of several agents: the module that acted for each"""
+
+
 @dataclass(frozen=True)
 class Played:
     """What a runner that stores nothing has played."""
 
-    ended: list[tuple[int, int, float, int]]
-    """of each episode that ended: the vector step, the environment's number among those of all runners, return and
-    length"""
+    ended: list[Ended]
     stats: CollectStats
     """of all its steps"""
 
@@ -98,7 +110,7 @@ class EnvRunner:
         if self.store is not None:
             self.store.keeps_states = with_states
         self._vector_steps = 0
-        self._ended: list[tuple[int, int, float, int]] = []
+        self._ended: list[Ended] = []
 
     @staticmethod
     def _streams(streams: RandomStreams | None, index: int, generation: int) -> RandomStreams:
@@ -162,6 +174,9 @@ class EnvRunner:
     def play(self, num_vector_steps: int, *, random: bool = False, renew: bool = False) -> Played:
         """Make vector steps, without storing them, and return the episodes that ended in them. `renew`: new episodes
         first. Raises as `Collector.collect`."""
+        return self._play(num_vector_steps, random=random, renew=renew)
+
+    def _play(self, num_vector_steps: int, *, random: bool, renew: bool) -> Played:
         self._vector_steps = 0
         self._ended = []
         stats = self.collector.collect_vector_steps(num_vector_steps, random=random, renew=renew)
@@ -175,7 +190,7 @@ class EnvRunner:
         self._vector_steps += 1
 
     def _note_episode(self, b: int, episode_return: float, length: int) -> None:
-        self._ended.append((self._vector_steps, self.collector.rows.start + b, episode_return, length))
+        self._ended.append(Ended(self._vector_steps, self.collector.rows.start + b, episode_return, length))
 
     def describe(self) -> RunnersEnv:
         """Return what the environments are."""
@@ -194,8 +209,7 @@ class EnvRunner:
         """Return environments (as far as they can tell their state), running episodes, random streams, counters."""
         if self.store is not None:
             self.store.clear()  # what was sampled belongs to who sampled it
-        callbacks = [[type(callback).__name__, dict(callback.get_state())] for callback in self.callbacks]
-        return {"collector": self.collector.get_state(), "callbacks": callbacks}
+        return {"collector": self.collector.get_state(), "callbacks": states_of(self.callbacks)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continue from `get_state`; environments without a state begin new episodes."""
@@ -222,6 +236,8 @@ class MultiAgentEnvRunner(EnvRunner):
         generation: int = 0,
         streams: RandomStreams | None = None,
         explore: bool = True,
+        epsilon: float = 0.0,
+        stores: bool = True,
         whole_episodes: bool = False,
         raise_on_nan: bool = True,
         callbacks: Sequence[EnvironmentCallback] = (),
@@ -231,6 +247,7 @@ class MultiAgentEnvRunner(EnvRunner):
             policy,
             env,
             exploration_noise=explore,
+            epsilon=epsilon,
             raise_on_nan_in_buffer=raise_on_nan,
             streams=self._streams(streams, index, generation),
             place=(index * env.num_envs, num_runners * env.num_envs),
@@ -238,14 +255,37 @@ class MultiAgentEnvRunner(EnvRunner):
         )
         self.callbacks = [callback for callback in callbacks if overridden_events(callback)]
         self.collector.set_callbacks(self.callbacks, runner=self)
-        self.store = self.collector.buffer = EpisodeStore()
+        self.store = self.collector.buffer = EpisodeStore() if stores else None
+        self.collector.on_episode_done_hook = None if stores else self._note_episode
+        self._ended = []
+        self._begun = self.collector.begun
+        """episodes begun in each environment before this evaluation"""
 
     def leave_episodes_of(self, module_id: str) -> None:
         """Leave the episodes under way in which this module acts; new ones begin there with the next steps."""
         self.collector.leave_episodes_of(module_id)
 
+    def _play(self, num_vector_steps: int, *, random: bool, renew: bool) -> Played:
+        if renew:
+            self._begun = self.collector.begun.copy()
+        played = super()._play(num_vector_steps, random=random, renew=renew)
+        of_agents = zip(played.ended, played.stats.agent_returns, played.stats.agent_modules)
+        ended = [episode._replace(agent_returns=each, agent_modules=modules) for episode, each, modules in of_agents]
+        return replace(played, ended=ended)
+
+    def go_on_from(self, counted: np.ndarray) -> None:
+        """Seed the next episodes as if only those that counted had begun in this evaluation.
+
+        `counted`: episodes that counted, of each environment of all runners.
+        """
+        self.collector.begun[:] = self._begun + counted[self.collector.rows]
+
+    def _note_episode(self, b: int, episode_return: float, length: int) -> None:
+        self._vector_steps = self.collector.ended_in_step[-1]
+        super()._note_episode(b, episode_return, length)
+
     def _sample(self, num_timesteps: int | None, num_episodes: int | None, **options: Any) -> AgentFragment:
-        self.store.clear()
+        self._own_store().clear()
         stats = self.collector.collect(num_timesteps, num_episodes, **options)
         first, ended = self.index * self.num_envs, np.array(self.collector.ended_in_step, np.int64)
         pieces = [(piece, first + b) for piece, b in self.store.pieces]

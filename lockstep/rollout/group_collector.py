@@ -20,7 +20,7 @@ from lockstep.rollout.base_collector import (
     exactly_one,
     no_copies_of_collectors,
 )
-from lockstep.rollout.env_runner import MultiAgentEnvRunner, RunnersEnv
+from lockstep.rollout.env_runner import Ended, MultiAgentEnvRunner, RunnersEnv
 from lockstep.rollout.fragments import AgentFragment, Fragment, append_fragments
 from lockstep.rollout.multi_agent_collector import agents_of_modules
 from lockstep.rollout.protocols import LearningPolicy, sole_part
@@ -230,7 +230,23 @@ class EvaluationCollector(GroupCollector):
 
     Runners play up to 128 vector steps at a time, and which episodes count is decided here, over all environments: the
     first that start, however long they last. So an evaluation may go on for up to 127 vector steps after its end.
+    Of several agents only the episodes that count have a seed: the next evaluation begins with those that come then.
     """
+
+    def _check_policy(self, envs: RunnersEnv) -> None:
+        if self.policy.is_multi_agent:
+            agents_of_modules(self.policy, envs.observation_space, envs.action_space)
+        else:
+            super()._check_policy(envs)
+
+    @property
+    def buffer(self) -> None:
+        """None: nothing is stored."""
+
+    @buffer.setter
+    def buffer(self, buffer: object) -> None:
+        if buffer is not None:
+            raise ValueError(f"buffer={buffer!r} is not allowed; env runners of evaluation store nothing")
 
     def collect(self, n_step: int | None = None, n_episode: int | None = None, *, random: bool = False) -> CollectStats:
         """Collect `n_step` steps (rounded up to whole vector steps of all environments) or `n_episode` episodes, with
@@ -241,7 +257,8 @@ class EvaluationCollector(GroupCollector):
         if n_episode is not None:
             self.group.renew()
         counting, to_start = np.arange(num_envs) < amount, amount - num_envs
-        ended: list[tuple[float, int]] = []
+        counted = np.zeros(num_envs, np.int64)
+        ended: list[Ended] = []
         played: list[CollectStats] = []
         steps = idle = 0
         while counting.any() if n_step is None else steps < amount:
@@ -250,10 +267,12 @@ class EvaluationCollector(GroupCollector):
             played += [part.stats for part in parts]
             steps += sum(part.stats.n_collected_steps for part in parts)
             idle += number
-            for _, b, episode_return, length in sorted(episode for part in parts for episode in part.ended):
+            for episode in sorted(episode for part in parts for episode in part.ended):
+                b = episode.env
                 if n_step is None and not counting[b]:
                     continue
-                ended.append((episode_return, length))
+                ended.append(episode)
+                counted[b] += 1
                 idle = 0
                 if to_start <= 0:
                     counting[b] = False
@@ -262,8 +281,14 @@ class EvaluationCollector(GroupCollector):
                 raise RuntimeError(f"no episode has ended in {idle} steps of {num_envs} environments; {LIMIT_THEM}")
         if n_step is None:
             self.group.renew()
-            steps = sum(length for _, length in ended)
-        return self._totals(ended, steps, played, len(self.group), time.perf_counter() - started)
+            steps = sum(episode.length for episode in ended)
+            if self.policy.is_multi_agent:
+                self.group.foreach_env_runner(MultiAgentEnvRunner.go_on_from, counted)
+        returns = [(episode.episode_return, episode.length) for episode in ended]
+        of_agents = [episode.agent_returns for episode in ended if episode.agent_returns]
+        modules = [episode.agent_modules for episode in ended if episode.agent_modules]
+        seconds = time.perf_counter() - started
+        return self._totals(returns, steps, played, len(self.group), seconds, of_agents, modules)
 
     def reset_env(self) -> None:
         """Begin new episodes everywhere now, as a `Collector` does: the next ones have other seeds."""

@@ -123,7 +123,8 @@ class MultiAgentCollector(BaseCollector):
         """module id -> the agents that it acts for"""
         first, self.num_envs_in_all = place or (0, self.num_envs)
         self.rows = slice(first, first + self.num_envs)
-        self._begun = np.zeros(self.num_envs, np.int64)  # episodes begun in each environment
+        self.begun = np.zeros(self.num_envs, np.int64)
+        """episodes begun in each environment, on which the seed of its next one depends"""
         self._share = 0 if whole_episodes else None
         """steps that each environment takes in whole episodes; None: episodes are cut at the end of a collect"""
         self._taken = np.zeros(self.num_envs, np.int64)  # steps of each environment in this collect
@@ -132,15 +133,10 @@ class MultiAgentCollector(BaseCollector):
         self._followed = self._memories()
         self._agent_returns = np.zeros((self.num_envs, len(self.env.agents)), np.float64)
         """of the episode under way in each environment"""
-        self._agent_returns_ended: list[tuple[float, ...]] = []
-        self._agent_modules_ended: list[tuple[str, ...]] = []
         self._is_running = np.zeros(self.num_envs, bool)  # has the environment an episode under way?
         self._states: list[dict[AgentID, State]] = [{} for _ in range(self.num_envs)]
         """of recurrent modules, by environment and agent"""
-        self._pieces: list[tuple[MultiAgentEpisode, int]] = []
-        """what this collect has collected, with the index of the environment"""
-        self._vector_steps, self.ended_in_step = 0, list[int]()
-        """vector steps of the last collect, and in which of them each of its episodes ended"""
+        self._begin_counting()
         self._writer = PieceWriter(policy.acting, self.agents_of_modules, self.env.spaces, self.num_envs)
         self._views: list[Any] = [None] * self.num_envs
         """of the episodes under way, where a callback reads them"""
@@ -217,9 +213,16 @@ class MultiAgentCollector(BaseCollector):
 
     def _begin_collect(self) -> None:
         """Leave the episodes in a buffer that others wrote to."""
-        self._pieces, self._agent_returns_ended, self._agent_modules_ended = [], [], []
-        self.ended_in_step, self._vector_steps = [], 0
+        self._begin_counting()
         self._writer.begin()
+
+    def _begin_counting(self) -> None:
+        self._pieces: list[tuple[MultiAgentEpisode, int]] = []
+        """what this collect has collected, with the index of the environment"""
+        self._agent_returns_ended: list[tuple[float, ...]] = []
+        self._agent_modules_ended: list[tuple[str, ...]] = []
+        self._vector_steps, self.ended_in_step = 0, list[int]()
+        """vector steps of the last collect, and in which of them each of its episodes ended"""
 
     def _end_collect(self) -> None:
         """Keep what the running episodes have so far, and store all pieces, one environment's after another's."""
@@ -318,7 +321,7 @@ class MultiAgentCollector(BaseCollector):
 
     def _begin(self, b: int) -> None:
         self.plays[b].mapping_fn = self.policy.policy_mapping_fn
-        number, begun = self.rows.start + b, int(self._begun[b])
+        number, begun = self.rows.start + b, int(self.begun[b])
         seed = self.streams.seed(f"episode/{number}/{begun}")
         if self._followed:
             self._followed[b].forget()
@@ -326,7 +329,7 @@ class MultiAgentCollector(BaseCollector):
             self.plays[b].begin(seed=seed, id_=str(begun * self.num_envs_in_all + number))
         except Exception as error:
             raise step_error(error, backend=self.env.backend, env_index=b, action=None, during="reset") from error
-        self._begun[b] += 1
+        self.begun[b] += 1
         self._is_running[b], self._states[b], self._views[b] = True, {}, None
 
     def _step(self, b: int, actions: ByAgent, stored: ByAgent, extras: ByAgent) -> None:
@@ -404,7 +407,7 @@ class MultiAgentCollector(BaseCollector):
     def reseed(self, streams: RandomStreams) -> None:
         """Take these random streams from now on, beginning with the first episode of each environment."""
         super().reseed(streams)
-        self._begun[:] = 0
+        self.begun[:] = 0
 
     def get_state(self) -> dict[str, Any]:
         """Return environments and episodes under way (None where environments cannot tell their state), the states of
@@ -415,7 +418,7 @@ class MultiAgentCollector(BaseCollector):
         plays = [play.get_state() if runs else {} for play, runs in zip(self.plays, self._is_running)]
         return {
             **super().get_state(),
-            "begun": self._begun.copy(),
+            "begun": self.begun.copy(),
             "env": None if None in plays or self._followed else plays,  # what connectors remember is not kept
             "agent_returns": self._agent_returns.copy(),
             "states": [[*map(list, states.items())] for states in self._states],
@@ -424,7 +427,7 @@ class MultiAgentCollector(BaseCollector):
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continue from `get_state`; environments without a state begin new episodes (a boundary)."""
         super().set_state(state)
-        self._begun[:] = state["begun"]
+        self.begun[:] = state["begun"]
         left_open, plays = self._left_open, state["env"]
         self._forget()
         self.episodes_cut = int(np.count_nonzero(state["lengths"])) if plays is None else 0

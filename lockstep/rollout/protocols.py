@@ -30,6 +30,8 @@ class ActingPolicy(Protocol):
 class LearningPolicy(ActingPolicy, Protocol):
     """A policy whose modules learn in this process, beside a collector of several agents or over env runners."""
 
+    is_multi_agent: bool
+
     @property
     def acting(self) -> Mapping[str, Any]:
         """The acting part of each module, by module id."""

@@ -21,7 +21,7 @@ from lockstep.learner.learner import STEPS_SAMPLED, Learner
 from lockstep.replay import MultiAgentReplayBuffer, OfflineRows, ReplayBuffer
 from lockstep.rollout import Collector, CollectorLike, MultiAgentCollector
 from lockstep.rollout.base_collector import exactly_one
-from lockstep.rollout.callbacks import restore_callbacks
+from lockstep.rollout.callbacks import restore_callbacks, states_of
 from lockstep.rollout.group_collector import GroupCollector, MultiAgentGroupCollector
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
 from lockstep.state.checks import check_choice, check_flags, check_functions, check_whole, check_wholes, no_copies
@@ -196,8 +196,7 @@ class BaseTrainer(Counters, ABC):
         watchers = [ProgressDisplay(live=None if show_progress else False)] if verbose or show_progress else []
         savers_last = sorted(callbacks, key=lambda callback: isinstance(callback, CheckpointCallback))
         self.callbacks: list[Callback] = [LoggingCallback(self.logger), *savers_last, *watchers]
-        attach_callbacks(self.callbacks, self._collectors(), policy.config.callbacks.classes)
-        self.evaluator.check_callbacks(self.callbacks)
+        self._attach_callbacks(policy.config.callbacks.classes)
         self.set_seed(seed)
         self._interrupt, self._phase = DeferredInterrupt(), "new"
         self._zero()
@@ -213,6 +212,11 @@ class BaseTrainer(Counters, ABC):
         functions = {"stop_fn": self.stop_fn, "save_best_fn": self.save_best_fn, "compute_score_fn": compute_score_fn}
         functions |= evaluator.functions
         check_evaluation(test, train, functions, evaluator.amounts, evaluator.beside_training)
+
+    def _attach_callbacks(self, classes: Sequence[type]) -> None:
+        if self.train_collector is not None:
+            attach_callbacks(self.callbacks, "train_collector", self.train_collector, classes)
+        self.evaluator.attach_callbacks(self.callbacks, classes)
 
     def _set_amount(self, step_per_collect: int | None, episode_per_collect: int | None) -> None:
         amount = exactly_one(step_per_collect=step_per_collect, episode_per_collect=episode_per_collect)
@@ -504,7 +508,8 @@ class BaseTrainer(Counters, ABC):
         def remove() -> None:
             self.policy.remove_module(module_id)
             for collector in self._collectors().values():
-                if isinstance(collector, MultiAgentCollector | MultiAgentGroupCollector):
+                acts_with_it = collector.policy is self.policy  # an evaluation beside training has modules of its own
+                if acts_with_it and isinstance(collector, MultiAgentCollector | MultiAgentGroupCollector):
                     collector.leave_episodes_of(module_id)
             self._fit_replay()
 
@@ -738,7 +743,8 @@ class BaseTrainer(Counters, ABC):
             "test_collector": self.evaluator.collector_state(),
             "evaluated_meanwhile": self.evaluator.under_way(),
             **self._replay_agents(),
-            "callbacks": [[type(callback).__name__, dict(callback.get_state())] for callback in self.callbacks],
+            "callbacks": states_of(self.callbacks),
+            "evaluation_callbacks": self.evaluator.callback_states(),
             "metrics": self.metrics.get_state(),
             "logger": self.logger.get_state(),
             "logger_class": type(self.logger).__name__,
@@ -760,6 +766,7 @@ class BaseTrainer(Counters, ABC):
         self.updates.set_state(state["updates"])
         self.history = [EpochStats.from_state(stats) for stats in state["history"]]
         restore_callbacks(self.callbacks, state["callbacks"])
+        restore_callbacks(self.evaluator.callbacks, state.get("evaluation_callbacks", ()))
         if "metrics" in state:
             self.metrics.set_state(state["metrics"])
         kept_by, logger = state["logger_class"], self.logger

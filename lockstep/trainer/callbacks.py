@@ -187,26 +187,25 @@ def tell(callbacks: Sequence[Callback], event: str, *args: Any) -> None:
 
 
 def attach_callbacks(
-    callbacks: Sequence[Callback], collectors: Mapping[str, CollectorLike], classes: Sequence[type]
+    callbacks: Sequence[Callback], name: str, collector: CollectorLike, classes: Sequence[type]
 ) -> None:
-    """Have each collector call the callbacks that handle events of environments.
+    """Have a collector call the callbacks that handle events of environments.
 
-    Env runners make instances of their own, of the `classes` of the configuration. `ValueError` for a callback that a
-    collector would not call.
+    Env runners make instances of their own, of the `classes` of the configuration. `ValueError` for a callback that the
+    collector, which is the trainer's `name`, would not call.
     """
     handlers = [callback for callback in callbacks if overridden_events(callback)]
-    for name, collector in collectors.items():
-        if isinstance(collector, GroupCollector):
-            lost = [callback for callback in handlers if type(callback) not in classes]
-            reason = "collects in env runners, which cannot be handed an object; give the class: config.callbacks(...)"
-        else:
-            attach: Any = getattr(collector, "set_callbacks", None)
-            lost = handlers if attach is None else []
-            reason = f"is a {type(collector).__name__}, which has no set_callbacks; leave these methods out"
-            if attach is not None:
-                attach(handlers)
-        if lost:
-            raise ValueError(f"callbacks={lost!r} handle {overridden_events(lost[0])}, and the {name} {reason}")
+    if isinstance(collector, GroupCollector):
+        lost = [callback for callback in handlers if type(callback) not in classes]
+        reason = "collects in env runners, which cannot be handed an object; give the class: config.callbacks(...)"
+    else:
+        attach: Any = getattr(collector, "set_callbacks", None)
+        lost = handlers if attach is None else []
+        reason = f"is a {type(collector).__name__}, which has no set_callbacks; leave these methods out"
+        if attach is not None:
+            attach(handlers)
+    if lost:
+        raise ValueError(f"callbacks={lost!r} handle {overridden_events(lost[0])}, and the {name} {reason}")
 
 
 def check_callbacks(callbacks: object) -> None:

@@ -17,11 +17,12 @@ import torch
 from lockstep.algorithms.policy import Policy
 from lockstep.rollout import CollectorLike
 from lockstep.rollout.base_collector import LIMIT_THEM
-from lockstep.rollout.callbacks import EnvironmentCallback, overridden_events
+from lockstep.rollout.callbacks import overridden_events, states_of
 from lockstep.rollout.group_collector import EvaluationCollector
 from lockstep.state.checks import check_flags, check_whole
 from lockstep.tracking import BaseLogger
 from lockstep.tracking.statistics import CollectStats, InfoStats, TimingStats
+from lockstep.trainer.callbacks import Callback, attach_callbacks
 
 FEW_STEPS = 100
 """steps in which an episode may well go on, where the environment is registered with no limit of its length"""
@@ -87,6 +88,9 @@ class Evaluator:
         """the time of the policy whose evaluation is under way"""
         self._has_snapshot = False
         self._state_before: dict[str, Any] = {}
+        self.callbacks: list[Callback] = []
+        """instances of its own, that are called for the environments of an evaluation beside training"""
+        self._callbacks_before: list[Any] = []
         self._threads: ThreadPoolExecutor | None = None
         self._result: Future[Evaluated] | None = None
 
@@ -100,17 +104,32 @@ class Evaluator:
         """What is called, by parameter."""
         return {"test_fn": self.test_fn, "custom_evaluation_function": self.custom_function}
 
-    def check_callbacks(self, callbacks: Sequence[EnvironmentCallback]) -> None:
-        """Raise `ValueError` for callbacks of environments, which training and evaluation beside it would call at
-        once, and evaluation's own env runners would call for episodes that do not count."""
+    def attach_callbacks(self, callbacks: Sequence[Callback], classes: Sequence[type]) -> None:
+        """Have the collector call the callbacks that handle events of environments; beside training instances of its
+        own, of the `classes` of the configuration.
+
+        Raises `ValueError` for an object that training calls at the same time, and for evaluation's own env runners:
+        which of their episodes count is known only when all have played on.
+        """
+        if self.collector is None:
+            return
         told = [callback for callback in callbacks if overridden_events(callback)]
-        apart = isinstance(self.collector, EvaluationCollector)
-        if told and (self.beside_training or apart):
+        if told and isinstance(self.collector, EvaluationCollector):
             raise ValueError(
                 f"callbacks={told!r} handle {overridden_events(told[0])}, which is not allowed with "
-                "evaluation_parallel_to_training=True or evaluation_num_env_runners above 0; switch these off, or "
-                "leave the methods out"
+                "evaluation_num_env_runners above 0: env runners play episodes that turn out not to count. Set it to "
+                "0, or leave the methods out"
             )
+        if self.beside_training:
+            shared = [callback for callback in told if type(callback) not in classes]
+            if shared:
+                raise ValueError(
+                    f"callbacks={shared!r} handle {overridden_events(shared[0])}, which training and evaluation would "
+                    "call at once with evaluation_parallel_to_training=True; give the class, of which evaluation makes "
+                    "an instance of its own: config.callbacks(...)"
+                )
+            self.callbacks = told = [make() for make in classes if make in map(type, told)]
+        attach_callbacks(told, "test_collector", self.collector, classes)
 
     def begin(self, where: Where) -> None:
         """Begin to evaluate the policy as it is. `ValueError` without a collector."""
@@ -121,15 +140,21 @@ class Evaluator:
             self.test_fn(*where[:2])
         if not self.beside_training:
             return
-        if set(self.policy.acting) != set(self._trained.acting):
-            raise ValueError(
-                f"evaluation_parallel_to_training=True: the policy has the modules {sorted(self._trained.acting)} by "
-                f"now, the one that is evaluated {sorted(self.policy.acting)}; evaluate in turn where modules change"
+        if self._has_snapshot and set(self.policy.acting) != set(self._trained.acting):
+            warnings.warn(
+                f"an evaluation of epoch {where[0]} was under way, of a policy with the modules "
+                f"{sorted(self.policy.acting)}; now there are {sorted(self._trained.acting)}: who acted for whom is "
+                "not known any more, and the present policy is evaluated in its place",
+                RuntimeWarning,
+                stacklevel=2,
             )
+            self._has_snapshot = False
         if not self._has_snapshot:
             self.policy.set_state(self._trained.get_state())
             self._has_snapshot = True
-        self._state_before = self.collector.get_state()
+        if self.policy.is_multi_agent:
+            self.policy.policy_mapping_fn = self._trained.policy_mapping_fn
+        self._state_before, self._callbacks_before = self.collector.get_state(), states_of(self.callbacks)
         if self._threads is None:  # torch counts its threads for each thread that calls it
             set_threads = partial(torch.set_num_threads, torch.get_num_threads())
             self._threads = ThreadPoolExecutor(1, "evaluation", initializer=set_threads)
@@ -186,6 +211,10 @@ class Evaluator:
         if self.collector is None:
             return None
         return self._state_before if self.is_pending else self.collector.get_state()
+
+    def callback_states(self) -> list[Any]:
+        """Return the states of its own callbacks, before the evaluation that is under way."""
+        return self._callbacks_before if self.is_pending else states_of(self.callbacks)
 
     def set_state(self, pending: Sequence[int] | None) -> None:
         """Take over the time of an evaluation that was under way; `resume` begins it. `ValueError` where this one does

@@ -36,6 +36,7 @@ class OfflineTrainer(BaseTrainer):
     file (`lockstep.algorithms.offline_source` says whose actions it holds). It goes once through
     `policy.process_buffer`. `step_per_epoch` counts gradient steps, each on `batch_size` transitions: of a replay
     buffer drawn with replacement, of other data without, pass after pass; `None`: on all of them, once each.
+    Of a policy with memory a step takes `batch_size` sequences of a replay buffer, see `policy.process_buffer`.
     `env_step` stays 0; `samples_seen` and `dataset_passes` count, and schedules go by gradient steps. `train_fn` is
     called before every 64 gradient steps (fewer at the end of an epoch), which are one event. Other parameters:
     `BaseTrainer`.
@@ -87,6 +88,8 @@ class OfflineTrainer(BaseTrainer):
                     f"buffer draws by priority, and {policy.config.algorithm} has no errors that priorities could come "
                     "from; give its transitions alone: buffer.to_batch()"
                 )
+        if policy.is_stateful and batch_size is None:
+            raise ValueError("batch_size=None is not allowed with a network that has a memory; say how many sequences")
         seed_buffer(self.buffer, options.get("seed"))
         self.fingerprint = self._fingerprint()
 
@@ -113,7 +116,11 @@ class OfflineTrainer(BaseTrainer):
 
     def _count_update(self, stats: TrainingStats) -> None:
         self.epoch_steps += self.updates_now
-        self.samples_seen += self.updates_now * (self.batch_size or len(self.buffer))
+        learned = self.updates_now * (self.batch_size or len(self.buffer))
+        if self.policy.is_stateful:  # of sequences the steps that count
+            steps = stats.metrics["num_module_steps_trained"]
+            learned = round((steps.mean or 0.0) * steps.count)
+        self.samples_seen += learned
         super()._count_update(stats)
 
     def policy_update_fn(self, collect_stats: CollectStatsBase) -> TrainingStats:

@@ -66,7 +66,8 @@ class SelfPlay(Callback):
             (f_hard of Vinyals et al. 2019, "Grandmaster level in StarCraft II using multi-agent reinforcement
             learning"), estimated from the last `window` games against each, and a win and a loss.
         drop: "oldest", or "weakest": whom the learner beats most often.
-        opponents: ids of modules that are in the pool from the beginning, and stay.
+        opponents: ids of modules that are in the pool from the beginning, and stay. The learner's own is allowed: in
+            such games it learns from every seat, and they are no results.
         begin_with_copy: whether a copy of the learner as it is at first is in the pool.
         seed: of the draws; None: that of the policy's configuration.
 

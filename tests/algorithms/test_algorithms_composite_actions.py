@@ -10,6 +10,7 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 
 from lockstep import Collector, RolloutStore, SampleBatch, get_config, load_policy
+from lockstep.connectors import PreviousActions
 from lockstep.data import SingleAgentEpisode, write_minari
 from lockstep.data.actions import ActionForm, action_leaves, flat_mask, from_space, random_actions, to_space
 from lockstep.data.trees import leaves, map_tree, rows_of, trees_equal, zip_trees
@@ -205,6 +206,56 @@ def test_every_back_end_gets_the_tree():
 
 def gym_vector(make, num_envs):
     return SyncVectorEnv([make] * num_envs)
+
+
+def previous_actions(observation_space, action_space):
+    return PreviousActions(action_space)
+
+
+def test_connectors_see_the_action_before_in_one_vector():
+    config = config_of(env_runners={"env_to_module_connector": previous_actions, "num_envs_per_env_runner": 3})
+    policy = config.build_policy()
+    store = RolloutStore(4, 3, policy.seen_space, policy.action_space)
+    Collector(policy, config.make_envs(3), store, exploration_noise=True, seed=3).collect(12)
+    seen = store.trajectories().obs["previous_actions"]
+    assert seen.shape == (4, 3, 3 + 1 + 2 + 3)
+    assert not seen.any()  # episodes of the probe are one step long
+    policy.compute_actions(rows_of(CompositeProbe().observation_space.sample(), None))
+    one_hot = policy.compute_actions(rows_of(CompositeProbe().observation_space.sample(), None))
+    assert [leaf.shape for leaf in leaves(one_hot)] == [(1,), (1, 1), (1, 2)]
+
+
+class Pair:
+    """Two agents, each with a probe of its own."""
+
+    possible_agents = ("a", "b")
+
+    def __init__(self):
+        self.probes = {agent: CompositeProbe(flat_mask=agent == "b") for agent in self.possible_agents}
+        self.observation_spaces = {agent: probe.observation_space for agent, probe in self.probes.items()}
+        self.action_spaces = {agent: probe.action_space for agent, probe in self.probes.items()}
+
+    def reset(self, *, seed=None, options=None):
+        return {agent: probe.reset(seed=seed)[0] for agent, probe in self.probes.items()}, {}
+
+    def step(self, actions):
+        steps = {agent: self.probes[agent].step(action) for agent, action in actions.items()}
+        obs, rewards, terminateds, truncateds, infos = (
+            {agent: step[i] for agent, step in steps.items()} for i in range(5)
+        )
+        return obs, rewards, {**terminateds, "__all__": True}, {**truncateds, "__all__": False}, infos
+
+
+def test_several_agents_act_in_trees():
+    config = config_of(training={"train_batch_size": 64}, reporting={"total_steps": 128})
+    config.environment(Pair).multi_agent(policies=["a", "b"], policy_mapping_fn=lambda agent, episode: agent)
+    trainer = config.build_trainer()
+    trainer.run()
+    observations, _ = Pair().reset(seed=0)
+    actions = trainer.policy.compute_actions(observations)
+    assert all(ACTIONS.contains(action) for action in actions.values())
+    trainer.collector.reset_buffer()
+    assert trainer.collector.collect(n_step=64, random=True).n_collected_steps == 64
 
 
 def test_boxes_among_the_parts_are_clipped_or_rescaled():

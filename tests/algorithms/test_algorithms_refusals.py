@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from algorithm_tools import BOX, TWO, of_two_modules, small_config, two_specs
+from algorithm_tools import BOX, TWO, of_two_modules, small_config, transitions, two_specs
 from gymnasium import spaces
 
 from lockstep import (
@@ -15,9 +15,11 @@ from lockstep import (
     DQNConfig,
     IQLConfig,
     MARWILConfig,
+    OfflineTrainer,
     PPOConfig,
     QRDQNConfig,
     SACConfig,
+    SampleBatch,
     TD3BCConfig,
     TD3Config,
     get_config,
@@ -125,6 +127,15 @@ def own_memory(kind):
     return lambda: kind().rl_module(rl_module_spec=RLModuleSpec(Counting)).build_learner(spaces=spaces_of)
 
 
+def from_rows(kind, whole=False, batch_size=4):
+    """Data without what comes next, or whole transitions, for a network with memory."""
+    names = ("obs", "actions", "rewards", "new_obs", "terminateds", "truncateds") if whole else ("obs", "actions")
+    rows = transitions(TWO)
+    data = SampleBatch({name: rows[name] for name in names})
+    policy = small_config(kind).rl_module(model_config={"recurrent": "gru"}).build_policy()
+    return lambda: OfflineTrainer(policy, buffer=data, max_epoch=1, step_per_epoch=1, batch_size=batch_size)
+
+
 def collecting(recurrent, **options):
     config = DQNConfig().environment("CartPole-v1").rl_module(model_config={"recurrent": recurrent})
     return lambda: Collector(config.build_policy(), "CartPole-v1", ReplayBuffer(8, **options))
@@ -187,18 +198,16 @@ REFUSED = [
     (lambda: BCConfig().training(loss="mse").build_learner(spaces=(BOX, TWO)), "loss='mse' needs a Box of actions"),
     (HALF_OF_DOUBLE.build_learner, "mixed_precision=True needs framework.dtype='float32', not 'float64'"),
     # memory
-    *(
-        (built(k, MOVE, recurrent="gru"), "model_config.recurrent='gru' is not allowed for", "single steps")
-        for k in DATA
-    ),
     (in_sequences(SACConfig, sequence_length=4), "replay.sequence_length=4 is for a network with memory; set"),
     (in_sequences(DQNConfig, burn_in=0), "replay.burn_in=0 is for a network with memory; set"),
     (in_sequences(DQNConfig, "gru", sequence_length=4, burn_in=5), "replay.burn_in=5", "up to sequence_length=4"),
     (in_sequences(DQNConfig, "gru", her=True), "replay.her=True does not go with rl_module.model_config.recurrent"),
     *(
         (own_memory(kind), "Counting (module 'default_policy') does not have: memories")
-        for kind in (DQNConfig, SACConfig, TD3Config)
+        for kind in (DQNConfig, SACConfig, TD3Config, *DATA)
     ),
+    (from_rows(BCConfig), "learns from steps in the order of time", "all columns of a transition"),
+    (from_rows(BCConfig, whole=True, batch_size=None), "batch_size=None is not allowed with a network that has"),
     (collecting("gru"), "a policy with memory learns from sequences", "sequence_length=80"),
     (collecting(None, sequence_length=4), "sequence_length=4 is for a policy with memory, and this one has none"),
     # optimizers

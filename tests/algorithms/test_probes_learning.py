@@ -8,7 +8,7 @@ import pytest
 import torch
 from algorithm_kinds import ON_POLICY, taking
 
-from lockstep import TD3Config, get_config
+from lockstep import SampleBatch, TD3Config, get_config
 from lockstep.envs.probes import BEST_CONTINUOUS, MEMORY_PROBES, PROBES, MemoryProbe
 
 GAMMA = 0.5
@@ -187,6 +187,13 @@ class MemoryProbeContinuous(MemoryProbe):
         return obs, (1.0 - distance**2) * last, last, truncated, info
 
 
+SMALL_ATTENTION = {"size": 16, "num_heads": 2, "memory": 8, "hidden_size": 16}
+KINDS_OF_MEMORY = {
+    "lstm": {"recurrent": "lstm", "recurrent_size": 16},
+    "gru": {"recurrent": "gru", "recurrent_size": 16},
+    "attention": {"attention": SMALL_ATTENTION},
+    None: {},
+}
 FAST_MEMORY = {("dqn", "lstm"), ("td3", "gru")}
 SAC = {"lr": [[0, 1e-2], [3_000, 1e-3]], "tau": 0.05, "initial_alpha": 0.02, "alpha_lr": 1e-3, "train_batch_size": 32}
 FROM_SEQUENCES = {
@@ -202,8 +209,9 @@ FROM_SEQUENCES = {
 def trained_from_sequences(name, recurrent, *, sequence_length=8, burn_in=None, num_steps=3_000, **replay):
     config = get_config(name.removesuffix("_box"))
     config.environment(MemoryProbeContinuous if name in ("sac_box", "td3") else MemoryProbe)
-    config.env_runners(num_envs_per_env_runner=8).training(gamma=0.9, **{"lr": 1e-2, **FROM_SEQUENCES[name]})
-    config.rl_module(model_config={"hiddens": (16,), "recurrent": recurrent, "recurrent_size": 16})
+    rate = {"lr": 3e-3 if recurrent == "attention" else 1e-2}
+    config.env_runners(num_envs_per_env_runner=8).training(gamma=0.9, **{**rate, **FROM_SEQUENCES[name]})
+    config.rl_module(model_config={"hiddens": (16,), **KINDS_OF_MEMORY[recurrent]})
     config.replay(learning_starts=200, capacity=5_000, update_per_step=0.125)
     config.replay(sequence_length=sequence_length, burn_in=burn_in, **replay)
     config.evaluation(evaluation_interval=0).reporting(total_steps=num_steps)
@@ -217,7 +225,7 @@ def trained_from_sequences(name, recurrent, *, sequence_length=8, burn_in=None, 
     [
         pytest.param(name, recurrent, marks=() if (name, recurrent) in FAST_MEMORY else pytest.mark.learning)
         for name in FROM_SEQUENCES
-        for recurrent in ("lstm", "gru")
+        for recurrent in ("lstm", "gru", "attention")
     ],
 )
 def test_off_policy_algorithms_learn_to_remember(name, recurrent):
@@ -239,3 +247,73 @@ def test_it_is_remembered_with_every_kind_of_replay(replay):
 def test_stored_states_matter_off_policy_where_sequences_are_shorter_than_the_delay():
     policy = trained_from_sequences("dqn", "gru", sequence_length=2, burn_in=0, num_steps=6_000)
     assert last_actions(policy) == [0, 1]
+
+
+# -- from recorded episodes, in sequences that begin with an empty memory ---
+
+WEIGHED = {"beta": 4.0, "moving_average_sqd_adv_norm_start": 1.0, "max_weight": 20.0}
+CONSERVATIVE = {"min_q_weight": 0.1, "actor_lr": 3e-3, "tau": 0.05, "initial_alpha": 0.02, "alpha_lr": 1e-3}
+IMPLICIT = {"tau": 0.05, "beta": 10.0, "expectile": 0.8}
+FROM_DATA = {
+    "bc": {},
+    "marwil": WEIGHED,
+    "cql": {**CONSERVATIVE, "target_entropy": 0.02},
+    "cql_box": {**CONSERVATIVE, "target_entropy": -2.0},
+    "iql": IMPLICIT,
+    "iql_box": {**IMPLICIT, "beta": 20.0},
+    "td3_bc": {"tau": 0.05, "alpha": 50.0, "target_noise": 0.05},
+}
+FAST_FROM_DATA = {("bc", "lstm"), ("marwil", "gru"), ("cql", "gru"), ("iql", "lstm"), ("td3_bc", "gru")}
+
+
+def recorded(probe, is_expert, num_episodes=300):
+    """Episodes of random actions, or of the best ones."""
+    env, rng, rows = probe(), np.random.default_rng(0), []
+    for number in range(num_episodes):
+        obs, ended = env.reset(seed=number)[0], False
+        while not ended:
+            action = rng.uniform(-1, 1, 1).astype(np.float32) if env.continuous else int(rng.integers(2))
+            action = env.best_action([env.cue]) if is_expert else action
+            new_obs, reward, ended, _, _ = env.step(action)
+            rows.append((obs, action, reward, new_obs, ended, False))
+            obs = new_obs
+    names = ("obs", "actions", "rewards", "new_obs", "terminateds", "truncateds")
+    return SampleBatch({name: np.array(column) for name, column in zip(names, zip(*rows))})
+
+
+def trained_from_data(name, memory, steps, hiddens=(16,), **training):
+    config = get_config(name.removesuffix("_box"))
+    probe = MemoryProbeContinuous if name.endswith("_box") or name == "td3_bc" else MemoryProbe
+    config.environment(probe).offline_data(input_=recorded(probe, is_expert=name == "bc"))
+    config.training(**{"lr": 1e-2, "gamma": 0.9, "train_batch_size": 32, **FROM_DATA[name], **training})
+    config.rl_module(model_config={"hiddens": hiddens, "max_seq_len": 8, **KINDS_OF_MEMORY[memory]})
+    config.evaluation(evaluation_interval=0).reporting(total_steps=steps, steps_per_epoch=steps)
+    trainer = config.build_trainer()
+    trainer.run()
+    return trainer.policy
+
+
+@pytest.mark.parametrize(
+    ("name", "memory"),
+    [
+        pytest.param(name, memory, marks=() if (name, memory) in FAST_FROM_DATA else pytest.mark.learning)
+        for name in FROM_DATA
+        for memory in KINDS_OF_MEMORY
+        if memory
+    ],
+)
+def test_offline_algorithms_learn_to_remember(name, memory):
+    rate = 3e-3 if memory == "attention" else 1e-2
+    in_a_box = name.endswith("_box") or name == "td3_bc"
+    steps, lr = (500, [[0, rate], [450, 1e-3]]) if in_a_box else (200, rate)
+    policy = trained_from_data(name, memory, steps, (32, 32) if in_a_box else (16,), lr=lr)
+    found = np.array(last_actions(policy), np.float64).reshape(2)
+    if in_a_box:
+        np.testing.assert_allclose(found, [-BEST_CONTINUOUS, BEST_CONTINUOUS], atol=0.2)
+    else:
+        assert found.tolist() == [0, 1]
+
+
+def test_a_network_without_memory_cannot_imitate_who_remembers():
+    first, second = last_actions(trained_from_data("bc", None, 100))
+    assert first == second

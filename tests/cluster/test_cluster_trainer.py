@@ -72,6 +72,19 @@ def test_a_run_over_two_env_runners_is_the_run_in_this_process(cluster, here, tm
 
 
 @pytest.mark.faults
+def test_noise_that_goes_on_is_that_of_this_process_over_two_env_runners(cluster, tmp_path):
+    def options(num_env_runners):
+        where = {"num_env_runners": num_env_runners, "num_envs_per_env_runner": 4 // max(1, num_env_runners)}
+        return {**where, "exploration": "gsde", "exploration_config": {"sample_freq": 5}}
+
+    here, there = (
+        run(config_of(environment={"env": "Pendulum-v1"}, env_runners=options(n)), tmp_path / str(n)) for n in (0, 2)
+    )
+    assert returns_of(there) == returns_of(here)
+    assert_near(there.policy, here.policy, 0.0)
+
+
+@pytest.mark.faults
 def test_evaluation_in_two_env_runners_beside_training_is_that_of_this_process(cluster, here, tmp_path):
     options = {"evaluation_num_env_runners": 2, "evaluation_parallel_to_training": True}
     there = run(config_of().evaluation(**options), tmp_path)

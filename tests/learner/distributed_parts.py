@@ -53,7 +53,7 @@ class Case:
     dtype: str = "float64"
     updates: int = UPDATES
     memory: str | None = None
-    """`lstm`, `gru` or none"""
+    """`lstm`, `gru`, `attention` or none"""
     modules: tuple = (MODULE,)
     """several: multi-agent episodes and batches"""
     empty: bool = False
@@ -62,6 +62,7 @@ class Case:
     """actions are a Dict"""
     behaviour: bool = False
     """episodes carry the log-probabilities of the policy that acted"""
+    exploration: str | None = None
     critic: bool = False
     """a centralised critic, whose observations of two numbers are in the infos"""
 
@@ -72,12 +73,16 @@ def build(case, reducer):
         config.training(learner_class=ShardMeanPPO)
     if case.normalize:
         config.environment(normalize_observations=True, normalize_rewards=True)
-    if case.memory:
+    if case.memory == "attention":
+        config.rl_module(model_config={"attention": {"size": 4, "num_heads": 2, "memory": 3, "hidden_size": 4}})
+    elif case.memory:
         config.rl_module(model_config={"recurrent": case.memory, "recurrent_size": 4, "max_seq_len": 4})
     if case.algorithm == "ddpg":
         config.rl_module(model_config={"num_critics": 1})
     if len(case.modules) > 1:
         config.multi_agent(policies=case.modules, policy_mapping_fn=lambda agent, episode: agent)
+    if case.exploration:
+        config.env_runners(exploration=case.exploration)
     if case.critic:
         config.rl_module(rl_module_spec=RLModuleSpec(critic_space=spaces.Box(-1.0, 1.0, (2,))))
     config.rl_module(model_config={"hiddens": (8,)}).framework(dtype=case.dtype)
@@ -87,10 +92,10 @@ def build(case, reducer):
 def actions_of(case):
     if case.composite:
         return COMPOSITE
-    return TWO_DIMENSIONS if case.algorithm in CONTINUOUS else THREE
+    return TWO_DIMENSIONS if case.algorithm in CONTINUOUS or case.exploration else THREE
 
 
-def episodes_of(rng, behaviour=False, composite=False, critic=False):
+def episodes_of(rng, behaviour=False, critic=False, space=None):
     """Seven episodes of 1 to 12 steps."""
     made = []
     for _ in range(7):
@@ -98,8 +103,8 @@ def episodes_of(rng, behaviour=False, composite=False, critic=False):
         recorded = {"action_logp": np.log(rng.uniform(0.1, 0.9, steps))} if behaviour else {}
         seen = [{"critic_obs": rng.normal(size=2).astype(np.float32)} for _ in range(steps + 1)] if critic else None
         made.append(make_episode(steps, end, rng, infos=seen, **recorded))
-        if composite:
-            actions = random_actions(COMPOSITE, rng, steps)
+        if space is not None:
+            actions = random_actions(space, rng, steps)
             observations, rewards = made[-1].get_observations(), made[-1].get_rewards()
             made[-1] = SingleAgentEpisode(
                 observations=observations, actions=actions, rewards=rewards, terminated=end == "terminated"
@@ -135,6 +140,9 @@ def in_sequences(batch, rng, memory):
     inside, number = np.arange(len(batch)) - starts, np.repeat(np.arange(len(lengths)), lengths)
     has_burn_in = (number % 2 == 1) & (np.repeat(lengths, lengths) > 2)
     state = {name: rng.normal(size=(len(lengths), 4)) for name in ("h", "c")[: 1 + (memory == "lstm")]}
+    if memory == "attention":
+        filled = rng.integers(0, 4, size=(len(lengths), 1)).astype(float)
+        state = {"memory": rng.normal(size=(len(lengths), 1, 3, 4)), "length": filled}
     left = np.repeat(lengths, lengths) - inside
     return SampleBatch(
         batch,
@@ -167,7 +175,8 @@ def shards_of(case, update, world_size):
         shards = [{mid: pieces[rank] for mid, pieces in parts.items()} for rank in range(world_size)]
         return [MultiAgentBatch(shard, max(map(len, shard.values()))) for shard in shards]
     if len(case.modules) == 1:
-        made = episodes_of(rng, case.behaviour, case.composite, case.critic)
+        space = actions_of(case) if case.composite or case.exploration else None
+        made = episodes_of(rng, case.behaviour, case.critic, space)
     else:
         made = multi_agent_episodes_of(rng, case.modules)
     ends = cuts(len(made), world_size, case, update, rng)

@@ -36,6 +36,7 @@ CASES = {
         training={**PPO, "normalize_advantages": "batch"}, shuffle=False
     ),
     "ppo, composite actions": Case(training={**PPO, "kl_coeff": 0.2}, composite=True, empty=True),
+    "a2c, state-dependent exploration": Case("a2c", CLIPPED, exploration="gsde", empty=True),
     "ppo, whole batch": Case(training=PPO, minibatch_size=None),
     "ppo, KL penalty and KL stop": Case(
         training={**PPO, "kl_coeff": 0.5, "kl_target": 1e-3, "target_kl": 0.02, "vf_clip_param": 0.3}, num_epochs=4
@@ -119,6 +120,28 @@ CASES = {
         "sac_discrete", {**CLIPPED, "tau": 0.1}, source="batch", memory="gru", minibatch_size=4
     ),
     "td3, sequences of an LSTM": Case("td3", {**CLIPPED, "tau": 0.1}, source="batch", memory="lstm", minibatch_size=4),
+    "dqn, sequences of attention": Case(
+        "dqn", {**CLIPPED, **FOLLOWED, "lr": 1e-3}, source="batch", memory="attention", minibatch_size=4
+    ),
+    "bc, sequences of an LSTM, empty shards": Case(
+        "bc", {**CLIPPED, "entropy_coeff": 0.01}, source="batch", memory="lstm", minibatch_size=4, empty=True
+    ),
+    "marwil, sequences of a GRU, empty shards": Case(
+        "marwil",
+        {**CLIPPED, "moving_average_sqd_adv_norm_update_rate": 0.1},
+        source="batch",
+        memory="gru",
+        minibatch_size=4,
+        empty=True,
+    ),
+    "marwil, episodes, sequences of a GRU": Case("marwil", CLIPPED, memory="gru", minibatch_size=4),
+    "cql, sequences of a GRU": Case(
+        "cql", {**CLIPPED, "num_actions": 3}, source="batch", memory="gru", minibatch_size=4
+    ),
+    "iql, sequences of an LSTM, empty shards": Case(
+        "iql", CLIPPED, source="batch", memory="lstm", minibatch_size=4, empty=True
+    ),
+    "td3_bc, sequences of attention": Case("td3_bc", CLIPPED, source="batch", memory="attention", minibatch_size=4),
     "td3, two modules": Case("td3", {"lr": 1e-2, "tau": 0.1}, source="batch", modules=("p0", "p1")),
 }
 
@@ -139,6 +162,11 @@ VARIANTS = {
     "c51, sequences of a GRU",
     "sac, discrete, sequences of a GRU",
     "td3, sequences of an LSTM",
+    "dqn, sequences of attention",
+    "marwil, episodes, sequences of a GRU",
+    "bc, sequences of an LSTM, empty shards",
+    "cql, sequences of a GRU",
+    "td3_bc, sequences of attention",
     "td3, two modules",
 }
 """of algorithms that have another case: they come with the tests that kill, to keep the fast suite fast"""

@@ -6,7 +6,17 @@ import torch
 from gymnasium import spaces
 from learner_parts import BOX, MODULE, THREE, episodes
 
-from lockstep import DQNConfig, SACConfig, SampleBatch, TD3Config
+from lockstep import (
+    BCConfig,
+    CQLConfig,
+    DQNConfig,
+    IQLConfig,
+    MARWILConfig,
+    SACConfig,
+    SampleBatch,
+    TD3BCConfig,
+    TD3Config,
+)
 from lockstep.learner.reduction import LocalReducer
 from lockstep.learner.sequences import (
     BURN_IN_OBS,
@@ -21,9 +31,13 @@ MOVE = spaces.Box(-1.0, 1.0, (2,), np.float32)
 MASKED = spaces.Dict({"observations": BOX, "action_mask": spaces.MultiBinary(3)})
 
 
+ATTENTION = {"attention": {"size": 4, "num_heads": 2, "memory": 8, "hidden_size": 4}}
+
+
 def learner_of(kind, actions=THREE, observations=BOX, recurrent="lstm", **training):
     config = kind().framework(dtype="float64").debugging(seed=1).training(**training)
-    config.rl_module(model_config={"hiddens": (5,), "recurrent": recurrent, "recurrent_size": 4, "policy_gain": 1.0})
+    memory = ATTENTION if recurrent == "attention" else {"recurrent": recurrent, "recurrent_size": 4}
+    config.rl_module(model_config={"hiddens": (5,), "policy_gain": 1.0, **memory})
     return config.build_learner(spaces=(observations, actions))
 
 
@@ -45,6 +59,9 @@ def sequences(lengths=(5, 3, 2), burned=(2, 0, 0), n_step=1, seed=0, actions=THR
         "seq_lens": np.array(lengths),
         "state_in": {name: rng.normal(size=(len(lengths), 4)) for name in ("h", "c")[: 1 + (recurrent == "lstm")]},
     }
+    if recurrent == "attention":
+        state = {"memory": rng.normal(size=(len(lengths), 1, 8, 4)), "length": np.full((len(lengths), 1), 3.0)}
+        columns["state_in"] = state
     if any(burned):
         columns["loss_mask"] = inside >= np.repeat(burned, lengths)
     if n_step > 1:
@@ -63,7 +80,7 @@ def steps_of(network, obs, state):
 
 
 @pytest.mark.parametrize("n_step", [1, 3])
-@pytest.mark.parametrize("recurrent", ["lstm", "gru"])
+@pytest.mark.parametrize("recurrent", ["lstm", "gru", "attention"])
 def test_the_loss_of_dqn_is_that_of_networks_run_step_by_step(recurrent, n_step):
     """Over burn-in and sequence from the stored state, both networks; double Q; masked rows count for nothing."""
     learner = learner_of(DQNConfig, recurrent=recurrent, gamma=0.9, huber_delta=None, lr=0.0)
@@ -201,3 +218,130 @@ def test_episodes_are_learned_from_as_well():
     results = learner.update_from_episodes(episodes())
     assert np.isfinite(results[MODULE]["qf_loss"])
     assert results[MODULE]["num_module_steps_trained"] == 12
+
+
+# -- from recorded data ---
+
+
+def as_prefixes(batch):
+    """For each row a sequence that ends with it and begins where its own does: what came before is burn-in."""
+    lengths, pieces = batch["seq_lens"], []
+    for first, length in zip(np.cumsum(lengths) - lengths, lengths):
+        pieces += [first + np.arange(steps + 1) for steps in range(length)]
+    rows = np.concatenate(pieces)
+    columns = {name: column[rows] for name, column in batch.items() if name not in ("seq_lens", "state_in")}
+    sizes = np.array([len(piece) for piece in pieces])
+    return SampleBatch(**columns, seq_lens=sizes, loss_mask=np.isin(np.arange(len(rows)), np.cumsum(sizes) - 1))
+
+
+@pytest.mark.parametrize("recurrent", ["lstm", "gru", "attention"])
+@pytest.mark.parametrize(
+    ("kind", "actions", "training"),
+    [
+        (BCConfig, THREE, {"entropy_coeff": 0.1}),
+        (BCConfig, MOVE, {"loss": "mse"}),
+        (MARWILConfig, THREE, {}),
+        (MARWILConfig, MOVE, {"bc_logstd_coeff": 0.1}),
+        (CQLConfig, THREE, {}),
+        (IQLConfig, THREE, {}),
+        (IQLConfig, MOVE, {}),
+        (TD3BCConfig, MOVE, {"target_noise": 0.0, "policy_delay": 1}),
+    ],
+)
+def test_a_row_is_learned_from_with_all_that_came_before_it(kind, actions, training, recurrent):
+    """The same loss from a sequence and from each of its rows alone, with the rest as burn-in."""
+    batch = sequences(burned=(0, 0, 0), actions=actions)
+    del batch["state_in"]
+    found = []
+    for each in (batch, as_prefixes(batch)):
+        learner = learner_of(kind, actions, recurrent=recurrent, **training)
+        target = learner.registered.get(f"{MODULE}/target")
+        if target is not None:  # another network than the one that learns
+            target.flat.mul_(1.5)
+        found.append(learner.update_from_batch(each)[MODULE]["total_loss"])
+    assert found[0] == pytest.approx(found[1], rel=1e-12)
+    other = SampleBatch(batch)
+    other["obs"] = np.where(np.arange(len(batch))[:, None] == 0, batch["obs"] + 1.0, batch["obs"])  # before many others
+    assert (
+        found[0]
+        != learner_of(kind, actions, recurrent=recurrent, **training).update_from_batch(other)[MODULE]["total_loss"]
+    )
+
+
+def run_over(memory, obs):
+    """What a memory that begins empty holds at each observation `[T, 3]`."""
+    return memory(torch.from_numpy(obs)[None], torch.float64)[0][0]
+
+
+def each_sequence(batch):
+    """Rows of each sequence, and its observations with the one that comes after."""
+    for first, length in zip(np.cumsum(batch["seq_lens"]) - batch["seq_lens"], batch["seq_lens"]):
+        rows = slice(first, first + length)
+        yield rows, np.concatenate([batch["obs"][rows], batch["new_obs"][rows][-1:]])
+
+
+def test_the_losses_of_iql_are_those_of_three_memories_and_of_the_targets_own():
+    learner = learner_of(IQLConfig, expectile=0.8, beta=2.0, gamma=0.9)
+    module, target = learner.module[MODULE], learner.registered[f"{MODULE}/target"]
+    target.flat.mul_(1.5)
+    batch = sequences(burned=(0, 0, 0))
+    del batch["state_in"]
+    parts = {"vf_loss": [], "critic_loss": [], "actor_loss": []}
+    for rows, obs in each_sequence(batch):
+        taken = torch.from_numpy(batch["actions"][rows])
+        every = torch.arange(len(taken))
+        goes_on = 1.0 - torch.from_numpy(batch["terminateds"][rows]).double()
+        with torch.no_grad():
+            values = module.value_head(run_over(module.value_encoder, obs))[:, 0]
+            logp = torch.log_softmax(module.policy_head(run_over(module.encoder, obs[:-1])), -1)[every, taken]
+            believed, judged = (
+                critics.mlp(run_over(critics.features, obs[:-1]))[:, every, taken]
+                for critics in (target.module, module.critics)
+            )
+        u = believed.amin(0) - values[:-1]
+        goal = torch.from_numpy(batch["rewards"][rows]) + 0.9 * goes_on * values[1:]
+        parts["vf_loss"].append(torch.where(u < 0, 0.2, 0.8) * u**2)
+        parts["critic_loss"].append(0.5 * (judged - goal).square().sum(0))
+        parts["actor_loss"].append(-(2.0 * u).exp().clamp(max=100.0) * logp)
+    results = learner.update_from_batch(batch)[MODULE]
+    for name, found in parts.items():
+        assert results[name] == pytest.approx(torch.cat(found).mean().item(), rel=1e-12), name
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_marwil_learns_from_episodes_with_the_value_of_the_last_observation(shared):
+    """Returns reach to the end of the episode, over sequences; what was cut off goes on with the value there."""
+    config = MARWILConfig().framework(dtype="float64").training(gamma=0.9)
+    model = {"hiddens": (5,), "recurrent": "gru", "recurrent_size": 4, "max_seq_len": 20, "vf_share_layers": shared}
+    learner = config.rl_module(model_config=model).build_learner(spaces=(BOX, THREE))
+    module, made = learner.module[MODULE], episodes((3, 5, 4), ("terminated", "truncated", "open"))
+    errors = []
+    for episode in made:
+        obs = np.asarray(episode.get_observations(), np.float64)
+        with torch.no_grad():
+            values = module.value_head(run_over(module.value_encoder or module.encoder, obs))[:, 0].numpy()
+        following = 0.0 if episode.is_terminated else values[-1]
+        for t in range(len(episode) - 1, -1, -1):
+            following = float(episode.get_rewards(t)) + 0.9 * following
+            errors.append(following - values[t])
+    results = learner.update_from_episodes(made)[MODULE]
+    assert results["vf_loss"] == pytest.approx(0.5 * np.square(errors).mean(), rel=1e-6)
+    assert results["num_module_steps_trained"] == 12
+
+
+def test_bc_needs_no_observation_that_comes_after():
+    batch = sequences(burned=(0, 0, 0))
+    only = SampleBatch({name: batch[name] for name in ("obs", "actions", "seq_lens")})
+    with_all = learner_of(BCConfig).update_from_batch(SampleBatch({k: v for k, v in batch.items() if k != "state_in"}))
+    assert learner_of(BCConfig).update_from_batch(only)[MODULE]["total_loss"] == with_all[MODULE]["total_loss"]
+
+
+@pytest.mark.parametrize(("kind", "actions"), [(MARWILConfig, THREE), (IQLConfig, MOVE), (CQLConfig, MOVE)])
+def test_every_memory_learns(kind, actions):
+    learner = learner_of(kind, actions)
+    batch = sequences(burned=(0, 0, 0), actions=actions)
+    module = learner.module[MODULE]
+    before = {name: value.clone() for name, value in module.named_parameters()}
+    for _ in range(2):
+        learner.update_from_batch(batch)
+    assert [name for name, value in module.named_parameters() if torch.equal(before[name], value)] == []

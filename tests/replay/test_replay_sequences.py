@@ -143,3 +143,46 @@ def test_options_of_sequences_are_refused(name):
 def test_hindsight_in_sequences_is_refused():
     with pytest.raises(ValueError, match=r"sequence_length=4 .*hindsight"):
         HERReplayBuffer(10, lambda achieved, desired, info: 0.0, sequence_length=4)
+
+
+# -- data that are there already, as sequences ---
+
+
+def test_a_view_in_sequences_has_the_rows_of_the_buffer_without_states_that_others_stored():
+    buffer = filled(12, ends=(5,), sequence_length=None)
+    view = buffer.in_sequences(4, 3)
+    batch = view.sample(100)
+    assert "state_in" not in batch
+    assert {tuple(rows) for rows in sequences(batch)} == {
+        (0, 1, 2, 3),
+        (1, 2, 3, 4, 5),
+        (6, 7, 8, 9),
+        (7, 8, 9, 10, 11),
+    }
+    assert view.store is buffer.store
+    assert len(view) == len(buffer) == 12
+    assert "seq_lens" not in buffer.sample(3)
+    assert "state_in" in buffer.sample(3)
+
+
+def test_whole_returns_reach_to_the_end_of_the_sequence():
+    buffer = filled(12, ends=(5,), sequence_length=None).in_sequences(4).with_whole_returns(0.5)
+    batch = buffer.sample(50)
+    assert "state_in" not in batch
+    first = np.flatnonzero(batch["obs"][:, 0] == 0)[0]
+    rows = slice(first, first + 4)
+    assert batch["rewards"][rows].tolist() == [1 + 1 + 0.75 + 0.5, 2 + 1.5 + 1, 3 + 2, 4]
+    assert batch["num_steps"][rows].tolist() == [4, 3, 2, 1]
+    assert batch["new_obs"][rows, 0].tolist() == [1, 2, 3, 4]
+    last = np.flatnonzero(batch["obs"][:, 0] == 4)[0]
+    assert batch["terminateds"][last : last + 2].tolist() == [True, True]
+
+
+@pytest.mark.parametrize("options, words", [({"stack_num": 2}, "stack_num=2"), ({"her": True}, "hindsight")])
+def test_what_has_no_sequences_is_refused(options, words):
+    if options.pop("her", False):
+        buffer = HERReplayBuffer(8, lambda *goals: np.zeros(len(goals[0])))
+    else:
+        buffer = ReplayBuffer(8, **options)
+    with pytest.raises(ValueError, match=f"{words}.*sequence_length=4|sequence_length=4.*{words}"):
+        buffer.in_sequences(4)

@@ -3,9 +3,10 @@
 from functools import partial
 
 import pytest
+from agent_games import CountingGame, DictGame, TurnGame, game_config
 from runner_tools import ManyRunners
 
-from lockstep import get_config
+from lockstep import DQNConfig, PPOConfig, get_config
 from lockstep.rollout import EnvRunnerGroup
 from lockstep.rollout.group_collector import EvaluationCollector
 
@@ -19,7 +20,8 @@ def in_runners(config, policy, number):
     """The evaluation collector of `config` with so many runners, all in this process."""
     config = config.copy().evaluation(evaluation_num_env_runners=number)
     settings = config.evaluation_settings()
-    build = partial(settings.build_env_runner, config.find_spaces(), evaluates=True)
+    spaces = policy.observation_space, policy.action_space
+    build = partial(settings.build_env_runner, spaces, evaluates=True)
     return EvaluationCollector(policy, EnvRunnerGroup(ManyRunners(build, number), settings.env_runners))
 
 
@@ -56,6 +58,49 @@ def test_evaluation_in_runners_has_the_bits_of_one_process(case, number):
     again = in_runners(config, policy, number)
     again.set_state(there.get_state())
     assert again.collect(n_episode=5).returns.tolist() == there.collect(n_episode=5).returns.tolist()
+    for collector in (here, there, again):
+        collector.close()
+
+
+def by_episode(agent, episode):
+    """Who acts depends on the episode's number."""
+    return "first" if agent == "a" and int(episode.id_, 16) % 2 else "others"
+
+
+GRU = {"hiddens": (4,), "recurrent": "gru"}
+GAMES = {
+    "at once": (CountingGame, PPOConfig, {}, {}),
+    "in turns, drawn": (TurnGame, PPOConfig, {"evaluation_explore": True}, {}),
+    "in turns, with memory": (TurnGame, PPOConfig, {}, {"rl_module": {"model_config": GRU}}),
+    "dicts, epsilon": (DictGame, DQNConfig, {"epsilon": 0.5}, {}),
+}
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize("case", GAMES)
+def test_evaluation_of_several_agents_in_runners_has_the_bits_of_one_process(case, number):
+    env, algorithm, options, sections = GAMES[case]
+    config = game_config(env, algorithm, **sections).evaluation(
+        evaluation_num_envs=6, evaluation_duration=17, **options
+    )
+    mapping = {"a": "first", "b": "first", "c": "others"} if env is DictGame else by_episode
+    config.multi_agent(policy_mapping_fn=mapping)
+    policy = config.build_policy()
+    here, there = config.build_test_collector(policy), in_runners(config, policy, number)
+    assert isinstance(there, EvaluationCollector)
+    for amount in 2 * [{"n_episode": 17}, {"n_step": 60}, {"n_episode": 4}, {"n_episode": 6}]:
+        if "n_step" in amount:
+            here.reset(reset_stats=False)
+            there.reset(reset_stats=False)
+        first, second = here.collect(**amount), there.collect(**amount)
+        assert len(first.agent_returns) == first.n_collected_episodes > 0
+        for name in ("agents", "agent_returns", "agent_modules", "n_collected_steps", "n_collected_episodes"):
+            assert getattr(second, name) == getattr(first, name), name
+        assert second.lens.tolist() == first.lens.tolist()
+    assert (there.collect_step, there.collect_episode) == (here.collect_step, here.collect_episode)
+    again = in_runners(config, policy, number)
+    again.set_state(there.get_state())
+    assert again.collect(n_episode=5).agent_modules == there.collect(n_episode=5).agent_modules
     for collector in (here, there, again):
         collector.close()
 

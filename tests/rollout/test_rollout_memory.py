@@ -274,11 +274,19 @@ def test_whole_episodes_and_random_actions_have_their_states_too():
     assert np.array_equal(batch["state_in"]["count"][:, 0], batch["t"])
 
 
-def test_m_runners_store_the_states_that_one_collector_stores():
+@pytest.mark.parametrize(
+    "memory",
+    [
+        {"recurrent": "lstm", "recurrent_size": 4},
+        {"attention": {"size": 4, "num_heads": 2, "memory": 3, "hidden_size": 4}},
+    ],
+    ids=["lstm", "attention"],
+)
+def test_m_runners_store_the_states_that_one_collector_stores(memory):
     found = []
     for num_envs in (4, 2):
         config = DQNConfig().environment(Uneven).env_runners(num_envs_per_env_runner=num_envs)
-        config.rl_module(model_config={"hiddens": (4,), "recurrent": "lstm", "recurrent_size": 4})
+        config.rl_module(model_config={"hiddens": (4,), **memory})
         config.replay(sequence_length=4).training(epsilon=0.5)
         policy = config.build_policy()
         if num_envs == 4:

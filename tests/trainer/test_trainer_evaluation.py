@@ -14,6 +14,7 @@ import pytest
 from trainer_tools import At, config_for, learned
 
 from lockstep import PPOConfig, load_policy
+from lockstep.rollout.runner_group import LocalRunner
 from lockstep.tracking import read_metrics
 from lockstep.trainer import Callback, restore_trainer, save_trainer
 from lockstep.trainer.run import prepare_run
@@ -180,14 +181,70 @@ def test_what_an_evaluation_beside_training_raises_ends_the_run():
         run_of(custom_evaluation_function=evaluate, **BESIDE)
 
 
-class OfEnvironments(Callback):
+class Ended(Callback):
+    """Numbers the episodes that it is told of, and takes down which trainer's thread calls."""
+
+    number = 0
+
     def on_episode_end(self, episode, env_index):
-        pass
+        self.number += 1
+        self.metrics.log_value("number", self.number, reduce="max")
+        self.metrics.log_value("length", len(episode))
+        self.metrics.log_value("beside", threading.current_thread() is not threading.main_thread(), reduce="max")
+
+    def get_state(self):
+        return {"number": self.number}
+
+    def set_state(self, state):
+        self.number = state["number"]
 
 
-def test_callbacks_of_environments_are_refused_beside_training():
-    with pytest.raises(ValueError, match=r"on_episode_end.*not allowed with evaluation_parallel_to_training=True"):
-        config_for().evaluation(**BESIDE).build_trainer(callbacks=[OfEnvironments()])
+def ended_config(**evaluation):
+    return config_for(total_steps=384).callbacks(Ended).evaluation(evaluation_duration=5, **evaluation)
+
+
+def metrics_of(trainer):
+    return [dict(epoch.test_collect_stat.metrics) for epoch in trainer.history]
+
+
+def test_callbacks_of_environments_have_an_instance_of_their_own_beside_training():
+    turn, beside = (ended_config(**more).build_trainer() for more in ({}, BESIDE))
+    for trainer in (turn, beside):
+        trainer.run()
+        trainer.close()
+    assert learned(beside) == learned(turn)
+    found = metrics_of(beside)
+    assert [numbers["length"] for numbers in found] == [numbers["length"] for numbers in metrics_of(turn)]
+    assert [numbers["number"] for numbers in found] == [10, 15, 20]  # five before the first epoch
+    assert {numbers["beside"] for numbers in found} == {1}
+    assert {epoch.train_collect_stat.metrics["beside"] for epoch in beside.history} == {0}
+
+
+def test_callbacks_beside_training_go_on_from_where_the_evaluation_under_way_began(tmp_path):
+    straight = ended_config(**BESIDE).build_trainer()
+    first = ended_config(**BESIDE).build_trainer(callbacks=[At("UpdateEnd", 192, KeyboardInterrupt())])
+    again = ended_config(**BESIDE).build_trainer()
+    first.save_checkpoint_fn = lambda *where: save_trainer(first, tmp_path / "checkpoint")
+    straight.run()
+    first.run()
+    restore_trainer(again, tmp_path / "checkpoint")
+    again.run()
+    assert metrics_of(again) == metrics_of(straight)
+    for trainer in (straight, first, again):
+        trainer.close()
+
+
+def test_callbacks_of_environments_that_evaluation_cannot_call_are_refused(monkeypatch):
+    monkeypatch.setattr(
+        "lockstep.cluster.ray_runners.RayRunnerBackend", lambda build, section, start_ray: LocalRunner(build)
+    )
+    with pytest.raises(ValueError, match=r"on_episode_end.*at once with evaluation_parallel.*give the class"):
+        config_for().evaluation(**BESIDE).build_trainer(callbacks=[Ended()])
+    apart = config_for().evaluation(evaluation_num_env_runners=1)
+    with pytest.raises(ValueError, match=r"on_episode_end.*evaluation_num_env_runners above 0: .* not to count"):
+        apart.build_trainer(callbacks=[Ended()])
+    with pytest.raises(ValueError, match=r"evaluation.evaluation_num_env_runners=1 is not allowed with callbacks="):
+        apart.callbacks(Ended).validate()
 
 
 # -- amounts, functions, settings ---

@@ -6,7 +6,7 @@ from algorithm_kinds import OFFLINE
 from gymnasium import spaces
 from trainer_tools import by_hand, config_for, learned, random_transitions
 
-from lockstep import BCConfig, DQNConfig, MARWILConfig, OfflineTrainer, SampleBatch, get_config
+from lockstep import BCConfig, DQNConfig, MARWILConfig, OfflineTrainer, Policy, SampleBatch, get_config
 from lockstep.data import OfflineDataset, write_rows
 from lockstep.replay import PrioritizedReplayBuffer, ReplayBuffer
 from lockstep.rollout import MalformedBufferError
@@ -245,3 +245,49 @@ def test_a_buffer_that_draws_by_priority_is_refused_where_no_errors_make_priorit
     config.offline_data(input_=ReplayBuffer.from_batch(batch, priorities={"alpha": 0.6, "beta": 0.4}))
     with pytest.raises(ValueError, match=f"buffer draws by priority, and {algorithm} has no errors"):
         config.build_trainer()
+
+
+# -- networks with memory ---
+
+LSTM = {"recurrent": "lstm", "recurrent_size": 4, "max_seq_len": 6}
+ATTENTION = {"attention": {"size": 4, "num_heads": 2, "memory": 5, "hidden_size": 4}, "max_seq_len": 6}
+
+
+@pytest.mark.parametrize("memory", [LSTM, ATTENTION], ids=["lstm", "attention"])
+@pytest.mark.parametrize("algorithm", OFFLINE)
+def test_half_a_run_and_a_resumed_half_are_a_whole_one_with_memory_and_act_alike(algorithm, memory, folder):
+    def made(epochs):
+        config = config_for(algorithm, rl_module={"model_config": {"hiddens": (4,), **memory}})
+        return by_hand(config, evaluate=False, buffer=config.offline_data.input_, max_epoch=epochs, step_per_epoch=3)
+
+    whole, half = made(2), made(1)
+    whole.run()
+    half.run()
+    resumed = made(2)
+    restore_trainer(resumed, save_trainer(half, folder / "checkpoint"))
+    resumed.run()
+    assert learned(resumed) == learned(whole)
+    assert resumed.samples_seen == whole.samples_seen > 0
+    loaded = Policy.from_checkpoint(whole.policy.save_to_path(folder / "policy"))
+    seen = np.random.default_rng(0).normal(size=(5, 2, *whole.policy.observation_space.shape)).astype(np.float32)
+    states = {whole.policy: None, loaded: None}
+    for obs in seen:
+        actions = []
+        for policy, state in states.items():
+            action, states[policy] = policy.compute_actions(obs, state, explore=False)
+            actions.append(action)
+        assert np.array_equal(*actions)
+    assert all(np.abs(leaf).sum() > 0 for leaf in states[loaded].values())
+
+
+def test_a_network_with_memory_draws_sequences_of_max_seq_len_or_as_the_buffer_has_them():
+    policy = config_of(rl_module={"model_config": {"hiddens": (4,), **LSTM}}).build_policy()
+    for options, longest in (({}, 4 + 3), ({"sequence_length": 2, "burn_in": 1}, 2 + 1)):
+        buffer = ReplayBuffer.from_batch(batch_of(), **options)
+        trainer = OfflineTrainer(policy, buffer=buffer, max_epoch=1, batch_size=64, step_per_epoch=1)
+        before = trainer.samples_seen
+        trainer.run()
+        batch = policy.last_batch
+        assert (len(batch["seq_lens"]), batch["seq_lens"].max()) == (64, longest)
+        assert trainer.samples_seen - before == batch["loss_mask"].sum() < len(batch)
+    assert buffer.options.sequence_length == 2

@@ -10,7 +10,7 @@ from trainer_tools import learned
 
 from lockstep import DQNConfig, PPOConfig
 from lockstep.tracking.statistics import CollectStats
-from lockstep.trainer import Opponents, SelfPlay, restore_trainer, save_trainer
+from lockstep.trainer import Callback, Opponents, SelfPlay, restore_trainer, save_trainer
 
 
 def duel_config(algorithm=PPOConfig, **sections):
@@ -175,10 +175,10 @@ def test_a_policy_of_one_agent_is_refused():
         trainer.run()
 
 
-def run_of(algorithm=PPOConfig, **options):
+def run_of(algorithm=PPOConfig, *, evaluation=None, **options):
     options = {"window": 16, "max_pool_size": 2, "draw": "prioritized", "win_rate_threshold": 0.5, **options}
     callback = SelfPlay("main", **options)
-    config = duel_config(algorithm)
+    config = duel_config(algorithm, evaluation=evaluation or {})
     if algorithm is DQNConfig:
         config.env_runners(rollout_fragment_length=16).training(epsilon=0.2).debugging(seed=0)
     return config.build_trainer(callbacks=[callback]), callback
@@ -225,6 +225,68 @@ def _rest(trainer):
             yield trainer.__next__()
         except StopIteration:
             return
+
+
+def test_a_learner_in_its_own_pool_learns_from_every_seat_and_such_games_are_no_results():
+    callback = SelfPlay("main", win_rate_threshold=0.9, window=4, begin_with_copy=False, opponents=["main"])
+    trainer = duel_config().build_trainer(callbacks=[callback])
+    trainer.run()
+    stats = trainer.history[-1].train_collect_stat
+    assert set(stats.agent_modules) == {("main", "main")}
+    assert callback.results(stats) == []
+    assert (callback.pool, callback.win_rate) == (("main",), None)
+    obs = np.array([[1.0, 0.0], [1.0, 1.0]], np.float32)
+    assert trainer.policy.acting["main"].compute_actions(obs).tolist() == [1, 1]
+
+
+BESIDE = {"evaluation_parallel_to_training": True}
+
+
+def evaluated(trainer):
+    found = [epoch.test_collect_stat for epoch in trainer.history]
+    return [[(*modules, *returns) for modules, returns in zip(e.agent_modules, e.agent_returns)] for e in found]
+
+
+def test_a_pool_that_grows_is_evaluated_beside_training_as_in_turn(folder):
+    (turn, one), (beside, two), (half, _), (again, three) = (
+        run_of(evaluation=options) for options in ({}, BESIDE, BESIDE, BESIDE)
+    )
+    turn.run()
+    beside.run()
+    assert len({name for found in evaluated(beside) for episode in found for name in episode[:2]}) > 2
+    assert evaluated(beside) == evaluated(turn)
+    next(half)
+    next(half)
+    restore_trainer(again, save_trainer(half, folder / "checkpoint"))
+    again.run()
+    half.close()
+    assert evaluated(again) == evaluated(turn)
+    assert learned(again) == learned(beside) == learned(turn)
+    assert one.get_state() == two.get_state() == three.get_state()
+
+
+class AddsAndStops(Callback):
+    """Adds a module in the middle of the second epoch, and ends the run there."""
+
+    def on_run_start(self, event):
+        self.trainer = event.trainer
+
+    def on_update_end(self, event):
+        if event.env_step == 96:
+            self.trainer.add_module("new", init_from="main")
+        if event.env_step == 128:
+            raise KeyboardInterrupt
+
+
+def test_an_evaluation_under_way_is_made_with_the_present_policy_where_modules_have_come_since(folder):
+    half, again = (duel_config(evaluation=BESIDE).build_trainer(callbacks=each) for each in ([AddsAndStops()], []))
+    half.save_checkpoint_fn = lambda *where: save_trainer(half, folder / "checkpoint")
+    half.run()
+    half.close()
+    restore_trainer(again, folder / "checkpoint")
+    with pytest.warns(RuntimeWarning, match=r"an evaluation of epoch 1 was under way, of .* .'main'.; now there are"):
+        next(again)
+    again.close()
 
 
 def test_another_seed_draws_other_opponents():

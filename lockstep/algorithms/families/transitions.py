@@ -105,6 +105,11 @@ class TransitionLearner(Learner[Training]):
     def required_columns(self, module_id: str) -> tuple[str, ...]:
         return COLUMNS
 
+    def target_of(self, module_id: str) -> Any:
+        """Return the target network `<module id>/target`; None where the algorithm has none."""
+        target = self.registered.get(f"{module_id}/target")
+        return None if target is None else target.module
+
     def prepare_sequences(self, module_id: str, columns: TensorColumns) -> TensorColumns:
         """Keep what comes before sequences apart, which is remembered and not learned from."""
         return without_burn_in(columns, self.reducer) if Columns.SEQ_LENS in columns else columns
@@ -116,10 +121,7 @@ class TransitionLearner(Learner[Training]):
             return super().forward_and_losses(batch)
         modules: Any = self.module
         with self.mixed_precision():
-            rows = {
-                mid: remembered_rows(part, modules[mid], self.registered[f"{mid}/target"].module)
-                for mid, part in in_sequences.items()
-            }
+            rows = {mid: remembered_rows(part, modules[mid], self.target_of(mid)) for mid, part in in_sequences.items()}
         found = super().forward_and_losses(batch | rows)
         for mid in in_sequences.keys() & self.row_errors.keys():
             self.row_errors[mid] = errors_of_sequences(self.row_errors[mid], batch[mid][Columns.LOSS_MASK])
