@@ -262,9 +262,9 @@ def remembered_rows(columns: TensorColumns, network: Remembering, target: Rememb
         with torch.no_grad():
             found.append((TARGET_OBS, TARGET_NEXT_OBS, _unrolled(columns, obs, target)))
     for here, after, parts in found:
-        rows[here] = Remembered(**{name: leaf[:, :size].flatten(0, 1) for name, leaf in parts.items()})
+        rows[here] = Remembered(**map_tree(lambda leaf: leaf[:, :size].flatten(0, 1), parts))
         if Columns.NEXT_OBS in columns:
-            later = {name: leaf.detach()[every.unsqueeze(1), ahead].flatten(0, 1) for name, leaf in parts.items()}
+            later = map_tree(lambda leaf: leaf.detach()[every.unsqueeze(1), ahead].flatten(0, 1), parts)
             rows[after] = Remembered(**later)
     return rows
 

@@ -11,6 +11,7 @@ from gymnasium.spaces import Space
 from torch import Tensor, nn
 
 from lockstep.data.actions import ACTION_MASK, without_mask
+from lockstep.data.trees import map_tree
 from lockstep.modules.actor_critic import DefaultActorCriticModule, trained
 from lockstep.modules.encoders import Encoder
 from lockstep.modules.memory import MemoryEncoder, State
@@ -28,16 +29,16 @@ class Remembered:
     """of a state value with a memory of its own"""
     critic_features: Tensor | None = None
     """of critics with a memory of their own"""
-    mask: Tensor | None = None
+    mask: Any = None
     """of the observations, where these carry one"""
 
-    def __getitem__(self, name: str) -> Tensor | None:
+    def __getitem__(self, name: str) -> Any:
         """Return the mask, as an observation does."""
         return self.mask
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Remembered:
         """Return `function` of each part that is there."""
-        return Remembered(*(None if leaf is None else function(leaf) for leaf in vars(self).values()))
+        return Remembered(*(None if part is None else map_tree(function, part) for part in vars(self).values()))
 
 
 class TransitionModule(DefaultActorCriticModule):

@@ -29,7 +29,10 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "config file": ((*TRAIN, "--config", "none.json"), "cannot read --config none.json: No such file"),
     "steps": ((*TRAIN, "--total-steps", "0"), "--total-steps=0 is not allowed; it must be a whole number, at least 1"),
     "seeds": ((*TRAIN, "--seeds", "0"), "--seeds=0 is not allowed"),
-    "actions": (("train", "ppo", "cli_envs:TupleActions"), "ppo cannot act in Tuple(Discrete(2), Discrete(3))"),
+    "actions": (
+        ("train", "dqn", "cli_envs:TupleActions"),
+        "need a Discrete action space, not Tuple(Discrete(2), Discrete(3))",
+    ),
     "shape": (("train", "ppo", "cli_envs:WrongShape"), "has shape (2,), its space says (3,)"),
     "nan": (("train", "ppo", "cli_envs:NanReward"), "the reward at step 1 is nan"),
     "not made": (("train", "ppo", "cli_envs:NotMade"), "raised RuntimeError: no licence"),
