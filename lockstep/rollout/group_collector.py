@@ -25,7 +25,6 @@ from lockstep.rollout.fragments import AgentFragment, Fragment, append_fragments
 from lockstep.rollout.multi_agent_collector import agents_of_modules
 from lockstep.rollout.protocols import LearningPolicy, sole_part
 from lockstep.rollout.replay_writer import (
-    AgentBuffer,
     PieceWriter,
     ReplayWriter,
     begin_in_mid_episode,
@@ -60,7 +59,9 @@ class GroupCollector:
         backend = envs.backend if group.is_local else f"{envs.backend} in {len(group)} env runners"
         self.env = replace(envs, num_envs=group.num_envs, backend=backend)
         self.observation_space = envs.stacked_observation_space
-        self._check_policy(envs)
+        self._pieces: PieceWriter | None = None
+        """writes pieces of episodes of several agents"""
+        self._use(envs)
         self.episodes_cut = 0
         """running episodes that the last `set_state` could not continue"""
         self.store: RolloutStore | None = None
@@ -69,9 +70,15 @@ class GroupCollector:
         self.buffer = buffer
         self.reset_stat()
 
-    def _check_policy(self, envs: RunnersEnv) -> None:
+    def _use(self, envs: RunnersEnv) -> None:
         """Raise `ValueError` where the runners' environments are not those that the policy was made for."""
-        sole_part(self.policy).check_spaces(envs.observation_space, envs.action_space)
+        if not getattr(self.policy, "is_multi_agent", False):
+            sole_part(self.policy).check_spaces(envs.observation_space, envs.action_space)
+            return
+        spaces = envs.observation_space, envs.action_space
+        self.agents_of_modules = agents_of_modules(self.policy, *spaces)
+        """of several agents: module id -> those that it acts for"""
+        self._pieces = PieceWriter(self.policy.acting, self.agents_of_modules, spaces, self.num_envs)
 
     @property
     def num_envs(self) -> int:
@@ -79,14 +86,19 @@ class GroupCollector:
         return self.group.num_envs
 
     @property
-    def buffer(self) -> RolloutStore | ReplayBuffer | None:
-        """Where steps are stored; one for each environment in a `ReplayBuffer`. May be replaced between collects, as a
-        `Collector`'s.
+    def buffer(self) -> Any:
+        """Where steps are stored: a `RolloutStore`, or a `ReplayBuffer` with one for each environment; of several
+        agents an `EpisodeStore` or a `MultiAgentReplayBuffer`. May be replaced between collects, as a collector's.
         """
+        if self._pieces is not None:
+            return self._pieces.buffer
         return self.store.buffer if isinstance(self.store, ReplayWriter) else self.store
 
     @buffer.setter
-    def buffer(self, buffer: RolloutStore | ReplayBuffer | None) -> None:
+    def buffer(self, buffer: Any) -> None:
+        if self._pieces is not None:
+            self._pieces.buffer = buffer
+            return
         is_other = buffer is not self.buffer
         self.store = store_for(
             sole_part(self.policy),
@@ -114,6 +126,10 @@ class GroupCollector:
 
     def _write(self, fragments: Sequence[Any]) -> None:
         """Write the fragments into the buffer, each where its runner has its environments."""
+        if self._pieces is not None:
+            self._pieces.begin()
+            self._pieces.add([piece for fragment in fragments for piece in fragment.pieces])
+            return
         if self.store is not None:
             append_fragments(fragments, self.store, by_runner=True)
         for fragment in fragments:
@@ -178,10 +194,15 @@ class GroupCollector:
     def reset_env(self) -> None:
         """Begin new episodes everywhere with the next collect; nothing is estimated across this boundary."""
         self.group.renew()
+        if self._pieces is not None:
+            self._pieces.cut()
 
     def reset_buffer(self, keep_statistics: bool = False) -> None:
         """Empty the buffer."""
-        empty(self.store, ~self._ended, keep_statistics)
+        if self._pieces is None:
+            empty(self.store, ~self._ended, keep_statistics)
+        elif self.buffer is not None:
+            self.buffer.reset()
 
     def reset_stat(self) -> None:
         """Set the counters to zero."""
@@ -222,6 +243,21 @@ class GroupCollector:
         fits = buffer is not None and len(buffer.get("episode_ids", self._ended)) == self.num_envs
         if self.store is not None and fits:
             self.store.set_state(buffer)
+        if self._pieces is not None and self.episodes_cut:
+            self._pieces.cut()
+        elif self._pieces is not None:
+            self._pieces.go_on(range(self.num_envs))
+
+    # -- modules that come and go ---
+
+    def fit_replay(self, agents: Mapping[str, Sequence[Any]] | None = None) -> None:
+        """Give each module that learns a replay buffer for these agents; None: for those whose spaces are its own."""
+        assert self._pieces is not None
+        self._pieces.fit_replay(agents)
+
+    def leave_episodes_of(self, module_id: str) -> None:
+        """Leave the episodes under way in which this module acts; new ones begin there with the next steps."""
+        self.group.foreach_env_runner(MultiAgentEnvRunner.leave_episodes_of, module_id)
 
 
 class EvaluationCollector(GroupCollector):
@@ -232,12 +268,6 @@ class EvaluationCollector(GroupCollector):
     first that start, however long they last. So an evaluation may go on for up to 127 vector steps after its end.
     Of several agents only the episodes that count have a seed: the next evaluation begins with those that come then.
     """
-
-    def _check_policy(self, envs: RunnersEnv) -> None:
-        if self.policy.is_multi_agent:
-            agents_of_modules(self.policy, envs.observation_space, envs.action_space)
-        else:
-            super()._check_policy(envs)
 
     @property
     def buffer(self) -> None:
@@ -295,59 +325,6 @@ class EvaluationCollector(GroupCollector):
         self.group.reset()
 
 
-class MultiAgentGroupCollector(GroupCollector):
-    """Collects with all runners of a group, in step, as a `MultiAgentCollector` of all their environments would."""
-
-    def __init__(self, policy: LearningPolicy, group: EnvRunnerGroup, buffer: AgentBuffer | None = None) -> None:
-        super().__init__(policy, group)
-        self.buffer = buffer
-
-    def _check_policy(self, envs: RunnersEnv) -> None:
-        self.agents_of_modules = agents_of_modules(self.policy, envs.observation_space, envs.action_space)
-        """module id -> the agents that it acts for"""
-        spaces = envs.observation_space, envs.action_space
-        self._writer = PieceWriter(self.policy.acting, self.agents_of_modules, spaces, self.num_envs)
-
-    @property
-    def buffer(self) -> Any:
-        """Where steps are stored. May be replaced between collects, as a `MultiAgentCollector`'s."""
-        return self._writer.buffer
-
-    @buffer.setter
-    def buffer(self, buffer: Any) -> None:
-        self._writer.buffer = buffer
-
-    def _write(self, fragments: Sequence[Any]) -> None:
-        self._writer.begin()
-        self._writer.add([piece for fragment in fragments for piece in fragment.pieces])
-
-    def fit_replay(self, agents: Mapping[str, Sequence[Any]] | None = None) -> None:
-        """Give each module that learns a replay buffer for these agents; None: for those whose spaces are its own."""
-        self._writer.fit_replay(agents)
-
-    def leave_episodes_of(self, module_id: str) -> None:
-        """Leave the episodes under way in which this module acts; new ones begin there with the next steps."""
-        self.group.foreach_env_runner(MultiAgentEnvRunner.leave_episodes_of, module_id)
-
-    def reset_env(self) -> None:
-        """Begin new episodes everywhere with the next collect; nothing is estimated across this boundary."""
-        super().reset_env()
-        self._writer.cut()
-
-    def reset_buffer(self, keep_statistics: bool = False) -> None:
-        """Empty the buffer."""
-        if self.buffer is not None:
-            self.buffer.reset()
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from `get_state`; where environments cannot tell their state, new episodes begin (a boundary)."""
-        super().set_state(state)
-        if self.episodes_cut:
-            self._writer.cut()
-        else:
-            self._writer.go_on(range(self.num_envs))
-
-
 class AsyncGroupCollector(GroupCollector):
     """Collects from runners that are always at work; a train batch is whichever fragments are ready first.
 
@@ -379,7 +356,7 @@ class AsyncGroupCollector(GroupCollector):
         self.fragment_length, self.fragments_per_batch, self.max_lag = fragment_length, fragments_per_batch, max_lag
         self._counts = {"sampled": 0, "collected": 0, "dropped": 0}
         """steps by what became of them: sampled = collected + dropped + those that wait"""
-        self._waiting: list[Fragment] = []
+        self._waiting: list[Any] = []
         self._published: int | None = None
         """version of the weights that the runners have"""
         super().__init__(policy, group, buffer)
@@ -426,11 +403,17 @@ class AsyncGroupCollector(GroupCollector):
         chosen, self._waiting = self._waiting[: self.fragments_per_batch], self._waiting[self.fragments_per_batch :]
         self._ask(self.fragments_per_batch * self.max_lag)  # what the runners do while the policy learns
         chosen.sort(key=lambda fragment: fragment.runner)
-        if self.store is not None:
-            append_fragments(chosen, self.store)
-            _drop_logp_of(now, self.store)
+        self._write(chosen)
         self._counts["collected"] += sum(map(len, chosen))
         return self._counted(chosen, time.perf_counter() - started)
+
+    def _write(self, fragments: Sequence[Any]) -> None:
+        """Write the fragments into the buffer, side by side."""
+        if self._pieces is not None:
+            super()._write(fragments)
+        elif self.store is not None:
+            append_fragments(fragments, self.store)
+            _drop_logp_of(self.policy.weights_seq_no, self.store)
 
     def _ask(self, limit: int) -> None:
         """Ask idle runners for fragments while less than `limit` are under way or waiting."""
@@ -467,6 +450,14 @@ class AsyncGroupCollector(GroupCollector):
 
     # -- resets, state ---
 
+    def leave_episodes_of(self, module_id: str) -> None:
+        """Leave the episodes under way in which this module acts; what waits of them is dropped, and counted."""
+        self._take(self.group.drain())
+        acted = [fragment for fragment in self._waiting if fragment.has_acted(module_id)]
+        self._waiting = [fragment for fragment in self._waiting if fragment not in acted]
+        self._counts["dropped"] += sum(map(len, acted))
+        super().leave_episodes_of(module_id)
+
     def reset(self, reset_buffer: bool = True, reset_stats: bool = True) -> None:
         """Begin new episodes everywhere with the next collect; what waits or is under way is dropped, and counted."""
         self.group.check_open()
@@ -483,7 +474,8 @@ class AsyncGroupCollector(GroupCollector):
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continue from `get_state`: what waited is handed over first."""
         super().set_state(state)
-        self._waiting = [Fragment.from_state(saved) for saved in state["waiting"]]
+        kind = Fragment if self._pieces is None else AgentFragment
+        self._waiting = [kind.from_state(saved) for saved in state["waiting"]]
         self._counts = {name: int(state["counts"][name]) for name in self._counts}
         self._published = None
 

@@ -18,7 +18,7 @@ from runner_tools import ManyRunners
 
 from lockstep import APPOConfig, DQNConfig, PPOConfig, RLModuleSpec, SACConfig
 from lockstep.data.rollout import EpisodeStore
-from lockstep.rollout.group_collector import MultiAgentGroupCollector
+from lockstep.rollout.group_collector import AsyncGroupCollector, GroupCollector
 from lockstep.rollout.multi_agent_collector import MultiAgentCollector
 from lockstep.trainer import SelfPlay
 
@@ -43,8 +43,7 @@ def config_of(num_runners, env=CountingGame, algorithm=PPOConfig, num_envs=4, **
 def run_of(*arguments, **options):
     """Return the returns of each agent in each collect and evaluation, and the weights at the end."""
     trainer = config_of(*arguments, **options).build_trainer()
-    kind = MultiAgentGroupCollector if arguments[0] else MultiAgentCollector
-    assert isinstance(trainer.train_collector, kind)
+    assert isinstance(trainer.train_collector, GroupCollector if arguments[0] else MultiAgentCollector)
     epochs = trainer.run().history
     trainer.close()
     stats = [(e.train_collect_stat, e.test_collect_stat) for e in epochs]
