@@ -2,8 +2,9 @@
 
     python benchmarks/learning_curves.py
 
-Reads ``results/*.json`` of ``learning.py``, and ``results/published_curves.json`` (each with its
-source and how it was read), and writes ``docs/images/learning_*.png``. Needs matplotlib (``lockstep-rl[plot]``).
+Reads ``results/*.json`` of ``learning.py``, ``results/simple_spread.jsonl``, and ``results/published_curves.json``
+(each with its source and how it was read), and writes ``docs/images/learning_*.png``. Needs matplotlib
+(``lockstep-rl[plot]``).
 """
 
 from __future__ import annotations
@@ -22,6 +23,15 @@ def results(name: str) -> list[dict[str, Any]]:
     """Return the runs of a result; none where it is not there."""
     file = report.RESULTS / f"{name}.json"
     return list(json.loads(file.read_text())["runs"]) if file.exists() else []
+
+
+def lines_by_seed(name: str, **chosen: str) -> list[dict[str, Any]]:
+    """Return a run for each seed of the lines of evaluations that have these values."""
+    file, curves = report.RESULTS / f"{name}.jsonl", {}
+    for line in map(json.loads, file.read_text().splitlines() if file.exists() else ()):
+        if all(line[key] == value for key, value in chosen.items()):
+            curves.setdefault(line["seed"], []).append([line["env_steps"], line["return"]])
+    return [{"seed": seed, "curve": curve} for seed, curve in sorted(curves.items())]
 
 
 def draw_seeds(axes: Any, runs: list[dict[str, Any]], label: str, colour: str, key: str = "curve") -> None:
@@ -87,6 +97,14 @@ def main() -> None:
         draw_seeds(axes, runs, "Lockstep, most likely actions", OURS)
         draw_seeds(axes, runs, "Lockstep while training", "#56B4E9", "training_curve")
         draw_published(axes, "Breakout", 1_000_000)
+        save()
+    runs = lines_by_seed("simple_spread", algorithm="mappo")
+    if runs:
+        axes, save = picture("learning_simple_spread", "simple_spread, three agents", "return of all agents together")
+        draw_seeds(axes, runs, "MAPPO", OURS)
+        draw_seeds(axes, lines_by_seed("simple_spread", algorithm="ippo"), "IPPO", OTHER)
+        for entry in json.loads((report.RESULTS / "published_curves.json").read_text())["simple_spread"]:
+            axes.axhline(entry["points"][0][1], color="#009E73", lw=1.4, ls="--", label=entry["who"])
         save()
     for name in ("sac", "td3"):
         runs = results(f"{name}_learning_float32")

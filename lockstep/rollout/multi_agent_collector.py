@@ -136,15 +136,10 @@ class MultiAgentCollector(BaseCollector):
         self._followed = self._memories()
         self._agent_returns = np.zeros((self.num_envs, len(self.env.agents)), np.float64)
         """of the episode under way in each environment"""
-        self._agent_returns_ended: list[tuple[float, ...]] = []
-        self._agent_modules_ended: list[tuple[str, ...]] = []
         self._is_running = np.zeros(self.num_envs, bool)  # has the environment an episode under way?
         self._states: list[dict[AgentID, State]] = [{} for _ in range(self.num_envs)]
         """of recurrent modules, by environment and agent"""
-        self._pieces: list[tuple[MultiAgentEpisode, int]] = []
-        """what this collect has collected, with the index of the environment"""
-        self._vector_steps, self.ended_in_step = 0, list[int]()
-        """vector steps of the last collect, and in which of them each of its episodes ended"""
+        self._begin_counting()
         self._writer = PieceWriter(policy.acting, self.agents_of_modules, self.env.spaces, self.num_envs)
         self._views: list[Any] = [None] * self.num_envs
         """of the episodes under way, where a callback reads them"""
@@ -221,9 +216,16 @@ class MultiAgentCollector(BaseCollector):
 
     def _begin_collect(self) -> None:
         """Leave the episodes in a buffer that others wrote to."""
-        self._pieces, self._agent_returns_ended, self._agent_modules_ended = [], [], []
-        self.ended_in_step, self._vector_steps = [], 0
+        self._begin_counting()
         self._writer.begin()
+
+    def _begin_counting(self) -> None:
+        self._pieces: list[tuple[MultiAgentEpisode, int]] = []
+        """what this collect has collected, with the index of the environment"""
+        self._agent_returns_ended: list[tuple[float, ...]] = []
+        self._agent_modules_ended: list[tuple[str, ...]] = []
+        self._vector_steps, self.ended_in_step = 0, list[int]()
+        """vector steps of the last collect, and in which of them each of its episodes ended"""
 
     def _end_collect(self) -> None:
         """Keep what the running episodes have so far, and store all pieces, one environment's after another's."""

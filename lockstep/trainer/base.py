@@ -196,10 +196,7 @@ class BaseTrainer(Counters, ABC):
         watchers = [ProgressDisplay(live=None if show_progress else False)] if verbose or show_progress else []
         savers_last = sorted(callbacks, key=lambda callback: isinstance(callback, CheckpointCallback))
         self.callbacks: list[Callback] = [LoggingCallback(self.logger), *savers_last, *watchers]
-        classes = policy.config.callbacks.classes
-        if train_collector is not None:
-            attach_callbacks(self.callbacks, "train_collector", train_collector, classes)
-        self.evaluator.attach_callbacks(self.callbacks, classes)
+        self._attach_callbacks(policy.config.callbacks.classes)
         self.set_seed(seed)
         self._interrupt, self._phase = DeferredInterrupt(), "new"
         self._zero()
@@ -215,6 +212,11 @@ class BaseTrainer(Counters, ABC):
         functions = {"stop_fn": self.stop_fn, "save_best_fn": self.save_best_fn, "compute_score_fn": compute_score_fn}
         functions |= evaluator.functions
         check_evaluation(test, train, functions, evaluator.amounts, evaluator.beside_training)
+
+    def _attach_callbacks(self, classes: Sequence[type]) -> None:
+        if self.train_collector is not None:
+            attach_callbacks(self.callbacks, "train_collector", self.train_collector, classes)
+        self.evaluator.attach_callbacks(self.callbacks, classes)
 
     def _set_amount(self, step_per_collect: int | None, episode_per_collect: int | None) -> None:
         amount = exactly_one(step_per_collect=step_per_collect, episode_per_collect=episode_per_collect)

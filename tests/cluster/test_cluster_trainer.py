@@ -178,11 +178,12 @@ def alive(pid):
         return False
 
 
-def run_game(num_learners=0, num_env_runners=0, env=CountingGame):
+def run_game(num_learners=0, num_env_runners=0, env=CountingGame, **multi_agent):
     config = game_config(env, num_envs=4 // max(1, num_env_runners)).framework(dtype="float64")
     config.learners(num_learners=num_learners, num_cpus_per_learner=0).training(train_batch_size=32)
     config.env_runners(num_env_runners=num_env_runners, num_cpus_per_env_runner=0.25)
     config.multi_agent(policy_mapping_fn={"a": "first", "b": "first" if env is DictGame else "others", "c": "others"})
+    config.multi_agent(**multi_agent)
     trainer = config.build_trainer()
     try:
         stats = [(e.train_collect_stat, e.test_collect_stat) for e in trainer.run().history]
@@ -195,13 +196,17 @@ def run_game(num_learners=0, num_env_runners=0, env=CountingGame):
 
 @pytest.mark.faults
 @pytest.mark.parametrize(
-    ("num_learners", "num_env_runners", "env"),
-    [(0, 2, DictGame), (2, 0, CountingGame), (2, 2, CountingGame), (0, 4, CountingGame)],
+    ("num_learners", "num_env_runners", "env", "critic"),
+    [(0, 2, DictGame, False), (2, 0, CountingGame, False), (2, 2, CountingGame, True), (0, 4, CountingGame, False)],
 )
 def test_a_run_of_several_agents_over_learners_and_env_runners_is_the_run_here(
-    cluster, num_learners, num_env_runners, env
+    cluster, num_learners, num_env_runners, env, critic
 ):
-    (one, weights, policy), (two, others, home) = run_game(env=env), run_game(num_learners, num_env_runners, env)
+    options = {"centralized_critic": critic, "agent_id_in_obs": critic}
+    (one, weights, policy), (two, others, home) = (
+        run_game(env=env, **options),
+        run_game(num_learners, num_env_runners, env, **options),
+    )
     assert one == two
     for module_id, own in weights.items():
         for name, array in own.items():

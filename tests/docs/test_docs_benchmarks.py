@@ -6,6 +6,7 @@ import runpy
 import shlex
 import sys
 
+import numpy as np
 import pytest
 from test_docs_pages import PAGES, ROOT
 
@@ -64,3 +65,21 @@ def test_the_commands_of_the_table_are_found():
     files = {file for file, _ in quoted_commands()}
     assert len(files) >= 20
     assert ("benchmarks/replay_speed.py", "--rounds 11") in quoted_commands()
+
+
+def test_the_compiled_simple_spread_is_the_game_of_mpe2(parsing_only, monkeypatch):
+    import simple_spread
+
+    for name in ("move", "look"):  # not compiled, which takes longer than it saves here
+        monkeypatch.setattr(simple_spread, name, getattr(simple_spread, name).py_func)
+    theirs, ours, rng = simple_spread.mpe2_game(), simple_spread.SimpleSpread(), np.random.default_rng(0)
+    for seed in range(4):
+        seen, others = theirs.reset(seed=seed)[0], ours.reset(seed=seed)[0]
+        for _ in range(25):
+            actions = {agent: int(rng.integers(5)) for agent in theirs.agents}
+            assert np.array_equal(theirs.state(), ours.state())
+            assert all(np.array_equal(seen[agent], others[agent]) for agent in actions)
+            (seen, *their_outcome), (others, *our_outcome) = theirs.step(actions), ours.step(actions)
+            assert [dict(part) for part in their_outcome] == our_outcome
+    trainer = simple_spread.make_config("mappo", 1_600).build_trainer()
+    assert trainer.policy.acting["team"].module.critic_space.shape == (54,)
