@@ -355,7 +355,9 @@ class MultiAgentCollector(BaseCollector):
             self._end_episode(b)
 
     def _act(self, module_id: str, rows: Rows, k: int, random: bool) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
-        """Return for all rows of a module the actions for the environment, those learned from, and columns beside them."""
+        """Return for all rows of a module the actions for the environment, those learned from, and what is noted beside
+        them.
+        """
         part = self._part_of(module_id, rows[0][1])
         obs = stack_rows(part.seen_space, [self.plays[b].to_act[agent] for b, agent in rows])
         noise = None
