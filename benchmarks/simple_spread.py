@@ -1,7 +1,7 @@
 """MAPPO and IPPO on `simple_spread_v3`: three agents are to cover three landmarks without running into each other.
 
     pip install 'lockstep-rl[multiagent]'
-    python benchmarks/simple_spread.py mappo ippo --seeds 3     # 500,000 environment steps each, one after another
+    python benchmarks/simple_spread.py mappo ippo --seeds 5     # 500,000 environment steps each, one after another
     python benchmarks/simple_spread.py mappo --seeds 1 --steps 50000 --set training.lr=1e-3 --name trial
 
 The two differ in what the value function sees alone. Prints one JSON line for each evaluation (the most likely actions
