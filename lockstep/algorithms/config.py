@@ -319,8 +319,6 @@ class AlgorithmConfig(BaseConfig):
         """Build the collector of training data, on environments of its own: here, or in env runners' processes."""
         policy = policy or self.build_policy()
         section, several = self.env_runners, policy.is_multi_agent
-        if several:
-            self._check_several_agents()
         if self.is_off_policy:
             self._check_replay_memory(policy)
         streams, num_envs = RandomStreams(self.debugging.seed).child("train_collector"), section.num_envs_per_env_runner
@@ -499,6 +497,8 @@ class AlgorithmConfig(BaseConfig):
         return ActingPolicy(self, module, connectors, observation_space=spaces[0], action_space=spaces[1])
 
     def _build_group_collector(self, policy: Policy) -> GroupCollector:
+        if policy.is_multi_agent:
+            self._check_several_agents()  # before there are processes
         spaces = policy.observation_space, policy.action_space
         if not self.collects_while_learning:
             return GroupCollector(policy, self.build_env_runner_group(spaces))
