@@ -69,21 +69,24 @@ def test_every_step_is_accounted_for_while_remote_runners_collect_and_one_is_kil
     assert 0 <= lag <= 2
 
 
-def trained_on_game(algorithm, num_runners):
-    """A trainer of several agents after 6 updates, in step."""
+def trained_on_game(algorithm, num_runners, num_learners):
+    """Returns and weights of several agents after 6 updates, in step."""
     config = game_config(CountingGame, algorithm).framework(dtype="float64").training(train_batch_size=32, max_lag=0)
     config.env_runners(
         num_env_runners=num_runners, num_envs_per_env_runner=4 // max(1, num_runners), num_cpus_per_env_runner=0.5
     )
-    trainer = config.reporting(total_steps=192, steps_per_epoch=64).build_trainer()
+    config.learners(num_learners=num_learners).reporting(total_steps=192, steps_per_epoch=64)
+    trainer = config.build_trainer()
     returns = [epoch.train_collect_stat.agent_returns for epoch in trainer.run().history]
+    weights = trainer.policy.learner_group.get_weights()
     trainer.close()
-    return returns, trainer.policy.learner_group.get_weights()
+    return returns, weights
 
 
-@pytest.mark.parametrize("algorithm", [IMPALAConfig, APPOConfig])
-def test_several_agents_with_max_lag_0_and_remote_runners_are_the_run_in_one_process(cluster, algorithm):
-    (returns, weights), (expected_returns, expected) = (trained_on_game(algorithm, n) for n in (2, 0))
+@pytest.mark.parametrize(("algorithm", "num_learners"), [(IMPALAConfig, 0), (IMPALAConfig, 2), (APPOConfig, 2)])
+def test_several_agents_with_max_lag_0_over_remote_processes_are_the_run_in_one(cluster, algorithm, num_learners):
+    returns, weights = trained_on_game(algorithm, 2, num_learners)
+    expected_returns, expected = trained_on_game(algorithm, 0, 0)
     assert returns == expected_returns
     for module_id, parameters in expected.items():
         for name, array in parameters.items():
