@@ -29,16 +29,16 @@ test: $(VENV)/.dev          ## the fast suite
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 test-faults: $(VENV)/.dev   ## kills real processes again and again, many minutes
-	$(BIN)/python -m pytest -m faults
+	$(BIN)/python -m pytest -m faults --timeout 0
 
 test-kills: $(VENV)/.dev    ## the few of them that CI runs: real processes killed at any moment
-	$(BIN)/python -m pytest -m faults -k "kill or raises or two_env_runners"
+	$(BIN)/python -m pytest -m faults -k "kill or raises or two_env_runners" --numprocesses auto --maxprocesses 4
 
 test-product: $(VENV)/.dev  ## every pair of options that an algorithm allows learns a small task
 	$(BIN)/python -m pytest -m product tests/product --numprocesses auto --maxprocesses 4
 
 test-learning: $(VENV)/.dev ## trains on real environments, many minutes
-	$(BIN)/python -m pytest -m learning -s
+	$(BIN)/python -m pytest -m learning -s --timeout 0
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

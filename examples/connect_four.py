@@ -28,7 +28,7 @@ SQUARES = 1 << (7 * np.arange(COLUMNS) + np.arange(ROWS)[::-1, None])
 CENTRE_FIRST = np.array([3, 2, 4, 1, 5, 0, 6])
 WON = 10_000
 LOST = 2 * WON
-SCRIPTED = ("minimax_2", "minimax_3")
+SCRIPTED = ("minimax_2", "minimax_3", "minimax_4")
 
 
 # -- the opponent: minimax on bitboards, where bit 7 * column + row from below is a stone ---
@@ -260,13 +260,13 @@ def make_config(steps: int, seed: int) -> Any:
         model_config={"encoder": Lines, "hiddens": (256, 256), "activation": "relu", "vf_share_layers": True}
     )
     config.training(
-        lr=[[0, 1e-3], [steps, 1e-4]],
+        lr=[[0, 5e-4], [steps, 5e-5]],
         gamma=0.99,
         lambda_=0.9,
         train_batch_size=8192,
         minibatch_size=1024,
         num_epochs=3,
-        entropy_coeff=[[0, 0.02], [steps, 0.005]],
+        entropy_coeff=[[0, 0.04], [steps, 0.01]],
     )
     config.evaluation(evaluation_interval=0)
     config.reporting(total_steps=steps)
@@ -274,7 +274,7 @@ def make_config(steps: int, seed: int) -> Any:
 
 
 def make_self_play(scripted: bool = False) -> SelfPlay:
-    """Return the pool: the learner as it is, earlier versions and, with `scripted`, minimax of depths 2 and 3."""
+    """Return the pool: the learner as it is, earlier versions and, with `scripted`, minimax of depths 2, 3 and 4."""
     return SelfPlay(
         "main",
         win_rate_threshold=0.6,
@@ -332,7 +332,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--root", default="runs")
     parser.add_argument(
-        "--scripted", action="store_true", help="minimax of depths 2 and 3 in the pool; say so again to resume"
+        "--scripted", action="store_true", help="minimax of depths 2, 3 and 4 in the pool; say so again to resume"
     )
     parser.add_argument("--resume")
     parser.add_argument("--load")

@@ -22,6 +22,11 @@ if os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > 8 << 30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Start one more than there are cores: many tests wait for processes."""
+    return 1 + (os.cpu_count() or 1)
+
+
 @pytest.fixture(autouse=True)
 def seeds_of_collectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Collectors without a seed play other episodes than one another, but a test plays the same in each run."""

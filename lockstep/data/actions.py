@@ -11,7 +11,7 @@ from gymnasium import spaces
 from gymnasium.spaces import Space
 
 from lockstep.data.codec import describe_space, space_from
-from lockstep.data.trees import Tree, map_tree, rows_of, space_parts
+from lockstep.data.trees import Tree, leaves_of_space, map_tree, rows_of
 
 COMPOSITE = (spaces.Dict, spaces.Tuple)
 """action spaces with parts, nested or not: their actions are trees"""
@@ -42,19 +42,6 @@ def like_space(space: Space[Any], parts: Iterator[Any]) -> Tree:
     return next(parts)
 
 
-def leaves_in_order(space: Space[Any], value: Tree, name: str = "action") -> Iterator[tuple[Space[Any], Any, str]]:
-    """Iterate over (simple space, value, name) of a tree built like an action space, in the order of the space.
-
-    Raises `ValueError` for a tree that is built otherwise.
-    """
-    parts = space_parts(space, value, name)
-    if parts is None:
-        yield space, value, name
-        return
-    for _, part, inner, inner_name in parts:
-        yield from leaves_in_order(part, inner, inner_name)
-
-
 def to_space(space: Space[Any], actions: np.ndarray) -> Tree:
     """Bring flat actions from 0, `[..., A]` (`[...]` for Discrete), to the shape, dtype and offset of a space.
 
@@ -82,7 +69,9 @@ def _part_to_space(space: Space[Any], column: np.ndarray) -> np.ndarray:
 def from_space(space: Space[Any], actions: Tree) -> np.ndarray:
     """Return the inverse of `to_space`; of a Dict or Tuple the parts side by side, float32 `[..., A]`."""
     if isinstance(space, COMPOSITE):
-        parts = [_part_from_space(leaf, np.asarray(part)) for leaf, part, _ in leaves_in_order(space, actions)]
+        parts = [
+            _part_from_space(leaf, np.asarray(part)) for leaf, part, _ in leaves_of_space(space, actions, "action")
+        ]
         return np.concatenate(parts, axis=-1, dtype=ACTION_COLUMN, casting="unsafe")
     if isinstance(space, spaces.Discrete):
         return np.asarray(actions) - (space.start if space.start else 0)
@@ -108,7 +97,7 @@ def map_boxes(make: Callable[[Space[Any]], Any], space: Space[Any]) -> list[Any]
 
 def apply_to_parts(functions: Iterable[Any], space: Space[Any], actions: Tree) -> Tree:
     """Return composite actions with each part changed by its function, where that is not None."""
-    parts = zip(functions, leaves_in_order(space, actions))
+    parts = zip(functions, leaves_of_space(space, actions, "action"))
     return like_space(space, (part if change is None else change(part) for change, (_, part, _) in parts))
 
 

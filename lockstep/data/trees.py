@@ -468,6 +468,19 @@ def space_parts(
     return None
 
 
+def leaves_of_space(space: spaces.Space[Any] | None, value: Tree, name: str) -> Iterator[tuple[Any, Any, str]]:
+    """Iterate over (simple space, value, name) of a tree built like a space, in the order of the space.
+
+    Raises `ValueError` for other keys than the space has, or another number of parts.
+    """
+    parts = space_parts(space, value, name)
+    if parts is None:
+        yield space, value, name
+        return
+    for _, part, inner, inner_name in parts:
+        yield from leaves_of_space(part, inner, inner_name)
+
+
 def one_hot(tree: Tree, space: spaces.Space[Any] | None, name: str) -> Tree:
     """Return Discrete and MultiDiscrete parts as float32 one-hot vectors; other parts as they are."""
     if space is None:

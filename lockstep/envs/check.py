@@ -23,7 +23,7 @@ from lockstep.data.actions import (
     flat_mask,
     mask_size,
 )
-from lockstep.data.trees import Tree, map_tree, rows_of, trees_equal
+from lockstep.data.trees import Tree, leaves_of_space, map_tree, rows_of, trees_equal
 from lockstep.envs import trees
 from lockstep.envs.errors import FORMS, OLD_API
 from lockstep.envs.make import AnyEnv, named_environment, one_env, single_env_factory
@@ -265,7 +265,7 @@ class _Examination:
 
     def _examine_part(self, space: Any, obs: Tree, called: str, where: str) -> None:
         try:
-            for leaf, part, name in trees.leaves_of(space, obs, called):
+            for leaf, part, name in leaves_of_space(space, obs, called):
                 self._examine_leaf(leaf, part, f"{name} {where}")
         except ValueError as error:
             self.add("error", "observation_keys", f"{error} ({where})")

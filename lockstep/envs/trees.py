@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import create_empty_array
 
-from lockstep.data.trees import Tree, map_tree, space_parts, zip_trees
+from lockstep.data.trees import Tree, leaves_of_space, map_tree, space_parts, zip_trees
 
 ARRAY_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 Rows = Any
@@ -100,26 +100,12 @@ def pairs(tree: Tree, other: Tree) -> Iterator[tuple[Any, Any]]:
 # -- single observations ---
 
 
-def leaves_of(space: spaces.Space | None, value: Tree, name: str) -> Iterator[tuple[Any, Any, str]]:
-    """Yield each leaf of `space` with the part of `value` that belongs to it, and the name of that part.
-
-    Raises:
-        ValueError: other keys than the space has, or another number of parts.
-    """
-    parts = space_parts(space, value, name)
-    if parts is None:
-        yield space, value, name
-        return
-    for _, part, inner, inner_name in parts:
-        yield from leaves_of(part, inner, inner_name)
-
-
 def check_shape(space: spaces.Space, value: Tree) -> None:
     """Raise `ValueError` where an observation has not the shape of its space.
 
     A plain write would broadcast a scalar over the whole row without a word.
     """
-    for leaf, part, name in leaves_of(space, value, "observation"):
+    for leaf, part, name in leaves_of_space(space, value, "observation"):
         if np.shape(part) != leaf.shape:
             raise ValueError(
                 f"{name} has shape {np.shape(part)}, its space says {leaf.shape}; return observations of that shape, "

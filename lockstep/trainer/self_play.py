@@ -52,7 +52,8 @@ class SelfPlay(Callback):
     In each episode the learner has one of the seats, in turn, and an opponent from the pool has the others. When the
     learner wins more than `win_rate_threshold` of the last `window` episodes, a frozen copy of it joins the pool, and
     counting begins anew. A win is a return above that of every opponent, a draw counts one half. Evaluation plays
-    against the pool, too: `compute_score_fn=self_play.score` makes the share of wins its score.
+    against the pool, too: `compute_score_fn=self_play.score` makes the share of wins its score. The metrics
+    `win_rate/<opponent>` say how often the learner wins.
 
     Pool and results are part of checkpoints.
 
@@ -176,6 +177,8 @@ class SelfPlay(Callback):
             if opponent in pool:
                 self._recent.append(result)
                 self._results.setdefault(opponent, deque(maxlen=self.window)).append(result)
+        for opponent, rate in self.win_rates().items():
+            self.metrics.log_value(("win_rate", opponent), rate, reduce="item")
         wins_often = len(self._recent) == self.window and sum(self._recent) > self.win_rate_threshold * self.window
         if wins_often:
             self._recent.clear()

@@ -10,6 +10,7 @@ from runner_tools import ManyRunners
 
 from lockstep import DQNConfig, PPOConfig, policy_within_training_step
 from lockstep.data.rollout import RolloutStore
+from lockstep.data.trees import leaves
 from lockstep.envs import make_vector
 from lockstep.envs.probes import MemoryProbe
 from lockstep.replay import ReplayBuffer
@@ -301,4 +302,8 @@ def test_m_runners_store_the_states_that_one_collector_stores(memory):
         found.append(collector.buffer.to_batch())
         collector.close()
     for name, column in found[0].items():
-        np.testing.assert_equal(found[1][name], column, err_msg=name)
+        if name == "state_in":  # products of matrices of other heights may differ in the last bit
+            for one, two in zip(leaves(column), leaves(found[1][name]), strict=True):
+                np.testing.assert_allclose(two, one, rtol=1e-5, atol=1e-6)
+        else:
+            np.testing.assert_equal(found[1][name], column, err_msg=name)

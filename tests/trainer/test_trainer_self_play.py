@@ -197,6 +197,9 @@ def test_the_learner_learns_copies_join_and_leave_and_none_of_them_changes():
         seats.update(modules.index("main") for modules in trainer.history[-1].train_collect_stat.agent_modules)
     assert callback.num_copies >= 3
     assert set(trainer.policy.acting) == {"main", *callback.copies}
+    newest = callback.copies[-1]
+    logged = [epoch.metrics.get(f"win_rate/{newest}") for epoch in trainer.history]
+    assert any(rate is not None and 0 < rate < 1 for rate in logged)
     assert len(callback.copies) == 2
     assert abs(seats[0] - seats[1]) <= 2
     obs = {agent: np.array([1.0, i], np.float32) for i, agent in enumerate("xy")}
