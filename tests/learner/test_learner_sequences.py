@@ -11,7 +11,6 @@ from learner_parts import ALL, MODULE, assert_same, differs, make_episode, own_c
 from lockstep import A2CConfig, APPOConfig, IMPALAConfig, PPOConfig, SampleBatch
 from lockstep.data.trajectories import trajectories_from_episodes
 
-
 ATTENTION = {"size": 4, "num_heads": 2, "memory": 8, "hidden_size": 4, "gate_bias": 0.0}
 """sees further back than the sequences reach"""
 
