@@ -108,5 +108,5 @@ class REINFORCEConfig(AlgorithmConfig):
         if self.env_runners.batch_mode != "complete_episodes":
             raise ValueError(
                 f"env_runners.batch_mode={self.env_runners.batch_mode!r} is not allowed for reinforce, which learns "
-                "from the returns of whole episodes; use 'complete_episodes', or an algorithm with a critic, such as a2c"
+                "from returns of whole episodes; use 'complete_episodes', or an algorithm with a critic, such as a2c"
             )
