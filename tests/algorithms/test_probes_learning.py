@@ -31,8 +31,14 @@ TRAINING = {
 }
 WITH_ACTION_VALUES, IN_A_BOX = taking("discrete"), (*taking("box"), "ddpg")
 STEPS = {
-    **{"ppo": 3_000, "a2c": 8_000, "reinforce": 8_000, "impala": 10_000, "appo": 8_000},
-    **{"sac": 600, "td3": 900, "ddpg": 900},
+    "ppo": 3_000,
+    "a2c": 8_000,
+    "reinforce": 8_000,
+    "impala": 10_000,
+    "appo": 8_000,
+    "sac": 600,
+    "td3": 900,
+    "ddpg": 900,
 }
 SHORT = {"TruncationProbe", "ActionProbeContinuous", "ObservationActionProbe"}
 """what the fast suite runs of algorithms that are made of parts of the others"""
