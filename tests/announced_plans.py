@@ -164,6 +164,8 @@ class PlanWatch(Callback):
         plain = isinstance(trainer, OnpolicyTrainer | OffpolicyTrainer | OfflineTrainer)
         if not plain or trainer.policy.is_multi_agent or getattr(trainer, "episode_per_collect", None):
             return  # a plan is of one agent, and of collects whose steps are known
+        if trainer.policy.config.env_runners.batch_mode == "complete_episodes":
+            return  # it says that collects may have more steps
         self.announced = read_plan(Plan(trainer, trainer.policy.config).facts(["a trainer"]))
         self.before = event.gradient_step, event.position
         self.happened = Happened()

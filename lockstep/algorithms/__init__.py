@@ -13,6 +13,7 @@ from lockstep.algorithms.marwil import MARWILConfig, MARWILLearner
 from lockstep.algorithms.policy import Policy, policy_within_training_step
 from lockstep.algorithms.ppo import PPOConfig, PPOLearner
 from lockstep.algorithms.qrdqn import QRDQNConfig, QRDQNLearner
+from lockstep.algorithms.reinforce import REINFORCEConfig, REINFORCELearner
 from lockstep.algorithms.sac import SACConfig, SACLearner
 from lockstep.algorithms.td3 import TD3Config, TD3Learner
 from lockstep.algorithms.td3_bc import TD3BCConfig, TD3BCLearner
@@ -20,6 +21,7 @@ from lockstep.algorithms.td3_bc import TD3BCConfig, TD3BCLearner
 ALGORITHMS: tuple[type[AlgorithmConfig], ...] = (
     PPOConfig,
     A2CConfig,
+    REINFORCEConfig,
     IMPALAConfig,
     APPOConfig,
     DQNConfig,
@@ -68,6 +70,8 @@ __all__ = [
     "Policy",
     "QRDQNConfig",
     "QRDQNLearner",
+    "REINFORCEConfig",
+    "REINFORCELearner",
     "SACConfig",
     "SACLearner",
     "TD3BCConfig",

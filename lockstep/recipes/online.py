@@ -15,6 +15,7 @@ from lockstep.algorithms import (
     IMPALAConfig,
     PPOConfig,
     QRDQNConfig,
+    REINFORCEConfig,
     SACConfig,
     TD3Config,
 )
@@ -48,6 +49,17 @@ def a2c_cartpole() -> A2CConfig:
             entropy_coeff=0.01,
             normalize_advantages=True,
         )
+        .reporting(total_steps=200_000)
+    )
+
+
+def reinforce_cartpole() -> REINFORCEConfig:
+    """Whole episodes, at least 1,000 steps of them for each gradient step."""
+    return (
+        REINFORCEConfig()
+        .environment("CartPole-v1")
+        .env_runners(num_envs_per_env_runner=8)
+        .training(lr=[[0, 1e-2], [200_000, 0.0]], train_batch_size=1000)
         .reporting(total_steps=200_000)
     )
 
@@ -244,6 +256,7 @@ def dqn_bit_flipping() -> DQNConfig:
 ONLINE: tuple[Recipe, ...] = (
     Recipe("ppo", "CartPole-v1", ppo_cartpole, 500.0, f"{RL_ZOO}, 100k steps", 100_000, promise=475.0),
     Recipe("a2c", "CartPole-v1", a2c_cartpole, 500.0, f"{RL_ZOO}, 500k steps", 200_000, promise=190.0),
+    Recipe("reinforce", "CartPole-v1", reinforce_cartpole, 500.0, f"{RL_ZOO}, A2C, 500k steps", 200_000, promise=475.0),
     Recipe("dqn", "CartPole-v1", dqn_cartpole, 500.0, f"{RL_ZOO}, 50k steps", 50_000, promise=265.0),
     Recipe("impala", "CartPole-v1", impala_cartpole, 500.0, f"{RL_ZOO}, A2C, 500k steps", 200_000, promise=475.0),
     Recipe("appo", "CartPole-v1", appo_cartpole, 500.0, f"{RL_ZOO}, PPO, 100k steps", 100_000, promise=475.0),

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from torch import tensor
 from torch.distributions import Categorical, Normal, kl_divergence
 
-from lockstep import A2CConfig, APPOConfig, IMPALAConfig, PPOConfig, SampleBatch
+from lockstep import A2CConfig, APPOConfig, IMPALAConfig, PPOConfig, REINFORCEConfig, SampleBatch
 from lockstep.algorithms.ppo import PPOLearner
 from lockstep.data.trajectories import trajectories_from_episodes
 
@@ -177,7 +177,33 @@ def test_a2c_loss_and_its_gradients_equal_a_plain_torch_computation(normalize):
     assert logged["vf_loss"] == pytest.approx(vf_loss.item())
 
 
+def reinforce_loss(**training):
+    learner = exact_learner(REINFORCEConfig(), **training)
+    outputs = {MODULE: {"action_dist_inputs": PROBABILITIES.log()}}
+    batch = {"actions": ACTIONS, "returns_to_go": ADVANTAGES}
+    return float(learner.compute_losses(fwd_out=outputs, batch={MODULE: batch})[MODULE])
+
+
+def test_reinforce_loss_equals_numbers_worked_out_by_hand():
+    logs = [math.log(p) for p in (0.5, 0.2, 0.6, 0.5)]
+    plain = -(2.0 * logs[0] - 1.0 * logs[1] - 3.0 * logs[2] + 0.5 * logs[3]) / 4
+    assert reinforce_loss(normalize_returns=False) == pytest.approx(plain)
+    deviation = math.sqrt((2.375**2 + 0.625**2 + 2.625**2 + 0.875**2) / 4)  # around the mean, -0.375
+    with_baseline = -(2.375 * logs[0] - 0.625 * logs[1] - 2.625 * logs[2] + 0.875 * logs[3]) / 4
+    assert reinforce_loss() == pytest.approx(with_baseline / deviation)
+
+
 # -- what a rollout becomes ---
+
+
+def test_returns_of_reinforce_are_those_of_the_rest_of_each_episode_and_nothing_after_it():
+    learner, episodes = exact_learner(REINFORCEConfig(), gamma=0.9), some_episodes()
+    columns = learner.prepare_batch(trajectories_from_episodes(episodes), module_id=MODULE)
+    expected = []
+    for episode in episodes:
+        rewards = [float(reward) for reward in episode.get_rewards()]
+        expected += [sum(0.9**k * r for k, r in enumerate(rewards[t:])) for t in range(len(rewards))]
+    np.testing.assert_allclose(columns["returns_to_go"].numpy(), expected, atol=1e-6)
 
 
 def advantages_by_hand(learner, episodes, gamma, lambda_):

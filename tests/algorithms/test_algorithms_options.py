@@ -55,6 +55,10 @@ ROWS: dict[str, list[Row]] = {
         ("reporting.logger_config", {"jsonl": {"interval": 1}}, "JsonlLogger has no argument 'interval'"),
         ("fault_tolerance.restart_window_s", 0.0, "above 0"),
     ],
+    "reinforce": [
+        ("env_runners.batch_mode", "truncate_episodes", "use 'complete_episodes'"),
+        ("training.lambda_", 0.9, "no option 'lambda_'"),
+    ],
     "dqn": OF_ACTION_VALUES,
     "c51": [
         *OF_ACTION_VALUES,

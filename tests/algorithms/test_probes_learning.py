@@ -19,6 +19,7 @@ MINIBATCHES = {"lr": 1e-2, "train_batch_size": 128, "minibatch_size": 64}
 TRAINING = {
     "ppo": {**MINIBATCHES, "lr": 2e-2, "num_epochs": 4},
     "a2c": {"lr": 2e-2, "train_batch_size": 40, "entropy_coeff": 0.0},
+    "reinforce": {"lr": 2e-2, "train_batch_size": 40},
     "impala": {**MINIBATCHES, "num_epochs": 2, "entropy_coeff": 0.0},
     "appo": {**MINIBATCHES, "num_epochs": 4, "entropy_coeff": 0.0},
     "dqn": ACTION_VALUES,
@@ -29,7 +30,16 @@ TRAINING = {
     "ddpg": {**DELAYED, "target_noise": 0.0},
 }
 WITH_ACTION_VALUES, IN_A_BOX = taking("discrete"), (*taking("box"), "ddpg")
-STEPS = {"ppo": 3_000, "a2c": 8_000, "impala": 10_000, "appo": 8_000, "sac": 600, "td3": 900, "ddpg": 900}
+STEPS = {
+    "ppo": 3_000,
+    "a2c": 8_000,
+    "reinforce": 8_000,
+    "impala": 10_000,
+    "appo": 8_000,
+    "sac": 600,
+    "td3": 900,
+    "ddpg": 900,
+}
 SHORT = {"TruncationProbe", "ActionProbeContinuous", "ObservationActionProbe"}
 """what the fast suite runs of algorithms that are made of parts of the others"""
 FAST = {
@@ -60,7 +70,7 @@ def learned_policy(algorithm, probe):
 
 def tolerances(algorithm, matters):
     """Of values and of continuous actions; a policy that matters still explores a little."""
-    if algorithm in ("a2c", "impala"):  # few gradient steps for each rollout
+    if algorithm in ("a2c", "reinforce", "impala"):  # few gradient steps for each rollout
         return 0.1 if matters else 0.02, 0.15
     if algorithm in ON_POLICY:
         return 0.02, 0.05
@@ -68,8 +78,12 @@ def tolerances(algorithm, matters):
 
 
 def probes_of(algorithm):
-    """Those whose actions the algorithm can take; where actions do not matter they may be a Box."""
+    """Those whose actions the algorithm can take; where actions do not matter they may be a Box. Without values those
+    where they matter.
+    """
     for probe in PROBES:
+        if algorithm == "reinforce" and probe().best_action((0.0,)) is None:
+            continue
         if algorithm in IN_A_BOX and not probe.continuous and probe().best_action((0.0,)) is None:
             yield type(probe.__name__, (probe,), {"continuous": True})
         elif probe.continuous if algorithm in IN_A_BOX else not probe.continuous or algorithm not in WITH_ACTION_VALUES:
@@ -90,9 +104,10 @@ def test_values_and_actions_become_the_exact_ones(algorithm, probe):
     obs = np.array(probe.observations, np.float32)
     best = [env.best_action(row) for row in obs]
     of_values, of_actions = tolerances(algorithm, best[0] is not None)
-    with torch.no_grad():
-        values = policy.module.compute_values({"obs": torch.from_numpy(obs)}).numpy()
-    np.testing.assert_allclose(values, [env.exact_value(row, GAMMA) for row in obs], atol=of_values)
+    if algorithm != "reinforce":
+        with torch.no_grad():
+            values = policy.module.compute_values({"obs": torch.from_numpy(obs)}).numpy()
+        np.testing.assert_allclose(values, [env.exact_value(row, GAMMA) for row in obs], atol=of_values)
     if best[0] is not None:
         actions = policy.compute_actions(obs, explore=False)
         np.testing.assert_allclose(actions, np.stack(best), atol=of_actions if env.continuous else 0)

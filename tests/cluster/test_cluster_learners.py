@@ -45,6 +45,7 @@ from lockstep import (
     MARWILConfig,
     PPOConfig,
     QRDQNConfig,
+    REINFORCEConfig,
     RolloutStore,
     SACConfig,
     SampleBatch,
@@ -320,6 +321,7 @@ REPLAY = {"kinds": ("transitions",), "passes": {"minibatch_size": 8}}
 CASES = {
     "ppo": Case(PPOConfig, {"lr": 1e-2, "kl_coeff": 0.2, "grad_clip": 0.1, "normalize_advantages": "minibatch"}),
     "a2c": Case(A2CConfig, {"lr": 1e-2, "grad_clip": 0.1}),
+    "reinforce": Case(REINFORCEConfig, {"lr": 1e-2}, ("episodes",)),
     "impala": Case(IMPALAConfig, {"lr": 1e-2}, ("episodes",)),
     "appo": Case(APPOConfig, {"lr": 1e-2}, ("episodes",)),
     "dqn": Case(DQNConfig, FOLLOWED, **REPLAY),

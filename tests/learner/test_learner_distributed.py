@@ -69,6 +69,8 @@ CASES = {
     ),
     "a2c, whole batch, each tensor clipped": Case("a2c", {**CLIPPED, "grad_clip_by": "norm"}, minibatch_size=None),
     "a2c, from batches": Case("a2c", CLIPPED, source="batch"),
+    "reinforce, empty shards": Case("reinforce", CLIPPED, normalize=True, empty=True),
+    "reinforce, sequences of a GRU": Case("reinforce", CLIPPED, memory="gru", minibatch_size=4),
     "dqn, whole samples": Case("dqn", {**CLIPPED, **FOLLOWED}, minibatch_size=None, source="batch"),
     "dqn, samples on one learner now and then": Case(
         "dqn", {**CLIPPED, **FOLLOWED, "double_q": False, "huber_delta": None}, source="batch", num_epochs=1, empty=True
@@ -153,6 +155,7 @@ VARIANTS = {
     "a2c, shuffled",
     "a2c, unshuffled, each element clipped",
     "a2c, from batches",
+    "reinforce, sequences of a GRU",
     "dqn, whole samples",
     "appo, multi-agent, absent modules",
     "appo, from batches",

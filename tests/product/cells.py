@@ -47,6 +47,7 @@ OFFLINE = {"gamma": 0.5, "lr": 1e-2, "train_batch_size": 64}
 TRAINING: dict[str, dict[str, Any]] = {
     "ppo": MINIBATCHES,
     "a2c": {**ON_POLICY, "lr": 2e-2, "train_batch_size": 32},
+    "reinforce": {"gamma": 0.5, "lr": 2e-2, "train_batch_size": 32},
     "impala": {**MINIBATCHES, "num_epochs": 2},
     "appo": MINIBATCHES,
     "dqn": ACTION_VALUES,
