@@ -78,7 +78,9 @@ def test_loss_and_errors_are_those_of_the_papers_equations(double_q, dueling):
         worth = [np.mean([quantile(judge, after, tau, a, dueling) for tau in policy_taus[row]]) for a in range(2)]
         best = int(np.argmax(worth))
         goes_on = GAMMA * (not batch["terminateds"][row])
-        targets = [batch["rewards"][row] + goes_on * quantile(target, after, t, best, dueling) for t in target_taus[row]]
+        targets = [
+            batch["rewards"][row] + goes_on * quantile(target, after, t, best, dueling) for t in target_taus[row]
+        ]
         values = [quantile(module, obs, tau, batch["actions"][row], dueling) for tau in taus[row]]
         loss = 0.0
         for tau, value in zip(taus[row], values):
