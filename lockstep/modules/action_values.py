@@ -19,7 +19,6 @@ from lockstep.modules.model_config import ModelConfig
 from lockstep.modules.remembering import Remembered, TransitionModule
 from lockstep.modules.rl_module import Batch
 
-
 LEVEL_NOISE = "level_noise"
 """column: standard normal numbers, whose share below them are the levels of quantiles"""
 
