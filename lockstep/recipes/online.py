@@ -13,7 +13,6 @@ from lockstep.algorithms import (
     C51Config,
     DQNConfig,
     IMPALAConfig,
-    IQNConfig,
     PPOConfig,
     QRDQNConfig,
     SACConfig,
@@ -21,7 +20,7 @@ from lockstep.algorithms import (
 )
 from lockstep.recipes.recipe import RL_ZOO, Recipe
 
-Config = TypeVar("Config", DQNConfig, C51Config, QRDQNConfig, IQNConfig)
+Config = TypeVar("Config", DQNConfig, C51Config, QRDQNConfig)
 CLEANRL_C51 = "CleanRL, published agent CartPole-v1-c51-seed1, 500k steps"
 
 
@@ -68,11 +67,6 @@ def c51_cartpole() -> C51Config:
 def qrdqn_cartpole() -> QRDQNConfig:
     """As DQN, with 10 quantiles. Their loss is a sum over them, clipped by its norm: twice the learning rate."""
     return _action_values_cartpole(QRDQNConfig().training(num_quantiles=10), lr=2e-3)
-
-
-def iqn_cartpole() -> IQNConfig:
-    """As QR-DQN, with the 8 levels of the defaults."""
-    return _action_values_cartpole(IQNConfig(), lr=2e-3)
 
 
 def _action_values_cartpole(config: Config, lr: float = 1e-3) -> Config:
