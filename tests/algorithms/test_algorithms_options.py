@@ -62,7 +62,7 @@ ROWS: dict[str, list[Row]] = {
         ("training.num_quantiles", 8, "no option 'num_quantiles'"),
     ],
     "qrdqn": [*OF_ACTION_VALUES, ("training.num_atoms", 51, "no option 'num_atoms'")],
-    "iqn": [*OF_ACTION_VALUES, ("training.num_quantile", 8, "did you mean 'num_quantiles'?")],
+    "iqn": [*OF_ACTION_VALUES, ("training.num_quantile", 8, "did you mean 'num_quantiles' or")],
     "sac": [
         *OF_SAMPLES,
         ("training.alpha", "automatic", "'auto'"),
