@@ -9,6 +9,7 @@ from lockstep.algorithms.cql import CQLConfig, CQLLearner
 from lockstep.algorithms.dqn import DQNConfig, DQNLearner
 from lockstep.algorithms.impala import IMPALAConfig, IMPALALearner
 from lockstep.algorithms.iql import IQLConfig, IQLLearner
+from lockstep.algorithms.iqn import IQNConfig, IQNLearner
 from lockstep.algorithms.marwil import MARWILConfig, MARWILLearner
 from lockstep.algorithms.policy import Policy, policy_within_training_step
 from lockstep.algorithms.ppo import PPOConfig, PPOLearner
@@ -27,6 +28,7 @@ ALGORITHMS: tuple[type[AlgorithmConfig], ...] = (
     DQNConfig,
     C51Config,
     QRDQNConfig,
+    IQNConfig,
     BCConfig,
     MARWILConfig,
     CQLConfig,
@@ -63,6 +65,8 @@ __all__ = [
     "IMPALALearner",
     "IQLConfig",
     "IQLLearner",
+    "IQNConfig",
+    "IQNLearner",
     "MARWILConfig",
     "MARWILLearner",
     "PPOConfig",

@@ -12,7 +12,7 @@ from lockstep.modules.acting import (
 )
 from lockstep.modules.action_critics import ActionCritics, DefaultIQLModule, DefaultSACModule, DefaultTD3Module
 from lockstep.modules.action_dist import ActionDist
-from lockstep.modules.action_values import DefaultQModule, DistributionalQModule
+from lockstep.modules.action_values import LEVEL_NOISE, DefaultQModule, DistributionalQModule, ImplicitQuantileModule
 from lockstep.modules.actor_critic import (
     DefaultActorCriticModule,
     RecurrentActorCriticModule,
@@ -43,6 +43,7 @@ from lockstep.modules.rl_module import RLModule, RLModuleSpec, wrap_module
 __all__ = [
     "ALL_MODULES",
     "DEFAULT_MODULE_ID",
+    "LEVEL_NOISE",
     "ActingWeights",
     "ActionCritics",
     "ActionDist",
@@ -62,6 +63,7 @@ __all__ = [
     "Exploration",
     "GatedTransformer",
     "GaussianNoise",
+    "ImplicitQuantileModule",
     "MemoryEncoder",
     "ModelConfig",
     "MultiRLModule",

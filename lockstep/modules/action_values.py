@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -12,10 +13,14 @@ from gymnasium import spaces
 from torch import Tensor
 
 from lockstep.data.actions import ACTION_MASK
-from lockstep.modules.layers import make_head, mask_logits
+from lockstep.modules.actor_critic import trained
+from lockstep.modules.layers import make_head, make_mlp, mask_logits
 from lockstep.modules.model_config import ModelConfig
-from lockstep.modules.remembering import TransitionModule
+from lockstep.modules.remembering import Remembered, TransitionModule
 from lockstep.modules.rl_module import Batch
+
+LEVEL_NOISE = "level_noise"
+"""column: standard normal numbers, whose share below them are the levels of quantiles"""
 
 
 class DefaultQModule(TransitionModule):
@@ -129,3 +134,70 @@ class DistributionalQModule(DefaultQModule):
             return np.asarray(outputs.mean(-1))
         probs = np.exp(outputs - outputs.max(-1, keepdims=True))
         return np.asarray(probs @ self.atoms.numpy().astype(probs.dtype, copy=False) / probs.sum(-1))
+
+
+class ImplicitQuantileModule(DefaultQModule):
+    """Computes quantiles of the return of each action at any levels (Dabney et al. 2018, arXiv:1806.06923).
+
+    Features are multiplied with an embedding of the level, of `num_cosines` cosines (equation 4), and go through one
+    more hidden layer and the head. A batch has the levels as `"level_noise"` `[N, K]`; without them, as in acting, they
+    are the middles of `num_value_outputs` equal parts of [0, 1], the same each time.
+
+    With `dueling` quantiles are put together as `DefaultQModule` does with values. Acting takes the largest mean.
+    """
+
+    def setup(self) -> None:
+        super().setup()
+        config, width = ModelConfig.of(self.model_config), self.encoder.output_size
+        gain = config.hidden_gain if config.orthogonal_init else None
+        self.embedding = make_mlp(config.num_cosines, (width,), "relu", gain)
+        self.hidden = make_mlp(width, (width,), config.activation, gain)
+        has_value = self.value_head is not None
+        self.value_hidden = make_mlp(width, (width,), config.activation, gain) if has_value else None
+        levels = (torch.arange(config.num_value_outputs) + 0.5) / config.num_value_outputs
+        self.middles: Tensor
+        self.frequencies: Tensor
+        self.register_buffer("middles", levels, persistent=False)
+        self.register_buffer("frequencies", math.pi * torch.arange(config.num_cosines), persistent=False)
+
+    def _forward(self, batch: Batch) -> dict[str, Tensor]:
+        """Return what acting needs: `"action_dist_inputs"` `[N, A]`, the means."""
+        return {"action_dist_inputs": self.masked(batch, self.mean_values(self.value_outputs(batch)))}
+
+    def forward_train(self, batch: Batch) -> dict[str, Tensor]:
+        """Return `"value_outputs"` `[N, A, K]` and their levels, `"levels"` `[N, K]` (`[K]` without noise)."""
+        if self.is_unread(batch):
+            return self.with_state(batch, self.forward_train)
+        return {"value_outputs": self.value_outputs(batch), "levels": self.levels_of(batch)}
+
+    def levels_of(self, batch: Batch) -> Tensor:
+        """Return the levels `[N, K]` that the batch asks for, uniform in [0, 1]; without them those of acting `[K]`."""
+        return torch.special.ndtr(batch[LEVEL_NOISE]) if LEVEL_NOISE in batch else self.middles
+
+    def value_outputs(self, batch: Batch) -> Tensor:
+        """Return quantiles `[N, A, K]`."""
+        return super().value_outputs(batch).transpose(-1, -2)
+
+    def mean_values(self, outputs: Tensor) -> Tensor:
+        """Return the means `[...]` of quantiles `[..., K]`."""
+        return outputs.mean(-1)
+
+    def get_non_inference_attributes(self) -> list[str]:
+        return [*super().get_non_inference_attributes(), "value_hidden"]
+
+    def _advantages_and_value(self, batch: Batch) -> Sequence[Any]:
+        """Return the outputs of the two heads, `[N, K, A]` and `[N, K, 1]`; without `dueling` there is one."""
+        dtype = self.policy_head.weight.dtype
+        embedded = self.embedding((self.levels_of(batch).unsqueeze(-1) * self.frequencies).cos().to(dtype))
+        features = self._features(batch, self.encoder)
+        advantages = self.policy_head(self.hidden(features.unsqueeze(-2) * embedded))
+        if self.value_head is None or self.value_hidden is None:
+            return advantages, None
+        if self.value_encoder is not None:
+            features = self._features(batch, self.value_encoder)
+        return advantages, self.value_head(self.value_hidden(features.unsqueeze(-2) * embedded))
+
+    def _features(self, batch: Batch, encoder: Any) -> Tensor:
+        """Return the features `[N, F]`, those that are remembered where there is a memory."""
+        obs = batch["obs"]
+        return trained(obs.features) if isinstance(obs, Remembered) else encoder(*self._inputs(batch))

@@ -77,7 +77,10 @@ class ModelConfig:
     dueling: bool = False
     """Action values from a value and advantages instead of one number for each action (Wang et al. 2016)."""
     num_value_outputs: int = 1
-    """Numbers for each action in distributions of action values. Set by C51 (atoms) and QR-DQN (quantiles)."""
+    """Numbers for each action in distributions of action values. Set by C51 (atoms), QR-DQN (quantiles) and IQN
+    (quantiles that it acts by)."""
+    num_cosines: int = 64
+    """Cosines that stand for the level of a quantile. Set by IQN."""
     value_range: tuple[float, float] | None = None
     """First and last atom of distributions of action values. Set by C51."""
     orthogonal_init: bool = True
@@ -121,7 +124,7 @@ class ModelConfig:
             if not isinstance(widths, list | tuple) or not all(map(_is_count, widths)):
                 raise ValueError(f"{name} must be a list of positive whole numbers, got {widths!r}")
             object.__setattr__(self, name, tuple(map(int, widths)))
-        for name in ("recurrent_size", "max_seq_len", "num_value_outputs", "num_critics"):
+        for name in ("recurrent_size", "max_seq_len", "num_value_outputs", "num_cosines", "num_critics"):
             object.__setattr__(self, name, check_whole(name, getattr(self, name), 1))
         for name in ("activation", "conv_activation"):
             check_choice(name, getattr(self, name), ACTIVATIONS)

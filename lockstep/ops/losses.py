@@ -1,5 +1,5 @@
 """Loss terms, one number for each row (the learner decides which rows count and by what to divide), and targets that
-are distributions of returns: on fixed atoms (C51), and as quantiles (QR-DQN).
+are distributions of returns: on fixed atoms (C51), and as quantiles (QR-DQN, IQN).
 """
 
 from __future__ import annotations
@@ -163,22 +163,28 @@ def project_on_atoms(
     return projected.scatter_add_(-1, (index + 1).clamp(max=num_atoms - 1), probs * share)
 
 
-def quantile_huber_loss(quantiles: Tensor, targets: Tensor, *, kappa: float = 1.0) -> Tensor:
+def quantile_huber_loss(
+    quantiles: Tensor, targets: Tensor, *, kappa: float = 1.0, levels: Tensor | None = None
+) -> Tensor:
     """Return the quantile Huber loss, summed over the quantiles, the mean over the targets.
 
-    Dabney et al. 2018, arXiv:1710.10044, equation 10.
+    Dabney et al. 2018, arXiv:1710.10044, equation 10; with `levels` arXiv:1806.06923, equation 3.
 
-    `quantiles` `[N, K]` stand for the levels `(k + 1/2) / K`. Errors up to `kappa` count by their square and beyond it
-    linearly; `kappa` 0: linearly throughout, which is plain quantile regression.
+    Errors up to `kappa` count by their square and beyond it linearly; `kappa` 0: linearly throughout, which is plain
+    quantile regression.
 
     Args:
         quantiles: `[N, K]`, being learned.
         targets: `[N, M]`, samples or quantiles of the target, without a gradient.
+        levels: `[N, K]`, in [0, 1], the levels of the quantiles; None: `(k + 1/2) / K`.
 
     Returns:
         `[N]`.
     """
-    loss: Tensor = _QuantileHuber.apply(quantiles, targets, kappa)
+    if levels is None:
+        num = quantiles.shape[-1]
+        levels = (torch.arange(num, dtype=quantiles.dtype, device=quantiles.device) + 0.5) / num
+    loss: Tensor = _QuantileHuber.apply(quantiles, targets, levels, kappa)
     return loss
 
 
@@ -186,9 +192,7 @@ class _QuantileHuber(torch.autograd.Function):
     """Loss and gradient from one look at all pairs `[N, K, M]`; autograd would keep and read eight such arrays."""
 
     @staticmethod
-    def forward(ctx: Any, quantiles: Tensor, targets: Tensor, kappa: float) -> Tensor:
-        num = quantiles.shape[-1]
-        levels = (torch.arange(num, dtype=quantiles.dtype, device=quantiles.device) + 0.5) / num
+    def forward(ctx: Any, quantiles: Tensor, targets: Tensor, levels: Tensor, kappa: float) -> Tensor:
         errors = targets.unsqueeze(-2) - quantiles.unsqueeze(-1)
         weights = (levels.unsqueeze(-1) - (errors < 0).to(errors.dtype)).abs()
         if kappa > 0.0:
@@ -203,6 +207,6 @@ class _QuantileHuber(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         (slopes,) = ctx.saved_tensors
-        return -gradient.unsqueeze(-1) * slopes, None, None
+        return -gradient.unsqueeze(-1) * slopes, None, None, None

@@ -52,7 +52,7 @@ class EnvRunnersSection(Section[ConfigT]):
     explore: bool = True
     """draw actions while collecting; False takes the most likely ones"""
     exploration: Literal["epsilon", "normal", "ou", "gsde"] | None = None
-    """how actions are drawn: "epsilon" (DQN, C51, QR-DQN), "normal" or "ou" noise (TD3, SAC), "gsde" (PPO, A2C, SAC);
+    """how actions are drawn: "epsilon" (DQN and its kin), "normal" or "ou" noise (TD3, SAC), "gsde" (PPO, A2C, SAC);
     `None`: as the algorithm does by itself"""
     exploration_config: dict[str, Any] = option(factory=dict)
     """options of the exploration by name: `epsilon`; `scale`; `sigma`, `theta`, `dt`; `sample_freq`, `log_std_init`"""
@@ -151,7 +151,7 @@ class EvaluationSection(Section[ConfigT]):
     evaluation_explore: bool = False
     """draw actions in evaluation too"""
     epsilon: float = option(0.0, ge=0, le=1)
-    """of DQN, C51 and QR-DQN: the probability of a chance action in evaluation"""
+    """of DQN and its kin: the probability of a chance action in evaluation"""
     stop_return: float | None = None
     """end the run when an evaluation's mean return reaches this"""
 

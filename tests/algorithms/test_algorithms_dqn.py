@@ -11,7 +11,7 @@ from space_envs import SpaceEnv
 from torch import nn
 
 from lockstep import DQNConfig, SampleBatch, policy_within_training_step
-from lockstep.algorithms import C51Config, QRDQNConfig
+from lockstep.algorithms import C51Config, IQNConfig, QRDQNConfig
 from lockstep.algorithms.dqn import DQNLearner
 from lockstep.modules import EpsilonGreedy
 from lockstep.replay import PrioritizedVectorReplayBuffer, VectorReplayBuffer
@@ -262,7 +262,7 @@ class RewardIsAction(SpaceEnv):
         return obs, float(action), *rest
 
 
-@pytest.mark.parametrize("cls", [DQNConfig, C51Config, QRDQNConfig])
+@pytest.mark.parametrize("cls", [DQNConfig, C51Config, QRDQNConfig, IQNConfig])
 def test_evaluation_takes_chance_actions_with_an_epsilon_of_its_own(cls):
     for epsilon, share in ((None, 0.0), (0.5, 0.25), (1.0, 0.5)):
         config = cls().environment(lambda: RewardIsAction(action_space=spaces.Discrete(2))).training(epsilon=1.0)

@@ -66,6 +66,7 @@ ROWS: dict[str, list[Row]] = {
         ("training.num_quantiles", 8, "no option 'num_quantiles'"),
     ],
     "qrdqn": [*OF_ACTION_VALUES, ("training.num_atoms", 51, "no option 'num_atoms'")],
+    "iqn": [*OF_ACTION_VALUES, ("training.num_quantile", 8, "did you mean 'num_quantiles' or")],
     "sac": [
         *OF_SAMPLES,
         ("training.alpha", "automatic", "'auto'"),
@@ -99,6 +100,7 @@ LIMITS: dict[str, dict[str, str]] = {
     "dqn": {"epsilon": SHARE, "tau": RATE, "target_update_interval": COUNT, "huber_delta": "above 0"},
     "c51": {"num_atoms": "at least 2"},
     "qrdqn": {"num_quantiles": "at least 2", "kappa": "at least 0"},
+    "iqn": {"num_quantiles": COUNT, "num_target_quantiles": COUNT, "num_policy_quantiles": COUNT, "num_cosines": COUNT},
     "sac": {"tau": RATE, "alpha": "at least 0", "initial_alpha": "above 0", "target_update_interval": COUNT},
     "td3": {"policy_delay": COUNT, "target_noise": "at least 0", "noise_clip": "at least 0", "tau": RATE},
     "marwil": {"beta": "at least 0", "max_weight": "above 0", "moving_average_sqd_adv_norm_update_rate": SHARE},

@@ -30,6 +30,7 @@ from lockstep.learner.reduction import DistributedReducer
 CLIPPED = {"grad_clip": 0.05, "grad_clip_by": "global_norm", "lr": 1e-2}
 PPO = {**CLIPPED, "normalize_advantages": "minibatch", "entropy_coeff": 0.01}
 FOLLOWED = {"target_update_interval": 4, "tau": 0.5}
+LEVELS = {"num_quantiles": 5, "num_target_quantiles": 3, "num_policy_quantiles": 4, "num_cosines": 6}
 CASES = {
     "ppo, shuffled, advantages normalised per minibatch": Case(training=PPO),
     "ppo, unshuffled, advantages normalised per batch": Case(
@@ -77,6 +78,10 @@ CASES = {
     ),
     "c51": Case("c51", {**CLIPPED, **FOLLOWED, "num_atoms": 7, "v_min": -3.0, "v_max": 3.0}, source="batch"),
     "qrdqn": Case("qrdqn", {**CLIPPED, **FOLLOWED, "num_quantiles": 5}, source="batch"),
+    "iqn, empty shards": Case("iqn", {**CLIPPED, **FOLLOWED, **LEVELS}, source="batch", empty=True),
+    "iqn, sequences of a GRU": Case(
+        "iqn", {**CLIPPED, **FOLLOWED, **LEVELS, "double_q": False}, source="batch", memory="gru", minibatch_size=4
+    ),
     "impala, older policies acted, empty shards": Case("impala", CLIPPED, behaviour=True, empty=True),
     "impala, sequences of an LSTM": Case("impala", CLIPPED, memory="lstm", behaviour=True, minibatch_size=4),
     "appo, older policies acted, KL penalty": Case(
@@ -163,6 +168,7 @@ VARIANTS = {
     "iql, discrete",
     "sac, discrete, empty shards",
     "c51, sequences of a GRU",
+    "iqn, sequences of a GRU",
     "sac, discrete, sequences of a GRU",
     "td3, sequences of an LSTM",
     "dqn, sequences of attention",

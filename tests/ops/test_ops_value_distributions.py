@@ -86,6 +86,14 @@ def test_the_quantile_loss_worked_out_by_hand():
     assert quantile_huber_loss(tensor([1.0, 4.0]), tensor([1.5, 4.0]), kappa=0.0).item() == pytest.approx(0.75)
 
 
+def test_the_quantile_loss_at_levels_of_each_row_worked_out_by_hand():
+    # levels 0.9, 0.2 of the first row, 0.5, 1 of the second; the errors are those above
+    levels = tensor([0.9, 0.2], [0.5, 1.0])
+    loss = quantile_huber_loss(tensor([1.0, 4.0], [1.0, 4.0]), tensor([1.5, 4.0], [1.5, 4.0]), levels=levels)
+    first = (0.9 * 0.125 + 0.9 * 2.5) / 2 + 0.8 * 2.0 / 2
+    torch.testing.assert_close(loss, tensor(first, (0.5 * 0.125 + 0.5 * 2.5) / 2))
+
+
 def written_out(quantiles, targets, kappa):
     """Equation 10 with torch's own Huber loss, for autograd."""
     number, count = quantiles.shape

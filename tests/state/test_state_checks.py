@@ -26,7 +26,7 @@ def test_without_ray_the_message_says_what_to_install():
 
 
 def test_nothing_says_to_install_the_package_before_it_is_published():
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*")]
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*")]
     for path in [*pages, *(ROOT / "lockstep").rglob("*.py")]:
         if path.is_file() and path.suffix in (".md", ".py", ".yaml", ""):
             assert "lockstep-rl[" not in path.read_text(), path

@@ -14,6 +14,7 @@ from lockstep.learner.config import SampledTraining, TrainingOptions
 from lockstep.learner.learner import Learner, Outputs
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.learner.targets import TargetNetwork
+from lockstep.modules import LEVEL_NOISE
 from lockstep.ops.fused_losses import can_fuse_q, load_q_kernel, q_loss
 from lockstep.state.options import ConfigT, option
 from lockstep.state.schedules import ScheduleLike
@@ -30,7 +31,7 @@ class ActionValueOptions(TrainingOptions, total=False):
 
 @dataclass
 class ActionValueTraining(SampledTraining[ConfigT]):
-    """Options that DQN, C51 and QR-DQN have in common."""
+    """Options that DQN, C51, QR-DQN and IQN have in common."""
 
     lr: ScheduleLike = 5e-4
     train_batch_size: int = 32
@@ -51,10 +52,13 @@ class ActionValueTraining(SampledTraining[ConfigT]):
 
 
 Training = TypeVar("Training", bound=ActionValueTraining)
+NEXT, TARGET = "next_", "target_"
+"""what the names of random numbers begin with that are for the next observation: of the network that learns, and of its
+target"""
 
 
 class QLearner(TransitionLearner[Training]):
-    """The family of DQN, C51 and QR-DQN. The target network is part of the learner's state."""
+    """The family of DQN, C51, QR-DQN and IQN. The target network is part of the learner's state."""
 
     parts: tuple[str, ...] = ()
     """what the loss asks of a network besides `forward_train`"""
@@ -95,10 +99,14 @@ class QLearner(TransitionLearner[Training]):
         With `double_q` the network that learns picks it (van Hasselt et al. 2016), else the target network itself.
         """
         module: Any = self.module[module_id]
-        after, target_after = next_inputs(batch), next_inputs(batch, of_target=True)
+        target = self.registered[f"{module_id}/target"].module
+        after, target_after = noisy_next_inputs(batch), noisy_next_inputs(batch, of_target=True)
         with self.mixed_precision():
-            outputs = self.to_tensor(self.registered[f"{module_id}/target"].module.value_outputs(target_after))
-            picking = self.to_tensor(module.value_outputs(after)) if self.config_of(module_id).double_q else outputs
+            outputs = picking = self.to_tensor(target.value_outputs(target_after))
+            if self.config_of(module_id).double_q:
+                picking = self.to_tensor(module.value_outputs(after))
+            elif LEVEL_NOISE in after:  # the action is judged by levels of its own
+                picking = self.to_tensor(target.value_outputs({**target_after, LEVEL_NOISE: after[LEVEL_NOISE]}))
         return of_actions(outputs, module.masked(after, module.mean_values(picking)).argmax(-1))
 
     # -- the loss ---
@@ -139,6 +147,12 @@ class QLearner(TransitionLearner[Training]):
         qf_loss, q_mean, td_error_mean = terms.unbind()
         self.log(module_id, qf_loss=qf_loss, q_mean=q_mean, td_error_mean=td_error_mean)
         return loss
+
+
+def noisy_next_inputs(batch: TensorColumns, *, of_target: bool = False) -> TensorColumns:
+    """Return `next_inputs`, and the random numbers that the network, or its target, takes there."""
+    found, prefix = next_inputs(batch, of_target=of_target), TARGET if of_target else NEXT
+    return found | {name: batch[prefix + name] for name in (LEVEL_NOISE,) if prefix + name in batch}
 
 
 def of_actions(outputs: Tensor, actions: Tensor) -> Tensor:
