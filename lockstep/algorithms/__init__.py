@@ -16,6 +16,7 @@ from lockstep.algorithms.qrdqn import QRDQNConfig, QRDQNLearner
 from lockstep.algorithms.sac import SACConfig, SACLearner
 from lockstep.algorithms.td3 import TD3Config, TD3Learner
 from lockstep.algorithms.td3_bc import TD3BCConfig, TD3BCLearner
+from lockstep.algorithms.tqc import TQCConfig, TQCLearner
 
 ALGORITHMS: tuple[type[AlgorithmConfig], ...] = (
     PPOConfig,
@@ -31,6 +32,7 @@ ALGORITHMS: tuple[type[AlgorithmConfig], ...] = (
     IQLConfig,
     TD3BCConfig,
     SACConfig,
+    TQCConfig,
     TD3Config,
 )
 
@@ -74,6 +76,8 @@ __all__ = [
     "TD3BCLearner",
     "TD3Config",
     "TD3Learner",
+    "TQCConfig",
+    "TQCLearner",
     "get_config",
     "policy_within_training_step",
 ]

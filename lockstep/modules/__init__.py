@@ -10,7 +10,13 @@ from lockstep.modules.acting import (
     TorchActor,
     make_actor,
 )
-from lockstep.modules.action_critics import ActionCritics, DefaultIQLModule, DefaultSACModule, DefaultTD3Module
+from lockstep.modules.action_critics import (
+    ActionCritics,
+    DefaultIQLModule,
+    DefaultSACModule,
+    DefaultTD3Module,
+    DefaultTQCModule,
+)
 from lockstep.modules.action_dist import ActionDist
 from lockstep.modules.action_values import DefaultQModule, DistributionalQModule
 from lockstep.modules.actor_critic import (
@@ -56,6 +62,7 @@ __all__ = [
     "DefaultQModule",
     "DefaultSACModule",
     "DefaultTD3Module",
+    "DefaultTQCModule",
     "DistributionalQModule",
     "Encoder",
     "EpsilonGreedy",

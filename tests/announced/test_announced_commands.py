@@ -52,7 +52,7 @@ def commands_of(page: str) -> list[str]:
     return [shlex.join(found) for found in words if found[:1] == ["lockstep"]]
 
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 COMMANDS = {page.name: found for page in PAGES if (found := commands_of(page.read_text()))}
 COMMANDS["off the pages"] = [shlex.join(shlex.split(text)) for text in OFF_THE_PAGES]
 

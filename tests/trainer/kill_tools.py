@@ -41,6 +41,7 @@ MORE_KINDS = {
     "sequences": ("dqn", SEQUENCES),
     "offline sequences": ("iql", {"rl_module": {"model_config": LSTM}}),
     **{name: (name, {}) for name in ("a2c", "c51", "qrdqn")},
+    "tqc": ("tqc", UNIFORM),
 }
 
 
