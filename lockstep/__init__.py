@@ -26,6 +26,7 @@ from lockstep.algorithms import (
     SACConfig,
     TD3BCConfig,
     TD3Config,
+    TQCConfig,
     get_config,
     policy_within_training_step,
 )
@@ -76,6 +77,7 @@ __all__ = [
     "SampleBatch",
     "TD3BCConfig",
     "TD3Config",
+    "TQCConfig",
     "TrainResult",
     "__version__",
     "estimate",

@@ -18,6 +18,7 @@ from lockstep.algorithms.reinforce import REINFORCEConfig, REINFORCELearner
 from lockstep.algorithms.sac import SACConfig, SACLearner
 from lockstep.algorithms.td3 import TD3Config, TD3Learner
 from lockstep.algorithms.td3_bc import TD3BCConfig, TD3BCLearner
+from lockstep.algorithms.tqc import TQCConfig, TQCLearner
 
 ALGORITHMS: tuple[type[AlgorithmConfig], ...] = (
     PPOConfig,
@@ -35,6 +36,7 @@ ALGORITHMS: tuple[type[AlgorithmConfig], ...] = (
     IQLConfig,
     TD3BCConfig,
     SACConfig,
+    TQCConfig,
     TD3Config,
 )
 
@@ -82,6 +84,8 @@ __all__ = [
     "TD3BCLearner",
     "TD3Config",
     "TD3Learner",
+    "TQCConfig",
+    "TQCLearner",
     "get_config",
     "policy_within_training_step",
 ]

@@ -117,6 +117,8 @@ ELSEWHERE = {
     "estimation_step": "n_step",
     "polyak": "tau",
     "policy_freq": "policy_delay",
+    "n_quantiles": "num_quantiles",
+    "top_quantiles_to_drop_per_net": "quantiles_to_drop",
     "action_noise": "exploration_noise",
     "target_policy_noise": "target_noise",
     "target_noise_clip": "noise_clip",

@@ -10,7 +10,13 @@ from lockstep.modules.acting import (
     TorchActor,
     make_actor,
 )
-from lockstep.modules.action_critics import ActionCritics, DefaultIQLModule, DefaultSACModule, DefaultTD3Module
+from lockstep.modules.action_critics import (
+    ActionCritics,
+    DefaultIQLModule,
+    DefaultSACModule,
+    DefaultTD3Module,
+    DefaultTQCModule,
+)
 from lockstep.modules.action_dist import ActionDist
 from lockstep.modules.action_values import LEVEL_NOISE, DefaultQModule, DistributionalQModule, ImplicitQuantileModule
 from lockstep.modules.actor_critic import (
@@ -57,6 +63,7 @@ __all__ = [
     "DefaultQModule",
     "DefaultSACModule",
     "DefaultTD3Module",
+    "DefaultTQCModule",
     "DistributionalQModule",
     "Encoder",
     "EpsilonGreedy",

@@ -1,4 +1,4 @@
-"""Networks that judge actions: critics `Q(s, a)`, and the default modules of SAC, TD3 and IQL, which have them."""
+"""Networks that judge actions: critics `Q(s, a)`, and the default modules of SAC, TQC, TD3 and IQL, which have them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class ActionCritics(nn.Module):
     For a Box the action goes in beside the observation's features; for a Discrete space one value for each action comes
     out. Features that are learned (of images) are shared by all critics; the layers above them (`hiddens`) are not.
     With `config.q_share_layers` they are those of `encoder`, the policy's, which gives them away. With a memory they
-    are those of an encoder with memory, which all critics share.
+    are those of an encoder with memory, which all critics share. With `config.num_value_outputs` above 1 each value of
+    a Box is as many quantiles.
     """
 
     def __init__(
@@ -50,14 +51,14 @@ class ActionCritics(nn.Module):
             self.features = encoder.share_features()
         else:
             self.features = make_features(space, config)
-        num_actions = action_dist.noise_size
+        num_actions, self.num_outputs = action_dist.noise_size, config.num_value_outputs
         num_inputs = self.features.output_size + (0 if self.is_discrete else num_actions)
         gains = (config.hidden_gain, config.value_gain) if config.orthogonal_init else (None, None)
         self.mlp = BatchedMLP(
             config.num_critics,
             num_inputs,
-            config.hiddens,
-            num_actions if self.is_discrete else 1,
+            config.hiddens if config.critic_hiddens is None else config.critic_hiddens,
+            num_actions if self.is_discrete else self.num_outputs,
             activation=config.activation,
             hidden_gain=gains[0],
             output_gain=gains[1],
@@ -72,7 +73,7 @@ class ActionCritics(nn.Module):
     ) -> Tensor:
         """Return values `[K, N]` of actions `[N, A]` of a Box, or `[K, N, A]` of all actions of a Discrete space.
 
-        Actions that a mask forbids have a very low value.
+        With M quantiles for each value `[K, N, M]`. Actions that a mask forbids have a very low value.
 
         Args:
             frozen: the gradient goes to the actions only.
@@ -94,7 +95,8 @@ class ActionCritics(nn.Module):
             if actions is None:
                 raise ValueError("critics of a Box action space need actions; give a tensor [N, A]")
             both = torch.cat([inputs, actions.to(inputs.dtype)], -1)
-            return self.mlp(both, frozen=frozen, first_only=first_only).squeeze(-1)
+            values = self.mlp(both, frozen=frozen, first_only=first_only)
+            return values.squeeze(-1) if self.num_outputs == 1 else values
         values = self.mlp(inputs, frozen=frozen, first_only=first_only)
         return mask_logits(values, obs[ACTION_MASK]) if self.is_masked else values
 
@@ -169,6 +171,26 @@ class DefaultSACModule(TransitionModule):
 
     def get_non_inference_attributes(self) -> list[str]:
         return ["critics"]
+
+
+class DefaultTQCModule(DefaultSACModule):
+    """Holds TQC's policy, that of SAC, and critics whose values are `num_value_outputs` quantiles.
+
+    `ValueError` for actions of other spaces than Box.
+    """
+
+    def setup(self) -> None:
+        if not isinstance(self.action_space, spaces.Box):
+            raise ValueError(f"TQC needs a Box action space, not {self.action_space}")
+        super().setup()
+
+    def compute_values(self, batch: Batch) -> Tensor:
+        """Return the value `[N]` of the policy's most likely action, without entropy: the mean of all quantiles."""
+        if self.is_unread(batch):
+            return self.with_state(batch, lambda rows: {"vf_preds": self.compute_values(rows)})["vf_preds"]
+        dist = self.action_dist_cls.from_inputs(self._forward(batch)["action_dist_inputs"])
+        values: Tensor = trained(self.critics)(batch["obs"], dist.mode()).mean((0, -1))
+        return values
 
 
 class DefaultTD3Module(TransitionModule):

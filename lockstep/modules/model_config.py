@@ -77,8 +77,8 @@ class ModelConfig:
     dueling: bool = False
     """Action values from a value and advantages instead of one number for each action (Wang et al. 2016)."""
     num_value_outputs: int = 1
-    """Numbers for each action in distributions of action values. Set by C51 (atoms), QR-DQN (quantiles) and IQN
-    (quantiles that it acts by)."""
+    """Numbers for each action in distributions of action values. Set by C51 (atoms), QR-DQN and TQC (quantiles)
+    and IQN (quantiles that it acts by)."""
     num_cosines: int = 64
     """Cosines that stand for the level of a quantile. Set by IQN."""
     value_range: tuple[float, float] | None = None
@@ -105,7 +105,10 @@ class ModelConfig:
     image_hiddens: tuple[int, ...] = (512,)
     """Dense layers after the convolutions."""
     num_critics: int = 2
-    """Networks of action values of SAC and of algorithms for continuous actions; the smallest value counts."""
+    """Networks of action values of SAC and of algorithms for continuous actions; the smallest value counts (TQC: the
+    mean)."""
+    critic_hiddens: tuple[int, ...] | None = None
+    """Widths of the hidden layers of critics `Q(s, a)`; None: `hiddens`."""
     log_std_bounds: tuple[float, float] = (-20.0, 2.0)
     """Bounds of the logarithm of the standard deviations of SAC."""
     recurrent: str | None = None
@@ -119,8 +122,10 @@ class ModelConfig:
     """Time steps through which the gradient of a network with memory flows: episodes are cut into such sequences."""
 
     def __post_init__(self) -> None:
-        for name in ("hiddens", "image_hiddens"):
+        for name in ("hiddens", "image_hiddens", "critic_hiddens"):
             widths = getattr(self, name)
+            if widths is None and name == "critic_hiddens":
+                continue
             if not isinstance(widths, list | tuple) or not all(map(_is_count, widths)):
                 raise ValueError(f"{name} must be a list of positive whole numbers, got {widths!r}")
             object.__setattr__(self, name, tuple(map(int, widths)))

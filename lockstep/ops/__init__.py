@@ -18,6 +18,7 @@ from lockstep.ops.losses import (
     expectile_loss,
     exponential_weights,
     imitation_loss,
+    mixture_huber_loss,
     project_on_atoms,
     quantile_huber_loss,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "gae",
     "imitation_loss",
     "lambda_returns",
+    "mixture_huber_loss",
     "monte_carlo_returns",
     "n_step_returns",
     "project_on_atoms",

@@ -1,5 +1,5 @@
 """Loss terms, one number for each row (the learner decides which rows count and by what to divide), and targets that
-are distributions of returns: on fixed atoms (C51), and as quantiles (QR-DQN, IQN).
+are distributions of returns: on fixed atoms (C51), and as quantiles (QR-DQN, IQN, TQC).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from lockstep.ops.distributions import Distribution
 
@@ -210,3 +211,56 @@ class _QuantileHuber(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         (slopes,) = ctx.saved_tensors
         return -gradient.unsqueeze(-1) * slopes, None, None, None
+
+
+def mixture_huber_loss(quantiles: Tensor, targets: Tensor, *, kappa: float = 1.0) -> Tensor:
+    """Return `quantile_huber_loss` of several critics against the same targets, which are in rising order.
+
+    Partial sums of the targets take the place of all pairs: with 5 critics of 25 quantiles a tenth of the time.
+
+    Args:
+        quantiles: `[C, N, K]`, being learned.
+        targets: `[N, M]`, each row in rising order, without a gradient.
+        kappa: > 0.
+
+    Returns:
+        `[C, N]`.
+    """
+    loss: Tensor = _MixtureHuber.apply(quantiles, targets, kappa)
+    return loss
+
+
+class _MixtureHuber(torch.autograd.Function):
+    """Loss and gradient from sums over the targets below, near under, near above and above each quantile."""
+
+    @staticmethod
+    def forward(ctx: Any, quantiles: Tensor, targets: Tensor, kappa: float) -> Tensor:
+        num_critics, num = len(quantiles), quantiles.shape[-1]
+        levels = (torch.arange(num, dtype=quantiles.dtype, device=quantiles.device) + 0.5) / num
+        levels = levels.repeat(num_critics)
+        centre = targets.mean(-1, keepdim=True)  # differences of sums of small numbers are exact enough
+        ordered = targets - centre
+        points = (quantiles - centre).transpose(0, 1).flatten(1)
+        places = torch.searchsorted(ordered, torch.cat([points - kappa, points, points + kappa], -1))
+        sums = F.pad(torch.stack([torch.ones_like(ordered), ordered, ordered.square()]).cumsum(-1), (1, 0))
+        far_below, below, up_to = sums.gather(-1, places.expand(3, -1, -1)).chunk(3, -1)
+        near_below, near_above, far_above = below - far_below, up_to - below, sums[..., -1:] - up_to
+        # sums of the errors, target minus quantile, and of their squares
+        far_under, under, over, far_over = (
+            part[1] - part[0] * points for part in (far_below, near_below, near_above, far_above)
+        )
+        squares_under, squares_over = (
+            part[2] - 2.0 * points * part[1] + part[0] * points.square() for part in (near_below, near_above)
+        )
+        slopes = levels * (over / kappa + far_above[0]) + (1.0 - levels) * (under / kappa - far_below[0])
+        loss = levels * (0.5 * squares_over / kappa + far_over - 0.5 * kappa * far_above[0])
+        loss = loss + (1.0 - levels) * (0.5 * squares_under / kappa - far_under - 0.5 * kappa * far_below[0])
+        count = targets.shape[-1]
+        ctx.save_for_backward((slopes / count).unflatten(-1, (num_critics, num)).transpose(0, 1))
+        return (loss / count).unflatten(-1, (num_critics, num)).sum(-1).T
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (slopes,) = ctx.saved_tensors
+        return -gradient.unsqueeze(-1) * slopes, None, None

@@ -18,6 +18,7 @@ from lockstep.algorithms import (
     REINFORCEConfig,
     SACConfig,
     TD3Config,
+    TQCConfig,
 )
 from lockstep.recipes.recipe import RL_ZOO, Recipe
 
@@ -171,6 +172,19 @@ def sac_pendulum() -> SACConfig:
     )
 
 
+def tqc_pendulum() -> TQCConfig:
+    """As `sac_pendulum`, with two small critics, for half as many steps."""
+    return (
+        TQCConfig()
+        .environment("Pendulum-v1")
+        .env_runners(num_envs_per_env_runner=4)
+        .training(lr=1e-3)
+        .replay(capacity=20_000, learning_starts=400)
+        .rl_module(model_config={"hiddens": (64, 64), "critic_hiddens": (64, 64), "num_critics": 2})
+        .reporting(total_steps=10_000)
+    )
+
+
 def td3_pendulum() -> TD3Config:
     """As `sac_pendulum`, with a longer warm-up by random actions."""
     return (
@@ -265,6 +279,7 @@ ONLINE: tuple[Recipe, ...] = (
     Recipe("ppo", "Acrobot-v1", ppo_acrobot, -73.506, f"{RL_ZOO}, 1M steps", 200_000, promise=-90.0),
     Recipe("ppo", "Pendulum-v1", ppo_pendulum, -172.225, f"{RL_ZOO}, 100k steps, with gSDE", 100_000, promise=-580.0),
     Recipe("sac", "Pendulum-v1", sac_pendulum, -156.995, f"{RL_ZOO}, 20k steps", 20_000, promise=-180.0),
+    Recipe("tqc", "Pendulum-v1", tqc_pendulum, -151.34, f"{RL_ZOO}, 20k steps", 10_000, promise=-180.0),
     Recipe("td3", "Pendulum-v1", td3_pendulum, -151.855, f"{RL_ZOO}, 20k steps", 20_000, promise=-190.0),
     Recipe(
         "ppo",

@@ -73,6 +73,12 @@ ROWS: dict[str, list[Row]] = {
         ("training.policy_lr", 2, "did you mean 'actor_lr'?"),
         ("training.ent_coef", 2, "did you mean 'alpha'?"),
     ],
+    "tqc": [
+        *OF_SAMPLES,
+        ("training.quantiles_to_drop", 25, "below num_quantiles=25"),
+        ("training.n_quantiles", 10, "did you mean 'num_quantiles'?"),
+        ("training.top_quantiles_to_drop_per_net", 1, "did you mean 'quantiles_to_drop'?"),
+    ],
     "td3": [
         *OF_SAMPLES,
         ("training.q_lr", 2, "did you mean 'critic_lr'?"),
@@ -102,6 +108,7 @@ LIMITS: dict[str, dict[str, str]] = {
     "qrdqn": {"num_quantiles": "at least 2", "kappa": "at least 0"},
     "iqn": {"num_quantiles": COUNT, "num_target_quantiles": COUNT, "num_policy_quantiles": COUNT, "num_cosines": COUNT},
     "sac": {"tau": RATE, "alpha": "at least 0", "initial_alpha": "above 0", "target_update_interval": COUNT},
+    "tqc": {"num_quantiles": "at least 2", "quantiles_to_drop": "at least 0", "tau": RATE},
     "td3": {"policy_delay": COUNT, "target_noise": "at least 0", "noise_clip": "at least 0", "tau": RATE},
     "marwil": {"beta": "at least 0", "max_weight": "above 0", "moving_average_sqd_adv_norm_update_rate": SHARE},
     "cql": {"num_actions": COUNT, "temperature": "above 0", "bc_iters": "at least 0", "min_q_weight": "at least 0"},

@@ -23,6 +23,7 @@ from lockstep import (
     SampleBatch,
     TD3BCConfig,
     TD3Config,
+    TQCConfig,
     get_config,
 )
 from lockstep.algorithms.ppo import PPOLearner
@@ -189,6 +190,8 @@ REFUSED = [
     *((built(A2CConfig, s), f"a2c cannot act in {s}", "Discrete, MultiDiscrete, MultiBinary") for s in NO_ACTIONS),
     *((built(kind, s), "action values need a Discrete action space") for kind in VALUES for s in NO_CHOICES),
     *((hindsight(kind), "CartPoleEnv has no compute_reward") for kind in VALUES),
+    (built(TQCConfig, TWO), "TQC needs a Box action space, not Discrete(2)"),
+    (built(TQCConfig, MOVE, critic_hiddens=(0,)), "critic_hiddens must be a list of positive whole numbers"),
     (built(SACConfig, SEVERAL), "SAC needs a Box or Discrete action space"),
     (built(SACConfig, UNBOUNDED), "sac cannot act in Box(-inf, inf, (2,), float32)", "finite; wrap"),
     (built(SACConfig, MOVE, num_critics=0), "num_critics=0", "at least 1"),
@@ -205,7 +208,7 @@ REFUSED = [
     (in_sequences(DQNConfig, "gru", her=True), "replay.her=True does not go with rl_module.model_config.recurrent"),
     *(
         (own_memory(kind), "Counting (module 'default_policy') does not have: memories")
-        for kind in (DQNConfig, SACConfig, TD3Config, *DATA)
+        for kind in (DQNConfig, SACConfig, TQCConfig, TD3Config, *DATA)
     ),
     (from_rows(BCConfig), "learns from steps in the order of time", "all columns of a transition"),
     (from_rows(BCConfig, whole=True, batch_size=None), "batch_size=None is not allowed with a network that has"),

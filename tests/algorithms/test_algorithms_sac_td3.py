@@ -1,4 +1,4 @@
-"""SAC, TD3 and DDPG: each update against a plain torch implementation with separate losses, options."""
+"""SAC, TQC, TD3 and DDPG: each update against a plain torch implementation with separate losses, options."""
 
 import copy
 import math
@@ -9,7 +9,7 @@ import torch
 from algorithm_tools import MODULE, learned_transitions, noting
 from gymnasium import spaces
 
-from lockstep import SACConfig, TD3Config, policy_within_training_step
+from lockstep import SACConfig, TD3Config, TQCConfig, policy_within_training_step
 from lockstep.modules import ActionCritics, DefaultTD3Module, GaussianNoise, ModelConfig
 
 OBS, BOX, DISCRETE = spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-2, 2, (2,), np.float32), spaces.Discrete(3)
@@ -17,7 +17,7 @@ ROWS, GAMMA, TAU, LR = 12, 0.9, 0.1, {"actor_lr": 1e-3, "critic_lr": 3e-3}
 
 
 def learner_of(config, action_space=BOX, **training):
-    config.framework(dtype="float64").rl_module(model_config={"hiddens": (16, 8)})
+    config.framework(dtype="float64").rl_module(model_config={"hiddens": (16, 8), "critic_hiddens": (16, 8)})
     config.training(gamma=GAMMA, tau=TAU, learner_class=noting(config.learner_class), **{**LR, **training})
     return config.build_learner(spaces=(OBS, action_space))
 
@@ -31,16 +31,16 @@ def plain_networks(module):
     return actor, torch.nn.ModuleList(module.critics.mlp.network(k) for k in range(module.critics.mlp.num_networks))
 
 
-def assert_same_networks(module, actor, critics):
+def assert_same_networks(module, actor, critics, tolerance=1e-12):
     own = torch.nn.Sequential(*module.encoder.mlp, module.policy_head)
-    assert_same(own.parameters(), actor.parameters())
+    assert_same(own.parameters(), actor.parameters(), tolerance)
     for number, critic in enumerate(critics):
-        assert_same(module.critics.mlp.network(number).parameters(), critic.parameters())
+        assert_same(module.critics.mlp.network(number).parameters(), critic.parameters(), tolerance)
 
 
-def assert_same(own, others):
+def assert_same(own, others, tolerance=1e-12):
     for mine, theirs in zip(own, others, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=tolerance)
 
 
 def follow(target, source):
@@ -120,6 +120,47 @@ class PlainSAC:
         return actor_loss, self.critic_loss(b, taken, following), self.alpha_loss(logp)
 
 
+class PlainTQC:
+    """Each critic's quantiles against each target, level by level."""
+
+    def __init__(self, module, config):
+        self.config = config
+        self.actor, self.critics = plain_networks(module)
+        self.targets = copy.deepcopy(self.critics)
+        self.log_alpha = torch.zeros((), dtype=torch.float64, requires_grad=True)
+        groups = (self.actor.parameters(), 1e-3), (self.critics.parameters(), 3e-3), ([self.log_alpha], 5e-3)
+        self.optimizers = [torch.optim.Adam(params, lr=lr) for params, lr in groups]
+
+    def quantiles_of(self, critics, obs, actions):
+        """Of each critic: `[K, N, M]`."""
+        return torch.stack([critic(torch.cat([obs, actions], -1)) for critic in critics])
+
+    def update(self, b):
+        alpha = self.log_alpha.exp().detach()
+        with torch.no_grad():
+            actions, logp = squashed(self.actor, b["new_obs"], b["next_action_noise"])
+            mixture = self.quantiles_of(self.targets, b["new_obs"], actions)
+            targets = []
+            for row in range(ROWS):
+                every = sorted(mixture[:, row].flatten().tolist())
+                kept = every[: len(every) - self.config.quantiles_to_drop * len(self.critics)]
+                discount = b.get("discounts", torch.full((ROWS,), GAMMA))[row] * (1 - b["terminateds"][row].double())
+                targets.append([float(b["rewards"][row] + discount * (z - alpha * logp[row])) for z in kept])
+            targets = torch.tensor(targets, dtype=torch.float64)
+        weights, losses = b.get("weights", torch.ones(ROWS)), []
+        for own in self.quantiles_of(self.critics, b["obs"], b["actions"]):
+            levels = (torch.arange(own.shape[1]) + 0.5) / own.shape[1]
+            errors = targets[:, None, :] - own[:, :, None]
+            huber = torch.where(errors.abs() <= 1, 0.5 * errors**2, errors.abs() - 0.5)
+            each = (levels[None, :, None] - (errors < 0).double()).abs() * huber
+            losses.append((weights * each.mean((1, 2))).mean())
+        actions, logp = squashed(self.actor, b["obs"], b["action_noise"])
+        actor_loss = (alpha * logp - self.quantiles_of(self.critics, b["obs"], actions).mean((0, 2))).mean()
+        alpha_loss = -(self.log_alpha * (logp.detach() - 2.0)).mean()
+        step(self.optimizers, (actor_loss, sum(losses), alpha_loss))
+        follow(self.targets, self.critics)
+
+
 class PlainTD3:
     def __init__(self, module, config):
         self.config, self.num_steps = config, 0
@@ -162,6 +203,35 @@ def test_sac_is_the_plain_implementation_with_a_loop_over_critics_and_three_back
     target = learner.registered[f"{MODULE}/target"].module
     for k, critic in enumerate(plain.targets):
         assert_same(target.mlp.network(k).parameters(), critic.parameters())
+
+
+@pytest.mark.parametrize("drop", [0, 3])
+def test_tqc_is_the_plain_implementation_with_all_pairs_of_quantiles_and_targets(drop):
+    config = TQCConfig().rl_module(model_config={"num_critics": 3})
+    learner = learner_of(config, num_quantiles=4, quantiles_to_drop=drop, alpha_lr=5e-3)
+    plain = PlainTQC(learner.module[MODULE], learner.config)
+    for number in range(10):
+        rng = np.random.default_rng(number)
+        more = {"weights": rng.random(ROWS), "discounts": rng.random(ROWS)} if number % 2 else {}
+        learner.update_from_batch(learned_transitions(BOX, number, **more))
+        plain.update(learner.seen)
+        assert_same_networks(learner.module[MODULE], plain.actor, plain.critics, 1e-7)
+        torch.testing.assert_close(learner.registered[f"{MODULE}/log_alpha"].detach(), plain.log_alpha.detach())
+    target = learner.registered[f"{MODULE}/target"].module
+    for k, critic in enumerate(plain.targets):
+        assert_same(target.mlp.network(k).parameters(), critic.parameters(), 1e-7)
+
+
+def test_tqc_has_the_networks_of_the_paper_and_values_states_by_the_mean_of_all_quantiles():
+    learner = TQCConfig().build_learner(spaces=(OBS, BOX))
+    module = learner.module[MODULE]
+    assert module.critics.mlp.num_networks == 5
+    assert module.critics.mlp.sizes == (5, 512, 512, 512, 25)
+    assert [layer.out_features for layer in module.encoder.mlp[::2]] == [256, 256]
+    obs = torch.randn(4, 3)
+    actions = module.forward_inference({"obs": obs})["action_dist_inputs"].chunk(2, -1)[0].tanh()
+    expected = module.critics(obs, actions).mean((0, 2))
+    torch.testing.assert_close(module.compute_values({"obs": obs}), expected)
 
 
 def test_ddpg_is_td3_with_one_critic_no_target_noise_and_a_policy_that_learns_in_each_step():
@@ -215,7 +285,7 @@ def test_each_optimizer_has_its_own_learning_rate_or_the_common_one():
     assert rates == {"actor": pytest.approx(5e-4), "critic": 1e-2, "alpha": 1e-2}
 
 
-@pytest.mark.parametrize("config", [SACConfig, TD3Config])
+@pytest.mark.parametrize("config", [SACConfig, TQCConfig, TD3Config])
 def test_state_restores_targets_temperature_noise_and_the_next_update(config):
     one, other = learner_of(config()), learner_of(config())
     for seed in range(3):
@@ -287,14 +357,14 @@ def state_of(learner):
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize("config", [SACConfig, TD3Config])
+@pytest.mark.parametrize("config", [SACConfig, TQCConfig, TD3Config])
 @pytest.mark.parametrize("half", [False, True])
 def test_compiled_gradient_steps_are_the_eager_ones(config, half):
     """Parameters, temperature, targets, metrics and row errors; TD3's policy waits in every second step."""
     eager, compiled = (
         config()
         .framework(compile=on, mixed_precision=half)
-        .rl_module(model_config={"hiddens": (16, 16)})
+        .rl_module(model_config={"hiddens": (16, 16), "critic_hiddens": (16, 16)})
         .build_learner(spaces=(OBS, BOX))
         for on in (False, True)
     )

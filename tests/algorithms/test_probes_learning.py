@@ -27,6 +27,7 @@ TRAINING = {
     "qrdqn": {**ACTION_VALUES, "num_quantiles": 8},
     "iqn": {**ACTION_VALUES, "lr": 1e-2, "num_cosines": 16},
     "sac": {**SOFT, "initial_alpha": 0.02, "alpha_lr": 1e-3},
+    "tqc": {**SOFT, "initial_alpha": 0.02, "alpha_lr": 1e-3, "num_quantiles": 8, "quantiles_to_drop": 0},
     "td3": {**DELAYED, "target_noise": 0.05},
     "ddpg": {**DELAYED, "target_noise": 0.0},
 }
@@ -38,6 +39,7 @@ STEPS = {
     "impala": 10_000,
     "appo": 8_000,
     "sac": 600,
+    "tqc": 600,
     "td3": 900,
     "ddpg": 900,
 }
@@ -47,6 +49,7 @@ FAST = {
     "impala": SHORT,
     "appo": SHORT,
     "sac": {"TruncationProbe", "ObservationActionProbeContinuous"},
+    "tqc": {"ObservationActionProbeContinuous"},
     "td3": {"ObservationActionProbeContinuous"},
     "ddpg": {"ObservationActionProbeContinuous"},
 }
@@ -61,9 +64,9 @@ def learned_policy(algorithm, probe):
     if config.is_off_policy:
         often = 0.8 if algorithm in WITH_ACTION_VALUES else 1.0
         config.replay(learning_starts=100, capacity=1_000, update_per_step=often)
-    if algorithm == "sac":
+    if algorithm in ("sac", "tqc"):
         config.training(target_entropy=-2.0 if probe.continuous else 0.02)
-    config.rl_module(model_config={"hiddens": (16,)}).evaluation(evaluation_interval=0)
+    config.rl_module(model_config={"hiddens": (16,), "critic_hiddens": (16,)}).evaluation(evaluation_interval=0)
     trainer = config.build_trainer()
     trainer.run()
     return trainer.policy
@@ -219,16 +222,20 @@ FROM_SEQUENCES = {
     "iqn": {"epsilon": 0.3, "target_update_interval": 20, "num_cosines": 16},
     "sac": {**SAC, "target_entropy": 0.02},
     "sac_box": {**SAC, "target_entropy": -2.0},
+    "tqc": {**SAC, "target_entropy": -2.0, "num_quantiles": 8, "quantiles_to_drop": 0},
     "td3": {"tau": 0.05, "train_batch_size": 32, "exploration_noise": 0.3, "target_noise": 0.05},
 }
 
 
+IN_BOX_FROM_SEQUENCES = ("sac_box", "tqc", "td3")
+
+
 def trained_from_sequences(name, recurrent, *, sequence_length=8, burn_in=None, num_steps=3_000, **replay):
     config = get_config(name.removesuffix("_box"))
-    config.environment(MemoryProbeContinuous if name in ("sac_box", "td3") else MemoryProbe)
+    config.environment(MemoryProbeContinuous if name in IN_BOX_FROM_SEQUENCES else MemoryProbe)
     rate = {"lr": 3e-3 if recurrent == "attention" else 1e-2}
     config.env_runners(num_envs_per_env_runner=8).training(gamma=0.9, **{**rate, **FROM_SEQUENCES[name]})
-    config.rl_module(model_config={"hiddens": (16,), **KINDS_OF_MEMORY[recurrent]})
+    config.rl_module(model_config={"hiddens": (16,), "critic_hiddens": (16,), **KINDS_OF_MEMORY[recurrent]})
     config.replay(learning_starts=200, capacity=5_000, update_per_step=0.125)
     config.replay(sequence_length=sequence_length, burn_in=burn_in, **replay)
     config.evaluation(evaluation_interval=0).reporting(total_steps=num_steps)
@@ -246,9 +253,9 @@ def trained_from_sequences(name, recurrent, *, sequence_length=8, burn_in=None, 
     ],
 )
 def test_off_policy_algorithms_learn_to_remember(name, recurrent):
-    policy = trained_from_sequences(name, recurrent, num_steps=8_000 if name == "sac_box" else 3_000)
+    policy = trained_from_sequences(name, recurrent, num_steps=8_000 if name in ("sac_box", "tqc") else 3_000)
     found = np.array(last_actions(policy), np.float64).reshape(2)
-    if name in ("sac_box", "td3"):
+    if name in IN_BOX_FROM_SEQUENCES:
         np.testing.assert_allclose(found, [-BEST_CONTINUOUS, BEST_CONTINUOUS], atol=0.15)
     else:
         assert found.tolist() == [0, 1]

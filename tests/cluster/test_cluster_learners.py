@@ -52,6 +52,7 @@ from lockstep import (
     SampleBatch,
     TD3BCConfig,
     TD3Config,
+    TQCConfig,
 )
 from lockstep.algorithms import ALGORITHMS
 from lockstep.algorithms.policy import row_errors
@@ -331,6 +332,7 @@ CASES = {
     "iqn": Case(IQNConfig, FOLLOWED, **REPLAY),
     "sac": Case(SACConfig, action_space=ACTIONS, **REPLAY),
     "sac, discrete actions": Case(SACConfig, **REPLAY),
+    "tqc": Case(TQCConfig, action_space=ACTIONS, **REPLAY),
     "td3": Case(TD3Config, action_space=ACTIONS, **REPLAY),
     "bc": Case(BCConfig, {"lr": 1e-2}, **REPLAY),
     "marwil": Case(MARWILConfig, {"lr": 1e-2}, **REPLAY),

@@ -36,7 +36,7 @@ class ShardMeanPPO(PPOLearner):
 VARIANTS = {"shard_mean": "ppo", "sac_discrete": "sac", "ddpg": "td3", "cql_discrete": "cql", "iql_discrete": "iql"}
 """cases by other names than that of their algorithm"""
 FROM_ROLLOUTS = {*ON_POLICY, "shard_mean"}
-CONTINUOUS = {"sac", "td3", "ddpg", "cql", "iql", "td3_bc"}
+CONTINUOUS = {"sac", "tqc", "td3", "ddpg", "cql", "iql", "td3_bc"}
 
 
 @dataclass
@@ -85,7 +85,7 @@ def build(case, reducer):
         config.env_runners(exploration=case.exploration)
     if case.critic:
         config.rl_module(rl_module_spec=RLModuleSpec(critic_space=spaces.Box(-1.0, 1.0, (2,))))
-    config.rl_module(model_config={"hiddens": (8,)}).framework(dtype=case.dtype)
+    config.rl_module(model_config={"hiddens": (8,), "critic_hiddens": (8,)}).framework(dtype=case.dtype)
     return config.build_learner(spaces=(BOX, actions_of(case)), reducer=reducer)
 
 

@@ -109,6 +109,10 @@ CASES = {
         num_epochs=1,
     ),
     "sac, discrete, empty shards": Case("sac_discrete", {**CLIPPED, "tau": 0.1}, source="batch", empty=True),
+    "tqc, empty shards": Case("tqc", {**CLIPPED, "tau": 0.1, "num_quantiles": 5}, source="batch", empty=True),
+    "tqc, sequences of a GRU": Case(
+        "tqc", {**CLIPPED, "tau": 0.1, "num_quantiles": 5}, source="batch", memory="gru", minibatch_size=4
+    ),
     "td3, empty shards": Case("td3", {**CLIPPED, "tau": 0.1}, source="batch", empty=True, shuffle=False),
     "dqn, sequences of an LSTM, empty shards": Case(
         "dqn", {**CLIPPED, **FOLLOWED}, source="batch", memory="lstm", minibatch_size=4, empty=True
@@ -170,6 +174,7 @@ VARIANTS = {
     "c51, sequences of a GRU",
     "iqn, sequences of a GRU",
     "sac, discrete, sequences of a GRU",
+    "tqc, sequences of a GRU",
     "td3, sequences of an LSTM",
     "dqn, sequences of attention",
     "marwil, episodes, sequences of a GRU",

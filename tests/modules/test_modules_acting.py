@@ -10,6 +10,7 @@ from lockstep.modules import (
     DefaultActorCriticModule,
     DefaultSACModule,
     DefaultTD3Module,
+    DefaultTQCModule,
     NumpyActor,
     RLModuleSpec,
     TorchActor,
@@ -58,6 +59,7 @@ POLICIES = [
     (DefaultActorCriticModule, SQUARE, {"free_log_std": False, "activation": "relu"}),
     (DefaultSACModule, CONTINUOUS, {"activation": "relu", "log_std_bounds": (-0.2, 0.1)}),
     (DefaultSACModule, DISCRETE, {"activation": "relu"}),
+    (DefaultTQCModule, CONTINUOUS, {"activation": "relu", "num_value_outputs": 5}),
     (DefaultTD3Module, CONTINUOUS, {"activation": "relu", "hiddens": (16, 16)}),
 ]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.ops import project_on_atoms, quantile_huber_loss
+from lockstep.ops import mixture_huber_loss, project_on_atoms, quantile_huber_loss
 
 
 def tensor(*numbers):
@@ -118,6 +118,24 @@ def test_loss_and_gradient_are_those_of_the_equation(kappa):
         (loss * torch.arange(1.0, 6.0)).sum().backward()
         gradients.append((loss.detach(), own.grad))
     torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize(("kappa", "offset"), [(1.0, 0.0), (0.2, 1e3), (50.0, -1e3)])
+def test_the_loss_of_a_mixture_is_that_of_each_critic_apart(kappa, offset):
+    """For quantiles that are targets, too, and those beyond all targets; in float32 up to rounding."""
+    generator = torch.Generator().manual_seed(0)
+    quantiles, targets = (3.0 * torch.randn(*shape, generator=generator) + offset for shape in ((3, 6, 5), (6, 11)))
+    targets = targets.sort(-1).values
+    quantiles[0, 0, 0] = targets[0, 3]
+    quantiles[1, 0, 1], quantiles[2, 1, 2] = targets[0, -1] + 9.0, targets[1, 0] - 9.0
+    for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-3)):
+        gradients = []
+        for function in (mixture_huber_loss, quantile_huber_loss):
+            own = quantiles.to(dtype).requires_grad_()
+            loss = function(own, targets.to(dtype), kappa=kappa)
+            (loss * torch.arange(1.0, 7.0)).sum().backward()
+            gradients.append((loss.detach(), own.grad))
+        torch.testing.assert_close(*gradients, rtol=tolerance, atol=tolerance)
 
 
 def test_descending_the_loss_leads_to_the_quantiles_of_the_samples():

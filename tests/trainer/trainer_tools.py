@@ -53,7 +53,7 @@ def config_for(
     }
     config.training(**options.get(algorithm, {}))
     config.evaluation(evaluation_duration=3, evaluation_num_envs=2)
-    config.rl_module(model_config={"hiddens": (8,)})
+    config.rl_module(model_config={"hiddens": (8,), "critic_hiddens": (8,)})
     config.reporting(total_steps=total_steps, steps_per_epoch=128)
     config.debugging(seed=seed)
     for name, given in sections.items():

@@ -66,17 +66,24 @@ def values_of_actions(batch: TensorColumns, values: Tensor) -> Tensor:
 
 
 def critic_loss(batch: TensorColumns, values: Tensor, targets: Tensor, *, module_id: str, learner: Learner) -> Tensor:
-    """Return half the squared errors of all critics `values` `[K, N]`, with the rows' weights, if any; logged.
-
-    The errors `[N]` are left for the priorities of a replay buffer.
-    """
+    """Return half the squared errors of all critics `values` `[K, N]`, as `log_critic_loss` does."""
     errors = values - targets
     each = 0.5 * errors.square().sum(0)
+    return log_critic_loss(batch, each, values.detach(), errors.detach(), module_id=module_id, learner=learner)
+
+
+def log_critic_loss(
+    batch: TensorColumns, each: Tensor, values: Tensor, errors: Tensor, *, module_id: str, learner: Learner
+) -> Tensor:
+    """Return the mean of `each` `[N]` with the rows' weights, if any; log it beside `values` and `errors` `[K, N]`.
+
+    The errors are left for the priorities of a replay buffer: their size `[N]`, the mean over all critics.
+    """
     if Columns.WEIGHTS in batch:
         each = each * batch[Columns.WEIGHTS]
     loss = learner.masked_mean(each, batch)
-    learner.row_errors[module_id] = errors.detach().abs().mean(0)
-    q_mean = learner.masked_mean(values.detach().mean(0), batch)
+    learner.row_errors[module_id] = errors.abs().mean(0)
+    q_mean = learner.masked_mean(values.mean(0), batch)
     td_error = learner.masked_mean(learner.row_errors[module_id], batch)
     learner.log(module_id, critic_loss=loss, q_mean=q_mean, td_error_mean=td_error)
     return loss
@@ -180,7 +187,7 @@ class SoftActorCriticOptions(ActorCriticOptions, total=False):
 
 @dataclass
 class SoftActorCriticTraining(ActorCriticTraining[ConfigT]):
-    """Options that SAC and CQL have in common."""
+    """Options that SAC, TQC and CQL have in common."""
 
     alpha_lr: ScheduleLike | None = option(None, ge=0, finite=True)
     """of the temperature; `None`: `lr`"""
@@ -201,7 +208,7 @@ SoftTraining = TypeVar("SoftTraining", bound=SoftActorCriticTraining[Any])
 
 
 class SoftActorCriticLearner(TransitionLearner[SoftTraining]):
-    """The family of SAC and CQL. Target critics and temperature are part of the learner's state."""
+    """The family of SAC, TQC and CQL. Target critics and temperature are part of the learner's state."""
 
     def setup_module(self, module_id: str) -> None:
         """Make the target critics, `<module id>/target`, and the temperature, `<module id>/log_alpha`."""
@@ -265,8 +272,12 @@ class SoftActorCriticLearner(TransitionLearner[SoftTraining]):
             return (probs * (alpha * log_probs - values)).sum(-1), (probs * log_probs).sum(-1)
         dist = module.action_dist_cls.from_inputs(fwd_out[Columns.ACTION_DIST_INPUTS])
         actions, logp = dist.sample_with_log_prob(batch[NOISE])
-        values = self.to_tensor(module.critics(batch[Columns.OBS], actions, frozen=True).amin(0))
-        return alpha * logp - values, logp
+        values = self.to_tensor(module.critics(batch[Columns.OBS], actions, frozen=True))
+        return alpha * logp - self.joint_value(values), logp
+
+    def joint_value(self, values: Tensor) -> Tensor:
+        """Return `[N]`, what the policy takes all critics' values `[K, N]` for: the smallest."""
+        return values.amin(0)
 
     def _log_probs(self, module_id: str, outputs: Outputs) -> Tensor:
         """Return `[N, A]` of a discrete policy."""

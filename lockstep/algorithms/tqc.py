@@ -1,0 +1,132 @@
+"""TQC: truncated quantile critics (Kuznetsov et al. 2020, "Controlling Overestimation Bias with Truncated Mixture of
+Continuous Distributional Quantile Critics").
+
+https://arxiv.org/abs/2005.04269. SAC with N critics, each of which gives M quantiles of the return. The target is the
+mixture of all N M of them at the next observation, without the d N largest: how far values are held down is a choice in
+small steps, where SAC takes the smaller of two. The policy goes by the mean of all. The quantiles are those of QR-DQN
+(Dabney et al. 2018). For actions in a Box.
+
+Defaults: those of the paper (its table of hyperparameters): 5 critics of three layers of 512 rectified units, 25
+quantiles, 2 dropped for each critic; all else as SAC. (The paper drops 5 on Hopper, where values run away, and none on
+HalfCheetah.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Self, Unpack
+
+import torch
+from torch import Tensor
+
+from lockstep.algorithms.config import AlgorithmConfig
+from lockstep.algorithms.families.transitions import (
+    NEXT_NOISE,
+    RECTIFIED,
+    SoftActorCriticLearner,
+    SoftActorCriticOptions,
+    SoftActorCriticTraining,
+    discounts_of,
+    log_critic_loss,
+    next_inputs,
+)
+from lockstep.data.columns import Columns
+from lockstep.learner.learner import Outputs
+from lockstep.learner.minibatches import TensorColumns
+from lockstep.modules import DefaultTQCModule, ModelConfig
+from lockstep.ops import mixture_huber_loss
+from lockstep.state.options import ConfigT, option
+
+
+class TQCOptions(SoftActorCriticOptions, total=False):
+    """Options of `TQCTraining`."""
+
+    num_quantiles: int
+    quantiles_to_drop: int
+
+
+@dataclass
+class TQCTraining(SoftActorCriticTraining[ConfigT]):
+    """Options of `TQCConfig.training(...)`."""
+
+    num_quantiles: int = option(25, ge=2)
+    """numbers by which each critic tells the distribution of the return (M)"""
+    quantiles_to_drop: int = option(2, ge=0)
+    """the largest of them, for each critic, that targets leave out (d): more where values are too high"""
+
+    def validate(self) -> None:
+        """Refuse to drop all quantiles."""
+        super().validate()
+        if self.quantiles_to_drop >= self.num_quantiles:
+            raise ValueError(
+                f"training.quantiles_to_drop={self.quantiles_to_drop} is not allowed; it must be below "
+                f"num_quantiles={self.num_quantiles}"
+            )
+
+    def __call__(self, **options: Unpack[TQCOptions]) -> ConfigT:
+        return self.change(options)
+
+
+class TQCLearner(SoftActorCriticLearner[TQCTraining]):
+    """The update of TQC."""
+
+    def compute_loss_for_module(
+        self, *, module_id: str, config: TQCTraining, batch: TensorColumns, fwd_out: Outputs
+    ) -> Tensor:
+        """Return the losses of critics (algorithm 1), policy (by the mean of all quantiles) and temperature."""
+        alpha = self.registered[f"{module_id}/log_alpha"].detach().exp()
+        with self.mixed_precision():
+            following = self.truncated_mixture(module_id, batch, alpha)
+            policy_terms, neg_entropy = self.policy_terms(module_id, batch, fwd_out, alpha)
+        quantiles = fwd_out["q_values"]
+        discounts = discounts_of(batch, config.gamma, quantiles.dtype)
+        targets = batch[Columns.REWARDS].unsqueeze(-1) + discounts.unsqueeze(-1) * following
+        each = mixture_huber_loss(quantiles, targets).sum(0) / config.num_quantiles
+        values = quantiles.detach().mean(-1)
+        loss = log_critic_loss(batch, each, values, values - targets.mean(-1), module_id=module_id, learner=self)
+        actor_loss = self.masked_mean(policy_terms, batch)
+        self.log(module_id, actor_loss=actor_loss)
+        return loss + actor_loss + self.temperature_loss(module_id, batch, neg_entropy)
+
+    @torch.no_grad()
+    def truncated_mixture(self, module_id: str, batch: TensorColumns, alpha: Tensor) -> Tensor:
+        """Return the smallest quantiles `[N, (M - d) K]` of all target critics at the next observation, with entropy.
+
+        In rising order.
+        """
+        module: Any = self.module[module_id]
+        critics, config = self.registered[f"{module_id}/target"].module, self.config_of(module_id)
+        actions, logp = module.sample(next_inputs(batch), batch[NEXT_NOISE])
+        quantiles = self.to_tensor(critics(next_inputs(batch, of_target=True)[Columns.OBS], actions))
+        mixture = quantiles.transpose(0, 1).flatten(1).sort(-1).values
+        kept = len(quantiles) * (config.num_quantiles - config.quantiles_to_drop)
+        return mixture[:, :kept] - (alpha * logp).unsqueeze(-1)
+
+    def joint_value(self, values: Tensor) -> Tensor:
+        """Return the mean `[N]` of all critics' quantiles `[K, N, M]`."""
+        return values.mean((0, -1))
+
+
+class TQCConfig(AlgorithmConfig):
+    """`TQCConfig().environment("Pendulum-v1").build_trainer().run()`."""
+
+    algorithm = "tqc"
+    explorations = ("normal", "ou", "gsde")
+    learner_class = TQCLearner
+    first_values = ("alpha", "initial_alpha", "num_quantiles")
+    training_class = TQCTraining
+    module_class = DefaultTQCModule
+    is_off_policy = True
+    squashes_actions = True
+    training: TQCTraining[Self]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.replay(capacity=1_000_000, update_per_step=1.0)
+        networks = {"num_critics": 5, "critic_hiddens": (512, 512, 512), "free_log_std": False, "squash_actions": True}
+        self.rl_module(model_config={**RECTIFIED, **networks})
+
+    def complete_model_config(self, model_config: ModelConfig) -> ModelConfig:
+        """Return the configuration with the quantiles."""
+        completed = super().complete_model_config(model_config)
+        return replace(completed, num_value_outputs=self.training.num_quantiles)
