@@ -23,7 +23,7 @@ from lockstep.data import MultiAgentEpisode
 from lockstep.data.config import OfflineDataSection
 from lockstep.envs import VectorBoundary, goal_functions, make_vector
 from lockstep.envs.config import EnvironmentSection
-from lockstep.envs.make import named_environment, single_env_factory
+from lockstep.envs.make import is_module_name, named_environment, single_env_factory
 from lockstep.envs.multi_agent import Play, is_agent_env, play_of
 from lockstep.learner.config import (
     CONFIGURED_MODULES,
@@ -935,7 +935,7 @@ def by_kind(spaces: Mapping[str, Spaces]) -> Spaces:
 
 def _may_have_agents(env: object) -> bool:
     """Return whether `env` may be, or make, an environment of several agents; asked before one is made."""
-    if env is None or (isinstance(env, str) and ":" not in env):
+    if env is None or (isinstance(env, str) and ":" not in env and not is_module_name(env)):
         return False
     return callable(env) or isinstance(env, str) or is_agent_env(env)
 
