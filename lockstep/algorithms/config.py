@@ -19,6 +19,7 @@ from lockstep.learner.config import AgentMapping
 from lockstep.learner.learner import Learner
 from lockstep.learner.optimizers import check_configured_optimizer
 from lockstep.modules import DEFAULT_MODULE_ID, MultiRLModule, MultiRLModuleSpec
+from lockstep.replay import ReplayBuffer
 from lockstep.replay.storage import machine_memory, row_nbytes
 from lockstep.rollout import (
     Collector,
@@ -33,6 +34,7 @@ from lockstep.rollout.collector import WholeEpisodeCollector
 from lockstep.rollout.config import EnvRunnersSection
 from lockstep.rollout.env_runner import MultiAgentEnvRunner
 from lockstep.rollout.group_collector import AsyncGroupCollector, EvaluationCollector, MultiAgentGroupCollector
+from lockstep.rollout.protocols import sole_part
 from lockstep.rollout.runner_group import BuildRunner, LocalRunner
 from lockstep.state.schedules import stages_of
 from lockstep.state.streams import RandomStreams
@@ -333,7 +335,7 @@ class AlgorithmConfig(BaseConfig):
         return (WholeEpisodeCollector if self._collects_whole_episodes else Collector)(
             policy,
             envs,
-            self.build_replay_buffer(envs.num_envs) if self.is_off_policy else None,
+            self._replay_buffer_of(policy, envs.num_envs) if self.is_off_policy else None,
             exploration_noise=explore,
             streams=streams,
         )
@@ -506,12 +508,15 @@ class AlgorithmConfig(BaseConfig):
         module, connectors = self.build_acting_parts(spaces, module_id)
         return ActingPolicy(self, module, connectors, observation_space=spaces[0], action_space=spaces[1])
 
+    def _replay_buffer_of(self, policy: Policy, num_envs: int) -> ReplayBuffer:
+        return self.build_replay_buffer(num_envs, connectors=sole_part(policy).connectors)
+
     def _build_group_collector(self, policy: Policy) -> CollectorLike:
         spaces = policy.observation_space, policy.action_space
         if not self.collects_while_learning:
             group = self.build_env_runner_group(spaces)
             return GroupCollector(
-                policy, group, self.build_replay_buffer(group.num_envs) if self.is_off_policy else None
+                policy, group, self._replay_buffer_of(policy, group.num_envs) if self.is_off_policy else None
             )
         length, number = self.fragments()
         return AsyncGroupCollector(
@@ -542,7 +547,12 @@ class AlgorithmConfig(BaseConfig):
         """Raise `ValueError`, with both numbers, for buffers that this machine's memory cannot hold."""
         section, available = self.replay, machine_memory()
         needed = section.capacity * sum(
-            row_nbytes(part.seen_space, part.module.action_space, section.ignore_obs_next)
+            row_nbytes(
+                part.seen_space,
+                part.module.action_space,
+                section.ignore_obs_next,
+                part.connectors.num_frames,
+            )
             + sum(leaf.nbytes for leaf in part.get_initial_state(1).values())
             for part in policy.acting.values()
         )
