@@ -550,7 +550,7 @@ class AlgorithmConfig(BaseConfig):
             row_nbytes(
                 part.seen_space,
                 part.module.action_space,
-                section.ignore_obs_next,
+                section.ignore_obs_next or part.connectors.num_frames > 1,
                 part.connectors.num_frames,
             )
             + sum(leaf.nbytes for leaf in part.get_initial_state(1).values())

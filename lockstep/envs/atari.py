@@ -10,14 +10,14 @@ the last two, in grey, 84 x 84. Rewards are the game's. Frames come one by one: 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.wrappers import AtariPreprocessing
+from gymnasium.wrappers import AtariPreprocessing, TimeLimit
 
 from lockstep.envs.boundary import VectorBoundary
 from lockstep.envs.errors import did_you_mean
@@ -78,13 +78,14 @@ class AtariGame:
         env = gym.make(
             self.spec, frameskip=1, render_mode=self.render_mode, disable_env_checker=True, **self._of_console()
         )
-        return AtariPreprocessing(
+        env = AtariPreprocessing(
             env,
             noop_max=self.noop_max,
             frame_skip=self.frameskip,
             screen_size=self.screen_size,
             terminal_on_life_loss=self.episodic_life,
         )
+        return TimeLimit(env, self.max_episode_steps)
 
     def vector(self, num_envs: int) -> VectorBoundary:
         """Return ale-py's vector environment behind the boundary."""
@@ -104,7 +105,9 @@ class AtariGame:
             num_threads=self.num_threads,
             **self._of_console(),
         )
-        return VectorEnvBoundary(SingleFrames(env, seeds_rows=True))  # type: ignore[arg-type]
+        boundary = VectorEnvBoundary(SingleFrames(env, seeds_rows=True))  # type: ignore[arg-type]
+        boundary.single_env_spec = replace(self.spec, max_episode_steps=self.max_episode_steps)
+        return boundary
 
     def pool(self, num_envs: int) -> VectorBoundary:
         """Return a pool of EnvPool behind the boundary. `ValueError` where EnvPool is missing or lacks the game."""
@@ -119,14 +122,19 @@ class AtariGame:
             "use_fire_reset": False,
             "repeat_action_probability": self.repeat_action_probability,
             "full_action_space": self.full_action_space,
-            "max_episode_steps": -(-self.max_num_frames_per_episode // self.frameskip),
+            "max_episode_steps": self.max_episode_steps,
             "num_threads": self.num_threads,
         }
         return make_envpool(f"{self.spec.name}-v5", num_envs, options, SingleFrames)
 
+    @property
+    def max_episode_steps(self) -> int:
+        """The longest episode in actions; the console, which counts frames, ends none later."""
+        return -(-self.max_num_frames_per_episode // self.frameskip)
+
     def _of_console(self) -> dict[str, Any]:
         names = ("repeat_action_probability", "full_action_space", "max_num_frames_per_episode")
-        return {name: value for name, value in asdict(self).items() if name in names}
+        return {name: getattr(self, name) for name in names}
 
 
 class SingleFrames:
