@@ -1,10 +1,10 @@
 """ale-py's vector environment and EnvPool behind the boundary: processor time of a step of Atari.
 
-    taskset -c 0 python benchmarks/atari_speed.py          # about three minutes
+    taskset -c 0 python benchmarks/atari_speed.py          # about one minute
 
-Eight games of Pong in the profile of `lockstep/envs/atari.py`, random actions, one thread. What is measured is the time of
-the process on its core, of all its threads: a machine that others use does not change it much. The two are measured
-in turn, each time in a process of its own. Written to ``results/atari_speed.json`` (every run) and ``.md``.
+Eight games of Pong in the profile of `lockstep/envs/atari.py`, random actions, one thread. What is measured is the time
+of the process on its core, of all its threads: a machine that others use does not change it much. All are measured in
+turn, each time in a process of its own. Written to ``results/atari_speed.json`` (every run) and ``.md``.
 """
 
 from __future__ import annotations

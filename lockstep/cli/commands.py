@@ -134,7 +134,7 @@ class Train:
     algorithm: Positional[Annotated[str, arg(metavar="ALGORITHM")]]
     """Its name, e.g. ppo; `lockstep list` shows all."""
     env: Positional[Annotated[str, arg(metavar="ENV")]]
-    """An environment's id (CartPole-v1, ALE/Pong-v5, package:Id-v0), a PettingZoo module, or module:Class of your own."""
+    """An environment's id (CartPole-v1, ALE/Pong-v5, package:Id-v0), a PettingZoo module, or your own module:Class."""
     total_steps: MaybeCount = None
     """Environment steps of the whole run."""
     seed: MaybeCount = None

@@ -3,8 +3,9 @@
 The profile of these ids is that of Machado et al. 2018 ("Revisiting the Arcade Learning Environment",
 https://arxiv.org/abs/1709.06009), for which gymnasium registers them: the last action is repeated with probability
 0.25 at each frame, which is all the randomness, so no random no-ops begin an episode; the loss of a life ends none; an
-episode is cut after 108,000 frames. As in Mnih et al. 2015 an action lasts 4 frames, and an observation is the maximum of
-the last two, in grey, 84 x 84. Rewards are the game's. Frames come one by one: `environment(frame_stack=4)` stacks them.
+episode is cut after 108,000 frames. As in Mnih et al. 2015 an action lasts 4 frames, and an observation is the maximum
+of the last two, in grey, 84 x 84. Rewards are the game's. Frames come one by one: `environment(frame_stack=4)` stacks
+them.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class AtariGame:
             if name not in names:
                 raise ValueError(
                     f"environment.env_config has {name!r}, which is no option of {spec.id}.{did_you_mean(name, names)} "
-                    f"There are {', '.join(names)}; with {RAW!r} gymnasium's own environment is made, which takes others."
+                    f"There are {', '.join(names)}; with {RAW!r} gymnasium's own environment is made, with its options."
                 )
         registered = {name: value for name, value in spec.kwargs.items() if name in names}
         game = cls(spec, **{**registered, **config})

@@ -231,8 +231,8 @@ def named_environment(name: str) -> Any:
             if callable(getattr(module, function, None)):
                 return getattr(module, function)
         raise ValueError(
-            f"the module {name!r} has no function {' or '.join(FUNCTIONS)}, as a PettingZoo module has; name a class or "
-            "function of it, 'module:Class'"
+            f"the module {name!r} has no function {' or '.join(FUNCTIONS)}, as a PettingZoo module has; name a "
+            "class or function of it, 'module:Class'"
         )
     if not colon:
         return name

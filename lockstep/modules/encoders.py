@@ -203,11 +203,12 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, channels: int, activation: str, gain: float | None) -> None:
         super().__init__()
+        last_gain = gain and gain / math.sqrt(BLOCKS_EACH * len(IMPALA_CHANNELS))
         self.layers = nn.Sequential(
             make_activation(activation),
             initialise(nn.Conv2d(channels, channels, 3, padding=1), gain),
             make_activation(activation),
-            initialise(nn.Conv2d(channels, channels, 3, padding=1), gain and gain / math.sqrt(BLOCKS_EACH * len(IMPALA_CHANNELS))),
+            initialise(nn.Conv2d(channels, channels, 3, padding=1), last_gain),
         )
 
     def forward(self, images: Tensor) -> Tensor:

@@ -223,8 +223,8 @@ def _encoder_named(name: str) -> Any:
         return imported(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(
-            f"encoder={name!r} cannot be imported ({error}); write 'package.module:Class' of a file that can be, or one "
-            f"of {', '.join(ENCODERS)}"
+            f"encoder={name!r} cannot be imported ({error}); write 'package.module:Class' of a file that can be, or "
+            f"one of {', '.join(ENCODERS)}"
         ) from error
 
 

@@ -49,7 +49,6 @@ class Settings:
             paths = ", ".join(f"training.{name}" for name in stretched)
             self.sources.append(f"{paths} stretched to {after:,} steps")
 
-
     def start_early(self, total_steps: int | None) -> None:
         """Begin to learn in the first tenth of a run, where settings of a family are made for longer ones."""
         config = self.config
@@ -67,12 +66,12 @@ def find_settings(
     options: Mapping[str, Any] | None = None,
     file: tuple[str, Mapping[str, Any]] | None = None,
 ) -> Settings:
-    """Return the settings of a run: the recipe (or those for the environment's family, or the algorithm's defaults, or a
-    copy of a configuration), then the options by section of `file`, `(name, options)`, then `options` by path.
+    """Return the settings of a run: the recipe (or those for the environment's family, or the algorithm's defaults, or
+    a copy of a configuration), then the options by section of `file`, `(name, options)`, then `options` by path.
 
-    `env`: an id, `module:Class`, a PettingZoo module, a class or a function. `num_envs`: environments of all env runners together. The
-    number of all environments stays the same where only the number of env runners is set. The schedules of a recipe are
-    stretched where `options` set other `reporting.total_steps`. Raises `ValueError` for mistakes.
+    `env`: an id, `module:Class`, a PettingZoo module, a class or a function. `num_envs`: environments of all env runners
+    together. The number of all environments stays the same where only the number of env runners is set. The schedules
+    of a recipe are stretched where `options` set other `reporting.total_steps`. Raises `ValueError` for mistakes.
     """
     options = dict(options or {})
     if isinstance(env, str):

@@ -185,9 +185,9 @@ def test_settings_for_atari_learn_from_signs_and_report_the_games_scores():
 
 
 def test_options_of_a_game_are_checked_and_raw_observations_can_be_had():
-    with pytest.raises(ValueError, match="no option of ALE/Breakout-v5. Did you mean 'frameskip'"):
+    with pytest.raises(ValueError, match=r"no option of ALE/Breakout-v5. Did you mean 'frameskip'"):
         make_vector(GAME, env_config={"frame_skip": 2})
-    with pytest.raises(ValueError, match="noop_max.*at least 0"):
+    with pytest.raises(ValueError, match=r"noop_max.*at least 0"):
         make_vector(GAME, env_config={"noop_max": -1})
     assert make_vector(GAME, env_config={"obs_type": "ram"}).observation_space.shape == (128,)
     small = make_vector(GAME, env_config={"screen_size": 42, "full_action_space": True, "noop_max": 3})

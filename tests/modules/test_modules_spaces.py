@@ -166,7 +166,11 @@ def test_encoders_by_name_are_for_images_and_leave_other_parts_alone():
     assert sorted(kinds) == ["FlatFeatures", "ImageFeatures", "JoinedFeatures", "OneHotFeatures"]
     assert nested.encoder.features.parts[0].output_size == 24
     nature = make(OBSERVATIONS["image_grey"], encoder="nature")
-    assert [each.out_channels for each in nature.encoder.features.network if isinstance(each, nn.Conv2d)] == [32, 64, 64]
+    assert [each.out_channels for each in nature.encoder.features.network if isinstance(each, nn.Conv2d)] == [
+        32,
+        64,
+        64,
+    ]
     for mistake, words in (
         ({"encoder": "impala"}, "is for images, and there are none"),
         ({"encoder": "impala", "conv_filters": ((4, 3, 1),)}, "do not go with encoder='impala'"),
