@@ -131,15 +131,11 @@ class ImageFeatures(Features):
         self.channels_last = len(self.shape) == 3 and channels_last(self.shape)
         bytes_like = space.dtype == np.uint8 or bool((space.high == 255).all())
         self.scale = 1.0 / 255.0 if bytes_like else 1.0
-        is_impala = config.encoder == "impala"
         gain = config.hidden_gain if config.orthogonal_init else None
-        layers, flat = (_impala_layers if is_impala else _plain_layers)(space, config, gain)
-        hiddens = config.image_hiddens
-        if hiddens is None:
-            hiddens = (256,) if is_impala else (512,)
-        dense = make_mlp(flat, hiddens, config.conv_activation, gain)
+        layers, flat = (_impala_layers if config.encoder == "impala" else _plain_layers)(space, config, gain)
+        dense = make_mlp(flat, config.image_hiddens, config.conv_activation, gain)
         self.network = nn.Sequential(*layers, nn.Flatten(), *dense)
-        self.output_size = hiddens[-1] if hiddens else flat
+        self.output_size = config.image_hiddens[-1] if config.image_hiddens else flat
 
     def forward(self, obs: Tensor) -> Tensor:
         obs = self.check(obs, self.shape)

@@ -102,8 +102,8 @@ class ModelConfig:
 
     None: the Nature CNN from 36 x 36 pixels upwards, two 3 x 3 convolutions below."""
     conv_activation: str = "relu"
-    image_hiddens: tuple[int, ...] | None = None
-    """Dense layers after the convolutions; None: one of 512, with encoder "impala" of 256, as in the papers."""
+    image_hiddens: tuple[int, ...] = (512,)
+    """Dense layers after the convolutions: (512,) as in Mnih et al. 2015; Espeholt et al. 2018 have (256,)."""
     num_critics: int = 2
     """Networks of action values of SAC and of algorithms for continuous actions; the smallest value counts."""
     log_std_bounds: tuple[float, float] = (-20.0, 2.0)
@@ -121,8 +121,6 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for name in ("hiddens", "image_hiddens"):
             widths = getattr(self, name)
-            if widths is None and name == "image_hiddens":
-                continue
             if not isinstance(widths, list | tuple) or not all(map(_is_count, widths)):
                 raise ValueError(f"{name} must be a list of positive whole numbers, got {widths!r}")
             object.__setattr__(self, name, tuple(map(int, widths)))

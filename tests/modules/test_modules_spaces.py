@@ -140,7 +140,7 @@ def test_images_of_84_pixels_meet_the_nature_network():
 @pytest.mark.parametrize("name", ["image_first", "image_last", "image_small"])
 def test_the_impala_encoder_is_the_network_of_the_paper(name):
     """15 convolutions with the input's: three sections of one, a maximum, and two residual blocks of two; 256 units."""
-    module = make(OBSERVATIONS[name], encoder="impala", vf_share_layers=True)
+    module = make(OBSERVATIONS[name], encoder="impala", image_hiddens=(256,), vf_share_layers=True)
     features = module.encoder.features
     layers = [each for each in features.network.modules() if isinstance(each, nn.Conv2d)]
     assert [layer.out_channels for layer in layers] == [16] * 5 + [32] * 10
