@@ -23,7 +23,7 @@ from lockstep.data import MultiAgentEpisode
 from lockstep.data.config import OfflineDataSection
 from lockstep.envs import VectorBoundary, goal_functions, make_vector
 from lockstep.envs.config import EnvironmentSection
-from lockstep.envs.make import named_environment, single_env_factory
+from lockstep.envs.make import is_module_name, named_environment, single_env_factory
 from lockstep.envs.multi_agent import Play, is_agent_env, play_of
 from lockstep.learner.config import (
     CONFIGURED_MODULES,
@@ -626,7 +626,12 @@ class BaseConfig:
     # -- replay buffers ---
 
     def build_replay_buffer(
-        self, num_envs: int, seed: int | None = None, gamma: float | None = None, module_id: str = DEFAULT_MODULE_ID
+        self,
+        num_envs: int,
+        seed: int | None = None,
+        gamma: float | None = None,
+        module_id: str = DEFAULT_MODULE_ID,
+        connectors: ModuleConnectors | None = None,
     ) -> ReplayBuffer:
         """Build an empty replay buffer with a sub-buffer for each environment, seeded by the configuration.
 
@@ -637,19 +642,24 @@ class BaseConfig:
             seed: of its random numbers, in place of the configuration's.
             gamma: of its n-step returns, in place of the configuration's.
             module_id: whose network learns from it: one with memory gets sequences.
+            connectors: what observations go through before they are stored. Of stacks of frames each frame is stored
+                once, and a stack is put together again where it is read.
         """
         section: ReplaySection = self.replay if self.is_off_policy else ReplaySection()
         remembers = self.rl_module.remembers(self.module_specs().get(module_id, RLModuleSpec()))
         in_sequences = self.is_off_policy and (section.sequence_length is not None if remembers is None else remembers)
         sequence_length, burn_in = section.sequences() if in_sequences else (None, 0)
+        stack_num = 1 if in_sequences or connectors is None else connectors.num_frames
         return ReplayBuffer(
             section.capacity,
             buffer_num=num_envs,
+            stack_num=stack_num,
+            save_only_last_obs=stack_num > 1,
             n_step=section.n_step,
             gamma=self.training.gamma if gamma is None else gamma,
             sequence_length=sequence_length,
             burn_in=burn_in,
-            ignore_obs_next=section.ignore_obs_next,
+            ignore_obs_next=section.ignore_obs_next or stack_num > 1,
             storage=section.storage,
             hindsight=self.build_hindsight() if section.her else None,
             priorities={"alpha": section.alpha, "beta": section.beta} if section.prioritized else None,
@@ -937,7 +947,7 @@ def by_kind(spaces: Mapping[str, Spaces]) -> Spaces:
 
 def _may_have_agents(env: object) -> bool:
     """Return whether `env` may be, or make, an environment of several agents; asked before one is made."""
-    if env is None or (isinstance(env, str) and ":" not in env):
+    if env is None or (isinstance(env, str) and ":" not in env and not is_module_name(env)):
         return False
     return callable(env) or isinstance(env, str) or is_agent_env(env)
 

@@ -19,6 +19,7 @@ from lockstep.learner.config import AgentMapping
 from lockstep.learner.learner import Learner
 from lockstep.learner.optimizers import check_configured_optimizer
 from lockstep.modules import DEFAULT_MODULE_ID, MultiRLModule, MultiRLModuleSpec
+from lockstep.replay import ReplayBuffer
 from lockstep.replay.storage import machine_memory, row_nbytes
 from lockstep.rollout import (
     Collector,
@@ -33,6 +34,7 @@ from lockstep.rollout.collector import WholeEpisodeCollector
 from lockstep.rollout.config import EnvRunnersSection
 from lockstep.rollout.env_runner import MultiAgentEnvRunner
 from lockstep.rollout.group_collector import AsyncGroupCollector, EvaluationCollector
+from lockstep.rollout.protocols import sole_part
 from lockstep.rollout.runner_group import BuildRunner, LocalRunner
 from lockstep.state.schedules import stages_of
 from lockstep.state.streams import RandomStreams
@@ -344,7 +346,7 @@ class AlgorithmConfig(BaseConfig):
             collector.buffer = (
                 self.build_replay_buffers(collector.agents_of_modules, collector.num_envs)
                 if several
-                else self.build_replay_buffer(collector.num_envs)
+                else self.build_replay_buffer(collector.num_envs, connectors=sole_part(policy).connectors)
             )
         return collector
 
@@ -531,7 +533,12 @@ class AlgorithmConfig(BaseConfig):
         """Raise `ValueError`, with both numbers, for buffers that this machine's memory cannot hold."""
         section, available = self.replay, machine_memory()
         needed = section.capacity * sum(
-            row_nbytes(part.seen_space, part.module.action_space, section.ignore_obs_next)
+            row_nbytes(
+                part.seen_space,
+                part.module.action_space,
+                section.ignore_obs_next or part.connectors.num_frames > 1,
+                part.connectors.num_frames,
+            )
             + sum(leaf.nbytes for leaf in part.get_initial_state(1).values())
             for part in policy.acting.values()
         )

@@ -72,7 +72,7 @@ class Train:
     algorithm: Positional[Annotated[str, arg(metavar="ALGORITHM")]]
     """Its name, e.g. ppo; `lockstep list` shows all."""
     env: Positional[Annotated[str, arg(metavar="ENV")]]
-    """An environment's id (CartPole-v1, package:Id-v0), or module:Class of your own."""
+    """An environment's id (CartPole-v1, ALE/Pong-v5, package:Id-v0), a PettingZoo module, or your own module:Class."""
     total_steps: MaybeCount = None
     """Environment steps of the whole run."""
     seed: MaybeCount = None
@@ -102,7 +102,8 @@ class Train:
     device: MaybeText = None
     """cpu, cuda, cuda:1, ..."""
     recipe: bool = True
-    """Use the recipe for this algorithm and environment where there is one; else the algorithm's defaults."""
+    """Use the recipe for this algorithm and environment, or the settings for its family, where there are any; else the
+    algorithm's defaults."""
     check: bool = True
     """Take some random steps in the environment first and refuse one that is broken."""
     root: Path = field(default_factory=lambda: Path("runs"))

@@ -17,6 +17,7 @@ from gymnasium import spaces
 from lockstep.algorithms import ALGORITHMS, AlgorithmConfig
 from lockstep.modules import ModelConfig
 from lockstep.recipes import RECIPES
+from lockstep.recipes.families import FAMILIES
 
 OBSERVATIONS: dict[str, spaces.Space[Any]] = {
     "Box": spaces.Box(-1.0, 1.0, (3,), np.float32),
@@ -72,6 +73,10 @@ def recipe_table() -> tuple[Sequence[str], list[Sequence[str]]]:
             recipe.requires or "",
         )
         for recipe in RECIPES
+    ]
+    rows += [
+        (f"{each.algorithm} {each.pattern}", f"{each.total_steps:,}", "", "", f"settings of {each.source}", "atari")
+        for each in FAMILIES
     ]
     return columns, rows
 

@@ -76,6 +76,11 @@ class FrameStack(RowMemory):
         self._space, self._axis = input_space, _channel_axis(input_space)
         return self.output_space(input_space)
 
+    @property
+    def stacks_on_new_axis(self) -> bool:
+        """Whether stacks are `[num_frames, ...]`, as a replay buffer can make them from single frames, too."""
+        return self._axis is None
+
     def reset(self, env_index: int | npt.NDArray[Any] | None = None) -> None:
         super().reset(env_index)
         if self._memory is None:

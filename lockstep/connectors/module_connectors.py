@@ -12,6 +12,7 @@ from gymnasium import spaces
 from gymnasium.spaces import Space
 
 from lockstep.connectors.connector import Connector, ObsPipeline
+from lockstep.connectors.memory import FrameStack
 from lockstep.data.actions import COMPOSITE, RescaleActions, apply_to_parts, map_boxes
 from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
@@ -237,6 +238,12 @@ class ModuleConnectors:
         acting = [*self.recorded.connectors, *self.obs.connectors]
         acting += [] if self.actions is None else self.actions.connectors
         return tuple(type(connector).__name__ for connector in acting)
+
+    @property
+    def num_frames(self) -> int:
+        """The frames of the stacks `[frames, ...]` that are stored; 1 where no such stacks are."""
+        last = self.recorded.connectors[-1] if self.recorded.connectors else None
+        return last.num_frames if isinstance(last, FrameStack) and last.stacks_on_new_axis else 1
 
     def train_columns(self, columns: dict[str, Any]) -> dict[str, Any]:
         """Return what the learner connectors make of train columns (tensors); `ValueError` for other rows."""

@@ -15,7 +15,7 @@ from gymnasium.spaces import Space
 from lockstep.connectors.connector import Join, Leaf, LeafConnector, apply_leaves, same
 from lockstep.data.actions import carries_mask
 from lockstep.data.trees import leaves, map_tree
-from lockstep.modules.encoders import channels_last, is_image, one_hot_outputs
+from lockstep.modules.encoders import channels_last, is_image, one_hot_outputs, spaces_in
 from lockstep.ops.statistics import RunningMoments
 from lockstep.state.checks import check_whole
 
@@ -244,14 +244,6 @@ class Resize(LeafConnector):
         transform = partial(_resized, rows=rows, columns=columns.T, channels_last=last)
         low, high = (transform(bound) for bound in (space.low, space.high))
         return spaces.Box(low, high, dtype=space.dtype.type), transform
-
-
-def spaces_in(space: Space[Any]) -> list[Space[Any]]:
-    """Return the leaves of a space."""
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
-        return [leaf for part in parts for leaf in spaces_in(part)]
-    return [space]
 
 
 def _luminance(x: npt.NDArray[Any], axis: int) -> npt.NDArray[Any]:

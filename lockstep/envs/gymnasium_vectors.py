@@ -76,7 +76,10 @@ class VectorEnvBoundary(VectorBoundary):
         self._env_step: Callable[[Any], Any] = env.step
 
     def _reset(self, seeds: list[int] | None) -> Tree:
-        self._result.obs = self._reset_rows(seeds[0] if seeds and self.backend == "native" else seeds)
+        seed: Any = seeds
+        if seeds and self.backend == "native":  # one generator, or one for each row
+            seed = np.array(seeds) % _LARGEST_SEED if getattr(self.env, "seeds_rows", False) else seeds[0]
+        self._result.obs = self._reset_rows(seed)
         if not self._resets_twice:
             self._pending = None
         return self._result.obs
@@ -428,8 +431,10 @@ class EnvPoolBoundary(VectorEnvBoundary):
         return self.env.reset()
 
 
-def make_envpool(env_id: str, num_envs: int, config: Mapping[str, Any]) -> EnvPoolBoundary:
-    """Make a pool of `num_envs` environments of `env_id`.
+def make_envpool(
+    env_id: str, num_envs: int, config: Mapping[str, Any], wrap: Callable[[Any], Any] = lambda pool: pool
+) -> EnvPoolBoundary:
+    """Make a pool of `num_envs` environments of `env_id`. `wrap`: what stands around each pool that is made.
 
     Raises:
         ValueError: EnvPool is not installed, or does not know the id (with the nearest ones).
@@ -447,7 +452,7 @@ def make_envpool(env_id: str, num_envs: int, config: Mapping[str, Any]) -> EnvPo
             warnings.simplefilter("ignore", UserWarning)  # spaces rounded to float32, told once for each bound
             pool = envpool.make_gymnasium(env_id, num_envs=num_envs, seed=seeds, **config)
             _ = pool.observation_space, pool.action_space
-        return pool
+            return wrap(pool)
 
     seeds = np.random.default_rng().integers(_LARGEST_SEED, size=num_envs).tolist()
     return EnvPoolBoundary(make(seeds), make)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec, find_highest_version, parse_env_id
 from gymnasium.vector import AsyncVectorEnv, VectorEnv
 
+from lockstep.envs.atari import NAMESPACE, AtariGame
 from lockstep.envs.boundary import VectorBoundary
 from lockstep.envs.errors import did_you_mean
 from lockstep.envs.gymnasium_vectors import (
@@ -47,8 +50,8 @@ def make_vector(
             environment; a finished environment (one row); a gymnasium vector environment or a pool of EnvPool (their
             own number of rows); or a boundary, which is returned as it is.
         num_envs: number of rows B; a finished environment or vector has its own.
-        mode: for ids and functions, who steps the rows: "sync" (our vectoriser, in this process; what "auto" takes),
-            "async" (one process for each row), "vector" (the native vector form of an id), "envpool".
+        mode: for ids and functions, who steps the rows: "sync" (our vectoriser, in this process; what "auto" takes, but
+            for Atari's ids), "async" (one process for each row), "vector" (the native vector form of an id), "envpool".
         env_config: keyword arguments for making a single environment (native vectors and pools: for the whole).
         seed: do the first reset at once, with the seeds `seed, seed + 1, ...`.
         step_timeout: seconds that a step of an environment in its own process may take; "async" only.
@@ -100,25 +103,43 @@ def _build(
     step_timeout: float | None,
     restarts: RestartLimits | None,
 ) -> VectorBoundary:
-    if mode in ("vector", "envpool"):
-        named = named_environment(env) if isinstance(env, str) else env
-        if not isinstance(named, str | EnvSpec):
-            raise TypeError(f"mode={mode!r} needs an environment id, got {env!r}.")
-        if mode == "envpool":
-            return make_envpool(named if isinstance(named, str) else named.id, num_envs, env_config or {})
-        spec = gym.spec(known_id(named)) if isinstance(named, str) else named
-        if spec.vector_entry_point is None:
-            raise ValueError(
-                f"{spec.id!r} has no native vector form (vector_entry_point); use mode='sync' or mode='async'."
-            )
-        options = env_config or {}
-        return VectorEnvBoundary(
-            gym.make_vec(spec, num_envs=num_envs, vectorization_mode="vector_entry_point", **options)
-        )
+    named = named_environment(env) if isinstance(env, str) else env
+    if isinstance(named, str | EnvSpec):
+        native = _native(named, num_envs, mode, env_config or {})
+        if native is not None:
+            return native
+    elif mode in ("vector", "envpool"):
+        raise TypeError(f"mode={mode!r} needs an environment id, got {env!r}.")
     factory = single_env_factory(env, env_config)
     if mode == "async":
         return WorkerVectorEnv([factory] * num_envs, step_timeout=step_timeout, restarts=restarts)
     return LightSyncVectorEnv([factory] * num_envs)
+
+
+def _native(env: str | EnvSpec, num_envs: int, mode: str, options: Mapping[str, Any]) -> VectorBoundary | None:
+    """Return the vector that steps the rows of an id by itself; None where single environments are to be made."""
+    env_id = env if isinstance(env, str) else env.id
+    is_atari = f"{NAMESPACE}/" in env_id
+    if mode == "envpool" and not is_atari:
+        return make_envpool(env_id, num_envs, options)
+    if mode in ("sync", "async") or (mode == "auto" and not is_atari):
+        return None
+    spec = _spec(env)
+    game = AtariGame.of(spec, options)
+    if game is not None and game.render_mode is not None:
+        return None
+    if mode == "envpool":
+        return make_envpool(env_id, num_envs, options) if game is None else game.pool(num_envs)
+    if game is not None:
+        return game.vector(num_envs)
+    if mode == "auto":
+        return None
+    if spec.vector_entry_point is None:
+        raise ValueError(
+            f"{spec.id!r} has no native vector form (vector_entry_point); use mode='sync' or mode='async'."
+        )
+    made = gym.make_vec(spec, num_envs=num_envs, vectorization_mode="vector_entry_point", **options)
+    return VectorEnvBoundary(made)
 
 
 def single_env_factory(env: AnyEnv, env_config: Mapping[str, Any] | None = None) -> Callable[[], gym.Env]:
@@ -152,29 +173,67 @@ def one_env(made: object, maker: Callable[..., Any]) -> gym.Env:
 
 
 def _gym_make(env: str | EnvSpec, config: dict[str, Any]) -> gym.Env:
-    if isinstance(env, str):
-        known_id(env)  # in a process of its own its package may not be imported yet
+    spec = _spec(env)  # in a process of its own its package may not be imported yet
     try:
+        game = AtariGame.of(spec, config)
+        if game is not None:
+            return game.single()
         return gym.make(env, disable_env_checker=True, **config)
     except gym.error.DependencyNotInstalled as error:
         raise ValueError(f"the environment {env!r} needs a package that is not installed: {error}") from error
 
 
+def _spec(env: str | EnvSpec) -> EnvSpec:
+    return gym.spec(known_id(env)) if isinstance(env, str) else env
+
+
 # -- names ---
 
-PACKAGES = {"ALE": ("ale_py", "ale-py")}
-"""Namespace of ids -> the module that registers them when it is imported, and what pip calls it."""
+
+@dataclass(frozen=True)
+class Package:
+    """A package that registers the ids of a namespace."""
+
+    module: str
+    install: str
+    """what `pip install` takes"""
+    function: str = ""
+    """the function of the module that registers them; empty: importing it does"""
+
+
+PACKAGES = {
+    "ALE": Package("ale_py", "ale-py opencv-python-headless"),
+    "MinAtar": Package("minatar.gym", "--no-deps MinAtar==1.0.15", "register_envs"),
+}
+"""by namespace; MinAtar's last release asks for plotting packages that its games do not use"""
+FUNCTIONS = ("parallel_env", "env")
+"""what makes the environment of a PettingZoo module; the first one that there is"""
+
+
+def is_module_name(name: str) -> bool:
+    """Return whether a name can only be that of a module in a package, as `pettingzoo.classic.connect_four_v3`."""
+    return "." in name and all(map(str.isidentifier, name.split(".")))
 
 
 def named_environment(name: str) -> Any:
-    """Return what `name` stands for: the class or function of `module:Class`, else the id itself.
+    """Return what `name` stands for: the class or function of `module:Class`, that of a PettingZoo module, or the id.
 
-    An id is as `gymnasium.make` takes it (`CartPole-v1`, `package:Id-v0`); the package before a colon is imported.
+    An id is as `gymnasium.make` takes it (`CartPole-v1`, `package:Id-v0`); the package before a colon is imported. A
+    PettingZoo module (`pettingzoo.classic.connect_four_v3`) has a function `parallel_env` or `env`.
 
     Raises:
         ValueError: the module is not installed, or has nothing of that name (with the nearest names).
     """
     module_name, colon, rest = name.partition(":")
+    if is_module_name(name):
+        module = _imported(name, name)
+        for function in FUNCTIONS:
+            if callable(getattr(module, function, None)):
+                return getattr(module, function)
+        raise ValueError(
+            f"the module {name!r} has no function {' or '.join(FUNCTIONS)}, as a PettingZoo module has; name a "
+            "class or function of it, 'module:Class'"
+        )
     if not colon:
         return name
     made: Any = getattr(_imported(module_name, name), rest, None)
@@ -222,15 +281,19 @@ def _register(namespace: str) -> str:
     if namespace == "lockstep":
         register_environments()
         return ""
-    module_name, to_install = PACKAGES.get(namespace, (namespace, ""))
-    if not module_name:
+    package = PACKAGES.get(namespace, Package(namespace, ""))
+    if not package.module:
         return ""
     try:
-        gym.register_envs(importlib.import_module(module_name))
+        module = importlib.import_module(package.module)
     except ModuleNotFoundError as error:
-        if error.name not in (module_name, module_name.partition(".")[0]):
+        if not f"{package.module}.".startswith(f"{error.name}."):
             raise
-        return f"Install the package of {namespace}/ environments: pip install {to_install}" if to_install else ""
+        advice = f"Install the package of {namespace}/ environments: pip install {package.install}"
+        return advice if package.install else ""
+    if package.function:
+        getattr(module, package.function)()
+    gym.register_envs(module)
     return ""
 
 
@@ -238,9 +301,32 @@ def _imported(module_name: str, name: str) -> Any:
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        if error.name != module_name.partition(".")[0] and error.name != module_name:
-            raise
-        raise ValueError(
-            f"{name!r}: there is no module {module_name!r}; is it in this directory, or the package that has it "
-            "installed (pip install ...)?"
-        ) from None
+        package, _, rest = module_name.partition(".")
+        if f"{module_name}.".startswith(f"{error.name}."):
+            raise ValueError(
+                f"{name!r}: there is no module {module_name!r}.{_near_module(module_name)} Is it in this directory, or "
+                f"the package that has it installed (pip install {_TO_INSTALL.get(package, '...')})?"
+            ) from None
+        if package == "pettingzoo":
+            extra = rest.partition(".")[0]
+            raise ValueError(
+                f"{name!r} needs the module {error.name!r}, which is not installed: pip install 'pettingzoo[{extra}]'"
+            ) from error
+        raise
+
+
+_TO_INSTALL = {
+    **{package.module.partition(".")[0]: package.install for package in PACKAGES.values()},
+    **dict.fromkeys(("pettingzoo", "mpe2"), "'pettingzoo>=1.25' 'mpe2>=1.0'"),
+}
+"""first part of a module's name -> what `pip install` takes"""
+
+
+def _near_module(module_name: str) -> str:
+    """Return words about a module beside it with a similar name."""
+    parent, _, name = module_name.rpartition(".")
+    try:
+        folders = importlib.import_module(parent).__path__ if parent else []
+    except (ImportError, AttributeError):
+        return ""
+    return did_you_mean(name, [module.name for module in pkgutil.iter_modules(folders)])

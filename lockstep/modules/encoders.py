@@ -6,6 +6,7 @@ joined, and a multi-layer perceptron on top.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -23,6 +24,7 @@ from lockstep.state.checks import is_whole
 
 NATURE_FILTERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 SMALL_FILTERS = ((16, 3, 1), (32, 3, 1))
+IMPALA_CHANNELS, BLOCKS_EACH = (16, 32, 32), 2
 
 
 def is_image(space: Space[Any]) -> bool:
@@ -120,7 +122,7 @@ class ImageFeatures(Features):
     """Runs images through convolutions, then dense layers. Bytes (and floats up to 255) are divided by 255.
 
     The default for 36 x 36 pixels and more is the network of Mnih et al. 2015, "Human-level control through deep
-    reinforcement learning"; it takes 84 x 84 there.
+    reinforcement learning"; it takes 84 x 84 there. `encoder="impala"` is the large network of Espeholt et al. 2018.
     """
 
     def __init__(self, space: spaces.Box, config: ModelConfig) -> None:
@@ -129,21 +131,8 @@ class ImageFeatures(Features):
         self.channels_last = len(self.shape) == 3 and channels_last(self.shape)
         bytes_like = space.dtype == np.uint8 or bool((space.high == 255).all())
         self.scale = 1.0 / 255.0 if bytes_like else 1.0
-        height, width = _image_size(self.shape)
-        channels = int(np.prod(self.shape)) // (height * width)
-        filters = config.conv_filters or (NATURE_FILTERS if min(height, width) >= 36 else SMALL_FILTERS)
         gain = config.hidden_gain if config.orthogonal_init else None
-        layers: list[nn.Module] = []
-        for out_channels, kernel, stride in filters:
-            if kernel > min(height, width):
-                raise ValueError(
-                    f"conv_filters {filters} do not fit images of space {space}: a {kernel} x {kernel} kernel meets "
-                    f"{height} x {width} pixels. Set model_config's conv_filters to smaller ones."
-                )
-            convolution = initialise(nn.Conv2d(channels, out_channels, kernel, stride), gain)
-            layers += [convolution, make_activation(config.conv_activation)]
-            channels, height, width = out_channels, (height - kernel) // stride + 1, (width - kernel) // stride + 1
-        flat = channels * height * width
+        layers, flat = (_impala_layers if config.encoder == "impala" else _plain_layers)(space, config, gain)
         dense = make_mlp(flat, config.image_hiddens, config.conv_activation, gain)
         self.network = nn.Sequential(*layers, nn.Flatten(), *dense)
         self.output_size = config.image_hiddens[-1] if config.image_hiddens else flat
@@ -151,12 +140,76 @@ class ImageFeatures(Features):
     def forward(self, obs: Tensor) -> Tensor:
         obs = self.check(obs, self.shape)
         leading = obs.shape[: obs.dim() - len(self.shape)]
-        image = obs.reshape(-1, *self.shape).to(cast(nn.Conv2d, self.network[0]).weight.dtype) * self.scale
+        image = obs.reshape(-1, *self.shape).to(next(self.network.parameters()).dtype) * self.scale
         if len(self.shape) == 2:
             image = image.unsqueeze(1)
         elif self.channels_last:
             image = image.permute(0, 3, 1, 2)
         return self.network(image).reshape(*leading, self.output_size)
+
+
+def _image_dimensions(space: spaces.Box) -> tuple[int, int, int]:
+    """Return (channels, height, width) of an image with two or three dimensions."""
+    height, width = _image_size(space.shape)
+    return int(np.prod(space.shape)) // (height * width), height, width
+
+
+def _plain_layers(space: spaces.Box, config: ModelConfig, gain: float | None) -> tuple[list[nn.Module], int]:
+    """Return convolutions one after the other, and the numbers that come out."""
+    channels, height, width = _image_dimensions(space)
+    filters = config.conv_filters
+    if filters is None:
+        is_large = min(height, width) >= 36 or config.encoder == "nature"
+        filters = NATURE_FILTERS if is_large else SMALL_FILTERS
+    layers: list[nn.Module] = []
+    for out_channels, kernel, stride in filters:
+        if kernel > min(height, width):
+            raise ValueError(
+                f"conv_filters {filters} do not fit images of space {space}: a {kernel} x {kernel} kernel meets "
+                f"{height} x {width} pixels. Set model_config's conv_filters to smaller ones."
+            )
+        convolution = initialise(nn.Conv2d(channels, out_channels, kernel, stride), gain)
+        layers += [convolution, make_activation(config.conv_activation)]
+        channels, height, width = out_channels, (height - kernel) // stride + 1, (width - kernel) // stride + 1
+    return layers, channels * height * width
+
+
+def _impala_layers(space: spaces.Box, config: ModelConfig, gain: float | None) -> tuple[list[nn.Module], int]:
+    """Return the convolutions of Espeholt et al. 2018, figure 3, right, and the numbers that come out.
+
+    Three sections, each a 3 x 3 convolution, a maximum over 3 x 3 with stride 2, and two residual blocks.
+    """
+    channels, height, width = _image_dimensions(space)
+    layers: list[nn.Module] = []
+    for out_channels in IMPALA_CHANNELS:
+        layers += [
+            initialise(nn.Conv2d(channels, out_channels, 3, padding=1), gain),
+            nn.MaxPool2d(3, stride=2, padding=1),
+            *(ResidualBlock(out_channels, config.conv_activation, gain) for _ in range(BLOCKS_EACH)),
+        ]
+        channels, height, width = out_channels, (height + 1) // 2, (width + 1) // 2
+    return [*layers, make_activation(config.conv_activation)], channels * height * width
+
+
+class ResidualBlock(nn.Module):
+    """Adds to images `[N, C, H, W]` what two 3 x 3 convolutions make of them, each after an activation.
+
+    With orthogonal weights the second one begins smaller, so that all blocks together about double the variance.
+    """
+
+    def __init__(self, channels: int, activation: str, gain: float | None) -> None:
+        super().__init__()
+        last_gain = gain and gain / math.sqrt(BLOCKS_EACH * len(IMPALA_CHANNELS))
+        self.layers = nn.Sequential(
+            make_activation(activation),
+            initialise(nn.Conv2d(channels, channels, 3, padding=1), gain),
+            make_activation(activation),
+            initialise(nn.Conv2d(channels, channels, 3, padding=1), last_gain),
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        out: Tensor = images + self.layers(images)
+        return out
 
 
 class JoinedFeatures(Features):
@@ -235,12 +288,26 @@ def _as_numbers(space: Space[Any], obs: Any, dtype: torch.dtype) -> Any:
 
 def make_features(space: Space[Any], config: ModelConfig) -> Features:
     """Make the features of an observation space, nested like it; `ValueError` for a space that has none."""
-    if config.encoder is not None:
+    if isinstance(config.encoder, str) and not any(map(is_image, spaces_in(space))):
+        raise ValueError(f"model_config.encoder={config.encoder!r} is for images, and there are none in {space}")
+    return _features(space, config)
+
+
+def spaces_in(space: Space[Any]) -> list[Space[Any]]:
+    """Return the leaves of a space."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
+        return [leaf for part in parts for leaf in spaces_in(part)]
+    return [space]
+
+
+def _features(space: Space[Any], config: ModelConfig) -> Features:
+    if callable(config.encoder):
         return OwnFeatures(space, config)
     if isinstance(space, spaces.Dict):
-        return JoinedFeatures(space, {key: make_features(part, config) for key, part in space.spaces.items()})
+        return JoinedFeatures(space, {key: _features(part, config) for key, part in space.spaces.items()})
     if isinstance(space, spaces.Tuple):
-        return JoinedFeatures(space, {i: make_features(part, config) for i, part in enumerate(space.spaces)})
+        return JoinedFeatures(space, {i: _features(part, config) for i, part in enumerate(space.spaces)})
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         return OneHotFeatures(space)
     if isinstance(space, spaces.Box) and is_image(space):

@@ -12,6 +12,7 @@ from lockstep.state.options import import_path, imported
 
 ACTIVATIONS = ("tanh", "relu", "gelu", "silu", "elu")
 RECURRENT = ("lstm", "gru")
+ENCODERS = ("nature", "impala")
 _ELSEWHERE = {
     "use_lstm": "recurrent",
     "use_attention": "attention",
@@ -64,7 +65,9 @@ class ModelConfig:
     """Widths of the hidden layers. Not used when the observation is one image: see `image_hiddens`."""
     encoder: Any = None
     """A network of your own for the features of observations, which the hidden layers stand on: a class or function
-    `E(observation_space, **encoder_config)` that makes an `nn.Module` with `output_size`, or its name `module:E`."""
+    `E(observation_space, **encoder_config)` that makes an `nn.Module` with `output_size`, or its name `module:E`. Or a
+    network for images by its name: "nature" (Mnih et al. 2015) or "impala" (the 15 convolutions of Espeholt et al.
+    2018)."""
     encoder_config: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of `encoder`."""
     activation: str = "tanh"
@@ -103,7 +106,7 @@ class ModelConfig:
     None: the Nature CNN from 36 x 36 pixels upwards, two 3 x 3 convolutions below."""
     conv_activation: str = "relu"
     image_hiddens: tuple[int, ...] = (512,)
-    """Dense layers after the convolutions."""
+    """Dense layers after the convolutions: (512,) as in Mnih et al. 2015; Espeholt et al. 2018 have (256,)."""
     num_critics: int = 2
     """Networks of action values of SAC and of algorithms for continuous actions; the smallest value counts (TQC: the
     mean)."""
@@ -133,14 +136,20 @@ class ModelConfig:
             object.__setattr__(self, name, check_whole(name, getattr(self, name), 1))
         for name in ("activation", "conv_activation"):
             check_choice(name, getattr(self, name), ACTIVATIONS)
-        if isinstance(self.encoder, str):
+        if isinstance(self.encoder, str) and self.encoder not in ENCODERS:
             object.__setattr__(self, "encoder", _encoder_named(self.encoder))
-        if self.encoder is not None and not callable(self.encoder):
-            raise ValueError(f"encoder={self.encoder!r} must be a class, a function, or the name 'module:Class' of one")
-        if not isinstance(self.encoder_config, Mapping) or (self.encoder_config and self.encoder is None):
+        if self.encoder is not None and not callable(self.encoder) and self.encoder not in ENCODERS:
             raise ValueError(
-                f"encoder_config={self.encoder_config!r} must be a dict of arguments of `encoder`, which is set"
+                f"encoder={self.encoder!r} must be a class, a function, the name 'module:Class' of one, or one of "
+                f"{', '.join(ENCODERS)}"
             )
+        if not isinstance(self.encoder_config, Mapping) or (self.encoder_config and not callable(self.encoder)):
+            raise ValueError(
+                f"encoder_config={self.encoder_config!r} must be a dict of arguments of `encoder`, a class or function "
+                "of your own, which is set"
+            )
+        if self.encoder in ENCODERS and self.conv_filters is not None:
+            raise ValueError(f"conv_filters={self.conv_filters!r} do not go with encoder={self.encoder!r}; give one")
         if self.recurrent is not None:
             check_choice("recurrent", self.recurrent, RECURRENT)
         attention: Any = self.attention
@@ -200,7 +209,7 @@ class ModelConfig:
             ValueError: an `encoder` that cannot be imported by its name.
         """
         plain = asdict(self)
-        if self.encoder is not None:
+        if callable(self.encoder):
             plain["encoder"] = import_path("model_config.encoder", self.encoder)
         return plain
 
@@ -220,7 +229,8 @@ def _encoder_named(name: str) -> Any:
         return imported(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(
-            f"encoder={name!r} cannot be imported ({error}); write 'package.module:Class' of a file that can be"
+            f"encoder={name!r} cannot be imported ({error}); write 'package.module:Class' of a file that can be, or "
+            f"one of {', '.join(ENCODERS)}"
         ) from error
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.algorithms import AlgorithmConfig, get_config
-from lockstep.envs.make import named_environment
-from lockstep.recipes import find_recipe
+from lockstep.envs.make import is_module_name, named_environment
+from lockstep.recipes import Recipe, find_recipe
+from lockstep.recipes.families import Family, find_family
 from lockstep.state.checks import check_whole
 from lockstep.trainer.build import stretched_schedules
 from lockstep.trainer.callbacks import Callback
@@ -48,6 +49,13 @@ class Settings:
             paths = ", ".join(f"training.{name}" for name in stretched)
             self.sources.append(f"{paths} stretched to {after:,} steps")
 
+    def start_early(self, total_steps: int | None) -> None:
+        """Begin to learn in the first tenth of a run, where settings of a family are made for longer ones."""
+        config = self.config
+        if total_steps is not None and config.is_off_policy and config.replay.learning_starts > total_steps // 10:
+            config.replay(learning_starts=total_steps // 10)
+            self.sources.append(f"replay.learning_starts={total_steps // 10:,}, a tenth of the run")
+
 
 def find_settings(
     algorithm: str | AlgorithmConfig,
@@ -58,26 +66,31 @@ def find_settings(
     options: Mapping[str, Any] | None = None,
     file: tuple[str, Mapping[str, Any]] | None = None,
 ) -> Settings:
-    """Return the settings of a run: the recipe (or the algorithm's defaults, or a copy of a configuration), then the
-    options by section of `file`, `(name, options)`, then `options` by path.
+    """Return the settings of a run: the recipe (or those for the environment's family, or the algorithm's defaults, or
+    a copy of a configuration), then the options by section of `file`, `(name, options)`, then `options` by path.
 
-    `env`: an id, `module:Class`, a class or a function. `num_envs`: environments of all env runners together. The
-    number of all environments stays the same where only the number of env runners is set. The schedules of a recipe are
-    stretched where `options` set other `reporting.total_steps`. Raises `ValueError` for mistakes.
+    `env`: an id, `module:Class`, a PettingZoo module, a class or a function. `num_envs`: environments of all env
+    runners together. The number of all environments stays the same where only the number of env runners is set. The
+    schedules of a recipe are stretched where `options` set other `reporting.total_steps`. Raises `ValueError` for mistakes.
     """
     options = dict(options or {})
     if isinstance(env, str):
-        env = named_environment(env)
-    found = None
+        named = named_environment(env)
+        env = env if is_module_name(env) else named
+    found: Recipe | Family | None = None
     if isinstance(algorithm, AlgorithmConfig):
         settings = Settings(algorithm.copy(), ["the configuration that was given"])
     else:
         config = get_config(algorithm)
         settings = Settings(config, [f"the defaults of {config.algorithm}"])
         name = env.rpartition(":")[2] if isinstance(env, str) else env
-        found = find_recipe(config.algorithm, name) if recipe else None
-    if found is not None:
+        if recipe:
+            found = find_recipe(config.algorithm, name) or find_family(config.algorithm, name)
+    if isinstance(found, Recipe):
         words = f"the recipe for {found.algorithm} on {found.env} (reference return {found.reference_return:g})"
+        settings = Settings(found.config(), [words])
+    elif found is not None:
+        words = f"the settings of {found.source} for {found.algorithm} on {found.pattern} (no return is promised)"
         settings = Settings(found.config(), [words])
     config = settings.config
     if file is not None:
@@ -90,7 +103,10 @@ def find_settings(
     if env is not None:
         config.environment(env)
     if found is not None:
-        settings.stretch(found.total_steps, options.get("reporting.total_steps"))
+        total_steps = options.get("reporting.total_steps")
+        settings.stretch(found.total_steps, total_steps)
+        if isinstance(found, Family):
+            settings.start_early(total_steps)
     total = config.env_runners.num_envs
     for path, value in options.items():
         config.set_path(path, value)

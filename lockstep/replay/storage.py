@@ -449,12 +449,14 @@ def frame_shapes(shapes: Tree) -> Tree:
     return map_tree(lambda shape: Shape(shape.shape[1:], shape.dtype), shapes)
 
 
-def row_nbytes(observation_space: spaces.Space[Any], action_space: spaces.Space[Any], ignore_obs_next: bool) -> int:
-    """Return the bytes of a transition's columns."""
+def row_nbytes(
+    observation_space: spaces.Space[Any], action_space: spaces.Space[Any], ignore_obs_next: bool, num_frames: int = 1
+) -> int:
+    """Return the bytes of a transition's columns; of stacks of `num_frames` one frame is stored."""
     obs, action = (
         sum(shape.nbytes for shape in leaves(shapes_of_space(space))) for space in (observation_space, action_space)
     )
-    return obs * (1 if ignore_obs_next else 2) + action + np.dtype(np.float32).itemsize
+    return obs // num_frames * (1 if ignore_obs_next else 2) + action + np.dtype(np.float32).itemsize
 
 
 def machine_memory() -> int:

@@ -13,6 +13,7 @@ from lockstep.replay import ReplayBuffer
 from lockstep.rollout import CollectorLike, MultiAgentCollector
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.rollout.group_collector import GroupCollector
+from lockstep.rollout.protocols import sole_part
 from lockstep.state.checks import check_number, check_whole
 from lockstep.tracking.statistics import CollectStatsBase, TrainingStats
 from lockstep.trainer.base import REPLAYS, BaseTrainer, TrainerOptions, seed_buffer
@@ -65,7 +66,9 @@ class OffpolicyTrainer(BaseTrainer):
                     train_collector.agents_of_modules, train_collector.num_envs
                 )
             else:
-                train_collector.buffer = policy.config.build_replay_buffer(train_collector.num_envs)
+                train_collector.buffer = policy.config.build_replay_buffer(
+                    train_collector.num_envs, connectors=sole_part(policy).connectors
+                )
             seed_buffer(train_collector.buffer, options.get("seed"))
         if not isinstance(train_collector.buffer, REPLAYS):
             raise ValueError(

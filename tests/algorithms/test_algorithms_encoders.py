@@ -167,7 +167,7 @@ REFUSED = [
     (network(encoder=Nameless), "model_config.encoder=Nameless has output_size=None; set self.output_size"),
     (network(encoder=Nameless, encoder_config={"output_size": 0}), "has output_size=0"),
     (network(encoder=Nameless, encoder_config={"output_size": 2}), "gives a tensor [2, 3]", "[2, output_size]"),
-    (network(encoder=3), "encoder=3 must be a class, a function, or the name"),
+    (network(encoder=3), "encoder=3 must be a class, a function, the name"),
     (network(encoder="no.such:Net"), "encoder='no.such:Net' cannot be imported", "package.module:Class"),
     (network(encoder_config={"size": 3}), "encoder_config={'size': 3}", "which is set"),
     (critics(SACConfig, q_share_layers=True), "q_share_layers=True: observations of Box", "nothing to share"),

@@ -271,3 +271,26 @@ def test_several_agents_are_trained_without_naming_policies(lockstep: Command, m
     assert said.code == 0, said.err
     assert re.search(r"policies +a acts for a, b; c acts for c\n", said.out)
     assert lockstep("doctor", "agent_games:DictGame").code == 0
+
+
+@pytest.mark.parametrize("name", ["mpe2.simple_spread_v3", "pettingzoo.classic.connect_four_v3"])
+def test_a_module_of_pettingzoo_is_trained_by_its_name(lockstep: Command, name: str, tmp_path: Path) -> None:
+    pytest.importorskip(name)
+    small = ("--num-envs", "2", "--set", "training.train_batch_size=32", "--set", "training.minibatch_size=16")
+    said = lockstep("train", "ppo", name, "--total-steps", "32", *small, "--set", "evaluation.evaluation_duration=1")
+    assert said.code == 0, said.err
+    (folder,) = Path("runs").iterdir()
+    assert RunFolder.open(folder).env == name
+    assert lockstep("resume", str(folder), "--total-steps", "64").code == 0
+
+
+def test_a_game_of_atari_is_trained_by_its_id_with_settings_for_it(lockstep: Command) -> None:
+    pytest.importorskip("ale_py")
+    small = '--set=rl_module.model_config={"conv_filters": [[4, 8, 8]], "image_hiddens": [8]}'
+    options = ("--set=training.train_batch_size=64", "--set=training.minibatch_size=32", small)
+    game = '--set=environment.env_config={"max_num_frames_per_episode": 80}'
+    said = lockstep("train", "ppo", "ALE/Pong-v5", "--total-steps=128", game, *options)
+    assert said.code == 0, said.err
+    assert "the settings of RL Baselines3 Zoo for ppo on ALE/*" in said.out
+    assert "8 x ALE/Pong-v5 (native, SAME_STEP): Box(0, 255, (84, 84), uint8) -> Discrete(6)" in said.out
+    assert "warning" not in said.err

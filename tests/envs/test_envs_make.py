@@ -1,5 +1,6 @@
 """What `make_vector` takes and what it says to wrong input; EnvPool and native vectors by id."""
 
+import importlib
 import subprocess
 import sys
 import warnings
@@ -63,6 +64,9 @@ def test_environments_of_atari_need_no_import_by_the_user():
         ("no_such_package:Env-v0", "there is no module 'no_such_package'.*pip install"),
         ("gymnasium:CartPol-v1", "Did you mean 'CartPole-v1'.*no class or function 'CartPol-v1'"),
         ("lockstep.envs.counting:CountingEnf", "Did you mean 'CountingEnv'"),
+        ("no_such.module", "there is no module 'no_such.module'.*pip install"),
+        ("pettingzoo.classic.connect_for_v3", "Did you mean 'connect_four_v3'.*pip install 'pettingzoo>="),
+        ("lockstep.envs.counting", "has no function parallel_env or env.*'module:Class'"),
     ],
 )
 @pytest.mark.parametrize("make", [make_vector, check_environment, partial(make_vector, mode="vector")])
@@ -72,9 +76,42 @@ def test_a_name_that_cannot_be_found_says_what_to_do(name, words, make):
 
 
 def test_a_missing_package_of_a_known_namespace_is_named(monkeypatch):
-    monkeypatch.setitem(make.PACKAGES, "Else", ("no_such_package", "no-such-package"))
+    monkeypatch.setitem(make.PACKAGES, "Else", make.Package("no_such_package.gym", "no-such-package"))
     with pytest.raises(ValueError, match="pip install no-such-package"):
         make_vector("Else/Env-v0")
+
+
+def test_a_package_that_registers_by_a_function_is_asked_to(monkeypatch, tmp_path):
+    """As MinAtar does, whose import registers nothing."""
+    (tmp_path / "asked").mkdir()
+    (tmp_path / "asked" / "__init__.py").write_text("")
+    (tmp_path / "asked" / "gym.py").write_text(
+        "import gymnasium\n"
+        "def register_envs():\n"
+        "    gymnasium.register('Asked/Pole-v1', 'gymnasium.envs.classic_control:CartPoleEnv')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(gym.envs.registration, "registry", registry := dict(gym.registry))
+    monkeypatch.setattr(gym, "registry", registry)
+    monkeypatch.setitem(make.PACKAGES, "Asked", make.Package("asked.gym", "asked", "register_envs"))
+    assert make_vector("Asked/Pole-v1").observation_space.shape == (4,)
+
+
+def test_games_of_minatar_are_made_by_their_ids():
+    pytest.importorskip("minatar")
+    with make_vector("MinAtar/Breakout-v1", num_envs=2) as env:
+        assert env.reset([1, 2]).shape == (2, 10, 10, 4)
+        assert env.action_space.n == 3
+    with make_vector("MinAtar/Breakout-v0") as env:
+        assert env.action_space.n == 6
+
+
+def test_a_missing_part_of_pettingzoo_is_named_by_its_extra(monkeypatch, tmp_path):
+    game = importlib.import_module("pettingzoo.classic").__path__
+    monkeypatch.setattr(importlib.import_module("pettingzoo.classic"), "__path__", [*game, str(tmp_path)])
+    (tmp_path / "odd_v0.py").write_text("import no_such_engine\n")
+    with pytest.raises(ValueError, match=r"needs the module 'no_such_engine'.*pip install 'pettingzoo\[classic\]'"):
+        make_vector("pettingzoo.classic.odd_v0")
 
 
 @pytest.mark.parametrize(

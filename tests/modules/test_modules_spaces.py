@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 from torch import nn
@@ -134,6 +135,52 @@ def test_images_of_84_pixels_meet_the_nature_network():
     assert layers == [(32, 8, 4), (64, 4, 2), (64, 3, 1)]
     assert module.policy_head.in_features == 512
     assert len(module.encoder.mlp) == 0
+
+
+@pytest.mark.parametrize("name", ["image_first", "image_last", "image_small"])
+def test_the_impala_encoder_is_the_network_of_the_paper(name):
+    """15 convolutions with the input's: three sections of one, a maximum, and two residual blocks of two; 256 units."""
+    module = make(OBSERVATIONS[name], encoder="impala", image_hiddens=(256,), vf_share_layers=True)
+    features = module.encoder.features
+    layers = [each for each in features.network.modules() if isinstance(each, nn.Conv2d)]
+    assert [layer.out_channels for layer in layers] == [16] * 5 + [32] * 10
+    obs = sample(OBSERVATIONS[name], 3)
+    x = obs.float() / (1.0 if name == "image_small" else 255.0)
+    x = x if name == "image_first" else x.permute(0, 3, 1, 2)
+    convolve = iter(layers)
+    for _ in range(3):
+        x = F.max_pool2d(next(convolve)(x), 3, 2, 1)
+        for _ in range(2):
+            inner = next(convolve)(F.relu(x))
+            x = x + next(convolve)(F.relu(inner))
+    (dense,) = (each for each in features.network if isinstance(each, nn.Linear))
+    wanted = F.relu(dense(F.relu(x).flatten(1)))
+    assert wanted.shape == (3, 256) == (3, module.policy_head.in_features)
+    torch.testing.assert_close(features(obs), wanted)
+    assert 0.3 < features(obs).std().item() < 3.0
+
+
+def test_encoders_by_name_are_for_images_and_leave_other_parts_alone():
+    nested = make(NESTED, encoder="impala", image_hiddens=(24,), hiddens=(8,))
+    kinds = [type(part).__name__ for part in nested.encoder.features.parts]
+    assert sorted(kinds) == ["FlatFeatures", "ImageFeatures", "JoinedFeatures", "OneHotFeatures"]
+    assert nested.encoder.features.parts[0].output_size == 24
+    nature = make(OBSERVATIONS["image_grey"], encoder="nature")
+    assert [each.out_channels for each in nature.encoder.features.network if isinstance(each, nn.Conv2d)] == [
+        32,
+        64,
+        64,
+    ]
+    for mistake, words in (
+        ({"encoder": "impala"}, "is for images, and there are none"),
+        ({"encoder": "impala", "conv_filters": ((4, 3, 1),)}, "do not go with encoder='impala'"),
+        ({"encoder": "impala", "encoder_config": {"size": 3}}, "a class or function of your own"),
+        ({"encoder": "impola"}, "one of nature, impala"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            make(BOX, **mistake)
+    config = ModelConfig(encoder="impala")
+    assert ModelConfig.of(config.to_dict()) == config
 
 
 def test_vectors_that_only_look_like_images_stay_vectors():
