@@ -23,7 +23,7 @@ from lockstep.learner import checkpointing, inputs
 from lockstep.learner.compiled import NOT_TRACED, CompiledUpdate
 from lockstep.learner.config import FrameworkSection, TrainingSection, takes_batch
 from lockstep.learner.inputs import WhoLearns
-from lockstep.learner.metrics import FirstValues, Results, report_metrics, share_above
+from lockstep.learner.metrics import FirstValues, Results, report_metrics
 from lockstep.learner.minibatches import (
     TensorColumns,
     UpdateOptions,
@@ -1011,17 +1011,13 @@ class Learner(Generic[Training]):
                 weights_seq_no=self.weights_seq_no,
                 num_trainable_parameters=self.module.num_trainable_parameters(module_id),
             )
-        for entry in self.optimizers:
-            config, name = self.config_of(entry.module_id), f"gradients_{entry.name}"
-            norms = self.last_series.get((entry.module_id, f"{name}_global_norm"))
-            if norms and config.grad_clip is not None and config.grad_clip_by == "global_norm":
-                results[entry.module_id][f"{name}_share_clipped"] = share_above(norms, config.grad_clip)
         unreached, problems = self.gradient_watch.end(counts["num_minibatches"])
         for problem in problems if self.reducer.rank == 0 else ():
             warnings.warn(problem, RuntimeWarning, stacklevel=2)
         if unreached:
             results[ALL_MODULES]["parameters_without_gradient"] = unreached
-        num_bad = self.optimizers.report(results, trained if self.reducer.rank == 0 else ())
+        warns_of = trained if self.reducer.rank == 0 else ()
+        num_bad = self.optimizers.report(results, warns_of, self.last_series, self.config_of)
         results[ALL_MODULES].update(
             num_env_steps_trained_lifetime=self.count("env_steps", counts["num_env_steps_trained"]),
             num_gradient_steps_lifetime=self.count("gradient_steps", counts["num_minibatches"]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -77,8 +77,3 @@ class FirstValues:
                     values, target = values[mask[rows]], target[mask[rows]]
             pred, target = (tensor.cpu().numpy().reshape(-1) for tensor in (values, target))
             yield module_id, reducer.explained_variance(pred, target, counts=len(pred) > 0)
-
-
-def share_above(values: Sequence[float], limit: float) -> float:
-    """Return the share of `values` above `limit`."""
-    return sum(value > limit for value in values) / len(values)
