@@ -33,6 +33,7 @@ from lockstep.algorithms import (
 from lockstep.algorithms.estimates import Estimate, estimate
 from lockstep.data.rollout import RolloutStore
 from lockstep.data.sample_batch import SampleBatch
+from lockstep.diagnosis import doctor
 from lockstep.learner import Learner, LearnerGroup
 from lockstep.modules import ModelConfig, MultiRLModule, MultiRLModuleSpec, RLModule, RLModuleSpec
 from lockstep.recipes.training import train
@@ -80,6 +81,7 @@ __all__ = [
     "TQCConfig",
     "TrainResult",
     "__version__",
+    "doctor",
     "estimate",
     "get_config",
     "load_policy",

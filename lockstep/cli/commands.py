@@ -33,6 +33,7 @@ from lockstep.cli.report import (
     shown_path,
     stage_rows,
 )
+from lockstep.diagnosis import doctor
 from lockstep.envs.check import check_environment
 from lockstep.envs.errors import EnvironmentStepError
 from lockstep.recipes.training import Settings, find_settings
@@ -302,19 +303,28 @@ class List:
 
 @dataclass
 class Doctor:
-    """Where a run's time went; or what is wrong with an environment, and how fast it is."""
+    """Why a run does not learn, and where its time went; or what is wrong with an environment, and how fast it is."""
 
     subject: Positional[Annotated[str, arg(metavar="RUN|ENV")]]
     """A run's folder, or an environment's id (or module:Class)."""
     steps: Count = 2000
     """Random steps to look at an environment for."""
+    expected_return: MaybeNumber = None
+    """Of a run: below this return, one that no longer gets better counts as one that does not learn."""
+    play: bool = True
+    """Of a run: play some hundred steps with its newest checkpoint, to look at rewards, actions and hidden units."""
 
     def run(self) -> int:
         """Examine a run's folder where there is one of that name, else an environment; return the exit code."""
         if Path(self.subject).is_dir():
             return self._examine_run(Path(self.subject))
         check_whole("--steps", self.steps, 1)
-        findings = check_environment(self.subject, num_steps=self.steps)
+        try:
+            findings = check_environment(self.subject, num_steps=self.steps)
+        except ValueError as error:
+            if os.sep not in self.subject:
+                raise
+            raise ValueError(f"there is no run's folder {self.subject}, and no environment: {error}") from error
         for finding in findings:
             say(str(finding))
         errors = sum(finding.level == "error" for finding in findings)
@@ -322,8 +332,13 @@ class Doctor:
         return FAILED if errors else 0
 
     def _examine_run(self, path: Path) -> int:
-        """Print seconds and shares by stage, from summary.json, with advice about the largest."""
+        """Print what keeps the run from learning; and where its time went, from summary.json, if it has ended."""
+        for line in doctor(path, expected_return=self.expected_return, play=self.play).lines():
+            say(line)
         folder = RunFolder.open(path)
+        if not folder.summary_path.exists():
+            say("Where the time went is known when the run has ended.")
+            return 0
         summary = folder.read_summary()
         rows = stage_rows(summary)
         say(

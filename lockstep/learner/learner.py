@@ -1016,7 +1016,8 @@ class Learner(Generic[Training]):
             warnings.warn(problem, RuntimeWarning, stacklevel=2)
         if unreached:
             results[ALL_MODULES]["parameters_without_gradient"] = unreached
-        num_bad = self.optimizers.report(results, trained if self.reducer.rank == 0 else ())
+        warns_of = trained if self.reducer.rank == 0 else ()
+        num_bad = self.optimizers.report(results, warns_of, self.last_series, self.config_of)
         results[ALL_MODULES].update(
             num_env_steps_trained_lifetime=self.count("env_steps", counts["num_env_steps_trained"]),
             num_gradient_steps_lifetime=self.count("gradient_steps", counts["num_minibatches"]),

@@ -533,16 +533,28 @@ class OptimizerSet:
                 entry.keep_only(kept)
         self._owner = {id(param): entry for entry in self for param in entry.flat.params}
 
-    def report(self, results: dict[str, dict[str, Any]], warns_of: Collection[str]) -> int:
-        """Add learning rates to `results` by module; return how many gradients were not finite, and count anew.
+    def report(
+        self,
+        results: dict[str, dict[str, Any]],
+        warns_of: Collection[str],
+        series: Mapping[tuple[str, str], Sequence[float]],
+        config_of: Callable[[str], TrainingSection],
+    ) -> int:
+        """Add to `results` by module learning rates, and the shares of gradient steps whose global norm was clipped;
+        return how many gradients were not finite, and count anew.
 
-        `warns_of`: the modules whose optimizers warn where they train nothing.
+        `warns_of`: the modules whose optimizers warn where they train nothing. `series`: metrics in each gradient step.
         """
         counts = torch.stack([entry.bad_steps for entry in self]).tolist() if len(self) else []
         for entry, num_bad in zip(self, counts):
             entry.flush_denormals()
             rates = [group["lr"] for group in entry.optimizer.param_groups]
-            results.setdefault(entry.module_id, {})[f"{entry.name}_learning_rate"] = rates[0]
+            result, config = results.setdefault(entry.module_id, {}), config_of(entry.module_id)
+            result[f"{entry.name}_learning_rate"] = rates[0]
+            norms = series.get((entry.module_id, f"gradients_{entry.name}_global_norm"))
+            if norms and config.grad_clip is not None and config.grad_clip_by == "global_norm":
+                clipped = sum(norm > config.grad_clip for norm in norms)
+                result[f"gradients_{entry.name}_share_clipped"] = clipped / len(norms)
             if not any(rates) and (entry.module_id in warns_of or (warns_of and entry.module_id == ALL_MODULES)):
                 entry.warn_of_zero_rate()
             if num_bad:  # the same on all learners

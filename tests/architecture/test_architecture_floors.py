@@ -31,6 +31,7 @@ FLOORS = {
     "algorithms": 6,
     "trainer": 7,
     "recipes": 8,
+    "diagnosis": 8,
     "cli": 9,
 }
 NOT_AN_ALGORITHM = (

@@ -8,7 +8,7 @@ from pathlib import Path
 import imageio.v3 as iio
 import numpy as np
 import pytest
-from conftest import Said, Trained, run_process
+from conftest import SMALL, Said, Trained, run_process
 
 from lockstep import ALGORITHMS, load_policy
 from lockstep.recipes import RECIPES
@@ -142,6 +142,25 @@ def test_doctor_of_a_run_shows_where_the_time_went(lockstep: Command, trained: T
     assert float(rows["update"]) == pytest.approx(summary["seconds_by_stage"]["update"], abs=0.006)
     assert sum(map(float, rows.values())) == pytest.approx(summary["timing"]["total_time"], abs=0.05)
     assert "within the update: " in said.out
+
+
+def test_doctor_of_a_run_says_what_keeps_it_from_learning(lockstep: Command, trained: Trained) -> None:
+    said = lockstep("doctor", str(trained.runs[0]), "--expected-return", "1", "--no-play")
+    assert said.code == 0
+    assert said.out.startswith("It learns: ")
+    assert "(1 is expected)" in said.out
+    words = ("--set", "training.lr=0.0", "--root", "runs")
+    assert lockstep("train", "ppo", "CartPole-v1", *SMALL, *words).code == 0
+    (run,) = Path("runs").iterdir()
+    said = lockstep("doctor", str(run))
+    assert said.code == 0
+    assert said.out.startswith("It does not learn: ")
+    first = said.out.splitlines()[1:4]
+    assert first[0] == "1. The learning rate is 0 (certain)"
+    assert first[1].endswith("training.lr=0.0")
+    assert first[2] == "   try:  set training.lr to a number such as 3e-4"
+    (run / "summary.json").unlink()
+    assert lockstep("doctor", str(run)).out.endswith("Where the time went is known when the run has ended.\n")
 
 
 def test_doctor_of_an_environment_shows_findings_and_speed(lockstep: Command) -> None:

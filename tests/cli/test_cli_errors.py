@@ -41,6 +41,9 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "plot": (("plot", "nothing"), "no run at"),
     "plot none": (("plot",), "plot needs at least one run's folder"),
     "doctor": (("doctor", "CartPoll-v1"), "the environment id 'CartPoll-v1' is unknown. Did you mean 'CartPole-v1'"),
+    "doctor run": (("doctor", "runs/nothing"), "there is no run's folder runs/nothing, and no environment: "),
+    "doctor folder": (("doctor", "."), "it has no config.json"),
+    "doctor return": (("doctor", ".", "--expected-return", "nan"), "expected_return=nan is not allowed"),
 }
 
 
