@@ -6,8 +6,8 @@ presses FIRE would play some games without end.
 
 PPO and A2C: the settings of RL Baselines3 Zoo for Atari, near to those of Schulman et al. 2017, table 5, and Mnih et
 al. 2016, but for a clipping of 0.1 throughout and, with A2C, Adam and a falling learning rate. DQN, C51, QR-DQN: those
-of Dopamine (Castro et al. 2018, https://arxiv.org/abs/1812.06110), which are for sticky actions, with a memory of 100,000
-steps and eight environments.
+of Dopamine (Castro et al. 2018, https://arxiv.org/abs/1812.06110), which are for sticky actions, with a memory of
+100,000 steps and eight environments.
 """
 
 from __future__ import annotations
