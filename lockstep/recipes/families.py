@@ -5,9 +5,9 @@ et al. 2015), while returns are the game's. Evaluation draws actions, or takes a
 presses FIRE would play some games without end.
 
 PPO and A2C: the settings of RL Baselines3 Zoo for Atari, near to those of Schulman et al. 2017, table 5, and Mnih et
-al. 2016, but for a clipping of 0.1 throughout and, with A2C, Adam and a falling learning rate. DQN, C51, QR-DQN: those
-of Dopamine (Castro et al. 2018, https://arxiv.org/abs/1812.06110), which are for sticky actions, with a memory of 100,000
-steps and eight environments.
+al. 2016, but for a clipping of 0.1 throughout and, with A2C, Adam and a falling learning rate. DQN, C51, QR-DQN:
+those of Dopamine (Castro et al. 2018, https://arxiv.org/abs/1812.06110), which are for sticky actions, with a memory
+of 100,000 steps and eight environments.
 """
 
 from __future__ import annotations

@@ -71,7 +71,8 @@ def find_settings(
 
     `env`: an id, `module:Class`, a PettingZoo module, a class or a function. `num_envs`: environments of all env
     runners together. The number of all environments stays the same where only the number of env runners is set. The
-    schedules of a recipe are stretched where `options` set other `reporting.total_steps`. Raises `ValueError` for mistakes.
+    schedules of a recipe are stretched where `options` set other `reporting.total_steps`. Raises `ValueError` for
+    mistakes.
     """
     options = dict(options or {})
     if isinstance(env, str):
