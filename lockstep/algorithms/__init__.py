@@ -14,6 +14,7 @@ from lockstep.algorithms.marwil import MARWILConfig, MARWILLearner
 from lockstep.algorithms.policy import Policy, policy_within_training_step
 from lockstep.algorithms.ppo import PPOConfig, PPOLearner
 from lockstep.algorithms.qrdqn import QRDQNConfig, QRDQNLearner
+from lockstep.algorithms.rainbow import RainbowConfig, RainbowLearner
 from lockstep.algorithms.sac import SACConfig, SACLearner
 from lockstep.algorithms.td3 import TD3Config, TD3Learner
 from lockstep.algorithms.td3_bc import TD3BCConfig, TD3BCLearner
@@ -27,6 +28,7 @@ ALGORITHMS: tuple[type[AlgorithmConfig], ...] = (
     C51Config,
     QRDQNConfig,
     IQNConfig,
+    RainbowConfig,
     BCConfig,
     MARWILConfig,
     CQLConfig,
@@ -72,6 +74,8 @@ __all__ = [
     "Policy",
     "QRDQNConfig",
     "QRDQNLearner",
+    "RainbowConfig",
+    "RainbowLearner",
     "SACConfig",
     "SACLearner",
     "TD3BCConfig",

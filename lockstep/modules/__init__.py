@@ -12,7 +12,13 @@ from lockstep.modules.acting import (
 )
 from lockstep.modules.action_critics import ActionCritics, DefaultIQLModule, DefaultSACModule, DefaultTD3Module
 from lockstep.modules.action_dist import ActionDist
-from lockstep.modules.action_values import LEVEL_NOISE, DefaultQModule, DistributionalQModule, ImplicitQuantileModule
+from lockstep.modules.action_values import (
+    LEVEL_NOISE,
+    WEIGHT_NOISE,
+    DefaultQModule,
+    DistributionalQModule,
+    ImplicitQuantileModule,
+)
 from lockstep.modules.actor_critic import (
     DefaultActorCriticModule,
     RecurrentActorCriticModule,
@@ -24,10 +30,11 @@ from lockstep.modules.exploration import (
     EpsilonGreedy,
     Exploration,
     GaussianNoise,
+    NoisyWeights,
     OrnsteinUhlenbeckNoise,
     StateDependentNoise,
 )
-from lockstep.modules.layers import BatchedMLP, StateDependentHead
+from lockstep.modules.layers import BatchedMLP, NoisyLinear, StateDependentHead
 from lockstep.modules.memory import GatedTransformer, MemoryEncoder, Recurrence
 from lockstep.modules.model_config import AttentionConfig, ModelConfig
 from lockstep.modules.multi_rl_module import (
@@ -44,6 +51,7 @@ __all__ = [
     "ALL_MODULES",
     "DEFAULT_MODULE_ID",
     "LEVEL_NOISE",
+    "WEIGHT_NOISE",
     "ActingWeights",
     "ActionCritics",
     "ActionDist",
@@ -68,6 +76,8 @@ __all__ = [
     "ModelConfig",
     "MultiRLModule",
     "MultiRLModuleSpec",
+    "NoisyLinear",
+    "NoisyWeights",
     "NumpyActor",
     "NumpyRecurrentActor",
     "OrnsteinUhlenbeckNoise",
