@@ -1,4 +1,4 @@
-"""Noisy weights and Rainbow: the layer and the loss against the papers' equations, where noise is drawn, and where not."""
+"""Noisy weights and Rainbow: layer and loss against the papers' equations, where noise is drawn, and where not."""
 
 import copy
 
@@ -226,9 +226,9 @@ def test_atoms_with_dueling_act_by_the_value_too_wherever_they_act():
 
 
 def test_other_networks_evaluation_by_epsilon_and_wrong_deviations_are_refused():
-    with pytest.raises(ValueError, match="evaluation.epsilon.*rainbow, which does not explore by epsilon"):
+    with pytest.raises(ValueError, match=r"evaluation\.epsilon.*rainbow, which does not explore by epsilon"):
         config_of().evaluation(epsilon=0.1).validate()
-    with pytest.raises(ValueError, match="'sigma'.*positive"):
+    with pytest.raises(ValueError, match=r"'sigma'.*positive"):
         config_of().env_runners(exploration_config={"sigma": 0.0}).validate()
     with pytest.raises(ValueError, match="noisy_sigma must be a positive number"):
         config_of(noisy_sigma=-1.0).build_policy()
