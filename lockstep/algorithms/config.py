@@ -32,7 +32,7 @@ from lockstep.rollout.callbacks import overridden_events
 from lockstep.rollout.collector import WholeEpisodeCollector
 from lockstep.rollout.config import EnvRunnersSection
 from lockstep.rollout.env_runner import MultiAgentEnvRunner
-from lockstep.rollout.group_collector import AsyncGroupCollector, EvaluationCollector, MultiAgentGroupCollector
+from lockstep.rollout.group_collector import AsyncGroupCollector, EvaluationCollector
 from lockstep.rollout.runner_group import BuildRunner, LocalRunner
 from lockstep.state.schedules import stages_of
 from lockstep.state.streams import RandomStreams
@@ -318,39 +318,35 @@ class AlgorithmConfig(BaseConfig):
     def build_collector(self, policy: Policy | None = None) -> CollectorLike:
         """Build the collector of training data, on environments of its own: here, or in env runners' processes."""
         policy = policy or self.build_policy()
-        explore = self.env_runners.explore
+        section, several = self.env_runners, policy.is_multi_agent
         if self.is_off_policy:
             self._check_replay_memory(policy)
-        streams = RandomStreams(self.debugging.seed).child("train_collector")
-        if policy.is_multi_agent:
-            collector = self._build_agents_collector(policy, streams)
-            if self.is_off_policy:
-                collector.buffer = self.build_replay_buffers(collector.agents_of_modules, collector.num_envs)
-            return collector
-        if self.env_runners.num_env_runners:
-            return self._build_group_collector(policy)
-        envs = self.make_envs(self.env_runners.num_envs_per_env_runner)
-        return (WholeEpisodeCollector if self._collects_whole_episodes else Collector)(
-            policy,
-            envs,
-            self.build_replay_buffer(envs.num_envs) if self.is_off_policy else None,
-            exploration_noise=explore,
-            streams=streams,
-        )
-
-    def _build_agents_collector(
-        self, policy: Policy, streams: RandomStreams
-    ) -> MultiAgentCollector | MultiAgentGroupCollector:
-        section = self.env_runners
+        streams, num_envs = RandomStreams(self.debugging.seed).child("train_collector"), section.num_envs_per_env_runner
+        collector: Any
         if section.num_env_runners:
-            self._check_several_agents()
-            return MultiAgentGroupCollector(
-                policy, self.build_env_runner_group((policy.observation_space, policy.action_space))
+            collector = self._build_group_collector(policy)
+        elif several:
+            collector = MultiAgentCollector(
+                policy,
+                self.make_agent_envs(num_envs),
+                exploration_noise=section.explore,
+                streams=streams,
+                whole_episodes=self._collects_whole_episodes,
             )
-        envs, whole = self.make_agent_envs(section.num_envs_per_env_runner), self._collects_whole_episodes
-        return MultiAgentCollector(
-            policy, envs, exploration_noise=section.explore, streams=streams, whole_episodes=whole
-        )
+        else:
+            collector = (WholeEpisodeCollector if self._collects_whole_episodes else Collector)(
+                policy,
+                self.make_envs(num_envs),
+                exploration_noise=section.explore,
+                streams=streams,
+            )
+        if self.is_off_policy:
+            collector.buffer = (
+                self.build_replay_buffers(collector.agents_of_modules, collector.num_envs)
+                if several
+                else self.build_replay_buffer(collector.num_envs)
+            )
+        return collector
 
     @property
     def _collects_whole_episodes(self) -> bool:
@@ -418,12 +414,6 @@ class AlgorithmConfig(BaseConfig):
         self._refuse(
             [
                 ("replay.her", self.is_off_policy and self.replay.her, several),
-                (
-                    "env_runners.num_env_runners",
-                    self.collects_while_learning,
-                    f"is not allowed where {self.algorithm} trains several agents: it would collect while it learns; "
-                    "use 0, or an algorithm that takes turns, such as ppo",
-                ),
                 ("env_runners.vectorize_mode", runners.vectorize_mode not in ("auto", "sync"), several),
                 ("multi_agent.count_steps_by", self.multi_agent.count_steps_by != "env_steps", several),
             ]
@@ -486,6 +476,7 @@ class AlgorithmConfig(BaseConfig):
             "explore": self.env_runners.explore,
             "epsilon": self.evaluation.epsilon if evaluates else 0.0,
             "stores": not evaluates,
+            "with_logp": with_logp,
             "whole_episodes": self._collects_whole_episodes,
             "callbacks": [make() for make in self.callbacks.classes],
         }
@@ -497,7 +488,6 @@ class AlgorithmConfig(BaseConfig):
         return EnvRunner(
             self._acting_policy(spaces),
             self.make_envs(num_envs),
-            with_logp=with_logp,
             with_states=self.is_off_policy,
             **options,
         )
@@ -506,13 +496,12 @@ class AlgorithmConfig(BaseConfig):
         module, connectors = self.build_acting_parts(spaces, module_id)
         return ActingPolicy(self, module, connectors, observation_space=spaces[0], action_space=spaces[1])
 
-    def _build_group_collector(self, policy: Policy) -> CollectorLike:
+    def _build_group_collector(self, policy: Policy) -> GroupCollector:
+        if policy.is_multi_agent:
+            self._check_several_agents()  # before there are processes
         spaces = policy.observation_space, policy.action_space
         if not self.collects_while_learning:
-            group = self.build_env_runner_group(spaces)
-            return GroupCollector(
-                policy, group, self.build_replay_buffer(group.num_envs) if self.is_off_policy else None
-            )
+            return GroupCollector(policy, self.build_env_runner_group(spaces))
         length, number = self.fragments()
         return AsyncGroupCollector(
             policy,

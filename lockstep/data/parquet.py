@@ -31,7 +31,8 @@ from lockstep.state.replace import replacing_file
 _NOTE = b"lockstep"
 
 
-def _pyarrow() -> Any:
+def import_pyarrow() -> Any:
+    """Return pyarrow; `ImportError` says what to install."""
     try:
         import pyarrow.parquet  # type: ignore[import-untyped, unused-ignore]
     except ImportError:
@@ -46,7 +47,7 @@ def write_parquet(
     path: Path, columns: Mapping[str, Tree], marks: Mapping[str, Any], compression: str, row_group_size: int
 ) -> Path:
     """Write columns to one Parquet file; return its path. No half file is left."""
-    pyarrow = _pyarrow()
+    pyarrow = import_pyarrow()
     check_whole("row_group_size", row_group_size, 1)
     path = path if path.suffix == ".parquet" else path.with_name(path.name + ".parquet")
     fields: dict[str, Any] = {}
@@ -115,7 +116,7 @@ def read_parquet(path: Path, columns: Collection[str] | None) -> tuple[dict[str,
 
     Use it within `naming_damage`. `MissingColumnError` for a column that is not there.
     """
-    with _pyarrow().parquet.ParquetFile(path, page_checksum_verification=True) as file:
+    with import_pyarrow().parquet.ParquetFile(path, page_checksum_verification=True) as file:
         note = _note_of(file, path, columns)
         names = _field_names(note)
         table = file.read(columns=names)
@@ -124,7 +125,7 @@ def read_parquet(path: Path, columns: Collection[str] | None) -> tuple[dict[str,
 
 def parquet_parts(path: Path, size: int, columns: Collection[str] | None) -> Iterator[dict[str, Tree]]:
     """Iterate over the rows of a file in columns of up to `size` rows; one row group is held in memory at a time."""
-    with _pyarrow().parquet.ParquetFile(path, page_checksum_verification=True) as file:
+    with import_pyarrow().parquet.ParquetFile(path, page_checksum_verification=True) as file:
         note = _note_of(file, path, columns)
         names = _field_names(note)
         _check_rows_only(note, file.metadata.num_rows)
@@ -147,7 +148,7 @@ def _note_of(file: Any, path: Path, columns: Collection[str] | None) -> dict[str
 
 def _plain_columns(file: Any) -> dict[str, Any]:
     """Return a note for a table from elsewhere: numbers, bools, text and fixed-size lists of numbers, no nulls."""
-    kinds = _pyarrow().types
+    kinds = import_pyarrow().types
     described = {}
     for field in file.schema_arrow:
         inner, width, how = field.type, [], "plain"

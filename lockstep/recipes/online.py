@@ -13,7 +13,6 @@ from lockstep.algorithms import (
     C51Config,
     DQNConfig,
     IMPALAConfig,
-    IQNConfig,
     PPOConfig,
     QRDQNConfig,
     SACConfig,
@@ -21,7 +20,7 @@ from lockstep.algorithms import (
 )
 from lockstep.recipes.recipe import RL_ZOO, Recipe
 
-Config = TypeVar("Config", DQNConfig, C51Config, QRDQNConfig, IQNConfig)
+Config = TypeVar("Config", DQNConfig, C51Config, QRDQNConfig)
 CLEANRL_C51 = "CleanRL, published agent CartPole-v1-c51-seed1, 500k steps"
 
 
@@ -68,11 +67,6 @@ def c51_cartpole() -> C51Config:
 def qrdqn_cartpole() -> QRDQNConfig:
     """As DQN, with 10 quantiles. Their loss is a sum over them, clipped by its norm: twice the learning rate."""
     return _action_values_cartpole(QRDQNConfig().training(num_quantiles=10), lr=2e-3)
-
-
-def iqn_cartpole() -> IQNConfig:
-    """As QR-DQN, with the 8 levels of the defaults."""
-    return _action_values_cartpole(IQNConfig(), lr=2e-3)
 
 
 def _action_values_cartpole(config: Config, lr: float = 1e-3) -> Config:
@@ -248,17 +242,17 @@ def dqn_bit_flipping() -> DQNConfig:
 
 
 ONLINE: tuple[Recipe, ...] = (
-    Recipe("ppo", "CartPole-v1", ppo_cartpole, 500.0, f"{RL_ZOO}, 100k steps", 100_000, band=475.0, worst=400.0),
-    Recipe("a2c", "CartPole-v1", a2c_cartpole, 500.0, f"{RL_ZOO}, 500k steps", 200_000, band=475.0),
-    Recipe("dqn", "CartPole-v1", dqn_cartpole, 500.0, f"{RL_ZOO}, 50k steps", 50_000, band=475.0),
-    Recipe("impala", "CartPole-v1", impala_cartpole, 500.0, f"{RL_ZOO}, A2C, 500k steps", 200_000, band=475.0),
-    Recipe("appo", "CartPole-v1", appo_cartpole, 500.0, f"{RL_ZOO}, PPO, 100k steps", 100_000, band=475.0),
-    Recipe("c51", "CartPole-v1", c51_cartpole, 500.0, CLEANRL_C51, 50_000, band=475.0),
-    Recipe("qrdqn", "CartPole-v1", qrdqn_cartpole, 500.0, f"{RL_ZOO}, 50k steps", 50_000, band=475.0),
-    Recipe("ppo", "Acrobot-v1", ppo_acrobot, -73.506, f"{RL_ZOO}, 1M steps", 200_000, band=-90.0),
-    Recipe("ppo", "Pendulum-v1", ppo_pendulum, -172.225, f"{RL_ZOO}, 100k steps, with gSDE", 100_000, band=-250.0),
-    Recipe("sac", "Pendulum-v1", sac_pendulum, -156.995, f"{RL_ZOO}, 20k steps", 20_000, band=-180.0),
-    Recipe("td3", "Pendulum-v1", td3_pendulum, -151.855, f"{RL_ZOO}, 20k steps", 20_000, band=-180.0),
+    Recipe("ppo", "CartPole-v1", ppo_cartpole, 500.0, f"{RL_ZOO}, 100k steps", 100_000, promise=475.0),
+    Recipe("a2c", "CartPole-v1", a2c_cartpole, 500.0, f"{RL_ZOO}, 500k steps", 200_000, promise=190.0),
+    Recipe("dqn", "CartPole-v1", dqn_cartpole, 500.0, f"{RL_ZOO}, 50k steps", 50_000, promise=265.0),
+    Recipe("impala", "CartPole-v1", impala_cartpole, 500.0, f"{RL_ZOO}, A2C, 500k steps", 200_000, promise=475.0),
+    Recipe("appo", "CartPole-v1", appo_cartpole, 500.0, f"{RL_ZOO}, PPO, 100k steps", 100_000, promise=475.0),
+    Recipe("c51", "CartPole-v1", c51_cartpole, 500.0, CLEANRL_C51, 50_000, promise=475.0),
+    Recipe("qrdqn", "CartPole-v1", qrdqn_cartpole, 500.0, f"{RL_ZOO}, 50k steps", 50_000, promise=475.0),
+    Recipe("ppo", "Acrobot-v1", ppo_acrobot, -73.506, f"{RL_ZOO}, 1M steps", 200_000, promise=-90.0),
+    Recipe("ppo", "Pendulum-v1", ppo_pendulum, -172.225, f"{RL_ZOO}, 100k steps, with gSDE", 100_000, promise=-580.0),
+    Recipe("sac", "Pendulum-v1", sac_pendulum, -156.995, f"{RL_ZOO}, 20k steps", 20_000, promise=-180.0),
+    Recipe("td3", "Pendulum-v1", td3_pendulum, -151.855, f"{RL_ZOO}, 20k steps", 20_000, promise=-190.0),
     Recipe(
         "ppo",
         "LunarLander-v3",
@@ -266,7 +260,7 @@ ONLINE: tuple[Recipe, ...] = (
         242.119,
         f"{RL_ZOO}, LunarLander-v2, 1M steps",
         500_000,
-        band=200.0,
+        promise=200.0,
         requires="box2d",
     ),
     Recipe(
@@ -276,7 +270,7 @@ ONLINE: tuple[Recipe, ...] = (
         1700.0,
         "Schulman et al. 2017, figure 3, 1M steps (about 1,700); RL Baselines3 Zoo, tuned, v3: 5,819",
         1_000_000,
-        band=1700.0,
+        promise=5400.0,
         requires="mujoco",
     ),
     Recipe(
@@ -286,7 +280,7 @@ ONLINE: tuple[Recipe, ...] = (
         9059.256,
         "Tianshou's published benchmark, 300k steps (10 seeds, v3, lr 1e-3); Stable-Baselines3, one run, v5: 7,032",
         300_000,
-        band=4000.0,
+        promise=6900.0,
         requires="mujoco",
     ),
     Recipe(
@@ -296,7 +290,6 @@ ONLINE: tuple[Recipe, ...] = (
         -6.5,
         "the best there is: 7.5 of 15 bits differ in the mean, the last step costs nothing",
         20_000,
-        band=-7.5,
-        worst=-8.0,
+        promise=-7.5,
     ),
 )

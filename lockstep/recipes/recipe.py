@@ -24,10 +24,8 @@ class Recipe:
     """who, and after how many steps"""
     total_steps: int
     """environment steps of the whole run; where data are there already: gradient steps"""
-    band: float
-    """mean final evaluation return that the median seed reaches here, at least"""
-    worst: float | None = None
-    """and what every seed reaches; None: not promised"""
+    promise: float
+    """mean return that the worst of the seeds in `lockstep bench` reached at its final evaluation, rounded down"""
     requires: str | None = None
     """the extra that the environment or its data need (`install_hint` says how to install it)"""
 

@@ -238,11 +238,12 @@ class MultiAgentEnvRunner(EnvRunner):
         explore: bool = True,
         epsilon: float = 0.0,
         stores: bool = True,
+        with_logp: bool = False,
         whole_episodes: bool = False,
         raise_on_nan: bool = True,
         callbacks: Sequence[EnvironmentCallback] = (),
     ) -> None:
-        self.policy, self.index, self.with_logp = policy, index, False
+        self.policy, self.index, self.with_logp = policy, index, with_logp
         self.collector = MultiAgentCollector(
             policy,
             env,
@@ -252,6 +253,7 @@ class MultiAgentEnvRunner(EnvRunner):
             streams=self._streams(streams, index, generation),
             place=(index * env.num_envs, num_runners * env.num_envs),
             whole_episodes=whole_episodes,
+            with_logp=with_logp,
         )
         self.callbacks = [callback for callback in callbacks if overridden_events(callback)]
         self.collector.set_callbacks(self.callbacks, runner=self)

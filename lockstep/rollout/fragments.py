@@ -160,6 +160,22 @@ class AgentFragment:
         """Number of environment steps."""
         return self.stats.n_collected_steps
 
+    def has_acted(self, module_id: str) -> bool:
+        """Return whether this module acts in one of the episodes."""
+        return any(module_id in piece.agent_module_ids.values() for piece, _ in self.pieces)
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the fragment as values that a checkpoint can hold."""
+        columns = {item.name: getattr(self, item.name) for item in fields(self)}
+        pieces = [[piece.get_state(), b] for piece, b in self.pieces]
+        return {**columns, "pieces": pieces, "stats": self.stats.get_state()}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> AgentFragment:
+        """Return the fragment that `get_state` described."""
+        pieces = [(MultiAgentEpisode.from_state(saved), b) for saved, b in state["pieces"]]
+        return cls(**{**state, "pieces": pieces, "stats": CollectStats.from_state(state["stats"])})
+
 
 def rollout_of(
     fragments: Sequence[Fragment], observation_space: spaces.Space[Any], action_space: spaces.Space[Any]

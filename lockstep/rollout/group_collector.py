@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from lockstep.data.rollout import RolloutStore
+from lockstep.data.rollout import EpisodeStore, RolloutStore
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout.base_collector import (
     CHUNK,
@@ -21,17 +21,11 @@ from lockstep.rollout.base_collector import (
     no_copies_of_collectors,
 )
 from lockstep.rollout.env_runner import Ended, MultiAgentEnvRunner, RunnersEnv
-from lockstep.rollout.fragments import AgentFragment, Fragment, append_fragments
+from lockstep.rollout.fragment_writers import AgentFragmentWriter, FragmentWriter
+from lockstep.rollout.fragments import AgentFragment, Fragment
 from lockstep.rollout.multi_agent_collector import agents_of_modules
 from lockstep.rollout.protocols import LearningPolicy, sole_part
-from lockstep.rollout.replay_writer import (
-    AgentBuffer,
-    PieceWriter,
-    ReplayWriter,
-    begin_in_mid_episode,
-    empty,
-    store_for,
-)
+from lockstep.rollout.replay_writer import AgentBuffer
 from lockstep.rollout.runner_group import EnvRunnerGroup
 from lockstep.tracking.metrics import Metrics
 from lockstep.tracking.statistics import CollectStats, returns_and_lens
@@ -41,7 +35,8 @@ WAIT_S = 1.0
 
 
 class GroupCollector:
-    """Collects with all runners of a group, in step, as a `Collector` of all their environments would.
+    """Collects with all runners of a group, in step, as a `Collector` of all their environments would, or (of several
+    agents) a `MultiAgentCollector`.
 
     Each collect sends the policy's weights with the request, waits for the fragments, and writes them into `buffer`,
     the environments of the runners side by side. The buffer's owner empties it; without one only returns and lengths
@@ -49,29 +44,37 @@ class GroupCollector:
     what all of them log.
     """
 
+    by_runner = True
+    """whether rows are written where their runner has its environments, or fragments in the order in which they come"""
+
     def __init__(
         self,
         policy: LearningPolicy,
         group: EnvRunnerGroup,
-        buffer: RolloutStore | ReplayBuffer | None = None,
+        buffer: RolloutStore | ReplayBuffer | AgentBuffer | None = None,
     ) -> None:
         self.policy, self.group = policy, group
         envs = group.envs
         backend = envs.backend if group.is_local else f"{envs.backend} in {len(group)} env runners"
         self.env = replace(envs, num_envs=group.num_envs, backend=backend)
         self.observation_space = envs.stacked_observation_space
-        self._check_policy(envs)
+        self.agents_of_modules: dict[str, list[Any]] = {}
+        """module id -> the agents that it acts for; empty for one agent"""
+        self._writer = self._writer_for(envs)
         self.episodes_cut = 0
         """running episodes that the last `set_state` could not continue"""
-        self.store: RolloutStore | None = None
-        self._ended = np.ones(self.num_envs, bool)
-        """where the next row begins an episode"""
         self.buffer = buffer
         self.reset_stat()
 
-    def _check_policy(self, envs: RunnersEnv) -> None:
-        """Raise `ValueError` where the runners' environments are not those that the policy was made for."""
-        sole_part(self.policy).check_spaces(envs.observation_space, envs.action_space)
+    def _writer_for(self, envs: RunnersEnv) -> Any:
+        """Return what writes into the buffer. `ValueError` where the policy was made for other environments."""
+        spaces = envs.observation_space, envs.action_space
+        if getattr(self.policy, "is_multi_agent", False):
+            self.agents_of_modules = agents_of_modules(self.policy, *spaces)
+            return AgentFragmentWriter(self.policy.acting, self.agents_of_modules, spaces, self.group.num_envs)
+        part = sole_part(self.policy)
+        part.check_spaces(*spaces)
+        return FragmentWriter(part, self.num_envs, self.observation_space, spaces[1], by_runner=self.by_runner)
 
     @property
     def num_envs(self) -> int:
@@ -79,26 +82,15 @@ class GroupCollector:
         return self.group.num_envs
 
     @property
-    def buffer(self) -> RolloutStore | ReplayBuffer | None:
-        """Where steps are stored; one for each environment in a `ReplayBuffer`. May be replaced between collects, as a
-        `Collector`'s.
+    def buffer(self) -> Any:
+        """Where steps are stored: a `RolloutStore`, or a `ReplayBuffer` with one for each environment; of several
+        agents an `EpisodeStore` or a `MultiAgentReplayBuffer`. May be replaced between collects, as a collector's.
         """
-        return self.store.buffer if isinstance(self.store, ReplayWriter) else self.store
+        return self._writer.buffer
 
     @buffer.setter
-    def buffer(self, buffer: RolloutStore | ReplayBuffer | None) -> None:
-        is_other = buffer is not self.buffer
-        self.store = store_for(
-            sole_part(self.policy),
-            buffer,
-            self.num_envs,
-            self.observation_space,
-            self.env.action_space,
-            num_steps=1,
-            raise_on_nan=False,  # runners have looked
-        )
-        if is_other:
-            begin_in_mid_episode(self._ended, self.store)
+    def buffer(self, buffer: Any) -> None:
+        self._writer.buffer = buffer
 
     def collect(self, n_step: int | None = None, n_episode: int | None = None, *, random: bool = False) -> CollectStats:
         """Collect `n_step` steps (rounded up to whole vector steps of all environments) or `n_episode` episodes, of
@@ -109,16 +101,8 @@ class GroupCollector:
         started = time.perf_counter()
         self.group.set_weights(self.policy.acting_weights(copy=False))
         fragments = self.group.sample(n_step, n_episode, random=random)
-        self._write(fragments)
+        self._writer.write(fragments, self.policy.weights_seq_no)
         return self._counted(fragments, time.perf_counter() - started)
-
-    def _write(self, fragments: Sequence[Any]) -> None:
-        """Write the fragments into the buffer, each where its runner has its environments."""
-        if self.store is not None:
-            append_fragments(fragments, self.store, by_runner=True)
-        for fragment in fragments:
-            envs = slice(fragment.runner * fragment.num_envs, (fragment.runner + 1) * fragment.num_envs)
-            self._ended[envs] = fragment.ended
 
     def _counted(self, fragments: Sequence[Fragment | AgentFragment], seconds: float) -> CollectStats:
         """Add the fragments to the counters; return the statistics of all runners.
@@ -181,7 +165,7 @@ class GroupCollector:
 
     def reset_buffer(self, keep_statistics: bool = False) -> None:
         """Empty the buffer."""
-        empty(self.store, ~self._ended, keep_statistics)
+        self._writer.reset_buffer(keep_statistics)
 
     def reset_stat(self) -> None:
         """Set the counters to zero."""
@@ -202,7 +186,7 @@ class GroupCollector:
         return {
             "group": self.group.get_state(),
             "counters": [self.collect_step, self.collect_episode, self.collect_time],
-            "buffer": None if self.store is None else self.store.get_state(),
+            "buffer": self._writer.get_state(),
             "metrics": self.metrics.get_state(),
         }
 
@@ -214,14 +198,20 @@ class GroupCollector:
         lost = runners if len(runners) != len(self.group) else [saved for saved in runners if saved["env"] is None]
         self.episodes_cut = sum(int(np.count_nonzero(saved["lengths"])) for saved in lost)
         self.group.set_state(state["group"])
-        self._ended[:] = False  # some may have: a few more stacks of frames than need be are not drawn then
         self.collect_step, self.collect_episode, self.collect_time = state["counters"]
         if "metrics" in state:
             self.metrics.set_state(state["metrics"])
-        buffer = state["buffer"]
-        fits = buffer is not None and len(buffer.get("episode_ids", self._ended)) == self.num_envs
-        if self.store is not None and fits:
-            self.store.set_state(buffer)
+        self._writer.set_state(state["buffer"])
+
+    # -- modules that come and go ---
+
+    def fit_replay(self, agents: Mapping[str, Sequence[Any]] | None = None) -> None:
+        """Give each module that learns a replay buffer for these agents; None: for those whose spaces are its own."""
+        self._writer.fit_replay(agents)
+
+    def leave_episodes_of(self, module_id: str) -> None:
+        """Leave the episodes under way in which this module acts; new ones begin there with the next steps."""
+        self.group.foreach_env_runner(MultiAgentEnvRunner.leave_episodes_of, module_id)
 
 
 class EvaluationCollector(GroupCollector):
@@ -232,12 +222,6 @@ class EvaluationCollector(GroupCollector):
     first that start, however long they last. So an evaluation may go on for up to 127 vector steps after its end.
     Of several agents only the episodes that count have a seed: the next evaluation begins with those that come then.
     """
-
-    def _check_policy(self, envs: RunnersEnv) -> None:
-        if self.policy.is_multi_agent:
-            agents_of_modules(self.policy, envs.observation_space, envs.action_space)
-        else:
-            super()._check_policy(envs)
 
     @property
     def buffer(self) -> None:
@@ -295,59 +279,6 @@ class EvaluationCollector(GroupCollector):
         self.group.reset()
 
 
-class MultiAgentGroupCollector(GroupCollector):
-    """Collects with all runners of a group, in step, as a `MultiAgentCollector` of all their environments would."""
-
-    def __init__(self, policy: LearningPolicy, group: EnvRunnerGroup, buffer: AgentBuffer | None = None) -> None:
-        super().__init__(policy, group)
-        self.buffer = buffer
-
-    def _check_policy(self, envs: RunnersEnv) -> None:
-        self.agents_of_modules = agents_of_modules(self.policy, envs.observation_space, envs.action_space)
-        """module id -> the agents that it acts for"""
-        spaces = envs.observation_space, envs.action_space
-        self._writer = PieceWriter(self.policy.acting, self.agents_of_modules, spaces, self.num_envs)
-
-    @property
-    def buffer(self) -> Any:
-        """Where steps are stored. May be replaced between collects, as a `MultiAgentCollector`'s."""
-        return self._writer.buffer
-
-    @buffer.setter
-    def buffer(self, buffer: Any) -> None:
-        self._writer.buffer = buffer
-
-    def _write(self, fragments: Sequence[Any]) -> None:
-        self._writer.begin()
-        self._writer.add([piece for fragment in fragments for piece in fragment.pieces])
-
-    def fit_replay(self, agents: Mapping[str, Sequence[Any]] | None = None) -> None:
-        """Give each module that learns a replay buffer for these agents; None: for those whose spaces are its own."""
-        self._writer.fit_replay(agents)
-
-    def leave_episodes_of(self, module_id: str) -> None:
-        """Leave the episodes under way in which this module acts; new ones begin there with the next steps."""
-        self.group.foreach_env_runner(MultiAgentEnvRunner.leave_episodes_of, module_id)
-
-    def reset_env(self) -> None:
-        """Begin new episodes everywhere with the next collect; nothing is estimated across this boundary."""
-        super().reset_env()
-        self._writer.cut()
-
-    def reset_buffer(self, keep_statistics: bool = False) -> None:
-        """Empty the buffer."""
-        if self.buffer is not None:
-            self.buffer.reset()
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from `get_state`; where environments cannot tell their state, new episodes begin (a boundary)."""
-        super().set_state(state)
-        if self.episodes_cut:
-            self._writer.cut()
-        else:
-            self._writer.go_on(range(self.num_envs))
-
-
 class AsyncGroupCollector(GroupCollector):
     """Collects from runners that are always at work; a train batch is whichever fragments are ready first.
 
@@ -362,15 +293,19 @@ class AsyncGroupCollector(GroupCollector):
     learner is behind. `max_lag=0`: collecting and learning take turns, each runner gets the same share, and the
     fragments come in the runners' order; the run is then the synchronous one, to the last bit.
 
-    Fragments of older weights carry the log-probabilities of the policy that acted (`RolloutStore.action_logp`), so
-    that V-trace can correct for it. For runners that are lost see `EnvRunnerGroup`.
+    Fragments of older weights carry the log-probabilities of the policy that acted (`RolloutStore.action_logp`, of
+    several agents the extra model output `action_logp`), so that V-trace can correct for it. An action that waits for
+    its agent's next observation comes with the fragment that has it, and may be older. For runners that are lost see
+    `EnvRunnerGroup`.
     """
+
+    by_runner = False
 
     def __init__(
         self,
         policy: LearningPolicy,
         group: EnvRunnerGroup,
-        buffer: RolloutStore | None = None,
+        buffer: RolloutStore | EpisodeStore | None = None,
         *,
         fragment_length: int,
         fragments_per_batch: int,
@@ -379,7 +314,8 @@ class AsyncGroupCollector(GroupCollector):
         self.fragment_length, self.fragments_per_batch, self.max_lag = fragment_length, fragments_per_batch, max_lag
         self._counts = {"sampled": 0, "collected": 0, "dropped": 0}
         """steps by what became of them: sampled = collected + dropped + those that wait"""
-        self._waiting: list[Fragment] = []
+        self._waiting: list[Any] = []
+        """fragments that were sampled and not handed over"""
         self._published: int | None = None
         """version of the weights that the runners have"""
         super().__init__(policy, group, buffer)
@@ -426,9 +362,7 @@ class AsyncGroupCollector(GroupCollector):
         chosen, self._waiting = self._waiting[: self.fragments_per_batch], self._waiting[self.fragments_per_batch :]
         self._ask(self.fragments_per_batch * self.max_lag)  # what the runners do while the policy learns
         chosen.sort(key=lambda fragment: fragment.runner)
-        if self.store is not None:
-            append_fragments(chosen, self.store)
-            _drop_logp_of(now, self.store)
+        self._writer.write(chosen, now)
         self._counts["collected"] += sum(map(len, chosen))
         return self._counted(chosen, time.perf_counter() - started)
 
@@ -456,9 +390,12 @@ class AsyncGroupCollector(GroupCollector):
         self._counts["sampled"] += sum(map(len, fragments))
 
     def _drop_older_than(self, version: float) -> None:
-        old = [fragment for fragment in self._waiting if fragment.weights_seq_no < version]
-        self._waiting = [fragment for fragment in self._waiting if fragment.weights_seq_no >= version]
-        self._counts["dropped"] += sum(map(len, old))
+        self._drop(lambda fragment: fragment.weights_seq_no < version)
+
+    def _drop(self, is_of_no_use: Callable[[Any], bool]) -> None:
+        """Drop fragments that wait, and count their steps."""
+        self._counts["dropped"] += sum(len(fragment) for fragment in self._waiting if is_of_no_use(fragment))
+        self._waiting = [fragment for fragment in self._waiting if not is_of_no_use(fragment)]
 
     def get_stats(self) -> dict[str, int]:
         """Return steps by what became of them, and the runners' numbers (`EnvRunnerGroup.get_stats`)."""
@@ -474,6 +411,12 @@ class AsyncGroupCollector(GroupCollector):
         self._drop_older_than(np.inf)
         super().reset(reset_buffer, reset_stats)
 
+    def leave_episodes_of(self, module_id: str) -> None:
+        """Leave the episodes under way in which this module acts; what waits of them is dropped, and counted."""
+        self._take(self.group.drain())
+        self._drop(lambda fragment: fragment.has_acted(module_id))
+        super().leave_episodes_of(module_id)
+
     def get_state(self) -> dict[str, Any]:
         """Wait for what is under way and return it with what waits; else as `GroupCollector.get_state`."""
         self._take(self.group.drain())
@@ -483,14 +426,6 @@ class AsyncGroupCollector(GroupCollector):
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continue from `get_state`: what waited is handed over first."""
         super().set_state(state)
-        self._waiting = [Fragment.from_state(saved) for saved in state["waiting"]]
+        self._waiting = [self._writer.fragment_class.from_state(saved) for saved in state["waiting"]]
         self._counts = {name: int(state["counts"][name]) for name in self._counts}
         self._published = None
-
-
-def _drop_logp_of(version: int, store: RolloutStore) -> None:
-    """Leave steps of the present weights without a log-probability: NaN beside others, None where all are."""
-    if store.action_logp is not None:
-        versions = np.array(store.weights_seq_no) if store.versions is None else store.versions
-        is_present = versions == version
-        store.action_logp = None if is_present.all() else np.where(is_present, np.float32("nan"), store.action_logp)

@@ -81,8 +81,9 @@ class MultiAgentCollector(BaseCollector):
     collect by steps has whole episodes only: each environment plays until it has its share of the steps. Each episode
     is seeded from the collector's own streams, and these from `seed`; without one every collector plays other
     episodes. `place`: `(first, number of all)` where several collectors have a part of the environments each; the
-    random numbers of an environment depend on its number among all only. A collect that fails leaves nothing behind;
-    the next one begins new episodes.
+    random numbers of an environment depend on its number among all only. `with_logp`: episodes say how likely each
+    action was when it was taken, and the version of the weights (not for a policy with memory). A collect that fails
+    leaves nothing behind; the next one begins new episodes.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class MultiAgentCollector(BaseCollector):
         streams: RandomStreams | None = None,
         place: tuple[int, int] | None = None,
         whole_episodes: bool = False,
+        with_logp: bool = False,
     ) -> None:
         if not getattr(policy, "is_multi_agent", False):
             raise ValueError(
@@ -125,6 +127,7 @@ class MultiAgentCollector(BaseCollector):
         self.rows = slice(first, first + self.num_envs)
         self.begun = np.zeros(self.num_envs, np.int64)
         """episodes begun in each environment, on which the seed of its next one depends"""
+        self.with_logp = with_logp
         self._share = 0 if whole_episodes else None
         """steps that each environment takes in whole episodes; None: episodes are cut at the end of a collect"""
         self._taken = np.zeros(self.num_envs, np.int64)  # steps of each environment in this collect
@@ -291,13 +294,13 @@ class MultiAgentCollector(BaseCollector):
         extras: dict[int, ByAgent] = {b: {} for b in envs}
         """model outputs beside them"""
         for module_id, rows in asked.items():
-            taken, learned, before = self._act(module_id, rows, k, random)
+            taken, learned, outputs = self._act(module_id, rows, k, random)
             for i, (b, agent) in enumerate(rows):
                 if self._followed:
                     self._followed[b].note(agent, rows_of(taken, slice(i, i + 1)))
                 actions[b][agent], stored[b][agent] = one_action(taken, i), learned[i].copy()
-                if before is not None:
-                    extras[b][agent] = {Columns.STATE_IN: _row(before, i)}
+                if outputs:
+                    extras[b][agent] = map_tree(np.copy, rows_of(outputs, i))
         acted = clock()
         for b in envs:
             self._step(b, actions[b], stored[b], extras[b])
@@ -351,16 +354,19 @@ class MultiAgentCollector(BaseCollector):
             self.ended_in_step.append(self._vector_steps)
             self._end_episode(b)
 
-    def _act(self, module_id: str, rows: Rows, k: int, random: bool) -> tuple[np.ndarray, np.ndarray, State | None]:
-        """Return for all rows of a module the actions for the environment, those learned from, and the state before."""
+    def _act(self, module_id: str, rows: Rows, k: int, random: bool) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
+        """Return for all rows of a module the actions for the environment, those learned from, and model outputs."""
         part = self._part_of(module_id, rows[0][1])
         obs = stack_rows(part.seen_space, [self.plays[b].to_act[agent] for b, agent in rows])
         noise = None
         if self._noise:
             noise = self._noise[module_id][k, [b for b, _ in rows], [self._agent_index[agent] for _, agent in rows]]
-        before = None
+        outputs: dict[str, Any] = {}
         if part.is_stateful:
-            learned, before = self._act_with_state(part, obs, noise, rows)
+            learned, outputs[Columns.STATE_IN] = self._act_with_state(part, obs, noise, rows)
+        elif self.with_logp and not random:
+            learned, outputs[Columns.ACTION_LOGP] = part.act_with_logp(obs, noise)
+            outputs[Columns.WEIGHTS_SEQ_NO] = np.full(len(rows), self.policy.weights_seq_no)
         elif not random:
             learned = part.act(obs, noise)
         if random:
@@ -370,7 +376,7 @@ class MultiAgentCollector(BaseCollector):
                 rng = self.streams.numpy(f"random_actions/{self.rows.start + b}/{module_id}")
                 drawn.append(random_actions(part.random_space, rng, 1, None if masks is None else masks[i : i + 1]))
             learned = part.from_env(zip_trees(np.concatenate, drawn, "actions"))
-        return part.to_env(learned), learned, before
+        return part.to_env(learned), learned, outputs
 
     def _act_with_state(
         self, part: ActingPart, obs: Any, noise: np.ndarray | None, rows: Rows

@@ -22,7 +22,7 @@ from lockstep.replay import MultiAgentReplayBuffer, OfflineRows, ReplayBuffer
 from lockstep.rollout import Collector, CollectorLike, MultiAgentCollector
 from lockstep.rollout.base_collector import exactly_one
 from lockstep.rollout.callbacks import restore_callbacks, states_of
-from lockstep.rollout.group_collector import GroupCollector, MultiAgentGroupCollector
+from lockstep.rollout.group_collector import GroupCollector
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
 from lockstep.state.checks import check_choice, check_flags, check_functions, check_whole, check_wholes, no_copies
 from lockstep.state.schedules import ConfiguredValueWarning
@@ -509,7 +509,7 @@ class BaseTrainer(Counters, ABC):
             self.policy.remove_module(module_id)
             for collector in self._collectors().values():
                 acts_with_it = collector.policy is self.policy  # an evaluation beside training has modules of its own
-                if acts_with_it and isinstance(collector, MultiAgentCollector | MultiAgentGroupCollector):
+                if acts_with_it and isinstance(collector, MultiAgentCollector | GroupCollector):
                     collector.leave_episodes_of(module_id)
             self._fit_replay()
 
@@ -548,7 +548,7 @@ class BaseTrainer(Counters, ABC):
 
     def _fit_replay(self) -> None:
         """Give each module that learns a replay buffer for the agents that it may act for."""
-        if isinstance(self.train_collector, MultiAgentCollector | MultiAgentGroupCollector):
+        if isinstance(self.train_collector, MultiAgentCollector | GroupCollector):
             self.train_collector.fit_replay()
 
     # -- beginning and end ---
@@ -790,7 +790,7 @@ class BaseTrainer(Counters, ABC):
         """Restore what `own_folders` gave, from all folders of a checkpoint; `ValueError` where it does not fit."""
         agents = folders["trainer"].get("state", {}).get("replay_agents")
         collector = self.train_collector
-        if agents is not None and isinstance(collector, MultiAgentCollector | MultiAgentGroupCollector):
+        if agents is not None and isinstance(collector, MultiAgentCollector | GroupCollector):
             names = list(collector.observation_space)
             collector.fit_replay({module_id: [names[i] for i in numbers] for module_id, numbers in agents})
         replays = self._replays()

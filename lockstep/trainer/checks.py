@@ -8,8 +8,8 @@ from typing import Any
 
 from lockstep.algorithms.policy import Policy
 from lockstep.replay import ReplayBuffer
-from lockstep.rollout import AsyncCollector, CollectorLike, MultiAgentCollector
-from lockstep.rollout.group_collector import AsyncGroupCollector, MultiAgentGroupCollector
+from lockstep.rollout import AsyncCollector, CollectorLike
+from lockstep.rollout.group_collector import AsyncGroupCollector
 from lockstep.state.checks import check_functions, suggestion
 from lockstep.tracking import BaseLogger, LazyLogger
 
@@ -56,7 +56,7 @@ def check_collector(name: str, collector: object, policy: object, reward_metric:
         raise ValueError(f"{name}={collector!r} is not allowed; it must be a lockstep.Collector")
     if policy is not None and isinstance(collector.policy, Policy) and collector.policy is not policy:
         raise ValueError(f"{name} acts with another policy than the one to train; make it with the same one")
-    if reward_metric is not None and not isinstance(collector, MultiAgentCollector | MultiAgentGroupCollector):
+    if reward_metric is not None and not getattr(collector.policy, "is_multi_agent", False):
         raise ValueError(f"reward_metric needs several agents, and {name} has one; leave it out")
 
 

@@ -12,7 +12,7 @@ from lockstep.algorithms.policy import Policy, policy_within_training_step
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout import CollectorLike, MultiAgentCollector
 from lockstep.rollout.errors import MalformedBufferError
-from lockstep.rollout.group_collector import MultiAgentGroupCollector
+from lockstep.rollout.group_collector import GroupCollector
 from lockstep.state.checks import check_number, check_whole
 from lockstep.tracking.statistics import CollectStatsBase, TrainingStats
 from lockstep.trainer.base import REPLAYS, BaseTrainer, TrainerOptions, seed_buffer
@@ -60,7 +60,7 @@ class OffpolicyTrainer(BaseTrainer):
         self.update_per_step = float(update_per_step)
         self.collector = train_collector
         if train_collector.buffer is None:
-            if isinstance(train_collector, MultiAgentCollector | MultiAgentGroupCollector):
+            if isinstance(train_collector, MultiAgentCollector | GroupCollector) and policy.is_multi_agent:
                 train_collector.buffer = policy.config.build_replay_buffers(
                     train_collector.agents_of_modules, train_collector.num_envs
                 )

@@ -63,7 +63,7 @@ ROWS: dict[str, list[Row]] = {
     ],
     "qrdqn": [*OF_ACTION_VALUES, ("training.num_atoms", 51, "no option 'num_atoms'")],
     "rainbow": [*OF_ACTION_VALUES, ("training.v_max", -100.0, "above v_min=-100.0")],
-    "iqn": [*OF_ACTION_VALUES, ("training.num_quantile", 8, "did you mean 'num_quantiles'?")],
+    "iqn": [*OF_ACTION_VALUES, ("training.num_quantile", 8, "did you mean 'num_quantiles' or")],
     "sac": [
         *OF_SAMPLES,
         ("training.alpha", "automatic", "'auto'"),

@@ -1,4 +1,4 @@
-"""IMPALA with env runners in real Ray actors: in step it is the synchronous run, a killed runner is replaced."""
+"""IMPALA and APPO over real Ray actors: in step the run is that of one process, and lost runners are replaced."""
 
 import os
 import signal
@@ -6,8 +6,9 @@ import signal
 import numpy as np
 import pytest
 import torch
+from agent_games import BitGame, CountingGame, game_config
 
-from lockstep import IMPALAConfig
+from lockstep import APPOConfig, IMPALAConfig
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.faults
@@ -66,3 +67,40 @@ def test_every_step_is_accounted_for_while_remote_runners_collect_and_one_is_kil
     assert last["num_steps_sampled"] == sum(last[f"num_steps_{name}"] for name in ("collected", "dropped", "waiting"))
     lag = trainer.policy.last_results["default_policy"]["diff_num_grad_updates_vs_sampler_policy"]
     assert 0 <= lag <= 2
+
+
+def trained_on_game(algorithm, num_runners, num_learners):
+    """Returns and weights of several agents after 6 updates, in step."""
+    config = game_config(CountingGame, algorithm).framework(dtype="float64").training(train_batch_size=32, max_lag=0)
+    config.env_runners(
+        num_env_runners=num_runners, num_envs_per_env_runner=4 // max(1, num_runners), num_cpus_per_env_runner=0.5
+    )
+    config.learners(num_learners=num_learners).reporting(total_steps=192, steps_per_epoch=64)
+    trainer = config.build_trainer()
+    returns = [epoch.train_collect_stat.agent_returns for epoch in trainer.run().history]
+    weights = trainer.policy.learner_group.get_weights()
+    trainer.close()
+    return returns, weights
+
+
+@pytest.mark.parametrize(("algorithm", "num_learners"), [(IMPALAConfig, 0), (IMPALAConfig, 2), (APPOConfig, 2)])
+def test_several_agents_with_max_lag_0_over_remote_processes_are_the_run_in_one(cluster, algorithm, num_learners):
+    returns, weights = trained_on_game(algorithm, 2, num_learners)
+    expected_returns, expected = trained_on_game(algorithm, 0, 0)
+    assert returns == expected_returns
+    for module_id, parameters in expected.items():
+        for name, array in parameters.items():
+            np.testing.assert_allclose(weights[module_id][name], array, rtol=0, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("algorithm", [IMPALAConfig, APPOConfig])
+def test_two_agents_learn_their_bits_while_two_remote_runners_collect(cluster, algorithm):
+    config = game_config(BitGame, algorithm).training(train_batch_size=256, lr=3e-2, max_lag=2)
+    config.env_runners(num_env_runners=2, num_envs_per_env_runner=8, num_cpus_per_env_runner=0.5)
+    config.evaluation(evaluation_duration=16, evaluation_num_envs=16)
+    trainer = config.reporting(total_steps=256 * 40, steps_per_epoch=2560).build_trainer()
+    info, stats = trainer.run(), trainer.train_collector.get_stats()
+    trainer.close()
+    assert info.history[-1].test_collect_stat.agent_returns == ((1.0, 1.0),) * 16
+    assert stats["num_steps_collected"] == 256 * 40
+    assert stats["num_steps_sampled"] == sum(stats[f"num_steps_{n}"] for n in ("collected", "dropped", "waiting"))

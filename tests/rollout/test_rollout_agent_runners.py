@@ -1,5 +1,6 @@
 """Env runners of several agents: m runners of k environments are one collector of m * k; what is lost, what goes on."""
 
+import copy
 import warnings
 
 import numpy as np
@@ -16,11 +17,11 @@ from agent_games import (
 )
 from runner_tools import ManyRunners
 
-from lockstep import APPOConfig, DQNConfig, PPOConfig, RLModuleSpec, SACConfig
+from lockstep import APPOConfig, DQNConfig, IMPALAConfig, PPOConfig, RLModuleSpec, SACConfig
 from lockstep.data.rollout import EpisodeStore
-from lockstep.rollout.group_collector import MultiAgentGroupCollector
+from lockstep.rollout.group_collector import AsyncGroupCollector, GroupCollector
 from lockstep.rollout.multi_agent_collector import MultiAgentCollector
-from lockstep.trainer import SelfPlay
+from lockstep.trainer import Callback, SelfPlay
 
 
 @pytest.fixture(autouse=True)
@@ -43,8 +44,7 @@ def config_of(num_runners, env=CountingGame, algorithm=PPOConfig, num_envs=4, **
 def run_of(*arguments, **options):
     """Return the returns of each agent in each collect and evaluation, and the weights at the end."""
     trainer = config_of(*arguments, **options).build_trainer()
-    kind = MultiAgentGroupCollector if arguments[0] else MultiAgentCollector
-    assert isinstance(trainer.train_collector, kind)
+    assert isinstance(trainer.train_collector, GroupCollector if arguments[0] else MultiAgentCollector)
     epochs = trainer.run().history
     trainer.close()
     stats = [(e.train_collect_stat, e.test_collect_stat) for e in epochs]
@@ -291,7 +291,95 @@ def test_self_play_over_env_runners_is_that_of_one_process_and_goes_on_in_the_mi
         trainer.close()
 
 
-def test_collecting_while_learning_is_refused_by_name():
-    with pytest.raises(ValueError, match=r"env_runners.num_env_runners=2 is not allowed where appo trains several"):
-        config_of(2, algorithm=APPOConfig).build_trainer()
-    assert config_of(0, algorithm=APPOConfig).build_trainer().run().train_step == 64
+# -- collecting while learning ---
+
+
+def asynchronous(num_runners, env=CountingGame, algorithm=IMPALAConfig, max_lag=0, **training):
+    """Fragments of 8 vector steps, two of them (of 2 environments each) a batch."""
+    config = config_of(num_runners, env, algorithm).training(train_batch_size=32, lr=1e-2, **training)
+    config.env_runners(rollout_fragment_length=8).reporting(total_steps=192, steps_per_epoch=64)
+    return config.training(max_lag=max_lag)
+
+
+@pytest.mark.parametrize(
+    ("env", "algorithm", "options"),
+    [
+        (CountingGame, IMPALAConfig, {}),
+        (TurnGame, APPOConfig, {"use_kl_loss": True, "minibatch_size": 8, "num_epochs": 2}),
+        (DictGame, IMPALAConfig, {}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*rows are left out")
+def test_several_agents_collected_while_learning_with_max_lag_0_are_the_run_of_one_process(env, algorithm, options):
+    found = []
+    for num_runners in (0, 2):
+        trainer = asynchronous(num_runners, env, algorithm, **options).build_trainer()
+        assert isinstance(trainer.train_collector, AsyncGroupCollector if num_runners else MultiAgentCollector)
+        epochs = trainer.run().history
+        found.append(([e.train_collect_stat.agent_returns for e in epochs], trainer.policy.learner_group.get_weights()))
+        trainer.close()
+    assert_same(found[1], found[0])
+
+
+class Lags(Callback):
+    """Notes how many updates ago the weights were the learner's that acted, and checks what they said."""
+
+    def __init__(self):
+        self.lags, self.errors = [], []
+
+    def on_run_start(self, event):
+        self.trainer, self.policies = event.trainer, {}
+
+    def on_collect_end(self, event):
+        policy, now = self.trainer.policy, self.trainer.policy.weights_seq_no
+        self.policies[now] = copy.deepcopy(policy)
+        for piece, _ in self.trainer.buffer.pieces:
+            for agent, single in piece.agent_episodes.items():
+                if not len(single):
+                    continue
+                acted = single.get_extra_model_outputs("weights_seq_no")
+                logp = single.get_extra_model_outputs("action_logp")
+                self.lags += (now - np.asarray(acted)).tolist()
+                obs, actions = single.get_observations()[:-1], single.get_actions()
+                for version in set(acted.tolist()):
+                    part = self.policies[version].acting[piece.module_for(agent)]
+                    rows = acted == version
+                    self.errors.append(np.abs(part.action_logp(obs[rows], actions[rows]) - logp[rows]).max())
+
+
+@pytest.mark.parametrize("max_lag", [1, 3])
+def test_what_is_collected_while_learning_says_how_likely_it_was_and_is_no_older_than_allowed(max_lag):
+    config, lags = asynchronous(2, max_lag=max_lag), Lags()
+    trainer = config.build_trainer(callbacks=[lags])
+    trainer.run()
+    stats = trainer.train_collector.get_stats()
+    trainer.close()
+    assert 0 < max(lags.lags) <= max_lag + 1  # an action that waits for its reward comes with the fragment after it
+    assert max(lags.errors) < 1e-6
+    assert stats["num_steps_collected"] == 192
+    assert stats["num_steps_sampled"] == sum(stats[f"num_steps_{n}"] for n in ("collected", "dropped", "waiting"))
+
+
+def test_what_waits_is_in_the_state_and_what_a_removed_module_played_is_dropped(tmp_path):
+    def trainer_of():
+        return asynchronous(2, TellingCountingGame, max_lag=3).build_trainer()
+
+    one, other = trainer_of(), trainer_of()
+    next(one)
+    one.save_to_path(tmp_path / "half")
+    other.restore_from_path(tmp_path / "half")
+    waiting = [trainer.train_collector.get_stats()["num_steps_waiting"] for trainer in (one, other)]
+    assert waiting[0] == waiting[1] > 0
+    for found, expected in zip(
+        next(other).train_collect_stat.agent_returns, next(one).train_collect_stat.agent_returns
+    ):
+        assert list(found) == list(expected)
+    one.add_module("third", init_from="others")
+    one.set_policy_mapping_fn({"a": "first", "b": "third", "c": "third"})
+    before = one.train_collector.get_stats()["num_steps_dropped"]
+    one.remove_module("others")
+    assert one.train_collector.get_stats()["num_steps_dropped"] > before
+    stats = next(one)
+    assert {name for names in stats.train_collect_stat.agent_modules for name in names} == {"first", "third"}
+    one.close()
+    other.close()

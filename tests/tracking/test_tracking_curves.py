@@ -15,17 +15,15 @@ from lockstep.tracking.plots import Curve, align_curves
 def test_iqm_of_written_out_cases() -> None:
     assert iqm(np.array([7.0])) == 7.0
     assert iqm(np.array([1.0, 3.0])) == 2.0
-    # a quarter of three is 0.75: weights 0.25, 1, 0.25 of 1.5
-    assert iqm(np.array([0.0, 4.0, 12.0])) == pytest.approx((0.25 * 0 + 4 + 0.25 * 12) / 1.5)
+    assert iqm(np.array([0.0, 4.0, 11.0])) == 5.0  # no whole score is a quarter of three
     assert iqm(np.array([100.0, 2.0, 4.0, -50.0])) == 3.0
-    # 1.25 of five are cut at each end: weights 0, 0.75, 1, 0.75, 0 of 2.5
-    assert iqm(np.array([9e9, 1.0, 2.0, 6.0, -9e9])) == pytest.approx((0.75 * 1 + 2 + 0.75 * 6) / 2.5)
+    assert iqm(np.array([9e9, 1.0, 2.0, 6.0, -9e9])) == 3.0
     assert iqm(np.array([np.inf, 2.0, 4.0, -np.inf])) == 3.0
 
 
-@given(rows=st.integers(1, 5), seed=st.integers(0, 1000))
+@given(rows=st.integers(1, 20), seed=st.integers(0, 1000))
 def test_iqm_is_the_trimmed_mean_and_does_not_depend_on_order(rows: int, seed: int) -> None:
-    scores = np.random.default_rng(seed).normal(size=(4 * rows, 3))
+    scores = np.random.default_rng(seed).normal(size=(rows, 3))
     # sums in another order: apart by the rounding of scores of size 1, however near 0 their mean is
     np.testing.assert_allclose(iqm(scores), trim_mean(scores, 0.25), rtol=1e-12, atol=1e-15)
     np.testing.assert_allclose(iqm(scores[::-1]), iqm(scores), rtol=1e-12)
