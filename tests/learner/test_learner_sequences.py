@@ -11,17 +11,20 @@ from learner_parts import ALL, MODULE, assert_same, differs, make_episode, own_c
 from lockstep import A2CConfig, APPOConfig, IMPALAConfig, PPOConfig, SampleBatch
 from lockstep.data.trajectories import trajectories_from_episodes
 
+ATTENTION = {"size": 4, "num_heads": 2, "memory": 8, "hidden_size": 4, "gate_bias": 0.0}
+"""sees further back than the sequences reach"""
+
 
 def recurrent_config(kind="lstm", config=None, env="CartPole-v1", max_seq_len=5, num_envs=3, **training):
     training = {"train_batch_size": 120, "gamma": 0.9, **training}
+    memory = {"attention": ATTENTION} if kind == "attention" else {"recurrent": kind, "recurrent_size": 4}
     return (
         (config or PPOConfig())
         .environment(env)
         .env_runners(num_envs_per_env_runner=num_envs)
         .framework(dtype="float64")
         .rl_module(
-            model_config={"hiddens": (4,), "recurrent": kind, "recurrent_size": 4, "max_seq_len": max_seq_len,
-                          "policy_gain": 1.0}
+            model_config={"hiddens": (4,), **memory, "max_seq_len": max_seq_len, "policy_gain": 1.0}
         )
         .training(**training)
     )  # fmt: skip
@@ -41,7 +44,7 @@ def stepwise(module, obs, state=None):
     return torch.stack(inputs), torch.stack(values), states
 
 
-KINDS = ("lstm", "gru")
+KINDS = ("lstm", "gru", "attention")
 
 
 def expected_rows(policy, store):
@@ -138,8 +141,11 @@ def test_log_probabilities_before_the_update_are_those_of_acting(kind, has_reset
     assert (len(logp) < valid.numel()) == has_reset_rows
     batch = policy.learner_group.learner.prepare_batch(store.trajectories(), module_id=MODULE)
     assert int(batch["loss_mask"].sum()) == len(store) == len(logp)
-    got = torch.sort(batch["action_logp"][batch["loss_mask"]]).values
-    torch.testing.assert_close(got, torch.sort(logp).values, rtol=0, atol=1e-6)
+    recorded = batch["action_logp"][batch["loss_mask"]]
+    torch.testing.assert_close(torch.sort(recorded).values, torch.sort(logp).values, rtol=0, atol=1e-6)
+    inputs = policy.module.forward_train(batch)["action_dist_inputs"]  # of whole sequences, as the loss sees them
+    first = policy.module.action_dist_cls.from_inputs(inputs).log_prob(batch["actions"])[batch["loss_mask"]]
+    torch.testing.assert_close(first, recorded, rtol=0, atol=1e-12)  # the ratio is 1 before the first step
     results = policy.learner_group.learner.update_from_episodes(store.episodes())
     assert results[ALL]["num_env_steps_trained"] == results[MODULE]["num_module_steps_trained"] == len(store)
 
