@@ -30,6 +30,7 @@ ONLINE = {
     "c51": "CartPole-v1",
     "qrdqn": "CartPole-v1",
     "iqn": "CartPole-v1",
+    "rainbow": "CartPole-v1",
     "sac": "Pendulum-v1",
     "td3": "Pendulum-v1",
 }
@@ -94,7 +95,7 @@ def config_of(algorithm: str, *, compiled: bool = False, num_learners: int = 0) 
         config.offline_data(input_=offline_rows(OFFLINE[algorithm]))
         return config.training(train_batch_size=32).reporting(total_steps=20)
     config.environment(ONLINE[algorithm])
-    if algorithm in ("dqn", "c51", "qrdqn", "iqn", "sac", "td3"):
+    if algorithm in ("dqn", "c51", "qrdqn", "iqn", "rainbow", "sac", "td3"):
         config.training(train_batch_size=32).replay(capacity=1_000, learning_starts=32, update_per_step=0.25)
         return config.env_runners(num_envs_per_env_runner=4).reporting(total_steps=32 + 4 * 20)
     config.training(train_batch_size=64)

@@ -14,6 +14,7 @@ from lockstep.algorithms.marwil import MARWILConfig, MARWILLearner
 from lockstep.algorithms.policy import Policy, policy_within_training_step
 from lockstep.algorithms.ppo import PPOConfig, PPOLearner
 from lockstep.algorithms.qrdqn import QRDQNConfig, QRDQNLearner
+from lockstep.algorithms.rainbow import RainbowConfig, RainbowLearner
 from lockstep.algorithms.reinforce import REINFORCEConfig, REINFORCELearner
 from lockstep.algorithms.sac import SACConfig, SACLearner
 from lockstep.algorithms.td3 import TD3Config, TD3Learner
@@ -30,6 +31,7 @@ ALGORITHMS: tuple[type[AlgorithmConfig], ...] = (
     C51Config,
     QRDQNConfig,
     IQNConfig,
+    RainbowConfig,
     BCConfig,
     MARWILConfig,
     CQLConfig,
@@ -78,6 +80,8 @@ __all__ = [
     "QRDQNLearner",
     "REINFORCEConfig",
     "REINFORCELearner",
+    "RainbowConfig",
+    "RainbowLearner",
     "SACConfig",
     "SACLearner",
     "TD3BCConfig",

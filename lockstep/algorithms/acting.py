@@ -18,7 +18,16 @@ from lockstep.data.actions import ActionForm, in_words, one_action
 from lockstep.data.columns import Columns
 from lockstep.data.trees import Tree, map_tree
 from lockstep.learner.learner import STEPS_SAMPLED
-from lockstep.modules import ActingWeights, Actor, AddedNoise, EpsilonGreedy, RecurrentActor, RLModule, make_actor
+from lockstep.modules import (
+    ActingWeights,
+    Actor,
+    AddedNoise,
+    EpsilonGreedy,
+    NoisyWeights,
+    RecurrentActor,
+    RLModule,
+    make_actor,
+)
 from lockstep.replay import OfflineRows, ReplayBuffer
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.state.schedules import stages_of, value_at
@@ -73,7 +82,7 @@ class ActingPolicy:
         To be taken anew for each collect: what is held longer may act with parameters that were replaced meanwhile.
         """
         act = self._present_actor().act
-        return partial(self.exploration.act, act) if isinstance(self.exploration, AddedNoise) else act
+        return partial(self.exploration.act, act) if isinstance(self.exploration, AddedNoise | NoisyWeights) else act
 
     def _present_actor(self) -> Actor:
         if self._actor.is_stale():
@@ -222,7 +231,7 @@ class ActingPolicy:
         actor = self._present_actor()
         if not isinstance(actor, RecurrentActor):
             raise TypeError(f"{type(self.module).__name__} has no memory; use act")
-        if isinstance(self.exploration, AddedNoise):
+        if isinstance(self.exploration, AddedNoise | NoisyWeights):
             actions, after = self.exploration.act(actor.act_with_state, obs, noise, state)
             return actions, after
         return actor.act_with_state(obs, noise, state)
@@ -246,7 +255,7 @@ class ActingPolicy:
         """
         if epsilon is not None:
             if not isinstance(self.exploration, EpsilonGreedy):
-                raise ValueError(f"epsilon={epsilon}: {self.config.algorithm} has no action values; leave it out")
+                raise ValueError(f"epsilon={epsilon}: {self.config.algorithm} does not explore by it; leave it out")
             return EpsilonGreedy(epsilon, self.exploration.num_actions).draw_noise(rng, leading_shape, 0)
         if self.exploration is not None:
             return self.exploration.draw_noise(rng, leading_shape, self.timesteps[STEPS_SAMPLED])

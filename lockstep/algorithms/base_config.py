@@ -50,7 +50,7 @@ from lockstep.modules import (
     default_module_class,
 )
 from lockstep.modules.config import RLModuleSection
-from lockstep.modules.exploration import LOG_STD_INIT, make_exploration, needs_box
+from lockstep.modules.exploration import LOG_STD_INIT, NOISY_SIGMA, make_exploration, needs_box
 from lockstep.modules.model_config import ModelConfig
 from lockstep.replay import MultiAgentReplayBuffer, ReplayBuffer
 from lockstep.replay.config import ReplaySection
@@ -399,6 +399,8 @@ class BaseConfig:
     def complete_model_config(self, model_config: ModelConfig) -> ModelConfig:
         """Return the configuration of the default network with what the algorithm adds."""
         section = self.env_runners
+        if section.exploration == "noisy":
+            return replace(model_config, noisy_sigma=section.exploration_config.get("sigma", NOISY_SIGMA))
         if section.exploration != "gsde":
             return model_config
         return replace(model_config, gsde_log_std_init=section.exploration_config.get("log_std_init", LOG_STD_INIT))

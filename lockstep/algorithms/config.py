@@ -97,9 +97,9 @@ class AlgorithmConfig(BaseConfig):
             ("environment.rescale_actions", not defaults and env.rescale_actions, left_out),
             (
                 "evaluation.epsilon",
-                self.evaluation.epsilon and not hasattr(self.training, "epsilon"),
-                f"is not allowed for {self.algorithm}, which has no action values; "
-                "evaluation(evaluation_explore=True) draws from its policy",
+                self.evaluation.epsilon and self.explores_by != "epsilon",
+                f"is not allowed for {self.algorithm}, which does not explore by epsilon; "
+                "evaluation(evaluation_explore=True) draws from its policy, or with its noise",
             ),
             *self._rules_of_exploration(),
             (

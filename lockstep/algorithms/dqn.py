@@ -70,7 +70,7 @@ class DQNConfig(AlgorithmConfig):
     """`DQNConfig().environment("CartPole-v1").build_trainer().run()`."""
 
     algorithm = "dqn"
-    explorations = ("epsilon",)
+    explorations = ("epsilon", "noisy")
     learner_class = DQNLearner
     training_class = DQNTraining
     module_class = DefaultQModule

@@ -71,9 +71,9 @@ class IQNLearner(QLearner[IQNTraining]):
     parts = ("value_outputs", "masked", "mean_values")
 
     def noise_columns(self, module_id: str) -> dict[str, int]:
-        """Return what levels are made of: here, for the next action, and for what it is worth."""
+        """Return also what levels are made of: here, for the next action, and for what it is worth."""
         config = self.config_of(module_id)
-        return {
+        return super().noise_columns(module_id) | {
             LEVEL_NOISE: config.num_quantiles,
             NEXT + LEVEL_NOISE: config.num_policy_quantiles,
             TARGET + LEVEL_NOISE: config.num_target_quantiles,
@@ -97,7 +97,7 @@ class IQNConfig(AlgorithmConfig):
     """`IQNConfig().environment("CartPole-v1").build_trainer().run()`."""
 
     algorithm = "iqn"
-    explorations = ("epsilon",)
+    explorations = ("epsilon", "noisy")
     learner_class = IQNLearner
     first_values = ("num_policy_quantiles", "num_cosines")
     training_class = IQNTraining
@@ -108,7 +108,7 @@ class IQNConfig(AlgorithmConfig):
     def complete_model_config(self, model_config: ModelConfig) -> ModelConfig:
         """The quantiles to act by, and the cosines."""
         return replace(
-            model_config,
+            super().complete_model_config(model_config),
             num_value_outputs=self.training.num_policy_quantiles,
             num_cosines=self.training.num_cosines,
         )

@@ -69,7 +69,7 @@ class QRDQNConfig(AlgorithmConfig):
     """`QRDQNConfig().environment("CartPole-v1").build_trainer().run()`."""
 
     algorithm = "qrdqn"
-    explorations = ("epsilon",)
+    explorations = ("epsilon", "noisy")
     learner_class = QRDQNLearner
     first_values = ("num_quantiles",)
     training_class = QRDQNTraining
@@ -79,4 +79,5 @@ class QRDQNConfig(AlgorithmConfig):
 
     def complete_model_config(self, model_config: ModelConfig) -> ModelConfig:
         """The quantiles."""
-        return replace(model_config, num_value_outputs=self.training.num_quantiles, value_range=None)
+        completed = super().complete_model_config(model_config)
+        return replace(completed, num_value_outputs=self.training.num_quantiles, value_range=None)

@@ -18,7 +18,13 @@ from lockstep.modules.action_critics import (
     DefaultTQCModule,
 )
 from lockstep.modules.action_dist import ActionDist
-from lockstep.modules.action_values import LEVEL_NOISE, DefaultQModule, DistributionalQModule, ImplicitQuantileModule
+from lockstep.modules.action_values import (
+    LEVEL_NOISE,
+    WEIGHT_NOISE,
+    DefaultQModule,
+    DistributionalQModule,
+    ImplicitQuantileModule,
+)
 from lockstep.modules.actor_critic import (
     DefaultActorCriticModule,
     RecurrentActorCriticModule,
@@ -30,10 +36,11 @@ from lockstep.modules.exploration import (
     EpsilonGreedy,
     Exploration,
     GaussianNoise,
+    NoisyWeights,
     OrnsteinUhlenbeckNoise,
     StateDependentNoise,
 )
-from lockstep.modules.layers import BatchedMLP, StateDependentHead
+from lockstep.modules.layers import BatchedMLP, NoisyLinear, StateDependentHead
 from lockstep.modules.memory import GatedTransformer, MemoryEncoder, Recurrence
 from lockstep.modules.model_config import AttentionConfig, ModelConfig
 from lockstep.modules.multi_rl_module import (
@@ -50,6 +57,7 @@ __all__ = [
     "ALL_MODULES",
     "DEFAULT_MODULE_ID",
     "LEVEL_NOISE",
+    "WEIGHT_NOISE",
     "ActingWeights",
     "ActionCritics",
     "ActionDist",
@@ -75,6 +83,8 @@ __all__ = [
     "ModelConfig",
     "MultiRLModule",
     "MultiRLModuleSpec",
+    "NoisyLinear",
+    "NoisyWeights",
     "NumpyActor",
     "NumpyRecurrentActor",
     "OrnsteinUhlenbeckNoise",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -14,11 +15,13 @@ from torch import Tensor
 
 from lockstep.data.actions import ACTION_MASK
 from lockstep.modules.actor_critic import trained
-from lockstep.modules.layers import make_head, make_mlp, mask_logits
+from lockstep.modules.layers import make_head, make_mlp, mask_logits, place_noise, weight_noise
 from lockstep.modules.model_config import ModelConfig
 from lockstep.modules.remembering import Remembered, TransitionModule
 from lockstep.modules.rl_module import Batch
 
+WEIGHT_NOISE = "weight_noise"
+"""column: standard normal numbers that noisy layers make their noise of"""
 LEVEL_NOISE = "level_noise"
 """column: standard normal numbers, whose share below them are the levels of quantiles"""
 
@@ -30,8 +33,12 @@ class DefaultQModule(TransitionModule):
     its own unless `vf_share_layers` is set or they share a memory.
 
     Acting takes the largest output of `policy_head`: of the values, or of the advantages, which is the same action.
-    Actions that a mask forbids (`"action_mask"` in a Dict observation) have a very low value.
+    Actions that a mask forbids (`"action_mask"` in a Dict observation) have a very low value. With `noisy_sigma` dense
+    layers have noise where a batch has `"weight_noise"` `[N, noise_size]`, and where acting explores by it.
     """
+
+    noise_size = 0
+    """random numbers of a row for the noise in all weights"""
 
     def setup(self) -> None:
         config = ModelConfig.of(self.model_config)
@@ -42,6 +49,7 @@ class DefaultQModule(TransitionModule):
         super().setup()
         if not config.dueling:
             self.value_encoder = self.value_head = None
+        self.noise_size = place_noise(self)
 
     def forward_train(self, batch: Batch) -> dict[str, Tensor]:
         """Return `"q_values"` `[N, A]`."""
@@ -69,7 +77,11 @@ class DefaultQModule(TransitionModule):
         return mask_logits(values, batch["obs"][ACTION_MASK]) if self.is_masked else values
 
     def _advantages_and_value(self, batch: Batch) -> Sequence[Any]:
-        """Return the outputs of the two heads; without `dueling` there is one."""
+        """Return the outputs of the two heads, with the noise of the batch; without `dueling` there is one."""
+        with weight_noise(batch.get(WEIGHT_NOISE)):
+            return self._run_heads(batch)
+
+    def _run_heads(self, batch: Batch) -> Sequence[Any]:
         if self.value_head is None:
             return self._run(batch, (self.encoder, self.policy_head))[0], None
         return self._run_both(batch)
@@ -97,6 +109,7 @@ class DistributionalQModule(DefaultQModule):
         self.policy_head = make_head(width, num_actions * self.num_outputs, config.policy_gain, config)
         if self.value_head is not None:
             self.value_head = make_head(width, self.num_outputs, config.value_gain, config)
+        self.noise_size = place_noise(self)
         low, high = self.value_range or (0.0, 0.0)
         self.atoms: Tensor
         self.register_buffer("atoms", torch.linspace(low, high, self.num_outputs), persistent=False)
@@ -122,6 +135,12 @@ class DistributionalQModule(DefaultQModule):
     def mean_values(self, outputs: Tensor) -> Tensor:
         """Return the means `[...]` of outputs `[..., K]`."""
         return outputs.mean(-1) if self.value_range is None else self.mean_of_probs(outputs.softmax(-1))
+
+    def get_non_inference_attributes(self) -> list[str]:
+        """Return nothing for atoms with `dueling`: the value's logits change which action has the largest mean."""
+        config = ModelConfig.of(self.model_config)
+        needs_value = config.dueling and config.value_range is not None
+        return [] if needs_value else super().get_non_inference_attributes()
 
     def mean_of_probs(self, probs: Tensor) -> Tensor:
         """Return the means `[...]` of probabilities `[..., K]` of the atoms."""
@@ -151,9 +170,10 @@ class ImplicitQuantileModule(DefaultQModule):
         config, width = ModelConfig.of(self.model_config), self.encoder.output_size
         gain = config.hidden_gain if config.orthogonal_init else None
         self.embedding = make_mlp(config.num_cosines, (width,), "relu", gain)
-        self.hidden = make_mlp(width, (width,), config.activation, gain)
-        has_value = self.value_head is not None
-        self.value_hidden = make_mlp(width, (width,), config.activation, gain) if has_value else None
+        one_more = partial(make_mlp, width, (width,), config.activation, gain, config.noisy_sigma)
+        self.hidden = one_more()
+        self.value_hidden = None if self.value_head is None else one_more()
+        self.noise_size = place_noise(self)
         levels = (torch.arange(config.num_value_outputs) + 0.5) / config.num_value_outputs
         self.middles: Tensor
         self.frequencies: Tensor
@@ -185,7 +205,7 @@ class ImplicitQuantileModule(DefaultQModule):
     def get_non_inference_attributes(self) -> list[str]:
         return [*super().get_non_inference_attributes(), "value_hidden"]
 
-    def _advantages_and_value(self, batch: Batch) -> Sequence[Any]:
+    def _run_heads(self, batch: Batch) -> Sequence[Any]:
         """Return the outputs of the two heads, `[N, K, A]` and `[N, K, 1]`; without `dueling` there is one."""
         dtype = self.policy_head.weight.dtype
         embedded = self.embedding((self.levels_of(batch).unsqueeze(-1) * self.frequencies).cos().to(dtype))

@@ -52,7 +52,7 @@ class DefaultActorCriticModule(RLModule):
 
     def setup(self) -> None:
         config = self.make_policy()
-        if self.has_values and not self.inference_only:
+        if self.has_values and "value_head" not in self.parts_left_out():
             if self.critic_space is not None and config.vf_share_layers:
                 raise ValueError("vf_share_layers=True: a centralised critic has a network of its own; set it to False")
             if not config.vf_share_layers:

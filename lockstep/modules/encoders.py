@@ -133,7 +133,7 @@ class ImageFeatures(Features):
         self.scale = 1.0 / 255.0 if bytes_like else 1.0
         gain = config.hidden_gain if config.orthogonal_init else None
         layers, flat = (_impala_layers if config.encoder == "impala" else _plain_layers)(space, config, gain)
-        dense = make_mlp(flat, config.image_hiddens, config.conv_activation, gain)
+        dense = make_mlp(flat, config.image_hiddens, config.conv_activation, gain, config.noisy_sigma)
         self.network = nn.Sequential(*layers, nn.Flatten(), *dense)
         self.output_size = config.image_hiddens[-1] if config.image_hiddens else flat
 
@@ -333,7 +333,7 @@ class Encoder(nn.Module):
         self.features = make_features(space, config)
         widths: Sequence[int] = () if isinstance(self.features, ImageFeatures) else config.hiddens
         gain = config.hidden_gain if config.orthogonal_init else None
-        self.mlp = make_mlp(self.features.output_size, widths, config.activation, gain)
+        self.mlp = make_mlp(self.features.output_size, widths, config.activation, gain, config.noisy_sigma)
         self.output_size = widths[-1] if widths else self.features.output_size
         self.features_are_shared = False
 

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from gymnasium import spaces
 
 from lockstep.modules.action_dist import ActionDist
-from lockstep.modules.layers import StateDependentHead
+from lockstep.modules.layers import StateDependentHead, weight_noise
 from lockstep.modules.rl_module import RLModule
 from lockstep.state.checks import check_whole, is_number, suggestion
 from lockstep.state.schedules import Schedule, ScheduleLike
@@ -33,12 +34,14 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "normal": ("scale",),
     "ou": ("sigma", "theta", "dt"),
     "gsde": ("sample_freq", "log_std_init"),
+    "noisy": ("sigma",),
 }
 """the kinds of exploration, and the names of their options"""
 OF_A_BOX = ("normal", "ou", "gsde")
 """those that need a Box of actions"""
-SCALE, SAMPLE_FREQ = 0.1, 8
-"""deviation of normal noise where the algorithm has none of its own; steps that a matrix of gSDE is kept"""
+SCALE, SAMPLE_FREQ, NOISY_SIGMA = 0.1, 8, 0.5
+"""deviation of normal noise where the algorithm has none of its own; steps that a matrix of gSDE is kept; deviation
+that noise in weights begins with, times the root of a layer's inputs (Fortunato et al. 2018, section 3.2)"""
 LOG_STD_INIT = -2.0
 """start of the logarithms of gSDE's deviations: with 64 features of size 1, actions deviate by about 1 at first"""
 
@@ -143,6 +146,25 @@ class AddedNoise(Exploration):
         return (actions, *after) if state else actions
 
 
+class NoisyWeights(Exploration):
+    """Draws the noise of a network's weights (`NoisyLinear`), and acts by the best action of what comes of it.
+
+    Each environment has new noise at each step.
+    """
+
+    def __init__(self, noise_size: int) -> None:
+        self.noise_size = noise_size
+
+    def draw_noise(self, rng: np.random.Generator, leading_shape: Sequence[int], step: int) -> Noise:
+        """Draw `[*leading_shape, noise_size]` standard normal numbers."""
+        return rng.standard_normal((*leading_shape, self.noise_size), np.float32)
+
+    def act(self, act: Callable[..., Any], obs: Any, noise: Noise | None, *state: Any) -> Any:
+        """Return what `act(obs, None, *state)` gives with this noise in the weights; None: without."""
+        with weight_noise(None if noise is None else torch.tensor(noise)):
+            return act(obs, None, *state)
+
+
 class StateDependentNoise(Exploration):
     """Draws the matrices of generalised state-dependent exploration (gSDE).
 
@@ -213,7 +235,7 @@ def check_exploration(name: str, options: Mapping[str, Any]) -> None:
         if option not in OPTIONS[name]:
             known = suggestion(option, OPTIONS[name])
             raise ValueError(f"{path}={value!r} is not allowed for exploration={name!r}; {known}")
-        if option in ("epsilon", "scale", "sigma"):
+        if option in ("epsilon", "scale") or (option == "sigma" and name == "ou"):
             Schedule(value, path)
             values = [value] if is_number(value) else [] if callable(value) else [point[1] for point in value]
             most = 1.0 if option == "epsilon" else math.inf
@@ -254,6 +276,14 @@ def make_exploration(
                 "StateDependentHead as its policy_head"
             )
         return StateDependentNoise(head, options.get("sample_freq", SAMPLE_FREQ))
+    if name == "noisy":
+        noise_size = getattr(module, "noise_size", 0)
+        if not noise_size:
+            raise ValueError(
+                f"env_runners.exploration='noisy' needs the default network, and {type(module).__name__} has no "
+                "NoisyLinear"
+            )
+        return NoisyWeights(noise_size)
     size, scale = math.prod(space.shape), SCALE if exploration_noise is None else exploration_noise
     noise: Exploration = GaussianNoise(options.get("scale", scale), size)
     if name == "ou":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from contextvars import ContextVar
 from typing import TypeVar
 
 import torch
+import torch.nn.functional as F
 from gymnasium import spaces
 from torch import Tensor, nn
 from torch._C import _are_functorch_transforms_active as are_transforms_active
@@ -49,9 +51,15 @@ def initialise(layer: Layer, gain: float | None) -> Layer:
     return layer
 
 
+def make_linear(size: int, num_outputs: int, gain: float | None, noisy_sigma: float | None = None) -> nn.Linear:
+    """Make a linear layer, with noise in its weights where `noisy_sigma` says how much."""
+    layer = nn.Linear(size, num_outputs) if noisy_sigma is None else NoisyLinear(size, num_outputs, noisy_sigma)
+    return initialise(layer, gain)
+
+
 def make_head(size: int, num_outputs: int, gain: float, config: ModelConfig) -> nn.Linear:
     """Make a last layer, `[..., size]` -> `[..., num_outputs]`; `gain` counts where the weights are orthogonal."""
-    return initialise(nn.Linear(size, num_outputs), gain if config.orthogonal_init else None)
+    return make_linear(size, num_outputs, gain if config.orthogonal_init else None, config.noisy_sigma)
 
 
 def policy_head(size: int, action_dist: ActionDist, config: ModelConfig) -> tuple[nn.Linear, nn.Parameter | None]:
@@ -109,11 +117,71 @@ def noise_matrices(matrices: Tensor) -> Iterator[None]:
         _MATRICES.reset(token)
 
 
-def make_mlp(input_size: int, widths: Sequence[int], activation: str, gain: float | None) -> nn.Sequential:
+class NoisyLinear(nn.Linear):
+    """Computes a linear layer whose weights and biases have noise, of a deviation that is learned.
+
+    Fortunato et al. 2018, https://arxiv.org/abs/1706.10295, with factorised noise (equations 9 to 11). Each row of an
+    input has noise of its own, taken from `weight_noise`; without that the layer is an ordinary one, by the means. As
+    the noise of a weight is a product of one number for its input and one for its output, a row costs no matrix of its
+    own: both meet the row before and after the product with sigma.
+    """
+
+    def __init__(self, size: int, num_outputs: int, sigma: float) -> None:
+        """Make the means as torch does, and all deviations `sigma / sqrt(size)` (section 3.2)."""
+        super().__init__(size, num_outputs)
+        self.sigma_weight = nn.Parameter(torch.full((num_outputs, size), sigma / math.sqrt(size)))
+        self.sigma_bias = nn.Parameter(torch.full((num_outputs,), sigma / math.sqrt(size)))
+        self.first = 0
+        """where its numbers begin in those of the whole network"""
+
+    @property
+    def noise_size(self) -> int:
+        """The random numbers that a row needs."""
+        return self.in_features + self.out_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, drawn = super().forward(x), _WEIGHT_NOISE.get()
+        if drawn is None:
+            return mean
+        drawn = drawn[..., self.first : self.first + self.noise_size].to(x.device, x.dtype)
+        scaled = drawn.sign() * drawn.abs().sqrt()
+        scaled = scaled.reshape(*scaled.shape[:-1], *[1] * (x.dim() - scaled.dim()), -1)
+        of_inputs, of_outputs = scaled.split([self.in_features, self.out_features], -1)
+        return mean + of_outputs * F.linear(x * of_inputs, self.sigma_weight, self.sigma_bias)
+
+
+_WEIGHT_NOISE: ContextVar[Tensor | None] = ContextVar("weight_noise", default=None)  # of each thread
+
+
+@contextmanager
+def weight_noise(noise: Tensor | None) -> Iterator[None]:
+    """Let each `NoisyLinear` of this thread take its noise from standard normal numbers `[N, D]`.
+
+    None: from what is set already.
+    """
+    token = _WEIGHT_NOISE.set(_WEIGHT_NOISE.get() if noise is None else noise)
+    try:
+        yield
+    finally:
+        _WEIGHT_NOISE.reset(token)
+
+
+def place_noise(network: nn.Module) -> int:
+    """Give each `NoisyLinear` its place in the random numbers of a row, and return how many these are in all."""
+    total = 0
+    for layer in network.modules():
+        if isinstance(layer, NoisyLinear):
+            layer.first, total = total, total + layer.noise_size
+    return total
+
+
+def make_mlp(
+    input_size: int, widths: Sequence[int], activation: str, gain: float | None, noisy_sigma: float | None = None
+) -> nn.Sequential:
     """Make linear layers, each followed by the activation: `[..., input_size]` -> `[..., widths[-1]]`."""
     layers: list[nn.Module] = []
     for fan_in, fan_out in itertools.pairwise((input_size, *widths)):
-        layers += [initialise(nn.Linear(fan_in, fan_out), gain), make_activation(activation)]
+        layers += [make_linear(fan_in, fan_out, gain, noisy_sigma), make_activation(activation)]
     return nn.Sequential(*layers)
 
 

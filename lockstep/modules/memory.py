@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -232,7 +233,7 @@ class MemoryEncoder(nn.Module):
     def __init__(self, space: Space[Any], config: ModelConfig) -> None:
         super().__init__()
         self.space = space
-        self.encoder = Encoder(space, config)
+        self.encoder = Encoder(space, replace(config, noisy_sigma=None))  # noise is of rows, not of sequences
         self.memory = make_memory(self.encoder.output_size, config)
         self.output_size = self.memory.output_size
 

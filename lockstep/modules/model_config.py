@@ -98,6 +98,10 @@ class ModelConfig:
     gsde_log_std_init: float | None = None
     """Start of the logarithms of the deviations of state-dependent exploration; None: none. Set by
     `env_runners(exploration="gsde")`."""
+    noisy_sigma: float | None = None
+    """Action values: noise in the weights of all dense layers, which begins with deviations of `noisy_sigma /
+    sqrt(inputs)` (Fortunato et al. 2018); with a memory, of those after it. None: none. Set by
+    `env_runners(exploration="noisy")`."""
     squash_actions: bool = False
     """tanh-squashed Gaussian with actions in [-1, 1] (rescale them to the space with a connector)."""
     conv_filters: tuple[tuple[int, int, int], ...] | None = None
@@ -165,6 +169,8 @@ class ModelConfig:
         for name in ("hidden_gain", "policy_gain", "value_gain", "log_std_init"):
             if not math.isfinite(getattr(self, name)):
                 raise ValueError(f"{name} must be a finite number, got {getattr(self, name)!r}")
+        if self.noisy_sigma is not None and not 0.0 < self.noisy_sigma < math.inf:
+            raise ValueError(f"noisy_sigma must be a positive number, or None, got {self.noisy_sigma!r}")
         if self.value_range is not None:
             object.__setattr__(self, "value_range", tuple(map(float, self.value_range)))
         bounds = tuple(self.log_std_bounds)

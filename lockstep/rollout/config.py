@@ -19,7 +19,7 @@ class EnvRunnersOptions(TypedDict, total=False):
     rollout_fragment_length: int | None
     batch_mode: Literal["truncate_episodes", "complete_episodes"]
     explore: bool
-    exploration: Literal["epsilon", "normal", "ou", "gsde"] | None
+    exploration: Literal["epsilon", "normal", "ou", "gsde", "noisy"] | None
     exploration_config: dict[str, Any]
     step_timeout: float | None
     sample_timeout_s: float
@@ -51,11 +51,12 @@ class EnvRunnersSection(Section[ConfigT]):
     """"complete_episodes": a collect goes on until it has its steps in whole episodes, which begin with it"""
     explore: bool = True
     """draw actions while collecting; False takes the most likely ones"""
-    exploration: Literal["epsilon", "normal", "ou", "gsde"] | None = None
-    """how actions are drawn: "epsilon" (DQN and its kin), "normal" or "ou" noise (TD3, SAC), "gsde" (PPO, A2C, SAC);
-    `None`: as the algorithm does by itself"""
+    exploration: Literal["epsilon", "normal", "ou", "gsde", "noisy"] | None = None
+    """how actions are drawn: "epsilon" or "noisy" weights (DQN and its kin), "normal" or "ou" noise (TD3, SAC), "gsde"
+    (PPO, A2C, SAC); `None`: as the algorithm does by itself"""
     exploration_config: dict[str, Any] = option(factory=dict)
-    """options of the exploration by name: `epsilon`; `scale`; `sigma`, `theta`, `dt`; `sample_freq`, `log_std_init`"""
+    """options of the exploration by name: `epsilon`; `scale`; `sigma`, `theta`, `dt`; `sample_freq`, `log_std_init`;
+    `sigma` of noisy weights"""
     step_timeout: float | None = option(None, gt=0)
     """seconds that a step of an environment in its own process may take"""
     sample_timeout_s: float = option(60.0, gt=0)

@@ -66,6 +66,7 @@ ROWS: dict[str, list[Row]] = {
         ("training.num_quantiles", 8, "no option 'num_quantiles'"),
     ],
     "qrdqn": [*OF_ACTION_VALUES, ("training.num_atoms", 51, "no option 'num_atoms'")],
+    "rainbow": [*OF_ACTION_VALUES, ("training.v_max", -100.0, "above v_min=-100.0")],
     "iqn": [*OF_ACTION_VALUES, ("training.num_quantile", 8, "did you mean 'num_quantiles' or")],
     "sac": [
         *OF_SAMPLES,
@@ -106,6 +107,7 @@ LIMITS: dict[str, dict[str, str]] = {
     "dqn": {"epsilon": SHARE, "tau": RATE, "target_update_interval": COUNT, "huber_delta": "above 0"},
     "c51": {"num_atoms": "at least 2"},
     "qrdqn": {"num_quantiles": "at least 2", "kappa": "at least 0"},
+    "rainbow": {"num_atoms": "at least 2"},
     "iqn": {"num_quantiles": COUNT, "num_target_quantiles": COUNT, "num_policy_quantiles": COUNT, "num_cosines": COUNT},
     "sac": {"tau": RATE, "alpha": "at least 0", "initial_alpha": "above 0", "target_update_interval": COUNT},
     "tqc": {"num_quantiles": "at least 2", "quantiles_to_drop": "at least 0", "tau": RATE},

@@ -67,6 +67,7 @@ def config(algorithm, actions, module_class=Plain):
     [
         ("c51", CHOICES, "value_outputs, masked, mean_values, mean_of_probs, value_range"),
         ("qrdqn", CHOICES, "value_outputs, masked, mean_values"),
+        ("rainbow", CHOICES, "value_outputs, masked, mean_values, mean_of_probs, value_range"),
         ("iqn", CHOICES, "value_outputs, masked, mean_values"),
         ("sac", BOX, "critics, sample"),
         ("sac", CHOICES, "critics"),

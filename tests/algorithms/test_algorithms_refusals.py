@@ -19,6 +19,7 @@ from lockstep import (
     OfflineTrainer,
     PPOConfig,
     QRDQNConfig,
+    RainbowConfig,
     SACConfig,
     SampleBatch,
     TD3BCConfig,
@@ -33,7 +34,7 @@ from lockstep.replay import ReplayBuffer
 MOVE, SEVERAL = spaces.Box(-1, 1, (2,), np.float32), spaces.MultiDiscrete([2, 2])
 NO_ACTIONS, NO_CHOICES = (spaces.Text(3), spaces.Dict(a=spaces.Text(2))), (MOVE, SEVERAL, spaces.MultiBinary(3))
 DATA = (BCConfig, CQLConfig, IQLConfig, MARWILConfig, TD3BCConfig)
-VALUES, SCHEDULED = (DQNConfig, C51Config, QRDQNConfig, IQNConfig), ("lr", "entropy_coeff", "clip_param")
+VALUES, SCHEDULED = (DQNConfig, C51Config, QRDQNConfig, IQNConfig, RainbowConfig), ("lr", "entropy_coeff", "clip_param")
 
 
 class FromTheScript(PPOLearner):

@@ -25,6 +25,7 @@ TRAINING = {
     "dqn": ACTION_VALUES,
     "c51": {**ACTION_VALUES, "num_atoms": 21, "v_min": -2.0, "v_max": 3.0},  # no atom at 1 / (1 - gamma)
     "qrdqn": {**ACTION_VALUES, "num_quantiles": 8},
+    "rainbow": {**ACTION_VALUES, "num_atoms": 21, "v_min": -2.0, "v_max": 3.0},
     "iqn": {**ACTION_VALUES, "lr": 1e-2, "num_cosines": 16},
     "sac": {**SOFT, "initial_alpha": 0.02, "alpha_lr": 1e-3},
     "tqc": {**SOFT, "initial_alpha": 0.02, "alpha_lr": 1e-3, "num_quantiles": 8, "quantiles_to_drop": 0},
@@ -219,6 +220,7 @@ FROM_SEQUENCES = {
     "dqn": {"epsilon": 0.3, "target_update_interval": 20},
     "c51": {"epsilon": 0.3, "target_update_interval": 20, "num_atoms": 21, "v_min": -2.0, "v_max": 3.0},
     "qrdqn": {"epsilon": 0.3, "target_update_interval": 20, "num_quantiles": 8},
+    "rainbow": {"target_update_interval": 20, "num_atoms": 21, "v_min": -2.0, "v_max": 3.0},
     "iqn": {"epsilon": 0.3, "target_update_interval": 20, "num_cosines": 16},
     "sac": {**SAC, "target_entropy": 0.02},
     "sac_box": {**SAC, "target_entropy": -2.0},

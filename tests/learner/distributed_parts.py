@@ -92,7 +92,7 @@ def build(case, reducer):
 def actions_of(case):
     if case.composite:
         return COMPOSITE
-    return TWO_DIMENSIONS if case.algorithm in CONTINUOUS or case.exploration else THREE
+    return TWO_DIMENSIONS if case.algorithm in CONTINUOUS or case.exploration == "gsde" else THREE
 
 
 def episodes_of(rng, behaviour=False, critic=False, space=None):

@@ -337,6 +337,7 @@ CASES = [
     ("dqn", {"tau": 0.2, "target_update_interval": 2}, {"dueling": True, "activation": "relu"}),
     ("c51", {"target_update_interval": 4, "num_atoms": 5, "v_min": -1.0, "v_max": 2.0}, {}),
     ("qrdqn", {"target_update_interval": 4, "num_quantiles": 4, "double_q": False}, {}),
+    ("rainbow", {"target_update_interval": 4, "num_atoms": 5, "v_min": -1.0, "v_max": 2.0}, {}),
     ("iqn", {"target_update_interval": 4, "num_quantiles": 3, "num_cosines": 4}, {"dueling": True}),
     ("dqn", {"target_update_interval": 2}, {"encoder": Doubled}),
 ]

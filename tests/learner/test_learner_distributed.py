@@ -78,6 +78,16 @@ CASES = {
     ),
     "c51": Case("c51", {**CLIPPED, **FOLLOWED, "num_atoms": 7, "v_min": -3.0, "v_max": 3.0}, source="batch"),
     "qrdqn": Case("qrdqn", {**CLIPPED, **FOLLOWED, "num_quantiles": 5}, source="batch"),
+    "rainbow, empty shards": Case(
+        "rainbow",
+        {**CLIPPED, **FOLLOWED, "num_atoms": 7, "v_min": -3.0, "v_max": 3.0},
+        source="batch",
+        exploration="noisy",
+        empty=True,
+    ),
+    "dqn, noisy, sequences of a GRU": Case(
+        "dqn", {**CLIPPED, **FOLLOWED}, source="batch", memory="gru", exploration="noisy", minibatch_size=4
+    ),
     "iqn, empty shards": Case("iqn", {**CLIPPED, **FOLLOWED, **LEVELS}, source="batch", empty=True),
     "iqn, sequences of a GRU": Case(
         "iqn", {**CLIPPED, **FOLLOWED, **LEVELS, "double_q": False}, source="batch", memory="gru", minibatch_size=4
@@ -173,6 +183,7 @@ VARIANTS = {
     "sac, discrete, empty shards",
     "c51, sequences of a GRU",
     "iqn, sequences of a GRU",
+    "dqn, noisy, sequences of a GRU",
     "sac, discrete, sequences of a GRU",
     "tqc, sequences of a GRU",
     "td3, sequences of an LSTM",

@@ -53,6 +53,7 @@ TRAINING: dict[str, dict[str, Any]] = {
     "dqn": ACTION_VALUES,
     "c51": {**ACTION_VALUES, "num_atoms": 11, "v_min": -3.0, "v_max": 3.0},
     "qrdqn": {**ACTION_VALUES, "num_quantiles": 8},
+    "rainbow": {**ACTION_VALUES, "num_atoms": 11, "v_min": -3.0, "v_max": 3.0},
     "iqn": {**ACTION_VALUES, "num_cosines": 16},
     "sac": {**SOFT, "initial_alpha": 0.02, "alpha_lr": 1e-3},
     "tqc": {**SOFT, "initial_alpha": 0.02, "alpha_lr": 1e-3, "num_quantiles": 8, "quantiles_to_drop": 0},

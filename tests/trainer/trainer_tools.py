@@ -49,6 +49,7 @@ def config_for(
         "dqn": {"target_update_interval": 7},
         "c51": {"target_update_interval": 7, "num_atoms": 5, "v_min": 0.0, "v_max": 40.0},
         "qrdqn": {"target_update_interval": 7, "num_quantiles": 5},
+        "rainbow": {"target_update_interval": 7, "num_atoms": 5, "v_min": 0.0, "v_max": 40.0},
         "iqn": {"target_update_interval": 7, "num_quantiles": 5, "num_cosines": 8},
     }
     config.training(**options.get(algorithm, {}))

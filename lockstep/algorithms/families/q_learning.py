@@ -14,7 +14,7 @@ from lockstep.learner.config import SampledTraining, TrainingOptions
 from lockstep.learner.learner import Learner, Outputs
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.learner.targets import TargetNetwork
-from lockstep.modules import LEVEL_NOISE
+from lockstep.modules import LEVEL_NOISE, WEIGHT_NOISE
 from lockstep.ops.fused_losses import can_fuse_q, load_q_kernel, q_loss
 from lockstep.state.options import ConfigT, option
 from lockstep.state.schedules import ScheduleLike
@@ -72,6 +72,11 @@ class QLearner(TransitionLearner[Training]):
         if self.loss_has_kernel and self.device.type == "cpu" and self.reducer.world_size == 1:
             load_q_kernel(int(self.module[module_id].action_space.n), self.dtype)  # type: ignore[attr-defined]
 
+    def noise_columns(self, module_id: str) -> dict[str, int]:
+        """Return what noise in the weights is made of: here, and for the next observation, of both networks."""
+        size = getattr(self.module[module_id], "noise_size", 0)
+        return dict.fromkeys((WEIGHT_NOISE, NEXT + WEIGHT_NOISE, TARGET + WEIGHT_NOISE), size) if size else {}
+
     def after_gradient_step(self) -> None:
         """Let target networks follow, as `target_update_interval` and `tau` say."""
         follow_targets(self, "target_update_interval")
@@ -84,7 +89,7 @@ class QLearner(TransitionLearner[Training]):
 
         With `double_q` that is the network that learns (van Hasselt et al. 2016), else None: the values themselves.
         """
-        after, target_after = next_inputs(batch), next_inputs(batch, of_target=True)
+        after, target_after = noisy_next_inputs(batch), noisy_next_inputs(batch, of_target=True)
         target = self.registered[f"{module_id}/target"].module
         with self.mixed_precision():
             values = self.to_tensor(target.forward_train(target_after)["q_values"])
@@ -152,7 +157,7 @@ class QLearner(TransitionLearner[Training]):
 def noisy_next_inputs(batch: TensorColumns, *, of_target: bool = False) -> TensorColumns:
     """Return `next_inputs`, and the random numbers that the network, or its target, takes there."""
     found, prefix = next_inputs(batch, of_target=of_target), TARGET if of_target else NEXT
-    return found | {name: batch[prefix + name] for name in (LEVEL_NOISE,) if prefix + name in batch}
+    return found | {name: batch[prefix + name] for name in (WEIGHT_NOISE, LEVEL_NOISE) if prefix + name in batch}
 
 
 def of_actions(outputs: Tensor, actions: Tensor) -> Tensor:

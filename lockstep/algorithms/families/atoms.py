@@ -1,0 +1,70 @@
+"""`AtomLearner`: learns the distribution of returns as probabilities of fixed returns, the atoms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, Unpack
+
+import torch
+from torch import Tensor
+
+from lockstep.algorithms.families.q_learning import ActionValueOptions, ActionValueTraining, QLearner
+from lockstep.algorithms.families.transitions import discounts_of
+from lockstep.data.columns import Columns
+from lockstep.learner.minibatches import TensorColumns
+from lockstep.modules import ModelConfig
+from lockstep.ops import project_on_atoms
+from lockstep.state.options import ConfigT, option
+
+
+class AtomOptions(ActionValueOptions, total=False):
+    """Options of `AtomTraining`."""
+
+    num_atoms: int
+    v_min: float
+    v_max: float
+
+
+@dataclass
+class AtomTraining(ActionValueTraining[ConfigT]):
+    """Options that C51 and Rainbow have in common."""
+
+    num_atoms: int = option(51, ge=2)
+    """returns that have a probability"""
+    v_min: float = option(-100.0, finite=True)
+    """the lowest of them"""
+    v_max: float = option(100.0, finite=True)
+    """the highest of them"""
+
+    def __call__(self, **options: Unpack[AtomOptions]) -> ConfigT:
+        return self.change(options)
+
+    def validate(self) -> None:
+        """Refuse bounds of the returns that are the wrong way round."""
+        super().validate()
+        if self.v_max <= self.v_min:
+            raise ValueError(
+                f"training.v_max={self.v_max} is not allowed; it must be a finite number above v_min={self.v_min}"
+            )
+
+    def with_atoms(self, model_config: ModelConfig) -> ModelConfig:
+        """Return the configuration of a network that gives probabilities of these returns."""
+        return replace(model_config, num_value_outputs=self.num_atoms, value_range=(self.v_min, self.v_max))
+
+
+Training = TypeVar("Training", bound=AtomTraining[Any])
+
+
+class AtomLearner(QLearner[Training]):
+    """The family of C51 and Rainbow."""
+
+    parts = ("value_outputs", "masked", "mean_values", "mean_of_probs", "value_range")
+
+    @torch.no_grad()
+    def projected_targets(self, module_id: str, batch: TensorColumns, gamma: float) -> Tensor:
+        """Return `[N, K]`, the distribution of `r + gamma Z'(s', best)` on the atoms, of n steps as the batch says."""
+        following = self.best_next_outputs(module_id, batch).softmax(-1)
+        discounts = discounts_of(batch, gamma, following.dtype)
+        module: Any = self.module[module_id]
+        v_min, v_max = module.value_range
+        return project_on_atoms(following, batch[Columns.REWARDS], discounts, v_min=v_min, v_max=v_max)

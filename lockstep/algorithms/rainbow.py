@@ -1,0 +1,70 @@
+"""Rainbow: six extensions of DQN together (Hessel et al. 2018, "Rainbow: Combining Improvements in Deep Reinforcement
+Learning", https://arxiv.org/abs/1710.02298).
+
+They are double Q-learning (van Hasselt et al. 2016), prioritised replay (Schaul et al. 2016), dueling networks (Wang et
+al. 2016), n-step returns, distributions of returns on atoms (Bellemare et al. 2017) and exploration by noise in the
+weights (Fortunato et al. 2018). Each can be switched off: `double_q=False`, `replay(prioritized=False, n_step=1)`,
+`model_config={"dueling": False}`, `env_runners(exploration="epsilon")`; DQN is what learns no distribution.
+
+Defaults: n of 3, priorities to the power of 0.5, sigma of 0.5, 51 atoms, gamma 0.99, batch 32 and one gradient step for
+every 4 steps as in the paper (table 1). As C51 does, atoms span -100 to 100, not the -10 to 10 of clipped rewards: set
+them to what your task can give. What there is counted in millions of frames is shortened to what tasks without images
+need, with the learning rate of DQN's family.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from lockstep.algorithms.config import AlgorithmConfig
+from lockstep.algorithms.families.atoms import AtomLearner, AtomTraining
+from lockstep.algorithms.families.q_learning import of_actions
+from lockstep.data.columns import Columns
+from lockstep.learner.learner import Outputs
+from lockstep.learner.minibatches import TensorColumns
+from lockstep.modules import DistributionalQModule, ModelConfig
+
+
+class RainbowLearner(AtomLearner[AtomTraining[Any]]):
+    """The update of Rainbow."""
+
+    def compute_loss_for_module(
+        self, *, module_id: str, config: AtomTraining[Any], batch: TensorColumns, fwd_out: Outputs
+    ) -> Tensor:
+        """The Kullback-Leibler divergence of `d` from the projected target `d(n)` ("The Integrated Agent").
+
+        The same number is the priority of a transition. The action of `d(n)` is picked by the network that learns, with
+        noise of its own; the target network has other noise.
+        """
+        log_probs = of_actions(fwd_out["value_outputs"], batch[Columns.ACTIONS]).log_softmax(-1)
+        targets = self.projected_targets(module_id, batch, config.gamma)
+        each = F.kl_div(log_probs, targets, reduction="none").sum(-1)
+        module: Any = self.module[module_id]
+        self.log(module_id, q_mean=self.masked_mean(module.mean_of_probs(log_probs.detach().exp()), batch))
+        return self.mean_of_rows(module_id, batch, each, each)
+
+
+class RainbowConfig(AlgorithmConfig):
+    """`RainbowConfig().environment("CartPole-v1").training(v_min=0, v_max=100).build_trainer().run()`."""
+
+    algorithm = "rainbow"
+    explorations = ("noisy", "epsilon")
+    learner_class = RainbowLearner
+    first_values = ("num_atoms", "v_min", "v_max")
+    training_class = AtomTraining
+    module_class = DistributionalQModule
+    is_off_policy = True
+    training: AtomTraining[Self]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.env_runners(exploration="noisy")
+        self.replay(n_step=3, prioritized=True, alpha=0.5)
+        self.rl_module(model_config={"dueling": True})
+
+    def complete_model_config(self, model_config: ModelConfig) -> ModelConfig:
+        """The atoms, and the noise."""
+        return self.training.with_atoms(super().complete_model_config(model_config))
