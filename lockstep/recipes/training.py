@@ -78,21 +78,7 @@ def find_settings(
     if isinstance(env, str):
         named = named_environment(env)
         env = env if is_module_name(env) else named
-    found: Recipe | Family | None = None
-    if isinstance(algorithm, AlgorithmConfig):
-        settings = Settings(algorithm.copy(), ["the configuration that was given"])
-    else:
-        config = get_config(algorithm)
-        settings = Settings(config, [f"the defaults of {config.algorithm}"])
-        name = env.rpartition(":")[2] if isinstance(env, str) else env
-        if recipe:
-            found = find_recipe(config.algorithm, name) or find_family(config.algorithm, name)
-    if isinstance(found, Recipe):
-        words = f"the recipe for {found.algorithm} on {found.env} (reference return {found.reference_return:g})"
-        settings = Settings(found.config(), [words])
-    elif found is not None:
-        words = f"the settings of {found.source} for {found.algorithm} on {found.pattern} (no return is promised)"
-        settings = Settings(found.config(), [words])
+    settings, found = _first_settings(algorithm, env, recipe)
     config = settings.config
     if file is not None:
         name, sections = file
@@ -123,6 +109,24 @@ def find_settings(
         settings.sources.append(", ".join(f"{path}={value!r}" for path, value in options.items()))
     settings.share_environments(options, total)
     return settings
+
+
+def _first_settings(
+    algorithm: str | AlgorithmConfig, env: Any, recipe: bool
+) -> tuple[Settings, Recipe | Family | None]:
+    """Return the settings that a run begins with, and the recipe or family that they are of."""
+    if isinstance(algorithm, AlgorithmConfig):
+        return Settings(algorithm.copy(), ["the configuration that was given"]), None
+    config = get_config(algorithm)
+    name = env.rpartition(":")[2] if isinstance(env, str) else env
+    found = (find_recipe(config.algorithm, name) or find_family(config.algorithm, name)) if recipe else None
+    if found is None:
+        return Settings(config, [f"the defaults of {config.algorithm}"]), None
+    if isinstance(found, Recipe):
+        words = f"the recipe for {found.algorithm} on {found.env} (reference return {found.reference_return:g})"
+    else:
+        words = f"the settings of {found.source} for {found.algorithm} on {found.pattern} (no return is promised)"
+    return Settings(found.config(), [words]), found
 
 
 def train(

@@ -24,7 +24,7 @@ EXAMPLES = read_sources(ROOT, "examples")
 TESTS = read_sources(ROOT, "tests")
 MAX_FILE, MAX_FUNCTION = 900, 60
 LONGER_FILES: dict[str, int] = {
-    "lockstep/algorithms/base_config.py": 950,
+    "lockstep/algorithms/base_config.py": 965,
     "lockstep/algorithms/policy.py": 1_050,
     "lockstep/learner/learner.py": 1_265,
     "lockstep/trainer/base.py": 1_010,
