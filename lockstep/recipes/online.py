@@ -13,6 +13,7 @@ from lockstep.algorithms import (
     C51Config,
     DQNConfig,
     IMPALAConfig,
+    IQNConfig,
     PPOConfig,
     QRDQNConfig,
     REINFORCEConfig,
@@ -22,7 +23,7 @@ from lockstep.algorithms import (
 )
 from lockstep.recipes.recipe import RL_ZOO, Recipe
 
-Config = TypeVar("Config", DQNConfig, C51Config, QRDQNConfig)
+Config = TypeVar("Config", DQNConfig, C51Config, QRDQNConfig, IQNConfig)
 CLEANRL_C51 = "CleanRL, published agent CartPole-v1-c51-seed1, 500k steps"
 
 
@@ -80,6 +81,11 @@ def c51_cartpole() -> C51Config:
 def qrdqn_cartpole() -> QRDQNConfig:
     """As DQN, with 10 quantiles. Their loss is a sum over them, clipped by its norm: twice the learning rate."""
     return _action_values_cartpole(QRDQNConfig().training(num_quantiles=10), lr=2e-3)
+
+
+def iqn_cartpole() -> IQNConfig:
+    """As QR-DQN, with the 8 levels of the defaults."""
+    return _action_values_cartpole(IQNConfig(), lr=2e-3)
 
 
 def _action_values_cartpole(config: Config, lr: float = 1e-3) -> Config:
@@ -276,6 +282,7 @@ ONLINE: tuple[Recipe, ...] = (
     Recipe("appo", "CartPole-v1", appo_cartpole, 500.0, f"{RL_ZOO}, PPO, 100k steps", 100_000, promise=475.0),
     Recipe("c51", "CartPole-v1", c51_cartpole, 500.0, CLEANRL_C51, 50_000, promise=475.0),
     Recipe("qrdqn", "CartPole-v1", qrdqn_cartpole, 500.0, f"{RL_ZOO}, 50k steps", 50_000, promise=475.0),
+    Recipe("iqn", "CartPole-v1", iqn_cartpole, 500.0, f"{RL_ZOO}, QR-DQN, 50k steps", 50_000, promise=475.0),
     Recipe("ppo", "Acrobot-v1", ppo_acrobot, -73.506, f"{RL_ZOO}, 1M steps", 200_000, promise=-90.0),
     Recipe("ppo", "Pendulum-v1", ppo_pendulum, -172.225, f"{RL_ZOO}, 100k steps, with gSDE", 100_000, promise=-580.0),
     Recipe("sac", "Pendulum-v1", sac_pendulum, -156.995, f"{RL_ZOO}, 20k steps", 20_000, promise=-180.0),
