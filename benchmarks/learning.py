@@ -202,7 +202,7 @@ def render() -> str:
                 f"{record['median']:,.1f}",
                 f"{record['worst']:,.1f}",
                 f"{record['best']:,.1f}",
-                f"{recipe.promise:,g}",
+                "" if recipe.promise is None else f"{recipe.promise:,g}",
                 f"{recipe.reference_return:,.1f} ({recipe.reference_source})",
                 f"{record['median_seconds']:.0f}{' (compiled)' if record['compile'] else ''}",
             ]

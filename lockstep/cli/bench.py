@@ -62,7 +62,8 @@ class Bench:
             finals = [np.mean(row["final_returns"]) for row in bench.read_rows(recipe, self._folder())]
             worst = f"{min(finals):.1f}" if finals else ""
             steps = f"{recipe.total_steps:,}"
-            rows.append((recipe.algorithm, recipe.env, steps, str(len(finals)), worst, f"{recipe.promise:g}"))
+            promise = "" if recipe.promise is None else f"{recipe.promise:g}"
+            rows.append((recipe.algorithm, recipe.env, steps, str(len(finals)), worst, promise))
         show_table(("algorithm", "environment", "steps", "seeds", "worst", "promised"), rows)
 
     def _run(self) -> None:

@@ -67,7 +67,7 @@ def recipe_table() -> tuple[Sequence[str], list[Sequence[str]]]:
         (
             f"{recipe.algorithm} {recipe.env}",
             f"{recipe.total_steps:,}",
-            f"{recipe.promise:g}",
+            "" if recipe.promise is None else f"{recipe.promise:g}",
             f"{recipe.reference_return:g}",
             recipe.reference_source,
             recipe.requires or "",

@@ -272,7 +272,7 @@ def table(results: Path = RESULTS) -> Iterator[tuple[str, ...]]:
             f"{interval.iqm:,.1f}",
             f"{interval.low:,.1f} to {interval.high:,.1f}",
             f"{finals.min():,.1f}",
-            f"{recipe.promise:,g}",
+            "" if recipe.promise is None else f"{recipe.promise:,g}",
             f"{recipe.reference_return:,.1f} ({recipe.reference_source})",
             f"{np.median([row['seconds'] for row in rows]):.0f}",
         )

@@ -282,11 +282,11 @@ ONLINE: tuple[Recipe, ...] = (
     Recipe("appo", "CartPole-v1", appo_cartpole, 500.0, f"{RL_ZOO}, PPO, 100k steps", 100_000, promise=475.0),
     Recipe("c51", "CartPole-v1", c51_cartpole, 500.0, CLEANRL_C51, 50_000, promise=475.0),
     Recipe("qrdqn", "CartPole-v1", qrdqn_cartpole, 500.0, f"{RL_ZOO}, 50k steps", 50_000, promise=475.0),
-    Recipe("iqn", "CartPole-v1", iqn_cartpole, 500.0, f"{RL_ZOO}, QR-DQN, 50k steps", 50_000, promise=475.0),
+    Recipe("iqn", "CartPole-v1", iqn_cartpole, 500.0, f"{RL_ZOO}, QR-DQN, 50k steps", 50_000, promise=None),
     Recipe("ppo", "Acrobot-v1", ppo_acrobot, -73.506, f"{RL_ZOO}, 1M steps", 200_000, promise=-90.0),
     Recipe("ppo", "Pendulum-v1", ppo_pendulum, -172.225, f"{RL_ZOO}, 100k steps, with gSDE", 100_000, promise=-580.0),
     Recipe("sac", "Pendulum-v1", sac_pendulum, -156.995, f"{RL_ZOO}, 20k steps", 20_000, promise=-180.0),
-    Recipe("tqc", "Pendulum-v1", tqc_pendulum, -151.34, f"{RL_ZOO}, 20k steps", 10_000, promise=-180.0),
+    Recipe("tqc", "Pendulum-v1", tqc_pendulum, -151.34, f"{RL_ZOO}, 20k steps", 10_000, promise=None),
     Recipe("td3", "Pendulum-v1", td3_pendulum, -151.855, f"{RL_ZOO}, 20k steps", 20_000, promise=-190.0),
     Recipe(
         "ppo",

@@ -24,8 +24,8 @@ class Recipe:
     """who, and after how many steps"""
     total_steps: int
     """environment steps of the whole run; where data are there already: gradient steps"""
-    promise: float
-    """mean return that the worst of the seeds in `lockstep bench` reached at its final evaluation, rounded down"""
+    promise: float | None
+    """mean return that the worst of its seeds reached at the final evaluation, rounded down; None: they have not run"""
     requires: str | None = None
     """the extra that the environment or its data need (`install_hint` says how to install it)"""
 

@@ -91,6 +91,8 @@ def test_a_network_that_does_not_learn_needs_no_more_than_acting_does(algorithm)
     )
     config.multi_agent(policies_to_train=["first"])
     config.env_runners(rollout_fragment_length=8).replay(capacity=64, learning_starts=0, update_per_step=0.125)
+    if algorithm == "rainbow":
+        config.env_runners(exploration=None)  # noise in the weights needs the default network
     trainer = config.build_trainer()
     module = trainer.policy.learner_group.learner.module["others"]
     before = module.layer.weight.clone()

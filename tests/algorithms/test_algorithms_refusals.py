@@ -242,7 +242,7 @@ REFUSED = [
     (offline(input_=[]), "offline_data.input_=[] names no file"),
     (PPOConfig().environment("CartPole-v1").evaluation(epsilon=0.1).validate, "epsilon=0.1 is not allowed for ppo"),
     (chance(DQNConfig, -1, "CartPole-v1"), "between 0 and 1"),
-    (chance(PPOConfig, 0.1, "CartPole-v1"), "epsilon=0.1: ppo has no action values"),
+    (chance(PPOConfig, 0.1, "CartPole-v1"), "epsilon=0.1: ppo does not explore by it"),
 ]
 OF_WRONG_TYPE = [
     (overridden(a=0.1), "per_module['a']: ", "must be a dict of training options"),

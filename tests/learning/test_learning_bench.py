@@ -19,4 +19,5 @@ def test_every_tenth_result_is_made_again_by_its_command(recipe, row, tmp_path):
     if row["processor"] == bench.processor():
         assert again["weights_sha256"] == row["weights_sha256"]
         assert again["final_returns"] == row["final_returns"]
-    assert sum(again["final_returns"]) / len(again["final_returns"]) >= recipe.promise
+    if recipe.promise is not None:
+        assert sum(again["final_returns"]) / len(again["final_returns"]) >= recipe.promise

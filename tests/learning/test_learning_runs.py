@@ -61,7 +61,9 @@ def final_return(recipe, seed, **variables):
     return result["final_return"]
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: f"{recipe.algorithm}-{recipe.env}")
+@pytest.mark.parametrize(
+    "recipe", [one for one in RECIPES if one.promise is not None], ids=lambda recipe: f"{recipe.algorithm}-{recipe.env}"
+)
 def test_every_seed_reaches_what_the_recipe_promises(recipe, made_data):
     register_environments()
     try:

@@ -39,7 +39,7 @@ def test_a_recipe_is_a_full_configuration(recipe):
     assert config.total_steps == recipe.total_steps
     assert math.isfinite(recipe.reference_return)
     assert recipe.reference_source
-    assert math.isfinite(recipe.promise)
+    assert recipe.promise is None or math.isfinite(recipe.promise)
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=name)
@@ -84,7 +84,7 @@ def result_of(recipe):
     return case
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=name)
+@pytest.mark.parametrize("recipe", [recipe for recipe in RECIPES if recipe.promise is not None], ids=name)
 def test_the_committed_result_is_of_this_recipe(recipe):
     """What the documentation quotes was made with these settings, on three seeds or more, and keeps the promise."""
     record, expected = result_of(recipe), recipe.config().to_dict()
