@@ -412,7 +412,7 @@ class Policy:
             parts.append(self.training_stats(results, started))
             for module_id, each in batches.items():
                 if isinstance(buffers[module_id], ReplayBuffer) and buffers[module_id].priorities is not None:
-                    if module_id in results:
+                    if "total_loss" in results.get(module_id, ()):  # it learns
                         self._update_priorities(module_id, buffers[module_id], each)
             if bad is None and parts[-1].first_bad_step is not None:
                 first = sample_size * (parts[-1].first_bad_step - 1)
