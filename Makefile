@@ -17,6 +17,7 @@ $(VENV)/.core: pyproject.toml requirements/constraints.txt
 
 $(VENV)/.dev: $(VENV)/.core
 	$(BIN)/python -m pip install --quiet --constraint requirements/constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-deps MinAtar==1.0.15 # it asks for plotting packages that games do not use
 	@touch $@
 
 setup: $(VENV)/.core        ## core and plotting

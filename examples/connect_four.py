@@ -129,7 +129,7 @@ class ConnectFour:
     """PettingZoo's connect_four_v3 with dicts by agent, to the last number, about ten times as fast.
 
     Args:
-        random_moves: as many random moves at most begin a game.
+        random_moves: half of the games begin with 1 to so many random moves.
     """
 
     possible_agents = ("player_0", "player_1")
@@ -149,8 +149,8 @@ class ConnectFour:
         if seed is not None:
             self.np_random = np.random.default_rng(seed)
         self._clear()
-        if self.random_moves:
-            for _ in range(self.np_random.integers(self.random_moves + 1)):
+        if self.random_moves and self.np_random.random() < 0.5:
+            for _ in range(self.np_random.integers(1, self.random_moves + 1)):
                 self._drop(int(self.np_random.choice(np.flatnonzero(self.board[0].sum(-1) == 0))))
                 if has_won(self.stones[1 - self.player]):
                     self._clear()
