@@ -25,6 +25,7 @@ from lockstep.algorithms import (
     SACConfig,
     TD3BCConfig,
     TD3Config,
+    TRPOConfig,
     get_config,
     policy_within_training_step,
 )
@@ -74,6 +75,7 @@ __all__ = [
     "SampleBatch",
     "TD3BCConfig",
     "TD3Config",
+    "TRPOConfig",
     "TrainResult",
     "__version__",
     "estimate",

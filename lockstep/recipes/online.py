@@ -18,6 +18,7 @@ from lockstep.algorithms import (
     REINFORCEConfig,
     SACConfig,
     TD3Config,
+    TRPOConfig,
 )
 from lockstep.recipes.recipe import RL_ZOO, Recipe
 
@@ -61,6 +62,17 @@ def reinforce_cartpole() -> REINFORCEConfig:
         .env_runners(num_envs_per_env_runner=8)
         .training(lr=[[0, 1e-2], [200_000, 0.0]], train_batch_size=1000)
         .reporting(total_steps=200_000)
+    )
+
+
+def trpo_cartpole() -> TRPOConfig:
+    """50 updates of 2,000 steps."""
+    return (
+        TRPOConfig()
+        .environment("CartPole-v1")
+        .env_runners(num_envs_per_env_runner=8)
+        .training(lr=[[0, 1e-3], [100_000, 0.0]], lambda_=0.95, train_batch_size=1000, max_kl=0.02)
+        .reporting(total_steps=100_000)
     )
 
 
