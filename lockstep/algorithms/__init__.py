@@ -12,6 +12,7 @@ from lockstep.algorithms.iql import IQLConfig, IQLLearner
 from lockstep.algorithms.marwil import MARWILConfig, MARWILLearner
 from lockstep.algorithms.policy import Policy, policy_within_training_step
 from lockstep.algorithms.ppo import PPOConfig, PPOLearner
+from lockstep.algorithms.pqn import PQNConfig, PQNLearner
 from lockstep.algorithms.qrdqn import QRDQNConfig, QRDQNLearner
 from lockstep.algorithms.reinforce import REINFORCEConfig, REINFORCELearner
 from lockstep.algorithms.sac import SACConfig, SACLearner
@@ -26,6 +27,7 @@ ALGORITHMS: tuple[type[AlgorithmConfig], ...] = (
     TRPOConfig,
     IMPALAConfig,
     APPOConfig,
+    PQNConfig,
     DQNConfig,
     C51Config,
     QRDQNConfig,
@@ -69,6 +71,8 @@ __all__ = [
     "MARWILLearner",
     "PPOConfig",
     "PPOLearner",
+    "PQNConfig",
+    "PQNLearner",
     "Policy",
     "QRDQNConfig",
     "QRDQNLearner",

@@ -144,7 +144,7 @@ class ImageFeatures(Features):
             layers += [convolution, make_activation(config.conv_activation)]
             channels, height, width = out_channels, (height - kernel) // stride + 1, (width - kernel) // stride + 1
         flat = channels * height * width
-        dense = make_mlp(flat, config.image_hiddens, config.conv_activation, gain)
+        dense = make_mlp(flat, config.image_hiddens, config.conv_activation, gain, config.layer_norm)
         self.network = nn.Sequential(*layers, nn.Flatten(), *dense)
         self.output_size = config.image_hiddens[-1] if config.image_hiddens else flat
 
@@ -266,7 +266,7 @@ class Encoder(nn.Module):
         self.features = make_features(space, config)
         widths: Sequence[int] = () if isinstance(self.features, ImageFeatures) else config.hiddens
         gain = config.hidden_gain if config.orthogonal_init else None
-        self.mlp = make_mlp(self.features.output_size, widths, config.activation, gain)
+        self.mlp = make_mlp(self.features.output_size, widths, config.activation, gain, config.layer_norm)
         self.output_size = widths[-1] if widths else self.features.output_size
         self.features_are_shared = False
 

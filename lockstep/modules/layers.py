@@ -109,11 +109,17 @@ def noise_matrices(matrices: Tensor) -> Iterator[None]:
         _MATRICES.reset(token)
 
 
-def make_mlp(input_size: int, widths: Sequence[int], activation: str, gain: float | None) -> nn.Sequential:
-    """Make linear layers, each followed by the activation: `[..., input_size]` -> `[..., widths[-1]]`."""
+def make_mlp(
+    input_size: int, widths: Sequence[int], activation: str, gain: float | None, layer_norm: bool = False
+) -> nn.Sequential:
+    """Make linear layers, each followed by the activation: `[..., input_size]` -> `[..., widths[-1]]`.
+
+    `layer_norm`: with a layer normalisation between the two.
+    """
     layers: list[nn.Module] = []
     for fan_in, fan_out in itertools.pairwise((input_size, *widths)):
-        layers += [initialise(nn.Linear(fan_in, fan_out), gain), make_activation(activation)]
+        norm = [nn.LayerNorm(fan_out)] if layer_norm else []
+        layers += [initialise(nn.Linear(fan_in, fan_out), gain), *norm, make_activation(activation)]
     return nn.Sequential(*layers)
 
 

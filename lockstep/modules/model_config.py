@@ -69,6 +69,8 @@ class ModelConfig:
     """Arguments of `encoder`."""
     activation: str = "tanh"
     """Activation of the hidden layers: tanh, relu, gelu, silu or elu."""
+    layer_norm: bool = False
+    """Layer normalisation (Ba et al. 2016) between each dense layer and its activation. Set by PQN."""
     vf_share_layers: bool = False
     """One encoder (and one memory) for policy and value, as is usual for images, or one for each."""
     q_share_layers: bool = False

@@ -14,6 +14,7 @@ from lockstep.algorithms import (
     DQNConfig,
     IMPALAConfig,
     PPOConfig,
+    PQNConfig,
     QRDQNConfig,
     REINFORCEConfig,
     SACConfig,
@@ -73,6 +74,17 @@ def trpo_cartpole() -> TRPOConfig:
         .env_runners(num_envs_per_env_runner=8)
         .training(lr=[[0, 1e-3], [100_000, 0.0]], lambda_=0.95, train_batch_size=1000, max_kl=0.02)
         .reporting(total_steps=100_000)
+    )
+
+
+def pqn_cartpole() -> PQNConfig:
+    """Rollouts of 32 steps of 32 environments."""
+    return (
+        PQNConfig()
+        .environment("CartPole-v1")
+        .training(lr=[[0, 1e-3], [512_000, 0.0]], train_batch_size=1024, lambda_=0.95, num_epochs=4)
+        .training(epsilon=[[0, 1.0], [50_000, 0.05]])
+        .reporting(total_steps=512_000)
     )
 
 

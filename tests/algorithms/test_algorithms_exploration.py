@@ -18,7 +18,7 @@ from lockstep.trainer import restore_trainer
 
 BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
 ALLOWED = {
-    "dqn": ("epsilon",), "c51": ("epsilon",), "qrdqn": ("epsilon",), "td3": ("normal", "ou"),
+    "dqn": ("epsilon",), "pqn": ("epsilon",), "c51": ("epsilon",), "qrdqn": ("epsilon",), "td3": ("normal", "ou"),
     "sac": ("normal", "ou", "gsde"), "ppo": ("gsde",), "a2c": ("gsde",),
 }  # fmt: skip
 KINDS = ("epsilon", "normal", "ou", "gsde")
