@@ -281,7 +281,6 @@ ONLINE: tuple[Recipe, ...] = (
     Recipe("ppo", "CartPole-v1", ppo_cartpole, 500.0, f"{RL_ZOO}, 100k steps", 100_000, promise=475.0),
     Recipe("a2c", "CartPole-v1", a2c_cartpole, 500.0, f"{RL_ZOO}, 500k steps", 200_000, promise=190.0),
     Recipe("reinforce", "CartPole-v1", reinforce_cartpole, 500.0, f"{RL_ZOO}, A2C, 500k steps", 200_000, promise=475.0),
-    Recipe("trpo", "CartPole-v1", trpo_cartpole, 500.0, f"{RL_ZOO}, 100k steps", 100_000, promise=475.0),
     Recipe("dqn", "CartPole-v1", dqn_cartpole, 500.0, f"{RL_ZOO}, 50k steps", 50_000, promise=265.0),
     Recipe("impala", "CartPole-v1", impala_cartpole, 500.0, f"{RL_ZOO}, A2C, 500k steps", 200_000, promise=475.0),
     Recipe("appo", "CartPole-v1", appo_cartpole, 500.0, f"{RL_ZOO}, PPO, 100k steps", 100_000, promise=475.0),
