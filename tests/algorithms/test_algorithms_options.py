@@ -60,9 +60,9 @@ ROWS: dict[str, list[Row]] = {
         ("training.lambda_", 0.9, "no option 'lambda_'"),
     ],
     "trpo": [
-        ("training.minibatch_size", 64, "set it to None"),
+        ("training.minibatch_size", 4, "must be None"),
         ("framework.compile", True, "not allowed for trpo"),
-        ("rl_module.model_config.vf_share_layers", True, "not allowed for trpo"),
+        ("rl_module.model_config", {"vf_share_layers": True}, "not allowed for trpo"),
     ],
     "dqn": OF_ACTION_VALUES,
     "c51": [
