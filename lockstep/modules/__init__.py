@@ -43,6 +43,7 @@ from lockstep.modules.multi_rl_module import (
     MultiRLModuleSpec,
     check_module_id,
 )
+from lockstep.modules.normalized_critics import BatchRenorm, DefaultCrossQModule, NormalizedCritics
 from lockstep.modules.remembering import DefaultPolicyModule, Remembered, TransitionModule
 from lockstep.modules.rl_module import RLModule, RLModuleSpec, wrap_module
 
@@ -55,8 +56,10 @@ __all__ = [
     "Actor",
     "AddedNoise",
     "AttentionConfig",
+    "BatchRenorm",
     "BatchedMLP",
     "DefaultActorCriticModule",
+    "DefaultCrossQModule",
     "DefaultIQLModule",
     "DefaultPolicyModule",
     "DefaultQModule",
@@ -73,6 +76,7 @@ __all__ = [
     "ModelConfig",
     "MultiRLModule",
     "MultiRLModuleSpec",
+    "NormalizedCritics",
     "NumpyActor",
     "NumpyRecurrentActor",
     "OrnsteinUhlenbeckNoise",
