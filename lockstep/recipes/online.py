@@ -106,10 +106,14 @@ def _action_values_cartpole(config: Config, lr: float = 1e-3) -> Config:
 
 
 def impala_cartpole() -> IMPALAConfig:
-    """Each batch twice, in minibatches: once, as in the paper, takes more steps and falls back more often."""
+    """Each batch twice, in minibatches: once, as in the paper, takes more steps and falls back more often.
+
+    Rewards are normalised. With values of 0 to 100 four seeds of ten ended below 450: the critic's errors made up the
+    gradient, which is clipped, and it came to explain nothing (explained variance 0).
+    """
     return (
         IMPALAConfig()
-        .environment("CartPole-v1")
+        .environment("CartPole-v1", normalize_rewards=True)
         .env_runners(num_envs_per_env_runner=16)
         .training(lr=[[0, 1e-3], [200_000, 0.0]], lambda_=0.95, train_batch_size=800, minibatch_size=200, num_epochs=2)
         .reporting(total_steps=200_000)
@@ -275,10 +279,10 @@ def dqn_bit_flipping() -> DQNConfig:
 
 ONLINE: tuple[Recipe, ...] = (
     Recipe("ppo", "CartPole-v1", ppo_cartpole, 500.0, f"{RL_ZOO}, 100k steps", 100_000, promise=475.0),
-    Recipe("a2c", "CartPole-v1", a2c_cartpole, 500.0, f"{RL_ZOO}, 500k steps", 200_000, promise=190.0),
+    Recipe("a2c", "CartPole-v1", a2c_cartpole, 500.0, f"{RL_ZOO}, 500k steps", 200_000, promise=420.0),
     Recipe("reinforce", "CartPole-v1", reinforce_cartpole, 500.0, f"{RL_ZOO}, A2C, 500k steps", 200_000, promise=475.0),
     Recipe("dqn", "CartPole-v1", dqn_cartpole, 500.0, f"{RL_ZOO}, 50k steps", 50_000, promise=265.0),
-    Recipe("impala", "CartPole-v1", impala_cartpole, 500.0, f"{RL_ZOO}, A2C, 500k steps", 200_000, promise=215.0),
+    Recipe("impala", "CartPole-v1", impala_cartpole, 500.0, f"{RL_ZOO}, A2C, 500k steps", 200_000, promise=475.0),
     Recipe("appo", "CartPole-v1", appo_cartpole, 500.0, f"{RL_ZOO}, PPO, 100k steps", 100_000, promise=475.0),
     Recipe("c51", "CartPole-v1", c51_cartpole, 500.0, CLEANRL_C51, 50_000, promise=475.0),
     Recipe("qrdqn", "CartPole-v1", qrdqn_cartpole, 500.0, f"{RL_ZOO}, 50k steps", 50_000, promise=475.0),
