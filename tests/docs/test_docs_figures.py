@@ -17,7 +17,9 @@ def rows_of(text):
     return [line for line in text.splitlines() if line.startswith("|")]
 
 
-@pytest.mark.parametrize("marker, result", [("speed", "ppo_cartpole.md"), ("learning", "learning.md"), ("bench", "bench/README.md")])
+@pytest.mark.parametrize(
+    "marker, result", [("speed", "ppo_cartpole.md"), ("learning", "learning.md"), ("bench", "bench/README.md")]
+)
 def test_the_tables_of_the_readme_are_those_of_the_results(marker, result):
     part = README.split(f"<!-- {marker}:begin -->")[1].split(f"<!-- {marker}:end -->")[0]
     assert rows_of(part) == rows_of((RESULTS / result).read_text())
