@@ -33,7 +33,7 @@ test-faults: $(VENV)/.dev   ## kills real processes again and again, many minute
 	$(BIN)/python -m pytest -m faults --timeout 0
 
 test-kills: $(VENV)/.dev    ## the few of them that CI runs: real processes killed at any moment
-	$(BIN)/python -m pytest -m faults -k "kill or raises or two_env_runners" --numprocesses auto --maxprocesses 4
+	$(BIN)/python -m pytest -m faults -k "kill or raises or two_env_runners"
 
 test-product: $(VENV)/.dev  ## every pair of options that an algorithm allows learns a small task
 	$(BIN)/python -m pytest -m product tests/product --numprocesses auto --maxprocesses 4
