@@ -80,8 +80,10 @@ def test_noise_that_goes_on_is_that_of_this_process_over_two_env_runners(cluster
     here, there = (
         run(config_of(environment={"env": "Pendulum-v1"}, env_runners=options(n)), tmp_path / str(n)) for n in (0, 2)
     )
-    assert returns_of(there) == returns_of(here)
-    assert_near(there.policy, here.policy, 0.0)
+    # products of matrices of other heights may differ in the last bit
+    for returns, expected in zip(sum(returns_of(there), ()), sum(returns_of(here), ()), strict=True):
+        assert returns == pytest.approx(expected, rel=1e-9)
+    assert_near(there.policy, here.policy, 1e-12)
 
 
 @pytest.mark.faults
