@@ -13,33 +13,13 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-import torch.nn.functional as F
-from torch import Tensor
-
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.families.atoms import AtomLearner, AtomTraining
-from lockstep.algorithms.families.q_learning import of_actions
-from lockstep.data.columns import Columns
-from lockstep.learner.learner import Outputs
-from lockstep.learner.minibatches import TensorColumns
 from lockstep.modules import DistributionalQModule, ModelConfig
 
 
 class C51Learner(AtomLearner[AtomTraining[Any]]):
-    """The update of C51."""
-
-    def compute_loss_for_module(
-        self, *, module_id: str, config: AtomTraining[Any], batch: TensorColumns, fwd_out: Outputs
-    ) -> Tensor:
-        """How far the distribution of `Q(s, a)` is from that of `r + gamma Q'(s', best)` on the same atoms: the
-        Kullback-Leibler divergence, whose gradient is that of the paper's cross entropy.
-        """
-        log_probs = of_actions(fwd_out["value_outputs"], batch[Columns.ACTIONS]).log_softmax(-1)
-        targets = self.projected_targets(module_id, batch, config.gamma)
-        each = F.kl_div(log_probs, targets, reduction="none").sum(-1)
-        module: Any = self.module[module_id]
-        self.log(module_id, q_mean=self.masked_mean(module.mean_of_probs(log_probs.detach().exp()), batch))
-        return self.mean_of_rows(module_id, batch, each, each)
+    """The update of C51: `AtomLearner` has the loss."""
 
 
 class C51Config(AlgorithmConfig):

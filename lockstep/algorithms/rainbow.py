@@ -16,35 +16,16 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-import torch.nn.functional as F
-from torch import Tensor
-
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.families.atoms import AtomLearner, AtomTraining
-from lockstep.algorithms.families.q_learning import of_actions
-from lockstep.data.columns import Columns
-from lockstep.learner.learner import Outputs
-from lockstep.learner.minibatches import TensorColumns
 from lockstep.modules import DistributionalQModule, ModelConfig
 
 
 class RainbowLearner(AtomLearner[AtomTraining[Any]]):
-    """The update of Rainbow."""
+    """The update of Rainbow: `AtomLearner` has the loss.
 
-    def compute_loss_for_module(
-        self, *, module_id: str, config: AtomTraining[Any], batch: TensorColumns, fwd_out: Outputs
-    ) -> Tensor:
-        """The Kullback-Leibler divergence of `d` from the projected target `d(n)` ("The Integrated Agent").
-
-        The same number is the priority of a transition. The action of `d(n)` is picked by the network that learns, with
-        noise of its own; the target network has other noise.
-        """
-        log_probs = of_actions(fwd_out["value_outputs"], batch[Columns.ACTIONS]).log_softmax(-1)
-        targets = self.projected_targets(module_id, batch, config.gamma)
-        each = F.kl_div(log_probs, targets, reduction="none").sum(-1)
-        module: Any = self.module[module_id]
-        self.log(module_id, q_mean=self.masked_mean(module.mean_of_probs(log_probs.detach().exp()), batch))
-        return self.mean_of_rows(module_id, batch, each, each)
+    The next action is picked by the network that learns, with noise of its own; the target network has other noise.
+    """
 
 
 class RainbowConfig(AlgorithmConfig):

@@ -78,7 +78,10 @@ class DefaultQModule(TransitionModule):
 
     def _advantages_and_value(self, batch: Batch) -> Sequence[Any]:
         """Return the outputs of the two heads, with the noise of the batch; without `dueling` there is one."""
-        with weight_noise(batch.get(WEIGHT_NOISE)):
+        noise = batch.get(WEIGHT_NOISE)
+        if noise is None:
+            return self._run_heads(batch)
+        with weight_noise(noise):
             return self._run_heads(batch)
 
     def _run_heads(self, batch: Batch) -> Sequence[Any]:

@@ -161,7 +161,9 @@ class NoisyWeights(Exploration):
 
     def act(self, act: Callable[..., Any], obs: Any, noise: Noise | None, *state: Any) -> Any:
         """Return what `act(obs, None, *state)` gives with this noise in the weights; None: without."""
-        with weight_noise(None if noise is None else torch.tensor(noise)):
+        if noise is None:
+            return act(obs, None, *state)
+        with weight_noise(torch.tensor(noise)):
             return act(obs, None, *state)
 
 

@@ -154,12 +154,9 @@ _WEIGHT_NOISE: ContextVar[Tensor | None] = ContextVar("weight_noise", default=No
 
 
 @contextmanager
-def weight_noise(noise: Tensor | None) -> Iterator[None]:
-    """Let each `NoisyLinear` of this thread take its noise from standard normal numbers `[N, D]`.
-
-    None: from what is set already.
-    """
-    token = _WEIGHT_NOISE.set(_WEIGHT_NOISE.get() if noise is None else noise)
+def weight_noise(noise: Tensor) -> Iterator[None]:
+    """Let each `NoisyLinear` of this thread take its noise from standard normal numbers `[N, D]`."""
+    token = _WEIGHT_NOISE.set(noise)
     try:
         yield
     finally:

@@ -6,11 +6,13 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar, Unpack
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from lockstep.algorithms.families.q_learning import ActionValueOptions, ActionValueTraining, QLearner
+from lockstep.algorithms.families.q_learning import ActionValueOptions, ActionValueTraining, QLearner, of_actions
 from lockstep.algorithms.families.transitions import discounts_of
 from lockstep.data.columns import Columns
+from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.modules import ModelConfig
 from lockstep.ops import project_on_atoms
@@ -59,6 +61,21 @@ class AtomLearner(QLearner[Training]):
     """The family of C51 and Rainbow."""
 
     parts = ("value_outputs", "masked", "mean_values", "mean_of_probs", "value_range")
+
+    def compute_loss_for_module(
+        self, *, module_id: str, config: Training, batch: TensorColumns, fwd_out: Outputs
+    ) -> Tensor:
+        """Return how far the distribution of `Q(s, a)` is from that of `r + gamma Q'(s', best)` on the same atoms.
+
+        It is the Kullback-Leibler divergence, whose gradient is that of Bellemare et al.'s cross entropy (algorithm 1),
+        and which is the priority of a transition in Hessel et al. 2018 ("The Integrated Agent").
+        """
+        log_probs = of_actions(fwd_out["value_outputs"], batch[Columns.ACTIONS]).log_softmax(-1)
+        targets = self.projected_targets(module_id, batch, config.gamma)
+        each = F.kl_div(log_probs, targets, reduction="none").sum(-1)
+        module: Any = self.module[module_id]
+        self.log(module_id, q_mean=self.masked_mean(module.mean_of_probs(log_probs.detach().exp()), batch))
+        return self.mean_of_rows(module_id, batch, each, each)
 
     @torch.no_grad()
     def projected_targets(self, module_id: str, batch: TensorColumns, gamma: float) -> Tensor:

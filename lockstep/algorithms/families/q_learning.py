@@ -157,7 +157,10 @@ class QLearner(TransitionLearner[Training]):
 def noisy_next_inputs(batch: TensorColumns, *, of_target: bool = False) -> TensorColumns:
     """Return `next_inputs`, and the random numbers that the network, or its target, takes there."""
     found, prefix = next_inputs(batch, of_target=of_target), TARGET if of_target else NEXT
-    return found | {name: batch[prefix + name] for name in (WEIGHT_NOISE, LEVEL_NOISE) if prefix + name in batch}
+    for name in (WEIGHT_NOISE, LEVEL_NOISE):
+        if prefix + name in batch:
+            found[name] = batch[prefix + name]
+    return found
 
 
 def of_actions(outputs: Tensor, actions: Tensor) -> Tensor:
