@@ -68,6 +68,9 @@ class AlgorithmConfig(BaseConfig):
         super().validate()
         rules = [*self._rules_of_run(), *self._rules_of_modules()]
         rules += self._rules_of_offline() if self.is_offline else self._rules_of_online()
+        rewarded = self.is_off_policy or issubclass(self.learner_class, OnPolicyLearner)
+        refused = f"is not allowed for {self.algorithm}, which does not learn from rewards step by step; leave it out"
+        rules += [("training.intrinsic_reward", self.training.intrinsic_reward is not None and not rewarded, refused)]
         self._refuse(rules)
         self.evaluation_settings()
         for module_id, overrides in self.rl_module.algorithm_config_overrides_per_module.items():

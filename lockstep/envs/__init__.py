@@ -6,7 +6,7 @@ from lockstep.envs.counting import CountingEnv, CountingVectorEnv
 from lockstep.envs.errors import EnvironmentStepError, EnvironmentTimeoutError
 from lockstep.envs.make import make_vector
 from lockstep.envs.multi_agent import record_aec_episode, record_parallel_episode
-from lockstep.envs.probes import PROBES, BitFlipping, Probe, goal_functions, register_environments
+from lockstep.envs.probes import PROBES, BitFlipping, Probe, SparseMaze, goal_functions, register_environments
 from lockstep.envs.sync import LightSyncVectorEnv
 from lockstep.envs.workers import WorkerVectorEnv
 from lockstep.state.restarts import RestartLimits
@@ -22,6 +22,7 @@ __all__ = [
     "LightSyncVectorEnv",
     "Probe",
     "RestartLimits",
+    "SparseMaze",
     "StepResult",
     "VectorBoundary",
     "WorkerVectorEnv",

@@ -323,6 +323,78 @@ class BitFlipping(gym.Env[Any, Any]):
         return {"observation": self.bits, "achieved_goal": self.bits, "desired_goal": self.goal}
 
 
+# -- exploration ---
+
+
+class SparseMaze(gym.Env[Any, Any]):
+    """Find the way out of a maze; reward 1 at its end, and 0 everywhere before.
+
+    The `size` x `size` cells form a tree, the same for each `layout`: there is one way from the first cell to the exit,
+    the cell that is farthest from it, with dead ends beside it. An episode terminates at the exit and is truncated
+    after four times as many steps as the way has, in which an agent that moves at random does not get there.
+
+    Observations are the number of the cell, Discrete(`size * size`); actions are up, right, down and left. A step into
+    a wall changes nothing.
+    """
+
+    metadata = {"render_modes": []}
+    state_attributes = ("cell", "t")
+
+    def __init__(self, size: int = 7, layout: int = 0) -> None:
+        self.size = check_whole("size", size, 2)
+        self.observation_space = spaces.Discrete(size * size)
+        self.action_space = spaces.Discrete(4)
+        self.next_cells = self._carve(np.random.default_rng(check_whole("layout", layout, 0)))
+        """`[cells, 4]`, where each action leads"""
+        distances = self._distances()
+        self.exit, self.distance = int(distances.argmax()), int(distances.max())
+        """the cell to be reached, and its distance from the first one in steps"""
+        self.cell = self.t = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+        """Go back to the first cell."""
+        super().reset(seed=seed)
+        self.cell = self.t = 0
+        return self.cell, {}
+
+    def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        """Move where there is no wall."""
+        self.cell = int(self.next_cells[self.cell, action])
+        self.t += 1
+        found = self.cell == self.exit
+        return self.cell, float(found), found, not found and self.t >= 4 * self.distance, {}
+
+    def _carve(self, rng: np.random.Generator) -> npt.NDArray[np.int64]:
+        """Return `next_cells` of a maze made by a walk that goes back where it is stuck (depth-first search)."""
+        cells = np.arange(self.size * self.size)
+        next_cells, seen, way = np.repeat(cells[:, None], 4, axis=1), {0}, [0]
+        while way:
+            row, column = divmod(way[-1], self.size)
+            around = ((row - 1, column), (row, column + 1), (row + 1, column), (row, column - 1))
+            fresh = [
+                (action, r * self.size + c)
+                for action, (r, c) in enumerate(around)
+                if 0 <= r < self.size and 0 <= c < self.size and r * self.size + c not in seen
+            ]
+            if not fresh:
+                way.pop()
+                continue
+            action, cell = fresh[rng.integers(len(fresh))]
+            next_cells[way[-1], action], next_cells[cell, (action + 2) % 4] = cell, way[-1]
+            seen.add(cell)
+            way.append(cell)
+        return next_cells
+
+    def _distances(self) -> npt.NDArray[np.int64]:
+        """Return how many steps each cell is from the first one."""
+        distances, front = np.full(self.size * self.size, -1), np.array([0])
+        for steps in range(len(distances)):
+            distances[front] = steps
+            reached = np.unique(self.next_cells[front])
+            front = reached[distances[reached] < 0]
+        return distances
+
+
 def goal_functions(env: gym.Env[Any, Any]) -> tuple[GoalFunction, GoalFunction | None]:
     """Return `compute_reward` of an environment with goals and, where it has one, `compute_terminated`.
 
@@ -343,14 +415,15 @@ def goal_functions(env: gym.Env[Any, Any]) -> tuple[GoalFunction, GoalFunction |
 
 
 def register_environments() -> None:
-    """Make the ids `lockstep/<probe>-v0`, `lockstep/Counting-v0` and `lockstep/BitFlipping-v0` known to gymnasium.
+    """Make the ids `lockstep/<name>-v0` of the probes, `Counting`, `BitFlipping` and `SparseMaze` known to gymnasium.
 
     May be called again. `make_vector` calls this for ids that begin with `lockstep/`.
     """
     probes = PROBES + MEMORY_PROBES + COMPOSITE_PROBES
     entry_points = {probe.__name__: f"{__name__}:{probe.__name__}" for probe in probes}
     entry_points["Counting"] = "lockstep.envs.counting:CountingEnv"
-    entry_points["BitFlipping"] = f"{__name__}:BitFlipping"
+    for name in ("BitFlipping", "SparseMaze"):
+        entry_points[name] = f"{__name__}:{name}"
     for name, entry_point in entry_points.items():
         if f"lockstep/{name}-v0" not in gym.registry:
             gym.register(f"lockstep/{name}-v0", entry_point=entry_point)

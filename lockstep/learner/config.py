@@ -47,6 +47,8 @@ class TrainingOptions(TypedDict, total=False):
     learner_class: type | None
     learner_config_dict: dict[str, Any]
     learner_connector: Callable[..., Any] | None
+    intrinsic_reward: Literal["rnd"] | Callable[..., Any] | None
+    intrinsic_coeff: float
 
 
 @dataclass
@@ -88,6 +90,11 @@ class TrainingSection(Section[ConfigT]):
     learner_connector: Callable[..., Any] | None = None
     """`f(observation_space, action_space)` returns a `Connector` or a list of them, which turn train columns (a dict of
     tensors) into those that are learned from"""
+    intrinsic_reward: Literal["rnd"] | Callable[..., Any] | None = None
+    """a reward for new observations: "rnd", or `f(observation_space)` that returns a module whose outputs `[N]` for
+    observations `[N, ...]` are errors that it learns to make small"""
+    intrinsic_coeff: float = option(1.0, ge=0)
+    """what it is multiplied with, in units of the errors' running deviation"""
 
     of_whole_update: ClassVar[frozenset[str]] = frozenset(
         (

@@ -92,6 +92,21 @@ CASES = {
     "iqn, sequences of a GRU": Case(
         "iqn", {**CLIPPED, **FOLLOWED, **LEVELS, "double_q": False}, source="batch", memory="gru", minibatch_size=4
     ),
+    "ppo, intrinsic rewards, empty shards": Case(
+        training={**PPO, "intrinsic_reward": "rnd"}, normalize=True, empty=True
+    ),
+    "ppo, intrinsic rewards, sequences of an LSTM": Case(
+        training={**PPO, "intrinsic_reward": "rnd"}, memory="lstm", minibatch_size=4
+    ),
+    "ppo, intrinsic rewards, multi-agent, absent modules": Case(
+        training={**PPO, "intrinsic_reward": "rnd"}, modules=("p0", "p1"), empty=True, minibatch_size=20
+    ),
+    "dqn, intrinsic rewards, empty shards": Case(
+        "dqn", {**CLIPPED, **FOLLOWED, "intrinsic_reward": "rnd"}, source="batch", empty=True
+    ),
+    "dqn, intrinsic rewards, sequences of a GRU": Case(
+        "dqn", {**CLIPPED, **FOLLOWED, "intrinsic_reward": "rnd"}, source="batch", memory="gru", minibatch_size=4
+    ),
     "impala, older policies acted, empty shards": Case("impala", CLIPPED, behaviour=True, empty=True),
     "impala, sequences of an LSTM": Case("impala", CLIPPED, memory="lstm", behaviour=True, minibatch_size=4),
     "appo, older policies acted, KL penalty": Case(

@@ -183,9 +183,16 @@ class OnPolicyLearner(Learner[Training]):
 
     def _rewards(self, module_id: str, trajectories: Trajectories, rollout: Evaluated) -> np.ndarray:
         """Return the rewards `[T, B]` that advantages and targets are made of."""
-        if rollout.rewards is not None:
-            return rollout.rewards
-        return self.connectors[module_id].learning_rewards(trajectories)
+        rewards = rollout.rewards
+        if rewards is None:
+            rewards = self.connectors[module_id].learning_rewards(trajectories)
+        novelty = self.novelty_of(module_id)
+        if novelty is None:
+            return rewards
+        following = map_tree(self.to_tensor, self.connectors[module_id].obs(trajectories.next_obs()))
+        rows, counted = trajectories.rows(), torch.zeros(rewards.size, dtype=torch.bool)
+        counted[slice(None) if rows is None else torch.from_numpy(rows)] = self.rows_in_step > 0
+        return rewards + novelty(following, counted, self.reducer).cpu().numpy().reshape(rewards.shape)
 
     def _outputs(
         self, module: RLModule, trajectories: Trajectories, obs: Tree, last: Tree, critic_obs: Tensor | None
