@@ -28,6 +28,7 @@ from lockstep.algorithms import (
     TD3BCConfig,
     TD3Config,
     TQCConfig,
+    TRPOConfig,
     get_config,
     policy_within_training_step,
 )
@@ -81,6 +82,7 @@ __all__ = [
     "TD3BCConfig",
     "TD3Config",
     "TQCConfig",
+    "TRPOConfig",
     "TrainResult",
     "__version__",
     "doctor",
