@@ -13,6 +13,7 @@ from lockstep.algorithms.iqn import IQNConfig, IQNLearner
 from lockstep.algorithms.marwil import MARWILConfig, MARWILLearner
 from lockstep.algorithms.policy import Policy, policy_within_training_step
 from lockstep.algorithms.ppo import PPOConfig, PPOLearner
+from lockstep.algorithms.pqn import PQNConfig, PQNLearner
 from lockstep.algorithms.qrdqn import QRDQNConfig, QRDQNLearner
 from lockstep.algorithms.rainbow import RainbowConfig, RainbowLearner
 from lockstep.algorithms.reinforce import REINFORCEConfig, REINFORCELearner
@@ -29,6 +30,7 @@ ALGORITHMS: tuple[type[AlgorithmConfig], ...] = (
     TRPOConfig,
     IMPALAConfig,
     APPOConfig,
+    PQNConfig,
     DQNConfig,
     C51Config,
     QRDQNConfig,
@@ -77,6 +79,8 @@ __all__ = [
     "MARWILLearner",
     "PPOConfig",
     "PPOLearner",
+    "PQNConfig",
+    "PQNLearner",
     "Policy",
     "QRDQNConfig",
     "QRDQNLearner",
