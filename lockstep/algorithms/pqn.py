@@ -120,7 +120,8 @@ class PQNConfig(AlgorithmConfig):
     def __init__(self) -> None:
         super().__init__()
         self.env_runners(num_envs_per_env_runner=32)
-        self.rl_module(model_config={"hiddens": (256, 256), "activation": "relu", "layer_norm": True, "orthogonal_init": False})
+        model = {"hiddens": (256, 256), "activation": "relu", "layer_norm": True, "orthogonal_init": False}
+        self.rl_module(model_config=model)
 
     def validate(self) -> None:
         """Refuse a memory: values of next observations are computed row by row."""

@@ -82,8 +82,8 @@ def trpo_cartpole() -> TRPOConfig:
 def pqn_cartpole() -> PQNConfig:
     """250 rollouts of 64 steps of 32 environments, as in the paper's configuration for CartPole.
 
-    Learned ten times as fast as there (lr 1e-4), for a network half as wide, with actions by chance down to 5 % in place
-    of 20 %.
+    The network is half as wide, the learning rate ten times that, and 5 % of the actions are taken by chance at the end
+    in place of 20 %.
     """
     return (
         PQNConfig()
