@@ -2,8 +2,8 @@
 https://arxiv.org/abs/2407.04811).
 
 Q-learning on what many environments have just done: no replay buffer and no target network. Layer normalisation in the
-network keeps the values from diverging (section 3). From the end of a rollout backwards, with the parameters that the
-update begins with (algorithm 1):
+network keeps the values from diverging (the paper's section 3). From the end of a rollout backwards, with the
+parameters that the update begins with:
 
     R_t = r_t + gamma (lambda R_t+1 + (1 - lambda) max_a' Q(s_t+1, a'))        Q(lambda) target
     minimise  E[(Q(s_t, a_t) - R_t)^2 / 2]
@@ -31,7 +31,7 @@ from lockstep.algorithms.families.q_learning import of_actions
 from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
 from lockstep.learner.config import TrainingOptions, TrainingSection
-from lockstep.learner.inputs import recorded_columns
+from lockstep.learner.inputs import check_outputs, recorded_columns
 from lockstep.learner.learner import Learner, Outputs
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.modules import DefaultQModule
@@ -93,14 +93,16 @@ class PQNLearner(Learner[PQNTraining]):
     @torch.no_grad()
     def best_next_values(self, module_id: str, columns: TensorColumns) -> np.ndarray:
         """Return the value `[T * B]` of the best action after each step, for the present parameters."""
+        module = self.module[module_id]
         with self.mixed_precision():
-            values = self.module[module_id].forward_train({Columns.OBS: columns[Columns.NEXT_OBS]})["q_values"]
-        return np.asarray(self.to_tensor(values).amax(-1).cpu().numpy())
+            out = module.forward_train({Columns.OBS: columns[Columns.NEXT_OBS]})
+        check_outputs(out, ("q_values",), type(module).__name__, type(self).__name__)
+        return np.asarray(self.to_tensor(out["q_values"]).amax(-1).cpu().numpy())
 
     def compute_loss_for_module(
         self, *, module_id: str, config: PQNTraining, batch: TensorColumns, fwd_out: Outputs
     ) -> Tensor:
-        """Return the mean squared error of the values of the actions that were taken, halved (algorithm 1)."""
+        """Return the mean squared error of the values of the actions that were taken, halved."""
         taken = of_actions(fwd_out["q_values"], batch[Columns.ACTIONS])
         loss = self.masked_mean(0.5 * (taken - batch[Columns.VALUE_TARGETS]).square(), batch)
         self.log(module_id, qf_loss=loss, q_mean=self.masked_mean(taken.detach(), batch))

@@ -73,8 +73,8 @@ class ModelConfig:
     activation: str = "tanh"
     """Activation of the hidden layers: tanh, relu, gelu, silu or elu."""
     layer_norm: bool = False
-    """Layer normalisation (Ba et al. 2016) between each dense layer or convolution of an encoder and its activation. Not
-    in critics `Q(s, a)`, nor in an `encoder` of your own. Set by PQN."""
+    """Layer normalisation (Ba et al. 2016) between each dense layer or convolution of an encoder and its activation;
+    not in critics `Q(s, a)`, nor in an `encoder` of your own. Set by PQN."""
     vf_share_layers: bool = False
     """One encoder (and one memory) for policy and value, as is usual for images, or one for each."""
     q_share_layers: bool = False
