@@ -129,4 +129,8 @@ class PQNConfig(AlgorithmConfig):
         """Refuse a memory: values of next observations are computed row by row."""
         super().validate()
         if self.has_memory:
-            raise ValueError(f"rl_module.model_config.{self.kind_of_memory} is not allowed for pqn; leave it out")
+            recurrent = getattr(self.rl_module.model_config, "recurrent", None)
+            memory = self.kind_of_memory if recurrent is None else f"recurrent={recurrent!r}"
+            raise ValueError(
+                f"rl_module.model_config.{memory} is not allowed for pqn; leave it out, or take dqn, which has a memory"
+            )
