@@ -129,8 +129,8 @@ class PQNConfig(AlgorithmConfig):
         """Refuse a memory: values of next observations are computed row by row."""
         super().validate()
         if self.has_memory:
-            recurrent = getattr(self.rl_module.model_config, "recurrent", None)
-            memory = self.kind_of_memory if recurrent is None else f"recurrent={recurrent!r}"
+            kind = self.kind_of_memory
+            value = getattr(self.rl_module.model_config, kind, None)  # None: a spec of the network has it
             raise ValueError(
-                f"rl_module.model_config.{memory} is not allowed for pqn; leave it out, or take dqn, which has a memory"
+                f"rl_module.model_config.{kind if value is None else f'{kind}={value!r}'} is not allowed for pqn; leave it out, or take dqn, which has a memory"
             )

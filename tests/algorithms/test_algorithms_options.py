@@ -68,7 +68,7 @@ ROWS: dict[str, list[Row]] = {
         ("training.epsilon", 1.5, "between 0 and 1"),
         ("training.tau", 0.01, "no option 'tau'"),
         ("rl_module.model_config", {"recurrent": "lstm"}, "recurrent='lstm' is not allowed for pqn"),
-        ("rl_module.model_config", {"attention": {}}, "attention is not allowed for pqn"),
+        ("rl_module.model_config", {"attention": {}}, "is not allowed for pqn"),
     ],
     "dqn": OF_ACTION_VALUES,
     "c51": [
