@@ -131,6 +131,5 @@ class PQNConfig(AlgorithmConfig):
         if self.has_memory:
             kind = self.kind_of_memory
             value = getattr(self.rl_module.model_config, kind, None)  # None: a spec of the network has it
-            raise ValueError(
-                f"rl_module.model_config.{kind if value is None else f'{kind}={value!r}'} is not allowed for pqn; leave it out, or take dqn, which has a memory"
-            )
+            path = f"rl_module.model_config.{kind}" + ("" if value is None else f"={value!r}")
+            raise ValueError(f"{path} is not allowed for pqn; leave it out, or take dqn, which may have a memory")
