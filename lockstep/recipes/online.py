@@ -11,6 +11,7 @@ from lockstep.algorithms import (
     A2CConfig,
     APPOConfig,
     C51Config,
+    CrossQConfig,
     DQNConfig,
     IMPALAConfig,
     IQNConfig,
@@ -191,6 +192,18 @@ def tqc_pendulum() -> TQCConfig:
         .training(lr=1e-3)
         .replay(capacity=20_000, learning_starts=400)
         .rl_module(model_config={"hiddens": (64, 64), "critic_hiddens": (64, 64), "num_critics": 2})
+        .reporting(total_steps=10_000)
+    )
+
+
+def crossq_pendulum() -> CrossQConfig:
+    """As `tqc_pendulum`; the critics wider than the policy, as in the paper, but not by as much."""
+    return (
+        CrossQConfig()
+        .environment("Pendulum-v1")
+        .env_runners(num_envs_per_env_runner=4)
+        .replay(capacity=20_000, learning_starts=400)
+        .rl_module(model_config={"hiddens": (64, 64), "critic_hiddens": (128, 128)})
         .reporting(total_steps=10_000)
     )
 
