@@ -8,10 +8,11 @@ the temperature learn in every third step, by critics with their running statist
 It is an algorithm of its own rather than an option of SAC: SAC's targets and their two options would have to go, and
 network, policy delay and five defaults to change with the option.
 
-Defaults: those of the paper and its published code: two critics of two layers of 2048 rectified units, batch
-renormalisation (momentum 0.99, the running statistics used after 100,000 batches), policy delay 3, Adam with lr 1e-3
-and betas (0.5, 0.999), 5,000 random steps first; all else as SAC. That code normalises the policy's features, too; here
-they are as in SAC.
+Defaults: those of the paper and its published code (github.com/adityab/CrossQ): two critics of two layers of 2048
+rectified units, batch renormalisation (momentum 0.99, the running statistics used after 100,000 batches), policy delay
+3, Adam with lr 1e-3 and betas (0.5, 0.999), 5,000 random steps first; all else as SAC. Three differences: that code
+normalises the policy's features, too, trains the policy by critics that have made their step, and leaves the betas of
+the temperature at (0.9, 0.999); here policy and temperature are those of SAC, in the same gradient step.
 """
 
 from __future__ import annotations

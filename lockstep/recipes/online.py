@@ -197,7 +197,7 @@ def tqc_pendulum() -> TQCConfig:
 
 
 def crossq_pendulum() -> CrossQConfig:
-    """As `tqc_pendulum`; the critics wider than the policy, as in the paper, but not by as much."""
+    """As `tqc_pendulum`, with critics that are wider than the policy, as in the paper, but not by as much."""
     return (
         CrossQConfig()
         .environment("Pendulum-v1")
@@ -304,6 +304,7 @@ ONLINE: tuple[Recipe, ...] = (
     Recipe("ppo", "Pendulum-v1", ppo_pendulum, -172.225, f"{RL_ZOO}, 100k steps, with gSDE", 100_000, promise=-580.0),
     Recipe("sac", "Pendulum-v1", sac_pendulum, -156.995, f"{RL_ZOO}, 20k steps", 20_000, promise=-180.0),
     Recipe("tqc", "Pendulum-v1", tqc_pendulum, -151.34, f"{RL_ZOO}, 20k steps", 10_000, promise=None),
+    Recipe("crossq", "Pendulum-v1", crossq_pendulum, -151.34, f"{RL_ZOO}, TQC, 20k steps", 10_000, promise=None),
     Recipe("td3", "Pendulum-v1", td3_pendulum, -151.855, f"{RL_ZOO}, 20k steps", 20_000, promise=-190.0),
     Recipe(
         "ppo",

@@ -29,7 +29,7 @@ TRAINING = {
     "iqn": {**ACTION_VALUES, "lr": 1e-2, "num_cosines": 16},
     "sac": {**SOFT, "initial_alpha": 0.02, "alpha_lr": 1e-3},
     "tqc": {**SOFT, "initial_alpha": 0.02, "alpha_lr": 1e-3, "num_quantiles": 8, "quantiles_to_drop": 0},
-    "crossq": {"lr": [[0, 1e-2], [600, 1e-3]], "initial_alpha": 0.02, "alpha_lr": 1e-3, "policy_delay": 1},
+    "crossq": {"lr": [[0, 1e-2], [1_000, 1e-4]], "initial_alpha": 0.02, "alpha_lr": 1e-3, "policy_delay": 1},
     "td3": {**DELAYED, "target_noise": 0.05},
     "ddpg": {**DELAYED, "target_noise": 0.0},
 }
@@ -42,7 +42,7 @@ STEPS = {
     "appo": 8_000,
     "sac": 600,
     "tqc": 600,
-    "crossq": 600,
+    "crossq": 1_200,
     "td3": 900,
     "ddpg": 900,
 }
@@ -219,6 +219,7 @@ KINDS_OF_MEMORY = {
 }
 FAST_MEMORY = {("dqn", "lstm"), ("td3", "gru")}
 SAC = {"lr": [[0, 1e-2], [3_000, 1e-3]], "tau": 0.05, "initial_alpha": 0.02, "alpha_lr": 1e-3, "train_batch_size": 32}
+CROSSQ = {"lr": [[0, 1e-2], [8_000, 1e-4]], "policy_delay": 1, "initial_alpha": 0.02, "alpha_lr": 1e-3}
 FROM_SEQUENCES = {
     "dqn": {"epsilon": 0.3, "target_update_interval": 20},
     "c51": {"epsilon": 0.3, "target_update_interval": 20, "num_atoms": 21, "v_min": -2.0, "v_max": 3.0},
@@ -228,7 +229,7 @@ FROM_SEQUENCES = {
     "sac": {**SAC, "target_entropy": 0.02},
     "sac_box": {**SAC, "target_entropy": -2.0},
     "tqc": {**SAC, "target_entropy": -2.0, "num_quantiles": 8, "quantiles_to_drop": 0},
-    "crossq": {**{name: SAC[name] for name in SAC if name != "tau"}, "target_entropy": -2.0},
+    "crossq": {**CROSSQ, "train_batch_size": 32, "target_entropy": -2.0},
     "td3": {"tau": 0.05, "train_batch_size": 32, "exploration_noise": 0.3, "target_noise": 0.05},
 }
 
