@@ -29,6 +29,7 @@ from lockstep.algorithms import (
     TD3BCConfig,
     TD3Config,
     TQCConfig,
+    TRPOConfig,
     get_config,
     policy_within_training_step,
 )
@@ -83,6 +84,7 @@ __all__ = [
     "TD3BCConfig",
     "TD3Config",
     "TQCConfig",
+    "TRPOConfig",
     "TrainResult",
     "__version__",
     "doctor",

@@ -21,11 +21,13 @@ from lockstep.algorithms.sac import SACConfig, SACLearner
 from lockstep.algorithms.td3 import TD3Config, TD3Learner
 from lockstep.algorithms.td3_bc import TD3BCConfig, TD3BCLearner
 from lockstep.algorithms.tqc import TQCConfig, TQCLearner
+from lockstep.algorithms.trpo import TRPOConfig, TRPOLearner
 
 ALGORITHMS: tuple[type[AlgorithmConfig], ...] = (
     PPOConfig,
     A2CConfig,
     REINFORCEConfig,
+    TRPOConfig,
     IMPALAConfig,
     APPOConfig,
     DQNConfig,
@@ -94,6 +96,8 @@ __all__ = [
     "TD3Learner",
     "TQCConfig",
     "TQCLearner",
+    "TRPOConfig",
+    "TRPOLearner",
     "get_config",
     "policy_within_training_step",
 ]

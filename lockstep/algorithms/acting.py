@@ -60,6 +60,8 @@ class ActingPolicy:
         self._dist = module.action_dist_cls
         self.exploration = config.exploration(module)
         """what draws its actions while collecting; None: its distribution"""
+        self._around = self.exploration if isinstance(self.exploration, AddedNoise | NoisyWeights) else None
+        """the same where it changes what the network gives out"""
         self.weights_seq_no = 0
         """version of the weights that act"""
         self.is_training = False
@@ -82,7 +84,7 @@ class ActingPolicy:
         To be taken anew for each collect: what is held longer may act with parameters that were replaced meanwhile.
         """
         act = self._present_actor().act
-        return partial(self.exploration.act, act) if isinstance(self.exploration, AddedNoise | NoisyWeights) else act
+        return act if self._around is None else partial(self._around.act, act)
 
     def _present_actor(self) -> Actor:
         if self._actor.is_stale():
@@ -231,8 +233,8 @@ class ActingPolicy:
         actor = self._present_actor()
         if not isinstance(actor, RecurrentActor):
             raise TypeError(f"{type(self.module).__name__} has no memory; use act")
-        if isinstance(self.exploration, AddedNoise | NoisyWeights):
-            actions, after = self.exploration.act(actor.act_with_state, obs, noise, state)
+        if self._around is not None:
+            actions, after = self._around.act(actor.act_with_state, obs, noise, state)
             return actions, after
         return actor.act_with_state(obs, noise, state)
 

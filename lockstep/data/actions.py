@@ -47,12 +47,12 @@ def to_space(space: Space[Any], actions: np.ndarray) -> Tree:
 
     Of a Dict or Tuple they are the tree of its parts. No copy where they are the same.
     """
+    if isinstance(space, spaces.Discrete):
+        return actions if space.start == 0 else actions + space.start
     if isinstance(space, COMPOSITE):
         leaves = list(action_leaves(space))
         columns = np.split(actions, np.cumsum([action_width(leaf) for leaf in leaves])[:-1], axis=-1)
         return like_space(space, (_part_to_space(leaf, column) for leaf, column in zip(leaves, columns)))
-    if isinstance(space, spaces.Discrete):
-        return actions if space.start == 0 else actions + space.start
     leading = actions.shape[:-1]
     actions = actions.reshape(leading + _shape(space)).astype(space.dtype, copy=False)
     if isinstance(space, spaces.MultiDiscrete) and space.start.any():

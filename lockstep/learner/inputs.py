@@ -184,17 +184,15 @@ def check_actions(actions: Tensor, space: spaces.Space[Any], module_id: str) -> 
 
     `actions`: [N, ...]; they are counted from 0, whatever the `start` of the space is.
     """
-    if isinstance(space, COMPOSITE):
-        parts = list(action_leaves(space))
-        if actions.shape[1:] == _action_shape(space):
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        limits = np.reshape(space.n if isinstance(space, spaces.Discrete) else space.nvec, _action_shape(space))
+    elif isinstance(space, spaces.MultiBinary):
+        limits = np.full(_action_shape(space), 2)
+    else:
+        if isinstance(space, COMPOSITE) and actions.shape[1:] == _action_shape(space):
+            parts = list(action_leaves(space))
             for part, column in zip(parts, actions.split([action_width(part) for part in parts], dim=-1)):
                 check_actions(column.reshape(len(column), *_action_shape(part)), part, module_id)
-        return
-    if isinstance(space, spaces.MultiBinary):
-        limits = np.full(_action_shape(space), 2)
-    elif isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-        limits = np.reshape(space.n if isinstance(space, spaces.Discrete) else space.nvec, _action_shape(space))
-    else:
         return
     values = actions.cpu().numpy()
     if values.shape[1:] != limits.shape:

@@ -550,17 +550,17 @@ class Learner(Generic[Training]):
             and isinstance(outputs, dict)
             and Columns.VF_PREDS in outputs
         }
-        rows_in_all = self.rows_in_step
+        metrics, rows_in_all = self.metrics, self.metrics.weight
         for module_id, loss in losses.items():
             if module_id in batch:
-                self.rows_in_step = self._weight_of(module_id, batch[module_id])
+                metrics.weight = self._weight_of(module_id, batch[module_id])
             elif module_id != ALL_MODULES and module_id not in self.module:
                 raise ValueError(
                     f"compute_losses gave a loss for {module_id!r}; there are the modules {sorted(self.module)}, and "
                     f"{ALL_MODULES!r} for one loss of all"
                 )
             self.log(module_id, total_loss=loss)
-            self.rows_in_step = rows_in_all
+            metrics.weight = rows_in_all
         return fwd_out, losses
 
     def _with_values(self, module_id: str, outputs: Outputs, columns: TensorColumns) -> Outputs:
@@ -592,9 +592,9 @@ class Learner(Generic[Training]):
 
     def compute_losses(self, *, fwd_out: dict[str, Outputs], batch: dict[str, TensorColumns]) -> dict[str, Tensor]:
         """Return `{module_id: 0-d loss}` over the modules present, or `{ALL_MODULES: 0-d loss}`: one for all."""
-        losses, rows_in_all = {}, self.rows_in_step
+        losses, metrics, rows_in_all = {}, self.metrics, self.metrics.weight
         for module_id, part in batch.items():
-            self.rows_in_step = self._weight_of(module_id, part)  # what it logs is weighted by its own rows
+            metrics.weight = self._weight_of(module_id, part)  # what it logs is weighted by its own rows
             config, outputs = self.config_of(module_id), fwd_out[module_id]
             loss = None
             if self.loss_has_kernel and self.framework.fused_losses:
@@ -602,7 +602,7 @@ class Learner(Generic[Training]):
             if loss is None:
                 loss = self.compute_loss_for_module(module_id=module_id, config=config, batch=part, fwd_out=outputs)
             losses[module_id] = loss
-        self.rows_in_step = rows_in_all
+        metrics.weight = rows_in_all
         return losses
 
     def compute_loss_for_module(
@@ -659,7 +659,7 @@ class Learner(Generic[Training]):
             name: value.detach().reshape(()) if value.requires_grad or value.dim() else value
             for name, value in metrics.items()
         }
-        self.metrics.log_means((module_id,), plain, self.rows_in_step)
+        self.metrics.log_means((module_id,), plain)
 
     def log_for_update(self, module_id: str, **numbers: float) -> None:
         """Note numbers that hold for the whole update, the same on all learners."""

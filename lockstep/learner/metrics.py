@@ -13,7 +13,7 @@ from lockstep.data.columns import Columns
 from lockstep.learner.minibatches import Indices, TensorColumns
 from lockstep.learner.optimizers import ALL_MODULES
 from lockstep.learner.reduction import Reducer
-from lockstep.tracking.metrics import Key, Metrics
+from lockstep.tracking.metrics import Metrics
 
 Results = dict[str, dict[str, Any]]
 Series = dict[tuple[str, str], list[float]]
@@ -29,20 +29,20 @@ def report_metrics(
     that acted are behind, and the rows that say so. One transfer to the host, and one exchange between the learners.
     """
 
-    def place_of(key: Key) -> tuple[str, str]:
-        if len(key) > 1 and (key[0] in module_ids or key[0] == ALL_MODULES):
-            return key if len(key) == 2 else (key[0], "/".join(key[1:]))
-        return (ALL_MODULES, "/".join(key))
-
     for module_id, (ago, rows) in lags.items():
         metrics.log_value((module_id, "diff_num_grad_updates_vs_sampler_policy"), ago, weight=rows)
     is_alone = reducer.world_size == 1
     numbers = metrics.report(None if is_alone else reducer.gather(metrics.take()), by_step=not is_alone)
     results: Results = {ALL_MODULES: {}}
+    series: Series = {}
     for key, number in numbers.items():
-        module_id, name = place_of(key)
+        module_id, *rest = key
+        if not rest or (module_id not in module_ids and module_id != ALL_MODULES):
+            module_id, rest = ALL_MODULES, [*key]
+        name = rest[0] if len(rest) == 1 else "/".join(rest)
         results.setdefault(module_id, {})[name] = number
-    return results, {place_of(key): values for key, values in metrics.series.items()}
+        series[module_id, name] = metrics.series[key]
+    return results, series
 
 
 class FirstValues:

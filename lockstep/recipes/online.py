@@ -21,6 +21,7 @@ from lockstep.algorithms import (
     SACConfig,
     TD3Config,
     TQCConfig,
+    TRPOConfig,
 )
 from lockstep.recipes.recipe import RL_ZOO, Recipe
 
@@ -64,6 +65,17 @@ def reinforce_cartpole() -> REINFORCEConfig:
         .env_runners(num_envs_per_env_runner=8)
         .training(lr=[[0, 1e-2], [200_000, 0.0]], train_batch_size=1000)
         .reporting(total_steps=200_000)
+    )
+
+
+def trpo_cartpole() -> TRPOConfig:
+    """100 updates of 1,000 steps; twice the default's distance for each."""
+    return (
+        TRPOConfig()
+        .environment("CartPole-v1")
+        .env_runners(num_envs_per_env_runner=8)
+        .training(lr=[[0, 1e-3], [100_000, 0.0]], lambda_=0.95, train_batch_size=1000, max_kl=0.02)
+        .reporting(total_steps=100_000)
     )
 
 
@@ -294,6 +306,7 @@ ONLINE: tuple[Recipe, ...] = (
     Recipe("ppo", "CartPole-v1", ppo_cartpole, 500.0, f"{RL_ZOO}, 100k steps", 100_000, promise=475.0),
     Recipe("a2c", "CartPole-v1", a2c_cartpole, 500.0, f"{RL_ZOO}, 500k steps", 200_000, promise=420.0),
     Recipe("reinforce", "CartPole-v1", reinforce_cartpole, 500.0, f"{RL_ZOO}, A2C, 500k steps", 200_000, promise=475.0),
+    Recipe("trpo", "CartPole-v1", trpo_cartpole, 500.0, f"{RL_ZOO}, 100k steps", 100_000, promise=None),
     Recipe("dqn", "CartPole-v1", dqn_cartpole, 500.0, f"{RL_ZOO}, 50k steps", 50_000, promise=265.0),
     Recipe("impala", "CartPole-v1", impala_cartpole, 500.0, f"{RL_ZOO}, A2C, 500k steps", 200_000, promise=475.0),
     Recipe("appo", "CartPole-v1", appo_cartpole, 500.0, f"{RL_ZOO}, PPO, 100k steps", 100_000, promise=475.0),

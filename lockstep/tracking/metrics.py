@@ -164,9 +164,9 @@ class Metrics:
         yield
         self.log_value(key, time.perf_counter() - started, **how)
 
-    def log_means(self, key: Key, values: Mapping[str, Tensor], weight: float) -> None:
+    def log_means(self, key: Key, values: Mapping[str, Tensor]) -> None:
         """Log the means of the rows of a gradient step: 0-d tensors by the last part of their keys."""
-        self._means.append((key, values, weight, self.step))
+        self._means.append((key, values, self.weight, self.step))
 
     def log_vector(self, names: list[tuple[Key, float]], values: Tensor) -> None:
         """Log a tensor `[K]` with values of the present step, for `names` (key and weight of each)."""
@@ -296,8 +296,10 @@ class Metrics:
                 if self._hows.get(key, MEAN).reduce in ("mean", "ema"):
                     logged[key] = _joined_by_step(entries)
         self.series, found = {}, {}
-        for key in dict.fromkeys((*logged, *self._kept)) if self._kept else logged:
-            how, new = self._hows.get(key, MEAN), logged.get(key, [])
+        for key in self._kept:
+            logged.setdefault(key, [])
+        for key, new in logged.items():
+            how = self._hows.get(key, MEAN)
             if how is MEAN:
                 found[key] = _weighted_mean(new)
                 self.series[key] = [value for value, _, _ in new]
@@ -334,9 +336,8 @@ class Metrics:
         for start, values, rows, step in self._means:
             for name, value in values.items():
                 found.setdefault((*start, name), []).append((value, rows, step))
-        for key in found:
-            if self._hows.get(key, MEAN) is not MEAN:
-                self._declare(key, MEAN)  # refused
+        for key in found.keys() & self._hows.keys():
+            self._declare(key, MEAN)  # refused, where it is none
         tensors = [value for entries in found.values() for value, _, _ in entries]
         further = [value for _, value, _, _ in self._values if isinstance(value, Tensor)]
         singles = iter(_numbers_of(tensors, further))

@@ -59,6 +59,11 @@ ROWS: dict[str, list[Row]] = {
         ("env_runners.batch_mode", "truncate_episodes", "use 'complete_episodes'"),
         ("training.lambda_", 0.9, "no option 'lambda_'"),
     ],
+    "trpo": [
+        ("training.minibatch_size", 4, "must be None"),
+        ("framework.compile", True, "not allowed for trpo"),
+        ("rl_module.model_config", {"vf_share_layers": True}, "not allowed for trpo"),
+    ],
     "dqn": OF_ACTION_VALUES,
     "c51": [
         *OF_ACTION_VALUES,
@@ -105,6 +110,7 @@ LIMITS: dict[str, dict[str, str]] = {
         "target_network_update_freq": COUNT,
         "tau": RATE,
     },
+    "trpo": {"lambda_": SHARE, "max_kl": "above 0", "cg_iterations": COUNT, "cg_damping": "at least 0"},
     "dqn": {"epsilon": SHARE, "tau": RATE, "target_update_interval": COUNT, "huber_delta": "above 0"},
     "c51": {"num_atoms": "at least 2"},
     "qrdqn": {"num_quantiles": "at least 2", "kappa": "at least 0"},

@@ -75,6 +75,7 @@ def config(algorithm, actions, module_class=Plain):
         ("td3", BOX, "critics, compute_actions"),
         ("td3_bc", BOX, "critics, compute_actions"),
         ("iql", BOX, "critics, value_head"),
+        ("trpo", BOX, "value_encoder, value_head"),
     ],
 )
 def test_what_a_network_lacks_is_named_when_the_learner_is_built(algorithm, actions, missing):
@@ -111,7 +112,7 @@ def test_an_output_that_the_loss_looks_for_in_vain_is_named_with_the_network():
         learner.update_from_batch(transitions(CHOICES))
 
 
-@pytest.mark.parametrize("algorithm", [*(name for name in ON_POLICY if name != "reinforce"), "marwil"])
+@pytest.mark.parametrize("algorithm", [*(name for name in ON_POLICY if name not in ("reinforce", "trpo")), "marwil"])
 @pytest.mark.parametrize("module_class", [WithoutValues, OnlyOutputs, OneHead])
 def test_a_critic_needs_compute_values_or_vf_preds_and_either_is_enough(algorithm, module_class):
     learner = config(algorithm, CHOICES, module_class).build_learner()

@@ -55,6 +55,7 @@ from lockstep import (
     TD3BCConfig,
     TD3Config,
     TQCConfig,
+    TRPOConfig,
 )
 from lockstep.algorithms import ALGORITHMS
 from lockstep.algorithms.policy import row_errors
@@ -326,6 +327,7 @@ CASES = {
     "ppo": Case(PPOConfig, {"lr": 1e-2, "kl_coeff": 0.2, "grad_clip": 0.1, "normalize_advantages": "minibatch"}),
     "a2c": Case(A2CConfig, {"lr": 1e-2, "grad_clip": 0.1}),
     "reinforce": Case(REINFORCEConfig, {"lr": 1e-2}, ("episodes",)),
+    "trpo": Case(TRPOConfig, {"lr": 1e-2, "cg_iterations": 4}, passes={"num_epochs": 2}),
     "impala": Case(IMPALAConfig, {"lr": 1e-2}, ("episodes",)),
     "appo": Case(APPOConfig, {"lr": 1e-2}, ("episodes",)),
     "dqn": Case(DQNConfig, FOLLOWED, **REPLAY),

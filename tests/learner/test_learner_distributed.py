@@ -72,6 +72,13 @@ CASES = {
     "a2c, from batches": Case("a2c", CLIPPED, source="batch"),
     "reinforce, empty shards": Case("reinforce", CLIPPED, normalize=True, empty=True),
     "reinforce, sequences of a GRU": Case("reinforce", CLIPPED, memory="gru", minibatch_size=4),
+    "trpo, empty shards": Case(
+        "trpo", {"lr": 1e-2, "cg_iterations": 4}, normalize=True, minibatch_size=None, num_epochs=3, empty=True
+    ),
+    "trpo, sequences of a GRU": Case("trpo", {"lr": 1e-2, "cg_iterations": 4}, memory="gru", minibatch_size=None),
+    "trpo, multi-agent, absent modules": Case(
+        "trpo", {"lr": 1e-2, "cg_iterations": 4}, modules=("p0", "p1"), empty=True, minibatch_size=None
+    ),
     "dqn, whole samples": Case("dqn", {**CLIPPED, **FOLLOWED}, minibatch_size=None, source="batch"),
     "dqn, samples on one learner now and then": Case(
         "dqn", {**CLIPPED, **FOLLOWED, "double_q": False, "huber_delta": None}, source="batch", num_epochs=1, empty=True
@@ -179,6 +186,8 @@ VARIANTS = {
     "a2c, unshuffled, each element clipped",
     "a2c, from batches",
     "reinforce, sequences of a GRU",
+    "trpo, sequences of a GRU",
+    "trpo, multi-agent, absent modules",
     "dqn, whole samples",
     "appo, multi-agent, absent modules",
     "appo, from batches",

@@ -48,6 +48,7 @@ TRAINING: dict[str, dict[str, Any]] = {
     "ppo": MINIBATCHES,
     "a2c": {**ON_POLICY, "lr": 2e-2, "train_batch_size": 32},
     "reinforce": {"gamma": 0.5, "lr": 2e-2, "train_batch_size": 32},
+    "trpo": {"gamma": 0.5, "lr": 1e-2, "train_batch_size": 128, "num_epochs": 20, "max_kl": 0.05},
     "impala": {**MINIBATCHES, "num_epochs": 2},
     "appo": MINIBATCHES,
     "dqn": ACTION_VALUES,

@@ -75,7 +75,8 @@ def test_tensors_cross_to_the_host_only_when_a_report_is_asked_for(monkeypatch):
     metrics = Metrics()
     for step in range(4):
         metrics.log_value("x", torch.tensor(float(step)), reduce="max")
-        metrics.log_means(("module",), {"loss": torch.tensor(1.0)}, 2)
+        metrics.weight = 2
+        metrics.log_means(("module",), {"loss": torch.tensor(1.0)})
         metrics.end_step()
     assert crossed == []
     assert metrics.report() == {("module", "loss"): 1.0, ("x",): 3.0}
@@ -178,7 +179,8 @@ def test_a_key_with_two_reductions_is_refused_where_parts_of_processes_meet_and_
         Metrics().report([part.take() for part in parts])
     metrics = Metrics()
     metrics.log_value(("m", "loss"), 1.0, reduce="sum")
-    metrics.log_means(("m",), {"loss": torch.tensor(1.0)}, 4)
+    metrics.weight = 4
+    metrics.log_means(("m",), {"loss": torch.tensor(1.0)})
     with pytest.raises(ValueError, match=r"m/loss.*sum"):
         metrics.report()
 
