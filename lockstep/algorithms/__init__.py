@@ -14,6 +14,7 @@ from lockstep.algorithms.iqn import IQNConfig, IQNLearner
 from lockstep.algorithms.marwil import MARWILConfig, MARWILLearner
 from lockstep.algorithms.policy import Policy, policy_within_training_step
 from lockstep.algorithms.ppo import PPOConfig, PPOLearner
+from lockstep.algorithms.pqn import PQNConfig, PQNLearner
 from lockstep.algorithms.qrdqn import QRDQNConfig, QRDQNLearner
 from lockstep.algorithms.rainbow import RainbowConfig, RainbowLearner
 from lockstep.algorithms.reinforce import REINFORCEConfig, REINFORCELearner
@@ -30,6 +31,7 @@ ALGORITHMS: tuple[type[AlgorithmConfig], ...] = (
     TRPOConfig,
     IMPALAConfig,
     APPOConfig,
+    PQNConfig,
     DQNConfig,
     C51Config,
     QRDQNConfig,
@@ -81,6 +83,8 @@ __all__ = [
     "MARWILLearner",
     "PPOConfig",
     "PPOLearner",
+    "PQNConfig",
+    "PQNLearner",
     "Policy",
     "QRDQNConfig",
     "QRDQNLearner",

@@ -74,7 +74,7 @@ def test_every_network_of_an_algorithm_has_the_encoder_and_trains_it(algorithm):
     wanted = {name for name in ("encoder", "value_encoder", "critics") if getattr(module, name, None) is not None}
     assert learned_by == wanted
     before = [each.layer.weight.detach().clone() for each in encoders]
-    if algorithm in ("ppo", "a2c", "reinforce", "trpo", "impala", "appo", "bc", "marwil"):
+    if algorithm in ("ppo", "a2c", "reinforce", "trpo", "pqn", "impala", "appo", "bc", "marwil"):
         learner.update_from_episodes(some_episodes(num_actions=2))
     else:
         for _ in range(3):  # policies may learn in every third step

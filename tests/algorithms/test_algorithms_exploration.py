@@ -20,6 +20,7 @@ BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
 ALLOWED = {
     **dict.fromkeys(("dqn", "c51", "qrdqn", "iqn", "rainbow"), ("epsilon", "noisy")), "td3": ("normal", "ou"),
     **dict.fromkeys(("sac", "tqc", "crossq"), ("normal", "ou", "gsde")), "ppo": ("gsde",), "a2c": ("gsde",),
+    "pqn": ("epsilon",),
 }  # fmt: skip
 KINDS = ("epsilon", "normal", "ou", "gsde", "noisy")
 REMEMBERING = [("td3", "ou"), ("sac", "ou"), ("sac", "gsde"), ("ppo", "gsde"), ("a2c", "gsde")]

@@ -64,6 +64,12 @@ ROWS: dict[str, list[Row]] = {
         ("framework.compile", True, "not allowed for trpo"),
         ("rl_module.model_config", {"vf_share_layers": True}, "not allowed for trpo"),
     ],
+    "pqn": [
+        ("training.epsilon", 1.5, "between 0 and 1"),
+        ("training.tau", 0.01, "no option 'tau'"),
+        ("rl_module.model_config", {"recurrent": "lstm"}, "recurrent='lstm' is not allowed for pqn"),
+        ("rl_module.model_config", {"attention": {}}, "is not allowed for pqn"),
+    ],
     "dqn": OF_ACTION_VALUES,
     "c51": [
         *OF_ACTION_VALUES,
@@ -111,6 +117,7 @@ LIMITS: dict[str, dict[str, str]] = {
         "tau": RATE,
     },
     "trpo": {"lambda_": SHARE, "max_kl": "above 0", "cg_iterations": COUNT, "cg_damping": "at least 0"},
+    "pqn": {"epsilon": SHARE, "lambda_": SHARE, "minibatch_size": COUNT, "num_epochs": COUNT},
     "dqn": {"epsilon": SHARE, "tau": RATE, "target_update_interval": COUNT, "huber_delta": "above 0"},
     "c51": {"num_atoms": "at least 2"},
     "qrdqn": {"num_quantiles": "at least 2", "kappa": "at least 0"},

@@ -79,6 +79,7 @@ CASES = {
     "trpo, multi-agent, absent modules": Case(
         "trpo", {"lr": 1e-2, "cg_iterations": 4}, modules=("p0", "p1"), empty=True, minibatch_size=None
     ),
+    "pqn, empty shards": Case("pqn", CLIPPED, normalize=True, empty=True),
     "dqn, whole samples": Case("dqn", {**CLIPPED, **FOLLOWED}, minibatch_size=None, source="batch"),
     "dqn, samples on one learner now and then": Case(
         "dqn", {**CLIPPED, **FOLLOWED, "double_q": False, "huber_delta": None}, source="batch", num_epochs=1, empty=True

@@ -51,6 +51,7 @@ TRAINING: dict[str, dict[str, Any]] = {
     "trpo": {"gamma": 0.5, "lr": 1e-2, "train_batch_size": 128, "num_epochs": 20, "max_kl": 0.05},
     "impala": {**MINIBATCHES, "num_epochs": 2},
     "appo": MINIBATCHES,
+    "pqn": {"gamma": 0.5, "lr": 1e-2, "train_batch_size": 128, "minibatch_size": 32, "num_epochs": 4, "epsilon": 0.3},
     "dqn": ACTION_VALUES,
     "c51": {**ACTION_VALUES, "num_atoms": 11, "v_min": -3.0, "v_max": 3.0},
     "qrdqn": {**ACTION_VALUES, "num_quantiles": 8},
