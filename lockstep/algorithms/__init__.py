@@ -6,6 +6,7 @@ from lockstep.algorithms.bc import BCConfig, BCLearner
 from lockstep.algorithms.c51 import C51Config, C51Learner
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.cql import CQLConfig, CQLLearner
+from lockstep.algorithms.crossq import CrossQConfig, CrossQLearner
 from lockstep.algorithms.dqn import DQNConfig, DQNLearner
 from lockstep.algorithms.impala import IMPALAConfig, IMPALALearner
 from lockstep.algorithms.iql import IQLConfig, IQLLearner
@@ -43,6 +44,7 @@ ALGORITHMS: tuple[type[AlgorithmConfig], ...] = (
     TD3BCConfig,
     SACConfig,
     TQCConfig,
+    CrossQConfig,
     TD3Config,
 )
 
@@ -67,6 +69,8 @@ __all__ = [
     "C51Learner",
     "CQLConfig",
     "CQLLearner",
+    "CrossQConfig",
+    "CrossQLearner",
     "DQNConfig",
     "DQNLearner",
     "IMPALAConfig",

@@ -11,6 +11,7 @@ from lockstep.algorithms import (
     A2CConfig,
     APPOConfig,
     C51Config,
+    CrossQConfig,
     DQNConfig,
     IMPALAConfig,
     IQNConfig,
@@ -224,6 +225,18 @@ def tqc_pendulum() -> TQCConfig:
     )
 
 
+def crossq_pendulum() -> CrossQConfig:
+    """As `tqc_pendulum`, with critics that are wider than the policy, as in the paper, but not by as much."""
+    return (
+        CrossQConfig()
+        .environment("Pendulum-v1")
+        .env_runners(num_envs_per_env_runner=4)
+        .replay(capacity=20_000, learning_starts=400)
+        .rl_module(model_config={"hiddens": (64, 64), "critic_hiddens": (128, 128)})
+        .reporting(total_steps=10_000)
+    )
+
+
 def td3_pendulum() -> TD3Config:
     """As `sac_pendulum`, with a longer warm-up by random actions."""
     return (
@@ -322,6 +335,7 @@ ONLINE: tuple[Recipe, ...] = (
     Recipe("ppo", "Pendulum-v1", ppo_pendulum, -172.225, f"{RL_ZOO}, 100k steps, with gSDE", 100_000, promise=-580.0),
     Recipe("sac", "Pendulum-v1", sac_pendulum, -156.995, f"{RL_ZOO}, 20k steps", 20_000, promise=-180.0),
     Recipe("tqc", "Pendulum-v1", tqc_pendulum, -151.34, f"{RL_ZOO}, 20k steps", 10_000, promise=None),
+    Recipe("crossq", "Pendulum-v1", crossq_pendulum, -151.34, f"{RL_ZOO}, TQC, 20k steps", 10_000, promise=None),
     Recipe("td3", "Pendulum-v1", td3_pendulum, -151.855, f"{RL_ZOO}, 20k steps", 20_000, promise=-190.0),
     Recipe(
         "ppo",

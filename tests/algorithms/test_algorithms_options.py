@@ -91,6 +91,7 @@ ROWS: dict[str, list[Row]] = {
         ("training.n_quantiles", 10, "did you mean 'num_quantiles'?"),
         ("training.top_quantiles_to_drop_per_net", 1, "did you mean 'quantiles_to_drop'?"),
     ],
+    "crossq": [*OF_SAMPLES, ("training.tau", 0.1, "no option 'tau'"), ("training.policy_freq", 2, "'policy_delay'?")],
     "td3": [
         *OF_SAMPLES,
         ("training.q_lr", 2, "did you mean 'critic_lr'?"),
@@ -124,6 +125,7 @@ LIMITS: dict[str, dict[str, str]] = {
     "iqn": {"num_quantiles": COUNT, "num_target_quantiles": COUNT, "num_policy_quantiles": COUNT, "num_cosines": COUNT},
     "sac": {"tau": RATE, "alpha": "at least 0", "initial_alpha": "above 0", "target_update_interval": COUNT},
     "tqc": {"num_quantiles": "at least 2", "quantiles_to_drop": "at least 0", "tau": RATE},
+    "crossq": {"policy_delay": COUNT, "alpha": "at least 0"},
     "td3": {"policy_delay": COUNT, "target_noise": "at least 0", "noise_clip": "at least 0", "tau": RATE},
     "marwil": {"beta": "at least 0", "max_weight": "above 0", "moving_average_sqd_adv_norm_update_rate": SHARE},
     "cql": {"num_actions": COUNT, "temperature": "above 0", "bc_iters": "at least 0", "min_q_weight": "at least 0"},

@@ -114,7 +114,7 @@ def test_list_shows_algorithms_spaces_and_recipes(lockstep: Command) -> None:
         assert "Dict, Tuple" in line
         actions = dict.fromkeys(("pqn", "dqn", "c51", "qrdqn", "iqn", "rainbow"), "Tuple   Discrete ")
         actions |= dict.fromkeys(("sac", "cql", "iql"), "Tuple   Discrete, Box ")
-        actions |= dict.fromkeys(("td3", "td3_bc", "tqc"), "Tuple   Box ")
+        actions |= dict.fromkeys(("td3", "td3_bc", "tqc", "crossq"), "Tuple   Box ")
         assert actions.get(config_class.algorithm, "Discrete, MultiDiscrete, MultiBinary, Box") in line
         assert "Text" not in line
     for recipe in RECIPES:

@@ -131,6 +131,10 @@ CASES = {
     "tqc, sequences of a GRU": Case(
         "tqc", {**CLIPPED, "tau": 0.1, "num_quantiles": 5}, source="batch", memory="gru", minibatch_size=4
     ),
+    "crossq, empty shards": Case("crossq", CLIPPED, source="batch", empty=True),
+    "crossq, sequences of a GRU, empty shards": Case(
+        "crossq", CLIPPED, source="batch", memory="gru", minibatch_size=4, empty=True
+    ),
     "td3, empty shards": Case("td3", {**CLIPPED, "tau": 0.1}, source="batch", empty=True, shuffle=False),
     "dqn, sequences of an LSTM, empty shards": Case(
         "dqn", {**CLIPPED, **FOLLOWED}, source="batch", memory="lstm", minibatch_size=4, empty=True
@@ -196,6 +200,7 @@ VARIANTS = {
     "dqn, noisy, sequences of a GRU",
     "sac, discrete, sequences of a GRU",
     "tqc, sequences of a GRU",
+    "crossq, sequences of a GRU, empty shards",
     "td3, sequences of an LSTM",
     "dqn, sequences of attention",
     "marwil, episodes, sequences of a GRU",

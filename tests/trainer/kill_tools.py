@@ -42,6 +42,7 @@ MORE_KINDS = {
     "offline sequences": ("iql", {"rl_module": {"model_config": LSTM}}),
     **{name: (name, {}) for name in ("a2c", "reinforce", "trpo", "pqn", "c51", "qrdqn", "iqn", "rainbow")},
     "tqc": ("tqc", UNIFORM),
+    "crossq": ("crossq", UNIFORM),
 }
 
 
