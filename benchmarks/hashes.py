@@ -26,6 +26,8 @@ ONLINE = {
     "a2c": "CartPole-v1",
     "impala": "CartPole-v1",
     "appo": "CartPole-v1",
+    "trpo": "CartPole-v1",
+    "pqn": "CartPole-v1",
     "dqn": "CartPole-v1",
     "c51": "CartPole-v1",
     "qrdqn": "CartPole-v1",
@@ -99,7 +101,7 @@ def config_of(algorithm: str, *, compiled: bool = False, num_learners: int = 0) 
         config.training(train_batch_size=32).replay(capacity=1_000, learning_starts=32, update_per_step=0.25)
         return config.env_runners(num_envs_per_env_runner=4).reporting(total_steps=32 + 4 * 20)
     config.training(train_batch_size=64)
-    if algorithm == "ppo":
+    if algorithm in ("ppo", "pqn"):
         config.training(minibatch_size=32, num_epochs=2)
     return config.env_runners(num_envs_per_env_runner=4).reporting(total_steps=64 * 20)
 

@@ -6,6 +6,7 @@ from lockstep.algorithms.bc import BCConfig, BCLearner
 from lockstep.algorithms.c51 import C51Config, C51Learner
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.cql import CQLConfig, CQLLearner
+from lockstep.algorithms.crossq import CrossQConfig, CrossQLearner
 from lockstep.algorithms.dqn import DQNConfig, DQNLearner
 from lockstep.algorithms.impala import IMPALAConfig, IMPALALearner
 from lockstep.algorithms.iql import IQLConfig, IQLLearner
@@ -13,6 +14,7 @@ from lockstep.algorithms.iqn import IQNConfig, IQNLearner
 from lockstep.algorithms.marwil import MARWILConfig, MARWILLearner
 from lockstep.algorithms.policy import Policy, policy_within_training_step
 from lockstep.algorithms.ppo import PPOConfig, PPOLearner
+from lockstep.algorithms.pqn import PQNConfig, PQNLearner
 from lockstep.algorithms.qrdqn import QRDQNConfig, QRDQNLearner
 from lockstep.algorithms.rainbow import RainbowConfig, RainbowLearner
 from lockstep.algorithms.reinforce import REINFORCEConfig, REINFORCELearner
@@ -20,13 +22,16 @@ from lockstep.algorithms.sac import SACConfig, SACLearner
 from lockstep.algorithms.td3 import TD3Config, TD3Learner
 from lockstep.algorithms.td3_bc import TD3BCConfig, TD3BCLearner
 from lockstep.algorithms.tqc import TQCConfig, TQCLearner
+from lockstep.algorithms.trpo import TRPOConfig, TRPOLearner
 
 ALGORITHMS: tuple[type[AlgorithmConfig], ...] = (
     PPOConfig,
     A2CConfig,
     REINFORCEConfig,
+    TRPOConfig,
     IMPALAConfig,
     APPOConfig,
+    PQNConfig,
     DQNConfig,
     C51Config,
     QRDQNConfig,
@@ -39,6 +44,7 @@ ALGORITHMS: tuple[type[AlgorithmConfig], ...] = (
     TD3BCConfig,
     SACConfig,
     TQCConfig,
+    CrossQConfig,
     TD3Config,
 )
 
@@ -63,6 +69,8 @@ __all__ = [
     "C51Learner",
     "CQLConfig",
     "CQLLearner",
+    "CrossQConfig",
+    "CrossQLearner",
     "DQNConfig",
     "DQNLearner",
     "IMPALAConfig",
@@ -75,6 +83,8 @@ __all__ = [
     "MARWILLearner",
     "PPOConfig",
     "PPOLearner",
+    "PQNConfig",
+    "PQNLearner",
     "Policy",
     "QRDQNConfig",
     "QRDQNLearner",
@@ -90,6 +100,8 @@ __all__ = [
     "TD3Learner",
     "TQCConfig",
     "TQCLearner",
+    "TRPOConfig",
+    "TRPOLearner",
     "get_config",
     "policy_within_training_step",
 ]

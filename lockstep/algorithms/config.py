@@ -221,7 +221,7 @@ class AlgorithmConfig(BaseConfig):
             (
                 "multi_agent.centralized_critic",
                 central and not issubclass(self.learner_class, OnPolicyLearner),
-                f"is not allowed for {self.algorithm}: its critic is not one of states; use ppo, a2c, impala or appo",
+                f"is not allowed for {self.algorithm}, with no critic of states; use ppo, a2c, trpo, impala or appo",
             ),
             (
                 "multi_agent.centralized_critic",

@@ -24,9 +24,9 @@ from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.families.transitions import (
     NOISE,
     RECTIFIED,
+    FollowedSoftActorCriticOptions,
+    FollowedSoftActorCriticTraining,
     SoftActorCriticLearner,
-    SoftActorCriticOptions,
-    SoftActorCriticTraining,
     critic_loss,
     td_targets,
     values_of_actions,
@@ -44,7 +44,7 @@ CQL_NOISE = "cql_noise"
 LARGEST_MULTIPLIER = 1e6
 
 
-class CQLOptions(SoftActorCriticOptions, total=False):
+class CQLOptions(FollowedSoftActorCriticOptions, total=False):
     """Options of `CQLTraining`."""
 
     min_q_weight: float
@@ -57,7 +57,7 @@ class CQLOptions(SoftActorCriticOptions, total=False):
 
 
 @dataclass
-class CQLTraining(SoftActorCriticTraining[ConfigT]):
+class CQLTraining(FollowedSoftActorCriticTraining[ConfigT]):
     """Options of `CQLConfig.training(...)`."""
 
     actor_lr: ScheduleLike | None = option(1e-4, ge=0, finite=True)

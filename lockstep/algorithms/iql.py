@@ -23,8 +23,8 @@ from torch import Tensor
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.families.transitions import (
     RECTIFIED,
-    ActorCriticOptions,
-    ActorCriticTraining,
+    FollowedActorCriticOptions,
+    FollowedActorCriticTraining,
     TransitionLearner,
     critic_loss,
     follow_targets,
@@ -42,7 +42,7 @@ from lockstep.state.options import ConfigT, option
 from lockstep.state.schedules import ScheduleLike
 
 
-class IQLOptions(ActorCriticOptions, total=False):
+class IQLOptions(FollowedActorCriticOptions, total=False):
     """Options of `IQLTraining`."""
 
     value_lr: ScheduleLike | None
@@ -52,7 +52,7 @@ class IQLOptions(ActorCriticOptions, total=False):
 
 
 @dataclass
-class IQLTraining(ActorCriticTraining[ConfigT]):
+class IQLTraining(FollowedActorCriticTraining[ConfigT]):
     """Options of `IQLConfig.training(...)`."""
 
     value_lr: ScheduleLike | None = option(None, ge=0, finite=True)

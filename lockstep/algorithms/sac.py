@@ -19,8 +19,8 @@ from torch import Tensor
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.families.transitions import (
     RECTIFIED,
+    FollowedSoftActorCriticTraining,
     SoftActorCriticLearner,
-    SoftActorCriticTraining,
     critic_loss,
     td_targets,
     values_of_actions,
@@ -30,11 +30,11 @@ from lockstep.learner.minibatches import TensorColumns
 from lockstep.modules import DefaultSACModule
 
 
-class SACLearner(SoftActorCriticLearner[SoftActorCriticTraining[Any]]):
+class SACLearner(SoftActorCriticLearner[FollowedSoftActorCriticTraining[Any]]):
     """The update of SAC."""
 
     def compute_loss_for_module(
-        self, *, module_id: str, config: SoftActorCriticTraining[Any], batch: TensorColumns, fwd_out: Outputs
+        self, *, module_id: str, config: FollowedSoftActorCriticTraining[Any], batch: TensorColumns, fwd_out: Outputs
     ) -> Tensor:
         """Return the losses of critics (equations 5, 6), policy (9, by the smallest critic) and temperature (18)."""
         alpha = self.registered[f"{module_id}/log_alpha"].detach().exp()
@@ -56,11 +56,11 @@ class SACConfig(AlgorithmConfig):
     explorations = ("normal", "ou", "gsde")
     learner_class = SACLearner
     first_values = ("alpha", "initial_alpha")
-    training_class = SoftActorCriticTraining
+    training_class = FollowedSoftActorCriticTraining
     module_class = DefaultSACModule
     is_off_policy = True
     squashes_actions = True
-    training: SoftActorCriticTraining[Self]
+    training: FollowedSoftActorCriticTraining[Self]
 
     def __init__(self) -> None:
         super().__init__()

@@ -23,9 +23,9 @@ from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.families.transitions import (
     NEXT_NOISE,
     RECTIFIED,
+    FollowedSoftActorCriticOptions,
+    FollowedSoftActorCriticTraining,
     SoftActorCriticLearner,
-    SoftActorCriticOptions,
-    SoftActorCriticTraining,
     discounts_of,
     log_critic_loss,
     next_inputs,
@@ -38,7 +38,7 @@ from lockstep.ops import mixture_huber_loss
 from lockstep.state.options import ConfigT, option
 
 
-class TQCOptions(SoftActorCriticOptions, total=False):
+class TQCOptions(FollowedSoftActorCriticOptions, total=False):
     """Options of `TQCTraining`."""
 
     num_quantiles: int
@@ -46,7 +46,7 @@ class TQCOptions(SoftActorCriticOptions, total=False):
 
 
 @dataclass
-class TQCTraining(SoftActorCriticTraining[ConfigT]):
+class TQCTraining(FollowedSoftActorCriticTraining[ConfigT]):
     """Options of `TQCConfig.training(...)`."""
 
     num_quantiles: int = option(25, ge=2)

@@ -124,6 +124,7 @@ class CompiledUpdate:
         for value in learner.registered.values():  # parameters that are optimized are inputs already
             if isinstance(value, Tensor) and not any(value in entry.flat.grad_by_param for entry in entries):
                 inputs.append(value)
+        inputs += [buffer for module_id in learner.learning_modules() for buffer in learner.module[module_id].buffers()]
         return inputs + [target.flat for target in self._targets()]
 
     def _compile(self, columns: ColumnsByModule, indices: Mapping[str, Tensor | None]) -> Step | None:

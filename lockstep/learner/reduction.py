@@ -51,6 +51,27 @@ def _sums_and_sizes(values: Sequence[Tensor], mask: Tensor | None) -> tuple[Tens
     return sums, mask.sum().to(sums.dtype).expand(len(values))
 
 
+class _JointSum(torch.autograd.Function):
+    """Gives the sum over all learners; so is its gradient, as each of them goes on with the whole sum."""
+
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, reducer: Reducer) -> Tensor:
+        ctx.reducer = reducer
+        return reducer.sum_(local.clone())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return ctx.reducer.sum_(gradients[0].clone(memory_format=torch.contiguous_format)), None
+
+
+def _sums_of_rows(values: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the sums `[..., 1, F]` of `values` [..., N, F] over the rows where `mask` [N] is set, and their number."""
+    if mask is None:
+        return values.sum(-2, keepdim=True), values.new_tensor(float(values.shape[-2]))
+    sums = torch.where(mask.unsqueeze(-1), values, 0.0).sum(-2, keepdim=True)  # NaN in padding stays there
+    return sums, mask.sum().to(values.dtype)
+
+
 class Reducer:
     """Joins what the learners hold; every learner then has the same bits. This one is of a learner that is alone."""
 
@@ -89,6 +110,15 @@ class Reducer:
         """
         sums, sizes = _sums_and_sizes(values, mask)
         return list((sums / sizes.clamp(min=1.0)).unbind())
+
+    def mean_of_rows(self, values: Tensor, mask: Tensor | None, counts: bool) -> Tensor:
+        """Return the means `[..., 1, F]` of `values` [..., N, F] where `mask` [N] is set, over all learners' rows.
+
+        For means by which each row is changed, as batch normalisation does: other than with `means`, the gradient of
+        every learner reaches the rows of all. `counts`: as there.
+        """
+        sums, size = _sums_of_rows(values, mask)
+        return sums / size.clamp(min=1.0)
 
     def once(self, term: Tensor) -> Tensor:
         """Return `term` with 1/n of its gradient, for a term that all n learners compute alike."""
@@ -202,6 +232,12 @@ class DistributedReducer(Reducer):
         totals = self.sum_(torch.cat([sums.detach(), sizes]))
         sums, sizes = _SumOverLearners.apply(sums, totals[: len(values)]), totals[len(values) :]
         return list((sums / sizes.clamp(min=1.0)).unbind())
+
+    def mean_of_rows(self, values: Tensor, mask: Tensor | None, counts: bool) -> Tensor:
+        sums, size = _sums_of_rows(values, mask)
+        weight = 1.0 if counts else 0.0
+        joined = _JointSum.apply(weight * torch.cat([sums.flatten(), size.reshape(1)]), self)
+        return joined[:-1].view_as(sums) / joined[-1].clamp(min=1.0)
 
     def once(self, term: Tensor) -> Tensor:
         fixed = term.detach()

@@ -50,6 +50,7 @@ from lockstep.modules.multi_rl_module import (
     MultiRLModuleSpec,
     check_module_id,
 )
+from lockstep.modules.normalized_critics import BatchRenorm, DefaultCrossQModule, NormalizedCritics
 from lockstep.modules.remembering import DefaultPolicyModule, Remembered, TransitionModule
 from lockstep.modules.rl_module import RLModule, RLModuleSpec, wrap_module
 
@@ -64,8 +65,10 @@ __all__ = [
     "Actor",
     "AddedNoise",
     "AttentionConfig",
+    "BatchRenorm",
     "BatchedMLP",
     "DefaultActorCriticModule",
+    "DefaultCrossQModule",
     "DefaultIQLModule",
     "DefaultPolicyModule",
     "DefaultQModule",
@@ -85,6 +88,7 @@ __all__ = [
     "MultiRLModuleSpec",
     "NoisyLinear",
     "NoisyWeights",
+    "NormalizedCritics",
     "NumpyActor",
     "NumpyRecurrentActor",
     "OrnsteinUhlenbeckNoise",

@@ -33,6 +33,8 @@ class ActionCritics(nn.Module):
     a Box is as many quantiles.
     """
 
+    mlp_class = BatchedMLP
+
     def __init__(
         self,
         observation_space: Space[Any],
@@ -54,7 +56,7 @@ class ActionCritics(nn.Module):
         num_actions, self.num_outputs = action_dist.noise_size, config.num_value_outputs
         num_inputs = self.features.output_size + (0 if self.is_discrete else num_actions)
         gains = (config.hidden_gain, config.value_gain) if config.orthogonal_init else (None, None)
-        self.mlp = BatchedMLP(
+        self.mlp = self.mlp_class(
             config.num_critics,
             num_inputs,
             config.hiddens if config.critic_hiddens is None else config.critic_hiddens,
@@ -80,25 +82,35 @@ class ActionCritics(nn.Module):
             first_only: run the first critic alone (K = 1).
         """
         if isinstance(obs, Remembered):
-            inputs = trained(obs.critic_features)
-            if inputs.dim() == 3:  # sequences
+            features = trained(obs.critic_features)
+            if features.dim() == 3:  # sequences
                 rows = obs.map(lambda leaf: leaf.flatten(0, 1))
                 actions = None if actions is None else actions.flatten(0, 1)
                 values = self(rows, actions, frozen=frozen, first_only=first_only)
-                return values.unflatten(1, inputs.shape[:2])
+                return values.unflatten(1, features.shape[:2])
+        values = self.mlp(self.inputs_of(obs, actions, frozen=frozen), frozen=frozen, first_only=first_only)
+        if not self.is_discrete:
+            return values.squeeze(-1) if self.num_outputs == 1 else values
+        return mask_logits(values, obs[ACTION_MASK]) if self.is_masked else values
+
+    def inputs_of(self, obs: Any, actions: Tensor | None = None, *, frozen: bool = False) -> Tensor:
+        """Return what the networks read, `[N, I]`: the features of observations and, for a Box, the actions `[N, A]`.
+
+        Args:
+            frozen: the gradient goes to the actions only.
+        """
+        if isinstance(obs, Remembered):
+            inputs = trained(obs.critic_features)
             inputs = inputs.detach() if frozen else inputs
         else:
             with torch.no_grad() if frozen else nullcontext():
                 inputs = self.features(without_mask(obs) if self.is_masked else obs)
         inputs = inputs.to(self.mlp.weights[0].dtype)
-        if not self.is_discrete:
-            if actions is None:
-                raise ValueError("critics of a Box action space need actions; give a tensor [N, A]")
-            both = torch.cat([inputs, actions.to(inputs.dtype)], -1)
-            values = self.mlp(both, frozen=frozen, first_only=first_only)
-            return values.squeeze(-1) if self.num_outputs == 1 else values
-        values = self.mlp(inputs, frozen=frozen, first_only=first_only)
-        return mask_logits(values, obs[ACTION_MASK]) if self.is_masked else values
+        if self.is_discrete:
+            return inputs
+        if actions is None:
+            raise ValueError("critics of a Box action space need actions; give a tensor [N, A]")
+        return torch.cat([inputs, actions.to(inputs.dtype)], -1)
 
 
 class DefaultSACModule(TransitionModule):
@@ -107,6 +119,8 @@ class DefaultSACModule(TransitionModule):
     A Box gets a tanh-squashed Gaussian in [-1, 1] whose deviations are outputs of the network, their logarithms within
     `log_std_bounds` (Haarnoja et al. 2018, appendix C); a Discrete space a Categorical. `ValueError` for other spaces.
     """
+
+    critics_class = ActionCritics
 
     def setup(self) -> None:
         box = isinstance(self.action_space, spaces.Box)
@@ -125,7 +139,7 @@ class DefaultSACModule(TransitionModule):
         self.critics = (
             None
             if self.inference_only
-            else ActionCritics(self.observation_space, self.action_space, config, self.encoder)
+            else self.critics_class(self.observation_space, self.action_space, config, self.encoder)
         )
 
     def _policy(self, batch: Batch, inputs: Tensor) -> Tensor:

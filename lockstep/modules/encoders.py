@@ -133,7 +133,8 @@ class ImageFeatures(Features):
         self.scale = 1.0 / 255.0 if bytes_like else 1.0
         gain = config.hidden_gain if config.orthogonal_init else None
         layers, flat = (_impala_layers if config.encoder == "impala" else _plain_layers)(space, config, gain)
-        dense = make_mlp(flat, config.image_hiddens, config.conv_activation, gain, config.noisy_sigma)
+        noise, norm = config.noisy_sigma, config.layer_norm
+        dense = make_mlp(flat, config.image_hiddens, config.conv_activation, gain, noise, norm)
         self.network = nn.Sequential(*layers, nn.Flatten(), *dense)
         self.output_size = config.image_hiddens[-1] if config.image_hiddens else flat
 
@@ -169,7 +170,8 @@ def _plain_layers(space: spaces.Box, config: ModelConfig, gain: float | None) ->
                 f"{height} x {width} pixels. Set model_config's conv_filters to smaller ones."
             )
         convolution = initialise(nn.Conv2d(channels, out_channels, kernel, stride), gain)
-        layers += [convolution, make_activation(config.conv_activation)]
+        norm = [nn.GroupNorm(1, out_channels)] if config.layer_norm else []  # of one group: over the whole image
+        layers += [convolution, *norm, make_activation(config.conv_activation)]
         channels, height, width = out_channels, (height - kernel) // stride + 1, (width - kernel) // stride + 1
     return layers, channels * height * width
 
@@ -333,7 +335,8 @@ class Encoder(nn.Module):
         self.features = make_features(space, config)
         widths: Sequence[int] = () if isinstance(self.features, ImageFeatures) else config.hiddens
         gain = config.hidden_gain if config.orthogonal_init else None
-        self.mlp = make_mlp(self.features.output_size, widths, config.activation, gain, config.noisy_sigma)
+        noise, norm = config.noisy_sigma, config.layer_norm
+        self.mlp = make_mlp(self.features.output_size, widths, config.activation, gain, noise, norm)
         self.output_size = widths[-1] if widths else self.features.output_size
         self.features_are_shared = False
 

@@ -173,12 +173,21 @@ def place_noise(network: nn.Module) -> int:
 
 
 def make_mlp(
-    input_size: int, widths: Sequence[int], activation: str, gain: float | None, noisy_sigma: float | None = None
+    input_size: int,
+    widths: Sequence[int],
+    activation: str,
+    gain: float | None,
+    noisy_sigma: float | None = None,
+    layer_norm: bool = False,
 ) -> nn.Sequential:
-    """Make linear layers, each followed by the activation: `[..., input_size]` -> `[..., widths[-1]]`."""
+    """Make linear layers, each followed by the activation: `[..., input_size]` -> `[..., widths[-1]]`.
+
+    `layer_norm`: with a layer normalisation between the two.
+    """
     layers: list[nn.Module] = []
     for fan_in, fan_out in itertools.pairwise((input_size, *widths)):
-        layers += [make_linear(fan_in, fan_out, gain, noisy_sigma), make_activation(activation)]
+        norm = [nn.LayerNorm(fan_out)] if layer_norm else []
+        layers += [make_linear(fan_in, fan_out, gain, noisy_sigma), *norm, make_activation(activation)]
     return nn.Sequential(*layers)
 
 

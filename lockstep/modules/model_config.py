@@ -72,6 +72,9 @@ class ModelConfig:
     """Arguments of `encoder`."""
     activation: str = "tanh"
     """Activation of the hidden layers: tanh, relu, gelu, silu or elu."""
+    layer_norm: bool = False
+    """Layer normalisation (Ba et al. 2016) between each dense layer or convolution of an encoder and its activation;
+    not in critics `Q(s, a)`, nor in an `encoder` of your own. Set by PQN."""
     vf_share_layers: bool = False
     """One encoder (and one memory) for policy and value, as is usual for images, or one for each."""
     q_share_layers: bool = False
@@ -154,6 +157,8 @@ class ModelConfig:
             )
         if self.encoder in ENCODERS and self.conv_filters is not None:
             raise ValueError(f"conv_filters={self.conv_filters!r} do not go with encoder={self.encoder!r}; give one")
+        if self.layer_norm and self.encoder == "impala":
+            raise ValueError("layer_norm=True does not go with encoder='impala'; leave one of them out")
         if self.recurrent is not None:
             check_choice("recurrent", self.recurrent, RECURRENT)
         attention: Any = self.attention

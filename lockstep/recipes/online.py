@@ -11,15 +11,18 @@ from lockstep.algorithms import (
     A2CConfig,
     APPOConfig,
     C51Config,
+    CrossQConfig,
     DQNConfig,
     IMPALAConfig,
     IQNConfig,
     PPOConfig,
+    PQNConfig,
     QRDQNConfig,
     REINFORCEConfig,
     SACConfig,
     TD3Config,
     TQCConfig,
+    TRPOConfig,
 )
 from lockstep.recipes.recipe import RL_ZOO, Recipe
 
@@ -63,6 +66,33 @@ def reinforce_cartpole() -> REINFORCEConfig:
         .env_runners(num_envs_per_env_runner=8)
         .training(lr=[[0, 1e-2], [200_000, 0.0]], train_batch_size=1000)
         .reporting(total_steps=200_000)
+    )
+
+
+def trpo_cartpole() -> TRPOConfig:
+    """100 updates of 1,000 steps; twice the default's distance for each."""
+    return (
+        TRPOConfig()
+        .environment("CartPole-v1")
+        .env_runners(num_envs_per_env_runner=8)
+        .training(lr=[[0, 1e-3], [100_000, 0.0]], lambda_=0.95, train_batch_size=1000, max_kl=0.02)
+        .reporting(total_steps=100_000)
+    )
+
+
+def pqn_cartpole() -> PQNConfig:
+    """250 rollouts of 64 steps of 32 environments, as in the paper's configuration for CartPole.
+
+    The network is half as wide, the learning rate ten times that, and 5 % of the actions are taken by chance at the end
+    in place of 20 %.
+    """
+    return (
+        PQNConfig()
+        .environment("CartPole-v1")
+        .training(lr=[[0, 1e-3], [512_000, 0.0]], train_batch_size=2048, lambda_=0.95, num_epochs=4)
+        .training(epsilon=[[0, 1.0], [100_000, 0.05]])
+        .rl_module(model_config={"hiddens": (128, 128)})
+        .reporting(total_steps=512_000)
     )
 
 
@@ -195,6 +225,18 @@ def tqc_pendulum() -> TQCConfig:
     )
 
 
+def crossq_pendulum() -> CrossQConfig:
+    """As `tqc_pendulum`, with critics that are wider than the policy, as in the paper, but not by as much."""
+    return (
+        CrossQConfig()
+        .environment("Pendulum-v1")
+        .env_runners(num_envs_per_env_runner=4)
+        .replay(capacity=20_000, learning_starts=400)
+        .rl_module(model_config={"hiddens": (64, 64), "critic_hiddens": (128, 128)})
+        .reporting(total_steps=10_000)
+    )
+
+
 def td3_pendulum() -> TD3Config:
     """As `sac_pendulum`, with a longer warm-up by random actions."""
     return (
@@ -281,6 +323,8 @@ ONLINE: tuple[Recipe, ...] = (
     Recipe("ppo", "CartPole-v1", ppo_cartpole, 500.0, f"{RL_ZOO}, 100k steps", 100_000, promise=475.0),
     Recipe("a2c", "CartPole-v1", a2c_cartpole, 500.0, f"{RL_ZOO}, 500k steps", 200_000, promise=420.0),
     Recipe("reinforce", "CartPole-v1", reinforce_cartpole, 500.0, f"{RL_ZOO}, A2C, 500k steps", 200_000, promise=475.0),
+    Recipe("trpo", "CartPole-v1", trpo_cartpole, 500.0, f"{RL_ZOO}, 100k steps", 100_000, promise=None),
+    Recipe("pqn", "CartPole-v1", pqn_cartpole, 500.0, f"{RL_ZOO}, DQN, 50k steps", 512_000, promise=None),
     Recipe("dqn", "CartPole-v1", dqn_cartpole, 500.0, f"{RL_ZOO}, 50k steps", 50_000, promise=265.0),
     Recipe("impala", "CartPole-v1", impala_cartpole, 500.0, f"{RL_ZOO}, A2C, 500k steps", 200_000, promise=475.0),
     Recipe("appo", "CartPole-v1", appo_cartpole, 500.0, f"{RL_ZOO}, PPO, 100k steps", 100_000, promise=475.0),
@@ -291,6 +335,7 @@ ONLINE: tuple[Recipe, ...] = (
     Recipe("ppo", "Pendulum-v1", ppo_pendulum, -172.225, f"{RL_ZOO}, 100k steps, with gSDE", 100_000, promise=-580.0),
     Recipe("sac", "Pendulum-v1", sac_pendulum, -156.995, f"{RL_ZOO}, 20k steps", 20_000, promise=-180.0),
     Recipe("tqc", "Pendulum-v1", tqc_pendulum, -151.34, f"{RL_ZOO}, 20k steps", 10_000, promise=None),
+    Recipe("crossq", "Pendulum-v1", crossq_pendulum, -151.34, f"{RL_ZOO}, TQC, 20k steps", 10_000, promise=None),
     Recipe("td3", "Pendulum-v1", td3_pendulum, -151.855, f"{RL_ZOO}, 20k steps", 20_000, promise=-190.0),
     Recipe(
         "ppo",

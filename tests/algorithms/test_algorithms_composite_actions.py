@@ -21,7 +21,7 @@ from lockstep.learner.inputs import check_actions
 from lockstep.modules import ActionDist
 from lockstep.trainer import restore_trainer
 
-TAKING = ("ppo", "a2c", "reinforce", "impala", "appo", "bc", "marwil")
+TAKING = ("ppo", "a2c", "reinforce", "trpo", "impala", "appo", "bc", "marwil")
 MINIBATCHES = {"lr": 1e-2, "train_batch_size": 128, "minibatch_size": 64}
 TRAINING = {
     "ppo": {**MINIBATCHES, "lr": 2e-2, "num_epochs": 4},

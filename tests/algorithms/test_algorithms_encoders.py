@@ -74,10 +74,10 @@ def test_every_network_of_an_algorithm_has_the_encoder_and_trains_it(algorithm):
     wanted = {name for name in ("encoder", "value_encoder", "critics") if getattr(module, name, None) is not None}
     assert learned_by == wanted
     before = [each.layer.weight.detach().clone() for each in encoders]
-    if algorithm in ("ppo", "a2c", "reinforce", "impala", "appo", "bc", "marwil"):
+    if algorithm in ("ppo", "a2c", "reinforce", "trpo", "pqn", "impala", "appo", "bc", "marwil"):
         learner.update_from_episodes(some_episodes(num_actions=2))
     else:
-        for _ in range(2):  # policies may learn in every second step
+        for _ in range(3):  # policies may learn in every third step
             learner.update_from_batch(transitions(actions))
     assert all((each.layer.weight != old).any() for each, old in zip(encoders, before))
 

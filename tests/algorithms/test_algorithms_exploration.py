@@ -19,7 +19,8 @@ from lockstep.trainer import restore_trainer
 BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
 ALLOWED = {
     **dict.fromkeys(("dqn", "c51", "qrdqn", "iqn", "rainbow"), ("epsilon", "noisy")), "td3": ("normal", "ou"),
-    **dict.fromkeys(("sac", "tqc"), ("normal", "ou", "gsde")), "ppo": ("gsde",), "a2c": ("gsde",),
+    **dict.fromkeys(("sac", "tqc", "crossq"), ("normal", "ou", "gsde")), "ppo": ("gsde",), "a2c": ("gsde",),
+    "pqn": ("epsilon",),
 }  # fmt: skip
 KINDS = ("epsilon", "normal", "ou", "gsde", "noisy")
 REMEMBERING = [("td3", "ou"), ("sac", "ou"), ("sac", "gsde"), ("ppo", "gsde"), ("a2c", "gsde")]

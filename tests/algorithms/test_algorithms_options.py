@@ -59,6 +59,17 @@ ROWS: dict[str, list[Row]] = {
         ("env_runners.batch_mode", "truncate_episodes", "use 'complete_episodes'"),
         ("training.lambda_", 0.9, "no option 'lambda_'"),
     ],
+    "trpo": [
+        ("training.minibatch_size", 4, "must be None"),
+        ("framework.compile", True, "not allowed for trpo"),
+        ("rl_module.model_config", {"vf_share_layers": True}, "not allowed for trpo"),
+    ],
+    "pqn": [
+        ("training.epsilon", 1.5, "between 0 and 1"),
+        ("training.tau", 0.01, "no option 'tau'"),
+        ("rl_module.model_config", {"recurrent": "lstm"}, "recurrent='lstm' is not allowed for pqn"),
+        ("rl_module.model_config", {"attention": {}}, "is not allowed for pqn"),
+    ],
     "dqn": OF_ACTION_VALUES,
     "c51": [
         *OF_ACTION_VALUES,
@@ -80,6 +91,7 @@ ROWS: dict[str, list[Row]] = {
         ("training.n_quantiles", 10, "did you mean 'num_quantiles'?"),
         ("training.top_quantiles_to_drop_per_net", 1, "did you mean 'quantiles_to_drop'?"),
     ],
+    "crossq": [*OF_SAMPLES, ("training.tau", 0.1, "no option 'tau'"), ("training.policy_freq", 2, "'policy_delay'?")],
     "td3": [
         *OF_SAMPLES,
         ("training.q_lr", 2, "did you mean 'critic_lr'?"),
@@ -104,6 +116,8 @@ LIMITS: dict[str, dict[str, str]] = {
         "target_network_update_freq": COUNT,
         "tau": RATE,
     },
+    "trpo": {"lambda_": SHARE, "max_kl": "above 0", "cg_iterations": COUNT, "cg_damping": "at least 0"},
+    "pqn": {"epsilon": SHARE, "lambda_": SHARE, "minibatch_size": COUNT, "num_epochs": COUNT},
     "dqn": {"epsilon": SHARE, "tau": RATE, "target_update_interval": COUNT, "huber_delta": "above 0"},
     "c51": {"num_atoms": "at least 2"},
     "qrdqn": {"num_quantiles": "at least 2", "kappa": "at least 0"},
@@ -111,6 +125,7 @@ LIMITS: dict[str, dict[str, str]] = {
     "iqn": {"num_quantiles": COUNT, "num_target_quantiles": COUNT, "num_policy_quantiles": COUNT, "num_cosines": COUNT},
     "sac": {"tau": RATE, "alpha": "at least 0", "initial_alpha": "above 0", "target_update_interval": COUNT},
     "tqc": {"num_quantiles": "at least 2", "quantiles_to_drop": "at least 0", "tau": RATE},
+    "crossq": {"policy_delay": COUNT, "alpha": "at least 0"},
     "td3": {"policy_delay": COUNT, "target_noise": "at least 0", "noise_clip": "at least 0", "tau": RATE},
     "marwil": {"beta": "at least 0", "max_weight": "above 0", "moving_average_sqd_adv_norm_update_rate": SHARE},
     "cql": {"num_actions": COUNT, "temperature": "above 0", "bc_iters": "at least 0", "min_q_weight": "at least 0"},

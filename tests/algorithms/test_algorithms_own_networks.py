@@ -14,6 +14,7 @@ from lockstep import PPOConfig, get_config
 from lockstep.algorithms import PPOLearner
 from lockstep.modules import MultiRLModuleSpec, RLModule, RLModuleSpec, wrap_module
 
+WITH_CRITICS = [name for name in ON_POLICY if name not in ("reinforce", "trpo", "pqn")]
 OBS, BOX, CHOICES = spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2)
 
 
@@ -75,6 +76,7 @@ def config(algorithm, actions, module_class=Plain):
         ("td3", BOX, "critics, compute_actions"),
         ("td3_bc", BOX, "critics, compute_actions"),
         ("iql", BOX, "critics, value_head"),
+        ("trpo", BOX, "value_encoder, value_head"),
     ],
 )
 def test_what_a_network_lacks_is_named_when_the_learner_is_built(algorithm, actions, missing):
@@ -90,7 +92,11 @@ def test_a_network_that_does_not_learn_needs_no_more_than_acting_does(algorithm)
         BitGame, type(get_config(algorithm)), rl_module={"rl_module_spec": MultiRLModuleSpec(rl_module_specs=specs)}
     )
     config.multi_agent(policies_to_train=["first"])
-    config.env_runners(rollout_fragment_length=8).replay(capacity=64, learning_starts=0, update_per_step=0.125)
+    config.env_runners(rollout_fragment_length=8)
+    if algorithm == "pqn":
+        config.training(train_batch_size=16, minibatch_size=None)
+    else:
+        config.replay(capacity=64, learning_starts=0, update_per_step=0.125)
     if algorithm == "rainbow":
         config.env_runners(exploration=None)  # noise in the weights needs the default network
     trainer = config.build_trainer()
@@ -99,19 +105,23 @@ def test_a_network_that_does_not_learn_needs_no_more_than_acting_does(algorithm)
     assert trainer.run().gradient_step > 0
     assert torch.equal(module.layer.weight, before)
     config.multi_agent(policies_to_train=["first", "others"])
-    if algorithm != "dqn":
+    if algorithm not in ("dqn", "pqn"):
         with pytest.raises(ValueError, match=r"needs what Fixed \(module 'others'\) does not have: value_outputs"):
             config.build_trainer()
 
 
-def test_an_output_that_the_loss_looks_for_in_vain_is_named_with_the_network():
-    learner = config("dqn", CHOICES).build_learner()
-    message = r"DQNLearner needs what Plain.forward_train does not return: q_values \(it returns action_dist_inputs\)"
-    with pytest.raises(ValueError, match=message):
-        learner.update_from_batch(transitions(CHOICES))
+@pytest.mark.parametrize("algorithm", ["dqn", "pqn"])
+def test_an_output_that_the_loss_looks_for_in_vain_is_named_with_the_network(algorithm):
+    learner = config(algorithm, CHOICES).build_learner()
+    message = r"Learner needs what Plain.forward_train does not return: q_values \(it returns action_dist_inputs\)"
+    with pytest.raises(ValueError, match=type(learner).__name__.removesuffix("Learner") + message):
+        if algorithm == "dqn":
+            learner.update_from_batch(transitions(CHOICES))
+        else:
+            learner.update_from_episodes(some_episodes(num_actions=2))
 
 
-@pytest.mark.parametrize("algorithm", [*(name for name in ON_POLICY if name != "reinforce"), "marwil"])
+@pytest.mark.parametrize("algorithm", [*WITH_CRITICS, "marwil"])
 @pytest.mark.parametrize("module_class", [WithoutValues, OnlyOutputs, OneHead])
 def test_a_critic_needs_compute_values_or_vf_preds_and_either_is_enough(algorithm, module_class):
     learner = config(algorithm, CHOICES, module_class).build_learner()

@@ -12,6 +12,7 @@ from lockstep import (
     C51Config,
     Collector,
     CQLConfig,
+    CrossQConfig,
     DQNConfig,
     IQLConfig,
     IQNConfig,
@@ -193,6 +194,7 @@ REFUSED = [
     *((hindsight(kind), "CartPoleEnv has no compute_reward") for kind in VALUES),
     (built(TQCConfig, TWO), "TQC needs a Box action space, not Discrete(2)"),
     (built(TQCConfig, MOVE, critic_hiddens=(0,)), "critic_hiddens must be a list of positive whole numbers"),
+    (built(CrossQConfig, TWO), "CrossQ needs a Box action space, not Discrete(2)"),
     (built(SACConfig, SEVERAL), "SAC needs a Box or Discrete action space"),
     (built(SACConfig, UNBOUNDED), "sac cannot act in Box(-inf, inf, (2,), float32)", "finite; wrap"),
     (built(SACConfig, MOVE, num_critics=0), "num_critics=0", "at least 1"),
@@ -209,7 +211,7 @@ REFUSED = [
     (in_sequences(DQNConfig, "gru", her=True), "replay.her=True does not go with rl_module.model_config.recurrent"),
     *(
         (own_memory(kind), "Counting (module 'default_policy') does not have: memories")
-        for kind in (DQNConfig, SACConfig, TQCConfig, TD3Config, *DATA)
+        for kind in (DQNConfig, SACConfig, TQCConfig, CrossQConfig, TD3Config, *DATA)
     ),
     (from_rows(BCConfig), "learns from steps in the order of time", "all columns of a transition"),
     (from_rows(BCConfig, whole=True, batch_size=None), "batch_size=None is not allowed with a network that has"),

@@ -1,4 +1,4 @@
-"""SAC, TQC, TD3 and DDPG: each update against a plain torch implementation with separate losses, options."""
+"""SAC, TQC, CrossQ, TD3 and DDPG: each update against a plain torch implementation with separate losses, options."""
 
 import copy
 import math
@@ -9,7 +9,7 @@ import torch
 from algorithm_tools import MODULE, learned_transitions, noting
 from gymnasium import spaces
 
-from lockstep import SACConfig, TD3Config, TQCConfig, policy_within_training_step
+from lockstep import CrossQConfig, SACConfig, TD3Config, TQCConfig, policy_within_training_step
 from lockstep.modules import ActionCritics, DefaultTD3Module, GaussianNoise, ModelConfig
 
 OBS, BOX, DISCRETE = spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-2, 2, (2,), np.float32), spaces.Discrete(3)
@@ -18,7 +18,8 @@ ROWS, GAMMA, TAU, LR = 12, 0.9, 0.1, {"actor_lr": 1e-3, "critic_lr": 3e-3}
 
 def learner_of(config, action_space=BOX, **training):
     config.framework(dtype="float64").rl_module(model_config={"hiddens": (16, 8), "critic_hiddens": (16, 8)})
-    config.training(gamma=GAMMA, tau=TAU, learner_class=noting(config.learner_class), **{**LR, **training})
+    followed = {} if isinstance(config, CrossQConfig) else {"tau": TAU}
+    config.training(gamma=GAMMA, learner_class=noting(config.learner_class), **{**followed, **LR, **training})
     return config.build_learner(spaces=(OBS, action_space))
 
 
@@ -161,6 +162,55 @@ class PlainTQC:
         follow(self.targets, self.critics)
 
 
+class BatchNorm(torch.nn.BatchNorm1d):
+    """torch's, but with running variances of the batch itself, not of what it is a sample of."""
+
+    def forward(self, x):
+        before = self.running_var.clone()
+        out = super().forward(x)
+        if self.training:
+            self.running_var = 0.99 * before + 0.01 * x.detach().var(0, correction=0)
+        return out
+
+
+class PlainCrossQ:
+    """With torch's own batch normalisation, which batch renormalisation is while it warms up."""
+
+    def __init__(self, module, config):
+        self.config, self.num_steps = config, 0
+        self.actor = copy.deepcopy(torch.nn.Sequential(*module.encoder.mlp, module.policy_head))
+        self.critics = torch.nn.ModuleList(self.plain_critic(module.critics.mlp, k) for k in range(2))
+        self.log_alpha = torch.zeros((), dtype=torch.float64, requires_grad=True)
+        groups = (self.critics.parameters(), 3e-3), (self.actor.parameters(), 1e-3), ([self.log_alpha], 5e-3)
+        self.optimizers = [torch.optim.Adam(params, lr=lr, betas=(0.5, 0.999)) for params, lr in groups]
+
+    @staticmethod
+    def plain_critic(mlp, k):
+        layers = []
+        for weight, bias in zip(mlp.weights, mlp.biases):
+            linear = torch.nn.Linear(*weight.shape[1:], dtype=torch.float64)
+            linear.weight.data, linear.bias.data = weight[k].detach().T.clone(), bias[k, 0].detach().clone()
+            layers += [BatchNorm(weight.shape[1], eps=1e-3, momentum=0.01).double(), linear, torch.nn.ReLU()]
+        return torch.nn.Sequential(*layers[:-1])
+
+    def update(self, b):
+        self.num_steps += 1
+        alpha = self.log_alpha.exp().detach()
+        with torch.no_grad():
+            actions, logp = squashed(self.actor, b["new_obs"], b["next_action_noise"])
+        rows = torch.cat([torch.cat([b["obs"], b["actions"]], -1), torch.cat([b["new_obs"], actions], -1)])
+        taken, following = torch.stack([critic(rows).squeeze(-1) for critic in self.critics]).chunk(2, -1)
+        targets = b["rewards"] + GAMMA * (1 - b["terminateds"].double()) * (following.detach().amin(0) - alpha * logp)
+        losses = [sum(0.5 * (value - targets).pow(2).mean() for value in taken)]
+        if self.num_steps % self.config.policy_delay == 0:
+            actions, logp = squashed(self.actor, b["obs"], b["action_noise"])
+            values = torch.stack(values_of(self.critics.eval(), b["obs"], actions))
+            self.critics.train()
+            losses.append((alpha * logp - values.amin(0)).mean())
+            losses.append(-(self.log_alpha * (logp.detach() - 2.0)).mean())
+        step(self.optimizers[: len(losses)], losses)
+
+
 class PlainTD3:
     def __init__(self, module, config):
         self.config, self.num_steps = config, 0
@@ -234,6 +284,36 @@ def test_tqc_has_the_networks_of_the_paper_and_values_states_by_the_mean_of_all_
     torch.testing.assert_close(module.compute_values({"obs": obs}), expected)
 
 
+def test_crossq_is_the_plain_implementation_with_torchs_batch_normalisation():
+    learner = learner_of(CrossQConfig(), alpha_lr=5e-3)
+    module = learner.module[MODULE]
+    plain = PlainCrossQ(module, learner.config)
+    assert f"{MODULE}/target" not in learner.registered
+    for number in range(10):
+        before = [p.clone() for p in [*module.encoder.parameters(), learner.registered[f"{MODULE}/log_alpha"]]]
+        results = learner.update_from_batch(learned_transitions(BOX, number))[MODULE]
+        plain.update(learner.seen)
+        due = plain.num_steps % 3 == 0
+        moved = [
+            not torch.equal(p, q)
+            for p, q in zip(before, [*module.encoder.parameters(), learner.registered[f"{MODULE}/log_alpha"]])
+        ]
+        assert ("actor_loss" in results) == due
+        assert all(moved) if due else not any(moved)
+        assert_same([*module.encoder.parameters(), *module.policy_head.parameters()], plain.actor.parameters(), 1e-9)
+        for k, critic in enumerate(plain.critics):
+            for i, (norm, weight, bias) in enumerate(zip(module.critics.mlp.norms, *of_critics(module))):
+                theirs, linear = critic[3 * i], critic[3 * i + 1]
+                own = norm.weight[k, 0], norm.bias[k, 0], norm.mean[k, 0], weight[k].T, bias[k, 0]
+                others = theirs.weight, theirs.bias, theirs.running_mean, linear.weight, linear.bias
+                assert_same(own, others, 1e-7)
+                assert int(norm.num_batches) == number + 1
+
+
+def of_critics(module):
+    return module.critics.mlp.weights, module.critics.mlp.biases
+
+
 def test_ddpg_is_td3_with_one_critic_no_target_noise_and_a_policy_that_learns_in_each_step():
     ddpg = TD3Config.ddpg()
     assert (ddpg.policy_delay, ddpg.target_noise, ddpg.model_config.num_critics) == (1, 0.0, 1)
@@ -285,16 +365,18 @@ def test_each_optimizer_has_its_own_learning_rate_or_the_common_one():
     assert rates == {"actor": pytest.approx(5e-4), "critic": 1e-2, "alpha": 1e-2}
 
 
-@pytest.mark.parametrize("config", [SACConfig, TQCConfig, TD3Config])
+@pytest.mark.parametrize("config", [SACConfig, TQCConfig, CrossQConfig, TD3Config])
 def test_state_restores_targets_temperature_noise_and_the_next_update(config):
+    """Three updates later CrossQ's policy is due again."""
     one, other = learner_of(config()), learner_of(config())
-    for seed in range(3):
+    for seed in range(5):
         one.update_from_batch(learned_transitions(BOX, seed=seed))
     other.set_state(one.get_state())
     for learner in (one, other):
         learner.update_from_batch(learned_transitions(BOX, seed=9))
     assert_same(one.module[MODULE].parameters(), other.module[MODULE].parameters())
-    assert torch.equal(*[learner.registered[f"{MODULE}/target"].flat for learner in (one, other)])
+    assert_same(one.module[MODULE].buffers(), other.module[MODULE].buffers())
+    assert torch.equal(*[state_of(learner) for learner in (one, other)])
 
 
 def test_critics_are_a_loop_over_single_networks_and_a_frozen_pass_has_no_gradient_but_the_actions():
@@ -351,13 +433,15 @@ def test_what_a_deterministic_policy_cannot_say_is_refused():
 
 
 def state_of(learner):
-    parts = [*learner.module.parameters(), learner.registered[f"{MODULE}/target"].flat]
+    parts = [*learner.module.parameters(), *learner.module.buffers()]
+    if f"{MODULE}/target" in learner.registered:
+        parts.append(learner.registered[f"{MODULE}/target"].flat)
     parts += [value for value in learner.registered.values() if isinstance(value, torch.Tensor)]
     return torch.cat([part.detach().reshape(-1) for part in parts])
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize("config", [SACConfig, TQCConfig, TD3Config])
+@pytest.mark.parametrize("config", [SACConfig, TQCConfig, CrossQConfig, TD3Config])
 @pytest.mark.parametrize("half", [False, True])
 def test_compiled_gradient_steps_are_the_eager_ones(config, half):
     """Parameters, temperature, targets, metrics and row errors; TD3's policy waits in every second step."""

@@ -18,6 +18,7 @@ from lockstep import (
     REINFORCEConfig,
     RolloutStore,
     SACConfig,
+    TRPOConfig,
     get_config,
     policy_within_training_step,
 )
@@ -68,7 +69,7 @@ def train(config, observation_space=BOX, action_space=None, updates=2, num_steps
     return policy, before, policy.last_results
 
 
-@pytest.mark.parametrize("config", [PPOConfig, A2CConfig, REINFORCEConfig, IMPALAConfig, APPOConfig])
+@pytest.mark.parametrize("config", [PPOConfig, A2CConfig, REINFORCEConfig, TRPOConfig, IMPALAConfig, APPOConfig])
 @pytest.mark.parametrize("space", OBSERVATIONS.values(), ids=OBSERVATIONS)
 def test_every_observation_space_trains_two_updates(config, space):
     policy, before, results = train(config(), space)
@@ -81,7 +82,7 @@ def test_every_observation_space_trains_two_updates(config, space):
     assert policy.action_space.contains(action)
 
 
-@pytest.mark.parametrize("config", [PPOConfig, A2CConfig, REINFORCEConfig, IMPALAConfig, APPOConfig])
+@pytest.mark.parametrize("config", [PPOConfig, A2CConfig, REINFORCEConfig, TRPOConfig, IMPALAConfig, APPOConfig])
 @pytest.mark.parametrize("space", ACTIONS.values(), ids=ACTIONS)
 def test_every_action_space_trains_two_updates_and_the_environment_gets_its_own_kind_of_action(config, space):
     policy, before, results = train(config(), BOX, space)

@@ -20,8 +20,10 @@ TRAINING = {
     "ppo": {**MINIBATCHES, "lr": 2e-2, "num_epochs": 4},
     "a2c": {"lr": 2e-2, "train_batch_size": 40, "entropy_coeff": 0.0},
     "reinforce": {"lr": 2e-2, "train_batch_size": 40},
+    "trpo": {"lr": 1e-2, "train_batch_size": 128, "num_epochs": 40, "max_kl": 0.05},
     "impala": {**MINIBATCHES, "num_epochs": 2, "entropy_coeff": 0.0},
     "appo": {**MINIBATCHES, "num_epochs": 4, "entropy_coeff": 0.0},
+    "pqn": {**MINIBATCHES, "epsilon": 0.3, "num_epochs": 4},
     "dqn": ACTION_VALUES,
     "c51": {**ACTION_VALUES, "num_atoms": 21, "v_min": -2.0, "v_max": 3.0},  # no atom at 1 / (1 - gamma)
     "qrdqn": {**ACTION_VALUES, "num_quantiles": 8},
@@ -29,6 +31,7 @@ TRAINING = {
     "iqn": {**ACTION_VALUES, "lr": 1e-2, "num_cosines": 16},
     "sac": {**SOFT, "initial_alpha": 0.02, "alpha_lr": 1e-3},
     "tqc": {**SOFT, "initial_alpha": 0.02, "alpha_lr": 1e-3, "num_quantiles": 8, "quantiles_to_drop": 0},
+    "crossq": {"lr": [[0, 1e-2], [1_000, 1e-4]], "initial_alpha": 0.02, "alpha_lr": 1e-3, "policy_delay": 1},
     "td3": {**DELAYED, "target_noise": 0.05},
     "ddpg": {**DELAYED, "target_noise": 0.0},
 }
@@ -37,10 +40,13 @@ STEPS = {
     "ppo": 3_000,
     "a2c": 8_000,
     "reinforce": 8_000,
+    "trpo": 8_000,
     "impala": 10_000,
     "appo": 8_000,
+    "pqn": 8_000,
     "sac": 600,
     "tqc": 600,
+    "crossq": 1_200,
     "td3": 900,
     "ddpg": 900,
 }
@@ -51,6 +57,7 @@ FAST = {
     "appo": SHORT,
     "sac": {"TruncationProbe", "ObservationActionProbeContinuous"},
     "tqc": {"ObservationActionProbeContinuous"},
+    "crossq": {"ObservationActionProbeContinuous"},
     "td3": {"ObservationActionProbeContinuous"},
     "ddpg": {"ObservationActionProbeContinuous"},
 }
@@ -65,7 +72,7 @@ def learned_policy(algorithm, probe):
     if config.is_off_policy:
         often = 0.8 if algorithm in WITH_ACTION_VALUES else 1.0
         config.replay(learning_starts=100, capacity=1_000, update_per_step=often)
-    if algorithm in ("sac", "tqc"):
+    if algorithm in ("sac", "tqc", "crossq"):
         config.training(target_entropy=-2.0 if probe.continuous else 0.02)
     config.rl_module(model_config={"hiddens": (16,), "critic_hiddens": (16,)}).evaluation(evaluation_interval=0)
     trainer = config.build_trainer()
@@ -116,7 +123,8 @@ def test_values_and_actions_become_the_exact_ones(algorithm, probe):
     if best[0] is not None:
         actions = policy.compute_actions(obs, explore=False)
         np.testing.assert_allclose(actions, np.stack(best), atol=of_actions if env.continuous else 0)
-    if best[0] is not None and not env.continuous and algorithm in ON_POLICY:  # sure, not only in its mode
+    is_drawn = algorithm in ON_POLICY and algorithm not in WITH_ACTION_VALUES
+    if best[0] is not None and not env.continuous and is_drawn:  # sure, not only in its mode
         drawn = policy.compute_actions(obs.repeat(200, 0), explore=True)
         assert (best == drawn.reshape(len(obs), 200).T).mean(0).min() >= 0.95
 
@@ -216,6 +224,7 @@ KINDS_OF_MEMORY = {
 }
 FAST_MEMORY = {("dqn", "lstm"), ("td3", "gru")}
 SAC = {"lr": [[0, 1e-2], [3_000, 1e-3]], "tau": 0.05, "initial_alpha": 0.02, "alpha_lr": 1e-3, "train_batch_size": 32}
+CROSSQ = {"lr": [[0, 3e-3], [8_000, 1e-4]], "policy_delay": 1, "initial_alpha": 0.02, "alpha_lr": 1e-3}
 FROM_SEQUENCES = {
     "dqn": {"epsilon": 0.3, "target_update_interval": 20},
     "c51": {"epsilon": 0.3, "target_update_interval": 20, "num_atoms": 21, "v_min": -2.0, "v_max": 3.0},
@@ -225,11 +234,12 @@ FROM_SEQUENCES = {
     "sac": {**SAC, "target_entropy": 0.02},
     "sac_box": {**SAC, "target_entropy": -2.0},
     "tqc": {**SAC, "target_entropy": -2.0, "num_quantiles": 8, "quantiles_to_drop": 0},
+    "crossq": {**CROSSQ, "train_batch_size": 64, "target_entropy": -2.0},
     "td3": {"tau": 0.05, "train_batch_size": 32, "exploration_noise": 0.3, "target_noise": 0.05},
 }
 
 
-IN_BOX_FROM_SEQUENCES = ("sac_box", "tqc", "td3")
+IN_BOX_FROM_SEQUENCES = ("sac_box", "tqc", "crossq", "td3")
 
 
 def trained_from_sequences(name, recurrent, *, sequence_length=8, burn_in=None, num_steps=3_000, **replay):
@@ -255,10 +265,13 @@ def trained_from_sequences(name, recurrent, *, sequence_length=8, burn_in=None, 
     ],
 )
 def test_off_policy_algorithms_learn_to_remember(name, recurrent):
-    policy = trained_from_sequences(name, recurrent, num_steps=8_000 if name in ("sac_box", "tqc") else 3_000)
+    num_steps = 8_000 if name in ("sac_box", "tqc", "crossq") else 3_000
+    often = {"update_per_step": 0.5} if name == "crossq" else {}
+    policy = trained_from_sequences(name, recurrent, num_steps=num_steps, **often)
     found = np.array(last_actions(policy), np.float64).reshape(2)
     if name in IN_BOX_FROM_SEQUENCES:
-        np.testing.assert_allclose(found, [-BEST_CONTINUOUS, BEST_CONTINUOUS], atol=0.15)
+        error = 0.4 if name == "crossq" else 0.15  # statistics of small batches are noise; without memory it is 0.5
+        np.testing.assert_allclose(found, [-BEST_CONTINUOUS, BEST_CONTINUOUS], atol=error)
     else:
         assert found.tolist() == [0, 1]
 

@@ -112,9 +112,9 @@ def test_list_shows_algorithms_spaces_and_recipes(lockstep: Command) -> None:
     for config_class in ALGORITHMS:
         (line,) = re.findall(rf"^ *{config_class.algorithm}  +\S.*MultiBinary.*$", said.out, re.MULTILINE)
         assert "Dict, Tuple" in line
-        actions = dict.fromkeys(("dqn", "c51", "qrdqn", "iqn", "rainbow"), "Tuple   Discrete ")
+        actions = dict.fromkeys(("pqn", "dqn", "c51", "qrdqn", "iqn", "rainbow"), "Tuple   Discrete ")
         actions |= dict.fromkeys(("sac", "cql", "iql"), "Tuple   Discrete, Box ")
-        actions |= dict.fromkeys(("td3", "td3_bc", "tqc"), "Tuple   Box ")
+        actions |= dict.fromkeys(("td3", "td3_bc", "tqc", "crossq"), "Tuple   Box ")
         assert actions.get(config_class.algorithm, "Discrete, MultiDiscrete, MultiBinary, Box") in line
         assert "Text" not in line
     for recipe in RECIPES:

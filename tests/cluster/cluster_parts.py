@@ -26,7 +26,7 @@ def small(config, num_learners=0, action_space=THREE, **training):
     return (
         config.environment(observation_space=BOX, action_space=action_space)
         .framework(dtype="float64")
-        .rl_module(model_config={"hiddens": (4,)})
+        .rl_module(model_config={"hiddens": (4,), "critic_hiddens": (4,)})
         .training(**training)
         .learners(num_learners=num_learners, learner_timeout_s=60.0)
         .debugging(seed=0)

@@ -38,6 +38,7 @@ from lockstep import (
     BCConfig,
     C51Config,
     CQLConfig,
+    CrossQConfig,
     DQNConfig,
     IMPALAConfig,
     IQLConfig,
@@ -45,6 +46,7 @@ from lockstep import (
     LearnerGroup,
     MARWILConfig,
     PPOConfig,
+    PQNConfig,
     QRDQNConfig,
     RainbowConfig,
     REINFORCEConfig,
@@ -54,6 +56,7 @@ from lockstep import (
     TD3BCConfig,
     TD3Config,
     TQCConfig,
+    TRPOConfig,
 )
 from lockstep.algorithms import ALGORITHMS
 from lockstep.algorithms.policy import row_errors
@@ -325,8 +328,10 @@ CASES = {
     "ppo": Case(PPOConfig, {"lr": 1e-2, "kl_coeff": 0.2, "grad_clip": 0.1, "normalize_advantages": "minibatch"}),
     "a2c": Case(A2CConfig, {"lr": 1e-2, "grad_clip": 0.1}),
     "reinforce": Case(REINFORCEConfig, {"lr": 1e-2}, ("episodes",)),
+    "trpo": Case(TRPOConfig, {"lr": 1e-2, "cg_iterations": 4}, passes={"num_epochs": 2}),
     "impala": Case(IMPALAConfig, {"lr": 1e-2}, ("episodes",)),
     "appo": Case(APPOConfig, {"lr": 1e-2}, ("episodes",)),
+    "pqn": Case(PQNConfig, {"lr": 1e-2}, ("episodes",)),
     "dqn": Case(DQNConfig, FOLLOWED, **REPLAY),
     "c51": Case(C51Config, FOLLOWED, **REPLAY),
     "qrdqn": Case(QRDQNConfig, FOLLOWED, **REPLAY),
@@ -335,6 +340,7 @@ CASES = {
     "sac": Case(SACConfig, action_space=ACTIONS, **REPLAY),
     "sac, discrete actions": Case(SACConfig, **REPLAY),
     "tqc": Case(TQCConfig, action_space=ACTIONS, **REPLAY),
+    "crossq": Case(CrossQConfig, action_space=ACTIONS, **REPLAY),
     "td3": Case(TD3Config, action_space=ACTIONS, **REPLAY),
     "bc": Case(BCConfig, {"lr": 1e-2}, **REPLAY),
     "marwil": Case(MARWILConfig, {"lr": 1e-2}, **REPLAY),

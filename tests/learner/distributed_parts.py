@@ -36,7 +36,7 @@ class ShardMeanPPO(PPOLearner):
 VARIANTS = {"shard_mean": "ppo", "sac_discrete": "sac", "ddpg": "td3", "cql_discrete": "cql", "iql_discrete": "iql"}
 """cases by other names than that of their algorithm"""
 FROM_ROLLOUTS = {*ON_POLICY, "shard_mean"}
-CONTINUOUS = {"sac", "tqc", "td3", "ddpg", "cql", "iql", "td3_bc"}
+CONTINUOUS = {"sac", "tqc", "crossq", "td3", "ddpg", "cql", "iql", "td3_bc"}
 
 
 @dataclass

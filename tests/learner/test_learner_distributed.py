@@ -72,6 +72,14 @@ CASES = {
     "a2c, from batches": Case("a2c", CLIPPED, source="batch"),
     "reinforce, empty shards": Case("reinforce", CLIPPED, normalize=True, empty=True),
     "reinforce, sequences of a GRU": Case("reinforce", CLIPPED, memory="gru", minibatch_size=4),
+    "trpo, empty shards": Case(
+        "trpo", {"lr": 1e-2, "cg_iterations": 4}, normalize=True, minibatch_size=None, num_epochs=3, empty=True
+    ),
+    "trpo, sequences of a GRU": Case("trpo", {"lr": 1e-2, "cg_iterations": 4}, memory="gru", minibatch_size=None),
+    "trpo, multi-agent, absent modules": Case(
+        "trpo", {"lr": 1e-2, "cg_iterations": 4}, modules=("p0", "p1"), empty=True, minibatch_size=None
+    ),
+    "pqn, empty shards": Case("pqn", CLIPPED, normalize=True, empty=True),
     "dqn, whole samples": Case("dqn", {**CLIPPED, **FOLLOWED}, minibatch_size=None, source="batch"),
     "dqn, samples on one learner now and then": Case(
         "dqn", {**CLIPPED, **FOLLOWED, "double_q": False, "huber_delta": None}, source="batch", num_epochs=1, empty=True
@@ -138,6 +146,10 @@ CASES = {
     "tqc, sequences of a GRU": Case(
         "tqc", {**CLIPPED, "tau": 0.1, "num_quantiles": 5}, source="batch", memory="gru", minibatch_size=4
     ),
+    "crossq, empty shards": Case("crossq", CLIPPED, source="batch", empty=True),
+    "crossq, sequences of a GRU, empty shards": Case(
+        "crossq", CLIPPED, source="batch", memory="gru", minibatch_size=4, empty=True
+    ),
     "td3, empty shards": Case("td3", {**CLIPPED, "tau": 0.1}, source="batch", empty=True, shuffle=False),
     "dqn, sequences of an LSTM, empty shards": Case(
         "dqn", {**CLIPPED, **FOLLOWED}, source="batch", memory="lstm", minibatch_size=4, empty=True
@@ -190,6 +202,8 @@ VARIANTS = {
     "a2c, unshuffled, each element clipped",
     "a2c, from batches",
     "reinforce, sequences of a GRU",
+    "trpo, sequences of a GRU",
+    "trpo, multi-agent, absent modules",
     "dqn, whole samples",
     "appo, multi-agent, absent modules",
     "appo, from batches",
@@ -201,6 +215,7 @@ VARIANTS = {
     "dqn, noisy, sequences of a GRU",
     "sac, discrete, sequences of a GRU",
     "tqc, sequences of a GRU",
+    "crossq, sequences of a GRU, empty shards",
     "td3, sequences of an LSTM",
     "dqn, sequences of attention",
     "marwil, episodes, sequences of a GRU",

@@ -8,6 +8,7 @@ from torch import nn
 
 from lockstep.modules import (
     DefaultActorCriticModule,
+    DefaultCrossQModule,
     DefaultSACModule,
     DefaultTD3Module,
     DefaultTQCModule,
@@ -60,6 +61,7 @@ POLICIES = [
     (DefaultSACModule, CONTINUOUS, {"activation": "relu", "log_std_bounds": (-0.2, 0.1)}),
     (DefaultSACModule, DISCRETE, {"activation": "relu"}),
     (DefaultTQCModule, CONTINUOUS, {"activation": "relu", "num_value_outputs": 5}),
+    (DefaultCrossQModule, CONTINUOUS, {"activation": "relu"}),
     (DefaultTD3Module, CONTINUOUS, {"activation": "relu", "hiddens": (16, 16)}),
 ]
 

@@ -160,6 +160,17 @@ def test_the_impala_encoder_is_the_network_of_the_paper(name):
     assert 0.3 < features(obs).std().item() < 3.0
 
 
+def test_layer_norm_stands_between_each_layer_of_an_encoder_and_its_activation():
+    dense = make(BOX, layer_norm=True, hiddens=(8, 9)).encoder.mlp
+    assert [type(layer) for layer in dense] == [nn.Linear, nn.LayerNorm, nn.Tanh] * 2
+    images = make(OBSERVATIONS["image_small"], layer_norm=True, conv_filters=((4, 3, 1),), image_hiddens=(8,))
+    kinds = [nn.Conv2d, nn.GroupNorm, nn.ReLU, nn.Flatten, nn.Linear, nn.LayerNorm, nn.ReLU]
+    assert [type(layer) for layer in images.encoder.features.network] == kinds
+    normalised = images.encoder.features.network[:2](torch.rand(5, 4, 10, 10))
+    torch.testing.assert_close(normalised.mean((1, 2, 3)), torch.zeros(5), atol=1e-5, rtol=0)  # over a whole image
+    assert not [each for each in make(NESTED).modules() if isinstance(each, nn.LayerNorm | nn.GroupNorm)]
+
+
 def test_encoders_by_name_are_for_images_and_leave_other_parts_alone():
     nested = make(NESTED, encoder="impala", image_hiddens=(24,), hiddens=(8,))
     kinds = [type(part).__name__ for part in nested.encoder.features.parts]
@@ -176,6 +187,7 @@ def test_encoders_by_name_are_for_images_and_leave_other_parts_alone():
         ({"encoder": "impala", "conv_filters": ((4, 3, 1),)}, "do not go with encoder='impala'"),
         ({"encoder": "impala", "encoder_config": {"size": 3}}, "a class or function of your own"),
         ({"encoder": "impola"}, "one of nature, impala"),
+        ({"encoder": "impala", "layer_norm": True}, "does not go with encoder='impala'"),
     ):
         with pytest.raises(ValueError, match=words):
             make(BOX, **mistake)

@@ -48,8 +48,10 @@ TRAINING: dict[str, dict[str, Any]] = {
     "ppo": MINIBATCHES,
     "a2c": {**ON_POLICY, "lr": 2e-2, "train_batch_size": 32},
     "reinforce": {"gamma": 0.5, "lr": 2e-2, "train_batch_size": 32},
+    "trpo": {"gamma": 0.5, "lr": 1e-2, "train_batch_size": 128, "num_epochs": 20, "max_kl": 0.05},
     "impala": {**MINIBATCHES, "num_epochs": 2},
     "appo": MINIBATCHES,
+    "pqn": {"gamma": 0.5, "lr": 1e-2, "train_batch_size": 128, "minibatch_size": 32, "num_epochs": 4, "epsilon": 0.3},
     "dqn": ACTION_VALUES,
     "c51": {**ACTION_VALUES, "num_atoms": 11, "v_min": -3.0, "v_max": 3.0},
     "qrdqn": {**ACTION_VALUES, "num_quantiles": 8},
@@ -57,6 +59,14 @@ TRAINING: dict[str, dict[str, Any]] = {
     "iqn": {**ACTION_VALUES, "num_cosines": 16},
     "sac": {**SOFT, "initial_alpha": 0.02, "alpha_lr": 1e-3},
     "tqc": {**SOFT, "initial_alpha": 0.02, "alpha_lr": 1e-3, "num_quantiles": 8, "quantiles_to_drop": 0},
+    "crossq": {
+        "gamma": 0.5,
+        "lr": 1e-2,
+        "train_batch_size": 64,
+        "initial_alpha": 0.02,
+        "alpha_lr": 1e-3,
+        "policy_delay": 1,
+    },
     "td3": {**SOFT, "exploration_noise": 0.3, "target_noise": 0.05},
     "bc": OFFLINE,
     "marwil": {**OFFLINE, "beta": 4.0, "moving_average_sqd_adv_norm_start": 1.0, "max_weight": 20.0},
@@ -86,7 +96,7 @@ def configured(cell: Cell, turned: bool = False) -> Any:
         normalize_rewards=cell["normalized"] in ("rewards", "both"),
     )
     config.training(**TRAINING[name]).evaluation(evaluation_interval=0).debugging(seed=1)
-    if name in ("sac", "tqc", "cql"):
+    if name in ("sac", "tqc", "crossq", "cql"):
         config.training(target_entropy=-2.0 if in_a_box else 0.02)
     images = {"conv_filters": ((4, 4, 4),), "conv_activation": "tanh", "image_hiddens": (16,)}
     model = {

@@ -108,7 +108,7 @@ ROWS = {
             ValueError,
             (name, "Dict('push': Box"),
         )
-        for name in ("dqn", "c51", "qrdqn", "iqn", "rainbow", "sac", "td3", "cql", "iql", "td3_bc")
+        for name in ("pqn", "dqn", "c51", "qrdqn", "iqn", "rainbow", "sac", "td3", "cql", "iql", "td3_bc")
     },
 }
 

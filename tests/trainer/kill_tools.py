@@ -40,8 +40,9 @@ MORE_KINDS = {
     "one environment": ("ppo", ONE_ENV),
     "sequences": ("dqn", SEQUENCES),
     "offline sequences": ("iql", {"rl_module": {"model_config": LSTM}}),
-    **{name: (name, {}) for name in ("a2c", "reinforce", "c51", "qrdqn", "iqn", "rainbow")},
+    **{name: (name, {}) for name in ("a2c", "reinforce", "trpo", "pqn", "c51", "qrdqn", "iqn", "rainbow")},
     "tqc": ("tqc", UNIFORM),
+    "crossq": ("crossq", UNIFORM),
 }
 
 

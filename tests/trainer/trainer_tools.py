@@ -46,6 +46,8 @@ def config_for(
         config.offline_data(input_=random_transitions(env))
     options = {
         "ppo": {"minibatch_size": 32, "num_epochs": 2},
+        "pqn": {"minibatch_size": 8},
+        "trpo": {"num_epochs": 3},
         "dqn": {"target_update_interval": 7},
         "c51": {"target_update_interval": 7, "num_atoms": 5, "v_min": 0.0, "v_max": 40.0},
         "qrdqn": {"target_update_interval": 7, "num_quantiles": 5},

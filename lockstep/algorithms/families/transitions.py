@@ -143,7 +143,6 @@ class ActorCriticOptions(TrainingOptions, total=False):
 
     actor_lr: ScheduleLike | None
     critic_lr: ScheduleLike | None
-    tau: float
 
 
 @dataclass
@@ -156,13 +155,25 @@ class ActorCriticTraining(SampledTraining[ConfigT]):
     """of the policy; `None`: `lr`"""
     critic_lr: ScheduleLike | None = option(None, ge=0, finite=True)
     """of the critics; `None`: `lr`"""
-    tau: float = option(0.005, gt=0, le=1)
-    """how far target networks go towards those that learn, in each update of them"""
 
     def lr_of(self, optimizer_name: str) -> ScheduleLike:
         """Return the learning rate of an optimizer: its own, `<name>_lr`, or `lr`."""
         own: ScheduleLike | None = getattr(self, f"{optimizer_name}_lr")
         return self.lr if own is None else own
+
+
+class FollowedActorCriticOptions(ActorCriticOptions, total=False):
+    """Options of `FollowedActorCriticTraining`."""
+
+    tau: float
+
+
+@dataclass
+class FollowedActorCriticTraining(ActorCriticTraining[ConfigT]):
+    """Options of TD3, TD3+BC and IQL: of actor-critics with target networks."""
+
+    tau: float = option(0.005, gt=0, le=1)
+    """how far target networks go towards those that learn, in each update of them"""
 
 
 def register_actor_and_critics(learner: Learner[Any], module_id: str, config: ActorCriticTraining[Any]) -> None:
@@ -179,7 +190,6 @@ class SoftActorCriticOptions(ActorCriticOptions, total=False):
     """Options of `SoftActorCriticTraining`."""
 
     alpha_lr: ScheduleLike | None
-    target_update_interval: int
     alpha: float | Literal["auto"]
     initial_alpha: float
     target_entropy: float | Literal["auto"]
@@ -187,12 +197,10 @@ class SoftActorCriticOptions(ActorCriticOptions, total=False):
 
 @dataclass
 class SoftActorCriticTraining(ActorCriticTraining[ConfigT]):
-    """Options that SAC, TQC and CQL have in common."""
+    """Options that SAC, TQC, CrossQ and CQL have in common."""
 
     alpha_lr: ScheduleLike | None = option(None, ge=0, finite=True)
     """of the temperature; `None`: `lr`"""
-    target_update_interval: int = option(1, ge=1)
-    """gradient steps between two updates of the target critics"""
     alpha: float | Literal["auto"] = option("auto", ge=0)
     """temperature, the weight of the entropy: a number, or "auto": learned, so that the entropy is `target_entropy`"""
     initial_alpha: float = option(1.0, gt=0)
@@ -200,7 +208,24 @@ class SoftActorCriticTraining(ActorCriticTraining[ConfigT]):
     target_entropy: float | Literal["auto"] = option("auto", finite=True)
     """in nats; "auto": minus the number of action dimensions, or 0.98 of the highest for discrete actions"""
 
-    def __call__(self, **options: Unpack[SoftActorCriticOptions]) -> ConfigT:
+
+class FollowedSoftActorCriticOptions(SoftActorCriticOptions, total=False):
+    """Options of `FollowedSoftActorCriticTraining`."""
+
+    tau: float
+    target_update_interval: int
+
+
+@dataclass
+class FollowedSoftActorCriticTraining(SoftActorCriticTraining[ConfigT]):
+    """Options of SAC, TQC and CQL, which have target critics."""
+
+    tau: float = option(0.005, gt=0, le=1)
+    """how far the target critics go towards those that learn, in each update of them"""
+    target_update_interval: int = option(1, ge=1)
+    """gradient steps between two updates of the target critics"""
+
+    def __call__(self, **options: Unpack[FollowedSoftActorCriticOptions]) -> ConfigT:
         return self.change(options)
 
 
@@ -208,15 +233,18 @@ SoftTraining = TypeVar("SoftTraining", bound=SoftActorCriticTraining[Any])
 
 
 class SoftActorCriticLearner(TransitionLearner[SoftTraining]):
-    """The family of SAC, TQC and CQL. Target critics and temperature are part of the learner's state."""
+    """The family of SAC, TQC, CrossQ and CQL. Target critics and temperature are part of the learner's state."""
+
+    has_target_critics = True
 
     def setup_module(self, module_id: str) -> None:
-        """Make the target critics, `<module id>/target`, and the temperature, `<module id>/log_alpha`."""
+        """Make the target critics, `<module id>/target`, if any, and the temperature, `<module id>/log_alpha`."""
         super().setup_module(module_id)
         self.check_parts(module_id, "critics", *([] if self.is_discrete(module_id) else ["sample"]))
         config = self.config_of(module_id)
         module: Any = self.module[module_id]
-        self.register_state(f"{module_id}/target", TargetNetwork(module.critics))
+        if self.has_target_critics:
+            self.register_state(f"{module_id}/target", TargetNetwork(module.critics))
         first = config.initial_alpha if config.alpha == "auto" else config.alpha
         log_alpha = torch.tensor(math.log(first) if first > 0 else -math.inf, dtype=self.dtype, device=self.device)
         self.register_state(f"{module_id}/log_alpha", nn.Parameter(log_alpha, requires_grad=config.alpha == "auto"))
@@ -310,7 +338,7 @@ class SoftActorCriticLearner(TransitionLearner[SoftTraining]):
         return -float(math.prod(space.shape))
 
 
-class DelayedActorCriticOptions(ActorCriticOptions, total=False):
+class DelayedActorCriticOptions(FollowedActorCriticOptions, total=False):
     """Options of `DelayedActorCriticTraining`."""
 
     policy_delay: int
@@ -319,7 +347,7 @@ class DelayedActorCriticOptions(ActorCriticOptions, total=False):
 
 
 @dataclass
-class DelayedActorCriticTraining(ActorCriticTraining[ConfigT]):
+class DelayedActorCriticTraining(FollowedActorCriticTraining[ConfigT]):
     """Options that TD3 and TD3+BC have in common."""
 
     policy_delay: int = option(2, ge=1)

@@ -1,0 +1,135 @@
+"""PQN: parallelised Q-network (Gallici et al. 2024, "Simplifying deep temporal difference learning",
+https://arxiv.org/abs/2407.04811).
+
+Q-learning on what many environments have just done: no replay buffer and no target network. Layer normalisation in the
+network keeps the values from diverging (the paper's section 3). From the end of a rollout backwards, with the
+parameters that the update begins with:
+
+    R_t = r_t + gamma (lambda R_t+1 + (1 - lambda) max_a' Q(s_t+1, a'))        Q(lambda) target
+    minimise  E[(Q(s_t, a_t) - R_t)^2 / 2]
+
+Where an episode ended, R_t = r_t; where it or the rollout was cut, R_t = r_t + gamma max_a' Q(s_t+1, a'). Then come
+passes over the rollout in minibatches. Actions are the best ones, or with probability epsilon any.
+
+Defaults: those of the authors' code for MinAtar (github.com/mttga/purejaxql, config/alg/pqn_minatar.yaml): lr 5e-4,
+lambda 0.65, gradients of norm 10 at most, 2 passes in minibatches of 128, 32 steps of each environment; epsilon 0.05 at
+the end, within 20,000 steps. From that for CartPole (pqn_cartpole.yaml): 32 environments, and 2 hidden layers of 256.
+Adam in place of rectified Adam.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Self, Unpack
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.algorithms.config import AlgorithmConfig
+from lockstep.algorithms.families.q_learning import of_actions
+from lockstep.data.columns import Columns
+from lockstep.data.trajectories import Trajectories
+from lockstep.learner.config import TrainingOptions, TrainingSection
+from lockstep.learner.inputs import check_outputs, recorded_columns
+from lockstep.learner.learner import Learner, Outputs
+from lockstep.learner.minibatches import TensorColumns
+from lockstep.modules import DefaultQModule
+from lockstep.ops import lambda_returns
+from lockstep.state.options import ConfigT, option
+from lockstep.state.schedules import ScheduleLike
+
+
+class PQNOptions(TrainingOptions, total=False):
+    """Options of `PQNTraining`."""
+
+    epsilon: ScheduleLike
+    lambda_: float
+
+
+@dataclass
+class PQNTraining(TrainingSection[ConfigT]):
+    """Options of `PQNConfig.training(...)`."""
+
+    lr: ScheduleLike = 5e-4
+    train_batch_size: int = 1024
+    minibatch_size: int | Literal["auto"] | None = option(128, ge=1)
+    num_epochs: int = option(2, ge=1)
+    grad_clip: float | None = 10.0
+    epsilon: ScheduleLike = option(factory=lambda: [[0, 1.0], [20_000, 0.05]], ge=0, le=1)
+    """share of actions that are taken by chance while collecting: a number, or a schedule over sampled steps"""
+    lambda_: float = option(0.65, ge=0, le=1)
+    """lambda of the targets; 0: one step, 1: the rest of the rollout"""
+
+    def __call__(self, **options: Unpack[PQNOptions]) -> ConfigT:
+        return self.change(options)
+
+
+class PQNLearner(Learner[PQNTraining]):
+    """The update of PQN."""
+
+    def required_columns(self, module_id: str) -> tuple[str, ...]:
+        return (Columns.OBS, Columns.ACTIONS, Columns.VALUE_TARGETS)
+
+    def prepare_batch(self, trajectories: Trajectories, *, module_id: str) -> TensorColumns:
+        """Return the Q(lambda) targets of a rollout, computed once."""
+        config, connectors = self.config_of(module_id), self.connectors[module_id]
+        columns = recorded_columns(self.to_tensor, connectors, trajectories)
+        targets = lambda_returns(
+            columns[Columns.REWARDS].cpu().numpy().reshape(trajectories.shape),
+            self.best_next_values(module_id, columns).reshape(trajectories.shape),
+            trajectories.terminateds,
+            trajectories.cuts,
+            gamma=config.gamma,
+            lambda_=config.lambda_,
+        )
+        learned = {
+            Columns.OBS: columns[Columns.OBS],
+            Columns.ACTIONS: columns[Columns.ACTIONS],
+            Columns.VALUE_TARGETS: self.to_tensor(targets.reshape(-1)),
+        }
+        return self.train_columns(module_id, learned, trajectories)
+
+    @torch.no_grad()
+    def best_next_values(self, module_id: str, columns: TensorColumns) -> np.ndarray:
+        """Return the value `[T * B]` of the best action after each step, for the present parameters."""
+        module = self.module[module_id]
+        with self.mixed_precision():
+            out = module.forward_train({Columns.OBS: columns[Columns.NEXT_OBS]})
+        check_outputs(out, ("q_values",), type(module).__name__, type(self).__name__)
+        return np.asarray(self.to_tensor(out["q_values"]).amax(-1).cpu().numpy())
+
+    def compute_loss_for_module(
+        self, *, module_id: str, config: PQNTraining, batch: TensorColumns, fwd_out: Outputs
+    ) -> Tensor:
+        """Return the mean squared error of the values of the actions that were taken, halved."""
+        taken = of_actions(fwd_out["q_values"], batch[Columns.ACTIONS])
+        loss = self.masked_mean(0.5 * (taken - batch[Columns.VALUE_TARGETS]).square(), batch)
+        self.log(module_id, qf_loss=loss, q_mean=self.masked_mean(taken.detach(), batch))
+        return loss
+
+
+class PQNConfig(AlgorithmConfig):
+    """`PQNConfig().environment("CartPole-v1").build_trainer().run()`."""
+
+    algorithm = "pqn"
+    explorations = ("epsilon",)
+    learner_class = PQNLearner
+    training_class = PQNTraining
+    module_class = DefaultQModule
+    training: PQNTraining[Self]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.env_runners(num_envs_per_env_runner=32)
+        model = {"hiddens": (256, 256), "activation": "relu", "layer_norm": True, "orthogonal_init": False}
+        self.rl_module(model_config=model)
+
+    def validate(self) -> None:
+        """Refuse a memory: values of next observations are computed row by row."""
+        super().validate()
+        if self.has_memory:
+            kind = self.kind_of_memory
+            value = getattr(self.rl_module.model_config, kind, None)  # None: a spec of the network has it
+            path = f"rl_module.model_config.{kind}" + ("" if value is None else f"={value!r}")
+            raise ValueError(f"{path} is not allowed for pqn; leave it out, or take dqn, which may have a memory")
