@@ -42,19 +42,16 @@ def ppo_cartpole() -> PPOConfig:
 
 
 def a2c_cartpole() -> A2CConfig:
-    """Rollouts of 25 steps of 16 environments: the usual 5 of 8 learn sooner and forget more often."""
+    """5 steps of 16 environments for each update, as usual: the value function learns from 3,750 gradient steps.
+
+    With 25 steps it gets 500 of them, lags behind the policy, and half of the seeds fall from 500 to 150.
+    """
     return (
         A2CConfig()
-        .environment("CartPole-v1")
+        .environment("CartPole-v1", normalize_rewards=True)
         .env_runners(num_envs_per_env_runner=16)
-        .training(
-            lr=[[0, 3e-3], [200_000, 0.0]],
-            lambda_=0.95,
-            train_batch_size=400,
-            entropy_coeff=0.01,
-            normalize_advantages=True,
-        )
-        .reporting(total_steps=200_000)
+        .training(lr=[[0, 1e-3], [300_000, 0.0]], lambda_=0.95, train_batch_size=80, entropy_coeff=0.01)
+        .reporting(total_steps=300_000)
     )
 
 
@@ -319,9 +316,28 @@ def dqn_bit_flipping() -> DQNConfig:
     )
 
 
+def ppo_sparse_maze() -> PPOConfig:
+    """New cells are rewarded; without `intrinsic_reward="rnd"` the same settings never see the exit."""
+    return (
+        PPOConfig()
+        .environment("lockstep/SparseMaze-v0")
+        .env_runners(num_envs_per_env_runner=16)
+        .training(
+            lr=5e-4,
+            train_batch_size=2048,
+            minibatch_size=256,
+            num_epochs=8,
+            entropy_coeff=0.02,
+            intrinsic_reward="rnd",
+            intrinsic_coeff=0.1,
+        )
+        .reporting(total_steps=200_000)
+    )
+
+
 ONLINE: tuple[Recipe, ...] = (
     Recipe("ppo", "CartPole-v1", ppo_cartpole, 500.0, f"{RL_ZOO}, 100k steps", 100_000, promise=475.0),
-    Recipe("a2c", "CartPole-v1", a2c_cartpole, 500.0, f"{RL_ZOO}, 500k steps", 200_000, promise=420.0),
+    Recipe("a2c", "CartPole-v1", a2c_cartpole, 500.0, f"{RL_ZOO}, 500k steps", 300_000, promise=475.0),
     Recipe("reinforce", "CartPole-v1", reinforce_cartpole, 500.0, f"{RL_ZOO}, A2C, 500k steps", 200_000, promise=475.0),
     Recipe("trpo", "CartPole-v1", trpo_cartpole, 500.0, f"{RL_ZOO}, 100k steps", 100_000, promise=None),
     Recipe("pqn", "CartPole-v1", pqn_cartpole, 500.0, f"{RL_ZOO}, DQN, 50k steps", 512_000, promise=None),
@@ -376,4 +392,5 @@ ONLINE: tuple[Recipe, ...] = (
         20_000,
         promise=-7.5,
     ),
+    Recipe("ppo", "lockstep/SparseMaze-v0", ppo_sparse_maze, 1.0, "the best there is", 200_000, promise=None),
 )

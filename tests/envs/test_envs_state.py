@@ -7,7 +7,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from lockstep.envs import make_vector
 from lockstep.envs.counting import CountingEnv, CountingVectorEnv
-from lockstep.envs.probes import BitFlipping, MemoryProbe
+from lockstep.envs.probes import BitFlipping, MemoryProbe, SparseMaze
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
 
 CLASSIC = ("CartPole-v1", "Acrobot-v1", "Pendulum-v1", "MountainCar-v0", "MountainCarContinuous-v0")
@@ -38,6 +38,7 @@ CASES = {
     "native_counting": lambda: make_vector(CountingVectorEnv(3, EPISODES)),
     "memory_probe": ours(MemoryProbe),
     "bit_flipping": ours(BitFlipping, env_config={"num_bits": 6}),
+    "sparse_maze": ours(SparseMaze, env_config={"size": 3}),
 }
 MUJOCO = ("HalfCheetah-v5", "Ant-v5", "Humanoid-v5", "Reacher-v5", "Hopper-v5", "InvertedDoublePendulum-v5")
 

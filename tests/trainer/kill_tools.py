@@ -38,6 +38,8 @@ SEQUENCES = {
 }
 MORE_KINDS = {
     "one environment": ("ppo", ONE_ENV),
+    "intrinsic rewards": ("ppo", {"training": {"intrinsic_reward": "rnd"}}),
+    "intrinsic rewards, replay": ("dqn", {**UNIFORM, "training": {"intrinsic_reward": "rnd"}}),
     "sequences": ("dqn", SEQUENCES),
     "offline sequences": ("iql", {"rl_module": {"model_config": LSTM}}),
     **{name: (name, {}) for name in ("a2c", "reinforce", "trpo", "pqn", "c51", "qrdqn", "iqn", "rainbow")},
