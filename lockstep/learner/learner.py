@@ -33,7 +33,7 @@ from lockstep.learner.minibatches import (
     take_rows,
     warn_of_rows_left_out,
 )
-from lockstep.learner.novelty import NOVELTY, IntrinsicReward, RandomNetworkDistillation
+from lockstep.learner.novelty import NOVELTY, IntrinsicReward, make_intrinsic_reward
 from lockstep.learner.optimizers import (
     ALL_MODULES,
     DEFAULT_OPTIMIZER,
@@ -183,8 +183,6 @@ class Learner(Generic[Training]):
         for module_id in module:
             self._set_up(module_id)
         self.configure_optimizers()
-        for module_id in self.learning_modules():
-            self._register_novelty(module_id)
         self._begin_anew()
         return self
 
@@ -229,18 +227,13 @@ class Learner(Generic[Training]):
             schedule = Schedule(getattr(config, name), name=name)
             value = torch.tensor(schedule(0), dtype=self.dtype, device=self.device)
             self.coefficients[module_id, name] = (schedule, value)
-        self._set_up_novelty(module_id, config)
+        if config.intrinsic_reward is not None:
+            space, seed = self.module[module_id].observation_space, self.streams.seed(f"{module_id}/{NOVELTY}")
+            novelty = make_intrinsic_reward(config.intrinsic_reward, space, config.intrinsic_coeff, seed)
+            novelty.network.to(device=self.device, dtype=self.dtype)
+            self.register_state(f"{module_id}/{NOVELTY}", novelty)
+            self.register_configured(module_id, NOVELTY, novelty.network.parameters(), config.lr, config)
         self.setup_module(module_id)
-
-    def _set_up_novelty(self, module_id: str, config: Training) -> None:
-        """Make what rewards new observations, where the configuration asks for it."""
-        if config.intrinsic_reward is None:
-            return
-        make = RandomNetworkDistillation if config.intrinsic_reward == "rnd" else config.intrinsic_reward
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(self.streams.seed(f"{module_id}/{NOVELTY}"))
-            network = make(self.module[module_id].observation_space).to(device=self.device, dtype=self.dtype)
-        self.register_state(f"{module_id}/{NOVELTY}", IntrinsicReward(network, config.intrinsic_coeff))
 
     def novelty_of(self, module_id: str) -> IntrinsicReward | None:
         """Return what rewards a module for new observations; None without `intrinsic_reward`."""
@@ -352,10 +345,9 @@ class Learner(Generic[Training]):
             return self._skip_update()
         started = time.perf_counter()
         plan = plan_update(columns, agreed.stand_ins, trajectories, self.reducer)
-        columns = {
-            mid: self.with_intrinsic_rewards(mid, part, counts=plan.num_own_rows[mid] > 0)
-            for mid, part in columns.items()
-        }
+        for module_id, part in columns.items():
+            if (novelty := self.novelty_of(module_id)) is not None:
+                columns[module_id] = novelty.rewarded(part, plan.num_own_rows[module_id] > 0, self.reducer)
         columns = {mid: self._with_noise(mid, self.prepare_sequences(mid, part), plan) for mid, part in columns.items()}
         self.rows_in_step, trained = sum(plan.num_own_rows.values()), dict.fromkeys(columns, 0)
         self.before_gradient_based_update(timesteps=options.timesteps or {})
@@ -539,18 +531,6 @@ class Learner(Generic[Training]):
         The place to change sequences `[S, L, ...]` of a module with memory.
         """
         return columns
-
-    def with_intrinsic_rewards(self, module_id: str, columns: TensorColumns, *, counts: bool = True) -> TensorColumns:
-        """Return transitions whose rewards are higher where they led to new observations, if that is asked for.
-
-        `counts=False`: the rows are stand-ins, which are not part of the statistics.
-        """
-        novelty = self.novelty_of(module_id)
-        if novelty is None or Columns.REWARDS not in columns or Columns.NEXT_OBS not in columns:
-            return columns
-        mask = columns.get(Columns.LOSS_MASK, torch.ones_like(columns[Columns.REWARDS], dtype=torch.bool))
-        rewards = novelty(columns[Columns.NEXT_OBS], mask.reshape(-1) & counts, self.reducer)
-        return {**columns, Columns.REWARDS: columns[Columns.REWARDS] + rewards}
 
     def required_columns(self, module_id: str) -> tuple[str, ...]:
         """Return the columns that the loss reads; their absence is refused by name."""
@@ -842,12 +822,6 @@ class Learner(Generic[Training]):
         """Register one optimizer over the module's trainable parameters, as one flat tensor."""
         self.register_configured(module_id, DEFAULT_OPTIMIZER, self.module[module_id].parameters(), config.lr, config)
 
-    def _register_novelty(self, module_id: str) -> None:
-        """Register the optimizer of what rewards new observations."""
-        novelty, config = self.novelty_of(module_id), self.config_of(module_id)
-        if novelty is not None:
-            self.register_configured(module_id, NOVELTY, novelty.network.parameters(), config.lr, config)
-
     def register_configured(
         self, module_id: str, name: str, params: Iterable[nn.Parameter], lr: ScheduleLike, config: Training
     ) -> None:
@@ -965,7 +939,6 @@ class Learner(Generic[Training]):
             self._set_up(module_id)
             if not self.is_frozen(module_id):
                 self.configure_optimizers_for_module(module_id, self.config_of(module_id))
-                self._register_novelty(module_id)
         except Exception:
             self._forget(module_id)
             raise

@@ -10,6 +10,8 @@ from gymnasium.spaces import Space
 from torch import Tensor, nn
 
 from lockstep.data.actions import ACTION_MASK, without_mask
+from lockstep.data.columns import Columns
+from lockstep.learner.minibatches import TensorColumns
 from lockstep.learner.reduction import Reducer
 from lockstep.modules import Encoder, ModelConfig
 from lockstep.ops.statistics import RunningMoments
@@ -65,6 +67,18 @@ class IntrinsicReward:
         self.moments.merge(reducer.moments(seen))
         return errors * (self.coeff / (float(self.moments.var) ** 0.5 + 1e-8))
 
+    def rewarded(self, columns: TensorColumns, counts: bool, reducer: Reducer) -> TensorColumns:
+        """Return transitions with higher rewards where they led to new observations; other columns as they are.
+
+        `counts`: whether the rows are this learner's own.
+        """
+        if Columns.REWARDS not in columns or Columns.NEXT_OBS not in columns:
+            return columns
+        rewards = columns[Columns.REWARDS]
+        mask = columns.get(Columns.LOSS_MASK, torch.ones_like(rewards, dtype=torch.bool))
+        added = self(columns[Columns.NEXT_OBS], mask.reshape(-1) & counts, reducer)
+        return {**columns, Columns.REWARDS: rewards + added}
+
     def get_state(self) -> dict[str, Any]:
         """Return weights (copies) and statistics."""
         weights = {name: value.cpu().numpy().copy() for name, value in self.network.state_dict().items()}
@@ -74,3 +88,14 @@ class IntrinsicReward:
         """Continue from what `get_state` gave."""
         self.network.load_state_dict({name: torch.as_tensor(value) for name, value in state["network"].items()})
         self.moments.set_state(state["moments"])
+
+
+def make_intrinsic_reward(kind: Any, observation_space: Space[Any], coeff: float, seed: int) -> IntrinsicReward:
+    """Make the reward of one module, whose initial weights depend on `seed` alone.
+
+    `kind`: "rnd", or a function of the observation space that returns a network.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        network = (RandomNetworkDistillation if kind == "rnd" else kind)(observation_space)
+    return IntrinsicReward(network, coeff)
