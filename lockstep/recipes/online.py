@@ -324,8 +324,8 @@ def ppo_sparse_maze() -> PPOConfig:
         .env_runners(num_envs_per_env_runner=16)
         .training(
             lr=5e-4,
-            train_batch_size=2048,
-            minibatch_size=256,
+            train_batch_size=2000,
+            minibatch_size=250,
             num_epochs=8,
             entropy_coeff=0.02,
             intrinsic_reward="rnd",
