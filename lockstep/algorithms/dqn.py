@@ -4,9 +4,10 @@ Extensions as options: double (van Hasselt et al. 2016, https://arxiv.org/abs/15
 `model_config={"dueling": True}`), n-step returns and prioritised replay (`replay(n_step=, prioritized=)`, combined as
 in Hessel et al. 2018, https://arxiv.org/abs/1710.02298).
 
-Defaults: batch 32, one gradient step for every 4 steps, gamma 0.99, errors clipped at 1 (Huber) and epsilon from 1 as
-in the paper (extended data, table 1); double Q-learning on; Adam with lr 5e-4; what there is counted in millions of
-frames (memory, epsilon's way, target network) is shortened to what tasks without images need.
+Defaults: batch 32, one gradient step for every 4 steps, gamma 0.99 and epsilon from 1 as in the paper (extended data,
+table 1); double Q-learning on; Adam with lr 5e-4; what there is counted in millions of frames (memory, epsilon's way,
+target network) is shortened to what tasks without images need. Errors count by their square: clipped at 1, as in the
+paper, where rewards are clipped too, they lead to the median of the targets, which leaves rare ends of episodes out.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ class DQNOptions(ActionValueOptions, total=False):
 class DQNTraining(ActionValueTraining[ConfigT]):
     """Options of `DQNConfig.training(...)`."""
 
-    huber_delta: float | None = option(1.0, gt=0)
-    """errors count by their square up to here, and linearly beyond; `None`: always by their square"""
+    huber_delta: float | None = option(None, gt=0)
+    """errors count by their square up to here, and linearly beyond; `None`: always by their square. 1 where rewards are
+    clipped to [-1, 1] and values are small; where values are large it lets them grow without bound"""
 
     def __call__(self, **options: Unpack[DQNOptions]) -> ConfigT:
         return self.change(options)
@@ -76,3 +78,7 @@ class DQNConfig(AlgorithmConfig):
     module_class = DefaultQModule
     is_off_policy = True
     training: DQNTraining[Self]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rl_module(model_config={"activation": "relu", "orthogonal_init": False})

@@ -82,7 +82,7 @@ def a2c_atari() -> A2CConfig:
 
 def dqn_atari() -> DQNConfig:
     """A gradient step for four environment steps, the target network copied every 8,000 of these."""
-    return _action_values(DQNConfig(), 6.25e-5)
+    return _action_values(DQNConfig().training(huber_delta=1.0), 6.25e-5)
 
 
 def c51_atari() -> C51Config:

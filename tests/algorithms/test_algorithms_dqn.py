@@ -167,7 +167,8 @@ def plain_losses(net, given, *, double, interval, tau):
 @pytest.mark.parametrize("double, interval, tau", [(True, 5, 1.0), (False, 3, 1.0), (True, 1, 0.05)])
 def test_losses_and_parameters_of_100_steps_are_those_of_plain_torch(double, interval, tau, weights):
     config = DQNConfig().framework(dtype="float64")
-    config.training(gamma=0.97, lr=LR, grad_clip=CLIP, double_q=double, target_update_interval=interval, tau=tau)
+    config.training(gamma=0.97, lr=LR, grad_clip=CLIP, double_q=double, huber_delta=1.0)
+    config.training(target_update_interval=interval, tau=tau)
     config.rl_module(model_config={"hiddens": (16, 16), "activation": "relu", "policy_gain": 1.0})
     learner = config.build_learner(spaces=(BOX, SPACES[1]))
     rng, net = np.random.default_rng(0), layers_like(learner.module[MODULE])

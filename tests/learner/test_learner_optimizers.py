@@ -250,6 +250,8 @@ def test_every_optimizer_of_every_algorithm_is_the_configured_one(algorithm):
     optimizers = config.build_learner(spaces=(BOX, actions)).optimizers
     assert len(optimizers) >= 1
     found = {entry.name: (type(entry.optimizer), entry.optimizer.param_groups[0]["momentum"]) for entry in optimizers}
+    if algorithm == "trpo":
+        del found["policy"]  # its step is that of the line search
     assert set(found.values()) == {(torch.optim.SGD, 0.5)}
     assert found.keys() >= {"sac": {"actor", "critic", "alpha"}, "cql": {"alpha", "multiplier"}}.get(algorithm, set())
 

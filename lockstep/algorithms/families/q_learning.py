@@ -41,9 +41,9 @@ class ActionValueTraining(SampledTraining[ConfigT]):
     """share of actions that are taken by chance while collecting: a number, or a schedule over sampled steps"""
     double_q: bool = True
     """the network that learns picks the next action, the target network says what it is worth"""
-    target_update_interval: int = option(250, ge=1)
-    """gradient steps between two updates of the target network (not environment steps; with `tau=1` at 10 the values
-    of CartPole grow without bound)"""
+    target_update_interval: int = option(50, ge=1)
+    """gradient steps between two updates of the target network (not environment steps). Values see one step further
+    ahead with each: with a horizon of `1 / (1 - gamma)` steps they take some three times as many updates to settle"""
     tau: float = option(1.0, gt=0, le=1)
     """how far an update takes the target network towards the one that learns; 1: all the way"""
 
