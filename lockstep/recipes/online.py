@@ -97,8 +97,11 @@ def pqn_cartpole() -> PQNConfig:
 def dqn_cartpole() -> DQNConfig:
     """One gradient step for 2 environment steps. A target network that follows slowly keeps the values from growing
     without bound, the learning rate that falls to zero keeps the pole up once it stands.
+
+    With clipped errors four seeds of five end at 500. With squared ones fewer do: the cart drifts out after 150 to 270
+    steps.
     """
-    return _action_values_cartpole(DQNConfig())
+    return _action_values_cartpole(DQNConfig().training(huber_delta=1.0))
 
 
 def c51_cartpole() -> C51Config:
@@ -342,7 +345,7 @@ ONLINE: tuple[Recipe, ...] = (
     Recipe("reinforce", "CartPole-v1", reinforce_cartpole, 500.0, f"{RL_ZOO}, A2C, 500k steps", 200_000, promise=475.0),
     Recipe("trpo", "CartPole-v1", trpo_cartpole, 500.0, f"{RL_ZOO}, 100k steps", 100_000, promise=None),
     Recipe("pqn", "CartPole-v1", pqn_cartpole, 500.0, f"{RL_ZOO}, DQN, 50k steps", 512_000, promise=475.0),
-    Recipe("dqn", "CartPole-v1", dqn_cartpole, 500.0, f"{RL_ZOO}, 50k steps", 50_000, promise=None),
+    Recipe("dqn", "CartPole-v1", dqn_cartpole, 500.0, f"{RL_ZOO}, 50k steps", 50_000, promise=265.0),
     Recipe("impala", "CartPole-v1", impala_cartpole, 500.0, f"{RL_ZOO}, A2C, 500k steps", 200_000, promise=475.0),
     Recipe("appo", "CartPole-v1", appo_cartpole, 500.0, f"{RL_ZOO}, PPO, 100k steps", 100_000, promise=475.0),
     Recipe("c51", "CartPole-v1", c51_cartpole, 500.0, CLEANRL_C51, 50_000, promise=475.0),
@@ -353,7 +356,7 @@ ONLINE: tuple[Recipe, ...] = (
     Recipe("sac", "Pendulum-v1", sac_pendulum, -156.995, f"{RL_ZOO}, 20k steps", 20_000, promise=-170.0),
     Recipe("tqc", "Pendulum-v1", tqc_pendulum, -151.34, f"{RL_ZOO}, 20k steps", 10_000, promise=-165.0),
     Recipe("crossq", "Pendulum-v1", crossq_pendulum, -151.34, f"{RL_ZOO}, TQC, 20k steps", 10_000, promise=None),
-    Recipe("td3", "Pendulum-v1", td3_pendulum, -151.855, f"{RL_ZOO}, 20k steps", 20_000, promise=None),
+    Recipe("td3", "Pendulum-v1", td3_pendulum, -151.855, f"{RL_ZOO}, 20k steps", 20_000, promise=-170.0),
     Recipe(
         "ppo",
         "LunarLander-v3",
