@@ -48,7 +48,8 @@ def configured(algorithm: str) -> Any:
     config.replay(sequence_length=32, burn_in=8, n_step=5)
     config.training(train_batch_size=32)
     if algorithm == "dqn":
-        config.training(lr=1e-3, target_update_interval=50, epsilon=[[0, 1.0], [10_000, 0.02]])
+        config.training(lr=1e-3, target_update_interval=50, epsilon=[[0, 1.0], [10_000, 0.02]], huber_delta=1.0)
+        config.rl_module(model_config={"activation": "tanh", "orthogonal_init": True})
     else:
         config.training(lr=1e-3, tau=0.01, target_entropy=0.1, initial_alpha=0.02)
     return config.env_runners(rollout_fragment_length=16)

@@ -40,6 +40,7 @@ def minatar_dqn(env: str) -> Any:
             grad_clip=None,
             epsilon=[[0, 1.0], [5_000, 1.0], [105_000, 0.1]],
             target_update_interval=250,
+            huber_delta=1.0,
         )
         .replay(capacity=100_000, learning_starts=5_000, update_per_step=0.25)
         .rl_module(
@@ -47,6 +48,7 @@ def minatar_dqn(env: str) -> Any:
                 "conv_filters": ((16, 3, 1),),
                 "image_hiddens": (128,),
                 "conv_activation": "relu",
+                "activation": "tanh",
                 "orthogonal_init": False,
             }
         )

@@ -53,8 +53,10 @@ def dqn() -> Any:
     """DQN on CartPole-v1: 8 environments, a gradient step of 128 rows for ten steps."""
     replay = {"learning_starts": 256, "update_per_step": 0.1}
     runners = {"num_envs_per_env_runner": 8}
-    training = {"train_batch_size": 128}
-    return trainer_work("dqn", "CartPole-v1", 2_400, replay=replay, env_runners=runners, training=training)
+    training = {"train_batch_size": 128, "huber_delta": 1.0, "target_update_interval": 250}
+    model = {"model_config": {"activation": "tanh", "orthogonal_init": True}}  # all as older revisions have them
+    work = {"replay": replay, "env_runners": runners, "training": training, "rl_module": model}
+    return trainer_work("dqn", "CartPole-v1", 2_400, **work)
 
 
 def sac() -> Any:
