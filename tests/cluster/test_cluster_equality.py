@@ -141,7 +141,8 @@ def test_actions_are_the_same_bits_here_on_ray_in_evaluation_by_hand_and_after_a
     """Collected, learned from and evaluated in this process, and on Ray with a resume in the middle."""
 
     def trainer_of(num_env_runners: int) -> Any:
-        config = dqn(pictures(DQNConfig)).training(lr=1e-3).rl_module(model_config={"policy_gain": 1.0})
+        config = dqn(pictures(DQNConfig)).training(lr=1e-3)
+        config.rl_module(model_config={"activation": "tanh", "orthogonal_init": True, "policy_gain": 1.0})
         config.env_runners(num_env_runners=num_env_runners, num_envs_per_env_runner=2 if num_env_runners else 4)
         config.env_runners(num_cpus_per_env_runner=0.25).debugging(seed=5)
         return config.evaluation(evaluation_num_env_runners=min(1, num_env_runners)).build_trainer()
