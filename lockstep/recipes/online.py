@@ -44,8 +44,8 @@ def ppo_cartpole() -> PPOConfig:
 def a2c_cartpole() -> A2CConfig:
     """5 steps of 16 environments for each update, as usual; advantages as they are.
 
-    Once every episode lasts to its end, advantages are noise. Scaled to a deviation of 1 they move the policy on at
-    full step size, and half of the seeds fell from 500 to 150.
+    Once every episode lasts to its end, advantages are noise, which must not be scaled up to a deviation of 1; and with
+    25 steps the value function gets too few gradient steps. With both, six seeds of ten fell from 500 to below 270.
     """
     return (
         A2CConfig()
