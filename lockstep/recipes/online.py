@@ -293,6 +293,14 @@ def ppo_mujoco(env: str) -> PPOConfig:
     )
 
 
+def ppo_half_cheetah() -> PPOConfig:
+    """As the other robots, with a shorter horizon and less noise to begin with: without them one seed of three ended at
+    3,548, on its back.
+    """
+    config = ppo_mujoco("HalfCheetah-v5").training(gamma=0.98, lambda_=0.92)
+    return config.rl_module(model_config={"log_std_init": -1.0})
+
+
 def sac_half_cheetah() -> SACConfig:
     """The paper's settings; four environments, 10,000 random steps first."""
     return (
@@ -372,14 +380,14 @@ ONLINE: tuple[Recipe, ...] = (
         requires="box2d",
     ),
     *(
-        Recipe("ppo", env, partial(ppo_mujoco, env), reference, TIANSHOU_PPO, 1_000_000, promise, requires="mujoco")
-        for env, reference, promise in (
-            ("HalfCheetah-v5", 5783.9, None),
-            ("Hopper-v5", 2609.3, None),
-            ("Walker2d-v5", 3588.5, None),
-            ("Ant-v5", 3258.4, None),
-            ("Swimmer-v5", 66.7, None),
-            ("InvertedDoublePendulum-v5", 9231.3, None),
+        Recipe("ppo", env, config, reference, TIANSHOU_PPO, 1_000_000, promise, requires="mujoco")
+        for env, config, reference, promise in (
+            ("HalfCheetah-v5", ppo_half_cheetah, 5783.9, None),
+            ("Hopper-v5", partial(ppo_mujoco, "Hopper-v5"), 2609.3, None),
+            ("Walker2d-v5", partial(ppo_mujoco, "Walker2d-v5"), 3588.5, None),
+            ("Ant-v5", partial(ppo_mujoco, "Ant-v5"), 3258.4, None),
+            ("Swimmer-v5", partial(ppo_mujoco, "Swimmer-v5"), 66.7, None),
+            ("InvertedDoublePendulum-v5", partial(ppo_mujoco, "InvertedDoublePendulum-v5"), 9231.3, None),
         )
     ),
     Recipe(
