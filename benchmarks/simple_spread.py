@@ -3,10 +3,12 @@
     pip install 'lockstep-rl[multiagent]'
     python benchmarks/simple_spread.py mappo ippo --seeds 5     # 500,000 environment steps each, one after another
     python benchmarks/simple_spread.py mappo --seeds 1 --steps 50000 --set training.lr=1e-3 --name trial
+    python benchmarks/simple_spread.py mappo ippo --normalize-values --name simple_spread_values
 
-The two differ in what the value function sees alone. Prints one JSON line for each evaluation (the most likely actions
-in new episodes), and appends it to ``results/<name>.jsonl``. A return is the sum over the three agents, 25 steps each.
-``learning_curves.py`` draws the picture.
+The two differ in what the value function sees alone; with ``--normalize-values`` it learns targets of mean 0 and
+deviation 1, as in the paper (Yu et al. 2022, section 5.1), in place of scaled rewards. Prints one JSON line for each
+evaluation (the most likely actions in new episodes), and appends it to ``results/<name>.jsonl``. A return is the sum
+over the three agents, 25 steps each. ``learning_curves.py`` draws the picture.
 
 `SimpleSpread` is mpe2's game of three agents in one compiled function, as mpe2's own takes most of a run's time. It
 begins, moves and rewards alike (`tests/docs/test_docs_benchmarks.py`); ``--mpe2`` plays mpe2's.
@@ -15,6 +17,7 @@ begins, moves and rewards alike (`tests/docs/test_docs_benchmarks.py`); ``--mpe2
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import statistics
 import subprocess
@@ -26,6 +29,9 @@ import numba
 import numpy as np
 import report
 from gymnasium import spaces
+
+from lockstep.algorithms.ppo import PPOLearner
+from lockstep.ops import RunningMoments
 
 AGENTS, STEPS = 3, 25
 NAMES = tuple(f"agent_{i}" for i in range(AGENTS))
@@ -167,9 +173,30 @@ def make_config(algorithm: str, steps: int = 500_000, seed: int = 0, game: Any =
     )
 
 
-def train(algorithm: str, seed: int, steps: int, game: Any, settings: Mapping[str, Any]) -> None:
+class NormalizedValues(PPOLearner):
+    """Learns values in units of the running mean and deviation of their targets."""
+
+    def setup_module(self, module_id: str) -> None:
+        super().setup_module(module_id)
+        self.register_state(f"{module_id}/targets", RunningMoments())
+
+    def generalized_advantages(self, module_id: str, trajectories: Any, rollout: Any) -> tuple[Any, Any]:
+        seen = self.registered[f"{module_id}/targets"]
+        mean, deviation = (float(seen.mean), float(seen.var) ** 0.5) if seen.count else (0.0, 1.0)
+        values, following = (deviation * part + mean for part in (rollout.values, rollout.next_values))
+        rollout = dataclasses.replace(rollout, values=values, next_values=following)
+        advantages, targets = super().generalized_advantages(module_id, trajectories, rollout)
+        seen.update(targets.numpy())
+        return advantages, (targets - float(seen.mean)) / (float(seen.var) ** 0.5 + 1e-8)
+
+
+def train(
+    algorithm: str, seed: int, steps: int, game: Any, settings: Mapping[str, Any], normalize_values: bool
+) -> None:
     """Train in this process, and print a line for each evaluation."""
     config = make_config(algorithm, steps, seed, game)
+    if normalize_values:
+        config.environment(normalize_rewards=False).training(learner_class=NormalizedValues)
     for path, value in settings.items():
         config.set_path(path, value)
     trainer = config.build_trainer()
@@ -200,6 +227,7 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=500_000, help="environment steps")
     parser.add_argument("--set", action="append", default=[], help="section.option=JSON value")
+    parser.add_argument("--normalize-values", action="store_true", help="learn targets of mean 0 and deviation 1")
     parser.add_argument("--name", default="simple_spread", help="of the file of results")
     parser.add_argument("--mpe2", action="store_true", help="play mpe2's own game, which takes longer")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
@@ -207,13 +235,14 @@ def main() -> None:
     if options.one:
         settings = {path: json.loads(value) for path, _, value in (each.partition("=") for each in options.set)}
         game = mpe2_game if options.mpe2 else SimpleSpread
-        train(options.algorithms[0], options.first_seed, options.steps, game, settings)
+        train(options.algorithms[0], options.first_seed, options.steps, game, settings, options.normalize_values)
         return
     with (report.RESULTS / f"{options.name}.jsonl").open("a") as file:
         for seed in range(options.first_seed, options.first_seed + options.seeds):
             for algorithm in options.algorithms:
                 command = [report.lockstep_python(), __file__, algorithm, "--one", "--first-seed", str(seed)]
                 command += ["--steps", str(options.steps), *(["--mpe2"] if options.mpe2 else [])]
+                command += ["--normalize-values"] if options.normalize_values else []
                 command += [word for each in options.set for word in ("--set", each)]
                 environment = report.thread_environment(1)
                 with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:

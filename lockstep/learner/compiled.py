@@ -8,6 +8,7 @@ steps (learning rate, coefficients, registered state) are inputs of the graph.
 from __future__ import annotations
 
 import operator
+import time
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,10 +38,10 @@ Step = tuple[CompiledCode, list[Metric], list[str], list[str]]
 
 
 class CompiledUpdate:
-    """Compiled gradient steps of one `Learner`, one for each combination of shapes."""
+    """Compiled gradient steps of one learner, one for each combination of shapes. `base`: the class `Learner`."""
 
-    def __init__(self, learner: Any) -> None:
-        self.learner = learner
+    def __init__(self, learner: Any, base: type) -> None:
+        self.learner, self._base = learner, base
         self._steps: dict[Any, Step | None] = {}
         self._rates: dict[str, _Rates] = {}
         """by optimizer"""
@@ -54,7 +55,7 @@ class CompiledUpdate:
 
     def run(self, columns: ColumnsByModule, indices: Mapping[str, Tensor | None]) -> bool:
         """Take one gradient step on rows of the columns. Returns False where it must be taken eagerly instead."""
-        variant = self.learner.compiled_variant()
+        started, variant = time.perf_counter(), self.learner.compiled_variant()
         key = (id(columns), variant, *((m, None if i is None else i.size(0)) for m, i in indices.items()))
         if key != self._last_key:
             self._last_key, self._last_columns = key, columns
@@ -78,6 +79,7 @@ class CompiledUpdate:
         self.learner.metrics.log_vector(metrics, values)
         self.learner.row_errors.update(zip(with_errors, found))
         self.learner.row_values = dict(zip(with_values, found[len(with_errors) :]))
+        self.learner.seconds["forward_backward"] += time.perf_counter() - started
         return True
 
     def _find(self, columns: ColumnsByModule, indices: Mapping[str, Tensor | None], variant: Hashable) -> Step | None:
@@ -127,9 +129,29 @@ class CompiledUpdate:
         inputs += [buffer for module_id in learner.learning_modules() for buffer in learner.module[module_id].buffers()]
         return inputs + [target.flat for target in self._targets()]
 
+    def reason_to_run_eagerly(self) -> str | None:
+        """Return why gradient steps cannot be compiled, in words; None where they can."""
+        learner = self.learner
+        with_memory = [module_id for module_id, has_memory in learner.modules_with_memory().items() if has_memory]
+        if with_memory:
+            return f"the modules {with_memory} have memory, and recurrent layers are not compiled"
+        overridden = [name for name in NOT_TRACED if getattr(type(learner), name) is not getattr(self._base, name)]
+        if overridden:
+            return f"{type(learner).__name__} overrides {', '.join(overridden)}, which a compiled step does not call"
+        if learner.reducer.world_size > 1:
+            return "several learners share the update"
+        if any(learner.novelty_of(module_id) for module_id in learner.module):
+            return "intrinsic rewards are not compiled"
+        other = [entry.key for entry in learner.optimizers if not entry.is_plain_adam]
+        if other:
+            return f"the optimizers {other} are not plain Adam"
+        if any(learner.config_of(entry.module_id).nan_policy == "zero" for entry in learner.optimizers):
+            return "nan_policy='zero' is not compiled"
+        return None
+
     def _compile(self, columns: ColumnsByModule, indices: Mapping[str, Tensor | None]) -> Step | None:
         learner = self.learner
-        reason = learner.reason_to_run_eagerly()
+        reason = self.reason_to_run_eagerly()
         if reason is None and len(self._steps) >= MAX_SHAPES:
             reason = f"{MAX_SHAPES} other batch shapes are compiled already; use batches of one size"
         if reason is not None:

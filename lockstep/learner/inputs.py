@@ -185,7 +185,7 @@ def check_actions(actions: Tensor, space: spaces.Space[Any], module_id: str) -> 
     `actions`: [N, ...]; they are counted from 0, whatever the `start` of the space is.
     """
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-        limits = np.reshape(space.n if isinstance(space, spaces.Discrete) else space.nvec, _action_shape(space))
+        limits = space.n if isinstance(space, spaces.Discrete) else np.reshape(space.nvec, _action_shape(space))
     elif isinstance(space, spaces.MultiBinary):
         limits = np.full(_action_shape(space), 2)
     else:
@@ -195,11 +195,10 @@ def check_actions(actions: Tensor, space: spaces.Space[Any], module_id: str) -> 
                 check_actions(column.reshape(len(column), *_action_shape(part)), part, module_id)
         return
     values = actions.cpu().numpy()
-    if values.shape[1:] != limits.shape:
-        return  # its shape is refused elsewhere
-    wrong = (values < 0) | (values >= limits)
-    if values.dtype.kind == "f":
-        wrong |= values != np.round(values)
+    is_right = values.dtype.kind != "f" and values.size and values.min() >= 0 and values.max() < limits.min()
+    if is_right or values.shape[1:] != limits.shape:
+        return  # a wrong shape is refused elsewhere
+    wrong = (values < 0) | (values >= limits) | (values != np.round(values))
     if wrong.any():
         row = int(np.argwhere(wrong)[0, 0])
         limit = f"from 0, below {limits.tolist()}" if limits.ndim else f"0 to {int(limits) - 1}"

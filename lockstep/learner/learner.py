@@ -20,7 +20,7 @@ from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch
 from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import map_tree, num_items
 from lockstep.learner import checkpointing, inputs
-from lockstep.learner.compiled import NOT_TRACED, CompiledUpdate
+from lockstep.learner.compiled import CompiledUpdate
 from lockstep.learner.config import FrameworkSection, TrainingSection, takes_batch
 from lockstep.learner.inputs import WhoLearns
 from lockstep.learner.metrics import FirstValues, Results, report_metrics
@@ -52,7 +52,6 @@ from lockstep.learner.sharding import (
     Agreement,
     EpisodeParts,
     Episodes,
-    UpdatePlan,
     agree_on_parts,
     parts_of_episodes,
     plan_update,
@@ -230,9 +229,9 @@ class Learner(Generic[Training]):
         if config.intrinsic_reward is not None:
             space, seed = self.module[module_id].observation_space, self.streams.seed(f"{module_id}/{NOVELTY}")
             novelty = make_intrinsic_reward(config.intrinsic_reward, space, config.intrinsic_coeff, seed)
-            novelty.network.to(device=self.device, dtype=self.dtype)
+            parameters = novelty.network.to(device=self.device, dtype=self.dtype).parameters()
             self.register_state(f"{module_id}/{NOVELTY}", novelty)
-            self.register_configured(module_id, NOVELTY, novelty.network.parameters(), config.lr, config)
+            self.register_configured(module_id, NOVELTY, parameters, config.lr, config)
         self.setup_module(module_id)
 
     def novelty_of(self, module_id: str) -> IntrinsicReward | None:
@@ -267,7 +266,7 @@ class Learner(Generic[Training]):
 
     def reset_compiled(self) -> None:
         """Forget what was compiled; with `framework(compile=True)` the next gradient step is compiled anew."""
-        self.compiled = CompiledUpdate(self) if self.framework.compile else None
+        self.compiled = CompiledUpdate(self, Learner) if self.framework.compile else None
 
     def _begin_anew(self, *, keep_compiled: bool = False) -> None:
         """Compile and watch what there is now, after modules have come or gone."""
@@ -347,15 +346,16 @@ class Learner(Generic[Training]):
         plan = plan_update(columns, agreed.stand_ins, trajectories, self.reducer)
         for module_id, part in columns.items():
             if (novelty := self.novelty_of(module_id)) is not None:
-                columns[module_id] = novelty.rewarded(part, plan.num_own_rows[module_id] > 0, self.reducer)
-        columns = {mid: self._with_noise(mid, self.prepare_sequences(mid, part), plan) for mid, part in columns.items()}
-        self.rows_in_step, trained = sum(plan.num_own_rows.values()), dict.fromkeys(columns, 0)
+                part = novelty.rewarded(part, plan.num_own_rows[module_id] > 0, self.reducer)
+            part, widths = self.prepare_sequences(module_id, part), self.noise_columns(module_id)
+            columns[module_id] = plan.with_noise(module_id, part, widths, self.streams, self.to_tensor)
+        self.rows_in_step = sum(plan.num_own_rows.values())
         self.before_gradient_based_update(timesteps=options.timesteps or {})
         self.follow_replaced_parameters()
         self.gradient_watch.begin(self.module, self.registered, self.optimizers, columns)
         rng, steps = self.streams.numpy("minibatches"), steps_by_row(columns)
         first_values = FirstValues({} if trajectories else columns)
-        passes = num_minibatches = num_rows_used = 0
+        trained, passes, num_minibatches, num_rows_used = dict.fromkeys(columns, 0), 0, 0, 0
         for indices, ends_pass in module_minibatches(plan.num_rows, options, rng):
             rows, self.stand_ins = plan.own_rows(indices)
             num_rows_used += plan.num_rows_in(indices)
@@ -367,10 +367,7 @@ class Learner(Generic[Training]):
                     self.rows_in_step += num_own
                     marked = steps.get(module_id)
                     trained[module_id] += num_own if marked is None else int(marked[index].sum())
-            began = time.perf_counter()
-            if self.compiled is not None and self.compiled.run(columns, tensors):
-                self.seconds["forward_backward"] += time.perf_counter() - began
-            else:
+            if self.compiled is None or not self.compiled.run(columns, tensors):
                 self._update(gather(columns, tensors))
             self.after_gradient_step()
             if passes == 0:
@@ -414,9 +411,9 @@ class Learner(Generic[Training]):
         """Take one gradient step: forward, losses, gradients, clipping, optimizers. Returns outputs and losses."""
         started, reduction = time.perf_counter(), self.seconds["reduction"]
         fwd_out, losses = self.forward_and_losses(batch)
-        for module_id in batch:
+        for module_id, part in batch.items():
             if (novelty := self.novelty_of(module_id)) is not None:
-                self._add_novelty_loss(losses, module_id, novelty, batch[module_id])
+                self._add_novelty_loss(losses, module_id, part, novelty.network(part[Columns.OBS]))
         gradients = self.compute_gradients(losses)
         computed = time.perf_counter()
         gradients = self.postprocess_gradients(gradients)
@@ -425,13 +422,10 @@ class Learner(Generic[Training]):
         self.seconds["step"] += time.perf_counter() - computed
         return fwd_out, losses
 
-    def _add_novelty_loss(
-        self, losses: dict[str, Tensor], module_id: str, novelty: IntrinsicReward, columns: TensorColumns
-    ) -> None:
+    def _add_novelty_loss(self, losses: dict[str, Tensor], module_id: str, part: TensorColumns, errors: Tensor) -> None:
         """Add the errors at the batch's observations to the loss of a module, or to that of all."""
-        rows_in_all = self.rows_in_step
-        self.rows_in_step = self._weight_of(module_id, columns)
-        loss = self.masked_mean(novelty.network(columns[Columns.OBS]), columns)
+        rows_in_all, self.rows_in_step = self.rows_in_step, self._weight_of(module_id, part)
+        loss = self.masked_mean(errors, part)
         self.log(module_id, novelty_loss=loss)
         self.rows_in_step = rows_in_all
         name = module_id if module_id in losses else ALL_MODULES
@@ -542,16 +536,6 @@ class Learner(Generic[Training]):
         They are drawn for each row of an update from a stream of the learner's, the same for any number of learners.
         """
         return {}
-
-    def _with_noise(self, module_id: str, columns: TensorColumns, plan: UpdatePlan) -> TensorColumns:
-        """Return columns with those of `noise_columns`, for each row of sequences `[S, L, ...]`."""
-        widths = self.noise_columns(module_id)
-        if not widths:
-            return columns
-        mask = columns.get(Columns.LOSS_MASK)
-        steps = mask.shape[1] if mask is not None and mask.dim() > 1 else None
-        drawn = plan.draw_noise(module_id, widths, self.streams.numpy(f"noise/{module_id}"), steps)
-        return {**columns, **map_tree(self.to_tensor, drawn)}
 
     # -- forward pass and losses ---
 
@@ -761,25 +745,6 @@ class Learner(Generic[Training]):
             if ALL_MODULES not in losses or module_id not in present:
                 return False
         return self.takes_part(entry)
-
-    def reason_to_run_eagerly(self) -> str | None:
-        """Return why gradient steps cannot be compiled, in words; None where they can."""
-        with_memory = [module_id for module_id, has_memory in self.modules_with_memory().items() if has_memory]
-        if with_memory:
-            return f"the modules {with_memory} have memory, and recurrent layers are not compiled"
-        overridden = [name for name in NOT_TRACED if getattr(type(self), name) is not getattr(Learner, name)]
-        if overridden:
-            return f"{type(self).__name__} overrides {', '.join(overridden)}, which a compiled step does not call"
-        if self.reducer.world_size > 1:
-            return "several learners share the update"
-        if any(self.novelty_of(module_id) for module_id in self.module):
-            return "intrinsic rewards are not compiled"
-        other = [entry.key for entry in self.optimizers if not entry.is_plain_adam]
-        if other:
-            return f"the optimizers {other} are not plain Adam"
-        if any(self.config_of(entry.module_id).nan_policy == "zero" for entry in self.optimizers):
-            return "nan_policy='zero' is not compiled"
-        return None
 
     # -- hooks ---
 

@@ -28,8 +28,9 @@ from lockstep.data.rollout import RolloutEpisodes
 from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch
 from lockstep.data.trajectories import Trajectories, trajectories_from_episodes
 from lockstep.data.trees import map_tree, num_items
-from lockstep.learner.minibatches import Indices, UpdateOptions, take_rows
+from lockstep.learner.minibatches import Indices, TensorColumns, UpdateOptions, take_rows
 from lockstep.learner.reduction import LearnerError, Reducer
+from lockstep.state.streams import RandomStreams
 
 Episodes = Sequence[SingleAgentEpisode | MultiAgentEpisode]
 Parts = dict[str, Any]
@@ -186,26 +187,33 @@ class UpdatePlan:
             rows[module_id] = chosen
         return rows, frozenset(stand_ins)
 
-    def draw_noise(
-        self, module_id: str, widths: Mapping[str, int], rng: np.random.Generator, steps: int | None = None
-    ) -> dict[str, np.ndarray]:
-        """Draw standard normal columns `{name: [own rows, width]}`, the same for a row whoever learns from it.
+    def with_noise(
+        self,
+        module_id: str,
+        columns: TensorColumns,
+        widths: Mapping[str, int],
+        streams: RandomStreams,
+        to_tensor: Callable[[np.ndarray], Tensor],
+    ) -> TensorColumns:
+        """Return `columns` with standard normal ones `{name: [own rows, width]}`, the same for a row whoever learns
+        from it.
 
-        Of sequences of `steps` rows they are `[own sequences, steps, width]`. Every learner draws the numbers of all
-        rows and keeps those of its own.
+        Of sequences of L rows they are `[own sequences, L, width]`. Every learner draws the numbers of all rows and
+        keeps those of its own.
         """
+        if not widths:
+            return columns
         # All numbers of a row side by side: the same whether rows come in one call or in several.
-        shape = () if steps is None else (steps,)
+        mask, rng = columns.get(Columns.LOSS_MASK), streams.numpy(f"noise/{module_id}")
+        shape = () if mask is None else mask.shape[1:]
         numbers = rng.standard_normal((self.num_rows[module_id], *shape, sum(widths.values())), np.float32)
         if self.lookup:
             lookup, everyone = self.lookup[module_id], numbers
             numbers = np.zeros((max(self.num_own_rows[module_id], 1), *everyone.shape[1:]), np.float32)
             numbers[lookup[lookup >= 0]] = everyone[lookup >= 0]
-        ends = list(itertools.accumulate(widths.values()))
-        return {
-            name: np.ascontiguousarray(numbers[..., end - width : end])
-            for (name, width), end in zip(widths.items(), ends)
-        }
+        drawn = np.split(numbers, list(itertools.accumulate(widths.values())), axis=-1)
+        tensors = (to_tensor(np.ascontiguousarray(part)) for part in drawn)
+        return {**columns, **dict(zip(widths, tensors))}
 
 
 def agree_on_parts(

@@ -141,11 +141,13 @@ class ImageFeatures(Features):
     def forward(self, obs: Tensor) -> Tensor:
         obs = self.check(obs, self.shape)
         leading = obs.shape[: obs.dim() - len(self.shape)]
-        image = obs.reshape(-1, *self.shape).to(next(self.network.parameters()).dtype) * self.scale
+        image = obs.reshape(-1, *self.shape)
         if len(self.shape) == 2:
             image = image.unsqueeze(1)
         elif self.channels_last:
             image = image.permute(0, 3, 1, 2)
+        dtype = next(self.network.parameters()).dtype
+        image = image.to(dtype, memory_format=torch.channels_last) * self.scale  # convolutions are faster so
         return self.network(image).reshape(*leading, self.output_size)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -332,19 +333,17 @@ class Metrics:
         for names, _, step in self._vectors:
             for key, rows in names:
                 logged.setdefault(key, []).append((next(numbers), rows, step))
-        found: dict[Key, list[tuple[Tensor, float, int]]] = {}
-        for start, values, rows, step in self._means:
-            for name, value in values.items():
-                found.setdefault((*start, name), []).append((value, rows, step))
-        for key in found.keys() & self._hows.keys():
-            self._declare(key, MEAN)  # refused, where it is none
-        tensors = [value for entries in found.values() for value, _, _ in entries]
+        tensors = [value for _, values, _, _ in self._means for value in values.values()]
         further = [value for _, value, _, _ in self._values if isinstance(value, Tensor)]
-        singles = iter(_numbers_of(tensors, further))
-        for key, entries in found.items():
-            logged.setdefault(key, []).extend((next(singles)[0], rows, step) for _, rows, step in entries)
+        numbers = iter(_numbers_of(tensors, further))
+        for start, values, rows, step in self._means:
+            for name in values:
+                logged.setdefault((*start, name), []).append((next(numbers), rows, step))
+        for key in logged.keys() & self._hows.keys():
+            self._declare(key, MEAN)  # refused, where it is none
         for key, value, rows, step in self._values:
-            elements = next(singles) if isinstance(value, Tensor) else np.reshape(value, -1).tolist()
+            is_tensor = isinstance(value, Tensor)
+            elements = list(itertools.islice(numbers, value.numel())) if is_tensor else np.ravel(value).tolist()
             logged.setdefault(key, []).extend((each, rows, step) for each in elements)
         return logged
 
@@ -424,10 +423,10 @@ def _plain(key: Key, value: Any) -> Any:
     )
 
 
-def _numbers_of(singles: list[Tensor], several: list[Tensor]) -> list[list[float]]:
-    """Return the elements of each tensor, of the 0-d `singles` first, in one transfer for each kind of tensor."""
+def _numbers_of(singles: list[Tensor], several: list[Tensor]) -> list[float]:
+    """Return the elements of all tensors, of the 0-d `singles` first, in one transfer for each kind of tensor."""
     if not several:
-        return [[number] for number in torch.stack(singles).tolist()] if singles else []
+        return torch.stack(singles).tolist() if singles else []
     tensors = [*singles, *several]
     found: list[list[float]] = [[] for _ in tensors]
     kinds: dict[Any, list[int]] = {}
@@ -437,7 +436,7 @@ def _numbers_of(singles: list[Tensor], several: list[Tensor]) -> list[list[float
         numbers = iter(torch.cat([tensors[index].reshape(-1) for index in indices]).tolist())
         for index in indices:
             found[index] = [float(next(numbers)) for _ in range(tensors[index].numel())]
-    return found
+    return list(itertools.chain.from_iterable(found))
 
 
 def _weighted_mean(entries: list[Entry]) -> float:

@@ -365,7 +365,9 @@ class TrainingTotals:
             self.stage_seconds[name] = self.stage_seconds.get(name, 0.0) + value
         for name, values in series.items():
             if values:
-                self.series.setdefault(name, array("d")).extend(values)
+                if name not in self.series:
+                    self.series[name] = array("d")
+                self.series[name].extend(values)
 
     def series_and_seconds(self) -> tuple[Series, dict[str, float]]:
         """Return the metrics' values in each gradient step, and the stages' seconds."""

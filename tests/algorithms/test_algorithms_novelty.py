@@ -8,6 +8,8 @@ from gymnasium import spaces
 from lockstep import A2CConfig, BCConfig, DQNConfig, PPOConfig, PQNConfig, REINFORCEConfig, SACConfig
 from lockstep.data import SampleBatch
 from lockstep.envs import SparseMaze
+from lockstep.learner.compiled import CompiledUpdate
+from lockstep.learner.learner import Learner
 from lockstep.learner.novelty import IntrinsicReward, RandomNetworkDistillation
 from lockstep.learner.reduction import LocalReducer
 from lockstep.recipes.online import ppo_sparse_maze
@@ -119,7 +121,7 @@ def test_a_network_of_ones_own_takes_its_place_and_goes_with_its_module():
     assert known[0] < 1.0
     assert known[1] == 1.0
     assert "default_policy/novelty" in learner.get_state()["registered"]
-    assert "intrinsic rewards" in learner.reason_to_run_eagerly()
+    assert "intrinsic rewards" in CompiledUpdate(learner, Learner).reason_to_run_eagerly()
 
 
 @pytest.mark.parametrize("config", [BCConfig, REINFORCEConfig, PQNConfig])
