@@ -301,6 +301,11 @@ def ppo_half_cheetah() -> PPOConfig:
     return config.rl_module(model_config={"log_std_init": -1.0})
 
 
+def ppo_swimmer() -> PPOConfig:
+    """As the other robots, with a long horizon: a stroke pays late. With gamma 0.99 a seed ended at 44."""
+    return ppo_mujoco("Swimmer-v5").training(gamma=0.9999)
+
+
 def sac_half_cheetah() -> SACConfig:
     """The paper's settings; four environments, 10,000 random steps first."""
     return (
@@ -386,7 +391,7 @@ ONLINE: tuple[Recipe, ...] = (
             ("Hopper-v5", partial(ppo_mujoco, "Hopper-v5"), 2609.3, None),
             ("Walker2d-v5", partial(ppo_mujoco, "Walker2d-v5"), 3588.5, None),
             ("Ant-v5", partial(ppo_mujoco, "Ant-v5"), 3258.4, None),
-            ("Swimmer-v5", partial(ppo_mujoco, "Swimmer-v5"), 66.7, None),
+            ("Swimmer-v5", ppo_swimmer, 66.7, None),
             ("InvertedDoublePendulum-v5", partial(ppo_mujoco, "InvertedDoublePendulum-v5"), 9231.3, None),
         )
     ),
