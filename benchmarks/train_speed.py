@@ -4,6 +4,7 @@
     python benchmarks/train_speed.py ppo --threads 1 2          # each of them with one thread and with two
     python benchmarks/train_speed.py dqn --updates 40 --name dqn_cartpole_updates    # a gradient step for two steps
     python benchmarks/train_speed.py sac --only lockstep sb3 --rounds 2 --name quick # Pendulum-v1; `td3` likewise
+    python benchmarks/train_speed.py pong --rounds 3            # PPO with the Nature network on ALE/Pong-v5
     python benchmarks/train_speed.py native                     # PPO on 64 native vector environments, Lockstep alone
     python benchmarks/train_speed.py ppo --render               # the table again, from the raw results
 
@@ -59,6 +60,12 @@ SAC_ENTRIES = {
     "plain-compiled": entry("sac_plain.py", compile=True),
 }
 TD3_ENTRIES = {name: found for name, found in SAC_ENTRIES.items() if name != "rllib"}
+PONG = {"environment": "ALE/Pong-v5", "lr": 2.5e-4, "clip": 0.1, "measured_from": 1_024}
+PONG_ENTRIES = {
+    name: entry(each.script, each.environment, **each.work, **PONG)
+    for name, each in {**SAC_ENTRIES, **PPO_ENTRIES}.items()
+    if name.startswith("lockstep") or name in ("sb3", "cleanrl-style")
+}
 NATIVE = {"native": True, "num_envs": 64}
 NATIVE_ENTRIES = {
     f"lockstep{mode}-{rows}": entry("lockstep_train.py", None, minibatch=rows, compile=bool(mode), **NATIVE)
@@ -126,7 +133,7 @@ def dqn_verdicts(rows: Sequence[Row]) -> list[str]:
     return [*dict.fromkeys(lines), "", "The goal is 3 over the fastest peer."]
 
 
-def pendulum_verdicts(rows: Sequence[Row]) -> list[str]:
+def ratios(rows: Sequence[Row]) -> list[str]:
     """Return ours over Stable-Baselines3, and over the fastest peer, each with as many threads."""
 
     def rate(row: Row) -> float:
@@ -140,11 +147,34 @@ def pendulum_verdicts(rows: Sequence[Row]) -> list[str]:
                 if name in peers:
                     ratio = rate(row) / peers[name]
                     lines.append(f"- {row.name} / {name}, {row.threads} thread(s) each: {ratio:.2f}")
+    return lines
+
+
+def pendulum_verdicts(rows: Sequence[Row]) -> list[str]:
+    """Return the ratios and their goals."""
     return [
-        *lines,
+        *ratios(rows),
         "",
         "The goals are 2 over Stable-Baselines3 in float32, and 4 with products in bfloat16. Rates are by the "
         "processor's time with one thread, by the clock with more.",
+    ]
+
+
+def pong_verdicts(rows: Sequence[Row]) -> list[str]:
+    """Return the ratios, and which share of Lockstep's steps the network and the environment take alone."""
+    lines = []
+    for row in rows:
+        if row.entry.is_ours:
+            parts = [[run["seconds_alone"][part] for run in row.runs] for part in ("network", "environment")]
+            steps = row.runs[0]["steps_of_update"] / row.compared
+            lines.append([row.name, *(f"{100 * statistics.median(part) / steps:.0f} %" for part in parts)])
+    return [
+        *ratios(rows),
+        "",
+        "The goals are 1.6 over Stable-Baselines3 eager, and 2 with what processor and compiler offer.",
+        "",
+        report.table(["share of a step", "network alone", "environment alone"], lines),
+        "Network alone: forward and backward passes over as many frames, in batches of the same sizes, eager.",
     ]
 
 
@@ -172,6 +202,10 @@ WARM = (
 WARM_PENDULUM = (
     "Both rates leave out the first 600 steps (500 without gradient steps). `return` is the mean of the last 5 "
     "training episodes (median over rounds)."
+)
+WARM_PONG = (
+    "Steps in a second of the processor's time, without the first update and its rollout. `return` is the mean of the "
+    "last 20 training episodes (median over rounds)."
 )
 PPO_WORK = "4 epochs, minibatch 256, two 64x64 networks"
 
@@ -209,6 +243,10 @@ COMPARISONS = {
                       "and 84 units", 51_200, DQN_ENTRIES, dqn_verdicts),
     "sac": pendulum("sac", SAC_ENTRIES),
     "td3": pendulum("td3", TD3_ENTRIES),
+    "pong": Comparison("ppo", "ppo_pong", "PPO on ALE/Pong-v5",
+                       "PPO, ALE/Pong-v5 (84 x 84, grey, four frames, sticky actions), 8 environments x 128 steps, 4 "
+                       "epochs, minibatch 256, the network of Mnih et al. 2015", 8_192, PONG_ENTRIES, pong_verdicts,
+                       WARM_PONG),
     "native": Comparison("ppo", "native_vector", "64 native vector environments",
                          "PPO, CartPole-v1, 64 native environments x 128 steps, 4 epochs, two 64x64 networks", 262_144,
                          NATIVE_ENTRIES, native_verdicts),

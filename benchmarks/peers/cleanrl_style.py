@@ -1,4 +1,6 @@
-"""PPO on CartPole-v1 in one file: the plain loop of single-file implementations, and the same loop made lean.
+"""PPO in one file: the plain loop of single-file implementations, and the same loop made lean.
+
+The plain loop takes CartPole-v1 and Atari games, the others CartPole-v1.
 
 Written for this benchmark from the papers (PPO, arXiv:1707.06347; GAE, arXiv:1506.02438) and the well-known
 list of implementation details ("The 37 implementation details of proximal policy optimization", 2022):
@@ -57,6 +59,30 @@ class Agent(nn.Module):
         self.actor = network(inputs, actions, 0.01)
         self.critic = network(inputs, 1, 1.0)
 
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits and values."""
+        return self.actor(obs), self.critic(obs).flatten()
+
+
+class ImageAgent(nn.Module):
+    """Policy and value on one network of convolutions, that of Mnih et al. 2015."""
+
+    def __init__(self, actions: int) -> None:
+        super().__init__()
+        convolutions = [nn.Conv2d(4, 32, 8, 4), nn.Conv2d(32, 64, 4, 2), nn.Conv2d(64, 64, 3, 1)]
+        hidden, self.actor, self.critic = nn.Linear(64 * 7 * 7, 512), nn.Linear(512, actions), nn.Linear(512, 1)
+        gains = {**dict.fromkeys([*convolutions, hidden], 2**0.5), self.actor: 0.01, self.critic: 1.0}
+        for layer, gain in gains.items():
+            nn.init.orthogonal_(layer.weight, gain)
+            nn.init.zeros_(layer.bias)
+        rectified = [part for layer in convolutions for part in (layer, nn.ReLU())]
+        self.trunk = nn.Sequential(*rectified, nn.Flatten(), hidden, nn.ReLU())
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits and values."""
+        hidden = self.trunk(obs / 255.0)
+        return self.actor(hidden), self.critic(hidden).flatten()
+
 
 def ppo_loss(
     new_logp: Tensor,
@@ -79,16 +105,25 @@ def ppo_loss(
 # ------------------------------------------------------------------------------------------------ plain
 
 
+def make_game() -> gym.Env:
+    """Return an Atari game with stacks of four frames; returns are those of the game."""
+    game = gym.make(w.environment, frameskip=1)
+    game = gym.wrappers.AtariPreprocessing(game, noop_max=0)
+    game = gym.wrappers.TransformReward(gym.wrappers.RecordEpisodeStatistics(game), np.sign)
+    return gym.wrappers.FrameStackObservation(game, 4)
+
+
 def plain(clock: protocol.Clock) -> None:
     """Train with the plain loop: clear before fast."""
+    has_frames = protocol.has_frames(w)
 
     def make() -> gym.Env:
-        return gym.wrappers.RecordEpisodeStatistics(gym.make(w.environment))
+        return make_game() if has_frames else gym.wrappers.RecordEpisodeStatistics(gym.make(w.environment))
 
     envs = SyncVectorEnv([make] * B, autoreset_mode=AutoresetMode.SAME_STEP)
-    agent = Agent(4, 2)
+    agent = ImageAgent(envs.single_action_space.n) if has_frames else Agent(4, 2)
     optimizer = torch.optim.Adam(agent.parameters(), lr=w.lr, eps=w.adam_epsilon)
-    obs, actions = torch.zeros(T, B, 4), torch.zeros(T, B, dtype=torch.int64)
+    obs, actions = torch.zeros(T, B, *envs.single_observation_space.shape), torch.zeros(T, B, dtype=torch.int64)
     logps, rewards, dones, values = (torch.zeros(T, B) for _ in range(4))
     next_obs = torch.as_tensor(envs.reset(seed=w.seed)[0])
     next_done = torch.zeros(B)
@@ -97,10 +132,10 @@ def plain(clock: protocol.Clock) -> None:
         for t in range(T):
             obs[t], dones[t] = next_obs, next_done
             with torch.no_grad():
-                distribution = torch.distributions.Categorical(logits=agent.actor(next_obs))
+                logits, values[t] = agent(next_obs)
+                distribution = torch.distributions.Categorical(logits=logits)
                 action = distribution.sample()
                 actions[t], logps[t] = action, distribution.log_prob(action)
-                values[t] = agent.critic(next_obs).flatten()
             observed, reward, terminated, truncated, info = envs.step(action.numpy())
             rewards[t] = torch.as_tensor(reward)
             next_obs = torch.as_tensor(observed)
@@ -109,7 +144,7 @@ def plain(clock: protocol.Clock) -> None:
                 for row in np.flatnonzero(info["_final_info"]):
                     clock.episode(info["final_info"]["episode"]["r"][row])
         with torch.no_grad():
-            next_value = agent.critic(next_obs).flatten()
+            next_value = agent(next_obs)[1]
             advantages = torch.zeros_like(rewards)
             last = torch.zeros(B)
             for t in reversed(range(T)):
@@ -122,9 +157,10 @@ def plain(clock: protocol.Clock) -> None:
         for _ in range(w.num_epochs):
             for rows in torch.randperm(w.batch).split(w.minibatch):
                 o, a, logp, advantage, target, value = (c[rows] for c in columns)
-                distribution = torch.distributions.Categorical(logits=agent.actor(o))
+                logits, new_value = agent(o)
+                distribution = torch.distributions.Categorical(logits=logits)
                 loss = ppo_loss(
-                    distribution.log_prob(a), distribution.entropy(), agent.critic(o).flatten(),
+                    distribution.log_prob(a), distribution.entropy(), new_value,
                     logp, advantage, target, value,
                 )  # fmt: skip
                 optimizer.zero_grad()

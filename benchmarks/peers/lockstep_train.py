@@ -1,7 +1,8 @@
 """Train with Lockstep through its public path: configuration, trainer, collector, learner.
 
 Takes every algorithm of ``protocol.SETTINGS``, ``compile``, ``half`` (products in bfloat16) and ``native`` (PPO on
-gymnasium's native vector, whose own rate is measured first, alone and behind Lockstep's boundary).
+gymnasium's native vector, whose own rate is measured first, alone and behind Lockstep's boundary). After PPO on
+``ALE/*`` the network and the environment are timed alone.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ w = protocol.read(__doc__)
 
 import gymnasium as gym  # noqa: E402
 import numpy as np  # noqa: E402
+import torch  # noqa: E402
 
 import lockstep  # noqa: E402
 from lockstep.envs import make_vector  # noqa: E402
+from lockstep.recipes.families import sign_of_rewards  # noqa: E402
 from lockstep.trainer import Callback, CollectEnd, RunStart, UpdateEnd  # noqa: E402
 
 NATIVE = getattr(w, "native", False)
+FRAMES = protocol.has_frames(w)
 
 
 class Marks(Callback):
@@ -78,6 +82,10 @@ def build_config() -> Any:
             num_epochs=w.num_epochs,
         )
         model["activation"] = "tanh"
+        if FRAMES:
+            config.environment(env_config={"num_threads": w.threads}, frame_stack=4)
+            config.training(learner_connector=sign_of_rewards)
+            model = {"vf_share_layers": True}
         if NATIVE:
             config.env_runners(vectorize_mode="vector", rollout_fragment_length=w.steps_per_env)
             config.reporting(steps_per_epoch=w.steps)
@@ -101,7 +109,7 @@ def build_config() -> Any:
                 noise_clip=w.noise_clip,
                 policy_delay=w.policy_delay,
             )
-        config.framework(mixed_precision=w.half)
+    config.framework(mixed_precision=w.half)
     config.rl_module(model_config=model).reporting(total_steps=w.steps)
     return config.framework(compile=w.compile, num_threads=w.threads)
 
@@ -130,6 +138,28 @@ def environment_rates() -> dict[str, float]:
     return {"environment_steps_per_s": alone, "boundary_steps_per_s": behind}
 
 
+def seconds_alone(trainer: Any) -> dict[str, float]:
+    """Return the processor's seconds that network and environment take alone for the steps of one update."""
+    encoder = trainer.policy.module.encoder
+    frames = torch.randint(0, 256, (w.minibatch, *encoder.space.shape), dtype=torch.uint8)
+
+    def train() -> None:
+        with torch.autocast("cpu", torch.bfloat16, enabled=w.half):
+            features = encoder(frames, torch.float32)
+        features.sum().backward()
+
+    @torch.inference_mode()
+    def see(rows: int) -> None:
+        encoder(frames[:rows], torch.float32)
+
+    pieces, vector = w.batch // w.minibatch, trainer.train_collector.env
+    network = w.num_epochs * pieces * protocol.least_seconds(train)
+    network += pieces * protocol.least_seconds(lambda: see(w.minibatch))
+    network += w.steps_per_env * protocol.least_seconds(lambda: see(w.num_envs))
+    step = protocol.least_seconds(lambda: vector.step(np.zeros(w.num_envs, np.int64)))
+    return {"network": round(network, 4), "environment": round(w.steps_per_env * step, 4)}
+
+
 def main() -> None:
     """Train and report."""
     facts: dict[str, Any] = environment_rates() if NATIVE else {}
@@ -146,6 +176,8 @@ def main() -> None:
         seconds = {stage: round(spent, 4) for stage, spent in marks.seconds.items()}
         seconds["rest"] = round(clock.marks[-1][1] - clock.marks[0][1] - sum(marks.seconds.values()), 4)
         facts |= {"minibatch": w.minibatch, "seconds": seconds}
+    elif FRAMES:
+        facts = {"steps_of_update": w.batch, "seconds_alone": seconds_alone(trainer)}
     elif w.algorithm != "ppo":
         facts = {"gradient_steps": trainer.gradient_step}
     clock.report("lockstep", lockstep.__version__, **facts)

@@ -81,7 +81,6 @@ SAC = {
     "tau": 0.005,
     "capacity": 100_000,
     "num_returns": 5,
-    "half": False,
 }
 TD3 = {**SAC, "noise": 0.1, "target_noise": 0.2, "noise_clip": 0.5, "policy_delay": 2}
 IMPALA = {
@@ -107,7 +106,7 @@ def read(description: str | None) -> Any:
     parser.add_argument("work", nargs="?", default="{}", help="the work as JSON; the rest stands in peers/protocol.py")
     asked = json.loads(parser.parse_args().work)
     algorithm = asked.get("algorithm", "ppo")
-    common = {"algorithm": algorithm, "seed": 0, "threads": 1, "compile": False, "seconds": None}
+    common = {"algorithm": algorithm, "seed": 0, "threads": 1, "compile": False, "half": False, "seconds": None}
     work = SimpleNamespace(**{**common, **SETTINGS[algorithm], **asked})
     if algorithm == "ppo":
         work.batch = work.steps_of_update = work.num_envs * work.steps_per_env
@@ -123,6 +122,17 @@ def read(description: str | None) -> Any:
 
     torch.set_num_threads(work.threads)
     return work
+
+
+def has_frames(work: Any) -> bool:
+    """Return whether it plays an Atari game; the names of these environments are registered then."""
+    if not work.environment.startswith("ALE/"):
+        return False
+    import ale_py
+    import gymnasium
+
+    gymnasium.register_envs(ale_py)
+    return True
 
 
 def epsilon_at(work: Any, step: int) -> float:

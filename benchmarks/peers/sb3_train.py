@@ -1,4 +1,4 @@
-"""Train PPO, DQN, SAC or TD3 with Stable-Baselines3 as its documentation has it."""
+"""Train PPO, DQN, SAC or TD3 with Stable-Baselines3 as its documentation has it; PPO on `ALE/*` with its CNN."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import numpy as np  # noqa: E402
 import stable_baselines3  # noqa: E402
 from stable_baselines3 import DQN, PPO, SAC, TD3  # noqa: E402
 from stable_baselines3.common.callbacks import BaseCallback  # noqa: E402
-from stable_baselines3.common.env_util import make_vec_env  # noqa: E402
+from stable_baselines3.common.env_util import make_atari_env, make_vec_env  # noqa: E402
 from stable_baselines3.common.noise import NormalActionNoise  # noqa: E402
+from stable_baselines3.common.vec_env import VecFrameStack  # noqa: E402
 
 
 class Marks(BaseCallback):
@@ -31,13 +32,29 @@ class Marks(BaseCallback):
         return True
 
 
+def build_ppo_parts() -> tuple[str, Any, dict[str, Any]]:
+    """Return PPO's policy, environments and networks."""
+    if not protocol.has_frames(w):
+        widths = {"net_arch": {"pi": list(w.hiddens), "vf": list(w.hiddens)}}
+        return "MlpPolicy", make_vec_env(w.environment, n_envs=w.num_envs, seed=w.seed), widths
+    envs = make_atari_env(
+        w.environment,
+        n_envs=w.num_envs,
+        seed=w.seed,
+        wrapper_kwargs={"noop_max": 0, "terminal_on_life_loss": False},
+        env_kwargs={"frameskip": 1, "repeat_action_probability": 0.25},
+    )
+    return "CnnPolicy", VecFrameStack(envs, n_stack=4), {}
+
+
 def build() -> Any:
     """Return the algorithm with the common setting."""
     common: dict[str, Any] = {"learning_rate": w.lr, "gamma": w.gamma, "seed": w.seed, "device": "cpu", "verbose": 0}
     if w.algorithm == "ppo":
+        policy, envs, networks = build_ppo_parts()
         return PPO(
-            "MlpPolicy",
-            make_vec_env(w.environment, n_envs=w.num_envs, seed=w.seed),
+            policy,
+            envs,
             n_steps=w.steps_per_env,
             batch_size=w.minibatch,
             n_epochs=w.num_epochs,
@@ -46,10 +63,7 @@ def build() -> Any:
             ent_coef=w.entropy_coeff,
             vf_coef=w.value_coeff,
             max_grad_norm=w.max_grad_norm,
-            policy_kwargs={
-                "net_arch": {"pi": list(w.hiddens), "vf": list(w.hiddens)},
-                "optimizer_kwargs": {"eps": w.adam_epsilon},
-            },
+            policy_kwargs={**networks, "optimizer_kwargs": {"eps": w.adam_epsilon}},
             **common,
         )
     common |= {"buffer_size": w.capacity, "learning_starts": w.random_steps, "batch_size": w.batch}

@@ -147,8 +147,8 @@ class ImageFeatures(Features):
         elif self.channels_last:
             image = image.permute(0, 3, 1, 2)
         dtype = next(self.network.parameters()).dtype
-        image = image.to(dtype, memory_format=torch.channels_last) * self.scale  # convolutions are faster so
-        return self.network(image).reshape(*leading, self.output_size)
+        image = image.to(dtype, memory_format=torch.channels_last, copy=True)  # convolutions are faster so
+        return self.network(image.mul_(self.scale)).reshape(*leading, self.output_size)
 
 
 def _image_dimensions(space: spaces.Box) -> tuple[int, int, int]:
