@@ -6,8 +6,10 @@ import torch
 import torch.nn.functional as F
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
+from picture_env import PictureEnv
 from torch import nn
 
+from lockstep.algorithms import PPOConfig
 from lockstep.data.trees import map_tree
 from lockstep.modules import ActionDist, DefaultActorCriticModule, ModelConfig, RLModuleSpec, wrap_module
 from lockstep.modules.encoders import ImageFeatures
@@ -35,6 +37,7 @@ OBSERVATIONS = {
     "image_first": spaces.Box(0, 255, (4, 84, 84), np.uint8),
     "image_grey": spaces.Box(0, 255, (42, 42), np.uint8),
     "image_small": spaces.Box(0, 1, (10, 10, 4), np.float32),
+    "image_floats": spaces.Box(0, 255, (10, 10, 4), np.float32),
     "nested": NESTED,
     "tuple": spaces.Tuple([BOX, spaces.Discrete(3)]),
 }
@@ -126,6 +129,34 @@ def test_image_layouts_are_the_same_picture_and_bytes_are_scaled():
     by_hand = network(picture.permute(0, 3, 1, 2).float() / 255.0)
     torch.testing.assert_close(last.encoder.features(picture), by_hand)
     assert make(OBSERVATIONS["image_small"]).encoder.features.scale == 1.0
+
+
+@pytest.mark.parametrize("name", ["image_first", "image_last", "image_grey", "image_floats"])
+def test_images_give_what_they_give_with_contiguous_channels(name):
+    features = make(OBSERVATIONS[name]).encoder.features
+    obs = sample(OBSERVATIONS[name], 3)
+    before = obs.clone()
+    channels_first = {"image_first": obs, "image_grey": obs.unsqueeze(1)}.get(name, obs.movedim(-1, 1))
+    contiguous = channels_first.contiguous().float() * features.scale
+    out, expected = features(obs), features.network(contiguous)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+    weight = features.network[0].weight
+    gradients = [torch.autograd.grad(each.square().sum(), weight)[0] for each in (out, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
+    assert torch.equal(obs, before)  # scaled in place, but in a copy
+
+
+def test_images_stay_bytes_until_the_encoder():
+    config = PPOConfig().environment(PictureEnv).env_runners(num_envs_per_env_runner=2)
+    config.training(train_batch_size=16, minibatch_size=8, num_epochs=1).evaluation(evaluation_interval=0)
+    trainer = config.reporting(total_steps=16).build_trainer()
+    seen = []
+    images = [each for each in trainer.policy.module.modules() if isinstance(each, ImageFeatures)]
+    for each in images:
+        each.register_forward_pre_hook(lambda _, args: seen.append((len(args[0]), args[0].dtype)))
+    trainer.run()
+    assert {rows for rows, _ in seen} >= {2, 16, 8}  # acting, evaluating the rollout, learning
+    assert {dtype for _, dtype in seen} == {torch.uint8}
 
 
 def test_images_of_84_pixels_meet_the_nature_network():
