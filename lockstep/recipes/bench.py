@@ -22,6 +22,7 @@ import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -166,13 +167,20 @@ def run_seeds(works: Sequence[Work], jobs: int = 1) -> Iterator[Row]:
     """Run each in a process of its own, `jobs` of them at once; yield rows as they end."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(jobs, len(works)) or 1, mp_context=context, max_tasks_per_child=1) as pool:
-        futures = [pool.submit(run_seed, work) for work in works]
+        futures = [pool.submit(run_seed, work, partial(_say_to, os.getpid())) for work in works]
         try:
             for future in as_completed(futures):
                 yield future.result()
         finally:
             for future in futures:
                 future.cancel()
+
+
+def _say_to(parent: int, text: str) -> None:
+    """Print. Raises `RuntimeError` where the command that waits for the result is gone: the next one goes on."""
+    print(text, flush=True)
+    if os.getppid() != parent:
+        raise RuntimeError(f"the command that this seed ran for (process {parent}) has ended")
 
 
 def evaluations(folder: RunFolder) -> dict[int, float]:
@@ -254,11 +262,25 @@ def _agrees(before: Any, now: Any) -> bool:
 # -- tables and pictures ---
 
 
-COLUMNS = ("recipe", "steps", "seeds", "IQM", "95 % interval", "worst", "promised", "published", "seconds a seed")
+COLUMNS = (
+    "recipe",
+    "steps",
+    "seeds",
+    "IQM",
+    "95 % interval",
+    "worst",
+    "promised",
+    "best",
+    "published",
+    "seconds a seed",
+)
 
 
 def table(results: Path = RESULTS) -> Iterator[tuple[str, ...]]:
-    """Yield a row of `COLUMNS` for each recipe that has results."""
+    """Yield a row of `COLUMNS` for each recipe that has results.
+
+    All but `best` are of the final evaluation; that is the mean over seeds of the best evaluation of each.
+    """
     for recipe in RECIPES:
         rows = read_rows(recipe, results)
         if not rows:
@@ -273,6 +295,7 @@ def table(results: Path = RESULTS) -> Iterator[tuple[str, ...]]:
             f"{interval.low:,.1f} to {interval.high:,.1f}",
             f"{finals.min():,.1f}",
             "" if recipe.promise is None else f"{recipe.promise:,g}",
+            f"{np.mean([max(row['curve_returns']) for row in rows]):,.1f}",
             f"{recipe.reference_return:,.1f} ({recipe.reference_source})",
             f"{np.median([row['seconds'] for row in rows]):.0f}",
         )

@@ -73,6 +73,16 @@ def test_a_seed_that_is_killed_goes_on_and_ends_with_the_same_bits(root, tmp_pat
     assert len(list((tmp_path / "draft").glob("*/seed_1/*"))) == 1
 
 
+@pytest.mark.faults
+def test_no_seed_goes_on_when_its_command_is_killed(tmp_path):
+    long = ["--set", "reporting.total_steps=10_000_000", "--set", "reporting.steps_per_epoch=1000"]
+    command = [sys.executable, "-m", "lockstep.cli", *SHORT[:5], *long, "--seeds", "1", "--root", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert any("return" in line for line in process.stdout)
+        process.kill()
+        assert process.communicate(timeout=30)[0] is not None  # all that write there have ended
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
