@@ -308,7 +308,7 @@ def markdown_table(results: Path = RESULTS) -> str:
 
 
 def draw(directory: Path, results: Path = RESULTS) -> list[Path]:
-    """Write a picture for each environment that has results, and return their paths.
+    """Write a picture for each environment that has results, with a panel for each recipe, and return their paths.
 
     Curves are those of `plot_runs`; dashed lines are what was published.
     """
@@ -319,10 +319,10 @@ def draw(directory: Path, results: Path = RESULTS) -> list[Path]:
         groups = {recipe: [_curve(row) for row in rows] for recipe, rows in found.items() if rows}
         if not groups:
             continue
-        figure = draw_curves({env: {recipe.algorithm: curves for recipe, curves in groups.items()}})
-        (panel,) = figure.axes
-        for height in {recipe.reference_return for recipe in groups}:
-            panel.axhline(height, color="#666666", linewidth=1.0, linestyle="--", zorder=1)
+        names = [f"{recipe.algorithm.upper()} {env}" for recipe in groups]
+        figure = draw_curves({name: {recipe.algorithm: groups[recipe]} for name, recipe in zip(names, groups)})
+        for recipe, panel in zip(groups, figure.axes):
+            panel.axhline(recipe.reference_return, color="#666666", linewidth=1.0, linestyle="--", zorder=1)
         pictures.append(directory / f"bench_{file_of(next(iter(groups)), results).stem.partition('_')[2]}.png")
         figure.savefig(pictures[-1], dpi=110)
     return pictures

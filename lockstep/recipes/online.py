@@ -207,7 +207,7 @@ def ppo_pendulum() -> PPOConfig:
     """A horizon of 20 steps (gamma 0.95) makes the value function easy; rewards are scaled down.
 
     With gamma 0.9 swinging back does not pay: from some places full torque holds the pole still at 24 degrees from the
-    bottom, for -1,492 an episode.
+    bottom, for -1,492 an episode. Without the entropy bonus one seed of ten stops exploring at -640.
     """
     return (
         PPOConfig()
@@ -217,6 +217,7 @@ def ppo_pendulum() -> PPOConfig:
             lr=[[0, 1e-3], [100_000, 0.0]],
             gamma=0.95,
             lambda_=0.95,
+            entropy_coeff=0.01,
             train_batch_size=2000,
             minibatch_size=50,
             num_epochs=10,
@@ -396,7 +397,7 @@ ONLINE: tuple[Recipe, ...] = (
     Recipe("ppo", "Pendulum-v1", ppo_pendulum, -172.225, f"{RL_ZOO}, 100k steps, with gSDE", 100_000, promise=None),
     Recipe("sac", "Pendulum-v1", sac_pendulum, -156.995, f"{RL_ZOO}, 20k steps", 20_000, promise=-170.0),
     Recipe("tqc", "Pendulum-v1", tqc_pendulum, -151.34, f"{RL_ZOO}, 20k steps", 10_000, promise=-165.0),
-    Recipe("crossq", "Pendulum-v1", crossq_pendulum, -151.34, f"{RL_ZOO}, TQC, 20k steps", 10_000, promise=None),
+    Recipe("crossq", "Pendulum-v1", crossq_pendulum, -151.34, f"{RL_ZOO}, TQC, 20k steps", 10_000, promise=-295.0),
     Recipe("td3", "Pendulum-v1", td3_pendulum, -151.855, f"{RL_ZOO}, 20k steps", 20_000, promise=-170.0),
     Recipe(
         "ppo",

@@ -224,7 +224,7 @@ KINDS_OF_MEMORY = {
 }
 FAST_MEMORY = {("dqn", "lstm"), ("td3", "gru")}
 SAC = {"lr": [[0, 1e-2], [3_000, 1e-3]], "tau": 0.05, "initial_alpha": 0.02, "alpha_lr": 1e-3, "train_batch_size": 32}
-CROSSQ = {"lr": [[0, 3e-3], [8_000, 1e-4]], "policy_delay": 1, "initial_alpha": 0.02, "alpha_lr": 1e-3}
+CROSSQ = {"lr": [[0, 3e-3], [8_000, 1e-4]], "policy_delay": 1, "initial_alpha": 0.005, "alpha_lr": 0.0}
 FROM_SEQUENCES = {
     "dqn": {"epsilon": 0.3, "target_update_interval": 20},
     "c51": {"epsilon": 0.3, "target_update_interval": 20, "num_atoms": 21, "v_min": -2.0, "v_max": 3.0},
@@ -234,7 +234,7 @@ FROM_SEQUENCES = {
     "sac": {**SAC, "target_entropy": 0.02},
     "sac_box": {**SAC, "target_entropy": -2.0},
     "tqc": {**SAC, "target_entropy": -2.0, "num_quantiles": 8, "quantiles_to_drop": 0},
-    "crossq": {**CROSSQ, "train_batch_size": 64, "target_entropy": -2.0},
+    "crossq": {**CROSSQ, "train_batch_size": 256, "target_entropy": -2.0},
     "td3": {"tau": 0.05, "train_batch_size": 32, "exploration_noise": 0.3, "target_noise": 0.05},
 }
 
@@ -270,7 +270,7 @@ def test_off_policy_algorithms_learn_to_remember(name, recurrent):
     policy = trained_from_sequences(name, recurrent, num_steps=num_steps, **often)
     found = np.array(last_actions(policy), np.float64).reshape(2)
     if name in IN_BOX_FROM_SEQUENCES:
-        error = 0.4 if name == "crossq" else 0.15  # statistics of small batches are noise; without memory it is 0.5
+        error = 0.4 if (name, recurrent) == ("crossq", "attention") else 0.15  # without memory it is 0.5
         np.testing.assert_allclose(found, [-BEST_CONTINUOUS, BEST_CONTINUOUS], atol=error)
     else:
         assert found.tolist() == [0, 1]
