@@ -100,7 +100,7 @@ def dqn_cartpole() -> DQNConfig:
     """One gradient step for 2 environment steps. A target network that follows slowly keeps the values from growing
     without bound, the learning rate that falls to zero keeps the pole up once it stands.
 
-    Dueling heads tell apart actions whose values are nearly the same, as most are here. Without them four seeds of five
+    Dueling heads are for actions whose values are nearly the same, as most are here. Without them four seeds of five
     end at 500 with clipped errors, and fewer with squared ones: the cart drifts out after 150 to 270 steps.
     """
     config = _action_values_cartpole(DQNConfig().training(huber_delta=1.0))
@@ -387,14 +387,14 @@ ONLINE: tuple[Recipe, ...] = (
     Recipe("reinforce", "CartPole-v1", reinforce_cartpole, 500.0, f"{RL_ZOO}, A2C, 500k steps", 200_000, promise=475.0),
     Recipe("trpo", "CartPole-v1", trpo_cartpole, 500.0, f"{RL_ZOO}, PPO, 100k steps", 100_000, promise=475.0),
     Recipe("pqn", "CartPole-v1", pqn_cartpole, 500.0, f"{RL_ZOO}, DQN, 50k steps", 512_000, promise=475.0),
-    Recipe("dqn", "CartPole-v1", dqn_cartpole, 500.0, f"{RL_ZOO}, 50k steps", 50_000, promise=None),
+    Recipe("dqn", "CartPole-v1", dqn_cartpole, 500.0, f"{RL_ZOO}, 50k steps", 50_000, promise=475.0),
     Recipe("impala", "CartPole-v1", impala_cartpole, 500.0, f"{RL_ZOO}, A2C, 500k steps", 200_000, promise=475.0),
     Recipe("appo", "CartPole-v1", appo_cartpole, 500.0, f"{RL_ZOO}, PPO, 100k steps", 100_000, promise=475.0),
     Recipe("c51", "CartPole-v1", c51_cartpole, 500.0, CLEANRL_C51, 50_000, promise=475.0),
     Recipe("qrdqn", "CartPole-v1", qrdqn_cartpole, 500.0, f"{RL_ZOO}, 50k steps", 50_000, promise=475.0),
     Recipe("iqn", "CartPole-v1", iqn_cartpole, 500.0, f"{RL_ZOO}, QR-DQN, 50k steps", 50_000, promise=440.0),
     Recipe("ppo", "Acrobot-v1", ppo_acrobot, -73.506, f"{RL_ZOO}, 1M steps", 1_000_000, promise=-75.0),
-    Recipe("dqn", "Acrobot-v1", dqn_acrobot, -76.639, f"{RL_ZOO}, 100k steps", 100_000, promise=None),
+    Recipe("dqn", "Acrobot-v1", dqn_acrobot, -76.639, f"{RL_ZOO}, 100k steps", 100_000, promise=-92.0),
     Recipe("ppo", "Pendulum-v1", ppo_pendulum, -172.225, f"{RL_ZOO}, 100k steps, with gSDE", 100_000, promise=-205.0),
     Recipe("sac", "Pendulum-v1", sac_pendulum, -156.995, f"{RL_ZOO}, 20k steps", 20_000, promise=-170.0),
     Recipe("tqc", "Pendulum-v1", tqc_pendulum, -151.34, f"{RL_ZOO}, 20k steps", 10_000, promise=-165.0),
