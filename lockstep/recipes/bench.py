@@ -262,18 +262,7 @@ def _agrees(before: Any, now: Any) -> bool:
 # -- tables and pictures ---
 
 
-COLUMNS = (
-    "recipe",
-    "steps",
-    "seeds",
-    "IQM",
-    "95 % interval",
-    "worst",
-    "promised",
-    "best",
-    "published",
-    "seconds a seed",
-)
+COLUMNS = ("recipe", "steps", "seeds", "IQM", "95 % interval", "worst", "promised", "best", "published", "seconds")
 
 
 def table(results: Path = RESULTS) -> Iterator[tuple[str, ...]]:
