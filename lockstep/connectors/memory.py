@@ -8,11 +8,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from gymnasium import spaces
 from gymnasium.spaces import Space
+from torch import Tensor
 
 from lockstep.connectors.connector import Connector
 from lockstep.connectors.observations import FlattenObs
+from lockstep.data.arrays import move_axis
 from lockstep.data.trees import leaves
 from lockstep.modules.encoders import channels_last, is_image
 from lockstep.state.checks import check_whole
@@ -106,6 +109,20 @@ class FrameStack(RowMemory):
             self._begins = []
         return self._layout(frames)
 
+    def export_memory(self) -> dict[str, npt.NDArray[Any]]:
+        space = self._space
+        return {
+            "frames": np.zeros((self.num_frames, *(space.shape or ())), space.dtype),
+            "has_frames": np.zeros((), np.bool_),
+        }
+
+    def export_call(self, data: Tensor, memory: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        frames, newest = memory["frames"], data.unsqueeze(1)
+        moved = torch.cat([frames[:, 1:], newest], dim=1)
+        goes_on = memory["has_frames"].reshape(-1, *[1] * (frames.dim() - 1))
+        frames = torch.where(goes_on, moved, newest.expand_as(frames))
+        return self._layout(frames), {"frames": frames, "has_frames": torch.ones_like(memory["has_frames"])}
+
     def get_state(self) -> dict[str, Any]:
         return {**super().get_state(), "begins": list(self._begins)}
 
@@ -116,13 +133,13 @@ class FrameStack(RowMemory):
         super().set_state(state)
         self._begins = [int(row) for row in state["begins"]]
 
-    def _layout(self, frames: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return `[B, num_frames, ...]` as the output space has it."""
+    def _layout(self, frames: Any) -> Any:
+        """Return `[B, num_frames, ...]`, an array or a tensor, as the output space has it."""
         if self._axis is None:
             return frames
         if self._axis == 0:
-            return frames.reshape(len(frames), -1, *frames.shape[3:])
-        return np.moveaxis(frames, 1, 3).reshape(*frames.shape[:1], *frames.shape[2:4], -1)
+            return frames.reshape(frames.shape[0], -1, *frames.shape[3:])
+        return move_axis(frames, 1, 3).reshape(*frames.shape[:1], *frames.shape[2:4], -1)
 
 
 def _channel_axis(space: Space[Any]) -> int | None:
@@ -158,7 +175,10 @@ class _Beside(RowMemory):
         if self._memory is None:
             self._memory = np.zeros((number, self._size), np.float32)
         self._check_rows(number)
-        return {**(data if isinstance(data, dict) else {"obs": data}), self.key: self._memory.copy()}
+        return self._beside(data, self._memory.copy())
+
+    def _beside(self, data: Any, remembered: Any) -> dict[str, Any]:
+        return {**(data if isinstance(data, dict) else {"obs": data}), self.key: remembered}
 
 
 class PreviousActions(_Beside):
@@ -183,6 +203,15 @@ class PreviousActions(_Beside):
         if actions is not None:
             self._memory = np.array(self._flat(actions))
 
+    def export_memory(self) -> dict[str, npt.NDArray[Any]]:
+        return {self.key: np.zeros(self._size, np.float32)}
+
+    def export_call(self, data: Any, memory: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        return self._beside(data, memory[self.key]), dict(memory)
+
+    def export_after(self, memory: dict[str, Tensor], actions: Any) -> dict[str, Tensor]:
+        return {self.key: self._flat(actions)}
+
 
 class PreviousRewards(_Beside):
     """Adds the reward of the step before as `"previous_rewards"` `[1]`, otherwise as `PreviousActions`.
@@ -195,6 +224,7 @@ class PreviousRewards(_Beside):
     _is_known = True
     _begins = np.zeros(0, bool)
     """[B], rows that have been reset since the last call"""
+    reads_rewards = True
 
     def _added_space(self) -> spaces.Box:
         return spaces.Box(-np.inf, np.inf, (1,), np.float32)
@@ -219,6 +249,12 @@ class PreviousRewards(_Beside):
         output = super().__call__(data)
         self._begins = np.zeros(len(output[self.key]), bool)
         return output
+
+    def export_memory(self) -> dict[str, npt.NDArray[Any]]:
+        return {}
+
+    def export_call(self, data: Any, memory: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        return self._beside(data, memory["reward"].unsqueeze(-1)), {}
 
     def get_state(self) -> dict[str, Any]:
         begins = None if self._memory is None else self._begins.copy()
