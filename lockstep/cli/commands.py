@@ -36,6 +36,7 @@ from lockstep.cli.report import (
 from lockstep.diagnosis import doctor
 from lockstep.envs.check import check_environment
 from lockstep.envs.errors import EnvironmentStepError
+from lockstep.export import exported_in, read_card
 from lockstep.recipes.training import Settings, find_settings
 from lockstep.rollout import Collector
 from lockstep.state.checks import check_whole
@@ -43,7 +44,7 @@ from lockstep.state.streams import RandomStreams
 from lockstep.tracking import RunFolder, plot_runs
 from lockstep.trainer import Callback, ProgressDisplay
 from lockstep.trainer.callbacks import Event, Stop
-from lockstep.trainer.run import Run, find_policy, load_policy, prepare_resume, prepare_run
+from lockstep.trainer.run import Run, evaluation_of, find_policy, load_policy, prepare_resume, prepare_run
 from lockstep.trainer.video import FORMATS, record_video
 
 WRONG_INPUT, FAILED = 2, 1
@@ -253,6 +254,46 @@ class Eval:
             )
             shown = ", ".join(f"{value:.4g}" for value in filmed.returns)
             say(f"  video     {shown_path(self.video)} (return {shown})")
+        return 0
+
+
+@dataclass
+class Export:
+    """Write the policy of a run as files that act without Lockstep: ONNX with a few lines of Python, or torch's own."""
+
+    folder: Positional[Annotated[Path, arg(metavar="RUN")]]
+    """A run's folder, or one of its checkpoints."""
+    format: Literal["onnx", "torch"] = "onnx"
+    """onnx, or torch for an exported program (.pt2)."""
+    checkpoint: Literal["best", "last"] = "best"
+    """Of a run: the policy with the best evaluation, or that of the last checkpoint."""
+    output: MaybePath = None
+    """The folder to write; else export_onnx or export_torch in RUN."""
+    sample: bool = False
+    """Draw actions, by an input of noise, instead of taking the most likely ones."""
+
+    def run(self) -> int:
+        """Write the artefact and say how it was proven; return the exit code."""
+        if not self.folder.exists():
+            raise ValueError(f"there is no {self.folder}; give a run's folder (runs/...) or one of its checkpoints")
+        is_last = self.checkpoint == "last"
+        path = find_policy(self.folder, last=is_last)
+        policy = load_policy(path)
+        target = self.folder / f"export_{self.format}" if self.output is None else self.output
+        evaluation = evaluation_of(self.folder, last=is_last)
+        written = policy.export(target, self.format, deterministic=not self.sample, evaluation=evaluation)
+        say_facts({"policy": f"{shown_path(path)} ({policy.config.algorithm} on {policy.config.environment.env})"})
+        for folder in exported_in(written):
+            proof = read_card(folder)["parity"]
+            kind = "of the environment" if proof["source"] == "environment" else "drawn at random"
+            exact = f", continuous actions within {proof['largest_difference']:.1g}" * bool(proof["largest_difference"])
+            ties = f", {proof['ties']} ties in float32" * bool(proof["ties"])
+            say_facts(
+                {
+                    "written": f"{shown_path(folder)} ({', '.join(sorted(each.name for each in folder.iterdir()))})",
+                    "proof": f"{proof['observations']:,} observations {kind}: the same actions{exact}{ties}",
+                }
+            )
         return 0
 
 
@@ -479,6 +520,7 @@ Command = (
     Annotated[Train, tyro.conf.subcommand("train")]
     | Annotated[Resume, tyro.conf.subcommand("resume")]
     | Annotated[Eval, tyro.conf.subcommand("eval")]
+    | Annotated[Export, tyro.conf.subcommand("export")]
     | Annotated[Plot, tyro.conf.subcommand("plot")]
     | Annotated[List, tyro.conf.subcommand("list")]
     | Annotated[Doctor, tyro.conf.subcommand("doctor")]
@@ -486,7 +528,7 @@ Command = (
 )
 
 
-def parse(words: list[str]) -> Train | Resume | Eval | Plot | List | Doctor | Bench:
+def parse(words: list[str]) -> Train | Resume | Eval | Export | Plot | List | Doctor | Bench:
     """Return the command that the words name. Ends the process with help (0) or a message about what is wrong (2)."""
     return tyro.cli(
         Command,

@@ -80,15 +80,17 @@ def check_installed() -> None:
 @contextmanager
 def quietly() -> Iterator[None]:
     """Keep back what torch says about its own exporter."""
-    logger = logging.getLogger("torch.onnx")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.fx")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(before)
+        for logger, level in zip(loggers, before):
+            logger.setLevel(level)
 
 
 def _traced(graph: ActingGraph) -> torch.export.ExportedProgram:

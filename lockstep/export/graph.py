@@ -130,7 +130,8 @@ class ActingGraph(nn.Module):
             taken = self.dist.to_env(actions)  # type: ignore[arg-type]
         for connector in self.after:
             with blamed(connector):
-                taken = _tensors_only(connector(taken))
+                changed = connector.export_call(taken, {})[0] if isinstance(connector, Connector) else connector(taken)
+                taken = _tensors_only(changed)
         found: dict[str, Tensor] = {}
         for connector, names, memory in zip(self.before, self._memory_names, memories):
             with blamed(connector):

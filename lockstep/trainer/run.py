@@ -17,7 +17,7 @@ from lockstep.algorithms.policy import Policy
 from lockstep.state.checkpoint import newest_checkpoint, read_checkpoint
 from lockstep.state.checks import check_whole
 from lockstep.state.schedules import ConfiguredValueWarning
-from lockstep.tracking import RunFolder, plot_runs
+from lockstep.tracking import RunFolder, RunFolderError, plot_runs
 from lockstep.tracking.statistics import EpochStats, InfoStats
 from lockstep.trainer.build import RunLength, Trainer, build_trainer, stretched_schedules
 from lockstep.trainer.callbacks import Callback
@@ -196,17 +196,33 @@ def resume(
     return prepare_resume(path, total_steps=total_steps, settings=settings).build(callbacks).finish()
 
 
-def find_policy(path: str | Path) -> Path:
-    """Return the checkpoint that `load_policy` reads: a run's best policy, else its newest; or `path` itself."""
+def find_policy(path: str | Path, *, last: bool = False) -> Path:
+    """Return the checkpoint that `load_policy` reads: a run's best policy, else its newest; or `path` itself.
+
+    `last`: of a run, the newest in any case.
+    """
     path = Path(path)
     if (path / "config.json").exists() and (path / "best").exists():
-        return newest_checkpoint(path / "best") or newest_checkpoint(path / "checkpoints") or path
+        newest = newest_checkpoint(path / "checkpoints")
+        return (newest if last else newest_checkpoint(path / "best") or newest) or path
     return path
 
 
 def load_policy(path: str | Path) -> Policy:
     """Return the best policy of a run's folder, or the policy in a checkpoint."""
     return Policy.from_checkpoint(find_policy(path))
+
+
+def evaluation_of(path: str | Path, *, last: bool = False) -> dict[str, float] | None:
+    """Return `return_mean` and `return_std` of a run's best evaluation, or its last; None where there is none."""
+    try:
+        summary = RunFolder.open(path).read_summary()
+    except RunFolderError:
+        return None
+    mean, std = ("final_return", "final_return_std") if last else ("best_reward", "best_reward_std")
+    if summary.get(mean) is None:
+        return None
+    return {"return_mean": float(summary[mean]), "return_std": float(summary.get(std) or 0.0)}
 
 
 # -- going on with other settings ---
