@@ -8,6 +8,7 @@ called in turn. Writes benchmarks/results/export_speed.json and .md.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -27,7 +28,7 @@ from lockstep import Policy, get_config
 from lockstep.tracking import versions
 
 RESULTS = Path(__file__).parent / "results"
-ROUNDS, CALLS = 15, 2_000
+CALLS = 2_000
 BOX, CHOICES = spaces.Box(-1.0, 1.0, (8,), np.float32), spaces.Discrete(4)
 POLICIES: dict[str, tuple[str, Any, dict[str, Any], dict[str, Any]]] = {
     "PPO, Discrete": ("ppo", CHOICES, {}, {}),
@@ -45,7 +46,7 @@ def make(algorithm: str, actions: Any, model: dict[str, Any], environment: dict[
     return Policy(config, group, observation_space=BOX, action_space=actions)
 
 
-def measure(policy: Policy) -> dict[str, float]:
+def measure(policy: Policy, rounds: int) -> dict[str, float]:
     """Return the microseconds for one action of both."""
     with tempfile.TemporaryDirectory() as parent:
         folder = policy.export(Path(parent) / "exported")
@@ -54,7 +55,7 @@ def measure(policy: Policy) -> dict[str, float]:
     obs = np.random.default_rng(0).normal(size=(CALLS, 8)).astype(np.float32)
     feeds = {**actor.state, "obs": obs[:1]}
     times: dict[str, list[float]] = {"act.py": [], "compute_single_action": [], "onnxruntime alone": []}
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         began = time.perf_counter()
         for row in obs:
             actor.act(row)
@@ -73,15 +74,14 @@ def measure(policy: Policy) -> dict[str, float]:
 
 def main() -> None:
     """Measure, print and write."""
-    found = {name: measure(make(*parts)) for name, parts in POLICIES.items()}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15, help="rounds of 2,000 actions each")
+    rounds = parser.parse_args().rounds
+    found = {name: measure(make(*parts), rounds) for name, parts in POLICIES.items()}
     record = {"microseconds": found, "cores": len(os.sched_getaffinity(0)), "cpu": cpu(), "versions": versions()}
     (RESULTS / "export_speed.json").write_text(json.dumps(record, indent=2) + "\n")
-    lines = [
-        "# One action of an exported policy",
-        "",
-        f"Microseconds on one core ({cpu()}), batch 1, layers 64 and 64.",
-        "",
-    ]
+    lines = ["# One action of an exported policy", ""]
+    lines += [f"Microseconds on one core ({cpu()}), batch 1, layers of 64 and 64 units.", ""]
     lines += ["| policy | act.py | onnxruntime alone | compute_single_action |", "|---|---|---|---|"]
     lines += [
         f"| {name} | {each['act.py']:.1f} | {each['onnxruntime alone']:.1f} | {each['compute_single_action']:.1f} |"
