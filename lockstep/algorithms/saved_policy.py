@@ -72,6 +72,7 @@ def space_of(described: Any) -> Any:
 
 
 def tensors_in(path: str, tree: Any) -> Iterator[tuple[str, Tensor]]:
+    """Iterate over the numbers of a tree as tensors, with their names. `TypeError` for what is no number."""
     if isinstance(tree, Mapping | list | tuple):
         for key, part in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
             yield from tensors_in(f"{path}.{key}", part)

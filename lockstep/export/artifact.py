@@ -20,7 +20,7 @@ from lockstep.export.exported import CARD, ExportedPolicy, sha256_of
 from lockstep.export.formats import FILES, Format, write
 from lockstep.export.graph import ActingGraph, ExportError, tree_of
 from lockstep.export.model_card import model_card
-from lockstep.export.parity import Acting, prove
+from lockstep.export.parity import Acting, Proof
 from lockstep.modules import RLModule
 from lockstep.ops.distributions import Bernoulli, Categorical, Composite, DiagGaussian, Distribution
 from lockstep.state.replace import clear_stale, move_into_place, temporary_sibling
@@ -100,7 +100,7 @@ def _write(part: ActingPart, folder: Path, origin: Origin, file_format: Any, dra
     write(graph, file, file_format)
     card = {"format": file_format, "file": file.name, "sha256": sha256_of(file), **_described(graph, origin)}
     _write_json(folder / CARD, card)
-    card["parity"] = prove(part, ExportedPolicy(folder), graph, origin.make_envs).to_dict()
+    card["parity"] = Proof(part, ExportedPolicy(folder), graph).run(origin.make_envs).to_dict()
     _write_json(folder / CARD, card)
     (folder / README).write_text(model_card(card))
     if file_format == "onnx":

@@ -14,7 +14,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from lockstep.data.arrays import torch_dtype
 from lockstep.export.graph import ActingGraph, ExportError, blamed
 
 Format = Literal["onnx", "torch"]
@@ -121,8 +120,3 @@ def _no_onnx_form(graph: ActingGraph, error: Exception) -> ExportError:
         f"{type(graph.module).__name__} cannot be written as ONNX: {operations} has no ONNX form; compute it with "
         'other operations, or export with format="torch"'
     )
-
-
-def inputs_for(graph: ActingGraph, values: Mapping[str, np.ndarray]) -> list[torch.Tensor]:
-    """Return the inputs of the graph, in order and in their dtypes."""
-    return [torch.from_numpy(np.ascontiguousarray(values[p.name])).to(torch_dtype(p.dtype)) for p in graph.inputs]

@@ -157,6 +157,10 @@ class ActingGraph(nn.Module):
         """Return inputs to trace with."""
         return tuple(torch.from_numpy(port.rows(rows)) for port in self.inputs)
 
+    def inputs_from(self, values: Mapping[str, np.ndarray]) -> tuple[Tensor, ...]:
+        """Return the inputs in order and in their dtypes, from arrays by name."""
+        return tuple(torch.from_numpy(np.array(values[port.name], port.dtype)) for port in self.inputs)
+
     def _named(self, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
         return {port.name: tensor for port, tensor in zip(self.inputs, inputs, strict=True)}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -17,7 +17,6 @@ from lockstep.data.actions import from_space
 from lockstep.data.trees import leaves, map_tree
 from lockstep.envs import VectorBoundary
 from lockstep.export.exported import ExportedPolicy
-from lockstep.export.formats import inputs_for
 from lockstep.export.graph import ActingGraph, ExportError
 
 OBSERVATIONS, ENVIRONMENTS, ROWS = 10_000, 8, 64
@@ -65,51 +64,102 @@ class Parity:
         return asdict(self)
 
 
-def prove(
-    policy: Acting, exported: ExportedPolicy, graph: ActingGraph, make_envs: Callable[[int], VectorBoundary] | None
-) -> Parity:
-    """Return how the artefact compares with the policy. `ExportError` where it acts otherwise."""
-    found = Parity()
-    rng, ends = np.random.default_rng(SEED), None
-    with _frames(graph.observation_space, make_envs, found) as frames:
-        obs, begins, rewards = next(frames)
-        number = len(begins)
-        state = policy.get_initial_state(number) if policy.is_stateful else None
-        while True:
-            begins = begins if ends is None else begins | ends
-            _begin(policy, exported, state, begins)
-            noise = graph.dist.draw_noise(copy.deepcopy(rng), (number,)) if graph.draws else None
-            policy.rng = rng
-            known = None if not found.observations else np.where(begins, 0.0, rewards).astype(np.float32)
-            expected = policy.compute_actions(obs, state, graph.draws, known)
-            if policy.is_stateful:
-                expected, state = expected
-            inputs = exported.inputs_of(obs, known, noise)
-            actions = exported.compute_actions(obs, known, noise)
-            ends = _differing(graph, expected, actions)
-            if ends.any():
-                _judge(graph, inputs, expected, actions, ends, found)
-            floats = [np.abs(a - b).max() for a, b in _pairs(expected, actions) if a.dtype.kind == "f"]
-            found.largest_difference = max([found.largest_difference, *map(float, floats)])
-            found.observations += number
-            if found.observations >= OBSERVATIONS:
-                return found
-            obs, begins, rewards = frames.send(expected)
+class Proof:
+    """Sends observations through a policy and through its artefact, and compares the actions."""
 
+    def __init__(self, policy: Acting, exported: ExportedPolicy, graph: ActingGraph) -> None:
+        self.policy, self.exported, self.graph = policy, exported, graph
+        self.found = Parity()
+        self._rng = np.random.default_rng(SEED)
+        self._state: Any = None
 
-def _begin(policy: Acting, exported: ExportedPolicy, state: Any, begins: np.ndarray) -> None:
-    """Begin episodes in these rows, on both sides."""
-    if not begins.any():
-        return
-    whole = bool(begins.all())
-    policy.reset(None if whole else np.flatnonzero(begins))
-    exported.reset(None if whole else np.flatnonzero(begins))
-    if policy.is_stateful:
-        for name, leaf in policy.get_initial_state(1).items():
-            state[name][begins] = leaf
+    def run(self, make_envs: Callable[[int], VectorBoundary] | None) -> Parity:
+        """Return how the two compare, over `OBSERVATIONS`. `ExportError` where the artefact acts otherwise."""
+        with _frames(self.graph.observation_space, make_envs, self.found) as frames:
+            obs, begins, rewards = next(frames)
+            number = len(begins)
+            self._state = self.policy.get_initial_state(number) if self.policy.is_stateful else None
+            while True:
+                self._begin(begins)
+                known = np.where(begins, 0.0, rewards).astype(np.float32) if self.found.observations else None
+                actions, differing = self.step(obs, known)
+                self.found.observations += number
+                if self.found.observations >= OBSERVATIONS:
+                    return self.found
+                obs, begins, rewards = frames.send(actions)
+                begins = begins | differing
 
+    def step(self, obs: Any, rewards: np.ndarray | None) -> tuple[Any, np.ndarray]:
+        """Return the policy's actions `[B, ...]`, and the rows `[B]` whose memories may differ from here on."""
+        noise = None
+        if self.graph.draws:  # both sides draw the same numbers
+            noise = self.graph.dist.draw_noise(copy.deepcopy(self._rng), (len(next(leaves(obs))),))
+            self.policy.rng = self._rng
+        expected = self.policy.compute_actions(obs, self._state, self.graph.draws, rewards)
+        if self.policy.is_stateful:
+            expected, self._state = expected
+        inputs = self.exported.inputs_of(obs, rewards, noise)
+        actions = self.exported.compute_actions(obs, rewards, noise)
+        rows = _differing(expected, actions)
+        if rows.any():
+            self.judge(inputs, expected, actions, rows)
+        floats = [float(np.abs(a - b).max()) for a, b in _pairs(expected, actions) if a.dtype.kind == "f"]
+        self.found.largest_difference = max([self.found.largest_difference, *floats])
+        return expected, rows
 
-# -- comparing ---
+    def _begin(self, begins: np.ndarray) -> None:
+        """Begin episodes in these rows, on both sides."""
+        if not begins.any():
+            return
+        rows = None if begins.all() else np.flatnonzero(begins)
+        self.policy.reset(rows)
+        self.exported.reset(rows)
+        if self._state is not None:
+            for name, leaf in self.policy.get_initial_state(1).items():
+                self._state[name][begins] = leaf
+
+    def judge(self, inputs: Mapping[str, Any], expected: Any, actions: Any, rows: np.ndarray) -> None:
+        """Count rows that differ by float32's rounding alone. `ExportError` for all others.
+
+        The same graph in float64 tells: two choices whose scores are the same up to rounding are a tie, and continuous
+        actions may be no farther from the exact ones than twice as far as the policy's own are.
+        """
+        fine = np.ones(len(rows), bool)
+        try:
+            ties, outputs = self._exactly(inputs, expected, actions)
+        except Exception as error:  # a network that takes float32 only
+            raise self._mismatch(expected, actions, rows) from error
+        for (a, b), exact in zip(_pairs(expected, actions), outputs):
+            if a.dtype.kind == "f":
+                own = float(np.abs(a - exact).max())
+                fine &= (np.abs(b - exact) <= max(TOLERANCE, 2.0 * own)).reshape(len(a), -1).all(1)
+            else:
+                fine &= ties | (a == b).reshape(len(a), -1).all(1)
+        if not fine[rows].all():
+            raise self._mismatch(expected, actions, rows & ~fine)
+        self.found.ties += int((rows & ties).sum())
+
+    @torch.no_grad()
+    def _exactly(self, inputs: Mapping[str, Any], expected: Any, actions: Any) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Return the rows `[B]` in which both sides' actions are as likely, and what the graph gives in float64."""
+        graph = copy.deepcopy(self.graph).double()
+        tensors = graph.inputs_from(inputs)
+        outputs, scores = [out.numpy() for out in graph(*tensors)], graph.scores(*tensors)
+        if scores is None or not graph.dist.num_choices:
+            return np.zeros(len(next(leaves(expected))), bool), outputs
+        dist, space = graph.dist.from_inputs(scores), graph.dist.action_space
+        first, second = (dist.log_prob(torch.from_numpy(from_space(space, each))) for each in (expected, actions))
+        return ((first - second).abs() <= ROUNDING * scores.abs().amax(-1)).numpy(), outputs
+
+    def _mismatch(self, expected: Any, actions: Any, rows: np.ndarray) -> ExportError:
+        row = int(np.flatnonzero(rows)[0])
+        theirs, ours = (map_tree(lambda leaf: np.asarray(leaf)[row].tolist(), each) for each in (actions, expected))
+        return ExportError(
+            f"the exported {type(self.graph.module).__name__} acts otherwise than the policy: {theirs} instead of "
+            f"{ours} for {int(rows.sum())} of {len(rows)} observations; a network or connector of your own that reads "
+            "the values of tensors, draws random numbers or depends on the number of rows cannot be exported. Nothing "
+            "was written"
+        )
 
 
 def _pairs(expected: Any, actions: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -120,67 +170,13 @@ def _pairs(expected: Any, actions: Any) -> Iterator[tuple[np.ndarray, np.ndarray
         yield a, b
 
 
-def _differing(graph: ActingGraph, expected: Any, actions: Any) -> np.ndarray:
+def _differing(expected: Any, actions: Any) -> np.ndarray:
     """Return the rows `[B]` in which the two sides differ."""
     rows: list[np.ndarray] = []
     for a, b in _pairs(expected, actions):
         equal = np.abs(a - b) <= TOLERANCE * np.maximum(1.0, np.abs(a)) if a.dtype.kind == "f" else a == b
         rows.append(~equal.reshape(len(a), -1).all(1))
     return np.any(rows, axis=0)
-
-
-def _judge(
-    graph: ActingGraph, inputs: dict[str, Any], expected: Any, actions: Any, rows: np.ndarray, found: Parity
-) -> None:
-    """Count rows that differ by float32's rounding alone. `ExportError` for all others.
-
-    The same graph in float64 tells: two choices whose scores are the same up to rounding are a tie, and continuous
-    actions may be no farther from the exact ones than twice as far as the policy's own are.
-    """
-    exact = copy.deepcopy(graph).double()
-    try:
-        with torch.no_grad():
-            tensors = inputs_for(graph, inputs)
-            scores, outputs = exact.scores(*tensors), exact(*tensors)
-    except Exception as error:  # a network that takes float32 only
-        raise _mismatch(graph, expected, actions, rows) from error
-    ties = np.zeros(len(rows), bool)
-    if scores is not None and graph.dist.num_choices:
-        ties = _are_ties(graph, scores, expected, actions)
-    fine = np.ones(len(rows), bool)
-    for (a, b), truth in zip(_pairs(expected, actions), outputs):
-        if a.dtype.kind == "f":
-            far = np.abs(a - truth.numpy()).max() if len(a) else 0.0
-            fine &= (np.abs(b - truth.numpy()) <= max(TOLERANCE, 2.0 * far)).reshape(len(a), -1).all(1)
-        else:
-            fine &= ties | (a == b).reshape(len(a), -1).all(1)
-    if not fine[rows].all():
-        raise _mismatch(graph, expected, actions, rows & ~fine)
-    found.ties += int((rows & ties).sum())
-
-
-def _are_ties(graph: ActingGraph, scores: torch.Tensor, expected: Any, actions: Any) -> np.ndarray:
-    """Return the rows `[B]` in which both sides' actions are as likely, up to float32's rounding."""
-    dist = graph.dist.from_inputs(scores)
-    likely = [dist.log_prob(torch.from_numpy(np.asarray(_learned(graph, each)))) for each in (expected, actions)]
-    near = (likely[0] - likely[1]).abs() <= ROUNDING * scores.abs().amax(-1)
-    return near.numpy()
-
-
-def _learned(graph: ActingGraph, actions: Any) -> np.ndarray:
-    """Return the actions as the distribution has them: parts that connectors have changed do not count."""
-    return from_space(graph.dist.action_space, actions)
-
-
-def _mismatch(graph: ActingGraph, expected: Any, actions: Any, rows: np.ndarray) -> ExportError:
-    row = int(np.flatnonzero(rows)[0])
-    first = map_tree(lambda leaf: np.asarray(leaf)[row].tolist(), expected)
-    other = map_tree(lambda leaf: np.asarray(leaf)[row].tolist(), actions)
-    return ExportError(
-        f"the exported {type(graph.module).__name__} acts otherwise than the policy: {other} instead of {first} for "
-        f"{int(rows.sum())} of {len(rows)} observations; a network or connector of your own that reads the values of "
-        "tensors, draws random numbers or depends on the number of rows cannot be exported. Nothing was written"
-    )
 
 
 # -- observations ---

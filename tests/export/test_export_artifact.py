@@ -18,6 +18,7 @@ from exported_policies import ACTIONS, OBSERVATIONS, as_plain, make_policy, poli
 from gymnasium import spaces
 
 from lockstep import PPOConfig
+from lockstep.connectors import Connector, FrameStack, Grayscale, ObsPipeline, Resize
 from lockstep.data.trees import leaves, rows_of
 from lockstep.export import ExportError, formats, load_export, parity
 
@@ -279,12 +280,11 @@ def test_choices_that_float32_does_not_tell_apart_are_counted_and_others_are_mis
         graph.module.policy_head.weight.zero_()
         graph.module.policy_head.bias.copy_(torch.tensor([1.0, 1.0, 0.5]))
     inputs = {"obs": np.zeros((2, 4), np.float32)}
-    found = parity.Parity()
-    rows = np.array([True, False])
-    parity._judge(graph, inputs, np.array([0, 0]), np.array([1, 0]), rows, found)
-    assert found.ties == 1
+    proof, rows = parity.Proof(policy.acting["default_policy"], None, graph), np.array([True, False])
+    proof.judge(inputs, np.array([0, 0]), np.array([1, 0]), rows)
+    assert proof.found.ties == 1
     with pytest.raises(ExportError, match="2 instead of 0"):
-        parity._judge(graph, inputs, np.array([0, 0]), np.array([2, 0]), rows, found)
+        proof.judge(inputs, np.array([0, 0]), np.array([2, 0]), rows)
 
 
 def formats_graph(policy: Any) -> Any:
@@ -301,3 +301,88 @@ def test_an_environment_that_cannot_be_made_is_replaced_by_random_observations(t
     policy = make_policy("ppo", BOX, CHOICES)
     policy.config.environment(broken)
     assert card_of(policy.export(tmp_path / "exported"))["parity"]["source"] == "random"
+
+
+# -- connectors and networks of one's own ---
+
+
+class Doubled(Connector):
+    """Doubles observations, by what numpy and torch have in common."""
+
+    def __call__(self, data: Any) -> Any:
+        return data * 2
+
+
+class InNumpy(Doubled):
+    """Works on arrays alone."""
+
+    def __call__(self, data: Any) -> Any:
+        return np.tanh(np.asarray(data))
+
+
+class Counted(Doubled):
+    """Has a memory, and does not say how it is exported."""
+
+    def reset(self, env_index: Any = None) -> None:
+        return
+
+
+class Turned(Connector):
+    """Turns actions round, on arrays; in an artefact with torch."""
+
+    def __call__(self, data: Any) -> Any:
+        return np.negative(data)
+
+    def export_call(self, data: Any, memory: Any) -> Any:
+        return -data, {}
+
+
+def test_connectors_of_ones_own_are_inside(tmp_path):
+    policy = make_policy(
+        "ppo",
+        BOX,
+        ACTIONS["Box"],
+        env_to_module=lambda *spaces: Doubled(),
+        module_to_env=lambda *spaces: Turned(),
+        normalize_observations=True,
+    )
+    exported = load_export(policy.export(tmp_path / "exported"))
+    obs = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+    np.testing.assert_allclose(exported.compute_actions(obs), policy.compute_actions(obs), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "connector, words",
+    [
+        (InNumpy, "InNumpy cannot be exported: .*give tensors for tensors.*override export_call"),
+        (Counted, "Counted has a memory and does not say how it is exported; define export_memory"),
+    ],
+)
+def test_a_connector_that_cannot_be_exported_is_named(connector, words, tmp_path):
+    policy = make_policy("ppo", BOX, CHOICES, env_to_module=lambda *spaces: connector())
+    with pytest.raises(ExportError, match=words):
+        policy.export(tmp_path / "exported")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "make, shape",
+    [
+        (lambda: Grayscale(), (12, 10, 3)),
+        (lambda: [Grayscale(), Resize(8, 9), FrameStack(2)], (3, 12, 10)),
+        (lambda: Resize(9, 8), (12, 10, 3)),
+    ],
+)
+def test_connectors_of_images_give_the_same_for_tensors(make, shape):
+    space = spaces.Box(0, 255, shape, np.uint8)
+    pipeline = ObsPipeline(made if isinstance(made := make(), list) else [made], space)
+    images = np.stack([space.sample() for _ in range(4)])
+    expected, data = pipeline(images), torch.from_numpy(images)
+    pipeline.reset()
+    for connector in pipeline.connectors:
+        memory = {
+            name: torch.from_numpy(np.repeat(leaf[None], 4, 0)) for name, leaf in connector.export_memory().items()
+        }
+        data, _ = connector.export_call(data, memory)
+    assert data.dtype == torch.uint8
+    np.testing.assert_array_equal(data.numpy(), expected)
