@@ -197,6 +197,18 @@ class RunFolder:
             raise RunFolderError(f"cannot read {self.summary_path}: {error}") from error
 
 
+def stage_seconds(summary: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    """Return `(seconds, share)` by stage of a run that has ended, largest first, from its summary.
+
+    "checkpoints, logs" takes what no stage explains.
+    """
+    stages = {name: float(value) for name, value in (summary.get("seconds_by_stage") or {}).items()}
+    total = max(float(summary["timing"]["total_time"]), sum(stages.values()))
+    stages["checkpoints, logs"] = total - sum(stages.values())
+    rows = sorted(stages.items(), key=lambda row: -row[1])
+    return {name: (value, value / total if total else 0.0) for name, value in rows}
+
+
 def prune_checkpoints(directory: Path, keep: int) -> None:
     """Delete all but the last `keep` (at least 1) of the checkpoints `step_*` in a directory."""
     for old in sorted(directory.glob("step_*"))[:-keep]:
