@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.state.checks import check_whole, suggestion
-from lockstep.tracking.groups import RunGroup, RunPath, group_runs, open_runs, settings_of, value_text
+from lockstep.tracking.groups import RunGroup, RunPath, group_runs, open_runs, value_text
 from lockstep.tracking.intervals import (
     Interval,
     improvement_bootstrap,
@@ -164,8 +164,8 @@ def compare_runs(
     for side in sides:
         found: dict[str, list[float]] = {task: [] for task in tasks}
         for run in side:
-            end, score = _score(run, metric, scope, at_step)
-            found[_task(run)].append(score)
+            end, score = _score(run.path, metric, scope, at_step)
+            found[run.task].append(score)
             ends.append(end)
         scores.append({task: np.array(values) for task, values in found.items()})
     if len(labels) not in (0, 2):
@@ -227,7 +227,7 @@ def compare_scores(
 
 def _same_tasks(first: Sequence[RunFolder], second: Sequence[RunFolder]) -> list[str]:
     """Return the environments. Raises `ValueError` where they are not those of both sides."""
-    ours, theirs = ([*dict.fromkeys(map(_task, side))] for side in (first, second))
+    ours, theirs = ([*dict.fromkeys(run.task for run in side)] for side in (first, second))
     if set(ours) != set(theirs):
         raise ValueError(
             f"runs of different environments cannot be compared: {', '.join(ours)} against {', '.join(theirs)}; give "
@@ -236,18 +236,12 @@ def _same_tasks(first: Sequence[RunFolder], second: Sequence[RunFolder]) -> list
     return ours
 
 
-def _task(run: RunFolder) -> str:
-    """Return the environment, with its options where it has any."""
-    options = (run.config.get("environment") or {}).get("env_config") or {}
-    return " ".join([run.env, *(f"{name}={value_text(value)}" for name, value in options.items())])
-
-
-def _score(run: RunFolder, metric: str, scope: str, at_step: int | None) -> tuple[int, float]:
+def _score(path: Path, metric: str, scope: str, at_step: int | None) -> tuple[int, float]:
     """Return the step of the score, and the score."""
-    curve = read_curve(run.path, metric, scope)
+    curve = read_curve(path, metric, scope)
     last = len(curve.x) if at_step is None else int(np.searchsorted(curve.x, at_step, side="right"))
     if last == 0:
-        raise ValueError(f"{run.path} has no {scope}/{metric} up to step {at_step}; its first is at {int(curve.x[0])}")
+        raise ValueError(f"{path} has no {scope}/{metric} up to step {at_step}; its first is at {int(curve.x[0])}")
     return int(curve.x[last - 1]), float(curve.values[last - 1])
 
 
@@ -256,7 +250,7 @@ def _labels_in(side: Sequence[RunFolder], groups: Sequence[RunGroup]) -> dict[st
     label_of = {run.path: group.label for group in groups for run in group.runs}
     found: dict[str, list[str]] = {}
     for run in side:
-        labels = found.setdefault(_task(run), [])
+        labels = found.setdefault(run.task, [])
         if label_of[run.path] not in labels:
             labels.append(label_of[run.path])
     return found
@@ -278,7 +272,7 @@ def _notes(sides: Sequence[Sequence[RunFolder]], groups: Sequence[RunGroup], lab
         for task, found in _labels_in(side, groups).items():
             if len(found) > 1:
                 yield f"{label} mixes runs of different settings on {task}: {'; '.join(found)}"
-        settings = Counter((_task(run), run.seed, json.dumps(settings_of(run), sort_keys=True)) for run in side)
+        settings = Counter((run.task, run.seed, json.dumps(run.settings(), sort_keys=True)) for run in side)
         twice = [f"{task} seed {seed}" for (task, seed, _), count in settings.items() if count > 1]
         if twice:
             yield f"{label} has more than one run of {', '.join(twice)}: equal seeds are no independent runs"

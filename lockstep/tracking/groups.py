@@ -3,7 +3,7 @@
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -25,33 +25,9 @@ class RunGroup:
     runs: tuple[RunFolder, ...]
 
 
-def leaves(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield what is in nested dicts by path; an empty dict is a value, too."""
-    for name, value in options.items():
-        if isinstance(value, Mapping) and value:
-            yield from leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
-def settings_of(run: RunFolder) -> dict[str, Any]:
-    """Return the options of a run by path; also where its weights came from, and what was changed on the way."""
-    found = {path: value for path, value in leaves(run.config) if value != {}}
-    if run.info.get("init_from") is not None:
-        found["init_from"] = run.info["init_from"]
-    changes = [
-        f"{path}={change['after']} from step {entry['step']}"
-        for entry in run.info.get("history") or ()
-        for path, change in entry["changes"].items()
-    ]
-    if changes:
-        found["changed"] = "; ".join(changes)
-    return found
-
-
 def differing_options(runs: Iterable[RunFolder]) -> list[str]:
     """Return the paths of the options that are not the same in all runs; seeds are no difference."""
-    settings = [settings_of(run) for run in runs]
+    settings = [run.settings() for run in runs]
     paths = dict.fromkeys(path for found in settings for path in found)
     return [
         path
@@ -91,7 +67,7 @@ def group_runs(
     found: dict[str, list[RunFolder]] = {}
     names: dict[str, str] = {}
     for run in runs:
-        settings, paths = settings_of(run), counting[run.algo]
+        settings, paths = run.settings(), counting[run.algo]
         values = {path: _value(settings, path) for path in paths}
         key = json.dumps([run.algo, values], sort_keys=True, default=str)
         found.setdefault(key, []).append(run)
@@ -115,7 +91,7 @@ def value_text(value: Any) -> str:
 
 def _check_known(runs: Sequence[RunFolder], group_by: Sequence[str]) -> None:
     """Raise `ValueError` for an option that no run has; name one like it, or those that differ."""
-    known = dict.fromkeys(path for run in runs for path in settings_of(run))
+    known = dict.fromkeys(path for run in runs for path in run.settings())
     for path in group_by:
         if path in known:
             continue

@@ -11,7 +11,6 @@ from lockstep.state.checks import check_whole, install_hint, suggestion
 from lockstep.tracking.groups import RunGroup, RunPath, group_runs, open_runs
 from lockstep.tracking.intervals import iqm_bootstrap
 from lockstep.tracking.records import read_metrics
-from lockstep.tracking.run_folder import RunFolder
 
 RETURN = "returns_stat/mean"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -192,7 +191,7 @@ def draw_runs(
     groups = {
         env: {group.label: [curves[run.path] for run in group.runs] for group in found} for env, found in panels.items()
     }
-    learned_offline = x == "steps" and all(is_offline(run) for run in opened)
+    learned_offline = x == "steps" and all(run.is_offline for run in opened)
     return draw_curves(groups, metric=metric, scope=scope, x="gradient_steps" if learned_offline else x, smooth=smooth)
 
 
@@ -203,11 +202,6 @@ def by_environment(groups: Sequence[RunGroup]) -> dict[str, list[RunGroup]]:
         parts = [RunGroup(each.label, tuple(run for run in each.runs if run.env == env)) for each in groups]
         panels[env] = [part for part in parts if part.runs]
     return panels
-
-
-def is_offline(run: RunFolder) -> bool:
-    """Return whether a run learns from recorded data; its steps are gradient steps then."""
-    return bool((run.config.get("offline_data") or {}).get("input_"))
 
 
 def draw_curves(

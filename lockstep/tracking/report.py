@@ -24,7 +24,6 @@ from lockstep.tracking.groups import (
     differing_options,
     group_runs,
     open_runs,
-    settings_of,
     value_text,
 )
 from lockstep.tracking.intervals import iqm_bootstrap
@@ -37,7 +36,6 @@ from lockstep.tracking.plots import (
     align_curves,
     by_environment,
     curve_of,
-    is_offline,
 )
 from lockstep.tracking.records import read_metrics
 from lockstep.tracking.run_folder import RunFolder, stage_seconds
@@ -135,7 +133,7 @@ def _data(groups: Sequence[RunGroup], read: Mapping[Path, _Read], metrics: Seque
         if not slash:
             raise ValueError(f"metric {text!r} has no scope; write it as update/entropy or train/returns_stat/mean")
         wanted.append((text, scope, metric, True))
-    offline = all(is_offline(part.run) for part in read.values())
+    offline = all(part.run.is_offline for part in read.values())
     axes = {**AXES, "steps": AXES["gradient_steps"] if offline else AXES["steps"]}
     panels = by_environment(groups)
     records = []
@@ -287,7 +285,7 @@ def _differences(groups: Sequence[RunGroup]) -> str:
     runs = [run for group in groups for run in group.runs]
     rows = []
     for path in differing_options(runs):
-        cells = [_values(settings_of(run).get(path, MISSING) for run in group.runs) for group in groups]
+        cells = [_values(run.settings().get(path, MISSING) for run in group.runs) for group in groups]
         rows.append((path, *cells))
     facts = {run.path: {**run.info.get("versions", {}), "revision": run.info.get("git_revision")} for run in runs}
     names = dict.fromkeys(name for found in facts.values() for name in found)

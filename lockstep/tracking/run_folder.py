@@ -15,7 +15,7 @@ from typing import Any
 
 from lockstep._version import __version__
 from lockstep.state.checkpoint import newest_checkpoint
-from lockstep.tracking.records import from_strict_json, write_json
+from lockstep.tracking.records import from_strict_json, leaves, write_json
 
 _PACKAGES = (
     "torch",
@@ -138,6 +138,31 @@ class RunFolder:
         if not isinstance(info, dict) or not {"algo", "env", "seed", "config"} <= set(info):
             raise RunFolderError(f"{root / 'config.json'} is not the config of a lockstep run")
         return cls(root, info)
+
+    def settings(self) -> dict[str, Any]:
+        """Return the options by path; also where its weights came from, and what was changed on the way."""
+        found = {path: value for path, value in leaves(self.config) if value != {}}
+        if self.info.get("init_from") is not None:
+            found["init_from"] = self.info["init_from"]
+        changes = [
+            f"{path}={change['after']} from step {entry['step']}"
+            for entry in self.info.get("history") or ()
+            for path, change in entry["changes"].items()
+        ]
+        if changes:
+            found["changed"] = "; ".join(changes)
+        return found
+
+    @property
+    def task(self) -> str:
+        """The environment, with its options where it has any."""
+        options = (self.config.get("environment") or {}).get("env_config") or {}
+        return " ".join([self.env, *(f"{name}={value}" for name, value in options.items())])
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether the run learns from recorded data; its steps are gradient steps then."""
+        return bool((self.config.get("offline_data") or {}).get("input_"))
 
     def checkpoint_path(self, env_step: int) -> Path:
         """Return the path of the checkpoint at an environment step; names sort by step."""
