@@ -157,7 +157,7 @@ class RunFolder:
     def task(self) -> str:
         """The environment, with its options where it has any."""
         options = (self.config.get("environment") or {}).get("env_config") or {}
-        return " ".join([self.env, *(f"{name}={value}" for name, value in options.items())])
+        return " ".join([self.env, *(f"{name}={value}" for name, value in sorted(options.items()))])
 
     @property
     def is_offline(self) -> bool:

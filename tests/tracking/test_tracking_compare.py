@@ -81,6 +81,7 @@ def test_a_step_may_be_named_at_which_runs_are_compared(tmp_path: Path) -> None:
     )
     comparison = compare_runs(long, short, at_step=1500)
     assert [float(interval.value) for interval in comparison.iqms] == [1000.0, 2000.0]
+    assert float(compare_runs(long, short, at_step=2000).iqms[0].value) == 2000.0
     with pytest.raises(ValueError, match="at_step=0 is not allowed"):
         compare_runs(long, short, at_step=0)
 

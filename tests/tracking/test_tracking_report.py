@@ -103,6 +103,12 @@ def test_the_page_says_what_differs_how_runs_ended_and_where_time_went(runs: lis
     assert "There are none" in section_of(page, "Videos")
 
 
+def test_names_are_text_and_never_markup(runs: list[RunFolder], tmp_path: Path) -> None:
+    page = write_report(paths(runs), tmp_path / "report.html", labels=["</script><b>a", "<i>b"])
+    assert [group["label"] for group in data_of(page)["groups"]] == ["</script><b>a", "<i>b"]
+    assert not re.search("<b>a|<i>b", page.read_text())
+
+
 def test_equal_runs_differ_in_nothing(runs: list[RunFolder], tmp_path: Path) -> None:
     page = write_report(paths(runs[:2]), tmp_path / "report.html")
     assert "Nothing but seeds." in section_of(page, "What differs")
