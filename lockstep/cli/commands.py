@@ -20,6 +20,7 @@ from lockstep._version import __version__
 from lockstep.algorithms import AlgorithmConfig
 from lockstep.cli.arguments import Count, MaybeCount, MaybeNumber, MaybePath, MaybeText, parse_setting, read_config_file
 from lockstep.cli.bench import Bench
+from lockstep.cli.comparing import Compare, Plot, Report
 from lockstep.cli.listing import algorithm_table, markdown, recipe_table
 from lockstep.cli.plan import Plan
 from lockstep.cli.report import (
@@ -31,7 +32,6 @@ from lockstep.cli.report import (
     show_seeds,
     show_table,
     shown_path,
-    stage_rows,
 )
 from lockstep.diagnosis import doctor
 from lockstep.envs.check import check_environment
@@ -41,7 +41,8 @@ from lockstep.recipes.training import Settings, find_settings
 from lockstep.rollout import Collector
 from lockstep.state.checks import check_whole
 from lockstep.state.streams import RandomStreams
-from lockstep.tracking import RunFolder, plot_runs
+from lockstep.tracking import RunFolder
+from lockstep.tracking.run_folder import stage_seconds
 from lockstep.trainer import Callback, ProgressDisplay
 from lockstep.trainer.callbacks import Event, Stop
 from lockstep.trainer.run import Run, evaluation_of, find_policy, load_policy, prepare_resume, prepare_run
@@ -298,33 +299,6 @@ class Export:
 
 
 @dataclass
-class Plot:
-    """Draw the learning curves of runs; several seeds become an interquartile mean with its interval."""
-
-    runs: Positional[Annotated[tuple[Path, ...], arg(metavar="RUN")]]
-    """Folders of runs."""
-    output: Annotated[Path, arg(aliases=["-o"])] = field(default_factory=lambda: Path("curves.png"))
-    """The picture to write."""
-    metric: str = "returns_stat/mean"
-    """Name of the record."""
-    scope: Literal["test", "train"] = "test"
-    """Of evaluation, or of training episodes."""
-
-    def run(self) -> int:
-        """Draw the curves; return the exit code."""
-        if not self.runs:
-            raise ValueError("plot needs at least one run's folder: lockstep plot runs/ppo_* -o curves.png")
-        if self.output.suffix.lower() not in (".png", ".pdf", ".svg"):
-            raise ValueError(f"--output {self.output} must end in .png, .pdf or .svg")
-        try:
-            picture = plot_runs(self.runs, self.output, metric=self.metric, scope=self.scope)
-        except OSError as error:
-            raise ValueError(f"cannot write {self.output}: {describe(error)}") from error
-        say(shown_path(picture))
-        return 0
-
-
-@dataclass
 class List:
     """List algorithms, the spaces they take, and recipes with their reference scores."""
 
@@ -381,17 +355,17 @@ class Doctor:
             say("Where the time went is known when the run has ended.")
             return 0
         summary = folder.read_summary()
-        rows = stage_rows(summary)
+        stages = stage_seconds(summary)
         say(
             f"{folder.algo.upper()} on {folder.env}, seed {folder.seed}: {summary['train_step']:,} steps, "
             f"{summary['steps_per_second']:,.0f} steps/s while training; ended by {summary.get('stop_reason')}"
         )
-        table = [(name, f"{seconds:.2f}", f"{share:.1%}") for name, seconds, share in rows]
+        table = [(name, f"{seconds:.2f}", f"{share:.1%}") for name, (seconds, share) in stages.items()]
         show_table(("stage", "seconds", "share"), table)
         inner = summary.get("update_seconds_by_stage") or {}
         if inner:
             say("within the update: " + ", ".join(f"{name} {float(seconds):.2f} s" for name, seconds in inner.items()))
-        for line in advice({name: share for name, _, share in rows}, folder.config):
+        for line in advice({name: share for name, (_, share) in stages.items()}, folder.config):
             say(line)
         return 0
 
@@ -522,13 +496,15 @@ Command = (
     | Annotated[Eval, tyro.conf.subcommand("eval")]
     | Annotated[Export, tyro.conf.subcommand("export")]
     | Annotated[Plot, tyro.conf.subcommand("plot")]
+    | Annotated[Compare, tyro.conf.subcommand("compare")]
+    | Annotated[Report, tyro.conf.subcommand("report")]
     | Annotated[List, tyro.conf.subcommand("list")]
     | Annotated[Doctor, tyro.conf.subcommand("doctor")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
 )
 
 
-def parse(words: list[str]) -> Train | Resume | Eval | Export | Plot | List | Doctor | Bench:
+def parse(words: list[str]) -> Train | Resume | Eval | Export | Plot | Compare | Report | List | Doctor | Bench:
     """Return the command that the words name. Ends the process with help (0) or a message about what is wrong (2)."""
     return tyro.cli(
         Command,

@@ -415,7 +415,7 @@ def goal_functions(env: gym.Env[Any, Any]) -> tuple[GoalFunction, GoalFunction |
 
 
 def register_environments() -> None:
-    """Make the ids `lockstep/<name>-v0` of the probes, `Counting`, `BitFlipping` and `SparseMaze` known to gymnasium.
+    """Make the ids `lockstep/<name>-v0` of the environments of this package known to gymnasium.
 
     May be called again. `make_vector` calls this for ids that begin with `lockstep/`.
     """
@@ -424,6 +424,8 @@ def register_environments() -> None:
     entry_points["Counting"] = "lockstep.envs.counting:CountingEnv"
     for name in ("BitFlipping", "SparseMaze"):
         entry_points[name] = f"{__name__}:{name}"
+    lengths = {"StatelessCartPole": 500, "StatelessPendulum": 200}
+    entry_points |= {name: f"lockstep.envs.stateless:{name}" for name in lengths}
     for name, entry_point in entry_points.items():
         if f"lockstep/{name}-v0" not in gym.registry:
-            gym.register(f"lockstep/{name}-v0", entry_point=entry_point)
+            gym.register(f"lockstep/{name}-v0", entry_point=entry_point, max_episode_steps=lengths.get(name))

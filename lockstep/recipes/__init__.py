@@ -3,14 +3,18 @@
     recipe = find_recipe("ppo", "CartPole-v1")
     recipe.config().debugging(seed=3).build_trainer().run()
 
-What Lockstep itself reaches with them stands in `benchmarks/results/learning_*.json` (`benchmarks/learning.py`).
+What Lockstep itself reaches with them stands in `benchmarks/results/bench` (`lockstep bench`).
 """
 
+from lockstep.recipes.box2d import BOX2D
+from lockstep.recipes.classic_control import CLASSIC_CONTROL
+from lockstep.recipes.memory import MEMORY
+from lockstep.recipes.mujoco import MUJOCO
 from lockstep.recipes.offline import OFFLINE
-from lockstep.recipes.online import ONLINE
 from lockstep.recipes.recipe import Recipe
+from lockstep.recipes.sparse_rewards import SPARSE_REWARDS
 
-RECIPES: tuple[Recipe, ...] = (*ONLINE, *OFFLINE)
+RECIPES: tuple[Recipe, ...] = (*CLASSIC_CONTROL, *BOX2D, *MEMORY, *MUJOCO, *SPARSE_REWARDS, *OFFLINE)
 """All recipes, at most one for each algorithm and environment."""
 
 

@@ -6,7 +6,7 @@ import shutil
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from lockstep.state.checkpoint import newest_checkpoint, read_checkpoint
 from lockstep.state.checks import check_whole
 from lockstep.state.schedules import ConfiguredValueWarning
 from lockstep.tracking import RunFolder, RunFolderError, plot_runs
+from lockstep.tracking.records import leaves
 from lockstep.tracking.statistics import EpochStats, InfoStats
 from lockstep.trainer.build import RunLength, Trainer, build_trainer, stretched_schedules
 from lockstep.trainer.callbacks import Callback
@@ -234,7 +235,7 @@ Changes = dict[str, tuple[Any, Any]]
 
 def changes_between(before: AlgorithmConfig, after: AlgorithmConfig) -> Changes:
     """Return the options that differ."""
-    old, new = dict(_leaves(before.named_options())), dict(_leaves(after.named_options()))
+    old, new = dict(leaves(before.named_options())), dict(leaves(after.named_options()))
     pairs = {path: (old.get(path), new.get(path)) for path in {**old, **new}}
     return {path: (left, right) for path, (left, right) in pairs.items() if left != right}
 
@@ -264,15 +265,6 @@ def _history_entry(changes: Changes, step: int) -> dict[str, Any]:
     """Return the entry that a run's `config.json` gets for changes from a step on."""
     pairs = {path: {"before": before, "after": after} for path, (before, after) in changes.items()}
     return {"step": step, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "changes": pairs}
-
-
-def _leaves(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield what is in nested dicts by path; an empty dict is a value, too."""
-    for name, value in options.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from lockstep.learner.compiled import CompiledUpdate
 from lockstep.learner.learner import Learner
 from lockstep.learner.novelty import IntrinsicReward, RandomNetworkDistillation
 from lockstep.learner.reduction import LocalReducer
-from lockstep.recipes.online import ppo_sparse_maze
+from lockstep.recipes.sparse_rewards import ppo_sparse_maze
 
 MASKED = spaces.Dict({"cell": spaces.Discrete(5), "action_mask": spaces.Box(0, 1, (3,), np.int8)})
 SPACES = {

@@ -63,7 +63,7 @@ def test_wrong_input_is_one_message_and_exit_code_2(lockstep: Command, tmp_path:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("trian", "ppo", "CartPole-v1"), "train, resume, eval, export, plot, list, doctor"),
+        (("trian", "ppo", "CartPole-v1"), "train, resume, eval, export, plot, compare, report"),
         ((*TRAIN, "--totl-steps", "5"), "--total-steps"),
         ((*TRAIN, "--total-steps", "3.5"), "'3.5' is no whole number"),
         (("train", "ppo"), "ENV"),

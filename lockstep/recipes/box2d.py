@@ -1,0 +1,84 @@
+"""Recipes for Box2D: LunarLander and BipedalWalker."""
+
+from __future__ import annotations
+
+from lockstep.algorithms import PPOConfig
+from lockstep.recipes.recipe import RL_ZOO, Recipe
+
+
+def ppo_lunar_lander() -> PPOConfig:
+    """A long horizon (gamma 0.999): the landing is paid at the end."""
+    return (
+        PPOConfig()
+        .environment("LunarLander-v3")
+        .env_runners(num_envs_per_env_runner=20)
+        .training(
+            lr=[[0, 1e-3], [500_000, 0.0]],
+            gamma=0.999,
+            lambda_=0.98,
+            entropy_coeff=0.01,
+            train_batch_size=2500,
+            minibatch_size=125,
+            num_epochs=10,
+        )
+        .reporting(total_steps=500_000)
+    )
+
+
+def ppo_lunar_lander_continuous() -> PPOConfig:
+    """As `ppo_lunar_lander`."""
+    return ppo_lunar_lander().environment("LunarLanderContinuous-v3")
+
+
+def ppo_bipedal_walker() -> PPOConfig:
+    """32 environments, normalised observations and rewards, a long horizon."""
+    return (
+        PPOConfig()
+        .environment("BipedalWalker-v3", normalize_observations=True, normalize_rewards=True)
+        .env_runners(num_envs_per_env_runner=32)
+        .training(
+            lr=[[0, 3e-4], [2_000_000, 0.0]],
+            gamma=0.999,
+            lambda_=0.95,
+            clip_param=0.18,
+            train_batch_size=8000,
+            minibatch_size=250,
+            num_epochs=10,
+        )
+        .rl_module(model_config={"log_std_init": -0.5})
+        .reporting(total_steps=2_000_000)
+    )
+
+
+BOX2D: tuple[Recipe, ...] = (
+    Recipe(
+        "ppo",
+        "LunarLander-v3",
+        ppo_lunar_lander,
+        242.119,
+        f"{RL_ZOO}, LunarLander-v2, 1M steps",
+        500_000,
+        promise=175.0,
+        requires="box2d",
+    ),
+    Recipe(
+        "ppo",
+        "LunarLanderContinuous-v3",
+        ppo_lunar_lander_continuous,
+        270.863,
+        f"{RL_ZOO}, LunarLanderContinuous-v2, 1M steps",
+        500_000,
+        promise=None,
+        requires="box2d",
+    ),
+    Recipe(
+        "ppo",
+        "BipedalWalker-v3",
+        ppo_bipedal_walker,
+        213.299,
+        f"{RL_ZOO}, 5M steps",
+        2_000_000,
+        promise=None,
+        requires="box2d",
+    ),
+)
