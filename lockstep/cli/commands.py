@@ -7,7 +7,8 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -24,6 +25,7 @@ from lockstep.cli.comparing import Compare, Plot, Report
 from lockstep.cli.listing import algorithm_table, markdown, recipe_table
 from lockstep.cli.plan import Plan
 from lockstep.cli.report import (
+    fact_lines,
     make_console,
     return_text,
     say,
@@ -45,7 +47,9 @@ from lockstep.tracking import RunFolder
 from lockstep.tracking.run_folder import stage_seconds
 from lockstep.trainer import Callback, ProgressDisplay
 from lockstep.trainer.callbacks import Event, Stop
+from lockstep.trainer.display import SeedsDisplay
 from lockstep.trainer.run import Run, evaluation_of, find_policy, load_policy, prepare_resume, prepare_run
+from lockstep.trainer.seeds import SeedBegun, SeedEnded, SeedProgress, run_seeds
 from lockstep.trainer.video import FORMATS, record_video
 
 WRONG_INPUT, FAILED = 2, 1
@@ -81,7 +85,9 @@ class Train:
     seed: MaybeCount = None
     """Seed of all random streams."""
     seeds: Count = 1
-    """Number of runs, one after the other, with seeds from --seed upwards."""
+    """Number of runs with seeds from --seed upwards."""
+    jobs: Count = 1
+    """Seeds side by side, each in a process of its own; 1: one after the other."""
     num_envs: MaybeCount = None
     """Environments stepped together; env runners share them evenly."""
     num_learners: MaybeCount = None
@@ -115,9 +121,12 @@ class Train:
     def run(self) -> int:
         """Make one run, or several with successive seeds; return the exit code."""
         check_whole("--seeds", self.seeds, 1)
+        check_whole("--jobs", self.jobs, 1)
         settings = self.settings()
         if self.check:
             _check_environment(settings.config)
+        if self.jobs > 1 and self.seeds > 1:
+            return self._run_side_by_side(settings)
         first, folders = settings.config.debugging.seed, []
         for seed in range(first, first + self.seeds):
             config, sources = settings.config.copy().debugging(seed=seed), settings.sources
@@ -134,10 +143,63 @@ class Train:
             if code:
                 return code
         if len(folders) > 1:
-            say()
-            show_seeds(folders)
-            say(f"curves: lockstep plot {' '.join(shown_path(folder) for folder in folders)} -o curves.png")
+            _show_seeds(folders)
         return 0
+
+    def _run_side_by_side(self, settings: Settings) -> int:
+        """Make runs with successive seeds, `jobs` at once, under one display; return the exit code."""
+        config, sources = settings.config, settings.sources
+        if self.init_from is not None:
+            sources = [*sources, f"weights of {shown_path(find_policy(self.init_from))}"]
+        name = f"{config.algorithm.upper()} on {self.env}"
+        seeds = range(config.debugging.seed, config.debugging.seed + self.seeds)
+        display = SeedsDisplay(seeds, make_console(), title=f"{name}, {self.seeds} seeds, {self.jobs} at once")
+        begun: dict[int, Path] = {}
+        ended: dict[int, SeedEnded] = {}
+        with Interruption(display) as interruption:
+            interruption.begin()
+            events = run_seeds(
+                config,
+                seeds,
+                jobs=self.jobs,
+                root=self.root,
+                init_from=self.init_from,
+                sources=sources,
+                describe=_plan_of,
+                wants_stop=lambda: interruption.signal is not None,
+            )
+            try:
+                with closing(events), display:
+                    for event in events:
+                        if isinstance(event, SeedProgress):
+                            display.show(event.seed, event.progress, line=event.line)
+                        elif isinstance(event, SeedEnded):
+                            ended[event.seed] = event
+                            state = f"failed: {event.error}" if event.error else "ended"
+                            display.show(event.seed, None, state, line=state)
+                        elif begun:
+                            display.show(event.seed, None, line=f"begins in {shown_path(event.path)}")
+                        else:  # the plan of the others is the same
+                            facts = {**event.facts, "folder": shown_path(event.path)}
+                            display.say("\n".join([f"{name}, seed {event.seed}", *fact_lines(facts), ""]))
+                        if isinstance(event, SeedBegun):
+                            begun[event.seed] = event.path
+            except SystemExit as ending:
+                code = ending.code if isinstance(ending.code, int) else 130
+                commands = [f"lockstep resume {shown_path(path)}" for seed, path in begun.items() if seed not in ended]
+                raise CommandFailedError(
+                    f"stopped at once; where there is a checkpoint, go on with: {'; '.join(commands)}", code
+                ) from None
+        _show_seeds([seed.path for _, seed in sorted(ended.items()) if seed.path is not None and not seed.error])
+        for seed in seeds:
+            last = ended.get(seed)
+            if last is None:
+                say(f"seed {seed} has not begun")
+            elif last.error:
+                sys.stderr.write(f"error: seed {seed}: {last.error}\n")
+            elif interruption.signal is not None and last.path is not None:
+                say(f"seed {seed} goes on with: lockstep resume {shown_path(last.path)}")
+        return interruption.exit_code or (FAILED if any(last.error for last in ended.values()) else 0)
 
     def settings(self) -> Settings:
         """Return the recipe (or the algorithm's defaults), then the file, the options, `--set`, in that order."""
@@ -420,13 +482,25 @@ def _check_environment(config: AlgorithmConfig) -> None:
 # -- running a command ---
 
 
+def _plan_of(run: Run, config: AlgorithmConfig) -> dict[str, str]:
+    return Plan(run.trainer, config).facts(run.sources)
+
+
+def _show_seeds(folders: Sequence[Path]) -> None:
+    """Print a table of runs, and how to draw them."""
+    if folders:
+        say()
+        show_seeds(folders)
+        say(f"curves: lockstep plot {' '.join(shown_path(folder) for folder in folders)} -o curves.png")
+
+
 class Interruption(Callback):
     """While entered, SIGINT and SIGTERM ask the run to stop where it can go on bit by bit: after an update.
 
     Before the run has begun they end the process as usual. A second signal ends the run without a new checkpoint.
     """
 
-    def __init__(self, display: ProgressDisplay | None = None) -> None:
+    def __init__(self, display: ProgressDisplay | SeedsDisplay | None = None) -> None:
         self.signal: int | None = None
         self._display = display
         self._running = False
@@ -437,6 +511,10 @@ class Interruption(Callback):
     def exit_code(self) -> int:
         """128 + the signal's number, as a shell counts; 0 without one."""
         return 0 if self.signal is None else 128 + self.signal
+
+    def begin(self) -> None:
+        """Note that there is something to stop."""
+        self._running = True
 
     def __enter__(self) -> Self:
         for code in (signal.SIGINT, signal.SIGTERM):
@@ -463,7 +541,7 @@ class Interruption(Callback):
 
     def on_event(self, event: Event) -> Stop:
         """Ask to stop after a signal; the update that belongs to collected data is still made."""
-        self._running = True
+        self.begin()
         return None if self.signal is None else "interrupted"
 
 

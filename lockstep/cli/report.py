@@ -40,9 +40,14 @@ def say(text: str = "") -> None:
 
 def say_facts(facts: Mapping[str, str]) -> None:
     """Print `name  value` lines, names aligned."""
+    for line in fact_lines(facts):
+        say(line)
+
+
+def fact_lines(facts: Mapping[str, str]) -> list[str]:
+    """Return `name  value` lines, names aligned."""
     width = max(map(len, facts))
-    for name, value in facts.items():
-        say(f"  {name:<{width}}  {value}")
+    return [f"  {name:<{width}}  {value}" for name, value in facts.items()]
 
 
 def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

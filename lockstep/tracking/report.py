@@ -50,7 +50,7 @@ RECORDS = (
 VIDEOS = {".mp4": "video/mp4", ".webm": "video/webm", ".gif": "image/gif"}
 MAX_EMBEDDED_BYTES, MAX_PAGE_BYTES = 8 * 2**20, 40 * 2**20
 """a video above the first, and all once their sum is above the second, are linked"""
-_OPEN_ROWS = 12
+_OPEN_ROWS = 20
 """a longer table of settings is folded"""
 
 
@@ -293,7 +293,7 @@ def _differences(groups: Sequence[RunGroup]) -> str:
         cells = [_values(facts[run.path].get(name) or MISSING for run in group.runs) for group in groups]
         rows.append((f"version: {name}", *cells))
     if not rows:
-        return "<p>Nothing but seeds.</p>"
+        return f"<p>{'Nothing but seeds' if len(runs) > 1 else 'There is one run'}.</p>"
     table = _table(("option", *(_named(group, groups) for group in groups)), rows)
     if len(rows) <= _OPEN_ROWS:
         return table

@@ -23,6 +23,7 @@ from lockstep.trainer.evaluation import gather_info, test_episode
 from lockstep.trainer.offline import OfflineTrainer
 from lockstep.trainer.offpolicy import OffpolicyTrainer
 from lockstep.trainer.onpolicy import OnpolicyTrainer
+from lockstep.trainer.seeds import SeedBegun, SeedEnded, SeedProgress, run_seeds
 from lockstep.trainer.self_play import Opponents, SelfPlay
 
 save_trainer = BaseTrainer.save_to_path
@@ -48,11 +49,15 @@ __all__ = [
     "ProgressDisplay",
     "RunEnd",
     "RunStart",
+    "SeedBegun",
+    "SeedEnded",
+    "SeedProgress",
     "SelfPlay",
     "UpdateEnd",
     "build_trainer",
     "gather_info",
     "restore_trainer",
+    "run_seeds",
     "save_trainer",
     "test_episode",
 ]

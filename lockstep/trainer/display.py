@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from lockstep.tracking.statistics import CollectStats, EpochStats, TrainingStats
 from lockstep.trainer.callbacks import Callback, CollectEnd, EpochEnd, EvaluationEnd, RunEnd, RunStart, UpdateEnd
@@ -14,6 +15,22 @@ if TYPE_CHECKING:
 
 REFRESH_SECONDS = 0.1
 """least time between two drawings: watching costs nothing that can be measured"""
+
+
+class Progress(NamedTuple):
+    """How far a run has come."""
+
+    step: int
+    total: int
+    speed: float
+    """steps per second, evaluations included"""
+    score: float | None = None
+    """mean return of the last evaluation"""
+    best: float | None = None
+
+    def left_text(self) -> str:
+        """Return the time that is left, `"0:42"`, or `"?"`."""
+        return "?" if self.speed <= 0 else clock_text(max(0, self.total - self.step) / self.speed)
 
 
 class ProgressDisplay(Callback):
@@ -40,6 +57,18 @@ class ProgressDisplay(Callback):
     def is_live(self) -> bool:
         """Whether a live display is on the screen."""
         return self._live is not None
+
+    @property
+    def seconds(self) -> float:
+        """Since the run began or went on in this process."""
+        return time.monotonic() - self._started
+
+    @property
+    def progress(self) -> Progress:
+        """How far the run has come."""
+        stats = None if self._test is None else self._test.returns_stat
+        best = None if self._best is None else self._best[0]
+        return Progress(self._step, self._total, self._speed(), None if stats is None else stats.mean, best)
 
     # -- events ---
 
@@ -82,7 +111,7 @@ class ProgressDisplay(Callback):
     def on_epoch_end(self, event: EpochEnd) -> None:
         self._line_due = ""
         if self._live is None:
-            self._say(self.line(event.stats))
+            self.say(self.line(event.stats))
 
     def on_run_end(self, event: RunEnd) -> None:
         self._say_line_due()
@@ -109,10 +138,11 @@ class ProgressDisplay(Callback):
 
     def _say_line_due(self) -> None:
         if self._line_due and self._live is None:
-            self._say(self._line_due)
+            self.say(self._line_due)
         self._line_due = ""
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
+        """Print a line."""
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
 
@@ -122,12 +152,10 @@ class ProgressDisplay(Callback):
 
     def _speed(self) -> float:
         """Return the steps per second of this process since the run began or went on, evaluations included."""
-        elapsed = time.monotonic() - self._started
-        return (self._step - self._first_step) / elapsed if elapsed > 0 else 0.0
+        return (self._step - self._first_step) / self.seconds if self.seconds > 0 else 0.0
 
     def _left_text(self) -> str:
-        speed = self._speed()
-        return "?" if speed <= 0 else clock_text(max(0, self._total - self._step) / speed)
+        return self.progress.left_text()
 
     def _draw(self) -> None:
         if self._live is not None and time.monotonic() - self._drawn >= REFRESH_SECONDS:
@@ -157,6 +185,82 @@ class ProgressDisplay(Callback):
         losses.add_row("update    ", _losses_text(self._updates) or "none yet")
         parts: list[Any] = [Text(self.title, style="bold")] if self.title else []
         return Group(*parts, head, body, losses, *([Text(self.note)] if self.note else []))
+
+
+class SeedsDisplay:
+    """Shows several seeds: a row for each on a terminal, one plain line for each epoch elsewhere.
+
+    Use it as a context. `console` and `live` are those of `ProgressDisplay`; `title` stands above the rows.
+    """
+
+    def __init__(self, seeds: Sequence[int], console: Console, *, live: bool | None = None, title: str = "") -> None:
+        self.title, self.note = title, ""
+        self._console = console
+        self._wanted = console.is_terminal if live is None else live
+        self._rows: dict[int, tuple[Progress | None, str]] = dict.fromkeys(seeds, (None, "waiting"))
+        self._live: Any = None
+        self._drawn = 0.0
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a live display is on the screen."""
+        return self._live is not None
+
+    def __enter__(self) -> Self:
+        from rich.live import Live
+
+        if self._wanted:
+            self._live = Live(console=self._console, auto_refresh=False, get_renderable=self._render)
+            self._live.start(refresh=True)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._live is not None:
+            live, self._live = self._live, None
+            live.refresh()
+            live.stop()
+
+    def say(self, text: str) -> None:
+        """Print lines, above the rows."""
+        if self._live is not None:
+            self._live.console.print(text, soft_wrap=True)
+        else:
+            sys.stdout.write(text + "\n")
+            sys.stdout.flush()
+
+    def show(self, seed: int, progress: Progress | None, state: str = "", line: str = "") -> None:
+        """Show where a seed is: how far, in what state (`"training"` without one); elsewhere only its line."""
+        before = self._rows[seed][0]
+        self._rows[seed] = progress or before, state or "training"
+        if self._live is None:
+            if line:
+                self.say(f"seed {seed}  {line}")
+        elif state or time.monotonic() - self._drawn >= REFRESH_SECONDS:
+            self._drawn = time.monotonic()
+            self._live.refresh()
+
+    def _render(self) -> Any:
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table.grid(padding=(0, 2))
+        for seed, (progress, state) in self._rows.items():
+            if progress is None:
+                table.add_row(f"seed {seed}", ProgressBar(total=1, completed=0, width=20), "", "", "", "", state)
+                continue
+            table.add_row(
+                f"seed {seed}",
+                ProgressBar(total=max(1, progress.total), completed=progress.step, width=20),
+                f"{progress.step:,}/{progress.total:,} steps",
+                f"{progress.speed:,.0f} steps/s",
+                "" if progress.score is None else f"return {progress.score:.4g}",
+                "" if progress.best is None else f"best {progress.best:.4g}",
+                state if state != "training" else f"{progress.left_text()} left",
+            )
+        parts: list[Any] = [Text(self.title, style="bold")] if self.title else []
+        return Group(*parts, table, *([Text(self.note)] if self.note else []))
 
 
 def clock_text(seconds: float) -> str:

@@ -15,7 +15,7 @@ from lockstep.tracking.statistics import (
     TrainingStats,
 )
 from lockstep.trainer.callbacks import CollectEnd, EpochEnd, EvaluationEnd, RunEnd, RunStart, UpdateEnd
-from lockstep.trainer.display import ProgressDisplay, clock_text
+from lockstep.trainer.display import Progress, ProgressDisplay, SeedsDisplay, clock_text
 
 TRAIN = CollectStats(2, 500, 0.5, returns=(10.0, 20.0), lens=(10, 20))
 TEST = CollectStats(2, 60, 0.1, returns=(30.0, 30.0), lens=(30, 30))
@@ -69,6 +69,38 @@ def test_display_before_the_first_episode_ends_says_so(capsys: pytest.CaptureFix
     assert "training no episode ended yet" in capsys.readouterr().out
     display.on_event(EpochEnd(2, 500, 8, stats=EpochStats(2, CollectStats(), None, None, info)))
     assert "training" not in capsys.readouterr().out, "a run that goes on at the end of an epoch collects nothing in it"
+
+
+def test_display_of_several_seeds_has_a_row_for_each() -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=120, markup=False)
+    with SeedsDisplay([3, 4, 5], console, title="PPO [box], 3 seeds") as display:
+        assert display.is_live
+        display.say("the plan [box]")
+        display.show(3, Progress(500, 1000, 50.0, 30.0, 40.0), line="not on a terminal")
+        display.show(4, Progress(100, 1000, 0.0))
+        display.show(3, None, "ended")
+        display.note = "stopping"
+    text = screen.getvalue()
+    assert not display.is_live
+    assert "the plan [box]" in text
+    assert "not on a terminal" not in text
+    last = text[text.rindex("PPO [box], 3 seeds") :]
+    rows = {row[:6]: row for row in last.splitlines() if row.startswith("seed")}
+    for part in ("500/1,000 steps", "50 steps/s", "return 30", "best 40", "ended"):
+        assert part in rows["seed 3"]
+    assert "100/1,000 steps" in rows["seed 4"]
+    assert "? left" in rows["seed 4"]
+    assert "waiting" in rows["seed 5"]
+    assert "stopping" in last
+    assert Progress(500, 1000, 50.0).left_text() == "0:10"
+
+
+def test_display_of_several_seeds_is_plain_lines_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    with SeedsDisplay([3], Console(file=io.StringIO())) as display:
+        display.show(3, Progress(500, 1000, 50.0))
+        display.show(3, Progress(500, 1000, 50.0), line="500/1,000 steps")
+    assert capsys.readouterr().out == "seed 3  500/1,000 steps\n"
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (61, "1:01"), (3725, "1:02:05")])

@@ -91,6 +91,48 @@ def test_seeds_run_one_after_the_other_and_end_in_one_table(trained: Trained) ->
     assert f"2 runs: median {np.median(finals):.4g}, worst {min(finals):.4g}, interquartile mean" in table
 
 
+def test_seeds_run_side_by_side_under_one_display(lockstep: Command, trained: Trained, tmp_path: Path) -> None:
+    said = lockstep("train", "ppo", "CartPole-v1", *SMALL, "--seeds", "2", "--jobs", "2", "--num-envs", "4")
+    assert said.code == 0, said.err
+    assert said.out.count("  settings  ") == 1, "the plan is the same for all"
+    assert re.search(r"^PPO on CartPole-v1, seed [01]\n  settings", said.out, re.MULTILINE)
+    for seed in (0, 1):
+        lines = re.findall(rf"^seed {seed} +([\d,]+)/1,024 steps  evaluation", said.out, re.MULTILINE)
+        assert lines == ["0", "512", "1,024"]
+    runs = {RunFolder.open(run).seed: run for run in (tmp_path / "runs").iterdir()}
+    finals = [RunFolder.open(runs[seed]).read_summary()["final_return"] for seed in (0, 1)]
+    assert finals == [RunFolder.open(run).read_summary()["final_return"] for run in trained.runs]
+    assert f"2 runs: median {np.median(finals):.4g}" in said.out
+    table = said.out.rpartition("final return")[2]
+    assert [table.index(runs[seed].name) for seed in (0, 1)] == sorted(table.index(run.name) for run in runs.values())
+
+
+def test_a_seed_that_fails_beside_others_is_an_error(lockstep: Command, tmp_path: Path) -> None:
+    words = ("--total-steps", "512", "--seeds", "2", "--jobs", "2", "--no-check")
+    said = lockstep("train", "ppo", "cli_envs:LateError", *SMALL[1:], *words)
+    assert said.code == 1
+    assert said.err.count("error: seed ") == 2
+    assert "ZeroDivisionError" in said.err
+    assert "Traceback" not in said.err
+
+
+@pytest.mark.faults
+def test_seeds_side_by_side_are_stopped_together(tmp_path: Path) -> None:
+    words = ("train", "ppo", "CartPole-v1", *SMALL[1:], "--total-steps", "9000000", "--seeds", "3", "--jobs", "2")
+    process = start(*words, cwd=tmp_path)
+    seen = ""
+    while not all(f"seed {seed}  1,024/" in seen for seed in (0, 1)):
+        seen += process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 130, err
+    for run in (tmp_path / "runs").iterdir():
+        folder = RunFolder.open(run)
+        assert f"seed {folder.seed} goes on with: lockstep resume runs/{run.name}" in out
+        assert folder.read_summary()["stop_reason"] == "interrupted"
+    assert "seed 2 has not begun" in out
+
+
 def test_settings_later_sources_win(tmp_path: Path) -> None:
     file = tmp_path / "options.json"
     file.write_text(json.dumps({"training": {"lr": 0.5, "gamma": 0.9}, "evaluation": {"evaluation_duration": 3}}))
