@@ -223,7 +223,7 @@ class SeedsDisplay:
     def say(self, text: str) -> None:
         """Print lines, above the rows."""
         if self._live is not None:
-            self._live.console.print(text, soft_wrap=True)
+            self._live.console.print(text, soft_wrap=True, highlight=False)
         else:
             sys.stdout.write(text + "\n")
             sys.stdout.flush()

@@ -29,6 +29,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "config file": ((*TRAIN, "--config", "none.json"), "cannot read --config none.json: No such file"),
     "steps": ((*TRAIN, "--total-steps", "0"), "--total-steps=0 is not allowed; it must be a whole number, at least 1"),
     "seeds": ((*TRAIN, "--seeds", "0"), "--seeds=0 is not allowed"),
+    "jobs": ((*TRAIN, "--jobs", "0"), "--jobs=0 is not allowed"),
     "actions": (
         ("train", "dqn", "cli_envs:TupleActions"),
         "need a Discrete action space, not Tuple(Discrete(2), Discrete(3))",
