@@ -109,7 +109,7 @@ def cells() -> Iterator[tuple[str, ...]]:
     for row in json.loads(COVER.read_text()):
         algorithm, observations, actions, mask, memory, _, _, normalized, *_ = row
         connectors = CONNECTORS[number.total() % len(CONNECTORS)]
-        if get_config(algorithm).is_offline or (connectors == "frames" and (observations != "Box" or mask == "mask")):
+        if get_config(algorithm).is_offline or (connectors == "frames" and observations == "Discrete"):
             connectors = "none"
         moved = "normalised" if normalized in ("observations", "both") else "as it is"
         cell = (algorithm, observations, actions, mask, memory, moved, connectors)
