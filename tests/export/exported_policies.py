@@ -81,7 +81,7 @@ def move(policy: Policy) -> None:
     generator = torch.Generator().manual_seed(3)
     for part in policy.acting.values():
         for parameter in part.module.parameters():
-            parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
+            parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
         if part.connectors.obs.has_statistics:
             space = batch_space(part.seen_space, 50)
             space.seed(1)
