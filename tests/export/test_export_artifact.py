@@ -18,9 +18,11 @@ from exported_policies import ACTIONS, OBSERVATIONS, as_plain, make_policy, poli
 from gymnasium import spaces
 
 from lockstep import PPOConfig
+from lockstep.algorithms.acting import ActingPolicy
 from lockstep.connectors import Connector, FrameStack, Grayscale, ObsPipeline, Resize
 from lockstep.data.trees import leaves, rows_of
-from lockstep.export import ExportError, formats, load_export, parity
+from lockstep.export import ExportError, Origin, export_policies, formats, load_export, parity
+from lockstep.modules import RLModule, RLModuleSpec
 
 BOX, CHOICES = OBSERVATIONS["Box"], ACTIONS["Discrete"]
 REPRESENTATIVE = [
@@ -386,3 +388,35 @@ def test_connectors_of_images_give_the_same_for_tensors(make, shape):
         data, _ = connector.export_call(data, memory)
     assert data.dtype == torch.uint8
     np.testing.assert_array_equal(data.numpy(), expected)
+
+
+class OwnMemory(RLModule):
+    """Picks actions itself and counts down from 3, which is where its state begins."""
+
+    def setup(self) -> None:
+        self.layer = torch.nn.Linear(4, 4)
+
+    def get_initial_state(self) -> dict[str, torch.Tensor]:
+        return {"left": torch.full((1,), 3.0)}
+
+    def _forward(self, batch: Any) -> dict[str, Any]:
+        left = batch["state_in"]["left"]
+        scores = self.layer(batch["obs"]) + left.unsqueeze(1) * torch.arange(4.0)
+        return {"actions": scores.argmax(-1), "state_out": {"left": left - 1.0}}
+
+
+def test_a_network_of_ones_own_that_picks_actions_and_begins_with_a_state(tmp_path):
+    config = PPOConfig().rl_module(rl_module_spec=RLModuleSpec(OwnMemory))
+    module, connectors = config.build_acting_parts((BOX, spaces.Discrete(4)), "default_policy")
+    part = ActingPolicy(config, module, connectors, observation_space=BOX, action_space=spaces.Discrete(4))
+    facts = {"algorithm": "ppo", "environment": "none", "steps": 0, "evaluation": None, "versions": {"lockstep": "0"}}
+    folder = export_policies({"": part}, tmp_path / "exported", Origin(facts))
+    card = card_of(folder)
+    assert card["state"] == [{"name": "state_in_left", "shape": [1], "dtype": "float32", "initial": [3.0]}]
+    actor = runpy.run_path(str(folder / "act.py"))["Actor"](folder)
+    policy, obs, state, seen = part.twin(), np.float32([0.1, -0.2, 0.3, 0.0]), None, set()
+    for _ in range(6):
+        expected, state = policy.compute_single_action(obs, state)
+        assert actor.act(obs) == expected
+        seen.add(expected)
+    assert len(seen) > 1
