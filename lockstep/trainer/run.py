@@ -14,6 +14,7 @@ from typing import Any
 from lockstep.algorithms import get_config
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.policy import Policy
+from lockstep.export.hub import is_pretrained, pretrained_checkpoint
 from lockstep.state.checkpoint import newest_checkpoint, read_checkpoint
 from lockstep.state.checks import check_whole
 from lockstep.state.schedules import ConfiguredValueWarning
@@ -200,9 +201,11 @@ def resume(
 def find_policy(path: str | Path, *, last: bool = False) -> Path:
     """Return the checkpoint that `load_policy` reads: a run's best policy, else its newest; or `path` itself.
 
-    `last`: of a run, the newest in any case.
+    Of a folder that `save_pretrained` wrote, the checkpoint in it. `last`: of a run, the newest in any case.
     """
     path = Path(path)
+    if is_pretrained(path):
+        return pretrained_checkpoint(path)
     if (path / "config.json").exists() and (path / "best").exists():
         newest = newest_checkpoint(path / "checkpoints")
         return (newest if last else newest_checkpoint(path / "best") or newest) or path

@@ -57,6 +57,8 @@ def make_policy(
     env_to_module: Any = None,
     module_to_env: Any = None,
     mask: bool = False,
+    exploration: str | None = None,
+    dtype: str = "float32",
     **environment: Any,
 ) -> Policy:
     """Return a policy whose weights and statistics were moved; `ValueError` where the configuration refuses it."""
@@ -64,7 +66,9 @@ def make_policy(
         parts = dict(observations.spaces) if isinstance(observations, spaces.Dict) else {"seen": observations}
         allowed = spaces.Box(0, 1, (mask_size(actions),), np.int8)
         observations = spaces.Dict({**parts, "action_mask": allowed})
-    config = get_config(algorithm).debugging(seed=1).environment(**environment)
+    config = get_config(algorithm).debugging(seed=1).environment(**environment).framework(dtype=dtype)
+    if exploration is not None:
+        config.env_runners(exploration=exploration)
     config.rl_module(model_config={**MODEL, **(model or {})})
     if env_to_module is not None:
         config.env_runners(env_to_module_connector=env_to_module)
