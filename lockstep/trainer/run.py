@@ -14,6 +14,7 @@ from typing import Any
 from lockstep.algorithms import get_config
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.policy import Policy
+from lockstep.envs.make import name_of_env
 from lockstep.export.hub import is_pretrained, pretrained_checkpoint
 from lockstep.state.checkpoint import newest_checkpoint, read_checkpoint
 from lockstep.state.checks import check_whole
@@ -173,13 +174,6 @@ def prepare_run(
     except BaseException:
         shutil.rmtree(folder.path, ignore_errors=True)
         raise
-
-
-def name_of_env(env: object) -> str:
-    """Return the environment's id, or the name of what makes it; "offline" without one."""
-    if env is None or isinstance(env, str):
-        return env or "offline"
-    return str(getattr(env, "__name__", type(env).__name__))
 
 
 def resume(

@@ -16,6 +16,7 @@ import pytest
 import torch
 from exported_policies import ACTIONS, OBSERVATIONS, as_plain, make_policy, policy_of
 from gymnasium import spaces
+from huggingface_hub import ModelCard
 
 from lockstep import PPOConfig
 from lockstep.algorithms.acting import ActingPolicy
@@ -91,8 +92,9 @@ def test_the_card_says_what_it_is(tmp_path):
     assert card["observation"] == [{"name": "obs", "path": [], "shape": [4], "dtype": "float32"}]
     assert card["outputs"] == ["action"]
     assert {"lockstep", "torch", "onnx", "onnxruntime"} <= set(card["versions"])
-    assert page.startswith("---\nlibrary_name: lockstep\n")
-    assert 'value: "123.40 +/- 5.00"' in page
+    front = ModelCard.load(folder / "README.md").data
+    assert front.tags == ["reinforcement-learning", "ppo", "CartPole-v1"]
+    assert front.eval_results[0].metric_value == "123.40 +/- 5.00"
     assert "| `obs` | [B, 4] | float32 |" in page
     assert "10,000 observations of the environment" in page
 
