@@ -15,6 +15,7 @@ from lockstep.algorithms import get_config
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.policy import Policy
 from lockstep.envs.make import name_of_env
+from lockstep.export.exported import CARD
 from lockstep.export.hub import is_pretrained, pretrained_checkpoint
 from lockstep.state.checkpoint import newest_checkpoint, read_checkpoint
 from lockstep.state.checks import check_whole
@@ -207,7 +208,12 @@ def find_policy(path: str | Path, *, last: bool = False) -> Path:
 
 
 def load_policy(path: str | Path) -> Policy:
-    """Return the best policy of a run's folder, or the policy in a checkpoint."""
+    """Return the best policy of a run's folder, or the policy in a checkpoint. `ValueError` for an export."""
+    if (Path(path) / CARD).exists():
+        raise ValueError(
+            f"{path} is an export, which acts and learns no more: lockstep.export.load_export reads it; load_policy "
+            "takes the run or the checkpoint that it was made of"
+        )
     return Policy.from_checkpoint(find_policy(path))
 
 

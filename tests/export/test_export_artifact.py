@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import random
 import re
 import runpy
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ from exported_policies import ACTIONS, OBSERVATIONS, as_plain, make_policy, poli
 from gymnasium import spaces
 from huggingface_hub import ModelCard
 
-from lockstep import PPOConfig
+from lockstep import PPOConfig, load_policy
 from lockstep.algorithms.acting import ActingPolicy
 from lockstep.connectors import Connector, FrameStack, Grayscale, ObsPipeline, Resize
 from lockstep.data.trees import leaves, rows_of
@@ -137,13 +140,22 @@ def test_what_is_drawn_follows_the_policys_distribution(tmp_path):
     assert len(np.unique(drawn["turn"])) > 1
 
 
+def process_state() -> tuple[Any, ...]:
+    """What an export must leave as it is in the process: threads, random numbers, warnings, loggers."""
+    levels = {name: logging.getLogger(name).level for name in ("", "torch", "torch.onnx", "torch.fx")}
+    generators = random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()  # noqa: NPY002
+    return torch.get_num_threads(), generators, list(warnings.filters), levels, torch.is_grad_enabled()
+
+
 def test_a_policy_is_exported_twice_into_one_folder_and_stays_as_it_is(tmp_path):
     policy = make_policy("ppo", BOX, CHOICES, frame_stack=2)
     before = {name: value.copy() for name, value in policy.module.get_state().items()}
     obs = as_plain(policy.observation_space.sample())
     action = policy.compute_single_action(obs)
+    process = process_state()
     for _ in range(2):
-        policy.export(tmp_path / "exported")
+        load_export(policy.export(tmp_path / "exported"))
+    assert process_state() == process
     assert [path.name for path in tmp_path.iterdir()] == ["exported"]
     assert all(np.array_equal(value, before[name]) for name, value in policy.module.get_state().items())
     policy.reset()
@@ -169,6 +181,11 @@ def test_several_agents_have_a_folder_for_each_module(tmp_path):
 
 
 # -- refusals ---
+
+
+def test_an_export_is_no_checkpoint(plain):
+    with pytest.raises(ValueError, match=r"is an export, .* lockstep\.export\.load_export reads it"):
+        load_policy(plain)
 
 
 def test_a_damaged_artefact_is_refused_by_name(plain, tmp_path):
