@@ -39,6 +39,7 @@ from lockstep.data.columns import Columns
 from lockstep.data.minibatch import num_units, take_units
 from lockstep.data.rollout import EpisodeStore, RolloutStore
 from lockstep.data.trees import leaves, rows_of
+from lockstep.envs.make import name_of_env
 from lockstep.envs.multi_agent import with_agent_id
 from lockstep.envs.trees import stack_rows
 from lockstep.export import Origin, export_policies
@@ -912,10 +913,9 @@ class Policy:
 
     def _facts(self, evaluation: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return where this policy comes from, for its card."""
-        env = self.config.environment.env
         return {
             "algorithm": self.config.algorithm,
-            "environment": env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__),
+            "environment": name_of_env(self.config.environment.env),
             "steps": self.timesteps[STEPS_SAMPLED],
             "evaluation": None if evaluation is None else dict(evaluation),
             "versions": versions(),

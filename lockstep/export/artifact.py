@@ -17,7 +17,7 @@ from lockstep.connectors import ModuleConnectors
 from lockstep.data.codec import describe_space
 from lockstep.envs import VectorBoundary
 from lockstep.export.exported import CARD, ExportedPolicy, sha256_of
-from lockstep.export.formats import FILES, Format, write
+from lockstep.export.formats import FILES, Format, versions_of, write
 from lockstep.export.graph import ActingGraph, ExportError, tree_of
 from lockstep.export.model_card import model_card
 from lockstep.export.parity import Acting, Proof
@@ -99,6 +99,7 @@ def _write(part: ActingPart, folder: Path, origin: Origin, file_format: Any, dra
     file = folder / FILES[file_format]
     write(graph, file, file_format)
     card = {"format": file_format, "file": file.name, "sha256": sha256_of(file), **_described(graph, origin)}
+    card["versions"] = {**card["versions"], **versions_of(file_format)}
     _write_json(folder / CARD, card)
     card["parity"] = Proof(part, ExportedPolicy(folder), graph).run(origin.make_envs).to_dict()
     _write_json(folder / CARD, card)

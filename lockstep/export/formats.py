@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import logging
 import re
 import warnings
@@ -74,6 +75,11 @@ def check_installed() -> None:
             importlib.import_module(name)
         except ImportError as error:
             raise ImportError(f"ONNX needs {', '.join(NEEDED)}: pip install {' '.join(NEEDED)} ({error})") from error
+
+
+def versions_of(file_format: str) -> dict[str, str]:
+    """Return the versions of the packages that write and run this format."""
+    return {name: importlib.metadata.version(name) for name in NEEDED} if file_format == "onnx" else {}
 
 
 @contextmanager

@@ -39,6 +39,11 @@ def write_pretrained(path: str | Path, facts: Mapping[str, Any], save: Callable[
     return target
 
 
+def is_pretrained(path: Path) -> bool:
+    """Return whether a folder is one of `save_pretrained`."""
+    return (path / CHECKPOINT).is_dir() and (path / CONFIG).is_file()
+
+
 def pretrained_checkpoint(name_or_path: str | Path, **options: Any) -> Path:
     """Return the checkpoint in a folder, or in a repository of the Hub, which is downloaded."""
     path = Path(name_or_path)

@@ -57,6 +57,8 @@ def make_policy(
     env_to_module: Any = None,
     module_to_env: Any = None,
     mask: bool = False,
+    exploration: str | None = None,
+    dtype: str = "float32",
     **environment: Any,
 ) -> Policy:
     """Return a policy whose weights and statistics were moved; `ValueError` where the configuration refuses it."""
@@ -64,7 +66,9 @@ def make_policy(
         parts = dict(observations.spaces) if isinstance(observations, spaces.Dict) else {"seen": observations}
         allowed = spaces.Box(0, 1, (mask_size(actions),), np.int8)
         observations = spaces.Dict({**parts, "action_mask": allowed})
-    config = get_config(algorithm).debugging(seed=1).environment(**environment)
+    config = get_config(algorithm).debugging(seed=1).environment(**environment).framework(dtype=dtype)
+    if exploration is not None:
+        config.env_runners(exploration=exploration)
     config.rl_module(model_config={**MODEL, **(model or {})})
     if env_to_module is not None:
         config.env_runners(env_to_module_connector=env_to_module)
@@ -81,7 +85,7 @@ def move(policy: Policy) -> None:
     generator = torch.Generator().manual_seed(3)
     for part in policy.acting.values():
         for parameter in part.module.parameters():
-            parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
+            parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
         if part.connectors.obs.has_statistics:
             space = batch_space(part.seen_space, 50)
             space.seed(1)
@@ -109,7 +113,7 @@ def cells() -> Iterator[tuple[str, ...]]:
     for row in json.loads(COVER.read_text()):
         algorithm, observations, actions, mask, memory, _, _, normalized, *_ = row
         connectors = CONNECTORS[number.total() % len(CONNECTORS)]
-        if get_config(algorithm).is_offline or (connectors == "frames" and (observations != "Box" or mask == "mask")):
+        if get_config(algorithm).is_offline or (connectors == "frames" and observations == "Discrete"):
             connectors = "none"
         moved = "normalised" if normalized in ("observations", "both") else "as it is"
         cell = (algorithm, observations, actions, mask, memory, moved, connectors)

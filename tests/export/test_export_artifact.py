@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import random
 import re
 import runpy
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +19,14 @@ import pytest
 import torch
 from exported_policies import ACTIONS, OBSERVATIONS, as_plain, make_policy, policy_of
 from gymnasium import spaces
+from huggingface_hub import ModelCard
 
-from lockstep import PPOConfig
+from lockstep import PPOConfig, load_policy
+from lockstep.algorithms.acting import ActingPolicy
 from lockstep.connectors import Connector, FrameStack, Grayscale, ObsPipeline, Resize
 from lockstep.data.trees import leaves, rows_of
-from lockstep.export import ExportError, formats, load_export, parity
+from lockstep.export import ExportError, Origin, export_policies, formats, load_export, parity
+from lockstep.modules import RLModule, RLModuleSpec
 
 BOX, CHOICES = OBSERVATIONS["Box"], ACTIONS["Discrete"]
 REPRESENTATIVE = [
@@ -88,9 +94,10 @@ def test_the_card_says_what_it_is(tmp_path):
     assert card["parity"] == {"observations": 10_000, "source": "environment", "largest_difference": 0.0, "ties": 0}
     assert card["observation"] == [{"name": "obs", "path": [], "shape": [4], "dtype": "float32"}]
     assert card["outputs"] == ["action"]
-    assert card["versions"]["lockstep"]
-    assert page.startswith("---\nlibrary_name: lockstep\n")
-    assert 'value: "123.40 +/- 5.00"' in page
+    assert {"lockstep", "torch", "onnx", "onnxruntime"} <= set(card["versions"])
+    front = ModelCard.load(folder / "README.md").data
+    assert front.tags == ["reinforcement-learning", "ppo", "CartPole-v1"]
+    assert front.eval_results[0].metric_value == "123.40 +/- 5.00"
     assert "| `obs` | [B, 4] | float32 |" in page
     assert "10,000 observations of the environment" in page
 
@@ -133,13 +140,22 @@ def test_what_is_drawn_follows_the_policys_distribution(tmp_path):
     assert len(np.unique(drawn["turn"])) > 1
 
 
+def process_state() -> tuple[Any, ...]:
+    """What an export must leave as it is in the process: threads, random numbers, warnings, loggers."""
+    levels = {name: logging.getLogger(name).level for name in ("", "torch", "torch.onnx", "torch.fx")}
+    generators = random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()  # noqa: NPY002
+    return torch.get_num_threads(), generators, list(warnings.filters), levels, torch.is_grad_enabled()
+
+
 def test_a_policy_is_exported_twice_into_one_folder_and_stays_as_it_is(tmp_path):
     policy = make_policy("ppo", BOX, CHOICES, frame_stack=2)
     before = {name: value.copy() for name, value in policy.module.get_state().items()}
     obs = as_plain(policy.observation_space.sample())
     action = policy.compute_single_action(obs)
+    process = process_state()
     for _ in range(2):
-        policy.export(tmp_path / "exported")
+        load_export(policy.export(tmp_path / "exported"))
+    assert process_state() == process
     assert [path.name for path in tmp_path.iterdir()] == ["exported"]
     assert all(np.array_equal(value, before[name]) for name, value in policy.module.get_state().items())
     policy.reset()
@@ -165,6 +181,11 @@ def test_several_agents_have_a_folder_for_each_module(tmp_path):
 
 
 # -- refusals ---
+
+
+def test_an_export_is_no_checkpoint(plain):
+    with pytest.raises(ValueError, match=r"is an export, .* lockstep\.export\.load_export reads it"):
+        load_policy(plain)
 
 
 def test_a_damaged_artefact_is_refused_by_name(plain, tmp_path):
@@ -386,3 +407,35 @@ def test_connectors_of_images_give_the_same_for_tensors(make, shape):
         data, _ = connector.export_call(data, memory)
     assert data.dtype == torch.uint8
     np.testing.assert_array_equal(data.numpy(), expected)
+
+
+class OwnMemory(RLModule):
+    """Picks actions itself and counts down from 3, which is where its state begins."""
+
+    def setup(self) -> None:
+        self.layer = torch.nn.Linear(4, 4)
+
+    def get_initial_state(self) -> dict[str, torch.Tensor]:
+        return {"left": torch.full((1,), 3.0)}
+
+    def _forward(self, batch: Any) -> dict[str, Any]:
+        left = batch["state_in"]["left"]
+        scores = self.layer(batch["obs"]) + left.unsqueeze(1) * torch.arange(4.0)
+        return {"actions": scores.argmax(-1), "state_out": {"left": left - 1.0}}
+
+
+def test_a_network_of_ones_own_that_picks_actions_and_begins_with_a_state(tmp_path):
+    config = PPOConfig().rl_module(rl_module_spec=RLModuleSpec(OwnMemory))
+    module, connectors = config.build_acting_parts((BOX, spaces.Discrete(4)), "default_policy")
+    part = ActingPolicy(config, module, connectors, observation_space=BOX, action_space=spaces.Discrete(4))
+    facts = {"algorithm": "ppo", "environment": "none", "steps": 0, "evaluation": None, "versions": {"lockstep": "0"}}
+    folder = export_policies({"": part}, tmp_path / "exported", Origin(facts))
+    card = card_of(folder)
+    assert card["state"] == [{"name": "state_in_left", "shape": [1], "dtype": "float32", "initial": [3.0]}]
+    actor = runpy.run_path(str(folder / "act.py"))["Actor"](folder)
+    policy, obs, state, seen = part.twin(), np.float32([0.1, -0.2, 0.3, 0.0]), None, set()
+    for _ in range(6):
+        expected, state = policy.compute_single_action(obs, state)
+        assert actor.act(obs) == expected
+        seen.add(expected)
+    assert len(seen) > 1
