@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import pickle
 import signal
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -22,6 +21,7 @@ from lockstep.trainer.display import REFRESH_SECONDS, Progress, ProgressDisplay
 from lockstep.trainer.run import Run, prepare_run
 
 POLL_SECONDS = 0.1
+KILLED = "its process was killed"
 Describe = Callable[[Run, AlgorithmConfig], Mapping[str, str]]
 
 
@@ -84,34 +84,23 @@ def run_seeds(
             "seeds side by side are not allowed with num_learners or num_env_runners, which share the machine already; "
             "give jobs=1, or 0 of both"
         )
-    try:
-        pickle.dumps((config, describe))
-    except Exception as error:
-        raise ValueError(
-            f"the configuration cannot be sent to another process ({error}); give jobs=1, or put classes and functions "
-            "into a file of their own"
-        ) from error
-    context = multiprocessing.get_context("spawn")
-    stop, waiting = context.Event(), deque(seeds)
+    stop, waiting = multiprocessing.get_context("spawn").Event(), deque(seeds)
     running: dict[Connection, tuple[BaseProcess, SeedEnded]] = {}
-    process: BaseProcess
     try:
         while waiting or running:
             if wants_stop():
                 stop.set()
                 waiting.clear()
             while waiting and len(running) < jobs:
-                seed, (ours, theirs) = waiting.popleft(), context.Pipe(duplex=False)
-                work = (theirs, stop, config.copy().debugging(seed=seed), root, init_from, tuple(sources), describe)
-                process = context.Process(target=_run_seed, args=work, name=f"seed {seed}")
-                process.start()
-                theirs.close()
-                running[ours] = process, SeedEnded(seed, None, "its process was killed")
+                seed = waiting.popleft()
+                work = (stop, config.copy().debugging(seed=seed), root, init_from, tuple(sources), describe)
+                begun, process = _start_seed(work)
+                running[begun] = process, SeedEnded(seed, None, KILLED)
             for channel in wait(list(running), timeout=POLL_SECONDS):
                 assert isinstance(channel, Connection)
                 process, last = running[channel]
                 try:
-                    event = channel.recv()
+                    event: SeedEvent = channel.recv()
                 except (EOFError, OSError):
                     process.join()
                     del running[channel]
@@ -119,15 +108,33 @@ def run_seeds(
                     continue
                 if isinstance(event, SeedEnded):
                     running[channel] = process, event  # told when the process has ended
-                else:
-                    if isinstance(event, SeedBegun):
-                        running[channel] = process, SeedEnded(event.seed, event.path, "its process was killed")
-                    yield event
+                    continue
+                if isinstance(event, SeedBegun):
+                    running[channel] = process, SeedEnded(event.seed, event.path, KILLED)
+                yield event
     finally:
         for process, _ in running.values():
             process.terminate()
         for process, _ in running.values():
             process.join()
+
+
+def _start_seed(work: tuple[Any, ...]) -> tuple[Connection, BaseProcess]:
+    """Start the process of a seed and return what it tells of itself through. `ValueError`: it cannot be sent there."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_run_seed, args=(theirs, *work))
+    try:
+        process.start()
+    except OSError:
+        raise
+    except Exception as error:
+        raise ValueError(
+            f"the configuration cannot be sent to another process ({error}); give jobs=1, or put classes and functions "
+            "into a file of their own"
+        ) from error
+    theirs.close()
+    return ours, process
 
 
 def _run_seed(
