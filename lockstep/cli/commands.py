@@ -33,6 +33,7 @@ from lockstep.cli.report import (
     shown_path,
     stage_rows,
 )
+from lockstep.cli.tune import Tune
 from lockstep.diagnosis import doctor
 from lockstep.envs.check import check_environment
 from lockstep.envs.errors import EnvironmentStepError
@@ -483,10 +484,11 @@ Command = (
     | Annotated[List, tyro.conf.subcommand("list")]
     | Annotated[Doctor, tyro.conf.subcommand("doctor")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
+    | Annotated[Tune, tyro.conf.subcommand("tune")]
 )
 
 
-def parse(words: list[str]) -> Train | Resume | Eval | Plot | List | Doctor | Bench:
+def parse(words: list[str]) -> Train | Resume | Eval | Plot | List | Doctor | Bench | Tune:
     """Return the command that the words name. Ends the process with help (0) or a message about what is wrong (2)."""
     return tyro.cli(
         Command,
