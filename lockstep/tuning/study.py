@@ -11,6 +11,7 @@ import importlib
 import json
 import multiprocessing
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -26,7 +27,7 @@ from lockstep.recipes import Recipe, bench
 from lockstep.recipes.training import find_settings
 from lockstep.state.checks import check_whole, install_hint
 from lockstep.tracking import IqmInterval, iqm_bootstrap
-from lockstep.trainer.run import name_of_env, prepare_run
+from lockstep.trainer.run import Run, name_of_env, prepare_run
 from lockstep.tuning.pictures import draw_search
 from lockstep.tuning.space import SearchSpace, apply, default_space, read_space
 
@@ -37,7 +38,9 @@ START = 0
 """the number of the trial that has the settings of the start"""
 NEW_SEEDS = 100_000
 """the first seed of the comparison at the end: no trial has it"""
-ERROR = "error"
+STATES = {"RUNNING": RUNNING, "COMPLETE": COMPLETE, "PRUNED": PRUNED, "FAIL": FAILED}
+ERROR, MADE_WITH = "error", "made_with"
+"""what the study remembers: of a failed trial why, and of itself what its trials have in common"""
 POLL_SECONDS = 1.0
 
 
@@ -107,44 +110,28 @@ def tune(
     Raises `ValueError` where the study was made with another space or other settings, or where another process searches
     in it; `RuntimeError` where no trial came to its end.
     """
-    optuna = import_optuna()
     check_whole("trials", trials, 1)
     check_whole("jobs", jobs, 1)
     check_whole("final_seeds", final_seeds, 0)
     options = {} if total_steps is None else {"reporting.total_steps": total_steps}
     config = find_settings(algorithm, env, recipe=recipe, options={**options, **(settings or {})}).config
-    config.debugging(seed=seed).validate()
-    if not config.evaluation.evaluation_interval:
-        raise ValueError("evaluation.evaluation_interval=0 is not allowed: a search compares evaluations; give 1")
+    config.debugging(seed=seed)
     ranges = default_space(config) if space is None else space if isinstance(space, Mapping) else read_space(space)
-    _check_space(config, ranges)
-    env_name = name_of_env(config.environment.env)
-    name = study or f"{config.algorithm}_{env_name.replace('/', '-').replace(':', '-')}"
-    folder = Path(root) / name
-    folder.mkdir(parents=True, exist_ok=True)
-    busy = f"another process searches in the study {name} ({folder}); wait for its end"
-    with _locked(folder / "lock", busy), _quiet(optuna):
-        place = Place(name, storage or f"sqlite:///{(folder / 'study.db').absolute()}", folder.absolute())
-        made = optuna.create_study(
-            study_name=name,
-            storage=place.storage,
-            direction="maximize",
-            load_if_exists=True,
-        )
-        _check_same(made, _description(config, ranges), name)
-        if not made.get_trials(deepcopy=False):
-            made.enqueue_trial(_values_of_start(config, ranges))
-        _search(made, place, config, ranges, trials, jobs, on_change)
-        rows = trial_rows(made, ranges)
-        complete = [row for row in rows if row.state == COMPLETE]
-        if not complete:
-            raise RuntimeError(f"no trial came to its end; the last one: {rows[-1].error}")
-        best = max(complete, key=lambda row: row.score if row.score is not None else -np.inf)
-        chosen = apply(config, best.values)
-        _write_whole(folder / "best.json", chosen.to_json())
-        _draw(made, rows, folder / "search.png")
+    check_space(config, ranges)
+    name = study or re.sub(r"[^A-Za-z0-9.-]+", "-", f"{config.algorithm}-{name_of_env(config.environment.env)}")
+    folder = Path(root).absolute() / name
+    search = Search(name, storage or f"sqlite:///{folder / 'study.db'}", folder, config, ranges)
+    with _locked(folder / "lock", f"another process searches in the study {name} ({folder}); wait for its end"):
+        with _quiet():
+            search.open()
+            search.run(trials, jobs, on_change)
+            rows = search.rows()
+            best = search.best(rows)
+            chosen = apply(config, best.values)
+            _write_whole(folder / "best.json", chosen.to_json())
+            search.draw(rows)
         compared = {"start": config} if best.number == START else {"best": chosen, "start": config}
-        returns = _compare(compared, folder / "final", final_seeds, jobs, env_name)
+        returns = search.compare(compared, final_seeds, jobs)
     intervals = {which: iqm_bootstrap(np.array(values)) for which, values in returns.items()}
     return TuneResult(chosen, best, tuple(rows), folder, intervals, returns)
 
@@ -157,162 +144,163 @@ def import_optuna() -> Any:
         raise ImportError(f"a search needs Optuna: {install_hint('tune')}") from error
 
 
-# -- one study ---
-
-
 @dataclass(frozen=True)
-class Place:
-    """Where a study is; it goes to the processes of trials."""
+class Search:
+    """A study: where it is, what its trials begin with, and what they change. It goes to the processes of trials."""
 
     name: str
     storage: str
     folder: Path
+    config: AlgorithmConfig
+    space: SearchSpace
 
-    def load(self) -> Any:
-        """Return the study, as a process of a trial needs it."""
+    def open(self) -> None:
+        """Make the study with the start as its first trial; raise `ValueError` where it is there and another one."""
+        study = import_optuna().create_study(
+            study_name=self.name, storage=self.storage, direction="maximize", load_if_exists=True
+        )
+        now = {
+            "space": {path: values.plain() for path, values in self.space.items()},
+            "settings": json.loads(self.config.to_json()),
+        }
+        if MADE_WITH in study.user_attrs:
+            check_same(study.user_attrs[MADE_WITH], now, self.name)
+        else:
+            study.set_user_attr(MADE_WITH, now)
+            study.enqueue_trial(values_of_start(self.config, self.space))
+
+    def study(self) -> Any:
+        """Return Optuna's study as it is now."""
         optuna = import_optuna()
         pruner = optuna.pruners.MedianPruner(n_startup_trials=FIRST_TRIALS, n_min_trials=FIRST_TRIALS)
         return optuna.load_study(study_name=self.name, storage=self.storage, pruner=pruner)
 
-    def trial(self, number: int) -> Path:
-        """Return the folder of a trial's run."""
-        return self.folder / f"trial_{number:04d}"
+    def rows(self) -> list[TrialRow]:
+        """Return the trials that have begun, in the order of their numbers."""
+        return [self._row(trial) for trial in self.study().get_trials(deepcopy=False) if trial.state.name in STATES]
 
+    def _row(self, trial: Any) -> TrialRow:
+        step = max(trial.intermediate_values, default=0)
+        score = trial.value if trial.state.name == "COMPLETE" else trial.intermediate_values.get(step)
+        values = {path: json.loads(one) if self.space[path].choices else one for path, one in trial.params.items()}
+        return TrialRow(trial.number, STATES[trial.state.name], step, score, values, trial.user_attrs.get(ERROR, ""))
 
-def trial_rows(study: Any, space: SearchSpace) -> list[TrialRow]:
-    """Return the trials of an Optuna study that have begun, in the order of their numbers."""
-    states = {"RUNNING": RUNNING, "COMPLETE": COMPLETE, "PRUNED": PRUNED, "FAIL": FAILED}
-    rows = []
-    for trial in study.get_trials(deepcopy=False):
-        if trial.state.name in states:
-            step = max(trial.intermediate_values, default=0)
-            score = trial.value if trial.state.name == "COMPLETE" else trial.intermediate_values.get(step)
-            values = {path: json.loads(value) if space[path].choices else value for path, value in trial.params.items()}
-            rows.append(
-                TrialRow(trial.number, states[trial.state.name], step, score, values, trial.user_attrs.get(ERROR, ""))
-            )
-    return rows
+    def best(self, rows: Sequence[TrialRow]) -> TrialRow:
+        """Return the trial with the highest score. Raises `RuntimeError` where none came to its end."""
+        scores = {row.number: row.score for row in rows if row.state == COMPLETE and row.score is not None}
+        if not scores:
+            raise RuntimeError(f"no trial came to its end; the last one: {rows[-1].error}")
+        return rows[max(scores, key=lambda number: scores[number])]
 
-
-def _search(
-    study: Any,
-    place: Place,
-    config: AlgorithmConfig,
-    space: SearchSpace,
-    trials: int,
-    jobs: int,
-    on_change: Callable[[Sequence[TrialRow]], None] | None,
-) -> None:
-    """Run trials until `trials` of them have begun and ended; first those that were under way.
-
-    Each trial has a sampler of its own seed, so that a search that was stopped goes on with the same values.
-    """
-    optuna = import_optuna()
-    unfinished = [row.number for row in trial_rows(study, space) if row.state == RUNNING]
-    known = {trial.number: trial._trial_id for trial in study.get_trials(deepcopy=False)}
-    running: set[Future[None]] = set()
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=1) as pool:
-        try:
-            while True:
-                while len(running) < jobs:
-                    number = unfinished[0] if unfinished else len(trial_rows(study, space))
-                    if number >= trials and not unfinished:
-                        break
-                    study.sampler = optuna.samplers.TPESampler(seed=config.debugging.seed + number, multivariate=True)
-                    trial = optuna.trial.Trial(study, known[unfinished.pop(0)]) if unfinished else study.ask()
-                    values = {path: each.suggest(trial, path) for path, each in space.items()}
-                    seeded = apply(config, values).debugging(seed=config.debugging.seed + trial.number)
-                    running.add(pool.submit(run_trial, place, trial._trial_id, trial.number, seeded, os.getpid()))
-                if not running:
-                    return
+    def run(self, trials: int, jobs: int, on_change: Callable[[Sequence[TrialRow]], None] | None) -> None:
+        """Run trials until `trials` of them have begun and ended; first those that were under way."""
+        left = [row.number for row in self.rows() if row.state == RUNNING]
+        left += range(len(self.rows()), trials)
+        running: set[Future[None]] = set()
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+            while left or running:
+                while left and len(running) < jobs:
+                    number = left.pop(0)
+                    running.add(pool.submit(self.run_trial, number, self._values(number), os.getpid()))
                 ended, running = wait(running, POLL_SECONDS, FIRST_COMPLETED)
                 for future in ended:
                     future.result()
                 if on_change is not None:
-                    on_change(trial_rows(study, space))
-        except BaseException:
-            for future in running:
-                future.cancel()
-            raise
+                    on_change(self.rows())
 
+    def _values(self, number: int) -> dict[str, Any]:
+        """Return the values of a trial; a new one begins here.
 
-def run_trial(place: Place, trial_id: int, number: int, config: AlgorithmConfig, parent: int) -> None:
-    """Train with the settings of one trial and tell the study how it ended. Runs in a process of its own.
+        Each has a sampler of its own seed, so that a search that was stopped goes on with the same values.
+        """
+        optuna, study = import_optuna(), self.study()
+        study.sampler = optuna.samplers.TPESampler(seed=self.config.debugging.seed + number, multivariate=True)
+        trial = self._trial(study, number) if number < len(self.rows()) else study.ask()
+        return {path: each.suggest(trial, path) for path, each in self.space.items()}
 
-    Ends after an epoch where the search that waits for it (process `parent`) is gone. The next search repeats the trial
-    when this process has ended.
-    """
-    optuna = import_optuna()
-    folder = place.trial(number)
-    with _locked(folder.with_suffix(".lock"), "", waits=True), _quiet(optuna):
-        study = place.load()
-        trial = optuna.trial.Trial(study, trial_id)
-        if study.trials[number].state.is_finished():
-            return
-        shutil.rmtree(folder, ignore_errors=True)
-        known = study.trials[number].intermediate_values
-        try:
-            run = prepare_run(config, folder)
-            trainer, score = run.trainer, float("nan")
+    def _trial(self, study: Any, number: int) -> Any:
+        return import_optuna().trial.Trial(study, study.get_trials(deepcopy=False)[number]._trial_id)
+
+    def run_trial(self, number: int, values: Mapping[str, Any], parent: int) -> None:
+        """Train with the settings of one trial and tell the study how it ended. Runs in a process of its own.
+
+        Ends after an epoch where the search that waits for it (process `parent`) is gone. The next search repeats the
+        trial when this process has ended.
+        """
+        place = self.folder / f"trial_{number:04d}"
+        with _locked(place.with_suffix(".lock"), waits=True), _quiet():
+            study = self.study()
+            if study.get_trials(deepcopy=False)[number].state.is_finished():
+                return
+            trial = self._trial(study, number)
+            shutil.rmtree(place, ignore_errors=True)
             try:
-                for _ in trainer:
-                    found = trainer.last_test
-                    if found is not None and found.returns_stat is not None and found.returns_stat.mean is not None:
-                        score = found.returns_stat.mean
-                        if trainer.position not in known:
-                            trial.report(score, trainer.position)
-                    if os.getppid() != parent:
-                        return
-                    if trainer.position < trainer.steps_in_all and trial.should_prune():
-                        study.tell(trial, state=optuna.trial.TrialState.PRUNED)
-                        return
-                run.write_summary()
-            finally:
-                trainer.close()
-            if not np.isfinite(score):
-                raise ValueError(f"the mean return of its last evaluation is {score}")
-            study.tell(trial, score)
-        except Exception as error:  # settings that do not train: the search goes on without them
-            trial.set_user_attr(ERROR, f"{type(error).__name__}: {error}")
-            study.tell(trial, state=optuna.trial.TrialState.FAIL)
+                config = apply(self.config, values).debugging(seed=self.config.debugging.seed + number)
+                study.tell(trial, self._train(prepare_run(config, place), trial, parent))
+            except import_optuna().TrialPruned:
+                study.tell(trial, state=import_optuna().trial.TrialState.PRUNED)
+            except Exception as error:  # settings that do not train: the search goes on without them
+                trial.set_user_attr(ERROR, f"{type(error).__name__}: {error}")
+                study.tell(trial, state=import_optuna().trial.TrialState.FAIL)
 
+    def _train(self, run: Run, trial: Any, parent: int) -> float:
+        """Return the score of a run; raise `TrialPruned` where it falls behind."""
+        trainer, score = run.trainer, float("nan")
+        known = trial.study.get_trials(deepcopy=False)[trial.number].intermediate_values
+        try:
+            for _ in trainer:
+                found = trainer.last_test
+                if found is not None and found.returns_stat is not None and found.returns_stat.mean is not None:
+                    score = found.returns_stat.mean
+                    if trainer.position not in known:  # else it is repeated, and has said so
+                        trial.report(score, trainer.position)
+                if os.getppid() != parent:
+                    raise SystemExit(f"the search that this trial ran for (process {parent}) has ended")
+                if trainer.position < trainer.steps_in_all and trial.should_prune():
+                    raise import_optuna().TrialPruned
+            run.write_summary()
+        finally:
+            trainer.close()
+        if not np.isfinite(score):
+            raise ValueError(f"the mean return of its last evaluation is {score}")
+        return score
 
-def _draw(study: Any, rows: Sequence[TrialRow], path: Path) -> None:
-    """Draw the picture of the search where matplotlib is installed."""
-    importance, shares = import_optuna().importance, {}
-    scores = {row.score for row in rows if row.state == COMPLETE}
-    if len(scores) > 1:
-        shares = importance.get_param_importances(study, evaluator=importance.PedAnovaImportanceEvaluator())
-    with suppress(ImportError):
-        draw_search([row.score for row in rows], shares, path)
+    def draw(self, rows: Sequence[TrialRow]) -> None:
+        """Draw the picture of the search where matplotlib is installed."""
+        importance, shares = import_optuna().importance, {}
+        if len({row.score for row in rows if row.state == COMPLETE}) > 1:
+            evaluator = importance.PedAnovaImportanceEvaluator()
+            shares = importance.get_param_importances(self.study(), evaluator=evaluator)
+        with suppress(ImportError):
+            draw_search([row.score for row in rows], shares, self.folder / "search.png")
 
-
-def _compare(
-    configs: Mapping[str, AlgorithmConfig], folder: Path, seeds: int, jobs: int, env: str
-) -> dict[str, tuple[float, ...]]:
-    """Train new seeds with each configuration; return their final returns. Seeds that have run are not run again."""
-    works: list[bench.Work] = []
-    found: dict[str, tuple[float, ...]] = {}
-    asked = range(NEW_SEEDS, NEW_SEEDS + seeds)
-    for which, config in configs.items():
-        recipe = Recipe(which, env, config.copy, 0.0, "", config.reporting.total_steps or 0, None)
-        works += [bench.Work(recipe, seed, folder / which, "tune") for seed in asked]
-    files = {(work.recipe.algorithm, work.seed): work.root / f"seed_{work.seed}.json" for work in works}
-    left = [work for work in works if not files[work.recipe.algorithm, work.seed].exists()]
-    for row in bench.run_seeds(left, jobs, verbose=False) if left else ():
-        _write_whole(files[row["algorithm"], row["seed"]], json.dumps({"final_returns": row["final_returns"]}))
-    for which in configs:
-        rows = [json.loads(files[which, seed].read_text(encoding="utf-8")) for seed in asked]
-        found[which] = tuple(float(np.mean(row["final_returns"])) for row in rows)
-    return found if seeds else {}
+    def compare(self, configs: Mapping[str, AlgorithmConfig], seeds: int, jobs: int) -> dict[str, tuple[float, ...]]:
+        """Train new seeds with each configuration; return their final returns. Seeds that have run do not run again."""
+        asked = range(NEW_SEEDS, NEW_SEEDS + seeds)
+        works = [
+            bench.Work(Recipe(which, self.name, config.copy, 0.0, "", 0, None), seed, self.folder / which, self.name)
+            for which, config in configs.items()
+            for seed in asked
+        ]
+        files = {(work.recipe.algorithm, work.seed): work.root / f"seed_{work.seed}.json" for work in works}
+        left = [work for work in works if not files[work.recipe.algorithm, work.seed].exists()]
+        for row in bench.run_seeds(left, jobs, verbose=False):
+            _write_whole(files[row["algorithm"], row["seed"]], json.dumps(row["final_returns"]))
+        found: dict[str, list[float]] = {}
+        for (which, _), file in files.items():
+            found.setdefault(which, []).append(float(np.mean(json.loads(file.read_text(encoding="utf-8")))))
+        return {which: tuple(returns) for which, returns in found.items()}
 
 
 # -- what a study was made with ---
 
 
-def _check_space(config: AlgorithmConfig, space: SearchSpace) -> None:
-    """Raise `ValueError` for a path that is no option, or a value that it cannot have."""
+def check_space(config: AlgorithmConfig, space: SearchSpace) -> None:
+    """Raise `ValueError` where trials could not be compared, and for an option or a value that there is not."""
+    config.validate()
+    if not config.evaluation.evaluation_interval:
+        raise ValueError("evaluation.evaluation_interval=0 is not allowed: a search compares evaluations; give 1")
     if not space:
         raise ValueError("the space is empty; give a range for an option, e.g. training.lr")
     for path, values in space.items():
@@ -324,7 +312,7 @@ def _check_space(config: AlgorithmConfig, space: SearchSpace) -> None:
                 raise ValueError(f"the space has {path}={value!r}: {error.args[0] if error.args else error}") from error
 
 
-def _values_of_start(config: AlgorithmConfig, space: SearchSpace) -> dict[str, Any]:
+def values_of_start(config: AlgorithmConfig, space: SearchSpace) -> dict[str, Any]:
     """Return the values that the configuration has, of options where they lie in the space."""
     options = config.named_options()
     found: dict[str, Any] = {}
@@ -341,18 +329,8 @@ def _values_of_start(config: AlgorithmConfig, space: SearchSpace) -> dict[str, A
     return found
 
 
-def _description(config: AlgorithmConfig, space: SearchSpace) -> dict[str, Any]:
-    """Return what all trials of a study have in common, as plain values."""
-    sections = json.loads(config.to_json())
-    return {"space": {path: values.plain() for path, values in space.items()}, "settings": sections}
-
-
-def _check_same(study: Any, now: Mapping[str, Any], name: str) -> None:
-    """Note what the study searches; raise `ValueError` where it was begun with something else."""
-    before = study.user_attrs.get("lockstep")
-    if before is None:
-        study.set_user_attr("lockstep", now)
-        return
+def check_same(before: Mapping[str, Any], now: Mapping[str, Any], name: str) -> None:
+    """Raise `ValueError` naming what differs from what the study was begun with."""
     for part in ("space", "settings"):
         old, new = _flat(before[part]), _flat(json.loads(json.dumps(now[part])))
         other = [path for path in {**old, **new} if old.get(path) != new.get(path)]
@@ -381,8 +359,9 @@ def _write_whole(path: Path, text: str) -> None:
 
 
 @contextmanager
-def _quiet(optuna: Any) -> Iterator[None]:
+def _quiet() -> Iterator[None]:
     """Keep Optuna's lines for each trial off the screen."""
+    optuna = import_optuna()
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
@@ -392,7 +371,7 @@ def _quiet(optuna: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _locked(path: Path, message: str, waits: bool = False) -> Iterator[None]:
+def _locked(path: Path, message: str = "", waits: bool = False) -> Iterator[None]:
     """Hold the lock of a file; it ends with the process. Raises `ValueError` with the message where another has it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:

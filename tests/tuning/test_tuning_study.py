@@ -41,7 +41,7 @@ def searched(tmp_path_factory):
     """A search of three trials, two at once, and what its table showed."""
     shown = []
     root = tmp_path_factory.mktemp("tune")
-    result = tune("ppo", "CartPole-v1", trials=3, jobs=2, final_seeds=2, root=root, on_change=shown.append, **OPTIONS)
+    result = tune("ppo", "CartPole-v1", trials=3, jobs=2, final_seeds=1, root=root, on_change=shown.append, **OPTIONS)
     return result, shown
 
 
@@ -68,9 +68,9 @@ def test_new_seeds_compare_the_best_settings_with_those_of_the_start(searched):
     result, _ = searched
     assert set(result.final) == ({"start"} if result.best.number == 0 else {"best", "start"})
     for which, returns in result.final_returns.items():
-        files = sorted((result.path / "final" / which).glob("seed_*.json"))
-        assert [file.stem for file in files] == ["seed_100000", "seed_100001"]
-        assert returns == tuple(np.mean(json.loads(file.read_text())["final_returns"]) for file in files)
+        files = sorted((result.path / which).glob("seed_*.json"))
+        assert [file.stem for file in files] == ["seed_100000"]
+        assert returns == tuple(np.mean(json.loads(file.read_text())) for file in files)
 
 
 def test_the_same_call_adds_trials_and_repeats_none(searched):
@@ -105,11 +105,11 @@ def test_two_searches_in_one_study_are_refused(searched):
         tune("ppo", "CartPole-v1", trials=9, root=result.path.parent, **OPTIONS)
 
 
-def test_settings_that_do_not_train_are_told_and_the_search_goes_on(tmp_path, capsys):
-    words = ["tune", "ppo", "CartPole-v1", "--trials=2", "--final-seeds=0", "--no-recipe", f"--root={tmp_path}"]
-    (tmp_path / "space.json").write_text('{"training.minibatch_size": {"choices": [32, 48]}}')
+def test_the_command_shows_each_trial_and_how_to_train_with_the_best_settings(tmp_path, capsys):
+    words = ["tune", "ppo", "CartPole-v1", "--trials=1", "--final-seeds=0", "--no-recipe", f"--root={tmp_path}"]
+    (tmp_path / "space.json").write_text('{"training.minibatch_size": {"choices": [32, 64]}}')
     settings = [f"--set={path}={json.dumps(value)}" for path, value in SMALL.items()]
-    settings += ["--set=learners.num_learners=0", "--seed=1", f"--space={tmp_path / 'space.json'}"]
+    settings += ["--seed=1", f"--space={tmp_path / 'space.json'}"]
     assert main([*words, *settings]) == 0
     said = capsys.readouterr().out
     assert "trial 0 complete, return" in said
@@ -123,9 +123,10 @@ def test_where_every_trial_fails_the_reason_is_told(tmp_path):
 
 
 @pytest.mark.faults
+@pytest.mark.timeout(900)
 def test_a_search_killed_five_times_is_the_study_that_nobody_disturbed(tmp_path):
     """kill -9 of the search and all its processes; no trial is lost or doubled, each has its values and its score."""
-    words = [sys.executable, "-m", "lockstep.cli", "tune", "ppo", "CartPole-v1", "--trials=12", "--no-recipe"]
+    words = [sys.executable, "-m", "lockstep.cli", "tune", "ppo", "CartPole-v1", "--trials=8", "--no-recipe"]
     words += [f"--set={path}={json.dumps(value)}" for path, value in SMALL.items()]
     words += ["--final-seeds=1"]
     rng, root = random.Random(0), Path(tmp_path)
@@ -138,14 +139,14 @@ def test_a_search_killed_five_times_is_the_study_that_nobody_disturbed(tmp_path)
     def search(name):
         return [*words, f"--root={root / name}", "--study=s"]
 
-    subprocess.run(search("whole"), env=env, check=True, capture_output=True, timeout=300)
+    subprocess.run(search("whole"), env=env, check=True, capture_output=True, timeout=600)
     for _ in range(5):
         process = subprocess.Popen(search("killed"), env=env, start_new_session=True, stdout=subprocess.DEVNULL)
         time.sleep(rng.uniform(4.0, 9.0))
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    subprocess.run(search("killed"), env=env, check=True, capture_output=True, timeout=300)
-    assert [number for number, *_ in found("killed")] == list(range(12))
+    subprocess.run(search("killed"), env=env, check=True, capture_output=True, timeout=600)
+    assert [number for number, *_ in found("killed")] == list(range(8))
     assert found("killed") == found("whole")
     read = [(root / name / "s" / "best.json").read_text() for name in ("whole", "killed")]
     assert read[0] == read[1]
@@ -157,7 +158,7 @@ def test_a_trial_that_stays_behind_is_given_up_early(tmp_path):
     space = {"training.lr": Range(choices=(1e-3, 1e-12))}
     settings = {**SMALL, "reporting.total_steps": 6_000, "reporting.steps_per_epoch": 1_000, "training.num_epochs": 6}
     result = tune(
-        "ppo", "CartPole-v1", trials=14, root=tmp_path, recipe=False, settings=settings, space=space, final_seeds=0
+        "ppo", "CartPole-v1", trials=10, root=tmp_path, recipe=False, settings=settings, space=space, final_seeds=0
     )
     pruned = [row for row in result.trials if row.state == "pruned"]
     assert pruned
