@@ -66,7 +66,7 @@ def test_an_option_that_is_none_is_refused_by_name():
 
 
 @pytest.mark.faults
-def test_the_example_trains_a_population_and_raises_its_return(cluster, tmp_path, monkeypatch):
+def test_the_example_trains_a_population(cluster, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLES))
     try:
         best = __import__("population_based").main(total_steps=20_000, population=3, root=str(tmp_path))

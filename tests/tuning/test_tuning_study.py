@@ -124,7 +124,7 @@ def test_where_every_trial_fails_the_reason_is_told(tmp_path):
 
 @pytest.mark.faults
 @pytest.mark.timeout(900)
-def test_a_search_killed_five_times_is_the_study_that_nobody_disturbed(tmp_path):
+def test_a_search_that_dies_five_times_is_the_study_that_nobody_disturbed(tmp_path):
     """kill -9 of the search and all its processes; no trial is lost or doubled, each has its values and its score."""
     words = [sys.executable, "-m", "lockstep.cli", "tune", "ppo", "CartPole-v1", "--trials=8", "--no-recipe"]
     words += [f"--set={path}={json.dumps(value)}" for path, value in SMALL.items()]
