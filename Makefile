@@ -36,7 +36,7 @@ test-kills: $(VENV)/.dev    ## the few of them that CI runs: real processes kill
 	$(BIN)/python -m pytest -m faults -k "kill or raises or two_env_runners"
 
 test-product: $(VENV)/.dev  ## every pair of options that an algorithm allows learns a small task
-	$(BIN)/python -m pytest -m product tests/product --numprocesses auto --maxprocesses 4
+	$(BIN)/python -m pytest -m product tests/product tests/export --numprocesses auto --maxprocesses 4
 
 test-learning: $(VENV)/.dev ## trains on real environments, many minutes
 	$(BIN)/python -m pytest -m learning -s --timeout 0

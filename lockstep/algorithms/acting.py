@@ -72,6 +72,19 @@ class ActingPolicy:
         self._num_rows: int | None = None
         """of what `compute_actions` was called with, where it remembers rows"""
 
+    def twin(self) -> ActingPolicy:
+        """Return one that acts with the same network and connectors, and remembers nothing of what this one saw."""
+        spaces: dict[str, Any] = {"observation_space": self.observation_space, "action_space": self.action_space}
+        return ActingPolicy(self.config, self.module, self.connectors, **spaces)
+
+    def check_draws(self) -> None:
+        """Raise `ValueError` where the policy's own distribution does not draw its actions while it explores."""
+        if self.exploration is not None and not self.exploration.keeps_density:
+            raise ValueError(
+                f"{self.config.algorithm} explores by {type(self.exploration).__name__}, not by drawing from its "
+                "distribution, so there is nothing to sample; leave out --sample (deterministic=True)"
+            )
+
     def act_with(self, module: RLModule, connectors: ModuleConnectors) -> None:
         """Act with this network and these transforms from now on."""
         self.module, self.connectors = module, connectors

@@ -22,16 +22,28 @@ from lockstep.algorithms.acting import ActingPolicy, checked_observations
 from lockstep.algorithms.base_config import BaseConfig
 from lockstep.algorithms.json_form import from_plain, to_plain
 from lockstep.algorithms.new_modules import NewModule, Source, with_modules
+from lockstep.algorithms.saved_policy import (
+    described,
+    differences,
+    policy_in,
+    rebuilt,
+    same_threads,
+    space_of,
+    tensors_in,
+)
 from lockstep.connectors import ModuleConnectors, ObsPipeline
 from lockstep.data import MultiAgentBatch, MultiAgentEpisode, SampleBatch
 from lockstep.data.actions import one_action
-from lockstep.data.codec import describe_space, space_from
+from lockstep.data.codec import describe_space
 from lockstep.data.columns import Columns
 from lockstep.data.minibatch import num_units, take_units
 from lockstep.data.rollout import EpisodeStore, RolloutStore
 from lockstep.data.trees import leaves, rows_of
+from lockstep.envs.make import name_of_env
 from lockstep.envs.multi_agent import with_agent_id
 from lockstep.envs.trees import stack_rows
+from lockstep.export import Origin, export_policies
+from lockstep.export.hub import pretrained_checkpoint, upload_pretrained, write_pretrained
 from lockstep.learner.checkpointing import state_from_folders
 from lockstep.learner.config import check_policies_to_train, checked_spec, mapping_in_one_form
 from lockstep.learner.group import LearnerGroup
@@ -46,6 +58,7 @@ from lockstep.state.checkpoint import CheckpointError, read_checkpoint, write_ch
 from lockstep.state.checks import check_whole
 from lockstep.state.schedules import stages_of, value_at
 from lockstep.state.streams import RandomStreams
+from lockstep.tracking.run_folder import versions
 from lockstep.tracking.statistics import TrainingStats, merge_training_stats
 
 AgentID = Any
@@ -58,8 +71,6 @@ MOST_BYTES = 2**27
 NETWORKS = ["learner/rl_module", "learner/connectors"]
 """the components of a group's state that a `state_dict` has"""
 EXPORTS = (".onnx", ".pt", ".pt2")
-SHAPING = ("normalize_observations", "normalize_rewards", "frame_stack")
-"""options of the environment section that decide which connectors there are"""
 
 
 class IncompatibleKeys(NamedTuple):
@@ -712,7 +723,7 @@ class Policy:
             raise RuntimeError(f"the state_dict does not fit this policy, nothing was changed: {'; '.join(problems)}")
         named = {
             kind: {
-                module_id: _rebuilt(new, f"{self._prefix(module_id, '.')}{name}", tree)
+                module_id: rebuilt(new, f"{self._prefix(module_id, '.')}{name}", tree)
                 for module_id, tree in state[kind].items()
             }
             for kind, name in (("rl_module", "module"), ("connectors", "connectors"))
@@ -724,8 +735,8 @@ class Policy:
     def _tensors(self, state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
         for module_id in self.acting:
             prefix = self._prefix(module_id, ".")
-            yield from _tensors_in(f"{prefix}module", state["rl_module"][module_id])
-            yield from _tensors_in(f"{prefix}connectors", state["connectors"][module_id])
+            yield from tensors_in(f"{prefix}module", state["rl_module"][module_id])
+            yield from tensors_in(f"{prefix}connectors", state["connectors"][module_id])
 
     def _prefix(self, module_id: str, separator: str) -> str:
         return f"{module_id}{separator}" if self.is_multi_agent else ""
@@ -809,8 +820,8 @@ class Policy:
         """Return the folders of a checkpoint: the group's, and `policy`."""
         state = {
             "config": self.config.named_options(),
-            "observation_space": _described(self.observation_space),
-            "action_space": _described(self.action_space),
+            "observation_space": described(self.observation_space),
+            "action_space": described(self.action_space),
             "timesteps": self.timesteps,
             "rng": self._rng_state(),
             "taken": self._taken,
@@ -820,7 +831,7 @@ class Policy:
 
     def set_checkpoint_folders(self, folders: Mapping[str, dict[str, Any]]) -> None:
         """Restore from the folders of a checkpoint; `ValueError` where there is no policy in it."""
-        state = _policy_in(folders, "the checkpoint")
+        state = policy_in(folders, "the checkpoint")
         if "modules" in state:
             self._follow_modules(state["modules"])
         self.learner_group.set_checkpoint_folders(folders)
@@ -850,20 +861,88 @@ class Policy:
                     "lockstep.load_policy(folder) finds it"
                 ) from error
             raise
-        saved = _policy_in(folders, path)
+        saved = policy_in(folders, path)
         config = BaseConfig.of_algorithm(saved["config"]["algorithm"]).update_from_dict(saved["config"])
         config.learners(num_learners=0)
         if policy_mapping_fn is not None:
             config.multi_agent(policy_mapping_fn=policy_mapping_fn)
-        spaces = _space_of(saved["observation_space"]), _space_of(saved["action_space"])
+        spaces = space_of(saved["observation_space"]), space_of(saved["action_space"])
         if "modules" in saved:
             config = with_modules(config, saved["modules"])
-        with _same_threads():
+        with same_threads():
             group = config.build_learner_group(spaces=spaces)
             agents = saved.get("agents")
             policy = Policy(config, group, observation_space=spaces[0], action_space=spaces[1], agents=agents)
             policy.set_checkpoint_folders(folders)
         return policy
+
+    # -- for use elsewhere ---
+
+    def export(
+        self,
+        path: str | Path,
+        format: str = "onnx",
+        deterministic: bool = True,
+        *,
+        evaluation: Mapping[str, Any] | None = None,
+    ) -> Path:
+        """Write what acts as this policy does, without Lockstep, to the folder `path`, and return it.
+
+        The artefact takes raw observations and gives the environment's actions; all connectors, masks and memories are
+        in it. 10,000 observations prove it first. Of several agents there is a folder for each module.
+
+        Args:
+            format: `"onnx"`, or `"torch"` for an exported program (`.pt2`).
+            deterministic: take the most likely actions; False: those that an input `noise` selects.
+            evaluation: `return_mean` and `return_std`, for the model card.
+
+        Raises:
+            ExportError: what cannot be exported and why, or an artefact that acts otherwise; nothing is written then.
+        """
+        parts = {}
+        for module_id, part in self.acting.items():
+            parts[module_id] = part.twin()
+            if not deterministic:
+                part.check_draws()
+        env = self.config.environment.env
+        can_make = not self.is_multi_agent and (isinstance(env, str) or callable(env))
+        origin = Origin(self._facts(evaluation), self.config.make_envs if can_make else None)
+        return export_policies(
+            parts, path, origin, in_folders=self.is_multi_agent, file_format=format, deterministic=deterministic
+        )
+
+    def _facts(self, evaluation: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return where this policy comes from, for its card."""
+        return {
+            "algorithm": self.config.algorithm,
+            "environment": name_of_env(self.config.environment.env),
+            "steps": self.timesteps[STEPS_SAMPLED],
+            "evaluation": None if evaluation is None else dict(evaluation),
+            "versions": versions(),
+        }
+
+    def save_pretrained(self, save_directory: str | Path) -> Path:
+        """Write this policy as the Hugging Face Hub has it, a checkpoint and a model card, and return the folder.
+
+        `from_pretrained` reads it. `ValueError` where a folder of that name holds something else.
+        """
+        return write_pretrained(save_directory, self._facts(), self.save_to_path)
+
+    @classmethod
+    def from_pretrained(cls, name_or_path: str | Path, **options: Any) -> Policy:
+        """Return the policy in a folder of `save_pretrained`, or in a repository of the Hugging Face Hub.
+
+        `options`: for `huggingface_hub.snapshot_download` (`revision=`, `token=`, `cache_dir=`). `ValueError` where
+        there is none.
+        """
+        return cls.from_checkpoint(pretrained_checkpoint(name_or_path, **options))
+
+    def push_to_hub(self, repo_id: str, **options: Any) -> str:
+        """Upload what `save_pretrained` writes to the Hugging Face Hub (extra `hub`), and return its address.
+
+        `options`: for `huggingface_hub.HfApi.create_repo` (`private=`, `token=`).
+        """
+        return upload_pretrained(self.save_pretrained, repo_id, **options)
 
     def start_from(self, path: str | Path) -> None:
         """Take the weights and the connectors' statistics of the checkpoint at `path`; all else stays new.
@@ -875,17 +954,17 @@ class Policy:
         if path.suffix in EXPORTS or (path / "card.json").exists():
             raise ValueError(f"init_from={path} is an export; give the run or the checkpoint that it was made of")
         folders = read_checkpoint(path)
-        saved = _policy_in(folders, f"init_from={path}")
+        saved = policy_in(folders, f"init_from={path}")
         for name in ("observation_space", "action_space"):
-            space, other = getattr(self, name), _space_of(saved[name])
+            space, other = getattr(self, name), space_of(saved[name])
             if space != other:
                 raise ValueError(f"init_from={path} has the {name} {other}, the environment of this run has {space}")
         state = state_from_folders(folders)
         try:
             self.learner_group.foreach_learner(_start_learner, state["rl_module"], state["connectors"])
         except (TypeError, ValueError) as error:
-            differences = _differences(self.config.named_options(), saved["config"])
-            raise ValueError(f"init_from={path} does not fit: {differences}{error}") from error
+            other = differences(self.config.named_options(), saved["config"])
+            raise ValueError(f"init_from={path} does not fit: {other}{error}") from error
         self._take_over()
         self._take_over_statistics()
 
@@ -965,85 +1044,3 @@ def _start_learner(learner: Learner, weights: Mapping[str, Any], connectors: Map
     for registered in learner.registered.values():
         if isinstance(registered, TargetNetwork):
             registered.begin_anew(learner.optimizers)
-
-
-# -- checkpoints ---
-
-
-def _differences(options: Mapping[str, Any], saved: Mapping[str, Any]) -> str:
-    """Say which options of networks and connectors differ, and what to do."""
-    pairs = [("environment", options["environment"], saved["environment"], SHAPING)]
-    models = [each["rl_module"]["model_config"] for each in (options, saved)]
-    if all(isinstance(model, Mapping) for model in models):
-        pairs.append(("rl_module.model_config", models[0], models[1], tuple(models[0])))
-    found = [
-        f"{prefix}.{name}={there[name]!r} there, {here[name]!r} here"
-        for prefix, here, there, names in pairs
-        for name in names
-        if name in there and there[name] != here[name]
-    ]
-    return f"{'; '.join(found)}. Set them as there. " if found else ""
-
-
-@contextmanager
-def _same_threads() -> Iterator[None]:
-    """Leave torch's threads as they are: a policy that is loaded acts in somebody else's process."""
-    before = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        if torch.get_num_threads() != before:
-            torch.set_num_threads(before)
-
-
-def _policy_in(folders: Mapping[str, Any], where: object) -> Any:
-    """Return the state of the policy in a checkpoint; `ValueError` says what it holds instead."""
-    if "policy" in folders:
-        return folders["policy"]["state"]
-    found = f"the folders {sorted(folders)}"
-    if {"weights", "spec"} <= set(folders.get("", {})):
-        found = "an RLModule (RLModule.from_checkpoint reads it)"
-    elif "learner" in folders:
-        found = "a learner (Learner.from_checkpoint reads it)"
-    raise ValueError(f"{where} holds no policy, but {found}; give what Policy.save_to_path wrote")
-
-
-def _described(space: Any) -> Any:
-    """A space, or a dict of them by module id, as plain data."""
-    if type(space) is dict:
-        return {"modules": {module_id: describe_space(each) for module_id, each in space.items()}}
-    return describe_space(space)
-
-
-def _space_of(described: Any) -> Any:
-    """The space, or the spaces by module id, that a checkpoint describes."""
-    if isinstance(described, Mapping) and "modules" in described:
-        return {module_id: space_from(each) for module_id, each in described["modules"].items()}
-    return space_from(described)
-
-
-# -- tensors by name ---
-
-
-def _tensors_in(path: str, tree: Any) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(tree, Mapping | list | tuple):
-        for key, part in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
-            yield from _tensors_in(f"{path}.{key}", part)
-    elif isinstance(tree, bool | int | float | np.ndarray | np.generic | Tensor):
-        yield path, torch.tensor(tree) if not isinstance(tree, Tensor) else tree.detach().cpu().clone()
-    elif tree is not None:
-        raise TypeError(f"{path} is a {type(tree).__name__}, which no state_dict holds; use save_to_path")
-
-
-def _rebuilt(new: Mapping[str, Tensor], path: str, tree: Any) -> Any:
-    """Return `tree` with the tensors of `new` in place of its leaves, each of the kind that the leaf has."""
-    if isinstance(tree, Mapping):
-        return {key: _rebuilt(new, f"{path}.{key}", part) for key, part in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree)(_rebuilt(new, f"{path}.{i}", part) for i, part in enumerate(tree))
-    if path not in new:
-        return tree
-    value = new[path]
-    if isinstance(tree, np.ndarray):
-        return (value.float() if value.dtype == torch.bfloat16 else value).numpy().astype(tree.dtype)
-    return value if isinstance(tree, Tensor) else type(tree)(value.item())

@@ -20,6 +20,7 @@ from lockstep._version import __version__
 from lockstep.algorithms import AlgorithmConfig
 from lockstep.cli.arguments import Count, MaybeCount, MaybeNumber, MaybePath, MaybeText, parse_setting, read_config_file
 from lockstep.cli.bench import Bench
+from lockstep.cli.comparing import Compare, Plot, Report
 from lockstep.cli.listing import algorithm_table, markdown, recipe_table
 from lockstep.cli.plan import Plan
 from lockstep.cli.report import (
@@ -31,20 +32,21 @@ from lockstep.cli.report import (
     show_seeds,
     show_table,
     shown_path,
-    stage_rows,
 )
 from lockstep.cli.tune import Tune
 from lockstep.diagnosis import doctor
 from lockstep.envs.check import check_environment
 from lockstep.envs.errors import EnvironmentStepError
+from lockstep.export import exported_in, read_card
 from lockstep.recipes.training import Settings, find_settings
 from lockstep.rollout import Collector
 from lockstep.state.checks import check_whole
 from lockstep.state.streams import RandomStreams
-from lockstep.tracking import RunFolder, plot_runs
+from lockstep.tracking import RunFolder
+from lockstep.tracking.run_folder import stage_seconds
 from lockstep.trainer import Callback, ProgressDisplay
 from lockstep.trainer.callbacks import Event, Stop
-from lockstep.trainer.run import Run, find_policy, load_policy, prepare_resume, prepare_run
+from lockstep.trainer.run import Run, evaluation_of, find_policy, load_policy, prepare_resume, prepare_run
 from lockstep.trainer.video import FORMATS, record_video
 
 WRONG_INPUT, FAILED = 2, 1
@@ -258,29 +260,42 @@ class Eval:
 
 
 @dataclass
-class Plot:
-    """Draw the learning curves of runs; several seeds become an interquartile mean with its interval."""
+class Export:
+    """Write the policy of a run as files that act without Lockstep: ONNX with a few lines of Python, or torch's own."""
 
-    runs: Positional[Annotated[tuple[Path, ...], arg(metavar="RUN")]]
-    """Folders of runs."""
-    output: Annotated[Path, arg(aliases=["-o"])] = field(default_factory=lambda: Path("curves.png"))
-    """The picture to write."""
-    metric: str = "returns_stat/mean"
-    """Name of the record."""
-    scope: Literal["test", "train"] = "test"
-    """Of evaluation, or of training episodes."""
+    folder: Positional[Annotated[Path, arg(metavar="RUN")]]
+    """A run's folder, or one of its checkpoints."""
+    format: Literal["onnx", "torch"] = "onnx"
+    """onnx, or torch for an exported program (.pt2)."""
+    checkpoint: Literal["best", "last"] = "best"
+    """Of a run: the policy with the best evaluation, or that of the last checkpoint."""
+    output: MaybePath = None
+    """The folder to write; else export_onnx or export_torch in RUN."""
+    sample: bool = False
+    """Draw actions, by an input of noise, instead of taking the most likely ones."""
 
     def run(self) -> int:
-        """Draw the curves; return the exit code."""
-        if not self.runs:
-            raise ValueError("plot needs at least one run's folder: lockstep plot runs/ppo_* -o curves.png")
-        if self.output.suffix.lower() not in (".png", ".pdf", ".svg"):
-            raise ValueError(f"--output {self.output} must end in .png, .pdf or .svg")
-        try:
-            picture = plot_runs(self.runs, self.output, metric=self.metric, scope=self.scope)
-        except OSError as error:
-            raise ValueError(f"cannot write {self.output}: {describe(error)}") from error
-        say(shown_path(picture))
+        """Write the artefact and say how it was proven; return the exit code."""
+        if not self.folder.exists():
+            raise ValueError(f"there is no {self.folder}; give a run's folder (runs/...) or one of its checkpoints")
+        is_last = self.checkpoint == "last"
+        path = find_policy(self.folder, last=is_last)
+        policy = load_policy(path)
+        target = self.folder / f"export_{self.format}" if self.output is None else self.output
+        evaluation = evaluation_of(self.folder, last=is_last)
+        written = policy.export(target, self.format, deterministic=not self.sample, evaluation=evaluation)
+        say_facts({"policy": f"{shown_path(path)} ({policy.config.algorithm} on {policy.config.environment.env})"})
+        for folder in exported_in(written):
+            proof = read_card(folder)["parity"]
+            kind = "of the environment" if proof["source"] == "environment" else "drawn at random"
+            exact = f", continuous actions within {proof['largest_difference']:.1g}" * bool(proof["largest_difference"])
+            ties = f", {proof['ties']} ties in float32" * bool(proof["ties"])
+            say_facts(
+                {
+                    "written": f"{shown_path(folder)} ({', '.join(sorted(each.name for each in folder.iterdir()))})",
+                    "proof": f"{proof['observations']:,} observations {kind}: the same actions{exact}{ties}",
+                }
+            )
         return 0
 
 
@@ -341,17 +356,17 @@ class Doctor:
             say("Where the time went is known when the run has ended.")
             return 0
         summary = folder.read_summary()
-        rows = stage_rows(summary)
+        stages = stage_seconds(summary)
         say(
             f"{folder.algo.upper()} on {folder.env}, seed {folder.seed}: {summary['train_step']:,} steps, "
             f"{summary['steps_per_second']:,.0f} steps/s while training; ended by {summary.get('stop_reason')}"
         )
-        table = [(name, f"{seconds:.2f}", f"{share:.1%}") for name, seconds, share in rows]
+        table = [(name, f"{seconds:.2f}", f"{share:.1%}") for name, (seconds, share) in stages.items()]
         show_table(("stage", "seconds", "share"), table)
         inner = summary.get("update_seconds_by_stage") or {}
         if inner:
             say("within the update: " + ", ".join(f"{name} {float(seconds):.2f} s" for name, seconds in inner.items()))
-        for line in advice({name: share for name, _, share in rows}, folder.config):
+        for line in advice({name: share for name, (_, share) in stages.items()}, folder.config):
             say(line)
         return 0
 
@@ -480,7 +495,10 @@ Command = (
     Annotated[Train, tyro.conf.subcommand("train")]
     | Annotated[Resume, tyro.conf.subcommand("resume")]
     | Annotated[Eval, tyro.conf.subcommand("eval")]
+    | Annotated[Export, tyro.conf.subcommand("export")]
     | Annotated[Plot, tyro.conf.subcommand("plot")]
+    | Annotated[Compare, tyro.conf.subcommand("compare")]
+    | Annotated[Report, tyro.conf.subcommand("report")]
     | Annotated[List, tyro.conf.subcommand("list")]
     | Annotated[Doctor, tyro.conf.subcommand("doctor")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
@@ -488,7 +506,9 @@ Command = (
 )
 
 
-def parse(words: list[str]) -> Train | Resume | Eval | Plot | List | Doctor | Bench | Tune:
+def parse(
+    words: list[str],
+) -> Train | Resume | Eval | Export | Plot | Compare | Report | List | Doctor | Bench | Tune:
     """Return the command that the words name. Ends the process with help (0) or a message about what is wrong (2)."""
     return tyro.cli(
         Command,

@@ -14,6 +14,7 @@ from lockstep.data.actions import COMPOSITE, action_width
 from lockstep.data.minibatch import minibatches_per_pass
 from lockstep.data.rollout import RolloutStore
 from lockstep.data.trees import leaves
+from lockstep.envs.make import name_of_env
 from lockstep.learner.learner import Learner
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout import CollectorLike
@@ -21,7 +22,6 @@ from lockstep.rollout.protocols import sole_part
 from lockstep.trainer import OfflineTrainer, OnpolicyTrainer
 from lockstep.trainer.build import Trainer
 from lockstep.trainer.offline import UPDATES_AT_ONCE
-from lockstep.trainer.run import name_of_env
 
 
 class Plan:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lockstep.tracking import RunFolder, iqm_bootstrap
+from lockstep.tracking.run_folder import stage_seconds
 from lockstep.trainer.display import clock_text
 
 PLAIN_WIDTH = 200
@@ -55,19 +56,10 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     make_console().print(table)
 
 
-def stage_rows(summary: Mapping[str, Any]) -> list[tuple[str, float, float]]:
-    """Return `(stage, seconds, share)`, largest first; checkpoints and logs take what no stage explains."""
-    stages = {name: float(value) for name, value in (summary.get("seconds_by_stage") or {}).items()}
-    total = max(float(summary["timing"]["total_time"]), sum(stages.values()))
-    stages["checkpoints, logs"] = total - sum(stages.values())
-    rows = [(name, value, value / total if total else 0.0) for name, value in stages.items()]
-    return sorted(rows, key=lambda row: -row[1])
-
-
 def show_result(folder: RunFolder) -> dict[str, Any]:
     """Print the short table of a run that has ended, from its summary; return the summary."""
     summary = folder.read_summary()
-    stages = "  ".join(f"{name} {share:.0%}" for name, _, share in stage_rows(summary))
+    stages = "  ".join(f"{name} {share:.0%}" for name, (_, share) in stage_seconds(summary).items())
     best = summary.get("best_score")
     say()
     say_facts(
@@ -124,7 +116,7 @@ def show_seeds(folders: Sequence[Path]) -> None:
         interval = iqm_bootstrap(np.array(finals))
         say(
             f"{len(finals)} runs: median {np.median(finals):.4g}, worst {min(finals):.4g}, interquartile mean "
-            f"{float(interval.iqm):.4g} (95 % interval {float(interval.low):.4g} to {float(interval.high):.4g})"
+            f"{float(interval.value):.4g} (95 % interval {float(interval.low):.4g} to {float(interval.high):.4g})"
         )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.spaces import Space
+from torch import Tensor
 
 from lockstep.data.actions import ACTION_MASK, carries_mask
 from lockstep.data.trees import Tree, map_tree, rows_of, zip_trees
@@ -102,6 +103,35 @@ class Connector(ABC):
         """Continue from what `get_state` gave. `ValueError` if it is of another connector or space."""
         if state:
             raise ValueError(f"{type(self).__name__} has no state, but was given {sorted(state)}")
+
+    # -- in an exported artefact, where all that is remembered goes in and comes out ---
+
+    reads_rewards = False
+    """Whether `export_call` needs `memory["reward"]` `[B]`: that of the step before, 0 where an episode begins."""
+
+    def export_memory(self) -> dict[str, npt.NDArray[Any]]:
+        """Return what is remembered of a row where an episode begins, `{name: [...]}`; empty without a memory.
+
+        `TypeError` from a connector with a memory that does not say how it is exported.
+        """
+        if self.has_memory:
+            raise TypeError(
+                f"{type(self).__name__} has a memory and does not say how it is exported; define export_memory(), "
+                "export_call(data, memory) and, where it follows actions, export_after(memory, actions), as FrameStack "
+                "and PreviousActions do"
+            )
+        return {}
+
+    def export_call(self, data: Any, memory: Mapping[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
+        """Return what `__call__` makes of tensors `[B, ...]`, and the memory `{name: [B, ...]}` after it.
+
+        It is traced once, for all numbers of rows, so it may not read the values of tensors.
+        """
+        return self(data), {}
+
+    def export_after(self, memory: dict[str, Tensor], actions: Any) -> dict[str, Tensor]:
+        """Return the memory after the actions `[B, ...]` of this step, as the environment takes them."""
+        return memory
 
     def check_plain(self, option: str) -> None:
         """Raise `ValueError` for statistics or a memory, where `option` has no place for them."""

@@ -8,11 +8,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from gymnasium import spaces
 from gymnasium.spaces import Space
+from torch import Tensor
 
 from lockstep.connectors.connector import Connector
 from lockstep.connectors.observations import FlattenObs
+from lockstep.data.actions import ACTION_MASK
+from lockstep.data.arrays import move_axis
 from lockstep.data.trees import leaves
 from lockstep.modules.encoders import channels_last, is_image
 from lockstep.state.checks import check_whole
@@ -53,18 +57,26 @@ class FrameStack(RowMemory):
     Stacks are stored and learned from; they never reach over an episode's boundary: the first observation of an episode
     fills its whole stack.
 
-    A Box `[...]` becomes `[num_frames, ...]`, oldest first; images with channels are joined along their channels.
-    `ValueError` for another space.
+    A Box `[...]` becomes `[num_frames, ...]`, oldest first; images with channels are joined along their channels. Of a
+    Dict each Box is stacked, and action masks and all else stay as they are. `ValueError` for another space.
     """
 
     def __init__(self, num_frames: int = 4) -> None:
         self.num_frames = check_whole("num_frames", num_frames, 1)
         self._begins: list[int] = []
         """rows whose next observation fills the stack"""
+        self._parts: dict[str, FrameStack] = {}
+        """of a Dict: what stacks each Box"""
 
-    def output_space(self, input_space: Space[Any]) -> spaces.Box:
+    def output_space(self, input_space: Space[Any]) -> Space[Any]:
+        boxes = _boxes_in(input_space)
+        if boxes and isinstance(input_space, spaces.Dict):
+            parts = input_space.spaces.items()
+            return spaces.Dict([(key, self.output_space(part) if key in boxes else part) for key, part in parts])
         if not isinstance(input_space, spaces.Box):
-            raise ValueError(f"FrameStack takes a Box, not {input_space}; flatten the observations first")
+            raise ValueError(
+                f"FrameStack takes a Box or a Dict with one, not {input_space}; flatten the observations first"
+            )
         axis = _channel_axis(input_space)
         low, high = (
             np.concatenate([bound] * self.num_frames, axis) if axis is not None else np.stack([bound] * self.num_frames)
@@ -72,25 +84,32 @@ class FrameStack(RowMemory):
         )
         return spaces.Box(low, high, dtype=input_space.dtype.type)
 
-    def bind(self, input_space: Space[Any]) -> spaces.Box:
+    def bind(self, input_space: Space[Any]) -> Space[Any]:
         self._space, self._axis = input_space, _channel_axis(input_space)
+        self._parts = {key: FrameStack(self.num_frames) for key in _boxes_in(input_space)}
+        for key, part in self._parts.items():
+            part.bind(input_space[key])  # type: ignore[index]
         return self.output_space(input_space)
 
     @property
     def stacks_on_new_axis(self) -> bool:
         """Whether stacks are `[num_frames, ...]`, as a replay buffer can make them from single frames, too."""
-        return self._axis is None
+        return self._axis is None and not self._parts
 
     def reset(self, env_index: int | npt.NDArray[Any] | None = None) -> None:
         super().reset(env_index)
+        for part in self._parts.values():
+            part.reset(env_index)
         if self._memory is None:
             self._begins = []
 
     def _forget(self, rows: npt.NDArray[Any]) -> None:
         self._begins += rows.tolist()
 
-    def __call__(self, data: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def __call__(self, data: Any) -> Any:
         """Return stacks `[B, ...]`, which the next call may write over, for the next observations `[B, ...]`."""
+        if self._parts:
+            return {key: self._parts[key](leaf) if key in self._parts else leaf for key, leaf in data.items()}
         if data.shape[1:] != self._space.shape:
             raise ValueError(f"observation of shape {data.shape} does not fit the space {self._space}")
         frames = self._memory
@@ -106,23 +125,60 @@ class FrameStack(RowMemory):
             self._begins = []
         return self._layout(frames)
 
+    def export_memory(self) -> dict[str, npt.NDArray[Any]]:
+        if self._parts:
+            memories = {key: part.export_memory() for key, part in self._parts.items()}
+            return {f"{name}/{key}": leaf for key, memory in memories.items() for name, leaf in memory.items()}
+        space = self._space
+        return {
+            "frames": np.zeros((self.num_frames, *(space.shape or ())), space.dtype),
+            "has_frames": np.zeros((), np.bool_),
+        }
+
+    def export_call(self, data: Any, memory: Mapping[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
+        if self._parts:
+            stacks, after = dict(data), dict[str, Tensor]()
+            for key, part in self._parts.items():
+                own = {name: memory[f"{name}/{key}"] for name in ("frames", "has_frames")}
+                stacks[key], new = part.export_call(data[key], own)
+                after |= {f"{name}/{key}": leaf for name, leaf in new.items()}
+            return stacks, after
+        frames, newest = memory["frames"], data.unsqueeze(1)
+        moved = torch.cat([frames[:, 1:], newest], dim=1)
+        goes_on = memory["has_frames"].reshape(-1, *[1] * (frames.dim() - 1))
+        frames = torch.where(goes_on, moved, newest.expand_as(frames))
+        return self._layout(frames), {"frames": frames, "has_frames": torch.ones_like(memory["has_frames"])}
+
     def get_state(self) -> dict[str, Any]:
+        if self._parts:
+            return {"parts": {key: part.get_state() for key, part in self._parts.items()}}
         return {**super().get_state(), "begins": list(self._begins)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
+        for key, part in self._parts.items():
+            part.set_state(state["parts"][key])
+        if self._parts:
+            return
         frames, shape = state["memory"], (self.num_frames, *(self._space.shape or ()))
         if frames is not None and np.shape(frames)[1:] != shape:
             raise ValueError(f"frames of shape {np.shape(frames)} do not fit [B, {', '.join(map(str, shape))}]")
         super().set_state(state)
         self._begins = [int(row) for row in state["begins"]]
 
-    def _layout(self, frames: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return `[B, num_frames, ...]` as the output space has it."""
+    def _layout(self, frames: Any) -> Any:
+        """Return `[B, num_frames, ...]`, an array or a tensor, as the output space has it."""
         if self._axis is None:
             return frames
         if self._axis == 0:
-            return frames.reshape(len(frames), -1, *frames.shape[3:])
-        return np.moveaxis(frames, 1, 3).reshape(*frames.shape[:1], *frames.shape[2:4], -1)
+            return frames.reshape(frames.shape[0], -1, *frames.shape[3:])
+        return move_axis(frames, 1, 3).reshape(*frames.shape[:1], *frames.shape[2:4], -1)
+
+
+def _boxes_in(space: Space[Any]) -> list[str]:
+    """Return the keys of a Dict whose Boxes are stacked; none of another space."""
+    if not isinstance(space, spaces.Dict):
+        return []
+    return [key for key, part in space.spaces.items() if isinstance(part, spaces.Box) and key != ACTION_MASK]
 
 
 def _channel_axis(space: Space[Any]) -> int | None:
@@ -158,7 +214,10 @@ class _Beside(RowMemory):
         if self._memory is None:
             self._memory = np.zeros((number, self._size), np.float32)
         self._check_rows(number)
-        return {**(data if isinstance(data, dict) else {"obs": data}), self.key: self._memory.copy()}
+        return self._beside(data, self._memory.copy())
+
+    def _beside(self, data: Any, remembered: Any) -> dict[str, Any]:
+        return {**(data if isinstance(data, dict) else {"obs": data}), self.key: remembered}
 
 
 class PreviousActions(_Beside):
@@ -183,6 +242,15 @@ class PreviousActions(_Beside):
         if actions is not None:
             self._memory = np.array(self._flat(actions))
 
+    def export_memory(self) -> dict[str, npt.NDArray[Any]]:
+        return {self.key: np.zeros(self._size, np.float32)}
+
+    def export_call(self, data: Any, memory: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        return self._beside(data, memory[self.key]), dict(memory)
+
+    def export_after(self, memory: dict[str, Tensor], actions: Any) -> dict[str, Tensor]:
+        return {self.key: self._flat(actions)}
+
 
 class PreviousRewards(_Beside):
     """Adds the reward of the step before as `"previous_rewards"` `[1]`, otherwise as `PreviousActions`.
@@ -195,6 +263,7 @@ class PreviousRewards(_Beside):
     _is_known = True
     _begins = np.zeros(0, bool)
     """[B], rows that have been reset since the last call"""
+    reads_rewards = True
 
     def _added_space(self) -> spaces.Box:
         return spaces.Box(-np.inf, np.inf, (1,), np.float32)
@@ -219,6 +288,12 @@ class PreviousRewards(_Beside):
         output = super().__call__(data)
         self._begins = np.zeros(len(output[self.key]), bool)
         return output
+
+    def export_memory(self) -> dict[str, npt.NDArray[Any]]:
+        return {}
+
+    def export_call(self, data: Any, memory: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        return self._beside(data, memory["reward"].unsqueeze(-1)), {}
 
     def get_state(self) -> dict[str, Any]:
         begins = None if self._memory is None else self._begins.copy()

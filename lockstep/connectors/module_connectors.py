@@ -14,6 +14,7 @@ from gymnasium.spaces import Space
 from lockstep.connectors.connector import Connector, ObsPipeline
 from lockstep.connectors.memory import FrameStack
 from lockstep.data.actions import COMPOSITE, RescaleActions, apply_to_parts, map_boxes
+from lockstep.data.arrays import beside, limited
 from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import leaves
@@ -83,8 +84,8 @@ class ClipActions(Connector):
             return apply_to_parts(self._parts, self._space, actions)
         if self._low is None or self._high is None:
             return actions
-        rows = actions.reshape(-1, self._low.size)
-        return np.minimum(np.maximum(rows, self._low), self._high).reshape(actions.shape)
+        rows, low, high = actions.reshape(-1, self._low.size), beside(self._low, actions), beside(self._high, actions)
+        return limited(rows, low, high).reshape(actions.shape)
 
     def inverse(self, actions: np.ndarray) -> np.ndarray:
         """Return actions within the bounds as they are."""

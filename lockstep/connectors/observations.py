@@ -14,6 +14,7 @@ from gymnasium.spaces import Space
 
 from lockstep.connectors.connector import Join, Leaf, LeafConnector, apply_leaves, same
 from lockstep.data.actions import carries_mask
+from lockstep.data.arrays import as_dtype, beside, move_axis
 from lockstep.data.trees import leaves, map_tree
 from lockstep.modules.encoders import channels_last, is_image, one_hot_outputs, spaces_in
 from lockstep.ops.statistics import RunningMoments
@@ -157,15 +158,11 @@ class FlattenObs(OneHot):
 
 def _one_hot(x: Any, num_dims: int, parts: npt.NDArray[Any], values: npt.NDArray[Any]) -> Any:
     flat = _rows(x, num_dims)
-    if isinstance(x, torch.Tensor):
-        on_device = [torch.from_numpy(array).to(x.device) for array in (parts, values)]
-        return (flat[..., on_device[0]] == on_device[1]).to(torch.float32)
-    return (flat[..., parts] == values).astype(np.float32)
+    return as_dtype(flat[..., beside(parts, x)] == beside(values, x), np.float32)
 
 
 def _flat(x: Any, num_dims: int) -> Any:
-    flat = _rows(x, num_dims)
-    return flat.to(torch.float32) if isinstance(x, torch.Tensor) else flat.astype(np.float32, copy=False)
+    return as_dtype(_rows(x, num_dims), np.float32)
 
 
 def _rows(x: Any, num_dims: int) -> Any:
@@ -246,11 +243,13 @@ class Resize(LeafConnector):
         return spaces.Box(low, high, dtype=space.dtype.type), transform
 
 
-def _luminance(x: npt.NDArray[Any], axis: int) -> npt.NDArray[Any]:
-    red, green, blue = (np.take(x, i, axis) for i in range(3))
-    if x.dtype == np.uint8:  # in whole numbers: the same for any number of rows
-        return ((red * np.uint32(77) + green * np.uint32(150) + blue * np.uint32(29) + 128) >> 8).astype(np.uint8)
-    return (0.299 * red + 0.587 * green + 0.114 * blue).astype(x.dtype)
+def _luminance(x: Any, axis: int) -> Any:
+    red, green, blue = (x[..., i] if axis == -1 else x[..., i, :, :] for i in range(3))
+    if x.dtype in (np.uint8, torch.uint8):  # in whole numbers: the same for any number of rows
+        red, green, blue = (as_dtype(part, np.int32) for part in (red, green, blue))
+        return as_dtype((red * 77 + green * 150 + blue * 29 + 128) // 256, np.uint8)
+    luminance = 0.299 * red + 0.587 * green + 0.114 * blue
+    return luminance.to(x.dtype) if isinstance(x, torch.Tensor) else luminance.astype(x.dtype)
 
 
 def _area_weights(size: int, new_size: int) -> npt.NDArray[np.float32]:
@@ -261,11 +260,11 @@ def _area_weights(size: int, new_size: int) -> npt.NDArray[np.float32]:
     return (overlaps / overlaps.sum(1, keepdims=True)).astype(np.float32)
 
 
-def _resized(
-    x: npt.NDArray[Any], rows: npt.NDArray[Any], columns: npt.NDArray[Any], channels_last: bool
-) -> npt.NDArray[Any]:
-    images = np.moveaxis(x, -1, -3) if channels_last else x
-    out = rows @ images.astype(np.float32) @ columns  # one product for each image, whatever stands beside it
-    if x.dtype.kind in "iu":
-        out = np.rint(out)
-    return (np.moveaxis(out, -3, -1) if channels_last else out).astype(x.dtype)
+def _resized(x: Any, rows: npt.NDArray[Any], columns: npt.NDArray[Any], channels_last: bool) -> Any:
+    images = as_dtype(move_axis(x, -1, -3) if channels_last else x, np.float32)
+    out = beside(rows, x) @ images @ beside(columns, x)  # one product for each image, whatever stands beside it
+    if isinstance(x, torch.Tensor):
+        out = (out if x.is_floating_point() else out.round()).to(x.dtype)
+    else:
+        out = (np.rint(out) if x.dtype.kind in "iu" else out).astype(x.dtype)
+    return move_axis(out, -3, -1) if channels_last else out

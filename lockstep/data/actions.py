@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.spaces import Space
 
+from lockstep.data.arrays import as_dtype, beside, limited, split_columns
 from lockstep.data.codec import describe_space, space_from
 from lockstep.data.trees import Tree, leaves_of_space, map_tree, rows_of
 
@@ -42,28 +43,29 @@ def like_space(space: Space[Any], parts: Iterator[Any]) -> Tree:
     return next(parts)
 
 
-def to_space(space: Space[Any], actions: np.ndarray) -> Tree:
+def to_space(space: Space[Any], actions: Any) -> Tree:
     """Bring flat actions from 0, `[..., A]` (`[...]` for Discrete), to the shape, dtype and offset of a space.
 
-    Of a Dict or Tuple they are the tree of its parts. No copy where they are the same.
+    They are an array or a tensor; of a Dict or Tuple they come as the tree of its parts. No copy where they are the
+    same.
     """
     if isinstance(space, spaces.Discrete):
-        return actions if space.start == 0 else actions + space.start
+        return actions if space.start == 0 else actions + int(space.start)
     if isinstance(space, COMPOSITE):
         leaves = list(action_leaves(space))
-        columns = np.split(actions, np.cumsum([action_width(leaf) for leaf in leaves])[:-1], axis=-1)
+        columns = split_columns(actions, [action_width(leaf) for leaf in leaves])
         return like_space(space, (_part_to_space(leaf, column) for leaf, column in zip(leaves, columns)))
     leading = actions.shape[:-1]
-    actions = actions.reshape(leading + _shape(space)).astype(space.dtype, copy=False)
+    actions = as_dtype(actions.reshape(leading + _shape(space)), np.dtype(space.dtype))
     if isinstance(space, spaces.MultiDiscrete) and space.start.any():
-        actions = actions + space.start
+        actions = actions + beside(space.start, actions)
     return actions
 
 
-def _part_to_space(space: Space[Any], column: np.ndarray) -> np.ndarray:
+def _part_to_space(space: Space[Any], column: Any) -> Any:
     if isinstance(space, spaces.Discrete):
-        return np.asarray(to_space(space, column[..., 0].astype(space.dtype)))
-    return np.asarray(to_space(space, column))
+        return to_space(space, as_dtype(column[..., 0], space.dtype))
+    return to_space(space, column)
 
 
 def from_space(space: Space[Any], actions: Tree) -> np.ndarray:
@@ -127,9 +129,9 @@ class RescaleActions:
         """Map [-1, 1] to the bounds."""
         if self._parts:
             return apply_to_parts(self._parts, self._space, actions)
+        half, centre, low, high = (beside(each, actions) for each in (self._half, self._centre, self._low, self._high))
         rows = actions.reshape(-1, self._low.size)
-        scaled = np.minimum(np.maximum(rows * self._half + self._centre, self._low), self._high)
-        return scaled.reshape(actions.shape)
+        return limited(rows * half + centre, low, high).reshape(actions.shape)
 
     def inverse(self, actions: Tree) -> Tree:
         """Map the bounds to [-1, 1] (0 where both bounds are the same)."""

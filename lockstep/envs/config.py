@@ -51,7 +51,8 @@ class EnvironmentSection(Section[ConfigT]):
     clip_actions: bool = True
     """continuous actions are clipped to the bounds before the environment sees them"""
     frame_stack: int = option(1, ge=1)
-    """last observations on a new first axis, oldest first (images with channels: side by side along these); 1: off"""
+    """last observations on a new first axis, oldest first (images with channels: side by side along these), of a Dict
+    each Box but the action mask; 1: off"""
 
     def __call__(self, env: Any = None, **options: Unpack[EnvironmentOptions]) -> ConfigT:
         """Set options; return the configuration."""

@@ -33,6 +33,13 @@ AnyEnv = Any
 """An id, a spec, a function or class that makes one environment, an environment, or a vector of them."""
 
 
+def name_of_env(env: object) -> str:
+    """Return the environment's id, or the name of what makes it; "offline" without one."""
+    if env is None or isinstance(env, str):
+        return env or "offline"
+    return str(getattr(env, "__name__", type(env).__name__))
+
+
 def make_vector(
     env: AnyEnv,
     *,

@@ -204,7 +204,7 @@ class GatedTransformer(nn.Module):
         x, kept = self.embedding(inputs), []
         for layer, memory in zip(self.layers, state["memory"].unbind(1)):
             context = torch.cat([memory, x], 1)
-            kept.append(context.take_along_dim(last.unsqueeze(-1), 1))
+            kept.append(context.gather(1, last.unsqueeze(-1).expand(-1, -1, context.shape[-1])))
             x = layer(context, self.positions, distances, seen)
         done = steps if lengths is None else lengths.unsqueeze(1)
         return x, {"memory": torch.stack(kept, 1), "length": (state["length"] + done).clamp(max=self.size)}

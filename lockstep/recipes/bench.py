@@ -284,7 +284,7 @@ def table(results: Path = RESULTS) -> Iterator[tuple[str, ...]]:
             f"{recipe.algorithm.upper()} {recipe.env}",
             f"{max(row['steps'] for row in rows):,}",
             str(len(rows)),
-            f"{interval.iqm:,.1f}",
+            f"{interval.value:,.1f}",
             f"{interval.low:,.1f} to {interval.high:,.1f}",
             f"{finals.min():,.1f}",
             "" if recipe.promise is None else f"{recipe.promise:,g}",
@@ -313,7 +313,7 @@ def draw(directory: Path, results: Path = RESULTS) -> list[Path]:
         if not groups:
             continue
         names = [f"{recipe.algorithm.upper()} {env}" for recipe in groups]
-        figure = draw_curves({name: {recipe.algorithm: groups[recipe]} for name, recipe in zip(names, groups)})
+        figure = draw_curves({name: {recipe.algorithm.upper(): groups[recipe]} for name, recipe in zip(names, groups)})
         for recipe, panel in zip(groups, figure.axes):
             panel.axhline(recipe.reference_return, color="#666666", linewidth=1.0, linestyle="--", zorder=1)
         pictures.append(directory / f"bench_{file_of(next(iter(groups)), results).stem.partition('_')[2]}.png")

@@ -1,10 +1,22 @@
 """Records of runs: loggers, run folders, statistics, plots."""
 
+from lockstep.tracking.compare import Comparison, compare_runs, compare_scores
+from lockstep.tracking.intervals import (
+    Interval,
+    bootstrap,
+    improvement_bootstrap,
+    iqm,
+    iqm_bootstrap,
+    iqm_difference_bootstrap,
+    performance_profile,
+    probability_of_improvement,
+)
 from lockstep.tracking.jsonl import JsonlLogger
 from lockstep.tracking.logger import BaseLogger, LazyLogger, MultiLogger, TraceLogger, torch_param_hash
 from lockstep.tracking.metrics import Metrics
-from lockstep.tracking.plots import IqmInterval, iqm, iqm_bootstrap, plot_runs, read_curve
+from lockstep.tracking.plots import plot_runs, read_curve
 from lockstep.tracking.records import read_metrics, write_json
+from lockstep.tracking.report import write_report
 from lockstep.tracking.run_folder import RunFolder, RunFolderError, git_revision, prune_checkpoints, versions
 from lockstep.tracking.services import MLflowLogger, WandbLogger
 from lockstep.tracking.statistics import (
@@ -25,9 +37,10 @@ __all__ = [
     "BaseLogger",
     "CollectStats",
     "CollectStatsBase",
+    "Comparison",
     "EpochStats",
     "InfoStats",
-    "IqmInterval",
+    "Interval",
     "JsonlLogger",
     "LazyLogger",
     "MLflowLogger",
@@ -44,14 +57,22 @@ __all__ = [
     "TrainingStats",
     "WandbLogger",
     "asdict",
+    "bootstrap",
+    "compare_runs",
+    "compare_scores",
     "git_revision",
+    "improvement_bootstrap",
     "iqm",
     "iqm_bootstrap",
+    "iqm_difference_bootstrap",
+    "performance_profile",
     "plot_runs",
+    "probability_of_improvement",
     "prune_checkpoints",
     "read_curve",
     "read_metrics",
     "torch_param_hash",
     "versions",
     "write_json",
+    "write_report",
 ]

@@ -1,89 +1,173 @@
-"""Curves of runs: read, aligned and drawn; the interquartile mean over runs with its bootstrap interval.
+"""Curves of runs: read, aligned, smoothed and drawn. matplotlib (an extra) is imported when something is drawn."""
 
-Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice", NeurIPS 2021. matplotlib (an
-extra) is imported when something is drawn.
-"""
-
-import os
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from lockstep.state.checks import install_hint
+from lockstep.state.checks import check_whole, install_hint, suggestion
+from lockstep.tracking.groups import RunGroup, RunPath, group_runs, open_runs
+from lockstep.tracking.intervals import iqm_bootstrap
 from lockstep.tracking.records import read_metrics
-from lockstep.tracking.run_folder import RunFolder
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_CHUNK = 64  # resamples at once: enough to spare Python's time, few enough to spare memory
+RETURN = "returns_stat/mean"
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_LINES = ("-", "--", ":", "-.")
+MAX_POINTS = 500
+"""of an aligned curve: more cannot be told apart on a picture"""
+Axis = Literal["steps", "seconds", "gradient_steps"]
+AXES: dict[Axis, str] = {
+    "steps": "environment steps",
+    "seconds": "seconds of the run",
+    "gradient_steps": "gradient steps",
+}
+_SCOPES = {"test": "evaluation", "train": "training"}
+_NAMES = {RETURN: "return", "lens_stat/mean": "episode length"}
 
 
 class Curve(NamedTuple):
-    """One run's values over environment steps, each `[points]`; `spread` is NaN where it is not known."""
+    """One run's values over steps or seconds, each `[points]`; `spread` is NaN where it is not known."""
 
-    steps: np.ndarray
+    x: np.ndarray
     values: np.ndarray
     spread: np.ndarray
 
 
-def read_curve(run: str | os.PathLike[str], metric: str = "returns_stat/mean", scope: str = "test") -> Curve:
-    """Return a metric of a run over environment steps, from its metrics.jsonl; the last value counts where a step is
-    there twice, values that are not finite are left out.
+def read_curve(run: RunPath, metric: str = RETURN, scope: str = "test", x: Axis = "steps") -> Curve:
+    """Return a metric of a run over environment steps, seconds or gradient steps, from its metrics.jsonl.
+
+    The last value counts where a step is there twice; values that are not finite are left out.
 
     Raises `ValueError`: the run has no such record; the names that it has are listed.
     """
-    points: dict[int, tuple[float, float]] = {}
+    return curve_of(read_metrics(run), metric, scope, x, source=run)
+
+
+def curve_of(
+    records: Sequence[Mapping[str, Any]], metric: str, scope: str, x: Axis = "steps", *, source: RunPath = "the run"
+) -> Curve:
+    """Return a metric of the records of a run, as `read_curve` does; errors name the run `source`."""
+    if x not in AXES:
+        raise ValueError(f"x={x!r} is not allowed; {suggestion(x, AXES)}")
+    points: dict[int, tuple[float, float, float]] = {}
     seen: set[str] = set()
-    for record in read_metrics(run):
-        if record["step_type"] != "env_step":
+    step_type = "env_step"
+    for record in records:
+        if record["step_type"] not in ("env_step", "gradient_step") or record["scope"] == "save":
             continue
         data = record["data"]
-        seen.update(f"{record['scope']}/{name}" for name in data)
+        seen.update(f"{record['scope']}/{name}" for name, value in data.items() if not isinstance(value, str))
         value = data.get(metric)
         if record["scope"] == scope and isinstance(value, int | float) and np.isfinite(value):
             spread = data.get(metric.removesuffix("mean") + "std") if metric.endswith("/mean") else None
-            points[record["step"]] = (value, spread if isinstance(spread, int | float) else np.nan)
+            spread = spread if isinstance(spread, int | float) else np.nan
+            points[record["step"]] = (value, spread, record.get("wall_s", np.nan))
+            step_type = record["step_type"]
     if not points:
-        raise ValueError(f"{run} has no record of {scope}/{metric}; it has: {', '.join(sorted(seen)) or 'none'}")
+        raise ValueError(_no_record(metric, scope, seen, source))
     steps = np.array(sorted(points))
-    values = np.array([points[step] for step in steps.tolist()], dtype=np.float64)
-    return Curve(steps, values[:, 0], values[:, 1])
+    values, spread, seconds = np.array([points[step] for step in steps.tolist()], np.float64).T
+    if x == "seconds":
+        return Curve(np.maximum.accumulate(seconds), values, spread)
+    if x != f"{step_type}s".removeprefix("env_"):
+        steps = _converted(steps, records, x, source)
+    return Curve(steps, values, spread)
+
+
+def _no_record(metric: str, scope: str, seen: set[str], source: RunPath) -> str:
+    """Return the message about a record that is not there, and which are."""
+    what = f"no record of {scope}/{metric}"
+    if (scope, metric) == ("test", RETURN):
+        what = f"no evaluation in its records ({what})"
+    if scope == "test" and f"train/{metric}" in seen:
+        what += f"; scope 'train' has {metric}"
+    return f"{source} has {what}; it has: {', '.join(sorted(seen)) or 'none'}"
+
+
+def _converted(steps: np.ndarray, records: Sequence[Mapping[str, Any]], x: Axis, source: RunPath) -> np.ndarray:
+    """Return gradient steps for environment steps, or the other way, from the counters at the ends of epochs."""
+    counters = {(0, 0)}
+    for record in records:
+        data = record["data"]
+        steps_name = {"save": "env_step", "info": "train_step"}.get(record["scope"])
+        if steps_name is not None and {steps_name, "gradient_step"} <= set(data):
+            counters.add((int(data[steps_name]), int(data["gradient_step"])))
+    if len(counters) == 1:
+        raise ValueError(f"{source} has no record of environment steps beside gradient steps; take another x")
+    env_steps, gradient_steps = np.array(sorted(counters)).T
+    if not env_steps.any():
+        return steps  # an offline run counts gradient steps only
+    if x == "steps":
+        return np.interp(steps, gradient_steps, env_steps)
+    return np.interp(steps, env_steps, gradient_steps)
+
+
+def smoothed(curve: Curve, smooth: int) -> Curve:
+    """Return the mean of each point and those before it, `smooth` of them (fewer at the start), without spread."""
+    if check_whole("smooth", smooth, 1) == 1:
+        return curve
+    sums = np.concatenate([[0.0], np.cumsum(curve.values)])
+    ends = np.arange(1, len(curve.values) + 1)
+    starts = np.maximum(0, ends - smooth)
+    return Curve(curve.x, (sums[ends] - sums[starts]) / (ends - starts), np.full(len(ends), np.nan))
 
 
 def align_curves(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
-    """Return curves on common steps: `(steps [P], values [runs, P])`.
+    """Return curves on a common axis: `(x [P], values [runs, P])`.
 
-    The steps are those of all runs within the range that every run covers; values between two evaluations are
-    interpolated.
+    The points are those of all runs within the range that every run covers, at most `MAX_POINTS` of them; values
+    between two evaluations are interpolated.
 
     Raises `ValueError`: the runs have no range in common.
     """
-    start = max(curve.steps[0] for curve in curves)
-    end = min(curve.steps[-1] for curve in curves)
-    steps = np.unique(np.concatenate([curve.steps for curve in curves]))
-    steps = steps[(steps >= start) & (steps <= end)]
-    if steps.size == 0:
+    start = max(curve.x[0] for curve in curves)
+    end = min(curve.x[-1] for curve in curves)
+    x = np.unique(np.concatenate([curve.x for curve in curves]))
+    x = x[(x >= start) & (x <= end)]
+    if x.size == 0:
         raise ValueError("the runs have no range of steps in common")
-    return steps, np.stack([np.interp(steps, curve.steps, curve.values) for curve in curves])
+    if x.size > MAX_POINTS:
+        x = x[np.linspace(0, x.size - 1, MAX_POINTS).astype(int)]
+    return x, np.stack([np.interp(x, curve.x, curve.values) for curve in curves])
 
 
 def plot_runs(
-    runs: Sequence[str | os.PathLike[str]] | str | os.PathLike[str],
-    output: str | os.PathLike[str],
+    runs: Sequence[RunPath] | RunPath,
+    output: RunPath,
     *,
-    metric: str = "returns_stat/mean",
+    metric: str = RETURN,
     scope: str = "test",
+    x: Axis = "steps",
+    group_by: Sequence[str] = (),
+    labels: Sequence[str] = (),
+    smooth: int = 1,
 ) -> Path:
-    """Draw the evaluation return of runs over environment steps and return the picture's path.
+    """Draw the evaluation return of runs and return the picture's path.
 
-    One panel for each environment, one line for each algorithm: of one run its curve (with the deviation
-    over the evaluation's episodes), of several the interquartile mean over runs with a stratified bootstrap
-    95 % interval.
+    One panel for each environment, one line for each group of runs: of one run its curve (with the deviation over the
+    evaluation's episodes), of several the interquartile mean over runs with a stratified bootstrap 95 % interval.
 
-    Raises `ValueError`: no run was given, or one has no such metric. `ImportError`: matplotlib is not installed.
+    Args:
+        runs: folders of runs.
+        output: the picture; its ending is the format.
+        metric, scope: name of the record; scope "test" (evaluation), "train" or "update".
+        x: "steps", "seconds" or "gradient_steps".
+        group_by: paths of options (`training.lr`) whose values tell groups apart; else all that differ between the
+            runs of an algorithm do, but for seeds.
+        labels: names in the legend, one for each group.
+        smooth: each point is the mean of this many evaluations; the picture says so.
+
+    Raises `ValueError`: no run is given, or one has no such metric, or no run has an option of `group_by`.
+    `ImportError`: matplotlib is not installed.
     """
-    figure = draw_runs(runs, metric=metric, scope=scope)
+    figure = draw_runs(runs, metric=metric, scope=scope, x=x, group_by=group_by, labels=labels, smooth=smooth)
+    return save_figure(figure, output)
+
+
+def save_figure(figure: Any, output: RunPath) -> Path:
+    """Write a figure, its folder too, and return the path."""
     target = Path(output).absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(target, dpi=150)
@@ -91,36 +175,63 @@ def plot_runs(
 
 
 def draw_runs(
-    runs: Sequence[str | os.PathLike[str]] | str | os.PathLike[str],
+    runs: Sequence[RunPath] | RunPath,
     *,
-    metric: str = "returns_stat/mean",
+    metric: str = RETURN,
     scope: str = "test",
+    x: Axis = "steps",
+    group_by: Sequence[str] = (),
+    labels: Sequence[str] = (),
+    smooth: int = 1,
 ) -> Any:
     """Return the matplotlib figure that `plot_runs` saves (same arguments, same errors)."""
-    paths = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
-    if not paths:
-        raise ValueError("plot_runs needs at least one run folder")
-    groups: dict[str, dict[str, list[Curve]]] = {}
-    for path in paths:
-        run = RunFolder.open(path)
-        groups.setdefault(run.env, {}).setdefault(run.algo, []).append(read_curve(run.path, metric, scope))
-    return draw_curves(groups, metric=metric, scope=scope)
+    opened = open_runs(runs)
+    curves = {run.path: smoothed(read_curve(run.path, metric, scope, x), smooth) for run in opened}
+    panels = by_environment(group_runs(opened, group_by=group_by, labels=labels))
+    groups = {
+        env: {group.label: [curves[run.path] for run in group.runs] for group in found} for env, found in panels.items()
+    }
+    learned_offline = x == "steps" and all(run.is_offline for run in opened)
+    return draw_curves(groups, metric=metric, scope=scope, x="gradient_steps" if learned_offline else x, smooth=smooth)
+
+
+def by_environment(groups: Sequence[RunGroup]) -> dict[str, list[RunGroup]]:
+    """Return the parts of groups that belong to each environment."""
+    panels: dict[str, list[RunGroup]] = {}
+    for env in dict.fromkeys(run.env for group in groups for run in group.runs):
+        parts = [RunGroup(each.label, tuple(run for run in each.runs if run.env == env)) for each in groups]
+        panels[env] = [part for part in parts if part.runs]
+    return panels
 
 
 def draw_curves(
-    groups: Mapping[str, Mapping[str, Sequence[Curve]]], *, metric: str = "returns_stat/mean", scope: str = "test"
+    groups: Mapping[str, Mapping[str, Sequence[Curve]]],
+    *,
+    metric: str = RETURN,
+    scope: str = "test",
+    x: Axis = "steps",
+    smooth: int = 1,
 ) -> Any:
-    """Return the matplotlib figure of curves by environment and algorithm, as `plot_runs` draws them."""
-    figure, panels = _new_figure(len(groups))
-    algos = list(dict.fromkeys(algo for group in groups.values() for algo in group))
-    for panel, (env, group) in zip(panels, groups.items(), strict=True):
-        for algo, curves in group.items():
-            _draw_group(panel, algo, curves, _COLOURS[algos.index(algo) % len(_COLOURS)])
-        _dress(panel, env, metric, scope)
+    """Return the matplotlib figure of curves by panel and label, as `plot_runs` draws them."""
+    figure, panels = new_figure(len(groups))
+    labels = list(dict.fromkeys(label for group in groups.values() for label in group))
+    for panel, (title, group) in zip(panels, groups.items(), strict=True):
+        bands: set[str] = set()
+        for label, curves in group.items():
+            _draw_group(panel, label, curves, labels.index(label), bands)
+        dress(panel, title, AXES[x], f"{_SCOPES.get(scope, scope)} {_NAMES.get(metric, metric)}", bands)
+        if x != "seconds":
+            from matplotlib.ticker import EngFormatter
+
+            panel.xaxis.set_major_formatter(EngFormatter(sep=""))
+    if smooth > 1:
+        points = "evaluations" if scope == "test" else "records"
+        figure.supxlabel(f"smoothed: each point is the mean of {smooth} {points}", fontsize="small")
     return figure
 
 
-def _new_figure(num_panels: int) -> tuple[Any, list[Any]]:
+def new_figure(num_panels: int) -> tuple[Any, list[Any]]:
+    """Return a matplotlib figure without a display, and its panels, three in a row."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -136,94 +247,35 @@ def _new_figure(num_panels: int) -> tuple[Any, list[Any]]:
     return figure, panels[:num_panels]
 
 
-def _draw_group(panel: Any, algo: str, curves: Sequence[Curve], colour: str) -> None:
+def _draw_group(panel: Any, label: str, curves: Sequence[Curve], number: int, bands: set[str]) -> None:
+    """Draw the curves of one group; add what its band shows to `bands`."""
+    colour, line = COLOURS[number % len(COLOURS)], _LINES[number // len(COLOURS) % len(_LINES)]
+    label = textwrap.fill(label, 48)
     if len(curves) == 1:
-        steps, values, spread = curves[0]
-        panel.plot(steps, values, color=colour, linewidth=1.8, marker="o", markersize=3, label=algo.upper())
+        x, values, spread = curves[0]
+        panel.plot(x, values, line, color=colour, linewidth=1.8, marker="o", markersize=3, label=label)
         if np.isfinite(spread).any():
-            label = "± std over episodes"
-            panel.fill_between(steps, values - spread, values + spread, color=colour, alpha=0.15, lw=0, label=label)
+            panel.fill_between(x, values - spread, values + spread, color=colour, alpha=0.15, lw=0)
+            bands.add("± std over episodes")
         return
-    steps, values = align_curves(curves)
+    x, values = align_curves(curves)
     interval = iqm_bootstrap(values)
     for row in values:
-        panel.plot(steps, row, color=colour, linewidth=0.7, alpha=0.25)
-    label = f"{algo.upper()}, IQM of {len(curves)} runs"
-    panel.plot(steps, interval.iqm, color=colour, linewidth=2.0, label=label)
-    panel.fill_between(
-        steps, interval.low, interval.high, color=colour, alpha=0.2, lw=0, label="95 % bootstrap interval"
-    )
+        panel.plot(x, row, color=colour, linewidth=0.7, alpha=0.25)
+    panel.plot(x, interval.value, line, color=colour, linewidth=2.0, label=f"{label}, IQM of {len(curves)} runs")
+    panel.fill_between(x, interval.low, interval.high, color=colour, alpha=0.2, lw=0)
+    bands.add("95 % bootstrap interval")
 
 
-def _dress(panel: Any, title: str, metric: str, scope: str) -> None:
-    from matplotlib.ticker import EngFormatter
-
-    names = {"returns_stat/mean": "return", "lens_stat/mean": "episode length"}
-    scopes = {"test": "evaluation", "train": "training"}
+def dress(panel: Any, title: str, x_label: str, y_label: str, bands: Iterable[str] = ()) -> None:
+    """Give a panel its words, a grid and a legend, where it has entries; `bands` are entries for shaded areas."""
     panel.set_title(title)
-    panel.set_xlabel("environment steps")
-    panel.set_ylabel(f"{scopes.get(scope, scope)} {names.get(metric, metric)}")
-    panel.xaxis.set_major_formatter(EngFormatter(sep=""))
+    panel.set_xlabel(x_label)
+    panel.set_ylabel(y_label)
     panel.grid(True, alpha=0.3, linewidth=0.6)
     panel.spines[["top", "right"]].set_visible(False)
     panel.margins(x=0.01)
-    panel.legend(frameon=False, fontsize="small", loc="best")
-
-
-class IqmInterval(NamedTuple):
-    """Interquartile mean and the ends of its confidence interval; floats, or arrays over points."""
-
-    iqm: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-
-
-def iqm(scores: np.ndarray, axis: int = 0) -> np.ndarray:
-    """Return the interquartile mean along an axis: the mean of what is left without a quarter at each end.
-
-    Of n scores n // 4 are dropped at each end, as SciPy's `trim_mean(scores, 0.25)` and rliable do.
-
-    Raises `ValueError`: no scores, or NaN among them.
-    """
-    values = np.sort(np.moveaxis(np.asarray(scores, dtype=np.float64), axis, 0), axis=0)
-    n = values.shape[0]
-    if n == 0 or np.isnan(values).any():
-        raise ValueError("the interquartile mean needs at least one score and no NaN")
-    mean: np.ndarray = values[n // 4 : n - n // 4].mean(0)
-    return mean
-
-
-def iqm_bootstrap(
-    strata: np.ndarray | Sequence[np.ndarray],
-    *,
-    confidence: float = 0.95,
-    num_resamples: int = 2000,
-    seed: int = 0,
-) -> IqmInterval:
-    """Return the interquartile mean of all scores, with a percentile interval from a stratified bootstrap.
-
-    Args:
-        strata: one array `[runs, ...]`, or several (one for each task, runs may differ, trailing axes the
-            same). Runs are drawn with replacement within each stratum; the mean is over all together,
-            separately for each point of the trailing axes (evaluation steps, say). A run is drawn whole, so
-            the points of a curve belong together.
-        confidence: share of the resampled means inside the interval.
-        num_resamples: how many resamples.
-        seed: of the draws; equal arguments give equal results.
-
-    Returns:
-        `IqmInterval(iqm, low, high)`, each with the trailing shape.
-
-    Raises `ValueError`: no runs, NaN, trailing axes that differ.
-    """
-    arrays = [strata] if isinstance(strata, np.ndarray) else list(strata)
-    rng = np.random.default_rng(seed)
-    center = iqm(np.concatenate(arrays))
-    means = np.empty((num_resamples, *center.shape))
-    for start in range(0, num_resamples, _CHUNK):
-        chunk = means[start : start + _CHUNK]
-        drawn = [array[rng.integers(0, len(array), (len(chunk), len(array)))] for array in arrays]
-        chunk[...] = iqm(np.concatenate(drawn, axis=1), axis=1)
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(means, [tail, 1 - tail], axis=0)
-    return IqmInterval(center, low, high)
+    for text in sorted(bands):
+        panel.fill_between([], [], color="#777777", alpha=0.3, lw=0, label=text)
+    if panel.get_legend_handles_labels()[1]:
+        panel.legend(frameon=False, fontsize="small", loc="best")

@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,15 @@ def flatten(data: Mapping[str, Any], prefix: str = "", *, exclude_arrays: bool =
         if not (exclude_arrays and isinstance(plain, list)):
             flat[key] = plain
     return flat
+
+
+def leaves(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield what is in nested dicts by path, `a.b`; an empty dict is a value, too."""
+    for name, value in options.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def _plain(value: Any, key: str) -> Any:

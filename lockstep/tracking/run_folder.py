@@ -15,7 +15,7 @@ from typing import Any
 
 from lockstep._version import __version__
 from lockstep.state.checkpoint import newest_checkpoint
-from lockstep.tracking.records import from_strict_json, write_json
+from lockstep.tracking.records import from_strict_json, leaves, write_json
 
 _PACKAGES = (
     "torch",
@@ -139,6 +139,31 @@ class RunFolder:
             raise RunFolderError(f"{root / 'config.json'} is not the config of a lockstep run")
         return cls(root, info)
 
+    def settings(self) -> dict[str, Any]:
+        """Return the options by path; also where its weights came from, and what was changed on the way."""
+        found = {path: value for path, value in leaves(self.config) if value != {}}
+        if self.info.get("init_from") is not None:
+            found["init_from"] = self.info["init_from"]
+        changes = [
+            f"{path}={change['after']} from step {entry['step']}"
+            for entry in self.info.get("history") or ()
+            for path, change in entry["changes"].items()
+        ]
+        if changes:
+            found["changed"] = "; ".join(changes)
+        return found
+
+    @property
+    def task(self) -> str:
+        """The environment, with its options where it has any."""
+        options = (self.config.get("environment") or {}).get("env_config") or {}
+        return " ".join([self.env, *(f"{name}={value}" for name, value in sorted(options.items()))])
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether the run learns from recorded data; its steps are gradient steps then."""
+        return bool((self.config.get("offline_data") or {}).get("input_"))
+
     def checkpoint_path(self, env_step: int) -> Path:
         """Return the path of the checkpoint at an environment step; names sort by step."""
         return self.checkpoints / f"step_{env_step:012d}"
@@ -195,6 +220,18 @@ class RunFolder:
             raise RunFolderError(f"{self.path} has no summary.json yet: the run has not ended") from error
         except (OSError, ValueError) as error:
             raise RunFolderError(f"cannot read {self.summary_path}: {error}") from error
+
+
+def stage_seconds(summary: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    """Return `(seconds, share)` by stage of a run that has ended, largest first, from its summary.
+
+    "checkpoints, logs" takes what no stage explains.
+    """
+    stages = {name: float(value) for name, value in (summary.get("seconds_by_stage") or {}).items()}
+    total = max(float(summary["timing"]["total_time"]), sum(stages.values()))
+    stages["checkpoints, logs"] = total - sum(stages.values())
+    rows = sorted(stages.items(), key=lambda row: -row[1])
+    return {name: (value, value / total if total else 0.0) for name, value in rows}
 
 
 def prune_checkpoints(directory: Path, keep: int) -> None:

@@ -6,7 +6,7 @@ import shutil
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,14 @@ from typing import Any
 from lockstep.algorithms import get_config
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.policy import Policy
+from lockstep.envs.make import name_of_env
+from lockstep.export.exported import CARD
+from lockstep.export.hub import is_pretrained, pretrained_checkpoint
 from lockstep.state.checkpoint import newest_checkpoint, read_checkpoint
 from lockstep.state.checks import check_whole
 from lockstep.state.schedules import ConfiguredValueWarning
-from lockstep.tracking import RunFolder, plot_runs
+from lockstep.tracking import RunFolder, RunFolderError, plot_runs
+from lockstep.tracking.records import leaves
 from lockstep.tracking.statistics import EpochStats, InfoStats
 from lockstep.trainer.build import RunLength, Trainer, build_trainer, stretched_schedules
 from lockstep.trainer.callbacks import Callback
@@ -173,13 +177,6 @@ def prepare_run(
         raise
 
 
-def name_of_env(env: object) -> str:
-    """Return the environment's id, or the name of what makes it; "offline" without one."""
-    if env is None or isinstance(env, str):
-        return env or "offline"
-    return str(getattr(env, "__name__", type(env).__name__))
-
-
 def resume(
     path: str | Path,
     *,
@@ -196,17 +193,40 @@ def resume(
     return prepare_resume(path, total_steps=total_steps, settings=settings).build(callbacks).finish()
 
 
-def find_policy(path: str | Path) -> Path:
-    """Return the checkpoint that `load_policy` reads: a run's best policy, else its newest; or `path` itself."""
+def find_policy(path: str | Path, *, last: bool = False) -> Path:
+    """Return the checkpoint that `load_policy` reads: a run's best policy, else its newest; or `path` itself.
+
+    Of a folder that `save_pretrained` wrote, the checkpoint in it. `last`: of a run, the newest in any case.
+    """
     path = Path(path)
+    if is_pretrained(path):
+        return pretrained_checkpoint(path)
     if (path / "config.json").exists() and (path / "best").exists():
-        return newest_checkpoint(path / "best") or newest_checkpoint(path / "checkpoints") or path
+        newest = newest_checkpoint(path / "checkpoints")
+        return (newest if last else newest_checkpoint(path / "best") or newest) or path
     return path
 
 
 def load_policy(path: str | Path) -> Policy:
-    """Return the best policy of a run's folder, or the policy in a checkpoint."""
+    """Return the best policy of a run's folder, or the policy in a checkpoint. `ValueError` for an export."""
+    if (Path(path) / CARD).exists():
+        raise ValueError(
+            f"{path} is an export, which acts and learns no more: lockstep.export.load_export reads it; load_policy "
+            "takes the run or the checkpoint that it was made of"
+        )
     return Policy.from_checkpoint(find_policy(path))
+
+
+def evaluation_of(path: str | Path, *, last: bool = False) -> dict[str, float] | None:
+    """Return `return_mean` and `return_std` of a run's best evaluation, or its last; None where there is none."""
+    try:
+        summary = RunFolder.open(path).read_summary()
+    except RunFolderError:
+        return None
+    mean, std = ("final_return", "final_return_std") if last else ("best_reward", "best_reward_std")
+    if summary.get(mean) is None:
+        return None
+    return {"return_mean": float(summary[mean]), "return_std": float(summary.get(std) or 0.0)}
 
 
 # -- going on with other settings ---
@@ -218,7 +238,7 @@ Changes = dict[str, tuple[Any, Any]]
 
 def changes_between(before: AlgorithmConfig, after: AlgorithmConfig) -> Changes:
     """Return the options that differ."""
-    old, new = dict(_leaves(before.named_options())), dict(_leaves(after.named_options()))
+    old, new = dict(leaves(before.named_options())), dict(leaves(after.named_options()))
     pairs = {path: (old.get(path), new.get(path)) for path in {**old, **new}}
     return {path: (left, right) for path, (left, right) in pairs.items() if left != right}
 
@@ -248,15 +268,6 @@ def _history_entry(changes: Changes, step: int) -> dict[str, Any]:
     """Return the entry that a run's `config.json` gets for changes from a step on."""
     pairs = {path: {"before": before, "after": after} for path, (before, after) in changes.items()}
     return {"step": step, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "changes": pairs}
-
-
-def _leaves(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield what is in nested dicts by path; an empty dict is a value, too."""
-    for name, value in options.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 @dataclass(frozen=True)

@@ -68,12 +68,20 @@ def is_slow(command: str) -> bool:
 def shortened(words: list[str], folder: Path) -> list[str]:
     """The command with the length of its run cut down, and names of runs for the examples of names."""
     words = [re.sub(PLACEHOLDER, lambda found: run_of(found, folder), word) for word in words]
+    words = [found for word in words for found in (expanded(word, folder) if "*" in word else [word])]
     if words[0] == "train" and "--total-steps" not in words:
         words += ["--total-steps", "2048"]
     if "--total-steps" in words:
         at = words.index("--total-steps") + 1
         words[at] = "4096" if int(words[at]) >= 200_000 else "2048"
     return words
+
+
+def expanded(pattern: str, folder: Path) -> list[str]:
+    """The paths that a shell would put in the place of a pattern."""
+    paths = sorted(str(path.relative_to(folder)) for path in folder.glob(pattern))
+    assert paths, f"no command above has made {pattern}"
+    return paths
 
 
 def run_of(found: re.Match[str], folder: Path) -> str:
@@ -223,7 +231,9 @@ def test_a_command_that_starts_processes_does_what_it_announces(command, tmp_pat
 def test_every_command_is_run_or_has_a_reason_not_to_be():
     known = {command for commands in COMMANDS.values() for command in commands}
     assert set(NOT_RUN) <= known, "a command that is no longer on a page"
-    assert {"train", "resume", "eval", "plot", "list", "doctor", "bench"} == {command.split()[1] for command in known}
+    assert {"train", "resume", "eval", "export", "plot", "compare", "report", "list", "doctor", "bench"} == {
+        command.split()[1] for command in known
+    }
 
 
 LIES = [

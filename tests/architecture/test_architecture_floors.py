@@ -28,6 +28,7 @@ FLOORS = {
     "rollout": 4,
     "learner": 4,
     "cluster": 5,
+    "export": 5,
     "algorithms": 6,
     "trainer": 7,
     "recipes": 8,
@@ -37,7 +38,7 @@ FLOORS = {
 }
 NOT_AN_ALGORITHM = (
     *("__init__", "acting", "base_config", "config", "connectors", "json_form", "new_modules", "offline", "policy"),
-    "estimates",
+    *("estimates", "saved_policy"),
 )
 ALGORITHM_FILES = sorted(
     path.stem for path in (ROOT / "lockstep/algorithms").glob("*.py") if path.stem not in NOT_AN_ALGORITHM

@@ -18,6 +18,7 @@ PACKAGES = ["lockstep", *(f"lockstep.{path.parent.name}" for path in sorted((ROO
 HEAVY = (
     *("ray", "tensorboard", "wandb", "mlflow", "matplotlib", "pandas", "numba", "tyro", "rich", "scipy", "imageio"),
     *("pyarrow", "minari", "h5py", "tensordict", "lz4", "pettingzoo"),
+    *("onnx", "onnxruntime", "onnxscript", "huggingface_hub"),
 )
 MAX_IMPORT_SECONDS = 0.5
 NAMES_OF_THE_CONTRACT = {

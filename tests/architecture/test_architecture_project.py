@@ -29,7 +29,7 @@ def test_the_core_is_small():
 
 def test_everything_else_is_an_extra():
     extras = PROJECT["optional-dependencies"]
-    promised = "ray tensorboard wandb mlflow atari mujoco box2d envpool multiagent offline plot dev all"
+    promised = "ray tensorboard wandb mlflow atari mujoco box2d envpool multiagent offline plot export hub dev all"
     assert set(promised.split()) <= set(extras)
     everything = Requirement(extras["all"][0]).extras
     assert everything == set(extras) - {"all", "dev", "test"}

@@ -37,6 +37,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "nan": (("train", "ppo", "cli_envs:NanReward"), "the reward at step 1 is nan"),
     "not made": (("train", "ppo", "cli_envs:NotMade"), "raised RuntimeError: no licence"),
     "eval": (("eval", "nothing"), "there is no nothing"),
+    "export": (("export", "nothing"), "there is no nothing"),
     "resume": (("resume", "nothing"), "no run at"),
     "plot": (("plot", "nothing"), "no run at"),
     "plot none": (("plot",), "plot needs at least one run's folder"),
@@ -62,7 +63,7 @@ def test_wrong_input_is_one_message_and_exit_code_2(lockstep: Command, tmp_path:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("trian", "ppo", "CartPole-v1"), "train, resume, eval, plot, list, doctor"),
+        (("trian", "ppo", "CartPole-v1"), "train, resume, eval, export, plot, compare, report"),
         ((*TRAIN, "--totl-steps", "5"), "--total-steps"),
         ((*TRAIN, "--total-steps", "3.5"), "'3.5' is no whole number"),
         (("train", "ppo"), "ENV"),

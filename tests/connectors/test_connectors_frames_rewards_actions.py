@@ -120,6 +120,33 @@ def test_images_are_joined_along_their_channels(shape, stacked_shape):
     assert all(stack.observation_space.contains(row) for row in stacked)
 
 
+def test_each_box_of_a_dict_is_stacked_and_the_mask_is_not():
+    mask = spaces.Box(0, 1, (2,), np.int8)
+    space = spaces.Dict({"a": VECTOR, "kind": spaces.Discrete(3), "action_mask": mask})
+    stack, alone = stacking(3, space), stacking(3)
+    assert {key: part.shape for key, part in stack.observation_space.items()} == {
+        "a": (3, 1),
+        "kind": (),
+        "action_mask": (2,),
+    }
+    for number in range(5):
+        numbers, kinds = column(number, 10 * number), np.array([number % 3, 1])
+        masks = np.array([[1, 0], [0, 1]], np.int8)
+        stacked = stack({"a": numbers, "kind": kinds, "action_mask": masks})
+        np.testing.assert_array_equal(stacked["a"], alone(numbers))
+        np.testing.assert_array_equal(stacked["kind"], kinds)
+        np.testing.assert_array_equal(stacked["action_mask"], masks)
+        if number == 2:
+            stack.reset(1)
+            alone.reset(1)
+            other = stacking(3, space)
+            other.set_state(stack.get_state())
+            stack = other
+    assert not stack.connectors[0].stacks_on_new_axis
+    with pytest.raises(ValueError, match="takes a Box or a Dict with one, not Dict"):
+        stacking(2, spaces.Dict({"kind": spaces.Discrete(3)}))
+
+
 def test_frame_stack_state_goes_round(tmp_path):
     stack, other = stacking(3), stacking(3)
     other.set_state(stack.get_state())
@@ -137,7 +164,7 @@ def test_frame_stack_state_goes_round(tmp_path):
     ("mistake", "words"),
     [
         (lambda: FrameStack(0), "num_frames=0 is not allowed"),
-        (lambda: stacking(2, spaces.Discrete(3)), "takes a Box, not Discrete"),
+        (lambda: stacking(2, spaces.Discrete(3)), "takes a Box or a Dict with one, not Discrete"),
         (lambda: stacking(2)(np.zeros((2, 3))), r"\(2, 3\) does not fit"),
         (lambda: NormalizeRewards(gamma=1.1), "NormalizeRewards needs"),
         (lambda: NormalizeRewards(clip=0.0), "NormalizeRewards needs"),

@@ -1,88 +1,13 @@
-"""Interquartile mean, its bootstrap interval, and learning curves."""
+"""Learning curves: read, aligned, smoothed, grouped and drawn."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from scipy.stats import trim_mean
+from tracked_runs import make_run
 
-from lockstep.tracking import JsonlLogger, RunFolder, iqm, iqm_bootstrap, plot_runs, read_curve
-from lockstep.tracking.plots import Curve, align_curves
-
-
-def test_iqm_of_written_out_cases() -> None:
-    assert iqm(np.array([7.0])) == 7.0
-    assert iqm(np.array([1.0, 3.0])) == 2.0
-    assert iqm(np.array([0.0, 4.0, 11.0])) == 5.0  # no whole score is a quarter of three
-    assert iqm(np.array([100.0, 2.0, 4.0, -50.0])) == 3.0
-    assert iqm(np.array([9e9, 1.0, 2.0, 6.0, -9e9])) == 3.0
-    assert iqm(np.array([np.inf, 2.0, 4.0, -np.inf])) == 3.0
-
-
-@given(rows=st.integers(1, 20), seed=st.integers(0, 1000))
-def test_iqm_is_the_trimmed_mean_and_does_not_depend_on_order(rows: int, seed: int) -> None:
-    scores = np.random.default_rng(seed).normal(size=(rows, 3))
-    # sums in another order: apart by the rounding of scores of size 1, however near 0 their mean is
-    np.testing.assert_allclose(iqm(scores), trim_mean(scores, 0.25), rtol=1e-12, atol=1e-15)
-    np.testing.assert_allclose(iqm(scores[::-1]), iqm(scores), rtol=1e-12)
-    np.testing.assert_allclose(iqm(scores.T, axis=1), iqm(scores), rtol=1e-12)
-
-
-def test_bootstrap_of_one_or_two_runs_can_be_written_out() -> None:
-    assert [float(part) for part in iqm_bootstrap(np.array([5.0]))] == [5.0, 5.0, 5.0]
-    # of two runs the resampled mean is 0, 5 or 10 with chances 1/4, 1/2, 1/4
-    interval = iqm_bootstrap(np.array([0.0, 10.0]))
-    assert [float(part) for part in interval] == [5.0, 0.0, 10.0]
-    narrow = iqm_bootstrap(np.array([0.0, 10.0]), confidence=0.4)
-    assert [float(part) for part in narrow] == [5.0, 5.0, 5.0]
-
-
-def test_bootstrap_is_stratified() -> None:
-    """Two tasks of two equal runs each: drawing within a task changes nothing, drawing over all would."""
-    interval = iqm_bootstrap([np.array([0.0, 0.0]), np.array([10.0, 10.0])])
-    assert [float(part) for part in interval] == [5.0, 5.0, 5.0]
-    over_all = iqm_bootstrap(np.array([0.0, 0.0, 10.0, 10.0]))
-    assert over_all.low < 5.0 < over_all.high
-
-
-def test_bootstrap_draws_runs_whole() -> None:
-    """The points of one run stay together: with y = -x in every run, the bounds mirror each other."""
-    first = np.random.default_rng(0).normal(size=7)
-    interval = iqm_bootstrap(np.stack([first, -first], axis=1))
-    np.testing.assert_allclose(interval.low, -interval.high[::-1], rtol=1e-9)
-
-
-def test_bootstrap_covers_the_true_value_about_as_often_as_it_says() -> None:
-    rng = np.random.default_rng(3)
-    inside = 0
-    for trial in range(200):
-        interval = iqm_bootstrap(rng.normal(1.0, 2.0, size=40), num_resamples=300, seed=trial)
-        inside += bool(interval.low <= 1.0 <= interval.high)
-    assert 176 <= inside <= 199  # 95 % of 200 is 190
-
-
-@pytest.mark.parametrize(
-    ("scores", "message"),
-    [
-        (np.empty((0, 3)), "at least one score"),
-        (np.array([1.0, np.nan]), "no NaN"),
-        ([np.ones((2, 3)), np.ones((2, 4))], "must match"),
-    ],
-)
-def test_bootstrap_refusals(scores: object, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        iqm_bootstrap(scores)
-
-
-def make_run(root: Path, algo: str = "ppo", env: str = "CartPole-v1", seed: int = 0, scale: float = 1.0) -> RunFolder:
-    run = RunFolder.create(root, algo=algo, env=env, seed=seed, config={})
-    with JsonlLogger(run.metrics_path) as logger:
-        for step in range(0, 5000, 1000):
-            logger.log_test_data({"returns_stat": {"mean": scale * step, "std": 1.0}, "lens_stat": {"mean": 3}}, step)
-            logger.log_train_data({"returns_stat": {"mean": 0.0}}, step)
-    return run
+from lockstep.tracking import JsonlLogger, iqm, plot_runs, read_curve
+from lockstep.tracking.plots import MAX_POINTS, Curve, align_curves, draw_runs, smoothed
 
 
 def test_a_curve_is_read_from_the_metrics(tmp_path: Path) -> None:
@@ -92,7 +17,7 @@ def test_a_curve_is_read_from_the_metrics(tmp_path: Path) -> None:
         logger.log_test_data({"returns_stat": {"mean": None}}, 6000)
         logger.log_test_data({"returns_stat": {"mean": 77.0}}, 4000)
     curve = read_curve(run.path)
-    assert curve.steps.tolist() == [0, 1000, 2000, 3000, 4000]
+    assert curve.x.tolist() == [0, 1000, 2000, 3000, 4000]
     assert curve.values.tolist() == [0, 1000, 2000, 3000, 77.0]
     assert curve.spread.tolist()[:4] == [1.0] * 4
     assert np.isnan(curve.spread[4])
@@ -126,8 +51,6 @@ def test_plots_of_one_and_of_many_runs_are_pictures(tmp_path: Path) -> None:
 
 def test_figures_say_what_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from lockstep.tracking.plots import draw_runs
-
     runs = [make_run(tmp_path, seed=seed, scale=1 + seed).path for seed in range(3)]
     runs += [make_run(tmp_path, algo="a2c").path]
     (panel,) = draw_runs(runs).axes
@@ -135,14 +58,14 @@ def test_figures_say_what_is_drawn(tmp_path: Path) -> None:
     assert panel.get_xlabel() == "environment steps"
     assert panel.get_ylabel() == "evaluation return"
     labels = [text.get_text() for text in panel.get_legend().get_texts()]
-    assert labels == ["PPO, IQM of 3 runs", "95 % bootstrap interval", "A2C", "± std over episodes"]
+    assert labels == ["PPO, IQM of 3 runs", "A2C", "95 % bootstrap interval", "± std over episodes"]
     drawn = {line.get_label(): line.get_ydata() for line in panel.get_lines()}
     expected = iqm(np.array([[1.0], [2.0], [3.0]]) * np.arange(0, 5000, 1000))
     np.testing.assert_allclose(drawn["PPO, IQM of 3 runs"], expected)
 
 
 def test_plots_refuse_what_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="at least one"):
+    with pytest.raises(ValueError, match="at least one run's folder"):
         plot_runs([], tmp_path / "p.png")
     with pytest.raises(ValueError, match="no run at"):
         plot_runs(tmp_path, tmp_path / "p.png")
@@ -150,4 +73,82 @@ def test_plots_refuse_what_is_no_run(tmp_path: Path) -> None:
     run.metrics_path.write_text("")
     with pytest.raises(ValueError, match="it has: none"):
         plot_runs(run.path, tmp_path / "p.png")
+    run.metrics_path.unlink()
+    with pytest.raises(ValueError, match=r"is damaged: it has no metrics\.jsonl"):
+        plot_runs(run.path, tmp_path / "p.png")
     assert not (tmp_path / "p.png").exists()
+
+
+def legend(figure) -> list[str]:
+    return [text.get_text() for panel in figure.axes for text in panel.get_legend().get_texts()]
+
+
+def test_runs_of_different_settings_are_different_curves(tmp_path: Path) -> None:
+    """What differs is named, seeds are no difference, and each environment has a panel of its own."""
+    pytest.importorskip("matplotlib")
+    runs = [make_run(tmp_path, seed=seed, scale=lr, lr=lr).path for lr in (1.0, 2.0) for seed in range(2)]
+    assert legend(draw_runs(runs))[:2] == ["PPO lr=1, IQM of 2 runs", "PPO lr=2, IQM of 2 runs"]
+    assert [text for text in legend(draw_runs(runs[:2])) if "PPO" in text] == ["PPO, IQM of 2 runs"]
+    drawn = {line.get_label(): line.get_ydata()[-1] for line in draw_runs(runs).axes[0].get_lines()}
+    assert drawn["PPO lr=2, IQM of 2 runs"] == 2 * drawn["PPO lr=1, IQM of 2 runs"] == 8000
+    named = draw_runs(runs, labels=["slow", "fast"])
+    assert legend(named)[:2] == ["slow, IQM of 2 runs", "fast, IQM of 2 runs"]
+    by_seed = draw_runs(runs, group_by=["debugging.seed"])
+    assert legend(by_seed)[:2] == ["PPO seed=0, IQM of 2 runs", "PPO seed=1, IQM of 2 runs"]
+
+
+def test_curves_run_over_steps_seconds_or_gradient_steps(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    with JsonlLogger(run.metrics_path, resume=True) as logger:
+        logger.save_data(1, 2000, 100)
+        logger.save_data(2, 4000, 500)
+        logger.log_update_data({"entropy": 0.5}, 300)
+    assert read_curve(run.path, x="gradient_steps").x.tolist() == [0, 50, 100, 300, 500]
+    assert read_curve(run.path, "entropy", "update", "gradient_steps").x.tolist() == [300]
+    assert read_curve(run.path, "entropy", "update").x.tolist() == [3000]
+    assert read_curve(run.path, x="seconds").x.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    with pytest.raises(ValueError, match="x='epochs' is not allowed"):
+        read_curve(run.path, x="epochs")
+    with pytest.raises(ValueError, match="no record of environment steps beside gradient steps"):
+        read_curve(make_run(tmp_path, seed=5).path, x="gradient_steps")
+    pytest.importorskip("matplotlib")
+    labels = [draw_runs(run.path, x=x).axes[0].get_xlabel() for x in ("steps", "seconds", "gradient_steps")]
+    assert labels == ["environment steps", "seconds of the run", "gradient steps"]
+
+
+def test_an_offline_run_counts_gradient_steps(tmp_path: Path) -> None:
+    run = make_run(tmp_path, algo="bc", offline_data={"input_": "data"})
+    with JsonlLogger(run.metrics_path, resume=True) as logger:
+        logger.save_data(1, 0, 4000)
+    assert read_curve(run.path, x="gradient_steps").x.tolist() == read_curve(run.path).x.tolist()
+    pytest.importorskip("matplotlib")
+    assert draw_runs(run.path).axes[0].get_xlabel() == "gradient steps"
+
+
+def test_smoothing_is_the_mean_of_the_points_so_far_and_the_picture_says_so(tmp_path: Path) -> None:
+    curve = Curve(np.arange(4), np.array([0.0, 2.0, 4.0, 12.0]), np.ones(4))
+    assert smoothed(curve, 1) is curve
+    assert smoothed(curve, 3).values.tolist() == [0.0, 1.0, 2.0, 6.0]
+    assert np.isnan(smoothed(curve, 3).spread).all()
+    with pytest.raises(ValueError, match="smooth=0 is not allowed"):
+        smoothed(curve, 0)
+    pytest.importorskip("matplotlib")
+    run = make_run(tmp_path).path
+    assert draw_runs(run, smooth=3).get_supxlabel() == "smoothed: each point is the mean of 3 evaluations"
+    assert draw_runs(run).get_supxlabel() == ""
+
+
+def test_long_curves_are_thinned_where_they_meet() -> None:
+    x = np.arange(10 * MAX_POINTS)
+    curve = Curve(x, x.astype(float), np.full(len(x), np.nan))
+    steps, values = align_curves([curve, curve])
+    assert len(steps) == MAX_POINTS
+    assert (steps[0], steps[-1]) == (0, x[-1])
+    assert (values == steps).all()
+
+
+def test_a_run_without_evaluations_says_that_training_returns_are_there(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    run.metrics_path.write_text("".join(line for line in run.metrics_path.open() if '"scope": "test"' not in line))
+    with pytest.raises(ValueError, match=r"no evaluation in its records .*; scope 'train' has returns_stat/mean"):
+        read_curve(run.path)

@@ -1,0 +1,79 @@
+"""Policies as the Hugging Face Hub has them: a folder with a checkpoint and a model card, up and down."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lockstep.export.model_card import pretrained_card
+from lockstep.state.replace import clear_stale, move_into_place, temporary_sibling
+from lockstep.tracking.records import write_json
+
+CHECKPOINT, CONFIG, README = "checkpoint", "config.json", "README.md"
+
+
+def write_pretrained(path: str | Path, facts: Mapping[str, Any], save: Callable[[Path], Any]) -> Path:
+    """Write the folder at once and return it; one that was written before is replaced.
+
+    `facts` go into `config.json` and the model card; `save(path)` writes the checkpoint. `ValueError` where something
+    else is in the way.
+    """
+    target = Path(path).absolute()
+    if target.exists() and not (target.is_dir() and ((target / CHECKPOINT).exists() or not any(target.iterdir()))):
+        raise ValueError(f"{path} exists and holds something else; give another folder")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    clear_stale(target.parent)
+    temporary = temporary_sibling(target)
+    temporary.mkdir()
+    try:
+        save(temporary / CHECKPOINT)
+        write_json(temporary / CONFIG, dict(facts))
+        (temporary / README).write_text(pretrained_card(facts))
+        move_into_place(temporary, target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return target
+
+
+def is_pretrained(path: Path) -> bool:
+    """Return whether a folder is one of `save_pretrained`."""
+    return (path / CHECKPOINT).is_dir() and (path / CONFIG).is_file()
+
+
+def pretrained_checkpoint(name_or_path: str | Path, **options: Any) -> Path:
+    """Return the checkpoint in a folder, or in a repository of the Hub, which is downloaded."""
+    path = Path(name_or_path)
+    if not path.exists():
+        if path.is_absolute() or len(path.parts) != 2:
+            raise ValueError(
+                f"there is no folder {name_or_path}; give one of save_pretrained, or a repository user/name"
+            )
+        path = Path(_hub().snapshot_download(str(name_or_path), **options))
+    if not (path / CHECKPOINT).is_dir():
+        raise ValueError(
+            f"{name_or_path} has no folder {CHECKPOINT}/; give what save_pretrained wrote (lockstep.load_policy reads "
+            "runs and checkpoints)"
+        )
+    return path / CHECKPOINT
+
+
+def upload_pretrained(save: Callable[[Path], Path], repo_id: str, **options: Any) -> str:
+    """Upload the folder that `save(path)` writes, and return the repository's address."""
+    hub = _hub()
+    api = hub.HfApi(token=options.pop("token", None))
+    with tempfile.TemporaryDirectory() as parent:
+        folder = save(Path(parent) / "policy")
+        address = str(api.create_repo(repo_id, exist_ok=True, **options))
+        api.upload_folder(repo_id=repo_id, folder_path=str(folder), commit_message="Upload a policy")
+    return address
+
+
+def _hub() -> Any:
+    try:
+        return importlib.import_module("huggingface_hub")
+    except ImportError as error:
+        raise ImportError(f"the Hub needs huggingface_hub: pip install huggingface_hub ({error})") from error

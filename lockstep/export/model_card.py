@@ -1,0 +1,108 @@
+"""The model card: what an artefact or a saved policy is, for people and for the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+
+def model_card(card: Mapping[str, Any]) -> str:
+    """Return README.md for what `card.json` says of an export."""
+    lines = [*front_matter(card), f"# {title(card)}", "", *_origin(card), ""]
+    lines += ["## Inputs and outputs", "", "The batch size B is free.", "", "| name | shape | dtype |", "|---|---|---|"]
+    lines += [_row(port["name"], port["shape"], port["dtype"]) for port in card["observation"]]
+    if card["reads_reward"]:
+        lines.append(_row("reward", [], "float32"))
+    if card["noise"]:
+        lines.append(_row("noise", [sum(size for _, size in card["noise"])], "float32"))
+    lines += [_row(port["name"], port["shape"], port["dtype"]) for port in card["state"]]
+    lines += [_row(f"{port['name']} (output)", port["shape"], port["dtype"]) for port in card["actions"]]
+    lines += [
+        _row(f"{port['name'].replace('_in_', '_out_', 1)} (output)", port["shape"], port["dtype"])
+        for port in card["state"]
+    ]
+    lines += ["", *_use(card), "## Proof", "", _proof(card["parity"]), ""]
+    return "\n".join(lines)
+
+
+def title(card: Mapping[str, Any]) -> str:
+    """Return the heading."""
+    return f"{str(card['algorithm']).upper()} on {card['environment']}"
+
+
+def front_matter(card: Mapping[str, Any]) -> list[str]:
+    """Return the lines that the Hub reads; strings are quoted as JSON, which YAML is a superset of."""
+    environment = json.dumps(str(card["environment"]))
+    lines = ["---", "library_name: lockstep", "tags:", "- reinforcement-learning", f"- {card['algorithm']}"]
+    lines += [f"- {environment}"]
+    if card.get("evaluation"):
+        value = f"{card['evaluation']['return_mean']:.2f}"
+        if card["evaluation"].get("return_std") is not None:
+            value += f" +/- {card['evaluation']['return_std']:.2f}"
+        lines += [
+            "model-index:",
+            f"- name: {json.dumps(title(card))}",
+            "  results:",
+            "  - task: {type: reinforcement-learning, name: reinforcement-learning}",
+            f"    dataset: {{name: {environment}, type: {environment}}}",
+            f"    metrics: [{{type: mean_reward, value: {json.dumps(value)}, name: mean return}}]",
+        ]
+    return [*lines, "---", ""]
+
+
+def _origin(card: Mapping[str, Any]) -> list[str]:
+    lines = [
+        f"A policy trained with Lockstep {card['versions']['lockstep']} ({card['algorithm']}, {card['steps']:,} steps)."
+    ]
+    if card.get("evaluation"):
+        number = card["evaluation"]["return_mean"]
+        lines.append(f"Its mean return in the evaluation was {number:.4g}.")
+    return lines
+
+
+def _use(card: Mapping[str, Any]) -> list[str]:
+    if card["format"] != "onnx":
+        return [
+            "## Use",
+            "",
+            '`policy.pt2` is an exported program: `torch.export.load("policy.pt2").module()` takes the inputs in this '
+            "order and returns the outputs. `lockstep.export.load_export(folder)` acts with it.",
+            "",
+        ]
+    reward = ", reward" if card["reads_reward"] else ""
+    return [
+        "## Use",
+        "",
+        "`act.py` needs numpy and onnxruntime alone. Call `reset()` where an episode begins.",
+        "",
+        "```python",
+        "from act import Actor",
+        "",
+        "actor = Actor()",
+        f"action = actor.act(observation{reward})",
+        "```",
+        "",
+    ]
+
+
+def _proof(parity: Mapping[str, Any]) -> str:
+    kind = "observations of the environment" if parity["source"] == "environment" else "random observations"
+    text = f"{parity['observations']:,} {kind} went through the policy and through this file, and gave the same actions"
+    if parity["largest_difference"]:
+        text += f" (continuous ones within {parity['largest_difference']:.1g})"
+    if parity["ties"]:
+        text += f"; {parity['ties']} choices were as good as another, up to the rounding of float32"
+    return text + "."
+
+
+def _row(name: str, shape: list[int], dtype: str) -> str:
+    return f"| `{name}` | [{', '.join(map(str, ['B', *shape]))}] | {dtype} |"
+
+
+def pretrained_card(facts: Mapping[str, Any]) -> str:
+    """Return README.md for a policy that `save_pretrained` wrote."""
+    lines = [*front_matter(facts), f"# {title(facts)}", "", *_origin(facts), "", "## Use", "", "```python"]
+    lines += ["from lockstep import Policy", "", "policy = Policy.from_pretrained(folder_or_repository)"]
+    lines += ["action = policy.compute_single_action(observation)", "```", ""]
+    return "\n".join(lines)

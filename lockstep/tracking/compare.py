@@ -1,0 +1,338 @@
+"""Two sets of runs compared: is one better, by how much, and how sure is that?
+
+Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice", NeurIPS 2021.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.state.checks import check_whole, suggestion
+from lockstep.tracking.groups import RunGroup, RunPath, group_runs, open_runs, value_text
+from lockstep.tracking.intervals import (
+    Interval,
+    improvement_bootstrap,
+    iqm_bootstrap,
+    iqm_difference_bootstrap,
+    performance_profile,
+)
+from lockstep.tracking.plots import COLOURS, RETURN, dress, new_figure, read_curve, save_figure
+from lockstep.tracking.run_folder import RunFolder
+
+Scores = Mapping[str, np.ndarray]
+"""task -> one score for each run"""
+COLUMNS = ("task", "runs of", "runs", "IQM", "95 % interval", "mean", "median", "worst", "best")
+_NUM_THRESHOLDS = 201
+FEW = 5
+"""runs; a bootstrap of fewer is told to be too narrow"""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two sets of scores, `first` and `second`, on the same tasks.
+
+    With several tasks, and where a scale is given, the numbers are of scaled scores: 0 at the low end of the task's
+    scale and 1 at its high end.
+    """
+
+    labels: tuple[str, str]
+    first: Scores
+    second: Scores
+    scale: Mapping[str, tuple[float, float]]
+    """task -> low and high end; empty where scores are as they were"""
+    iqms: tuple[Interval, Interval]
+    """interquartile mean of each side, all tasks together"""
+    difference: Interval
+    """interquartile mean of the first less that of the second"""
+    improvement: Interval
+    """probability that a run of the first scores above one of the second, as a mean over tasks"""
+    thresholds: np.ndarray
+    """scores `[P]` at which the profiles are taken"""
+    profiles: tuple[Interval, Interval]
+    """share of runs above each threshold, for each side"""
+    notes: tuple[str, ...] = ()
+    """what a reader should know, in words"""
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """Return the table's rows, as in `COLUMNS`: for each task, then for all tasks in scaled scores."""
+        found = []
+        for task in self.first:
+            for label, scores in zip(self.labels, (self.first[task], self.second[task])):
+                found.append(_row(task, label, scores, iqm_bootstrap(scores)))
+        if self.scale:
+            for label, tasks, interval in zip(self.labels, self._scaled(), self.iqms):
+                found.append(_row("all, scaled", label, np.concatenate(tasks), interval))
+        return found
+
+    def facts(self) -> dict[str, str]:
+        """Return the answers in words: difference, probability of improvement, what they mean."""
+        first, second = self.labels
+        low, high = float(self.difference.low), float(self.difference.high)
+        if low > 0 or high < 0:
+            meaning = f"{first if low > 0 else second} is better: the interval of the difference leaves out 0"
+        else:
+            meaning = "not told apart by these runs: the interval of the difference holds 0"
+        ends = [f"{task} {value_text(low)} to {value_text(high)}" for task, (low, high) in self.scale.items()]
+        return {
+            "compared": f"{first} against {second}",
+            **({"scaled": f"to 0 and 1: {', '.join(ends)}"} if ends else {}),
+            "difference": f"{self.difference} between interquartile means",
+            "improvement": f"{self.improvement} is the probability that a run of the first is better",
+            "so": meaning,
+            **{f"note {number}": note for number, note in enumerate(self.notes, start=1)},
+        }
+
+    def markdown(self) -> str:
+        """Return the table and the answers as Markdown."""
+        numbers = ("---:",) * (len(COLUMNS) - 2)
+        lines = [COLUMNS, ("---", "---", *numbers), *self.rows()]
+        table = "".join(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |\n" for cells in lines)
+        return table + "\n" + "".join(f"- {name}: {text}\n" for name, text in self.facts().items())
+
+    def draw(self) -> Any:
+        """Return a matplotlib figure: interquartile means, probability of improvement, performance profiles."""
+        figure, (means, chance, profiles) = new_figure(3)
+        unit = "scaled return" if self.scale else "return"
+        for number, (label, interval) in enumerate(zip(self.labels, self.iqms)):
+            _draw_interval(means, interval, number, COLOURS[number], label)
+        _draw_interval(chance, self.improvement, 0, "#555555", "")
+        chance.axvline(0.5, color="#777777", linewidth=1.0, linestyle="--")
+        chance.set_ylim(0.6, -0.6)
+        means.set_ylim(1.5, -0.6)
+        for panel in (means, chance):
+            panel.set_yticks([])
+        for colour, label, shares in zip(COLOURS, self.labels, self.profiles):
+            profiles.plot(
+                self.thresholds, shares.value, color=colour, linewidth=2.0, drawstyle="steps-post", label=label
+            )
+            profiles.fill_between(self.thresholds, shares.low, shares.high, step="post", color=colour, alpha=0.2, lw=0)
+        band = ["95 % bootstrap interval"]
+        tasks = ", ".join(self.first)
+        dress(means, f"Interquartile mean, {tasks}" if len(tasks) < 40 else "Interquartile mean", unit, "")
+        dress(chance, "Probability of improvement", f"P({self.labels[0]} > {self.labels[1]})", "")
+        dress(profiles, "Performance profile", f"{unit} r", "share of runs above r", band)
+        means.use_sticky_edges = False
+        means.margins(x=0.05)
+        chance.set_xlim(-0.02, 1.02)
+        return figure
+
+    def save(self, output: RunPath) -> Path:
+        """Write the picture and return its path. Raises `ImportError`: matplotlib is not installed."""
+        return save_figure(self.draw(), output)
+
+    def _scaled(self) -> list[list[np.ndarray]]:
+        return [_scaled(side, self.scale) for side in (self.first, self.second)]
+
+
+def compare_runs(
+    runs: Sequence[RunPath] | RunPath,
+    against: Sequence[RunPath] | RunPath,
+    *,
+    metric: str = RETURN,
+    scope: str = "test",
+    at_step: int | None = None,
+    scale: Mapping[str, tuple[float, float]] | None = None,
+    labels: Sequence[str] = (),
+    num_resamples: int = 2000,
+    seed: int = 0,
+) -> Comparison:
+    """Compare the last evaluations of two sets of runs on the same environments.
+
+    Args:
+        runs, against: folders of runs, at least two on each side for each environment.
+        metric, scope: name of the record that is the score.
+        at_step: the last evaluation up to this step counts; else the last of all.
+        scale: environment -> the returns that become 0 and 1. Several environments are scaled in any case: those not
+            named, by the lowest and the highest score of both sides.
+        labels: two names; else the sides are named by what differs.
+        num_resamples, seed: of the bootstrap.
+
+    Raises `ValueError`: the environments of the two sides differ, a side has too few runs, a run is no run or has no
+    such record.
+    """
+    sides = open_runs(runs), open_runs(against)
+    everything = open_runs([run.path for side in sides for run in side])  # no run is on both sides
+    tasks = _same_tasks(*sides)
+    check_whole("at_step", at_step, 1, optional=True)
+    scores: list[dict[str, np.ndarray]] = []
+    ends: list[int] = []
+    for side in sides:
+        found: dict[str, list[float]] = {task: [] for task in tasks}
+        for run in side:
+            end, score = _score(run.path, metric, scope, at_step)
+            found[run.task].append(score)
+            ends.append(end)
+        scores.append({task: np.array(values) for task, values in found.items()})
+    if len(labels) not in (0, 2):
+        raise ValueError(f"labels={list(labels)!r} is not allowed; give two, one for each side")
+    groups = group_runs(everything)
+    if not labels:
+        labels = _side_labels(sides, groups)
+    notes = [*_notes(sides, groups, labels), *_notes_on_length(ends, at_step)]
+    comparison = compare_scores(*scores, labels=labels, scale=scale, num_resamples=num_resamples, seed=seed)
+    return replace(comparison, notes=(*notes, *comparison.notes))
+
+
+def compare_scores(
+    first: Scores,
+    second: Scores,
+    *,
+    labels: Sequence[str] = ("first", "second"),
+    scale: Mapping[str, tuple[float, float]] | None = None,
+    num_resamples: int = 2000,
+    seed: int = 0,
+) -> Comparison:
+    """Compare scores by task: `{"CartPole-v1": [500.0, 480.0]}`; see `compare_runs`.
+
+    Raises `ValueError`: other tasks on one side than on the other, fewer than two scores, NaN, a scale of no width.
+    """
+    if set(first) != set(second) or not first:
+        raise ValueError(f"the tasks {list(first)} and {list(second)} differ; compare scores of the same tasks")
+    first, second = ({task: np.asarray(side[task], np.float64) for task in first} for side in (first, second))
+    for label, side in zip(labels, (first, second)):
+        for task, scores in side.items():
+            if len(scores) < 2:
+                raise ValueError(
+                    f"{label} has {len(scores)} run of {task}; an interval needs at least two, better ten: train more "
+                    "seeds (--seeds)"
+                )
+    scale = _complete_scale(first, second, scale or {})
+    ours, theirs = _scaled(first, scale), _scaled(second, scale)
+    values = np.concatenate([*ours, *theirs])
+    thresholds = np.linspace(values.min(), values.max(), _NUM_THRESHOLDS)
+    draws = {"num_resamples": num_resamples, "seed": seed}
+    fewest = min(len(scores) for side in (first, second) for scores in side.values())
+    notes = [f"with {fewest} runs intervals come out too narrow; take {FEW} or more"] if fewest < FEW else []
+    return Comparison(
+        labels=(labels[0], labels[1]),
+        first=first,
+        second=second,
+        scale=scale,
+        iqms=(iqm_bootstrap(ours, **draws), iqm_bootstrap(theirs, **draws)),
+        difference=iqm_difference_bootstrap(ours, theirs, **draws),
+        improvement=improvement_bootstrap(ours, theirs, **draws),
+        thresholds=thresholds,
+        profiles=(
+            performance_profile(ours, thresholds, **draws),
+            performance_profile(theirs, thresholds, **draws),
+        ),
+        notes=tuple(notes),
+    )
+
+
+def _same_tasks(first: Sequence[RunFolder], second: Sequence[RunFolder]) -> list[str]:
+    """Return the environments. Raises `ValueError` where they are not those of both sides."""
+    ours, theirs = ([*dict.fromkeys(run.task for run in side)] for side in (first, second))
+    if set(ours) != set(theirs):
+        raise ValueError(
+            f"runs of different environments cannot be compared: {', '.join(ours)} against {', '.join(theirs)}; give "
+            "runs of the same environments on both sides"
+        )
+    return ours
+
+
+def _score(path: Path, metric: str, scope: str, at_step: int | None) -> tuple[int, float]:
+    """Return the step of the score, and the score."""
+    curve = read_curve(path, metric, scope)
+    last = len(curve.x) if at_step is None else int(np.searchsorted(curve.x, at_step, side="right"))
+    if last == 0:
+        raise ValueError(f"{path} has no {scope}/{metric} up to step {at_step}; its first is at {int(curve.x[0])}")
+    return int(curve.x[last - 1]), float(curve.values[last - 1])
+
+
+def _labels_in(side: Sequence[RunFolder], groups: Sequence[RunGroup]) -> dict[str, list[str]]:
+    """Return the labels of the groups of a side's runs, for each task."""
+    label_of = {run.path: group.label for group in groups for run in group.runs}
+    found: dict[str, list[str]] = {}
+    for run in side:
+        labels = found.setdefault(run.task, [])
+        if label_of[run.path] not in labels:
+            labels.append(label_of[run.path])
+    return found
+
+
+def _side_labels(sides: Sequence[Sequence[RunFolder]], groups: Sequence[RunGroup]) -> list[str]:
+    """Return the sides' names: their settings, else their algorithms where these are enough, else letters."""
+    settings = [{label for labels in _labels_in(side, groups).values() for label in labels} for side in sides]
+    algorithms = [{run.algo.upper() for run in side} for side in sides]
+    for names in (settings, algorithms):
+        if all(len(found) == 1 for found in names) and names[0] != names[1]:
+            return [next(iter(found)) for found in names]
+    return ["A", "B"]
+
+
+def _notes(sides: Sequence[Sequence[RunFolder]], groups: Sequence[RunGroup], labels: Sequence[str]) -> Iterator[str]:
+    """Yield what makes the comparison less than it seems."""
+    for label, side in zip(labels, sides):
+        for task, found in _labels_in(side, groups).items():
+            if len(found) > 1:
+                yield f"{label} mixes runs of different settings on {task}: {'; '.join(found)}"
+        settings = Counter((run.task, run.seed, json.dumps(run.settings(), sort_keys=True)) for run in side)
+        twice = [f"{task} seed {seed}" for (task, seed, _), count in settings.items() if count > 1]
+        if twice:
+            yield f"{label} has more than one run of {', '.join(twice)}: equal seeds are no independent runs"
+    if _labels_in(sides[0], groups) == _labels_in(sides[1], groups):
+        yield "both sides have the same settings"
+
+
+def _notes_on_length(ends: Sequence[int], at_step: int | None) -> Iterator[str]:
+    if at_step is None and min(ends) != max(ends):
+        yield (
+            f"the last evaluations are at different steps, {min(ends):,} to {max(ends):,}; compare at one step with "
+            f"--at-step {min(ends)}"
+        )
+
+
+def _complete_scale(
+    first: Scores, second: Scores, given: Mapping[str, tuple[float, float]]
+) -> dict[str, tuple[float, float]]:
+    """Return a scale for each task, or none for a single task without one."""
+    for task, (low, high) in given.items():
+        if task not in first:
+            raise ValueError(f"scale: there is no task {task!r}; {suggestion(task, first)}")
+        if not low < high:
+            raise ValueError(f"scale: {task} from {low:g} to {high:g} is not allowed; the second must be the larger")
+    if len(first) == 1 and not given:
+        return {}
+    scale = {}
+    for task in first:
+        scores = np.concatenate([first[task], second[task]])
+        scale[task] = given.get(task, (float(scores.min()), float(scores.max())))
+        if scale[task][0] == scale[task][1]:
+            raise ValueError(
+                f"all runs of {task} score {scale[task][0]:g}, so there is nothing to scale by: give its ends, e.g. "
+                f"--scale {task}=0:{scale[task][1]:g}"
+            )
+    return scale
+
+
+def _scaled(side: Scores, scale: Mapping[str, tuple[float, float]]) -> list[np.ndarray]:
+    if not scale:
+        return list(side.values())
+    return [(scores - scale[task][0]) / (scale[task][1] - scale[task][0]) for task, scores in side.items()]
+
+
+def _row(task: str, label: str, scores: np.ndarray, interval: Interval) -> tuple[str, ...]:
+    numbers = (scores.mean(), np.median(scores), scores.min(), scores.max())
+    return (
+        task,
+        label,
+        str(len(scores)),
+        f"{float(interval.value):.4g}",
+        f"{float(interval.low):.4g} to {float(interval.high):.4g}",
+        *(f"{number:.4g}" for number in numbers),
+    )
+
+
+def _draw_interval(panel: Any, interval: Interval, row: int, colour: str, label: str) -> None:
+    """Draw a bar over the interval, a stroke at the number, and above it both in words."""
+    value, low, high = (float(part) for part in interval)
+    panel.barh(row, high - low, left=low, height=0.3, color=colour, alpha=0.3)
+    panel.plot([value, value], [row - 0.15, row + 0.15], color=colour, linewidth=3.0, solid_capstyle="butt")
+    text = f"{label}: {interval}" if label else str(interval)
+    panel.text(0.02, row - 0.2, text, transform=panel.get_yaxis_transform(), va="bottom", color=colour)

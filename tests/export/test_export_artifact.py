@@ -1,0 +1,441 @@
+"""`policy.export`: the files, their proof, and what acts with them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import random
+import re
+import runpy
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from exported_policies import ACTIONS, OBSERVATIONS, as_plain, make_policy, policy_of
+from gymnasium import spaces
+from huggingface_hub import ModelCard
+
+from lockstep import PPOConfig, load_policy
+from lockstep.algorithms.acting import ActingPolicy
+from lockstep.connectors import Connector, FrameStack, Grayscale, ObsPipeline, Resize
+from lockstep.data.trees import leaves, rows_of
+from lockstep.export import ExportError, Origin, export_policies, formats, load_export, parity
+from lockstep.modules import RLModule, RLModuleSpec
+
+BOX, CHOICES = OBSERVATIONS["Box"], ACTIONS["Discrete"]
+REPRESENTATIVE = [
+    ("ppo", "Dict", "Dict", "mask", "no memory", "normalised", "actions"),
+    ("ppo", "Box", "Box", "no mask", "lstm", "normalised", "frames"),
+    ("iqn", "image", "Discrete", "no mask", "no memory", "as it is", "none"),
+    ("sac", "Box", "Box", "no mask", "gru", "as it is", "rewards"),
+]
+"""what the fast suite exports: observations, actions, memories and connectors of each kind"""
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A plain policy's artefact, to be copied where it is changed."""
+    return make_policy("ppo", BOX, CHOICES).export(tmp_path_factory.mktemp("plain") / "exported")
+
+
+def card_of(folder: Any) -> dict[str, Any]:
+    return json.loads((folder / "card.json").read_text())
+
+
+@pytest.mark.parametrize("cell", REPRESENTATIVE, ids="-".join)
+def test_the_artefact_acts_as_the_policy_and_so_does_act_py(cell, tmp_path):
+    policy = policy_of(cell)
+    folder = policy.export(tmp_path / "exported")
+    found = card_of(folder)["parity"]
+    assert found["observations"] >= 10_000
+    assert found["largest_difference"] <= 1e-6
+    assert {path.name for path in folder.iterdir()} == {"policy.onnx", "card.json", "README.md", "act.py"}
+    actor = runpy.run_path(str(folder / "act.py"))["Actor"](folder)
+    space, rng = policy.observation_space, np.random.default_rng(0)
+    space.seed(5)
+    for _ in range(3):  # episodes
+        policy.reset()
+        actor.reset()
+        state = None
+        for step in range(5):
+            obs, reward = as_plain(space.sample()), float(rng.normal()) if step else 0.0
+            expected = policy.compute_single_action(obs, state, rewards=reward if step else None)
+            if policy.is_stateful:
+                expected, state = expected
+            action = actor.act(obs, reward)
+            assert policy.action_space.contains(action)
+            for mine, theirs in zip(leaves(action), leaves(expected), strict=True):
+                np.testing.assert_allclose(mine, theirs, atol=1e-6, rtol=0)
+                assert type(mine) is type(theirs)
+
+
+def test_act_py_has_40_lines_and_needs_numpy_and_onnxruntime_alone(plain):
+    text = (plain / "act.py").read_text()
+    assert len(text.splitlines()) <= 40
+    assert max(map(len, text.splitlines())) <= 120
+    imported = set(re.findall(r"^(?:import|from) (\w+)", text, re.MULTILINE))
+    assert imported == {"hashlib", "json", "pathlib", "numpy", "onnxruntime"}
+
+
+def test_the_card_says_what_it_is(tmp_path):
+    config = PPOConfig().environment("CartPole-v1", normalize_observations=True)
+    policy = config.build_policy()
+    folder = policy.export(tmp_path / "exported", evaluation={"return_mean": 123.4, "return_std": 5.0})
+    card, page = card_of(folder), (folder / "README.md").read_text()
+    assert card["algorithm"] == "ppo"
+    assert card["environment"] == "CartPole-v1"
+    assert card["sha256"] == hashlib.sha256((folder / "policy.onnx").read_bytes()).hexdigest()
+    assert card["parity"] == {"observations": 10_000, "source": "environment", "largest_difference": 0.0, "ties": 0}
+    assert card["observation"] == [{"name": "obs", "path": [], "shape": [4], "dtype": "float32"}]
+    assert card["outputs"] == ["action"]
+    assert {"lockstep", "torch", "onnx", "onnxruntime"} <= set(card["versions"])
+    front = ModelCard.load(folder / "README.md").data
+    assert front.tags == ["reinforcement-learning", "ppo", "CartPole-v1"]
+    assert front.eval_results[0].metric_value == "123.40 +/- 5.00"
+    assert "| `obs` | [B, 4] | float32 |" in page
+    assert "10,000 observations of the environment" in page
+
+
+def test_names_and_shapes_are_those_of_the_spaces_and_the_batch_is_free(tmp_path):
+    import onnx
+
+    policy = make_policy("ppo", OBSERVATIONS["Dict"], ACTIONS["Tuple"], mask=True, model={"recurrent": "gru"})
+    folder = policy.export(tmp_path / "exported")
+    graph = onnx.load(folder / "policy.onnx").graph
+    inputs = {each.name: each.type.tensor_type.shape.dim for each in graph.input}
+    assert set(inputs) == {"obs/place", "obs/kind/0", "obs/kind/1", "obs/action_mask", "state_in_h"}
+    assert {each.name for each in graph.output} == {"action/0", "action/1/pick", "state_out_h"}
+    assert all(dims[0].dim_param == "batch" for dims in inputs.values())
+    assert [dim.dim_value for dim in inputs["obs/place"][1:]] == [2, 2]
+    trained = [each.name for each in graph.initializer if "value_" in each.name or "critic" in each.name]
+    assert trained == [], "acting needs no value function"
+
+
+def test_torch_writes_the_same_policy(tmp_path):
+    policy = policy_of(REPRESENTATIVE[1])
+    written = {name: load_export(policy.export(tmp_path / name, format=name)) for name in ("onnx", "torch")}
+    assert not (tmp_path / "torch" / "act.py").exists()
+    obs = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+    for _ in range(3):
+        first, second = (each.compute_actions(obs) for each in written.values())
+        np.testing.assert_allclose(first, second, atol=1e-6)
+    assert isinstance(torch.export.load(tmp_path / "torch" / "policy.pt2"), torch.export.ExportedProgram)
+
+
+def test_what_is_drawn_follows_the_policys_distribution(tmp_path):
+    policy = make_policy("ppo", BOX, ACTIONS["Dict"])
+    exported = load_export(policy.export(tmp_path / "exported", deterministic=False))
+    assert exported.card["noise"] == [["standard_normal", 2], ["gumbel", 3]]
+    obs = np.repeat(np.float32([[0.5, -1.0, 0.2, 1.5]]), 20_000, axis=0)
+    drawn, expected = exported.compute_actions(obs), policy.compute_actions(obs, explore=True)
+    for name in ("turn", "push"):
+        np.testing.assert_allclose(drawn[name].mean(0), expected[name].mean(0), atol=0.05)
+        np.testing.assert_allclose(drawn[name].std(0), expected[name].std(0), atol=0.05)
+    assert len(np.unique(drawn["turn"])) > 1
+
+
+def process_state() -> tuple[Any, ...]:
+    """What an export must leave as it is in the process: threads, random numbers, warnings, loggers."""
+    levels = {name: logging.getLogger(name).level for name in ("", "torch", "torch.onnx", "torch.fx")}
+    generators = random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()  # noqa: NPY002
+    return torch.get_num_threads(), generators, list(warnings.filters), levels, torch.is_grad_enabled()
+
+
+def test_a_policy_is_exported_twice_into_one_folder_and_stays_as_it_is(tmp_path):
+    policy = make_policy("ppo", BOX, CHOICES, frame_stack=2)
+    before = {name: value.copy() for name, value in policy.module.get_state().items()}
+    obs = as_plain(policy.observation_space.sample())
+    action = policy.compute_single_action(obs)
+    process = process_state()
+    for _ in range(2):
+        load_export(policy.export(tmp_path / "exported"))
+    assert process_state() == process
+    assert [path.name for path in tmp_path.iterdir()] == ["exported"]
+    assert all(np.array_equal(value, before[name]) for name, value in policy.module.get_state().items())
+    policy.reset()
+    assert str(policy.compute_single_action(obs)) == str(action)
+
+
+def test_several_agents_have_a_folder_for_each_module(tmp_path):
+    config = PPOConfig().multi_agent(policies={"one", "two"}, policy_mapping_fn=lambda agent, episode: agent)
+    observation_space = {"one": BOX, "two": OBSERVATIONS["Discrete"]}
+    action_space = {"one": CHOICES, "two": ACTIONS["Box"]}
+    config.rl_module(model_config={"hiddens": (8,)})
+    from lockstep import Policy
+
+    group = config.build_learner_group(spaces=(observation_space, action_space))
+    policy = Policy(config, group, observation_space=observation_space, action_space=action_space)
+    folder = policy.export(tmp_path / "exported")
+    assert sorted(path.name for path in folder.iterdir()) == ["one", "two"]
+    obs = {"one": np.float32([1.0, -1.0, 0.5, 0.0]), "two": 4}
+    actions = policy.compute_actions(obs)
+    for name, value in obs.items():
+        alone = rows_of(load_export(folder / name).compute_actions(np.asarray(value)[None]), 0)
+        np.testing.assert_allclose(alone, actions[name], atol=1e-6)
+
+
+# -- refusals ---
+
+
+def test_an_export_is_no_checkpoint(plain):
+    with pytest.raises(ValueError, match=r"is an export, .* lockstep\.export\.load_export reads it"):
+        load_policy(plain)
+
+
+def test_a_damaged_artefact_is_refused_by_name(plain, tmp_path):
+    folder = Path(shutil.copytree(plain, tmp_path / "exported"))
+    file, text = folder / "policy.onnx", (folder / "act.py").read_text()
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(ExportError, match=r"policy\.onnx is damaged: its SHA-256"):
+        load_export(folder)
+    with pytest.raises(ValueError, match=r"policy\.onnx is damaged"):
+        runpy.run_path(str(folder / "act.py"))["Actor"](folder)
+    assert "sha256" in text
+    file.unlink()
+    with pytest.raises(ExportError, match=r"policy\.onnx is missing"):
+        load_export(folder)
+    (folder / "card.json").write_text("{")
+    with pytest.raises(ExportError, match=r"card\.json is damaged"):
+        load_export(folder)
+    with pytest.raises(ExportError, match="is no export"):
+        load_export(tmp_path)
+
+
+def test_a_mismatch_is_an_error_and_leaves_nothing(plain, tmp_path, monkeypatch):
+    policy = make_policy("ppo", BOX, CHOICES)
+    shutil.copytree(plain, tmp_path / "exported")
+    before = (tmp_path / "exported" / "policy.onnx").read_bytes()
+    written = formats.write
+
+    def other(graph, path, file_format):
+        for parameter in graph.module.parameters():
+            parameter.mul_(1.01)
+        written(graph, path, file_format)
+        for parameter in graph.module.parameters():
+            parameter.div_(1.01)
+
+    monkeypatch.setattr("lockstep.export.artifact.write", other)
+    with pytest.raises(ExportError, match=r"acts otherwise than the policy: .* instead of .* Nothing was written"):
+        policy.export(tmp_path / "exported")
+    assert [path.name for path in tmp_path.iterdir()] == ["exported"]
+    assert (tmp_path / "exported" / "policy.onnx").read_bytes() == before
+
+
+class Reading(torch.nn.Module):
+    """Reads the value of a tensor, so that only one way is traced."""
+
+    output_size = 4
+
+    def __init__(self, space: Any) -> None:
+        super().__init__()
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return obs if float(obs.sum()) > 0 else -obs
+
+
+class Rare(Reading):
+    """Computes an operation that ONNX does not have."""
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return torch.special.bessel_j0(obs)
+
+
+def test_a_network_that_cannot_be_traced_says_which_and_what_to_do(tmp_path):
+    policy = make_policy("ppo", BOX, CHOICES, model={"encoder": Reading})
+    with pytest.raises(
+        ExportError, match=r"DefaultActorCriticModule cannot be exported: .*forward_inference is traced"
+    ):
+        policy.export(tmp_path / "exported")
+    policy = make_policy("ppo", BOX, CHOICES, model={"encoder": Rare})
+    with pytest.raises(ExportError, match=r"\.\w*bessel_j0 has no ONNX form; .*format=\"torch\""):
+        policy.export(tmp_path / "exported")
+    assert list(tmp_path.iterdir()) == []
+    assert load_export(policy.export(tmp_path / "exported", format="torch")).card["format"] == "torch"
+
+
+@pytest.mark.parametrize(
+    "words, options",
+    [
+        ("'tflite' is not allowed", {"format": "tflite"}),
+        ("name of a file; give a folder", {"path": "policy.onnx"}),
+        ("exists and is no export", {"path": "taken"}),
+    ],
+)
+def test_what_is_asked_for_wrongly_is_refused(words, options, tmp_path):
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "thesis.txt").write_text("mine")
+    policy = make_policy("ppo", BOX, CHOICES)
+    with pytest.raises(ValueError, match=words):
+        policy.export(**{**options, "path": tmp_path / options.get("path", "exported")})
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+@pytest.mark.parametrize("algorithm", ["dqn", "td3"])
+def test_an_algorithm_that_does_not_draw_is_refused_with_sample(algorithm, tmp_path):
+    policy = make_policy(algorithm, BOX, ACTIONS["Discrete" if algorithm == "dqn" else "Box"])
+    with pytest.raises(ValueError, match=f"{algorithm} explores by .*leave out --sample"):
+        policy.export(tmp_path / "exported", deterministic=False)
+
+
+def test_spaces_without_arrays_are_refused(tmp_path):
+    from lockstep.export.graph import ports_of
+
+    with pytest.raises(ExportError, match=r"obs/note is Text.* has no array of fixed size"):
+        list(ports_of("obs", spaces.Dict({"note": spaces.Text(5)})))
+
+
+# -- the proof ---
+
+
+def test_choices_that_float32_does_not_tell_apart_are_counted_and_others_are_mismatches():
+    policy = make_policy("ppo", BOX, spaces.Discrete(3))
+    graph = formats_graph(policy)
+    with torch.no_grad():
+        graph.module.policy_head.weight.zero_()
+        graph.module.policy_head.bias.copy_(torch.tensor([1.0, 1.0, 0.5]))
+    inputs = {"obs": np.zeros((2, 4), np.float32)}
+    proof, rows = parity.Proof(policy.acting["default_policy"], None, graph), np.array([True, False])
+    proof.judge(inputs, np.array([0, 0]), np.array([1, 0]), rows)
+    assert proof.found.ties == 1
+    with pytest.raises(ExportError, match="2 instead of 0"):
+        proof.judge(inputs, np.array([0, 0]), np.array([2, 0]), rows)
+
+
+def formats_graph(policy: Any) -> Any:
+    from lockstep.export.graph import ActingGraph
+
+    part = policy.acting["default_policy"]
+    return ActingGraph(part.module, part.connectors, part.observation_space, part.action_space)
+
+
+def test_an_environment_that_cannot_be_made_is_replaced_by_random_observations(tmp_path):
+    def broken(**options: Any) -> gym.Env[Any, Any]:
+        raise RuntimeError("no licence")
+
+    policy = make_policy("ppo", BOX, CHOICES)
+    policy.config.environment(broken)
+    assert card_of(policy.export(tmp_path / "exported"))["parity"]["source"] == "random"
+
+
+# -- connectors and networks of one's own ---
+
+
+class Doubled(Connector):
+    """Doubles observations, by what numpy and torch have in common."""
+
+    def __call__(self, data: Any) -> Any:
+        return data * 2
+
+
+class InNumpy(Doubled):
+    """Works on arrays alone."""
+
+    def __call__(self, data: Any) -> Any:
+        return np.tanh(np.asarray(data))
+
+
+class Counted(Doubled):
+    """Has a memory, and does not say how it is exported."""
+
+    def reset(self, env_index: Any = None) -> None:
+        return
+
+
+class Turned(Connector):
+    """Turns actions round, on arrays; in an artefact with torch."""
+
+    def __call__(self, data: Any) -> Any:
+        return np.negative(data)
+
+    def export_call(self, data: Any, memory: Any) -> Any:
+        return -data, {}
+
+
+def test_connectors_of_ones_own_are_inside(tmp_path):
+    policy = make_policy(
+        "ppo",
+        BOX,
+        ACTIONS["Box"],
+        env_to_module=lambda *spaces: Doubled(),
+        module_to_env=lambda *spaces: Turned(),
+        normalize_observations=True,
+    )
+    exported = load_export(policy.export(tmp_path / "exported"))
+    obs = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+    np.testing.assert_allclose(exported.compute_actions(obs), policy.compute_actions(obs), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "connector, words",
+    [
+        (InNumpy, "InNumpy cannot be exported: .*give tensors for tensors.*override export_call"),
+        (Counted, "Counted has a memory and does not say how it is exported; define export_memory"),
+    ],
+)
+def test_a_connector_that_cannot_be_exported_is_named(connector, words, tmp_path):
+    policy = make_policy("ppo", BOX, CHOICES, env_to_module=lambda *spaces: connector())
+    with pytest.raises(ExportError, match=words):
+        policy.export(tmp_path / "exported")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "make, shape",
+    [
+        (lambda: Grayscale(), (12, 10, 3)),
+        (lambda: [Grayscale(), Resize(8, 9), FrameStack(2)], (3, 12, 10)),
+        (lambda: Resize(9, 8), (12, 10, 3)),
+    ],
+)
+def test_connectors_of_images_give_the_same_for_tensors(make, shape):
+    space = spaces.Box(0, 255, shape, np.uint8)
+    pipeline = ObsPipeline(made if isinstance(made := make(), list) else [made], space)
+    images = np.stack([space.sample() for _ in range(4)])
+    expected, data = pipeline(images), torch.from_numpy(images)
+    pipeline.reset()
+    for connector in pipeline.connectors:
+        memory = {
+            name: torch.from_numpy(np.repeat(leaf[None], 4, 0)) for name, leaf in connector.export_memory().items()
+        }
+        data, _ = connector.export_call(data, memory)
+    assert data.dtype == torch.uint8
+    np.testing.assert_array_equal(data.numpy(), expected)
+
+
+class OwnMemory(RLModule):
+    """Picks actions itself and counts down from 3, which is where its state begins."""
+
+    def setup(self) -> None:
+        self.layer = torch.nn.Linear(4, 4)
+
+    def get_initial_state(self) -> dict[str, torch.Tensor]:
+        return {"left": torch.full((1,), 3.0)}
+
+    def _forward(self, batch: Any) -> dict[str, Any]:
+        left = batch["state_in"]["left"]
+        scores = self.layer(batch["obs"]) + left.unsqueeze(1) * torch.arange(4.0)
+        return {"actions": scores.argmax(-1), "state_out": {"left": left - 1.0}}
+
+
+def test_a_network_of_ones_own_that_picks_actions_and_begins_with_a_state(tmp_path):
+    config = PPOConfig().rl_module(rl_module_spec=RLModuleSpec(OwnMemory))
+    module, connectors = config.build_acting_parts((BOX, spaces.Discrete(4)), "default_policy")
+    part = ActingPolicy(config, module, connectors, observation_space=BOX, action_space=spaces.Discrete(4))
+    facts = {"algorithm": "ppo", "environment": "none", "steps": 0, "evaluation": None, "versions": {"lockstep": "0"}}
+    folder = export_policies({"": part}, tmp_path / "exported", Origin(facts))
+    card = card_of(folder)
+    assert card["state"] == [{"name": "state_in_left", "shape": [1], "dtype": "float32", "initial": [3.0]}]
+    actor = runpy.run_path(str(folder / "act.py"))["Actor"](folder)
+    policy, obs, state, seen = part.twin(), np.float32([0.1, -0.2, 0.3, 0.0]), None, set()
+    for _ in range(6):
+        expected, state = policy.compute_single_action(obs, state)
+        assert actor.act(obs) == expected
+        seen.add(expected)
+    assert len(seen) > 1

@@ -1,0 +1,100 @@
+"""Runs in groups: what differs, what it is called, what is refused."""
+
+from pathlib import Path
+
+import pytest
+from tracked_runs import make_run
+
+from lockstep.tracking import RunFolder
+from lockstep.tracking.groups import differing_options, group_runs, open_runs
+
+
+def labels(runs: list[RunFolder], **options) -> list[tuple[str, int]]:
+    return [(group.label, len(group.runs)) for group in group_runs(runs, **options)]
+
+
+def test_seeds_are_no_difference_and_algorithms_never_mix(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path, algo, seed=seed) for algo in ("ppo", "a2c") for seed in range(2)]
+    assert labels(runs) == [("PPO", 2), ("A2C", 2)]
+    assert labels(runs, group_by=["training.lr"]) == [("PPO lr=0.001", 2), ("A2C lr=0.001", 2)]
+
+
+def test_all_that_differs_within_an_environment_is_named(tmp_path: Path) -> None:
+    model = {"model_config": {"hiddens": [64, 64]}}
+    runs = [
+        make_run(tmp_path, lr=1e-3, rl_module=model),
+        make_run(tmp_path, lr=3e-5, rl_module=model),
+        make_run(tmp_path, lr=3e-5, rl_module={"model_config": {"hiddens": [8]}}),
+        make_run(tmp_path, env="Acrobot-v1", lr=1e-3, rl_module=model, reporting={"total_steps": 9}),
+    ]
+    assert differing_options(runs[:3]) == ["training.lr", "rl_module.model_config.hiddens"]
+    assert labels(runs) == [
+        ("PPO lr=0.001, hiddens=[64, 64]", 2),
+        ("PPO lr=3e-05, hiddens=[64, 64]", 1),
+        ("PPO lr=3e-05, hiddens=[8]", 1),
+    ], "that a task has other steps is no difference between runs of one task"
+    assert labels(runs, group_by=["training.lr"]) == [("PPO lr=0.001", 2), ("PPO lr=3e-05", 2)]
+
+
+def test_options_of_one_name_are_told_apart_by_their_section(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path, lr=value, replay={"lr": value}) for value in (1, 2)]
+    assert labels(runs) == [("PPO training.lr=1, replay.lr=1", 1), ("PPO training.lr=2, replay.lr=2", 1)]
+
+
+def test_where_weights_came_from_and_changes_on_the_way_are_differences(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path), make_run(tmp_path), make_run(tmp_path)]
+    runs[1].info["init_from"] = "runs/old"
+    config = {**runs[2].config, "training": {"lr": 0.5}}
+    changes = {"training.lr": {"before": 0.001, "after": 0.5}}
+    runs[2].record_changes(config, {"step": 2000, "time": "", "changes": changes})
+    assert [label for label, _ in labels(runs)] == [
+        "PPO lr=0.001, no init_from, no changed",
+        "PPO lr=0.001, init_from=runs/old, no changed",
+        "PPO lr=0.5, no init_from, changed=training.lr=0.5 from step 2000",
+    ]
+
+
+def test_an_option_with_parts_is_compared_part_by_part(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path, environment={"env_config": options}) for options in ({}, {"gravity": 3})]
+    assert [label for label, _ in labels(runs)] == ["PPO no gravity", "PPO gravity=3"]
+
+
+def test_labels_that_are_given_are_one_for_each_group(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path, lr=lr) for lr in (1, 2)]
+    assert [label for label, _ in labels(runs, labels=["slow", "fast"])] == ["slow", "fast"]
+    with pytest.raises(ValueError, match=r"1 labels for 2 groups of runs; .*: PPO lr=1; PPO lr=2"):
+        group_runs(runs, labels=["slow"])
+
+
+def test_long_values_are_cut_but_stay_apart(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path, lr=[[0, 1e-3]] * 20 + [[last, 0]]) for last in (1, 2)]
+    first, second = (label for label, _ in labels(runs))
+    assert len(first) < 60
+    assert second == f"{first} (2)"
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("lr", "did you mean 'training.lr'?"),
+        ("training.lrr", "did you mean 'training.lr'?"),
+        ("xyz", "these differ: training.lr"),
+    ],
+)
+def test_unknown_options_to_group_by_are_answered_with_known_ones(tmp_path: Path, path: str, message: str) -> None:
+    runs = [make_run(tmp_path, lr=lr) for lr in (1, 2)]
+    with pytest.raises(ValueError, match=f"no run has an option '{path}' to group by; ") as error:
+        group_runs(runs, group_by=[path])
+    assert message in str(error.value)
+
+
+def test_folders_are_opened_once_each(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    assert [found.path for found in open_runs(run.path)] == [run.path]
+    with pytest.raises(ValueError, match="is given twice"):
+        open_runs([run.path, run.path])
+    with pytest.raises(ValueError, match="at least one run's folder"):
+        open_runs([])
+    (run.path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config\.json is damaged"):
+        open_runs(run.path)
