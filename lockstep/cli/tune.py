@@ -91,8 +91,8 @@ class Tune:
             rows = [
                 (
                     names[which],
-                    f"{interval.iqm:.4g}",
-                    f"{interval.low:.4g} to {interval.high:.4g}",
+                    f"{float(interval.value):.4g}",
+                    f"{float(interval.low):.4g} to {float(interval.high):.4g}",
                     f"{min(result.final_returns[which]):.4g}",
                 )
                 for which, interval in result.final.items()

@@ -26,7 +26,7 @@ from lockstep.algorithms import AlgorithmConfig
 from lockstep.recipes import Recipe, bench
 from lockstep.recipes.training import find_settings
 from lockstep.state.checks import check_whole, install_hint
-from lockstep.tracking import IqmInterval, iqm_bootstrap
+from lockstep.tracking import Interval, iqm_bootstrap
 from lockstep.trainer.run import Run, name_of_env, prepare_run
 from lockstep.tuning.pictures import draw_search
 from lockstep.tuning.space import SearchSpace, apply, default_space, read_space
@@ -71,7 +71,7 @@ class TuneResult:
     trials: tuple[TrialRow, ...]
     path: Path
     """the study's folder"""
-    final: Mapping[str, IqmInterval]
+    final: Mapping[str, Interval]
     """interquartile mean and interval of new seeds with the "best" settings and those of the "start" (only these where
     they are the best); empty without new seeds"""
     final_returns: Mapping[str, tuple[float, ...]]
