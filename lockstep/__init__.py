@@ -44,6 +44,7 @@ from lockstep.recipes.training import train
 from lockstep.rollout import AsyncCollector, Collector, MultiAgentCollector
 from lockstep.trainer import BaseTrainer, OfflineTrainer, OffpolicyTrainer, OnpolicyTrainer
 from lockstep.trainer.run import TrainResult, load_policy
+from lockstep.tuning import tune
 
 __all__ = [
     "ALGORITHMS",
@@ -95,4 +96,5 @@ __all__ = [
     "load_policy",
     "policy_within_training_step",
     "train",
+    "tune",
 ]

@@ -35,6 +35,7 @@ from lockstep.cli.report import (
     show_table,
     shown_path,
 )
+from lockstep.cli.tune import Tune
 from lockstep.diagnosis import doctor
 from lockstep.envs.check import check_environment
 from lockstep.envs.errors import EnvironmentStepError
@@ -579,10 +580,13 @@ Command = (
     | Annotated[List, tyro.conf.subcommand("list")]
     | Annotated[Doctor, tyro.conf.subcommand("doctor")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
+    | Annotated[Tune, tyro.conf.subcommand("tune")]
 )
 
 
-def parse(words: list[str]) -> Train | Resume | Eval | Export | Plot | Compare | Report | List | Doctor | Bench:
+def parse(
+    words: list[str],
+) -> Train | Resume | Eval | Export | Plot | Compare | Report | List | Doctor | Bench | Tune:
     """Return the command that the words name. Ends the process with help (0) or a message about what is wrong (2)."""
     return tyro.cli(
         Command,

@@ -163,11 +163,14 @@ def run_seed(work: Work, says: Any = print) -> Row:
     }
 
 
-def run_seeds(works: Sequence[Work], jobs: int = 1) -> Iterator[Row]:
-    """Run each in a process of its own, `jobs` of them at once; yield rows as they end."""
+def run_seeds(works: Sequence[Work], jobs: int = 1, verbose: bool = True) -> Iterator[Row]:
+    """Run each in a process of its own, `jobs` of them at once; yield rows as they end.
+
+    `verbose`: each prints a line after an epoch.
+    """
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(jobs, len(works)) or 1, mp_context=context, max_tasks_per_child=1) as pool:
-        futures = [pool.submit(run_seed, work, partial(_say_to, os.getpid())) for work in works]
+        futures = [pool.submit(run_seed, work, partial(_say_to, os.getpid(), verbose)) for work in works]
         try:
             for future in as_completed(futures):
                 yield future.result()
@@ -176,9 +179,10 @@ def run_seeds(works: Sequence[Work], jobs: int = 1) -> Iterator[Row]:
                 future.cancel()
 
 
-def _say_to(parent: int, text: str) -> None:
+def _say_to(parent: int, verbose: bool, text: str) -> None:
     """Print. Raises `RuntimeError` where the command that waits for the result is gone: the next one goes on."""
-    print(text, flush=True)
+    if verbose:
+        print(text, flush=True)
     if os.getppid() != parent:
         raise RuntimeError(f"the command that this seed ran for (process {parent}) has ended")
 

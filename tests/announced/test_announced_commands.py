@@ -33,6 +33,8 @@ NOT_RUN = {
     "that somebody else has started",
     "lockstep bench run ppo Hopper-v5 --seeds 5": "takes half an hour, and a clean commit; a short one is run in "
     "tests/recipes/test_recipes_bench.py",
+    "lockstep tune ppo CartPole-v1 --trials 20 --jobs 2 --total-steps 20000": "starts twenty processes; a search of "
+    "few trials is run in tests/tuning/test_tuning_study.py",
 }
 """commands that need what is not there, and why"""
 NEEDS_RAY = ("--num-learners", "--num-env-runners")

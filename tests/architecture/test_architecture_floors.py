@@ -33,7 +33,8 @@ FLOORS = {
     "trainer": 7,
     "recipes": 8,
     "diagnosis": 8,
-    "cli": 9,
+    "tuning": 9,
+    "cli": 10,
 }
 NOT_AN_ALGORITHM = (
     *("__init__", "acting", "base_config", "config", "connectors", "json_form", "new_modules", "offline", "policy"),

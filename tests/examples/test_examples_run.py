@@ -26,8 +26,8 @@ def load(name: str):
 
 
 def test_every_example_is_tested():
-    # the last: test_docs_scaling.py
-    tested = {"train_cartpole", "parts", "own_loop", "custom_loss", "connect_four", "two_nodes"}
+    # the last two: test_docs_scaling.py, test_cluster_tune.py
+    tested = {"train_cartpole", "parts", "own_loop", "custom_loss", "connect_four", "two_nodes", "population_based"}
     assert {path.stem for path in (ROOT / "examples").glob("*.py")} == tested
 
 

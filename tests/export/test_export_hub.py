@@ -9,9 +9,10 @@ from typing import Any
 import huggingface_hub
 import numpy as np
 import pytest
-from exported_policies import ACTIONS, OBSERVATIONS, make_policy
+from exported_policies import ACTIONS, OBSERVATIONS, make_policy, move
 
-from lockstep import Policy
+from lockstep import Policy, PPOConfig
+from lockstep.cli import main
 from lockstep.trainer.run import load_policy
 
 BOX, CHOICES = OBSERVATIONS["Box"], ACTIONS["Discrete"]
@@ -78,3 +79,18 @@ def test_what_is_no_saved_policy_is_refused(policy, tmp_path):
     with pytest.raises(ValueError, match="there is no folder"):
         Policy.from_pretrained(tmp_path / "nothing")
     assert [path.name for path in tmp_path.iterdir()] == ["other.txt"]
+
+
+def test_the_commands_read_a_saved_policy(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    saved = PPOConfig().environment("CartPole-v1", normalize_observations=True).build_policy()
+    move(saved)
+    saved.save_pretrained("saved")
+    assert main(["eval", "saved", "--episodes", "2"]) == 0
+    assert "saved/checkpoint (ppo on CartPole-v1)" in capsys.readouterr().out
+    words = ["--set", "environment.normalize_observations=true", "--total-steps", "64"]
+    words += ["--set", "training.train_batch_size=64", "--set", "training.lr=1e-12", "--no-recipe"]
+    assert main(["train", "ppo", "CartPole-v1", "--from", "saved", *words]) == 0
+    trained = load_policy(next((tmp_path / "runs").iterdir())).module.get_state()
+    for name, value in saved.module.get_state().items():
+        np.testing.assert_allclose(trained[name], value, atol=1e-6, err_msg=name)

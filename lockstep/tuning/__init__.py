@@ -1,0 +1,6 @@
+"""Search for settings: `lockstep.tune`, the command `lockstep tune`, and the spaces they search."""
+
+from lockstep.tuning.space import Range, SearchSpace, default_space, read_space
+from lockstep.tuning.study import TrialRow, TuneResult, tune
+
+__all__ = ["Range", "SearchSpace", "TrialRow", "TuneResult", "default_space", "read_space", "tune"]

@@ -1,0 +1,152 @@
+"""What a search may change: a range for each option by its path.
+
+{
+    "training.lr": {"low": 1e-5, "high": 1e-2, "log": true},
+    "training.num_epochs": {"low": 1, "high": 20},
+    "training.gamma": {"choices": [0.95, 0.99, 0.999]}
+}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep.algorithms import AlgorithmConfig
+
+
+@dataclass(frozen=True)
+class Range:
+    """Where the values of one option lie: `choices`, or all from `low` to `high`.
+
+    Raises `ValueError` for neither or both, an empty range, or a logarithmic one that reaches 0.
+    """
+
+    low: Any = None
+    high: Any = None
+    log: bool = False
+    """Whether the logarithm is drawn evenly: for what spans orders of magnitude."""
+    choices: tuple[Any, ...] = ()
+    """Any values of JSON."""
+
+    def __post_init__(self) -> None:
+        low, high = self.low, self.high
+        if bool(self.choices) == (low is not None or high is not None):
+            raise ValueError("give low and high (and log), or choices")
+        if self.choices:
+            return
+        if any(isinstance(bound, bool) or not isinstance(bound, int | float) for bound in (low, high)):
+            raise ValueError("low and high must be numbers")
+        if low is not None and high is not None and not low < high:
+            raise ValueError("low must be below high")
+        if self.log and low is not None and low <= 0:
+            raise ValueError("with log, low must be above 0")
+
+    def plain(self) -> dict[str, Any]:
+        """Return the fields that are set."""
+        if self.choices:
+            return {"choices": list(self.choices)}
+        return {"low": self.low, "high": self.high, **({"log": True} if self.log else {})}
+
+    def suggest(self, trial: Any, path: str) -> Any:
+        """Return the value that an Optuna trial has for this option; whole numbers between whole bounds."""
+        if self.choices:  # Optuna's choices are scalars: they are kept as JSON
+            return json.loads(trial.suggest_categorical(path, [json.dumps(choice) for choice in self.choices]))
+        whole = isinstance(self.low, int) and isinstance(self.high, int)
+        return (trial.suggest_int if whole else trial.suggest_float)(path, self.low, self.high, log=self.log)
+
+
+SearchSpace = Mapping[str, Range]
+"""a range for each option, by path"""
+
+
+COMMON: SearchSpace = {
+    "training.lr": Range(1e-5, 1e-2, log=True),
+    "training.gamma": Range(choices=(0.9, 0.95, 0.98, 0.99, 0.995, 0.999)),
+}
+ON_POLICY: SearchSpace = {
+    "training.lambda_": Range(choices=(0.8, 0.9, 0.92, 0.95, 0.98, 0.99, 1.0)),
+    "training.entropy_coeff": Range(1e-5, 0.05, log=True),
+    "training.num_epochs": Range(choices=(1, 4, 10, 20)),
+    "training.clip_param": Range(choices=(0.1, 0.2, 0.3)),
+    "training.vf_loss_coeff": Range(0.2, 1.0),
+    "training.max_kl": Range(1e-3, 0.05, log=True),
+    "training.grad_clip": Range(0.3, 5.0, log=True),
+}
+OFF_POLICY: SearchSpace = {
+    "training.train_batch_size": Range(choices=(32, 64, 128, 256, 512)),
+    "training.tau": Range(choices=(0.005, 0.01, 0.02, 0.05)),
+    "replay.update_per_step": Range(choices=(0.125, 0.25, 0.5, 1.0)),
+    "replay.n_step": Range(choices=(1, 3, 5)),
+}
+OFFLINE: SearchSpace = {
+    "training.train_batch_size": Range(choices=(64, 128, 256, 512)),
+    "training.tau": Range(choices=(0.005, 0.01, 0.02)),
+    "training.beta": Range(0.1, 10.0, log=True),
+}
+MAX_PARTS = 32
+"""minibatches in a rollout, at most"""
+
+
+def default_space(config: AlgorithmConfig) -> dict[str, Range]:
+    """Return the space that is searched where none is given: those of the ranges above whose option the algorithm has.
+
+    Minibatches divide the rollout of the configuration. An option that is off (None) stays off.
+    """
+    family = OFFLINE if config.is_offline else OFF_POLICY if config.is_off_policy else ON_POLICY
+    space = {path: values for path, values in {**COMMON, **family}.items() if _has(config, path)}
+    training = config.training.options()
+    size, batch = training.get("minibatch_size"), training.get("train_batch_size")
+    if family is ON_POLICY and isinstance(size, int) and isinstance(batch, int):
+        sizes = tuple(batch // parts for parts in (1, 2, 4, 8, 16, MAX_PARTS) if batch % parts == 0)
+        space["training.minibatch_size"] = Range(choices=tuple(reversed(sizes)))
+    return space
+
+
+def _has(config: AlgorithmConfig, path: str) -> bool:
+    section, _, option = path.partition(".")
+    options = config.named_options().get(section, {})
+    return options.get(option) is not None
+
+
+def read_space(path: str | Path) -> dict[str, Range]:
+    """Return the space in a JSON file. Raises `ValueError` that names the file and the option."""
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"cannot read the space {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ValueError(f"the space {path} is no JSON: {error}") from error
+    if not isinstance(data, dict) or not data:
+        raise ValueError(f'the space {path} must be an object such as {{"training.lr": {{"low": 1e-5, "high": 0.01}}}}')
+    return {option: _read_range(option, values, path) for option, values in data.items()}
+
+
+def _read_range(option: str, values: Any, path: str | Path) -> Range:
+    try:
+        fields = dict(values)
+        return Range(**{**fields, "choices": tuple(fields.get("choices", ()))})
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{option}: {json.dumps(values)} in the space {path} is no range: {error}; allowed are "
+            '{"low": 1e-5, "high": 0.01, "log": true} and {"choices": [1, 2]}'
+        ) from error
+
+
+def apply(config: AlgorithmConfig, values: Mapping[str, Any]) -> AlgorithmConfig:
+    """Return a copy of a configuration with the values of a trial.
+
+    A number for an option that is a schedule is its first value: the schedule is scaled.
+    """
+    config = config.copy()
+    options = config.named_options()
+    for path, value in values.items():
+        section, _, option = path.partition(".")
+        before = options.get(section, {}).get(option)
+        if isinstance(before, list) and isinstance(value, int | float) and before[0][1]:
+            value = [[step, rate * value / before[0][1]] for step, rate in before]
+        config.set_path(path, value)
+    return config

@@ -1,0 +1,166 @@
+"""A search: real processes, Optuna's real database; killed, it goes on as if nothing had happened."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import optuna
+import pytest
+
+from lockstep import PPOConfig, tune
+from lockstep.cli import main
+from lockstep.recipes.training import find_settings
+from lockstep.tuning import Range
+from lockstep.tuning.study import _locked
+
+SMALL = {
+    "reporting.total_steps": 256,
+    "reporting.steps_per_epoch": 64,
+    "training.train_batch_size": 64,
+    "training.minibatch_size": 32,
+    "training.num_epochs": 1,
+    "evaluation.evaluation_duration": 4,
+    "rl_module.model_config": {"hiddens": [8]},
+}
+SPACE = {"training.lr": Range(1e-4, 1e-1, log=True), "training.num_epochs": Range(choices=(1, 2))}
+OPTIONS = {"recipe": False, "settings": SMALL, "space": SPACE}
+
+
+def study_of(folder):
+    return optuna.load_study(study_name=None, storage=f"sqlite:///{folder / 'study.db'}")
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory):
+    """A search of three trials, two at once, and what its table showed."""
+    shown = []
+    root = tmp_path_factory.mktemp("tune")
+    result = tune("ppo", "CartPole-v1", trials=3, jobs=2, final_seeds=1, root=root, on_change=shown.append, **OPTIONS)
+    return result, shown
+
+
+def test_the_first_trial_has_the_settings_of_the_start_and_the_best_one_is_returned(searched):
+    result, shown = searched
+    assert [row.number for row in result.trials] == [0, 1, 2]
+    assert result.trials[0].values == {"training.lr": PPOConfig().lr, "training.num_epochs": 1}
+    assert result.best.score == max(row.score for row in result.trials)
+    assert result.config.training.lr == result.best.values["training.lr"]
+    assert len({row.values["training.lr"] for row in result.trials}) == 3
+    assert {row.state for rows in shown for row in rows} >= {"running", "complete"}
+    assert len({(row.number, row.state) for row in shown[-1]}) == 3
+
+
+def test_the_best_settings_are_a_file_that_training_takes(searched):
+    result, _ = searched
+    file = json.loads((result.path / "best.json").read_text())
+    again = find_settings("ppo", "CartPole-v1", file=("best.json", file)).config
+    assert again.to_dict() == result.config.to_dict()
+    assert (result.path / "search.png").stat().st_size > 10_000
+
+
+def test_new_seeds_compare_the_best_settings_with_those_of_the_start(searched):
+    result, _ = searched
+    assert set(result.final) == ({"start"} if result.best.number == 0 else {"best", "start"})
+    for which, returns in result.final_returns.items():
+        files = sorted((result.path / which).glob("seed_*.json"))
+        assert [file.stem for file in files] == ["seed_100000"]
+        assert returns == tuple(np.mean(json.loads(file.read_text())) for file in files)
+
+
+def test_the_same_call_adds_trials_and_repeats_none(searched):
+    result, _ = searched
+    more = tune("ppo", "CartPole-v1", trials=4, final_seeds=0, root=result.path.parent, **OPTIONS)
+    assert more.trials[:3] == result.trials
+    assert [row.number for row in more.trials] == [0, 1, 2, 3]
+    assert more.final == {}
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"space": {"training.lr": Range(1e-3, 1e-1, log=True)}}, "another space: training.lr.low=0.0001, now 0.001"),
+        ({"settings": {**SMALL, "training.gamma": 0.9}}, "another setting: training.gamma=0.99, now 0.9"),
+        ({"trials": 0}, "trials"),
+        ({"jobs": 0}, "jobs"),
+        ({"settings": {**SMALL, "evaluation.evaluation_interval": 0}}, "evaluation_interval"),
+    ],
+)
+def test_a_search_that_is_another_one_is_refused_and_the_study_stays_as_it_is(searched, other, words):
+    result, _ = searched
+    before = (result.path / "study.db").read_bytes()
+    with pytest.raises(ValueError, match=words):
+        tune("ppo", "CartPole-v1", root=result.path.parent, **{**OPTIONS, "trials": 9, **other})
+    assert (result.path / "study.db").read_bytes() == before
+
+
+def test_two_searches_in_one_study_are_refused(searched):
+    result, _ = searched
+    with _locked(result.path / "lock", ""), pytest.raises(ValueError, match="another process searches in the study"):
+        tune("ppo", "CartPole-v1", trials=9, root=result.path.parent, **OPTIONS)
+
+
+def test_the_command_shows_each_trial_and_how_to_train_with_the_best_settings(tmp_path, capsys):
+    words = ["tune", "ppo", "CartPole-v1", "--trials=1", "--final-seeds=0", "--no-recipe", f"--root={tmp_path}"]
+    (tmp_path / "space.json").write_text('{"training.minibatch_size": {"choices": [32, 64]}}')
+    settings = [f"--set={path}={json.dumps(value)}" for path, value in SMALL.items()]
+    settings += ["--seed=1", f"--space={tmp_path / 'space.json'}"]
+    assert main([*words, *settings]) == 0
+    said = capsys.readouterr().out
+    assert "trial 0 complete, return" in said
+    assert "train with it" in said
+
+
+def test_where_every_trial_fails_the_reason_is_told(tmp_path):
+    broken = {**SMALL, "environment.env_config": {"no_such_option": 1}}
+    with pytest.raises(RuntimeError, match=r"no trial came to its end.*no_such_option"):
+        tune("ppo", "CartPole-v1", trials=1, root=tmp_path, **{**OPTIONS, "settings": broken})
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(900)
+def test_a_search_that_dies_five_times_is_the_study_that_nobody_disturbed(tmp_path):
+    """kill -9 of the search and all its processes; no trial is lost or doubled, each has its values and its score."""
+    words = [sys.executable, "-m", "lockstep.cli", "tune", "ppo", "CartPole-v1", "--trials=8", "--no-recipe"]
+    words += [f"--set={path}={json.dumps(value)}" for path, value in SMALL.items()]
+    words += ["--final-seeds=1"]
+    rng, root = random.Random(0), Path(tmp_path)
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+    def found(name):
+        trials = optuna.load_study(study_name="s", storage=f"sqlite:///{root / name / 's' / 'study.db'}").trials
+        return [(each.number, each.state.name, each.params, each.values, each.intermediate_values) for each in trials]
+
+    def search(name):
+        return [*words, f"--root={root / name}", "--study=s"]
+
+    subprocess.run(search("whole"), env=env, check=True, capture_output=True, timeout=600)
+    for _ in range(5):
+        process = subprocess.Popen(search("killed"), env=env, start_new_session=True, stdout=subprocess.DEVNULL)
+        time.sleep(rng.uniform(4.0, 9.0))
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    subprocess.run(search("killed"), env=env, check=True, capture_output=True, timeout=600)
+    assert [number for number, *_ in found("killed")] == list(range(8))
+    assert found("killed") == found("whole")
+    read = [(root / name / "s" / "best.json").read_text() for name in ("whole", "killed")]
+    assert read[0] == read[1]
+
+
+@pytest.mark.faults
+def test_a_trial_that_stays_behind_is_given_up_early(tmp_path):
+    """With a rate of nearly 0 nothing is learned."""
+    space = {"training.lr": Range(choices=(1e-3, 1e-12))}
+    settings = {**SMALL, "reporting.total_steps": 6_000, "reporting.steps_per_epoch": 1_000, "training.num_epochs": 6}
+    result = tune(
+        "ppo", "CartPole-v1", trials=10, root=tmp_path, recipe=False, settings=settings, space=space, final_seeds=0
+    )
+    pruned = [row for row in result.trials if row.state == "pruned"]
+    assert pruned
+    assert all(row.number >= 5 and row.step < 6_000 for row in pruned)
+    assert result.best.values["training.lr"] == 1e-3
