@@ -280,7 +280,7 @@ def td3_pendulum() -> TD3Config:
 
 
 def sac_mountain_car() -> SACConfig:
-    """Noise that lasts (Ornstein-Uhlenbeck) carries the car up the hill; the reward is paid once, far away: gamma 0.9999.
+    """Noise that lasts (Ornstein-Uhlenbeck) carries the car up the hill. The one reward is far away: gamma 0.9999.
 
     With half as many gradient steps and a learning rate of 1e-3 a seed fell from 93 to -65.
     """
