@@ -68,7 +68,7 @@ BOX2D: tuple[Recipe, ...] = (
         270.863,
         f"{RL_ZOO}, LunarLanderContinuous-v2, 1M steps",
         500_000,
-        promise=None,
+        promise=175.0,
         requires="box2d",
     ),
     Recipe(
@@ -78,7 +78,7 @@ BOX2D: tuple[Recipe, ...] = (
         213.299,
         f"{RL_ZOO}, 5M steps",
         2_000_000,
-        promise=None,
+        promise=270.0,
         requires="box2d",
     ),
 )

@@ -22,6 +22,6 @@ def ppo_stateless_cartpole() -> PPOConfig:
 
 MEMORY: tuple[Recipe, ...] = (
     Recipe(
-        "ppo", "lockstep/StatelessCartPole-v0", ppo_stateless_cartpole, 500.0, WITH_VELOCITIES, 100_000, promise=None
+        "ppo", "lockstep/StatelessCartPole-v0", ppo_stateless_cartpole, 500.0, WITH_VELOCITIES, 100_000, promise=475.0
     ),
 )

@@ -23,11 +23,12 @@ from typing import Any
 import numpy as np
 
 from lockstep.algorithms import AlgorithmConfig
+from lockstep.envs.make import name_of_env
 from lockstep.recipes import Recipe, bench
 from lockstep.recipes.training import find_settings
 from lockstep.state.checks import check_whole, install_hint
 from lockstep.tracking import Interval, iqm_bootstrap
-from lockstep.trainer.run import Run, name_of_env, prepare_run
+from lockstep.trainer.run import Run, prepare_run
 from lockstep.tuning.pictures import draw_search
 from lockstep.tuning.space import SearchSpace, apply, default_space, read_space
 
