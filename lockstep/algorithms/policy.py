@@ -908,7 +908,13 @@ class Policy:
         can_make = not self.is_multi_agent and (isinstance(env, str) or callable(env))
         origin = Origin(self._facts(evaluation), self.config.make_envs if can_make else None)
         return export_policies(
-            parts, path, origin, in_folders=self.is_multi_agent, file_format=format, deterministic=deterministic
+            parts,
+            path,
+            origin,
+            save=self.save_to_path,
+            in_folders=self.is_multi_agent,
+            file_format=format,
+            deterministic=deterministic,
         )
 
     def _facts(self, evaluation: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -951,8 +957,8 @@ class Policy:
         without a policy, for other spaces and for networks or connectors that do not fit.
         """
         path = Path(path)
-        if path.suffix in EXPORTS or (path / "card.json").exists():
-            raise ValueError(f"init_from={path} is an export; give the run or the checkpoint that it was made of")
+        if path.suffix in EXPORTS:
+            raise ValueError(f"init_from={path} is one file of an export; give the folder, or a run or a checkpoint")
         folders = read_checkpoint(path)
         saved = policy_in(folders, f"init_from={path}")
         for name in ("observation_space", "action_space"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -16,7 +17,7 @@ from gymnasium.spaces import Space
 from lockstep.connectors import ModuleConnectors
 from lockstep.data.codec import describe_space
 from lockstep.envs import VectorBoundary
-from lockstep.export.exported import CARD, ExportedPolicy, sha256_of
+from lockstep.export.exported import CARD, CHECKPOINT, ExportedPolicy, sha256_of
 from lockstep.export.formats import FILES, Format, versions_of, write
 from lockstep.export.graph import ActingGraph, ExportError, tree_of
 from lockstep.export.model_card import model_card
@@ -58,6 +59,7 @@ def export_policies(
     path: str | Path,
     origin: Origin,
     *,
+    save: Callable[[Path], Any] | None = None,
     in_folders: bool = False,
     file_format: str = "onnx",
     deterministic: bool = True,
@@ -67,7 +69,8 @@ def export_policies(
     It takes raw observations and gives the environment's actions: the most likely ones, or without `deterministic`
     those that an input `noise` selects. Before it is put in its place, 10,000 observations go through the policy and
     through the written file. `parts` has one part, or with `in_folders` several, each of which gets a folder of its
-    name.
+    name. `save(path)` writes the policy's checkpoint, with which a new run can begin; one that cannot be saved is left
+    out.
 
     Raises:
         ExportError: what cannot be exported and why, or an artefact that acts otherwise than the policy; nothing is
@@ -87,6 +90,9 @@ def export_policies(
             folder = temporary / name if in_folders else temporary
             folder.mkdir(exist_ok=True)
             _write(part, folder, origin, file_format, draws=not deterministic)
+        if save is not None:
+            with suppress(ValueError):  # options that cannot be saved: a function without a name, say
+                save(temporary / CHECKPOINT)
         move_into_place(temporary, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -13,7 +13,8 @@ import numpy as np
 from lockstep.export.formats import read
 from lockstep.export.graph import NOISE, REWARD, STATE_IN, STATE_OUT, ExportError
 
-CARD = "card.json"
+CARD, CHECKPOINT = "card.json", "checkpoint"
+"""beside the artefact: what it is, and the policy that it was made of, from which a new run can begin"""
 
 
 class ExportedPolicy:

@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from lockstep.export.exported import CHECKPOINT
 from lockstep.export.model_card import pretrained_card
 from lockstep.state.replace import clear_stale, move_into_place, temporary_sibling
 from lockstep.tracking.records import write_json
 
-CHECKPOINT, CONFIG, README = "checkpoint", "config.json", "README.md"
+CONFIG, README = "config.json", "README.md"
 
 
 def write_pretrained(path: str | Path, facts: Mapping[str, Any], save: Callable[[Path], Any]) -> Path:
@@ -37,11 +38,6 @@ def write_pretrained(path: str | Path, facts: Mapping[str, Any], save: Callable[
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return target
-
-
-def is_pretrained(path: Path) -> bool:
-    """Return whether a folder is one of `save_pretrained`."""
-    return (path / CHECKPOINT).is_dir() and (path / CONFIG).is_file()
 
 
 def pretrained_checkpoint(name_or_path: str | Path, **options: Any) -> Path:

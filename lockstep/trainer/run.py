@@ -15,8 +15,7 @@ from lockstep.algorithms import get_config
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.policy import Policy
 from lockstep.envs.make import name_of_env
-from lockstep.export.exported import CARD
-from lockstep.export.hub import is_pretrained, pretrained_checkpoint
+from lockstep.export.exported import CHECKPOINT
 from lockstep.state.checkpoint import newest_checkpoint, read_checkpoint
 from lockstep.state.checks import check_whole
 from lockstep.state.schedules import ConfiguredValueWarning
@@ -196,11 +195,11 @@ def resume(
 def find_policy(path: str | Path, *, last: bool = False) -> Path:
     """Return the checkpoint that `load_policy` reads: a run's best policy, else its newest; or `path` itself.
 
-    Of a folder that `save_pretrained` wrote, the checkpoint in it. `last`: of a run, the newest in any case.
+    Of what `export` or `save_pretrained` wrote, the checkpoint in it. `last`: of a run, the newest in any case.
     """
     path = Path(path)
-    if is_pretrained(path):
-        return pretrained_checkpoint(path)
+    if (path / CHECKPOINT).is_dir():
+        return path / CHECKPOINT
     if (path / "config.json").exists() and (path / "best").exists():
         newest = newest_checkpoint(path / "checkpoints")
         return (newest if last else newest_checkpoint(path / "best") or newest) or path
@@ -208,12 +207,7 @@ def find_policy(path: str | Path, *, last: bool = False) -> Path:
 
 
 def load_policy(path: str | Path) -> Policy:
-    """Return the best policy of a run's folder, or the policy in a checkpoint. `ValueError` for an export."""
-    if (Path(path) / CARD).exists():
-        raise ValueError(
-            f"{path} is an export, which acts and learns no more: lockstep.export.load_export reads it; load_policy "
-            "takes the run or the checkpoint that it was made of"
-        )
+    """Return the best policy of a run's folder, or the policy in a checkpoint, an export or a saved policy."""
     return Policy.from_checkpoint(find_policy(path))
 
 

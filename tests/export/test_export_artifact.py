@@ -21,12 +21,13 @@ from exported_policies import ACTIONS, OBSERVATIONS, as_plain, make_policy, poli
 from gymnasium import spaces
 from huggingface_hub import ModelCard
 
-from lockstep import PPOConfig, load_policy
+from lockstep import PPOConfig
 from lockstep.algorithms.acting import ActingPolicy
 from lockstep.connectors import Connector, FrameStack, Grayscale, ObsPipeline, Resize
 from lockstep.data.trees import leaves, rows_of
 from lockstep.export import ExportError, Origin, export_policies, formats, load_export, parity
 from lockstep.modules import RLModule, RLModuleSpec
+from lockstep.trainer.run import prepare_run
 
 BOX, CHOICES = OBSERVATIONS["Box"], ACTIONS["Discrete"]
 REPRESENTATIVE = [
@@ -55,7 +56,8 @@ def test_the_artefact_acts_as_the_policy_and_so_does_act_py(cell, tmp_path):
     found = card_of(folder)["parity"]
     assert found["observations"] >= 10_000
     assert found["largest_difference"] <= 1e-6
-    assert {path.name for path in folder.iterdir()} == {"policy.onnx", "card.json", "README.md", "act.py"}
+    files = {"policy.onnx", "card.json", "README.md", "act.py"}
+    assert {path.name for path in folder.iterdir()} - {"checkpoint"} == files
     actor = runpy.run_path(str(folder / "act.py"))["Actor"](folder)
     space, rng = policy.observation_space, np.random.default_rng(0)
     space.seed(5)
@@ -172,7 +174,7 @@ def test_several_agents_have_a_folder_for_each_module(tmp_path):
     group = config.build_learner_group(spaces=(observation_space, action_space))
     policy = Policy(config, group, observation_space=observation_space, action_space=action_space)
     folder = policy.export(tmp_path / "exported")
-    assert sorted(path.name for path in folder.iterdir()) == ["one", "two"]
+    assert sorted(path.name for path in folder.iterdir()) == ["checkpoint", "one", "two"]
     obs = {"one": np.float32([1.0, -1.0, 0.5, 0.0]), "two": 4}
     actions = policy.compute_actions(obs)
     for name, value in obs.items():
@@ -183,9 +185,16 @@ def test_several_agents_have_a_folder_for_each_module(tmp_path):
 # -- refusals ---
 
 
-def test_an_export_is_no_checkpoint(plain):
-    with pytest.raises(ValueError, match=r"is an export, .* lockstep\.export\.load_export reads it"):
-        load_policy(plain)
+def test_a_new_run_begins_with_the_weights_of_an_export(tmp_path):
+    config = PPOConfig().environment("CartPole-v1").rl_module(model_config={"hiddens": (4,)})
+    policy = config.build_policy()
+    folder = policy.export(tmp_path / "exported")
+    run = prepare_run(config.copy().debugging(seed=7), tmp_path / "runs", init_from=folder)
+    run.trainer.close()
+    before, now = policy.module.state_dict(), run.trainer.policy.module.state_dict()
+    assert before.keys() == now.keys()
+    assert all(torch.equal(value, now[name]) for name, value in before.items())
+    assert run.folder.info["init_from"] == str(folder / "checkpoint")
 
 
 def test_a_damaged_artefact_is_refused_by_name(plain, tmp_path):

@@ -96,8 +96,9 @@ def test_a_source_that_does_not_fit_is_refused_with_the_option_and_leaves_no_fol
     assert not list((folder / "runs").glob("*"))
 
 
-def test_an_export_or_something_else_as_a_source_is_refused(folder):
-    for path, words in (("policy.onnx", "is an export; give the run"), ("nothing", "no checkpoint|not a checkpoint")):
+def test_a_file_of_an_export_or_something_else_as_a_source_is_refused(folder):
+    refused = {"policy.onnx": "one file of an export; give the folder", "nothing": "no checkpoint|not a checkpoint"}
+    for path, words in refused.items():
         with pytest.raises(ValueError, match=words):
             prepare_run(config(), folder / "runs", init_from=folder / path)
     assert not list((folder / "runs").glob("*"))
