@@ -21,7 +21,7 @@ def test_export_writes_the_best_policy_and_says_how_it_was_proven(
     said = lockstep("export", "run")
     assert said.code == 0, said.err
     assert "run/best/policy (ppo on CartPole-v1)" in said.out
-    assert "run/export_onnx (README.md, act.py, card.json, policy.onnx)" in said.out
+    assert "run/export_onnx (README.md, act.py, card.json, checkpoint, policy.onnx)" in said.out
     assert "10,000 observations of the environment: the same actions" in said.out
     assert said.err == ""
     card = json.loads((run / "export_onnx" / "card.json").read_text())
