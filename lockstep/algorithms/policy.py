@@ -907,14 +907,9 @@ class Policy:
         env = self.config.environment.env
         can_make = not self.is_multi_agent and (isinstance(env, str) or callable(env))
         origin = Origin(self._facts(evaluation), self.config.make_envs if can_make else None)
+        save, several = self.save_to_path, self.is_multi_agent
         return export_policies(
-            parts,
-            path,
-            origin,
-            save=self.save_to_path,
-            in_folders=self.is_multi_agent,
-            file_format=format,
-            deterministic=deterministic,
+            parts, path, origin, save=save, in_folders=several, file_format=format, deterministic=deterministic
         )
 
     def _facts(self, evaluation: Mapping[str, Any] | None = None) -> dict[str, Any]:
