@@ -131,8 +131,7 @@ def tune(
             chosen = apply(config, best.values)
             _write_whole(folder / "best.json", chosen.to_json())
             search.draw(rows)
-        compared = {"start": config} if best.number == START else {"best": chosen, "start": config}
-        returns = search.compare(compared, final_seeds, jobs)
+        returns = search.compare(best, final_seeds, jobs)
     intervals = {which: iqm_bootstrap(np.array(values)) for which, values in returns.items()}
     return TuneResult(chosen, best, tuple(rows), folder, intervals, returns)
 
@@ -168,6 +167,7 @@ class Search:
             check_same(study.user_attrs[MADE_WITH], now, self.name)
         else:
             study.set_user_attr(MADE_WITH, now)
+        if not study.get_trials(deepcopy=False):
             study.enqueue_trial(values_of_start(self.config, self.space))
 
     def study(self) -> Any:
@@ -276,13 +276,22 @@ class Search:
         with suppress(ImportError):
             draw_search([row.score for row in rows], shares, self.folder / "search.png")
 
-    def compare(self, configs: Mapping[str, AlgorithmConfig], seeds: int, jobs: int) -> dict[str, tuple[float, ...]]:
-        """Train new seeds with each configuration; return their final returns. Seeds that have run do not run again."""
-        asked = range(NEW_SEEDS, NEW_SEEDS + seeds)
+    def compare(self, best: TrialRow, seeds: int, jobs: int) -> dict[str, tuple[float, ...]]:
+        """Train new seeds with the best settings and those of the start; return their final returns by seed.
+
+        Seeds that have run with the same settings do not run again.
+        """
+        numbers = {"start": START} if best.number == START else {"best": best.number, "start": START}
+        configs = {"best": apply(self.config, best.values), "start": self.config}
         works = [
-            bench.Work(Recipe(which, self.name, config.copy, 0.0, "", 0, None), seed, self.folder / which, self.name)
-            for which, config in configs.items()
-            for seed in asked
+            bench.Work(
+                Recipe(which, self.name, configs[which].copy, 0.0, "", 0, None),
+                seed,
+                self.folder / f"final_{number:04d}",
+                self.name,
+            )
+            for which, number in numbers.items()
+            for seed in range(NEW_SEEDS, NEW_SEEDS + seeds)
         ]
         files = {(work.recipe.algorithm, work.seed): work.root / f"seed_{work.seed}.json" for work in works}
         left = [work for work in works if not files[work.recipe.algorithm, work.seed].exists()]

@@ -68,7 +68,8 @@ def test_new_seeds_compare_the_best_settings_with_those_of_the_start(searched):
     result, _ = searched
     assert set(result.final) == ({"start"} if result.best.number == 0 else {"best", "start"})
     for which, returns in result.final_returns.items():
-        files = sorted((result.path / which).glob("seed_*.json"))
+        number = result.best.number if which == "best" else 0  # another best trial later has seeds of its own
+        files = sorted((result.path / f"final_{number:04d}").glob("seed_*.json"))
         assert [file.stem for file in files] == ["seed_100000"]
         assert returns == tuple(np.mean(json.loads(file.read_text())) for file in files)
 
