@@ -314,5 +314,5 @@ CLASSIC_CONTROL: tuple[Recipe, ...] = (
     Recipe("tqc", "Pendulum-v1", tqc_pendulum, -151.34, f"{RL_ZOO}, 20k steps", 10_000, promise=-165.0),
     Recipe("crossq", "Pendulum-v1", crossq_pendulum, -151.34, f"{RL_ZOO}, TQC, 20k steps", 10_000, promise=-295.0),
     Recipe("td3", "Pendulum-v1", td3_pendulum, -151.855, f"{RL_ZOO}, 20k steps", 20_000, promise=-170.0),
-    Recipe("sac", "MountainCarContinuous-v0", sac_mountain_car, 94.679, f"{RL_ZOO}, 50k steps", 50_000, promise=None),
+    Recipe("sac", "MountainCarContinuous-v0", sac_mountain_car, 94.679, f"{RL_ZOO}, 50k steps", 50_000, promise=95.0),
 )
