@@ -97,7 +97,7 @@ def default_space(config: AlgorithmConfig) -> dict[str, Range]:
     Minibatches divide the rollout of the configuration. An option that is off (None) stays off.
     """
     family = OFFLINE if config.is_offline else OFF_POLICY if config.is_off_policy else ON_POLICY
-    space = {path: values for path, values in {**COMMON, **family}.items() if _has(config, path)}
+    space = {path: values for path, values in {**COMMON, **family}.items() if value_at(config, path) is not None}
     training = config.training.options()
     size, batch = training.get("minibatch_size"), training.get("train_batch_size")
     if family is ON_POLICY and isinstance(size, int) and isinstance(batch, int):
@@ -106,10 +106,10 @@ def default_space(config: AlgorithmConfig) -> dict[str, Range]:
     return space
 
 
-def _has(config: AlgorithmConfig, path: str) -> bool:
+def value_at(config: AlgorithmConfig, path: str) -> Any:
+    """Return the plain value of an option; None where the algorithm does not have it."""
     section, _, option = path.partition(".")
-    options = config.named_options().get(section, {})
-    return options.get(option) is not None
+    return config.named_options().get(section, {}).get(option)
 
 
 def read_space(path: str | Path) -> dict[str, Range]:
@@ -142,10 +142,8 @@ def apply(config: AlgorithmConfig, values: Mapping[str, Any]) -> AlgorithmConfig
     A number for an option that is a schedule is its first value: the schedule is scaled.
     """
     config = config.copy()
-    options = config.named_options()
     for path, value in values.items():
-        section, _, option = path.partition(".")
-        before = options.get(section, {}).get(option)
+        before = value_at(config, path)
         if isinstance(before, list) and isinstance(value, int | float) and before[0][1]:
             value = [[step, rate * value / before[0][1]] for step, rate in before]
         config.set_path(path, value)

@@ -28,9 +28,10 @@ from lockstep.recipes import Recipe, bench
 from lockstep.recipes.training import find_settings
 from lockstep.state.checks import check_whole, install_hint
 from lockstep.tracking import Interval, iqm_bootstrap
+from lockstep.tracking.records import leaves, write_json
 from lockstep.trainer.run import Run, prepare_run
 from lockstep.tuning.pictures import draw_search
-from lockstep.tuning.space import SearchSpace, apply, default_space, read_space
+from lockstep.tuning.space import SearchSpace, apply, default_space, read_space, value_at
 
 RUNNING, COMPLETE, PRUNED, FAILED = "running", "complete", "pruned", "failed"
 FIRST_TRIALS = 5
@@ -129,7 +130,7 @@ def tune(
             rows = search.rows()
             best = search.best(rows)
             chosen = apply(config, best.values)
-            _write_whole(folder / "best.json", chosen.to_json())
+            write_json(folder / "best.json", json.loads(chosen.to_json()))
             search.draw(rows)
         returns = search.compare(best, final_seeds, jobs)
     intervals = {which: iqm_bootstrap(np.array(values)) for which, values in returns.items()}
@@ -296,7 +297,7 @@ class Search:
         files = {(work.recipe.algorithm, work.seed): work.root / f"seed_{work.seed}.json" for work in works}
         left = [work for work in works if not files[work.recipe.algorithm, work.seed].exists()]
         for row in bench.run_seeds(left, jobs, verbose=False):
-            _write_whole(files[row["algorithm"], row["seed"]], json.dumps(row["final_returns"]))
+            write_json(files[row["algorithm"], row["seed"]], row["final_returns"])
         found: dict[str, list[float]] = {}
         for (which, _), file in files.items():
             found.setdefault(which, []).append(float(np.mean(json.loads(file.read_text(encoding="utf-8")))))
@@ -324,11 +325,9 @@ def check_space(config: AlgorithmConfig, space: SearchSpace) -> None:
 
 def values_of_start(config: AlgorithmConfig, space: SearchSpace) -> dict[str, Any]:
     """Return the values that the configuration has, of options where they lie in the space."""
-    options = config.named_options()
     found: dict[str, Any] = {}
     for path, values in space.items():
-        section, _, option = path.partition(".")
-        value: Any = options.get(section, {}).get(option)
+        value = value_at(config, path)
         if isinstance(value, list) and not values.choices:
             value = value[0][1]  # a schedule
         if values.choices and value in values.choices:
@@ -342,7 +341,7 @@ def values_of_start(config: AlgorithmConfig, space: SearchSpace) -> dict[str, An
 def check_same(before: Mapping[str, Any], now: Mapping[str, Any], name: str) -> None:
     """Raise `ValueError` naming what differs from what the study was begun with."""
     for part in ("space", "settings"):
-        old, new = _flat(before[part]), _flat(json.loads(json.dumps(now[part])))
+        old, new = dict(leaves(before[part])), dict(leaves(json.loads(json.dumps(now[part]))))
         other = [path for path in {**old, **new} if old.get(path) != new.get(path)]
         if other:
             path = other[0]
@@ -350,22 +349,6 @@ def check_same(before: Mapping[str, Any], now: Mapping[str, Any], name: str) -> 
                 f"the study {name} was begun with another {part.removesuffix('s')}: {path}={old.get(path)!r}, now "
                 f"{new.get(path)!r}; give this search another name (study=, --study), or the same {part}"
             )
-
-
-def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(values, dict):
-        return {prefix: values}
-    return {
-        path: leaf for name, part in values.items() for path, leaf in _flat(part, f"{prefix}.{name}".strip(".")).items()
-    }
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write a file at once: nobody sees a half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(path.suffix + ".new")
-    new.write_text(text, encoding="utf-8")
-    new.replace(path)
 
 
 @contextmanager
