@@ -185,4 +185,4 @@ def test_the_reference_is_what_the_command_writes(capsys):
 
     assert main(["list", "--markdown"]) == 0
     written = (ROOT / "docs/reference.md").read_text()
-    assert capsys.readouterr().out.rstrip() == written.rstrip(), "options have changed: make docs"
+    assert capsys.readouterr().out.rstrip() == written.rstrip(), "options have changed: make pages"
