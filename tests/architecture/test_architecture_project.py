@@ -49,7 +49,8 @@ def test_the_tested_version_lies_in_the_range_that_is_promised(text):
 
 
 @pytest.mark.parametrize(
-    "target", ["setup", "train", "test", "test-learning", "lint", "bench", "pages", "docs", "test-site"]
+    "target",
+    ["setup", "train", "test", "test-learning", "test-site", "test-dist", "dist", "lint", "bench", "pages", "docs"],
 )
 def test_make_knows_the_target(target):
     done = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, check=False)
