@@ -57,6 +57,7 @@ pages: $(VENV)/.core        ## what pages show of the code: docs/reference.md, t
 	$(BIN)/python -m lockstep.cli list --markdown > docs/reference.md
 	$(BIN)/python tests/architecture/walks.py
 	$(BIN)/python tests/product/cover.py
+	$(BIN)/python docs/tables.py
 
 docs: $(VENV)/.dev          ## the site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -22,6 +22,7 @@ from pygments.lexers import PythonLexer
 ROOT = Path(__file__).resolve().parents[1]
 START = {"README.md": "index.md", "CHANGELOG.md": "changes.md", "CONTRIBUTING.md": "contributing.md"}
 """pages of the site that stand at the root of the repository"""
+RESULTS = re.compile(r"^<!-- results (\w+) -->$", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s#]+)(#[^)\s]*)?\)")
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 PACKAGES = {
@@ -93,6 +94,34 @@ def reference_overview() -> str:
         "",
     ]
     return "\n".join([*head, "| package | what is in it |", "|---|---|", *rows, ""])
+
+
+def results_of(algorithm: str) -> str:
+    """Return the table and curves of an algorithm's recipes, from the committed results."""
+    from lockstep.recipes import RECIPES
+
+    table = (ROOT / "benchmarks/results/bench/README.md").read_text(encoding="utf-8").splitlines()
+    columns = [0, 1, 2, 3, 4, 5, 8]  # recipe, steps, seeds, IQM, interval, worst, published
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in table]
+    rows = [row for row in cells[2:] if row[0].startswith(f"{algorithm.upper()} ")]
+    for row in rows:
+        row[0], row[8] = row[0].partition(" ")[2], row[8].partition(" (")[0]
+    lines = [f"| {' | '.join(row[at] for at in columns)} |" for row in [*cells[:2], *rows]] + [""] if rows else []
+    envs = [recipe.env for recipe in RECIPES if recipe.algorithm == algorithm]
+    names = [f"bench_{env.replace('/', '-')}.png" for env in envs]
+    shown = [name for name in names if (ROOT / "docs/images" / name).exists()] if rows else []
+    lines += [f"![Returns of all algorithms on {name[6:-4]}](../images/{name})" for name in shown[:2]]
+    if rows:
+        return "\n".join([*lines, "", "IQM is the interquartile mean of the seeds. [Results](../results.md) has all curves and the sources."])
+    others = [
+        f"| {recipe.env} | {recipe.total_steps:,} | {recipe.promise:,g} | {recipe.reference_return:,g} |"
+        for recipe in RECIPES
+        if recipe.algorithm == algorithm and recipe.promise is not None
+    ]
+    if not others:
+        return "There is no recipe with a measured return yet."
+    head = ["| recipe | gradient steps | promised return | median of five seeds |", "|---|---:|---:|---:|"]
+    return "\n".join([*head, *others, "", "How they were measured: [Learn from data](../offline.md#recipes-and-results)."])
 
 
 def place_of(path: Path) -> str:
@@ -170,6 +199,7 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
     if place.startswith("source/"):
         page.meta["search"] = {"exclude": True}
     origin = origin_of(place)
+    markdown = RESULTS.sub(lambda match: results_of(match[1]), markdown)
 
     def moved(match: re.Match[str]) -> str:
         target = (origin.parent / match[1]).resolve()
