@@ -100,28 +100,35 @@ def results_of(algorithm: str) -> str:
     """Return the table and curves of an algorithm's recipes, from the committed results."""
     from lockstep.recipes import RECIPES
 
+    recipes = [recipe for recipe in RECIPES if recipe.algorithm == algorithm]
+    rows = measured_rows(algorithm)
+    if rows:
+        names = [f"bench_{recipe.env.replace('/', '-')}.png" for recipe in recipes]
+        shown = [name for name in names if (ROOT / "docs/images" / name).exists()][:2]
+        curves = [f"![Returns of all algorithms on {name[6:-4]}](../images/{name})" for name in shown]
+        about = "IQM is the interquartile mean of the seeds. [Results](../results.md) has all curves and the sources."
+        return "\n".join([*rows, "", *curves, "", about])
+    promised = [
+        f"| {recipe.env} | {recipe.total_steps:,} | {recipe.promise:,g} | {recipe.reference_return:,g} |"
+        for recipe in recipes
+        if recipe.promise is not None
+    ]
+    if not promised:
+        return "There is no recipe with a measured return yet."
+    head = ["| recipe | gradient steps | promised return | median of five seeds |", "|---|---:|---:|---:|"]
+    about = "How they were measured: [Learn from data](../offline.md#recipes-and-results)."
+    return "\n".join([*head, *promised, "", about])
+
+
+def measured_rows(algorithm: str) -> list[str]:
+    """Return the rows of an algorithm in the table of measured recipes, with its head; empty where there are none."""
     table = (ROOT / "benchmarks/results/bench/README.md").read_text(encoding="utf-8").splitlines()
-    columns = [0, 1, 2, 3, 4, 5, 8]  # recipe, steps, seeds, IQM, interval, worst, published
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in table]
     rows = [row for row in cells[2:] if row[0].startswith(f"{algorithm.upper()} ")]
     for row in rows:
         row[0], row[8] = row[0].partition(" ")[2], row[8].partition(" (")[0]
-    lines = [f"| {' | '.join(row[at] for at in columns)} |" for row in [*cells[:2], *rows]] + [""] if rows else []
-    envs = [recipe.env for recipe in RECIPES if recipe.algorithm == algorithm]
-    names = [f"bench_{env.replace('/', '-')}.png" for env in envs]
-    shown = [name for name in names if (ROOT / "docs/images" / name).exists()] if rows else []
-    lines += [f"![Returns of all algorithms on {name[6:-4]}](../images/{name})" for name in shown[:2]]
-    if rows:
-        return "\n".join([*lines, "", "IQM is the interquartile mean of the seeds. [Results](../results.md) has all curves and the sources."])
-    others = [
-        f"| {recipe.env} | {recipe.total_steps:,} | {recipe.promise:,g} | {recipe.reference_return:,g} |"
-        for recipe in RECIPES
-        if recipe.algorithm == algorithm and recipe.promise is not None
-    ]
-    if not others:
-        return "There is no recipe with a measured return yet."
-    head = ["| recipe | gradient steps | promised return | median of five seeds |", "|---|---:|---:|---:|"]
-    return "\n".join([*head, *others, "", "How they were measured: [Learn from data](../offline.md#recipes-and-results)."])
+    columns = [0, 1, 2, 3, 4, 5, 8]  # recipe, steps, seeds, IQM, interval, worst, published
+    return [f"| {' | '.join(row[at] for at in columns)} |" for row in [*cells[:2], *rows]] if rows else []
 
 
 def place_of(path: Path) -> str:

@@ -68,6 +68,19 @@ def test_links_of_pages_lead_to_copies_of_the_files():
     assert 'id="L12"' in source
 
 
+def test_every_algorithm_has_a_page_with_its_results():
+    pages = {path.stem: path.read_text() for path in (ROOT / "docs/algorithms").glob("*.md")}
+    for config_class in lockstep.ALGORITHMS:
+        page = pages[config_class.algorithm]
+        assert f"<!-- results {config_class.algorithm} -->" in page
+        for heading in ("When to use it", "Options", "Differences from other libraries"):
+            assert f"\n## {heading}\n" in page, config_class.algorithm
+        assert f"({config_class.algorithm}.md)" in pages["index"]
+    assert "| CartPole-v1 | 100,000 | 10 | 500.0 |" in HOOK.results_of("ppo")
+    assert "images/bench_CartPole-v1.png" in HOOK.results_of("ppo")
+    assert "| Pendulum-v1 | 5,000 | -250 | -153.5 |" in HOOK.results_of("td3_bc")
+
+
 def built(name: str) -> str:
     path = SITE / name
     assert path.exists(), f"there is no {path.relative_to(ROOT)}: make docs"
