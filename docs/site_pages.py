@@ -24,6 +24,8 @@ START = {"README.md": "index.md", "CHANGELOG.md": "changes.md", "CONTRIBUTING.md
 """pages of the site that stand at the root of the repository"""
 RESULTS = re.compile(r"^<!-- results (\w+) -->$", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s#]+)(#[^)\s]*)?\)")
+TABLE_CODE = re.compile(r"(?<=[| ])`[^`\n]*\\\|[^`\n]*`")
+"""code in tables, where GitHub wants bars escaped and Markdown here shows the backslash"""
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 PACKAGES = {
     "lockstep": "Train, load a policy, and every configuration. Most programs need nothing else.",
@@ -215,5 +217,6 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
         there = place_of(target) + (".md" if target.is_dir() else "")
         return f"]({os.path.relpath(there, os.path.dirname(place) or '.')}{match[2] or ''})"
 
+    markdown = TABLE_CODE.sub(lambda match: match[0].replace("\\|", "|"), markdown)
     parts = re.split(r"(^```.*?^```$)", markdown, flags=re.MULTILINE | re.DOTALL)
     return "".join(part if part.startswith("```") else LINK.sub(moved, part) for part in parts)

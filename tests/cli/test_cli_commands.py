@@ -133,6 +133,9 @@ def test_list_markdown_is_the_reference_of_every_option(lockstep: Command) -> No
             default = getattr(config_class().training, field.name)
             if row in shared and default != getattr(AlgorithmConfig().training, field.name):
                 assert is_changed, (config_class, field.name)
+    assert re.findall(r"^\| `.*\|  \|$", text.partition("\n## Options of")[2], re.MULTILINE) == [], (
+        "options without a meaning"
+    )
     assert text.count("| `training.num_epochs` | `int` | `1` |") == 1, "a shared option stands once"
     for name, section in ALGORITHMS[0]().sections.items():
         assert all(f"| `{name}.{field.name}` |" in text for field in fields(section))
