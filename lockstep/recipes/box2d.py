@@ -75,7 +75,7 @@ BOX2D: tuple[Recipe, ...] = (
         "ppo",
         "BipedalWalker-v3",
         ppo_bipedal_walker,
-        213.299,
+        287.939,
         f"{RL_ZOO}, 5M steps",
         2_000_000,
         promise=270.0,
