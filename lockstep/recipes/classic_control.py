@@ -345,6 +345,49 @@ def dqn_mountain_car() -> DQNConfig:
     )
 
 
+def trpo_mountain_car() -> TRPOConfig:
+    """100 updates of 2,000 steps; normalised observations and rewards."""
+    return (
+        TRPOConfig()
+        .environment("MountainCar-v0", normalize_observations=True, normalize_rewards=True)
+        .env_runners(num_envs_per_env_runner=8)
+        .training(lr=1e-3, lambda_=0.95, train_batch_size=2000)
+        .reporting(total_steps=200_000)
+    )
+
+
+def ppo_mountain_car_continuous() -> PPOConfig:
+    """Noise that stays for 8 steps (gSDE) carries the car up the hill. The one reward is far away: gamma 0.9999."""
+    return (
+        PPOConfig()
+        .environment("MountainCarContinuous-v0", normalize_observations=True, normalize_rewards=True)
+        .env_runners(num_envs_per_env_runner=8, exploration="gsde", exploration_config={"sample_freq": 8})
+        .training(
+            lr=[[0, 3e-4], [100_000, 0.0]],
+            gamma=0.9999,
+            lambda_=0.9,
+            train_batch_size=1000,
+            minibatch_size=250,
+            num_epochs=10,
+        )
+        .rl_module(model_config={"log_std_init": -1.0})
+        .reporting(total_steps=100_000)
+    )
+
+
+def tqc_mountain_car() -> TQCConfig:
+    """As `sac_mountain_car`, with two small critics and half as many gradient steps."""
+    return (
+        TQCConfig()
+        .environment("MountainCarContinuous-v0")
+        .env_runners(num_envs_per_env_runner=4, exploration="ou", exploration_config={"sigma": 0.5})
+        .training(lr=3e-4, gamma=0.9999, tau=0.01, alpha=0.1, train_batch_size=256)
+        .replay(capacity=50_000, learning_starts=1_000, update_per_step=0.5)
+        .rl_module(model_config={"hiddens": (64, 64), "critic_hiddens": (64, 64), "num_critics": 2})
+        .reporting(total_steps=50_000)
+    )
+
+
 def sac_mountain_car() -> SACConfig:
     """Noise that lasts (Ornstein-Uhlenbeck) carries the car up the hill. The one reward is far away: gamma 0.9999.
 
@@ -384,5 +427,16 @@ CLASSIC_CONTROL: tuple[Recipe, ...] = (
     Recipe("td3", "Pendulum-v1", td3_pendulum, -151.855, f"{RL_ZOO}, 20k steps", 20_000, promise=-170.0),
     Recipe("ppo", "MountainCar-v0", ppo_mountain_car, -110.423, f"{RL_ZOO}, 1M steps", 1_000_000, promise=None),
     Recipe("dqn", "MountainCar-v0", dqn_mountain_car, -100.849, f"{RL_ZOO}, 120k steps", 128_000, promise=None),
+    Recipe("trpo", "MountainCar-v0", trpo_mountain_car, -107.278, f"{RL_ZOO}, 100k steps", 200_000, promise=None),
+    Recipe(
+        "ppo",
+        "MountainCarContinuous-v0",
+        ppo_mountain_car_continuous,
+        88.343,
+        f"{RL_ZOO}, 20k steps",
+        100_000,
+        promise=None,
+    ),
+    Recipe("tqc", "MountainCarContinuous-v0", tqc_mountain_car, 63.641, f"{RL_ZOO}, 50k steps", 50_000, promise=None),
     Recipe("sac", "MountainCarContinuous-v0", sac_mountain_car, 94.679, f"{RL_ZOO}, 50k steps", 50_000, promise=95.0),
 )
