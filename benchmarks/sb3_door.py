@@ -257,12 +257,12 @@ class Skipping:
 # -- speed ---
 
 RUNS = {
-    "PPO": ("CartPole-v1", 20_480),
-    "A2C": ("CartPole-v1", 10_000),
-    "DQN": ("CartPole-v1", 10_000),
-    "SAC": ("Pendulum-v1", 1_000),
-    "TD3": ("Pendulum-v1", 1_000),
-    "TQC": ("Pendulum-v1", 600),
+    "PPO": ("CartPole-v1", 8_192),
+    "A2C": ("CartPole-v1", 5_000),
+    "DQN": ("CartPole-v1", 6_000),
+    "SAC": ("Pendulum-v1", 500),
+    "TD3": ("Pendulum-v1", 500),
+    "TQC": ("Pendulum-v1", 300),
 }
 """algorithm -> environment and steps, with the defaults of Stable-Baselines3; the steps after a first `learn` of 200"""
 PROGRAM = """

@@ -28,7 +28,12 @@ KINDS = {
     "a2c": (A2C, Copy, {"learning_rate": 1e-2}, 1500),
     "dqn": (DQN, Copy, {"learning_rate": 1e-2, "target_update_interval": 50, "gamma": 0.0}, 1500),
     "sac": (SAC, Aim, {"learning_rate": 1e-2, "gamma": 0.0, "batch_size": 32}, 500),
-    "td3": (TD3, Aim, {"learning_rate": 3e-3, "gamma": 0.0, "batch_size": 32, "action_noise": NOISE}, 500),
+    "td3": (
+        TD3,
+        Aim,
+        {"gamma": 0.0, "batch_size": 32, "action_noise": NOISE, "policy_kwargs": {"net_arch": [64]}},
+        1000,
+    ),
     "tqc": (TQC, Aim, {"learning_rate": 1e-2, "gamma": 0.0, "batch_size": 32}, 500),
 }
 

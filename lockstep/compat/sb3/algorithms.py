@@ -68,7 +68,7 @@ class _Algorithm(BaseAlgorithm):
 
     def _set_exploration(self, config: Any, kwargs: dict[str, Any]) -> None:
         if self.use_sde:
-            options = {"log_std_init": kwargs.pop("log_std_init", self.sde_log_std)}
+            options: dict[str, Any] = {"log_std_init": float(kwargs.pop("log_std_init", self.sde_log_std))}
             options["sample_freq"] = None if self.sde_sample_freq < 0 else self.sde_sample_freq
             config.env_runners(exploration="gsde", exploration_config=options)
 
@@ -105,7 +105,7 @@ class _Algorithm(BaseAlgorithm):
         if self.on_policy:
             model["vf_share_layers"] = bool(shares and is_cnn and not policy)
             model["orthogonal_init"] = kwargs.pop("ortho_init", True)
-            model["log_std_init"] = kwargs.pop("log_std_init", 0.0)
+            model["log_std_init"] = float(kwargs.pop("log_std_init", 0.0))
         elif self.algorithm != "dqn":
             model |= {"critic_hiddens": tuple(critic), "q_share_layers": bool(shares and (is_lone or extractor))}
             model["num_critics"] = kwargs.pop("n_critics", 2)
