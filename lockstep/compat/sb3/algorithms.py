@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import warnings
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -81,12 +82,9 @@ class _Algorithm(BaseAlgorithm):
         has_images, is_lone = any(map(is_image, spaces_in(space))), is_image(space)
         is_cnn = self.policy_name == "CnnPolicy"
         widths = kwargs.pop("net_arch", () if is_cnn and (self.on_policy or self.algorithm == "dqn") else self.widths)
-        policy, critic = (
-            (widths.get("pi", ()), widths.get("vf", widths.get("qf", ())))
-            if isinstance(widths, dict)
-            else (widths,) * 2
-        )
-        if (self.on_policy or self.algorithm == "dqn") and tuple(policy) != tuple(critic):
+        by_part: dict[str, Any] = dict(widths) if isinstance(widths, dict) else {"pi": widths, "vf": widths}
+        policy, critic = tuple(by_part.get("pi", ())), tuple(by_part.get("vf", by_part.get("qf", ())))
+        if (self.on_policy or self.algorithm == "dqn") and policy != critic:
             self.refuse(f"net_arch={widths}", "policy and value have the same widths")
         extractor = kwargs.pop(
             "features_extractor_class", FlattenExtractor if has_images and not is_cnn and is_lone else None
@@ -100,14 +98,14 @@ class _Algorithm(BaseAlgorithm):
             model["image_hiddens"] = (options.get("cnn_output_dim", 256),)
         if not scales and extractor is None and any(part.dtype == "uint8" for part in spaces_in(space)):
             self.refuse("normalize_images=False", "images of bytes are divided by 255")
-        model["hiddens"] = tuple(policy)
+        model["hiddens"] = policy
         shares = kwargs.pop("share_features_extractor", self.on_policy)
         if self.on_policy:
             model["vf_share_layers"] = bool(shares and is_cnn and not policy)
             model["orthogonal_init"] = kwargs.pop("ortho_init", True)
             model["log_std_init"] = float(kwargs.pop("log_std_init", 0.0))
         elif self.algorithm != "dqn":
-            model |= {"critic_hiddens": tuple(critic), "q_share_layers": bool(shares and (is_lone or extractor))}
+            model |= {"critic_hiddens": critic, "q_share_layers": bool(shares and (is_lone or extractor))}
             model["num_critics"] = kwargs.pop("n_critics", 2)
             if self.algorithm == "tqc":
                 kwargs.pop("n_quantiles", None)
@@ -224,6 +222,12 @@ class _OffPolicy(_Algorithm):
         return 1.0 if self.gradient_steps < 0 else self.gradient_steps / (frequency * self.n_envs)
 
     def set_training(self, config: Any) -> None:
+        if self.get_vec_normalize_env() is not None:
+            warnings.warn(
+                "what is remembered is normalised as it was when seen; Stable-Baselines3 does it anew for each "
+                "sample, as Lockstep does with environment(normalize_observations=True)",
+                stacklevel=4,
+            )
         if self.use_sde_at_warmup:
             self.refuse("use_sde_at_warmup=True", "the first steps are random; give learning_starts=0")
         her, kwargs = self.replay_buffer_class is HerReplayBuffer, dict(self.replay_buffer_kwargs or {})
