@@ -393,7 +393,7 @@ def subclasses(kind: type) -> list[type]:
 
 def _plain(name: str, value: Any) -> Any:
     if isinstance(value, noise.NormalActionNoise):
-        return {"noise": type(value).__name__, **to_plain(name, value)}
+        return {"noise": type(value).__name__, **{key: np.asarray(part).tolist() for key, part in vars(value).items()}}
     if callable(value) and not isinstance(value, type):
         return {"progress": [float(value(i / 100)) for i in range(101)]}
     return to_plain(name, value)
