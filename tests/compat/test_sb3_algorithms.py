@@ -11,7 +11,7 @@ from gymnasium import spaces
 from small_tasks import Aim, Copy, Count, Picture
 from torch import nn
 
-from lockstep.compat.sb3 import A2C, DQN, PPO, SAC, TD3, TQC, HerReplayBuffer
+from lockstep.compat.sb3 import A2C, DDPG, DQN, PPO, SAC, TD3, TQC, HerReplayBuffer
 from lockstep.compat.sb3.common.callbacks import BaseCallback
 from lockstep.compat.sb3.common.env_util import make_vec_env
 from lockstep.compat.sb3.common.evaluation import evaluate_policy
@@ -124,6 +124,12 @@ def test_defaults_and_names_become_those_of_lockstep():
     )
 
 
+def test_ddpg_is_td3_without_what_it_adds():
+    config = DDPG("MlpPolicy", Aim()).config
+    training = config.training
+    assert (training.policy_delay, training.target_noise, config.rl_module.model_config.num_critics) == (1, 0.0, 1)
+
+
 def test_schedules_are_those_of_the_progress_that_remains(tmp_path):
     seen = []
 
@@ -188,6 +194,12 @@ def test_set_env_goes_on_with_what_is_remembered(tmp_path):
     assert model.replay_buffer.size() == 200
     model.load_replay_buffer(tmp_path / "replay.pkl")
     assert model.replay_buffer.size() == 160
+    model.save(tmp_path / "model")
+    loaded = DQN.load(tmp_path / "model")
+    assert loaded.replay_buffer.size() == 0
+    loaded.load_replay_buffer(tmp_path / "replay.pkl")
+    loaded.set_env(Copy())
+    assert loaded.learn(40, reset_num_timesteps=False).replay_buffer.size() == 200
     with pytest.raises(ValueError, match="2 environments"):
         model.set_env(make_vec_env(Copy, n_envs=2))
     with pytest.raises(ValueError, match="observation space"):

@@ -18,6 +18,7 @@ from lockstep.compat.sb3.common.noise import NormalActionNoise, OrnsteinUhlenbec
 from lockstep.compat.sb3.common.torch_layers import FlattenExtractor, Prepared
 from lockstep.compat.sb3.common.utils import LinearSchedule
 from lockstep.modules.encoders import is_image, spaces_in
+from lockstep.replay import ReplayBuffer
 from lockstep.trainer import OffpolicyTrainer, OnpolicyTrainer
 
 ACTIVATIONS = {nn.Tanh: "tanh", nn.ReLU: "relu", nn.GELU: "gelu", nn.SiLU: "silu", nn.ELU: "elu"}
@@ -35,6 +36,7 @@ class _Algorithm(BaseAlgorithm):
     on_policy: ClassVar[bool] = False
     adam_epsilon: ClassVar[float] = 1e-8
     sde_log_std: ClassVar[float] = -3.0
+    n_critics: ClassVar[int] = 2
 
     def make_config(self) -> AlgorithmConfig:
         kwargs = dict(self.policy_kwargs or {})
@@ -106,7 +108,7 @@ class _Algorithm(BaseAlgorithm):
             model["log_std_init"] = float(kwargs.pop("log_std_init", 0.0))
         elif self.algorithm != "dqn":
             model |= {"critic_hiddens": critic, "q_share_layers": bool(shares and (is_lone or extractor))}
-            model["num_critics"] = kwargs.pop("n_critics", 2)
+            model["num_critics"] = kwargs.pop("n_critics", self.n_critics)
             if self.algorithm == "tqc":
                 kwargs.pop("n_quantiles", None)
         return model
@@ -269,9 +271,9 @@ class _OffPolicy(_Algorithm):
         return OffpolicyTrainer(batch_size=self.batch_size, **replay, **amount, **options)
 
     @property
-    def replay_buffer(self) -> Any:
-        """What is remembered; None without an environment."""
-        return None if self.trainer is None else ReplayView(self.trainer.buffer)
+    def replay_buffer(self) -> ReplayView:
+        """What is remembered."""
+        return ReplayView(self.remembered if self.trainer is None else self.trainer.buffer)
 
     def save_replay_buffer(self, path: Any) -> None:
         """Write what is remembered to a folder of this name."""
@@ -279,9 +281,11 @@ class _OffPolicy(_Algorithm):
 
     def load_replay_buffer(self, path: Any, truncate_last_traj: bool = True) -> None:
         """Remember what `save_replay_buffer` wrote."""
-        self.trainer.buffer.set_state(
-            type(self.trainer.buffer).load(path, hindsight=self.trainer.buffer.hindsight).get_state()
-        )
+        if self.trainer is None:
+            self.remembered = ReplayBuffer.load(path)
+        else:
+            present = self.trainer.buffer
+            present.set_state(ReplayBuffer.load(path, hindsight=present.hindsight).get_state())
 
     def _log(self) -> None:
         due = self.trainer.env_episode // self.log_interval_now if self.log_interval_now else 0
@@ -298,7 +302,7 @@ class ReplayView:
 
     def size(self) -> int:
         """Return the number of transitions."""
-        return len(self.lockstep)
+        return 0 if self.lockstep is None else len(self.lockstep)
 
 
 @dataclass(eq=False, repr=False)
@@ -371,3 +375,13 @@ class TD3(_OffPolicy):
         super().set_training(config)
         smoothing: dict[str, Any] = {"target_noise": self.target_policy_noise, "noise_clip": self.target_noise_clip}
         config.training(policy_delay=self.policy_delay, exploration_noise=0.0, **smoothing)
+
+
+@dataclass(eq=False, repr=False)
+class DDPG(TD3):
+    """Deep deterministic policy gradient: TD3 with one critic, without its delay and its noise in targets."""
+
+    n_critics = 1
+
+    policy_delay: int = 1
+    target_policy_noise: float = 0.0

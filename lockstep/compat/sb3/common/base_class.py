@@ -6,6 +6,7 @@ import shutil
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
@@ -88,7 +89,7 @@ class RolloutEnd(Callback):
 
 
 @dataclass(eq=False, repr=False)
-class BaseAlgorithm:
+class BaseAlgorithm(ABC):
     """An algorithm with its policy and its environments.
 
     Options have the names and defaults of Stable-Baselines3; what has no counterpart is refused by name.
@@ -116,6 +117,7 @@ class BaseAlgorithm:
     def __post_init__(self) -> None:
         self.num_timesteps, self.n_envs, self.start_time, self._steps_before, self._logged = 0, 1, 0.0, 0, 0
         self.trainer: Any = None
+        self.remembered: Any = None  # a replay buffer that was loaded before there are environments
         self.last_training: Any = None
         self.log_interval_now: int | None = None
         self._ended: dict[int, dict[str, Any]] = {}
@@ -151,9 +153,9 @@ class BaseAlgorithm:
         if venv is not None:
             self._make_trainer()
 
+    @abstractmethod
     def make_config(self) -> AlgorithmConfig:
         """Return the configuration that these options come to."""
-        raise NotImplementedError
 
     def _make_trainer(self) -> None:
         venv = self.env
@@ -162,7 +164,7 @@ class BaseAlgorithm:
         collector = Collector(
             self.lockstep,
             self.boundary,
-            None if self.trainer is None else self.trainer.buffer,
+            self.remembered if self.trainer is None else self.trainer.buffer,
             on_episode_done_hook=self._on_episode,
             seed=None if seeds is None else seeds[0],
         )
@@ -170,9 +172,9 @@ class BaseAlgorithm:
             policy=self.lockstep, max_epoch=0, step_per_epoch=1, train_collector=collector, callbacks=[RolloutEnd(self)]
         )
 
+    @abstractmethod
     def make_trainer(self, **options: Any) -> OnpolicyTrainer | OffpolicyTrainer:
         """Return the trainer."""
-        raise NotImplementedError
 
     def over_steps(self, rate: Rate) -> Any:
         """Return a number as it is, and a function of the progress that remains as one of environment steps."""
@@ -265,8 +267,8 @@ class BaseAlgorithm:
             formats.append("tensorboard")
         self.logger = Logger(folder, formats)
 
-    def _log(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _log(self) -> None: ...
 
     def dump_logs(self) -> None:
         """Record returns, speed and the metrics of the last update, and write what the logger has."""

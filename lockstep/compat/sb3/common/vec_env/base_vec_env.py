@@ -112,9 +112,9 @@ class BoundaryVecEnv(VecEnv):
         self.seeds = [first + row for row in range(self.num_envs)]
         return self.seeds
 
+    @abstractmethod
     def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
         """Call a method of each environment."""
-        raise NotImplementedError
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
         """Return an attribute of each environment."""
