@@ -6,7 +6,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Tests start many processes; without bytecode each would compile all sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup setup-dev train test test-faults test-kills test-product test-learning test-dist lint bench docs dist clean
+.PHONY: setup setup-dev train test test-faults test-kills test-long test-product test-learning test-site test-dist lint bench pages docs dist clean
 .DEFAULT_GOAL := train
 
 $(VENV)/.core: pyproject.toml requirements/constraints.txt
@@ -35,8 +35,11 @@ test-faults: $(VENV)/.dev   ## kills real processes again and again, many minute
 test-kills: $(VENV)/.dev    ## the few of them that CI runs: real processes killed at any moment
 	$(BIN)/python -m pytest -m faults -k "kill or raises or two_env_runners"
 
-test-product: $(VENV)/.dev  ## every pair of options that an algorithm allows learns a small task
-	$(BIN)/python -m pytest -m product tests/product tests/export --numprocesses auto --maxprocesses 4
+test-long: $(VENV)/.dev     ## CI's long part: pairs of options, many processes, each page's code
+	$(BIN)/python -m pytest -m 'long and not faults' --numprocesses auto --maxprocesses 4
+
+test-product: $(VENV)/.dev  ## every pair of options of every algorithm learns a small task, or is exported
+	$(BIN)/python -m pytest -m 'long or exhaustive' tests/product tests/export --numprocesses auto --maxprocesses 4
 
 test-learning: $(VENV)/.dev ## trains on real environments, many minutes
 	$(BIN)/python -m pytest -m learning -s --timeout 0
@@ -53,10 +56,17 @@ bench: $(VENV)/.dev         ## Lockstep beside its peers; installs each peer in 
 	$(BIN)/python benchmarks/setup_peers.py
 	$(BIN)/python benchmarks/train_speed.py ppo
 
-docs: $(VENV)/.core         ## what pages show of the code: docs/reference.md, the ways of a run, what works with what
+pages: $(VENV)/.core        ## what pages show of the code: docs/reference.md, the ways of a run, what works with what
 	$(BIN)/python -m lockstep.cli list --markdown > docs/reference.md
 	$(BIN)/python tests/architecture/walks.py
 	$(BIN)/python tests/product/cover.py
+	$(BIN)/python docs/tables.py
+
+docs: $(VENV)/.dev          ## the site, in site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+test-site: docs             ## search, API reference and requests of the built site
+	$(BIN)/python -m pytest -m site tests/docs
 
 dist: $(VENV)/.dev          ## dist/: an sdist and a wheel
 	$(BIN)/python -m build

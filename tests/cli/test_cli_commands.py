@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from conftest import SMALL, Said, Trained, run_process
 
-from lockstep import ALGORITHMS, load_policy
+from lockstep import ALGORITHMS, AlgorithmConfig, load_policy
 from lockstep.recipes import RECIPES
 from lockstep.tracking import RunFolder
 from lockstep.trainer.video import VideoCallback, record_video
@@ -42,6 +42,7 @@ def test_eval_plays_the_best_policy_and_repeats_with_its_seed(lockstep: Command,
     assert len({re.search(r"return +(\S+)", said.out)[1] for said in (first, other)}) == 2
 
 
+@pytest.mark.long
 def test_eval_writes_a_video_that_can_be_read_back(trained: Trained, tmp_path: Path) -> None:
     done = run_process("eval", str(trained.runs[0]), "--episodes", "1", "--video", "out.gif", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -83,6 +84,7 @@ def test_video_callback_records_and_leaves_the_run_as_it_is(tmp_path: Path, monk
     assert len(frames) > 3
 
 
+@pytest.mark.long
 def test_video_shows_the_episode_whole(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     stats = record_video(load_policy(trained.runs[0]), tmp_path / "out.mp4", num_episodes=2)
@@ -124,10 +126,19 @@ def test_list_shows_algorithms_spaces_and_recipes(lockstep: Command) -> None:
 
 def test_list_markdown_is_the_reference_of_every_option(lockstep: Command) -> None:
     text = lockstep("list", "--markdown").out
+    shared = text.partition("\n## Options of all algorithms\n")[2]
     for config_class in ALGORITHMS:
         part = text.partition(f"## Options of {config_class.algorithm}\n")[2].partition("\n## ")[0]
         for field in fields(config_class.training_class):
-            assert f"| `training.{field.name}` |" in part
+            row, is_changed = f"| `training.{field.name}` |", f"| `training.{field.name}` |" in part
+            assert is_changed or row in shared
+            default = getattr(config_class().training, field.name)
+            if row in shared and default != getattr(AlgorithmConfig().training, field.name):
+                assert is_changed, (config_class, field.name)
+    assert re.findall(r"^\| `.*\|  \|$", text.partition("\n## Options of")[2], re.MULTILINE) == [], (
+        "options without a meaning"
+    )
+    assert text.count("| `training.num_epochs` | `int` | `1` |") == 1, "a shared option stands once"
     for name, section in ALGORITHMS[0]().sections.items():
         assert all(f"| `{name}.{field.name}` |" in text for field in fields(section))
     assert "| `training.lambda_` | `float` | `0.95` | lambda of GAE (Schulman et al. 2016) |" in text
