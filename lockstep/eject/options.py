@@ -43,7 +43,7 @@ COMMON: tuple[Row, ...] = (
     (
         "rl_module.model_config.policy_gain",
         "POLICY_GAIN",
-        "of the policy's last layer: nearly uniform actions at first",
+        "of the policy's last layer",
     ),
     ("rl_module.model_config.value_gain", "VALUE_GAIN", ""),
     ("evaluation.evaluation_duration", "EVALUATION_EPISODES", ""),
@@ -120,8 +120,8 @@ def checked_spaces(config: AlgorithmConfig) -> tuple[str, spaces.Box, spaces.Box
     env_id = known_id(env)
     if not str(gym.spec(env_id).entry_point).startswith("gymnasium."):
         raise EjectError(
-            f"environment.env={env!r} cannot be ejected: another package registers it, and the file imports torch, numpy "
-            "and gymnasium alone"
+            f"environment.env={env!r} cannot be ejected: another package registers it, and the file imports torch, "
+            "numpy and gymnasium alone"
         )
     observations, actions = config.find_spaces()
     if not isinstance(observations, spaces.Box) or len(observations.shape) != 1 or is_image(observations):
