@@ -6,7 +6,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Tests start many processes; without bytecode each would compile all sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup setup-dev train test test-faults test-kills test-product test-learning lint bench docs clean
+.PHONY: setup setup-dev train test test-faults test-kills test-product test-learning test-dist lint bench docs dist clean
 .DEFAULT_GOAL := train
 
 $(VENV)/.core: pyproject.toml requirements/constraints.txt
@@ -41,6 +41,9 @@ test-product: $(VENV)/.dev  ## every pair of options that an algorithm allows le
 test-learning: $(VENV)/.dev ## trains on real environments, many minutes
 	$(BIN)/python -m pytest -m learning -s --timeout 0
 
+test-dist: $(VENV)/.dev     ## builds the packages, installs them into an empty environment, trains and type-checks there
+	$(BIN)/python -m pytest -m release tests/release
+
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -54,6 +57,9 @@ docs: $(VENV)/.core         ## what pages show of the code: docs/reference.md, t
 	$(BIN)/python -m lockstep.cli list --markdown > docs/reference.md
 	$(BIN)/python tests/architecture/walks.py
 	$(BIN)/python tests/product/cover.py
+
+dist: $(VENV)/.dev          ## dist/: an sdist and a wheel
+	$(BIN)/python -m build
 
 clean:
 	rm -rf $(VENV)

@@ -48,7 +48,7 @@ def test_the_tested_version_lies_in_the_range_that_is_promised(text):
     assert wanted.specifier.contains(pins[canonical(wanted.name)])
 
 
-@pytest.mark.parametrize("target", ["setup", "train", "test", "test-learning", "lint", "bench", "docs"])
+@pytest.mark.parametrize("target", ["setup", "train", "test", "test-learning", "test-dist", "dist", "lint", "bench", "docs"])
 def test_make_knows_the_target(target):
     done = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,0 +1,148 @@
+"""The packages of `make dist`, installed without the source into an empty environment, as a user would (use, 6)."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from language_server import language_server
+
+import lockstep
+from lockstep.algorithms.ppo import PPOOptions
+from lockstep.rollout.config import EnvRunnersOptions
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+TORCH = "torch==2.13.0"
+pytestmark = [pytest.mark.release, pytest.mark.timeout(600)]
+
+
+def ran(*command: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    return subprocess.run(list(map(str, command)), cwd=cwd, env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="session")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sdist and the wheel that is built from it."""
+    folder = tmp_path_factory.mktemp("dist")
+    built = ran(sys.executable, "-m", "build", "--outdir", folder, ROOT, cwd=folder)
+    assert built.returncode == 0, built.stdout + built.stderr
+    return folder
+
+
+@pytest.fixture(scope="session")
+def wheel(dist: Path) -> Path:
+    return next(dist.glob("*.whl"))
+
+
+@pytest.fixture(scope="session")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment that has nothing but the wheel and what it needs."""
+    folder = tmp_path_factory.mktemp("empty")
+    made = ran(sys.executable, "-m", "venv", folder, cwd=folder)
+    assert made.returncode == 0, made.stderr
+    python = folder / "bin" / "python"
+    installed = ran(python, "-m", "pip", "install", "--quiet", TORCH, wheel, cwd=folder)
+    assert installed.returncode == 0, installed.stderr
+    return python
+
+
+def test_the_packages_hold_the_library_and_nothing_else(dist: Path, wheel: Path) -> None:
+    version = lockstep.__version__
+    assert {path.name for path in dist.iterdir()} == {
+        f"lockstep_rl-{version}.tar.gz",
+        f"lockstep_rl-{version}-py3-none-any.whl",
+    }
+    assert f"version: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    in_wheel = set(zipfile.ZipFile(wheel).namelist())
+    tracked = subprocess.run(["git", "ls-files", "lockstep"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert {name for name in in_wheel if ".dist-info/" not in name} == set(tracked.stdout.split())
+    with tarfile.open(next(dist.glob("*.tar.gz"))) as sdist:
+        tops = {name.split("/")[1] for name in sdist.getnames()}
+    assert {"lockstep", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "pyproject.toml"} <= tops
+    assert not {"tests", "benchmarks", ".venv"} & tops
+
+
+@pytest.fixture(scope="session")
+def run(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that was trained there."""
+    folder = tmp_path_factory.mktemp("user")
+    command = (python.with_name("lockstep"), "train", "ppo", "CartPole-v1", "--total-steps", 4096)
+    trained = ran(*command, cwd=folder)
+    assert trained.returncode == 0, trained.stderr
+    return next((folder / "runs").iterdir())
+
+
+def test_train_and_evaluate_in_an_empty_environment(python: Path, run: Path) -> None:
+    code = "import lockstep; print(lockstep.__version__, lockstep.__file__)"
+    version, file = ran(python, "-c", code, cwd=run).stdout.split()
+    assert version == lockstep.__version__
+    assert Path(file).is_relative_to(python.parents[1])
+    assert json.loads((run / "summary.json").read_text())["train_step"] == 5000  # whole collects
+    evaluated = ran(python.with_name("lockstep"), "eval", run, "--episodes", 2, cwd=run)
+    assert evaluated.returncode == 0, evaluated.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "package"),
+    [
+        ("export {run}", "onnx"),
+        ("tune ppo CartPole-v1 --trials 1 --total-steps 2048", "optuna>=4.4"),
+        ("train ppo CartPole-v1 --num-learners 2", "ray>=2.40"),
+        ("train ppo ALE/Pong-v5", "ale-py"),
+    ],
+)
+def test_a_hint_names_what_can_be_installed(python: Path, run: Path, command: str, package: str) -> None:
+    refused = ran(python.with_name("lockstep"), *command.format(run=run).split(), cwd=run)
+    assert refused.returncode != 0
+    hint = re.search(r"pip install (.*)", refused.stderr + refused.stdout)
+    assert hint is not None, refused.stderr
+    assert package in hint[0]
+    assert "lockstep" not in hint[0]  # which is on no index
+
+
+USER = """
+from lockstep import DQNConfig, PPOConfig, load_policy, train
+
+reveal_type(PPOConfig().environment("CartPole-v1").training(lr=1e-3))
+reveal_type(train("ppo", "CartPole-v1").policy)
+PPOConfig().training(lrr=1e-3)
+DQNConfig().env_runners(num_envs_per_env_runner="many")
+"""
+
+
+def test_pyright_and_mypy_see_the_types(python: Path, tmp_path: Path) -> None:
+    file = tmp_path / "user.py"
+    file.write_text(USER)
+    checkers = {
+        "pyright": ran(BIN / "pyright", "--pythonpath", python, file, cwd=tmp_path),
+        "mypy": ran(BIN / "mypy", "--python-executable", python, file, cwd=tmp_path),
+    }
+    for name, result in checkers.items():
+        found = result.stdout
+        assert re.search(r"user.py:4\b.*PPOConfig\"", found), (name, found, result.stderr)
+        assert re.search(r"user.py:5\b.*Policy\"", found), (name, found)
+        assert re.search(r"user.py:6\b.*error.*lrr", found), (name, found)
+        assert re.search(r"user.py:7\b.*error.*str|user.py:7\b.*error.*many", found), (name, found)
+        assert len(re.findall(r"\berror:", found)) == 2, (name, found)
+
+
+def test_an_editor_completes_the_options_of_a_section(python: Path, tmp_path: Path) -> None:
+    sections = {
+        "PPOConfig().training(": PPOOptions.__optional_keys__,
+        "PPOConfig().env_runners(": EnvRunnersOptions.__optional_keys__,
+    }
+    with language_server(BIN / "pyright-langserver", python, tmp_path) as server:
+        for number, (call, options) in enumerate(sections.items()):
+            text = f"from lockstep import PPOConfig\n\n{call}"
+            offered = server.completions(tmp_path / f"user_{number}.py", text)
+            assert len(options) > 5
+            assert {f"{name}=" for name in options} <= offered, sorted(offered)
