@@ -6,7 +6,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Tests start many processes; without bytecode each would compile all sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup setup-dev train test test-faults test-kills test-product test-learning test-dist lint bench docs dist clean
+.PHONY: setup setup-dev train test test-faults test-kills test-product test-learning test-site test-dist lint bench pages docs dist clean
 .DEFAULT_GOAL := train
 
 $(VENV)/.core: pyproject.toml requirements/constraints.txt
@@ -53,10 +53,17 @@ bench: $(VENV)/.dev         ## Lockstep beside its peers; installs each peer in 
 	$(BIN)/python benchmarks/setup_peers.py
 	$(BIN)/python benchmarks/train_speed.py ppo
 
-docs: $(VENV)/.core         ## what pages show of the code: docs/reference.md, the ways of a run, what works with what
+pages: $(VENV)/.core        ## what pages show of the code: docs/reference.md, the ways of a run, what works with what
 	$(BIN)/python -m lockstep.cli list --markdown > docs/reference.md
 	$(BIN)/python tests/architecture/walks.py
 	$(BIN)/python tests/product/cover.py
+	$(BIN)/python docs/tables.py
+
+docs: $(VENV)/.dev          ## the site, in site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+test-site: docs             ## search, API reference and requests of the built site
+	$(BIN)/python -m pytest -m site tests/docs
 
 dist: $(VENV)/.dev          ## dist/: an sdist and a wheel
 	$(BIN)/python -m build

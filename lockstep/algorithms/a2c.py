@@ -42,8 +42,11 @@ class A2CTraining(TrainingSection[ConfigT]):
     lambda_: float = option(1.0, ge=0, le=1)
     """lambda of GAE; 1: n-step advantages"""
     vf_loss_coeff: float = option(0.5, ge=0)
+    """how much the value error counts beside the policy's loss"""
     entropy_coeff: ScheduleLike = 0.01
+    """how much the entropy is rewarded; 0: not at all"""
     normalize_advantages: bool = False
+    """shift and scale the advantages of a batch to mean 0 and deviation 1"""
 
     def __call__(self, **options: Unpack[A2COptions]) -> ConfigT:
         return self.change(options)

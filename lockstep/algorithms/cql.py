@@ -75,6 +75,7 @@ class CQLTraining(FollowedSoftActorCriticTraining[ConfigT]):
     lagrangian: bool = False
     """learn the weight of the conservative term, so that it becomes `lagrangian_thresh` (appendix F)"""
     lagrangian_thresh: float = 5.0
+    """what the conservative term is to become with `lagrangian=True`"""
 
     def __call__(self, **options: Unpack[CQLOptions]) -> ConfigT:
         return self.change(options)

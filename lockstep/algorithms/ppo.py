@@ -57,7 +57,9 @@ class PPOTraining(TrainingSection[ConfigT]):
     vf_clip_param: float | None = option(None, gt=0)
     """the new value may move this far from the old one; `None`: no clipping"""
     vf_loss_coeff: float = option(0.5, ge=0)
+    """how much the value error counts beside the policy's loss"""
     entropy_coeff: ScheduleLike = 0.0
+    """how much the entropy is rewarded; 0: not at all"""
     normalize_advantages: Literal["minibatch", "batch"] | None = "minibatch"
     """over which rows advantages are shifted and scaled to mean 0 and deviation 1; `None`: not at all"""
     dual_clip: float | None = option(None, gt=1)

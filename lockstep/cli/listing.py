@@ -18,6 +18,7 @@ from lockstep.algorithms import ALGORITHMS, AlgorithmConfig
 from lockstep.modules import ModelConfig
 from lockstep.recipes import RECIPES
 from lockstep.recipes.families import FAMILIES
+from lockstep.replay.config import ReplaySection
 
 OBSERVATIONS: dict[str, spaces.Space[Any]] = {
     "Box": spaces.Box(-1.0, 1.0, (3,), np.float32),
@@ -108,23 +109,26 @@ def options_of(config_class: type[AlgorithmConfig]) -> Iterator[tuple[str, list[
 
 def markdown() -> Iterator[str]:
     """Yield the reference page, line by line."""
-    yield from ("# Reference", "", "Written by `lockstep list --markdown` (`make docs`).", "", "## Algorithms", "")
+    yield from ("# Reference", "", "Written by `lockstep list --markdown` (`make pages`).", "", "## Algorithms", "")
     yield from _markdown_table(*algorithm_table())
     yield from ("", "## Recipes", "")
     yield from _markdown_table(*recipe_table())
-    shared = {section: options for section, options in options_of(AlgorithmConfig) if section != "training"}
+    shared = {**dict(options_of(AlgorithmConfig)), "replay": _options_in(ReplaySection())}
     for config_class in ALGORITHMS:
         yield from ("", f"## Options of {config_class.algorithm}", "")
         found = [
             (name, [o for o in options if o not in shared.get(name, ())]) for name, options in options_of(config_class)
         ]
         found.sort(key=lambda part: part[0] not in ("training", "replay"))
+        has_replay = any(name == "replay" for name, _ in found)
+        shown = "the [options of all algorithms](#options-of-all-algorithms)"
+        yield from (f"Besides {shown}{' and of [replay](#replay)' if has_replay else ''}:", "")
         yield from _markdown_options(found)
     yield from (
         "",
         "## Options of all algorithms",
         "",
-        "Where an algorithm begins with another value, it stands above.",
+        "Where an algorithm begins with another value, it stands above. Only off-policy algorithms have `replay`.",
     )
     for section, options in shared.items():
         yield from ("", f"### {section}", "", *_markdown_options([(section, options)]))

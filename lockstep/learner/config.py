@@ -71,7 +71,7 @@ class TrainingSection(Section[ConfigT]):
     shuffle_batch_per_epoch: bool = True
     """a new permutation for each pass"""
     grad_clip: float | None = option(None, gt=0)
-    """`None`: off"""
+    """the limit of gradients, measured as `grad_clip_by` says; `None`: off"""
     grad_clip_by: GradClipBy = "global_norm"
     """clip each element, each tensor's norm, or the norm of all gradients of one optimizer"""
     optimizer: Literal["adam", "adamw", "rmsprop", "sgd"] | Callable[..., Any] = "adam"
@@ -183,10 +183,13 @@ class LearnersSection(Section[ConfigT]):
     num_learners: int = option(0, ge=0)
     """0: one learner in this process; n: n processes (needs the extra `ray`)"""
     num_cpus_per_learner: int = option(1, ge=0)
+    """processors that Ray keeps free for each learner"""
     num_gpus_per_learner: int = option(0, ge=0)
+    """the same of GPUs"""
     custom_resources_per_learner: dict[str, float] = option(factory=dict, ge=0)
     """other resources of a cluster that each learner takes, by name"""
     max_requests_in_flight_per_learner: int = option(3, ge=1)
+    """asynchronous updates that may be under way; beyond them a call waits, or its batch is dropped"""
     never_skip_update: bool = False
     """an empty update raises instead of being counted as skipped"""
     learner_timeout_s: float = option(300.0, gt=0)
@@ -212,6 +215,7 @@ class ResourcesSection(Section[ConfigT]):
     name = "resources"
 
     num_cpus_for_main_process: int = option(1, ge=0)
+    """processors that Ray keeps free for this process"""
     placement_strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
     """how workers are laid over the nodes: together or apart, as a wish or as a must"""
     ray_address: str | None = None
@@ -248,6 +252,7 @@ class FaultToleranceSection(Section[ConfigT]):
     max_learner_restarts: int = option(10, ge=0)
     """of learners in other processes, in a run; 0: never"""
     restart_failed_env_runners: bool = True
+    """env runners in other processes"""
     max_env_runner_restarts: int = option(10, ge=0)
     """of env runners in other processes, in a run"""
     restart_failed_envs: bool = True
@@ -257,6 +262,7 @@ class FaultToleranceSection(Section[ConfigT]):
     max_restarts_in_window: int = option(1, ge=0)
     """of the same learner, env runner or vector of environments within `restart_window_s`"""
     restart_window_s: float = option(60.0, gt=0)
+    """seconds"""
 
     def __call__(self, **options: Unpack[FaultToleranceOptions]) -> ConfigT:
         """Set options; return the configuration."""
@@ -302,6 +308,7 @@ class FrameworkSection(Section[ConfigT]):
     device: str = "cpu"
     """cpu, cuda, cuda:1, mps, ... as torch names it"""
     dtype: Literal["float32", "float64"] = "float32"
+    """of parameters, losses and optimizers"""
     mixed_precision: bool = False
     """networks compute in bfloat16 while learning; parameters, losses and optimizers stay in float32"""
     fused_losses: bool = True

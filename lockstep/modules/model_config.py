@@ -92,8 +92,11 @@ class ModelConfig:
     orthogonal_init: bool = True
     """Orthogonal weights with the gains below and zero biases; False leaves torch's own initialisation."""
     hidden_gain: float = math.sqrt(2.0)
+    """Gain of orthogonal hidden layers."""
     policy_gain: float = 0.01
+    """Gain of the policy's head: near 0, all actions begin about equally likely."""
     value_gain: float = 1.0
+    """Gain of the value's head."""
     log_std_init: float = 0.0
     """Start of the logarithm of the standard deviations of a Gaussian head."""
     free_log_std: bool = True
@@ -112,6 +115,7 @@ class ModelConfig:
 
     None: the Nature CNN from 36 x 36 pixels upwards, two 3 x 3 convolutions below."""
     conv_activation: str = "relu"
+    """Activation of convolutions."""
     image_hiddens: tuple[int, ...] = (512,)
     """Dense layers after the convolutions: (512,) as in Mnih et al. 2015; Espeholt et al. 2018 have (256,)."""
     num_critics: int = 2

@@ -193,8 +193,9 @@ class ReplayBuffer:
             `(indices, episode_return, episode_length, episode_start)`, see `Placed`.
 
         Raises:
-            KeyError: a column is missing or new; ValueError: rows that do not fit the column (with the expected and
-            given shape and dtype), or ids that are not allowed. Nothing is written then.
+            KeyError: a column is missing or new. Nothing is written then.
+            ValueError: rows that do not fit the column (with the expected and the given shape and dtype), or ids that
+                are not allowed. Nothing is written then.
         """
         ids = self._every if buffer_ids is None else self.ring.checked_ids(buffer_ids)
         return self._write(ids, self._arrays_of(batch, len(ids), self.options.save_only_last_obs), self._no_cuts)

@@ -64,7 +64,9 @@ class EnvRunnersSection(Section[ConfigT]):
     max_requests_in_flight_per_env_runner: int = option(1, ge=1)
     """fragments that one runner is asked for ahead, in asynchronous sampling"""
     num_cpus_per_env_runner: float = option(1.0, ge=0)
+    """processors that Ray keeps free for each runner"""
     num_gpus_per_env_runner: float = option(0.0, ge=0)
+    """the same of GPUs"""
     custom_resources_per_env_runner: dict[str, float] = option(factory=dict, ge=0)
     """other resources of a cluster that each runner takes, by name"""
     env_to_module_connector: Callable[..., Any] | None = None

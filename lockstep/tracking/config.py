@@ -44,6 +44,7 @@ class ReportingSection(Section[ConfigT]):
     """the same between evaluations, rounded up to whole updates (the last epoch may be shorter); `None`: about a tenth
     of the run"""
     loggers: list[LoggerName] = option(factory=lambda: ["jsonl"])
+    """where records go, by name"""
     logger_config: Mapping[LoggerName, Mapping[str, Any]] = option(factory=dict)
     """arguments of the loggers' classes by name: `{"wandb": {"project": "poles"}, "jsonl": {"train_interval": 100}}`"""
 

@@ -127,9 +127,9 @@ class CollectStats(CollectStatsBase):
     agents: tuple[str, ...] = ()
     """names of several agents; `returns` has one number for all of them, by default the sum"""
     agent_returns: tuple[tuple[float, ...], ...] = ()
-    """[episode][agent] of the episodes that ended; empty for one agent"""
+    """`[episode, agent]` of the episodes that ended; empty for one agent"""
     agent_modules: tuple[tuple[str, ...], ...] = ()
-    """[episode][agent] the module that acted for the agent, "" for one that was not there"""
+    """`[episode, agent]`: the module that acted for the agent, "" for one that was not there"""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """what callbacks logged in the environments' processes, reduced, by name"""
     logged: Part | None = field(default=None, repr=False)

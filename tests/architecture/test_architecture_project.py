@@ -32,7 +32,7 @@ def test_everything_else_is_an_extra():
     promised = "ray tensorboard wandb mlflow atari mujoco box2d envpool multiagent offline plot export hub dev all"
     assert set(promised.split()) <= set(extras)
     everything = Requirement(extras["all"][0]).extras
-    assert everything == set(extras) - {"all", "dev", "test"}
+    assert everything == set(extras) - {"all", "dev", "docs", "test"}
 
 
 def test_the_command_is_installed():
@@ -48,7 +48,10 @@ def test_the_tested_version_lies_in_the_range_that_is_promised(text):
     assert wanted.specifier.contains(pins[canonical(wanted.name)])
 
 
-@pytest.mark.parametrize("target", ["setup", "train", "test", "test-learning", "test-dist", "dist", "lint", "bench", "docs"])
+@pytest.mark.parametrize(
+    "target",
+    ["setup", "train", "test", "test-learning", "test-site", "test-dist", "dist", "lint", "bench", "pages", "docs"],
+)
 def test_make_knows_the_target(target):
     done = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -66,3 +69,4 @@ def test_ci_makes_a_new_environment_and_runs_lint_and_tests():
     assert (ROOT / ".ci/run").stat().st_mode & 0o111
     assert "make VENV=.venv-ci lint" in script
     assert "make VENV=.venv-ci test" in script
+    assert "make VENV=.venv-ci test-site" in script

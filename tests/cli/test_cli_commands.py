@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from conftest import SMALL, Said, Trained, run_process
 
-from lockstep import ALGORITHMS, load_policy
+from lockstep import ALGORITHMS, AlgorithmConfig, load_policy
 from lockstep.recipes import RECIPES
 from lockstep.tracking import RunFolder
 from lockstep.trainer.video import VideoCallback, record_video
@@ -124,10 +124,19 @@ def test_list_shows_algorithms_spaces_and_recipes(lockstep: Command) -> None:
 
 def test_list_markdown_is_the_reference_of_every_option(lockstep: Command) -> None:
     text = lockstep("list", "--markdown").out
+    shared = text.partition("\n## Options of all algorithms\n")[2]
     for config_class in ALGORITHMS:
         part = text.partition(f"## Options of {config_class.algorithm}\n")[2].partition("\n## ")[0]
         for field in fields(config_class.training_class):
-            assert f"| `training.{field.name}` |" in part
+            row, is_changed = f"| `training.{field.name}` |", f"| `training.{field.name}` |" in part
+            assert is_changed or row in shared
+            default = getattr(config_class().training, field.name)
+            if row in shared and default != getattr(AlgorithmConfig().training, field.name):
+                assert is_changed, (config_class, field.name)
+    assert re.findall(r"^\| `.*\|  \|$", text.partition("\n## Options of")[2], re.MULTILINE) == [], (
+        "options without a meaning"
+    )
+    assert text.count("| `training.num_epochs` | `int` | `1` |") == 1, "a shared option stands once"
     for name, section in ALGORITHMS[0]().sections.items():
         assert all(f"| `{name}.{field.name}` |" in text for field in fields(section))
     assert "| `training.lambda_` | `float` | `0.95` | lambda of GAE (Schulman et al. 2016) |" in text

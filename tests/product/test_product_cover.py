@@ -94,10 +94,10 @@ def test_a_level_is_refused_before_anything_runs_by_the_names_of_both(algorithm)
 @pytest.mark.product
 def test_the_page_and_the_cover_are_what_the_command_writes():
     refused = all_refused()
-    assert page(refused) == PAGE.read_text(), "what is refused has changed: make docs"
+    assert page(refused) == PAGE.read_text(), "what is refused has changed: make pages"
     for algorithm, found in refused.items():
         for pair, message in found.items():
             if len(pair) == 2:
                 assert all(word in message for _, level in pair for word in NAMES[level]), message
         covered = set().union(*map(pairs_in, BY_ALGORITHM[algorithm]))
-        assert allowed_pairs(found) <= covered, "make docs"
+        assert allowed_pairs(found) <= covered, "make pages"

@@ -59,7 +59,9 @@ class CorrectedTraining(TrainingSection[ConfigT]):
     lambda_: float = option(1.0, ge=0, le=1)
     """how far the corrections reach; lambda of GAE with `vtrace=False`"""
     vf_loss_coeff: float = option(0.5, ge=0)
+    """how much the value error counts beside the policy's loss"""
     entropy_coeff: ScheduleLike = 0.01
+    """how much the entropy is rewarded; 0: not at all"""
 
     def __call__(self, **options: Unpack[CorrectedOptions]) -> ConfigT:
         return self.change(options)
