@@ -6,7 +6,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Tests start many processes; without bytecode each would compile all sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup setup-dev train test test-faults test-kills test-product test-learning test-site test-dist lint bench pages docs dist clean
+.PHONY: setup setup-dev train test test-faults test-kills test-long test-product test-learning test-site test-dist lint bench pages docs dist clean
 .DEFAULT_GOAL := train
 
 $(VENV)/.core: pyproject.toml requirements/constraints.txt
@@ -35,8 +35,11 @@ test-faults: $(VENV)/.dev   ## kills real processes again and again, many minute
 test-kills: $(VENV)/.dev    ## the few of them that CI runs: real processes killed at any moment
 	$(BIN)/python -m pytest -m faults -k "kill or raises or two_env_runners"
 
-test-product: $(VENV)/.dev  ## every pair of options that an algorithm allows learns a small task
-	$(BIN)/python -m pytest -m product tests/product tests/export --numprocesses auto --maxprocesses 4
+test-long: $(VENV)/.dev     ## CI's long part: pairs of options, many processes, each page's code
+	$(BIN)/python -m pytest -m 'long and not faults' --numprocesses auto --maxprocesses 4
+
+test-product: $(VENV)/.dev  ## every pair of options of every algorithm learns a small task, or is exported
+	$(BIN)/python -m pytest -m 'long or exhaustive' tests/product tests/export --numprocesses auto --maxprocesses 4
 
 test-learning: $(VENV)/.dev ## trains on real environments, many minutes
 	$(BIN)/python -m pytest -m learning -s --timeout 0

@@ -84,6 +84,10 @@ def reference_page(package: str) -> str:
         lines.append("")
     for name in here:
         lines += [f"::: {package}.{name}", ""]
+        algorithm = getattr(getattr(importlib.import_module(package), name), "algorithm", None)
+        if name.endswith("Config") and algorithm:
+            about = f"[About the algorithm](../algorithms/{algorithm}.md)"
+            lines += [f"{about}. [Its options](../reference.md#options-of-{algorithm}).", ""]
     return "\n".join(lines)
 
 

@@ -77,7 +77,7 @@ class Distribution(ABC):
     def draw_noise(
         cls, rng: np.random.Generator, leading_shape: Sequence[int], *args: Any, **static: Any
     ) -> FloatNoise:
-        """Return random numbers `[*leading_shape, noise_size]`, float32, for :meth:`sample_with_noise`."""
+        """Return random numbers `[*leading_shape, noise_size]`, float32, for `sample_with_noise`."""
 
     @abstractmethod
     def log_prob(self, actions: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ class Distribution(ABC):
 
     @abstractmethod
     def sample_with_noise(self, noise: Tensor) -> Tensor:
-        """Return the action that `noise` `[N, noise_size]` from :meth:`draw_noise` selects."""
+        """Return the action that `noise` `[N, noise_size]` from `draw_noise` selects."""
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         """Return one action for each row, drawn with torch's generator; it carries no gradient."""
@@ -105,7 +105,7 @@ class Distribution(ABC):
             return self.rsample(generator)
 
     def rsample(self, generator: torch.Generator | None = None) -> Tensor:
-        """Return what :meth:`sample` does, with the action's gradient (the reparametrization trick).
+        """Return what `sample` does, with the action's gradient (the reparametrization trick).
 
         `TypeError` where actions are choices: these have no gradient.
         """
@@ -318,11 +318,11 @@ class DiagGaussian(Distribution):
 
 
 class SquashedGaussian(DiagGaussian):
-    """`tanh` of a :class:`DiagGaussian`; actions are floats in [-1, 1], `[N, A]`, noise is standard normal.
+    """`tanh` of a `DiagGaussian`; actions are floats in [-1, 1], `[N, A]`, noise is standard normal.
 
     Haarnoja et al. 2018, arXiv:1801.01290, appendix C. `log(1 - tanh(u)**2)` is written
     `2 * (log 2 - u + logsigmoid(2u))`, exact in both tails. A squashed float32 action has lost `u`
-    beyond about 8, so where `u` is at hand use :meth:`log_prob_of_raw` or :meth:`sample_with_log_prob`. `mean` and
+    beyond about 8, so where `u` is at hand use `log_prob_of_raw` or `sample_with_log_prob`. `mean` and
     `log_std` are those of the variable before `tanh`, and so is the divergence: `tanh` is one-to-one.
     """
 

@@ -74,7 +74,7 @@ def lambda_returns(
     bracket where terminated and `next_values[t]` where truncated or at the end of the trace.
 
     Returns:
-        `[T, B]`. Errors as in :func:`gae`.
+        `[T, B]`. Errors as in `gae`.
     """
     _check_unit_interval(gamma=gamma, lambda_=lambda_)
     floats = {"rewards": rewards, "next_values": next_values}
@@ -91,7 +91,7 @@ def discounted_returns(
 ) -> FloatArray:
     """Return the discounted rewards up to the end of the episode or trace, bootstrapped unless it terminated.
 
-    Equal to :func:`lambda_returns` with `lambda_=1`; `[T, B]`. Errors as in :func:`gae`.
+    Equal to `lambda_returns` with `lambda_=1`; `[T, B]`. Errors as in `gae`.
     """
     return lambda_returns(rewards, next_values, terminateds, truncateds, gamma=gamma, lambda_=1.0)
 
@@ -105,7 +105,7 @@ def monte_carlo_returns(
 ) -> FloatArray:
     """Return the discounted sum of the rewards that were really seen: nothing is bootstrapped, truncated or not.
 
-    Unbiased only for episodes that terminated inside the trace; `[T, B]`. Errors as in :func:`gae`.
+    Unbiased only for episodes that terminated inside the trace; `[T, B]`. Errors as in `gae`.
     """
     next_values = np.zeros(np.shape(rewards), dtype=np.float32)
     return lambda_returns(rewards, next_values, terminateds, truncateds, gamma=gamma, lambda_=1.0)
@@ -130,7 +130,7 @@ def n_step_returns(
         `[T, B]`.
 
     Raises:
-        ValueError: `n_step < 1`, and as in :func:`gae`.
+        ValueError: `n_step < 1`, and as in `gae`.
     """
     if n_step < 1 or int(n_step) != n_step:
         raise ValueError(f"n_step must be a whole number of at least 1, got {n_step!r}.")

@@ -77,7 +77,7 @@ class RunningMoments:
         return {"count": self.count, "mean": self._mean.copy(), "squares": self.squares.copy()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from what :meth:`get_state` returned.
+        """Continue from what `get_state` returned.
 
         Raises:
             KeyError: entries are missing.

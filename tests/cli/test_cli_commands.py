@@ -42,6 +42,7 @@ def test_eval_plays_the_best_policy_and_repeats_with_its_seed(lockstep: Command,
     assert len({re.search(r"return +(\S+)", said.out)[1] for said in (first, other)}) == 2
 
 
+@pytest.mark.long
 def test_eval_writes_a_video_that_can_be_read_back(trained: Trained, tmp_path: Path) -> None:
     done = run_process("eval", str(trained.runs[0]), "--episodes", "1", "--video", "out.gif", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -83,6 +84,7 @@ def test_video_callback_records_and_leaves_the_run_as_it_is(tmp_path: Path, monk
     assert len(frames) > 3
 
 
+@pytest.mark.long
 def test_video_shows_the_episode_whole(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     stats = record_video(load_policy(trained.runs[0]), tmp_path / "out.mp4", num_episodes=2)

@@ -91,6 +91,7 @@ def test_seeds_run_one_after_the_other_and_end_in_one_table(trained: Trained) ->
     assert f"2 runs: median {np.median(finals):.4g}, worst {min(finals):.4g}, interquartile mean" in table
 
 
+@pytest.mark.long
 def test_seeds_run_side_by_side_under_one_display(lockstep: Command, trained: Trained, tmp_path: Path) -> None:
     said = lockstep("train", "ppo", "CartPole-v1", *SMALL, "--seeds", "2", "--jobs", "2", "--num-envs", "4")
     assert said.code == 0, said.err
@@ -107,6 +108,7 @@ def test_seeds_run_side_by_side_under_one_display(lockstep: Command, trained: Tr
     assert [table.index(runs[seed].name) for seed in (0, 1)] == sorted(table.index(run.name) for run in runs.values())
 
 
+@pytest.mark.long
 def test_a_seed_that_fails_beside_others_is_an_error(lockstep: Command, tmp_path: Path) -> None:
     words = ("--total-steps", "2048", "--seeds", "2", "--jobs", "2", "--no-check")
     said = lockstep("train", "ppo", "cli_envs:LateError", *SMALL[1:], *words)
@@ -326,6 +328,7 @@ def test_a_module_of_pettingzoo_is_trained_by_its_name(lockstep: Command, name: 
     assert lockstep("resume", str(folder), "--total-steps", "64").code == 0
 
 
+@pytest.mark.long
 def test_a_game_of_atari_is_trained_by_its_id_with_settings_for_it(lockstep: Command) -> None:
     pytest.importorskip("ale_py")
     small = '--set=rl_module.model_config={"conv_filters": [[4, 8, 8]], "image_hiddens": [8]}'

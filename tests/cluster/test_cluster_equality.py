@@ -114,6 +114,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("make", "num_learners", "num_env_runners"), CASES)
+@pytest.mark.long
 def test_learners_and_env_runners_are_one_with_statistics_callbacks_and_metrics(
     make: str, num_learners: int, num_env_runners: int, cluster: None
 ) -> None:
@@ -135,6 +136,7 @@ def test_learners_and_env_runners_are_one_with_statistics_callbacks_and_metrics(
                 assert other[name] == number, name
 
 
+@pytest.mark.long
 def test_actions_are_the_same_bits_here_on_ray_in_evaluation_by_hand_and_after_a_resume(
     cluster: None, tmp_path: Any
 ) -> None:

@@ -645,6 +645,7 @@ def test_beyond_the_limit_a_learner_error_has_rank_traceback_and_last_checkpoint
     group.shutdown()
 
 
+@pytest.mark.long
 def test_shutdown_ends_the_processes_of_the_learners(pool):
     group = pool.group(ppo(1))
     ids = group._backend.process_ids()

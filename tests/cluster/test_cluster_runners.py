@@ -153,6 +153,7 @@ def callback_class():
     return Measuring
 
 
+@pytest.mark.long
 def test_callbacks_in_remote_runners_log_what_one_process_logs_and_their_errors_arrive_whole(cluster):
     measuring, reports = callback_class(), []
     for num_runners, num_envs in ((0, 4), (2, 2)):

@@ -115,6 +115,7 @@ def trained(root, num_env_runners, num_learners=0, algorithm="ppo"):
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", pytest.param("dqn", marks=pytest.mark.faults)])
+@pytest.mark.long
 def test_the_number_of_env_runners_changes_no_bit_of_a_run_of_so_many_environments(cluster, tmp_path, algorithm):
     alone, one, two = (trained(tmp_path / str(n), n, algorithm=algorithm) for n in (0, 1, 2))
     assert [r.policy.config.num_envs_per_env_runner for r in (alone, one, two)] == [4, 4, 2]
@@ -249,6 +250,7 @@ OTHERS = [name for name in (*OFF_POLICY, *OFFLINE) if name != "iql"]
 
 
 @pytest.mark.parametrize("algorithm", ["iql", *(pytest.param(name, marks=pytest.mark.faults) for name in OTHERS)])
+@pytest.mark.long
 def test_a_run_of_samples_with_two_learners_is_the_run_with_one(algorithm, cluster):
     box = algorithm in ("sac", "td3", "cql", "td3_bc")
     env, rows, rng = "Pendulum-v1" if box else "CartPole-v1", 60, np.random.default_rng(0)
@@ -277,6 +279,7 @@ def test_a_run_of_samples_with_two_learners_is_the_run_with_one(algorithm, clust
     assert_near(other, policy, 1e-12)
 
 
+@pytest.mark.long
 def test_a_policy_of_learners_elsewhere_is_made_of_configuration_and_group_and_has_a_state_dict(cluster):
     spaces = gym.make("Pendulum-v1").observation_space, gym.make("Pendulum-v1").action_space
     config = PPOConfig().environment("Pendulum-v1", normalize_observations=True)

@@ -51,7 +51,11 @@ TRAINS = r"\blockstep\.train\(|\bin trainer:"
 PAGES_WITH_PYTHON = [page for page in PAGES if blocks_of(page.read_text(), "python")]
 
 
-@pytest.mark.parametrize("page", PAGES_WITH_PYTHON, ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=() if page.name == "README.md" else pytest.mark.long) for page in PAGES_WITH_PYTHON],
+    ids=lambda page: page.name,
+)
 def test_every_python_block_runs(page, tmp_path, monkeypatch, capsys):
     """In an empty directory, all blocks of a page one after another, as a script would; what the plan of each run
     announces is compared with what the run does.

@@ -12,6 +12,8 @@ from test_examples_run import load as load_example
 from lockstep import PPOConfig, SampleBatch
 from lockstep.data.sample_batch import MultiAgentBatch
 
+pytestmark = pytest.mark.long
+
 HOOKS = Path(__file__).parents[2] / "examples" / "hooks"
 NAMES = [
     "add_module", "custom_loss", "custom_network", "frozen_encoder", "gradient_noise", "lagrange_multiplier",

@@ -119,6 +119,7 @@ def test_names_and_shapes_are_those_of_the_spaces_and_the_batch_is_free(tmp_path
     assert trained == [], "acting needs no value function"
 
 
+@pytest.mark.long
 def test_torch_writes_the_same_policy(tmp_path):
     policy = policy_of(REPRESENTATIVE[1])
     written = {name: load_export(policy.export(tmp_path / name, format=name)) for name in ("onnx", "torch")}
@@ -130,6 +131,7 @@ def test_torch_writes_the_same_policy(tmp_path):
     assert isinstance(torch.export.load(tmp_path / "torch" / "policy.pt2"), torch.export.ExportedProgram)
 
 
+@pytest.mark.long
 def test_what_is_drawn_follows_the_policys_distribution(tmp_path):
     policy = make_policy("ppo", BOX, ACTIONS["Dict"])
     exported = load_export(policy.export(tmp_path / "exported", deterministic=False))
@@ -164,6 +166,7 @@ def test_a_policy_is_exported_twice_into_one_folder_and_stays_as_it_is(tmp_path)
     assert str(policy.compute_single_action(obs)) == str(action)
 
 
+@pytest.mark.long
 def test_several_agents_have_a_folder_for_each_module(tmp_path):
     config = PPOConfig().multi_agent(policies={"one", "two"}, policy_mapping_fn=lambda agent, episode: agent)
     observation_space = {"one": BOX, "two": OBSERVATIONS["Discrete"]}

@@ -9,6 +9,8 @@ from collections import defaultdict
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 import lockstep
 from lockstep import Collector
 from lockstep.cli import commands, main
@@ -53,6 +55,7 @@ print(json.dumps(returns))
 """
 
 
+@pytest.mark.long
 def test_an_exported_policy_gets_the_returns_of_lockstep_eval(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     result = lockstep.train(

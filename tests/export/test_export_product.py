@@ -14,6 +14,8 @@ from lockstep import ALGORITHMS
 from lockstep.connectors import ClipObs, FlattenObs, Grayscale, OneHot, Resize
 
 CELLS = list(cells())
+IN_CI = {cell[0]: cell for cell in reversed(CELLS)}.values()
+"""the first of each algorithm"""
 BOX, PICTURE = OBSERVATIONS["Box"], spaces.Box(0, 255, (40, 44, 3), np.uint8)
 WIDE = spaces.Box(np.array([-3.0, -1.0]), np.array([100.0, 2.0]), dtype=np.float64)
 MEMORY = {"attention": {"size": 16, "num_heads": 2, "memory": 4, "hidden_size": 16}}
@@ -60,8 +62,13 @@ def proven(policy: Any, folder: Any, **options: Any) -> dict[str, Any]:
     return json.loads((policy.export(folder, **options) / "card.json").read_text())["parity"]
 
 
-@pytest.mark.product
-@pytest.mark.parametrize("cell", CELLS, ids="-".join)
+@pytest.mark.parametrize(
+    "cell",
+    [
+        pytest.param(cell, id="-".join(cell), marks=pytest.mark.long if cell in IN_CI else pytest.mark.exhaustive)
+        for cell in CELLS
+    ],
+)
 def test_an_exported_cell_acts_as_its_policy(cell, tmp_path):
     parity = proven(policy_of(cell), tmp_path / "exported")
     assert parity["observations"] >= 10_000
@@ -69,7 +76,7 @@ def test_an_exported_cell_acts_as_its_policy(cell, tmp_path):
     assert parity["ties"] == 0
 
 
-@pytest.mark.product
+@pytest.mark.long
 @pytest.mark.parametrize("name", OTHERS)
 def test_so_does_all_else(name, tmp_path):
     made, options, of_export = OTHERS[name]

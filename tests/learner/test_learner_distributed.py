@@ -193,6 +193,20 @@ CASES = {
     "td3, two modules": Case("td3", {"lr": 1e-2, "tau": 0.1}, source="batch", modules=("p0", "p1")),
 }
 
+QUICK = {
+    "ppo, multi-agent, absent modules",
+    "a2c, shuffled",
+    "trpo, sequences of a GRU",
+    "dqn, samples on one learner now and then",
+    "rainbow, empty shards",
+    "iqn, empty shards",
+    "appo, older policies acted, KL penalty",
+    "sac, sequences of a GRU, empty shards",
+    "crossq, empty shards",
+    "cql, learned weight, empty shards",
+    "marwil, empty shards",
+}
+"""one of each family: the fast suite runs them, CI all but the variants"""
 VARIANTS = {
     "ppo, whole batch",
     "ppo, observations and rewards normalised",
@@ -253,12 +267,15 @@ def assert_near(first, second, tolerance):
         np.testing.assert_allclose(other[path], value, rtol=tolerance, atol=tolerance, err_msg=path)
 
 
+def marks_of(name):
+    if name in VARIANTS:
+        return pytest.mark.faults
+    return () if name in QUICK else pytest.mark.long
+
+
 @pytest.mark.parametrize(
     ("name", "size"),
-    [
-        pytest.param(name, 3 if case.empty else 2, marks=pytest.mark.faults if name in VARIANTS else ())
-        for name, case in CASES.items()
-    ],
+    [pytest.param(name, 3 if case.empty else 2, marks=marks_of(name)) for name, case in CASES.items()],
 )
 def test_parameters_after_20_updates_are_those_of_one_learner_within_1e_12(processes, name, size):
     several, one = learn(processes, size, CASES[name])

@@ -58,6 +58,7 @@ ATTENTION = {"attention": {"size": 4, "num_heads": 2, "memory": 5, "hidden_size"
 
 
 @pytest.mark.parametrize(("size", "model"), [(2, {}), (3, {}), (3, LSTM), (3, ATTENTION), (2, {"encoder": Own})])
+@pytest.mark.long
 def test_group_trains_one_list_of_unequal_episodes_as_one_learner_does(tmp_path, size, model):
     config = ppo_config(normalize_advantages="batch", grad_clip=0.1, lr=1e-2).debugging(seed=0)
     config.environment(normalize_observations=True, normalize_rewards=True)

@@ -14,6 +14,8 @@ import pytest
 from lockstep.cli import main
 from lockstep.recipes import bench
 
+pytestmark = pytest.mark.long
+
 RECIPE = bench.known_recipe("ppo", "CartPole-v1")
 SHORT = ["bench", "run", "ppo", "CartPole-v1", "--draft", "--set", "reporting.total_steps=2000"]
 

@@ -75,6 +75,7 @@ CASES = {
 
 @pytest.mark.filterwarnings("ignore:.*rows are left out")
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.long
 def test_the_number_of_env_runners_changes_no_bit_of_a_run_of_several_agents(case):
     one = run_of(0, **CASES[case])
     assert sum(len(collected[0]) for collected in one[0]) > 4
@@ -184,6 +185,7 @@ GRU = {"rl_module": {"model_config": {"hiddens": (4,), "recurrent": "gru"}}}
         (TellingTurnGame, DQNConfig, {"replay": {"n_step": 3}}),
     ],
 )
+@pytest.mark.long
 def test_a_run_goes_on_bit_by_bit_in_the_middle_of_episodes_that_tell_their_state(
     num_runners, env, algorithm, sections, tmp_path
 ):

@@ -78,6 +78,7 @@ GAMES = {
 
 @pytest.mark.parametrize("number", [1, 2, 3])
 @pytest.mark.parametrize("case", GAMES)
+@pytest.mark.long
 def test_evaluation_of_several_agents_in_runners_has_the_bits_of_one_process(case, number):
     env, algorithm, options, sections = GAMES[case]
     config = game_config(env, algorithm, **sections).evaluation(

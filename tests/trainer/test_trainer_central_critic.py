@@ -84,6 +84,7 @@ def shared_config(env, algorithm=PPOConfig, steps=64, **multi_agent):
         (False, True, lambda bit: [0], [0.5, 0.5]),
     ],
 )
+@pytest.mark.long
 def test_the_value_of_x_is_exact_where_its_critic_sees_the_bit_and_the_mean_where_not(central, y_sees, seen_of, values):
     env = HiddenGameThatYSees if y_sees else HiddenGame
     config = shared_config(env, steps=64 * 20, centralized_critic=central)

@@ -46,6 +46,7 @@ def test_the_same_seed_gives_the_same_bits(algorithm, num_envs):
 
 
 @pytest.mark.parametrize("algorithm", NAMES)
+@pytest.mark.long
 def test_every_algorithm_goes_on_bit_by_bit_from_a_checkpoint(algorithm, folder):
     def bits(trainer):
         return learned(trainer), collected(trainer), digest(trainer.own_folders().get("offline")), len(trainer.history)

@@ -136,6 +136,7 @@ def test_reward_metric_is_refused_where_there_is_one_agent():
 
 
 @pytest.mark.parametrize("algorithm, shared", [(PPOConfig, False), (PPOConfig, True), (A2CConfig, False)])
+@pytest.mark.long
 def test_each_agent_learns_its_bit_with_modules_of_its_own_or_a_shared_one(algorithm, shared):
     config = game_config(BitGame, algorithm, num_envs=16)
     config.training(train_batch_size=256, lr=3e-2)

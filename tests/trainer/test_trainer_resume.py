@@ -23,7 +23,7 @@ EPOCH = 128
 HALF, WHOLE = 2 * EPOCH, 4 * EPOCH
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *MORE_KINDS])
+@pytest.mark.parametrize("kind", [*KINDS, *(pytest.param(kind, marks=pytest.mark.long) for kind in MORE_KINDS)])
 def test_n_and_a_new_process_and_n_are_2n_to_the_last_bit(kind, processes, folder):
     """Weights, optimizer, normalisers, random streams, environments, counters and records."""
     whole = bits_of(run_kind(folder / "whole", kind, WHOLE))
@@ -53,6 +53,7 @@ def state_of(folder):
 
 
 @pytest.mark.parametrize("kind, number", [("on-policy", 4), *MANY])
+@pytest.mark.long
 def test_kills_at_random_moments_change_no_bit_and_no_record(kind, number, processes, folder):
     """Every other kill waits for a new checkpoint first, so that the run gets on; the others come at any time. A run
     that reaches its end meanwhile is compared, and another begins.

@@ -44,6 +44,7 @@ def arrays(tree) -> list:
     return [array for _, part in sorted(tree.items()) for array in arrays(part)] if isinstance(tree, dict) else []
 
 
+@pytest.mark.long
 def test_seeds_have_the_bits_that_they_have_alone_and_one_failure_ends_no_other(tmp_path: Path) -> None:
     events = list(run_seeds(config(), [1, 2, 3], jobs=2, root=tmp_path / "runs", describe=describe))
     ended = {event.seed: event for event in events if isinstance(event, SeedEnded)}
@@ -79,6 +80,7 @@ def test_a_stop_lets_runs_end_where_they_can_go_on(tmp_path: Path) -> None:
         assert folder.newest_checkpoint() is not None
 
 
+@pytest.mark.long
 def test_an_iterator_that_is_closed_ends_its_processes(tmp_path: Path) -> None:
     events = run_seeds(config(10**7), [2], jobs=1, root=tmp_path, describe=describe)
     process = int(next(event for event in events if isinstance(event, SeedBegun)).facts["process"])
@@ -88,6 +90,7 @@ def test_an_iterator_that_is_closed_ends_its_processes(tmp_path: Path) -> None:
         os.kill(process, 0)
 
 
+@pytest.mark.long
 def test_a_process_that_is_killed_is_a_failure(tmp_path: Path) -> None:
     events = []
     for event in run_seeds(config(10**7), [2], root=tmp_path, describe=describe):

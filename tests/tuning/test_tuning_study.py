@@ -45,6 +45,7 @@ def searched(tmp_path_factory):
     return result, shown
 
 
+@pytest.mark.long
 def test_the_first_trial_has_the_settings_of_the_start_and_the_best_one_is_returned(searched):
     result, shown = searched
     assert [row.number for row in result.trials] == [0, 1, 2]
@@ -56,6 +57,7 @@ def test_the_first_trial_has_the_settings_of_the_start_and_the_best_one_is_retur
     assert len({(row.number, row.state) for row in shown[-1]}) == 3
 
 
+@pytest.mark.long
 def test_the_best_settings_are_a_file_that_training_takes(searched):
     result, _ = searched
     file = json.loads((result.path / "best.json").read_text())
@@ -64,6 +66,7 @@ def test_the_best_settings_are_a_file_that_training_takes(searched):
     assert (result.path / "search.png").stat().st_size > 10_000
 
 
+@pytest.mark.long
 def test_new_seeds_compare_the_best_settings_with_those_of_the_start(searched):
     result, _ = searched
     assert set(result.final) == ({"start"} if result.best.number == 0 else {"best", "start"})
@@ -74,6 +77,7 @@ def test_new_seeds_compare_the_best_settings_with_those_of_the_start(searched):
         assert returns == tuple(np.mean(json.loads(file.read_text())) for file in files)
 
 
+@pytest.mark.long
 def test_the_same_call_adds_trials_and_repeats_none(searched):
     result, _ = searched
     more = tune("ppo", "CartPole-v1", trials=4, final_seeds=0, root=result.path.parent, **OPTIONS)
@@ -92,6 +96,7 @@ def test_the_same_call_adds_trials_and_repeats_none(searched):
         ({"settings": {**SMALL, "evaluation.evaluation_interval": 0}}, "evaluation_interval"),
     ],
 )
+@pytest.mark.long
 def test_a_search_that_is_another_one_is_refused_and_the_study_stays_as_it_is(searched, other, words):
     result, _ = searched
     before = (result.path / "study.db").read_bytes()
@@ -100,12 +105,14 @@ def test_a_search_that_is_another_one_is_refused_and_the_study_stays_as_it_is(se
     assert (result.path / "study.db").read_bytes() == before
 
 
+@pytest.mark.long
 def test_two_searches_in_one_study_are_refused(searched):
     result, _ = searched
     with _locked(result.path / "lock", ""), pytest.raises(ValueError, match="another process searches in the study"):
         tune("ppo", "CartPole-v1", trials=9, root=result.path.parent, **OPTIONS)
 
 
+@pytest.mark.long
 def test_the_command_shows_each_trial_and_how_to_train_with_the_best_settings(tmp_path, capsys):
     words = ["tune", "ppo", "CartPole-v1", "--trials=1", "--final-seeds=0", "--no-recipe", f"--root={tmp_path}"]
     (tmp_path / "space.json").write_text('{"training.minibatch_size": {"choices": [32, 64]}}')
@@ -117,6 +124,7 @@ def test_the_command_shows_each_trial_and_how_to_train_with_the_best_settings(tm
     assert "train with it" in said
 
 
+@pytest.mark.long
 def test_where_every_trial_fails_the_reason_is_told(tmp_path):
     broken = {**SMALL, "environment.env_config": {"no_such_option": 1}}
     with pytest.raises(RuntimeError, match=r"no trial came to its end.*no_such_option"):
