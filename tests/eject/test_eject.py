@@ -71,8 +71,8 @@ RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-QUICK = ("ppo Pendulum", "ppo other options", "ppo whole batches")
-"""what the fast suite trains; the others run with `make test-product`"""
+QUICK = ("ppo Pendulum", "ppo other options")
+"""what the fast suite trains; the others run with `make test-long`"""
 
 
 def settings_of(name: str, **options: Any) -> Settings:
@@ -110,8 +110,8 @@ def check_equal(alone: dict[str, np.ndarray], here: dict[str, np.ndarray], toler
 
 
 CASES = [
-    *(pytest.param(name, "float32", marks=() if name in QUICK else pytest.mark.product) for name in RUNS),
-    *(pytest.param(name, "float64", marks=pytest.mark.product) for name in RUNS),
+    *(pytest.param(name, "float32", marks=() if name in QUICK else pytest.mark.long) for name in RUNS),
+    *(pytest.param(name, "float64", marks=pytest.mark.long) for name in RUNS),
 ]
 
 
@@ -121,7 +121,7 @@ def test_the_file_alone_makes_the_bits_of_the_librarys_plain_operations(name, dt
     check_equal(trained_alone(settings, tmp_path), trained_here(settings, plain=True), 0.0)
 
 
-@pytest.mark.parametrize("name", ["ppo CartPole", "ppo Pendulum"])
+@pytest.mark.parametrize("name", ["ppo CartPole", pytest.param("ppo Pendulum", marks=pytest.mark.long)])
 def test_in_float64_it_is_within_1e_12_of_the_librarys_fast_kernels(name, tmp_path):
     """Rounding grows with each gradient step, so there are few of them."""
     settings = settings_of(name, **{"framework.dtype": "float64", "training.num_epochs": 2})
