@@ -109,7 +109,14 @@ def options_of(config_class: type[AlgorithmConfig]) -> Iterator[tuple[str, list[
 
 def markdown() -> Iterator[str]:
     """Yield the reference page, line by line."""
-    yield from ("# Options and recipes", "", "Written by `lockstep list --markdown` (`make pages`).", "", "## Algorithms", "")
+    yield from (
+        "# Options and recipes",
+        "",
+        "Written by `lockstep list --markdown` (`make pages`).",
+        "",
+        "## Algorithms",
+        "",
+    )
     columns, rows = algorithm_table()
     yield from _markdown_table(columns, [(f"[{row[0]}](algorithms/{row[0]}.md)", *row[1:]) for row in rows])
     yield from ("", "## Recipes", "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lockstep.algorithms import PPOConfig
+from lockstep.algorithms import DQNConfig, PPOConfig
 from lockstep.recipes.recipe import RL_ZOO, Recipe
 
 
@@ -28,6 +28,25 @@ def ppo_lunar_lander() -> PPOConfig:
 def ppo_lunar_lander_continuous() -> PPOConfig:
     """As `ppo_lunar_lander`."""
     return ppo_lunar_lander().environment("LunarLanderContinuous-v3")
+
+
+def dqn_lunar_lander() -> DQNConfig:
+    """A target network that follows slowly, returns of 3 steps, a learning rate that falls to zero."""
+    return (
+        DQNConfig()
+        .environment("LunarLander-v3")
+        .env_runners(num_envs_per_env_runner=8)
+        .training(
+            lr=[[0, 6.3e-4], [100_000, 0.0]],
+            train_batch_size=128,
+            epsilon=[[0, 1.0], [12_000, 0.1]],
+            target_update_interval=1,
+            tau=0.01,
+        )
+        .replay(capacity=50_000, learning_starts=1_000, update_per_step=0.5, n_step=3)
+        .rl_module(model_config={"hiddens": (256, 256)})
+        .reporting(total_steps=100_000)
+    )
 
 
 def ppo_bipedal_walker() -> PPOConfig:
@@ -62,6 +81,16 @@ BOX2D: tuple[Recipe, ...] = (
         requires="box2d",
     ),
     Recipe(
+        "dqn",
+        "LunarLander-v3",
+        dqn_lunar_lander,
+        154.382,
+        f"{RL_ZOO}, LunarLander-v2, 100k steps",
+        100_000,
+        promise=None,
+        requires="box2d",
+    ),
+    Recipe(
         "ppo",
         "LunarLanderContinuous-v3",
         ppo_lunar_lander_continuous,
@@ -75,7 +104,7 @@ BOX2D: tuple[Recipe, ...] = (
         "ppo",
         "BipedalWalker-v3",
         ppo_bipedal_walker,
-        213.299,
+        287.939,
         f"{RL_ZOO}, 5M steps",
         2_000_000,
         promise=270.0,

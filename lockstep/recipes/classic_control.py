@@ -205,6 +205,37 @@ def dqn_acrobot() -> DQNConfig:
     )
 
 
+def qrdqn_acrobot() -> QRDQNConfig:
+    """As `dqn_acrobot`, with 25 quantiles."""
+    return (
+        QRDQNConfig()
+        .environment("Acrobot-v1")
+        .env_runners(num_envs_per_env_runner=8)
+        .training(
+            lr=[[0, 1e-3], [100_000, 0.0]],
+            train_batch_size=128,
+            epsilon=[[0, 1.0], [20_000, 0.05]],
+            target_update_interval=1,
+            tau=0.01,
+            num_quantiles=25,
+        )
+        .replay(capacity=50_000, learning_starts=1_000, update_per_step=0.25, n_step=3)
+        .rl_module(model_config={"hiddens": (128, 128)})
+        .reporting(total_steps=100_000)
+    )
+
+
+def trpo_acrobot() -> TRPOConfig:
+    """50 updates of 2,000 steps; normalised observations."""
+    return (
+        TRPOConfig()
+        .environment("Acrobot-v1", normalize_observations=True)
+        .env_runners(num_envs_per_env_runner=8)
+        .training(lr=1e-3, lambda_=0.95, train_batch_size=2000)
+        .reporting(total_steps=100_000)
+    )
+
+
 def ppo_pendulum() -> PPOConfig:
     """A horizon of 20 steps (gamma 0.95) makes the value function easy; rewards are scaled down.
 
@@ -279,6 +310,84 @@ def td3_pendulum() -> TD3Config:
     )
 
 
+def ppo_mountain_car() -> PPOConfig:
+    """16 environments, short rollouts, normalised observations and rewards."""
+    return (
+        PPOConfig()
+        .environment("MountainCar-v0", normalize_observations=True, normalize_rewards=True)
+        .env_runners(num_envs_per_env_runner=16)
+        .training(lr=[[0, 1e-3], [1_000_000, 0.0]], lambda_=0.98, train_batch_size=400, minibatch_size=80, num_epochs=4)
+        .reporting(total_steps=1_000_000)
+    )
+
+
+def dqn_mountain_car() -> DQNConfig:
+    """A policy that stays as it is for 16 steps swings the car; one that changed after every step never got to the top.
+
+    Values begin near 0, where -50 is the truth: what was never tried looks good, and that has to carry the exploration.
+    """
+    return (
+        DQNConfig()
+        .environment("MountainCar-v0")
+        .env_runners(num_envs_per_env_runner=4, rollout_fragment_length=16)
+        .training(
+            lr=[[0, 4e-3], [128_000, 0.0]],
+            gamma=0.98,
+            train_batch_size=128,
+            epsilon=[[0, 1.0], [24_000, 0.07]],
+            target_update_interval=300,
+            huber_delta=1.0,
+            grad_clip=10.0,
+        )
+        .replay(capacity=10_000, learning_starts=1_000, update_per_step=0.5, n_step=3)
+        .rl_module(model_config={"hiddens": (256, 256)})
+        .reporting(total_steps=128_000)
+    )
+
+
+def trpo_mountain_car() -> TRPOConfig:
+    """100 updates of 2,000 steps; normalised observations and rewards."""
+    return (
+        TRPOConfig()
+        .environment("MountainCar-v0", normalize_observations=True, normalize_rewards=True)
+        .env_runners(num_envs_per_env_runner=8)
+        .training(lr=1e-3, lambda_=0.95, train_batch_size=2000)
+        .reporting(total_steps=200_000)
+    )
+
+
+def ppo_mountain_car_continuous() -> PPOConfig:
+    """Noise that stays for 8 steps (gSDE) carries the car up the hill. The one reward is far away: gamma 0.9999."""
+    return (
+        PPOConfig()
+        .environment("MountainCarContinuous-v0", normalize_observations=True, normalize_rewards=True)
+        .env_runners(num_envs_per_env_runner=8, exploration="gsde", exploration_config={"sample_freq": 8})
+        .training(
+            lr=[[0, 3e-4], [100_000, 0.0]],
+            gamma=0.9999,
+            lambda_=0.9,
+            train_batch_size=1000,
+            minibatch_size=250,
+            num_epochs=10,
+        )
+        .rl_module(model_config={"log_std_init": -1.0})
+        .reporting(total_steps=100_000)
+    )
+
+
+def tqc_mountain_car() -> TQCConfig:
+    """As `sac_mountain_car`, with two small critics and half as many gradient steps."""
+    return (
+        TQCConfig()
+        .environment("MountainCarContinuous-v0")
+        .env_runners(num_envs_per_env_runner=4, exploration="ou", exploration_config={"sigma": 0.5})
+        .training(lr=3e-4, gamma=0.9999, tau=0.01, alpha=0.1, train_batch_size=256)
+        .replay(capacity=50_000, learning_starts=1_000, update_per_step=0.5)
+        .rl_module(model_config={"hiddens": (64, 64), "critic_hiddens": (64, 64), "num_critics": 2})
+        .reporting(total_steps=50_000)
+    )
+
+
 def sac_mountain_car() -> SACConfig:
     """Noise that lasts (Ornstein-Uhlenbeck) carries the car up the hill. The one reward is far away: gamma 0.9999.
 
@@ -299,7 +408,7 @@ CLASSIC_CONTROL: tuple[Recipe, ...] = (
     Recipe("ppo", "CartPole-v1", ppo_cartpole, 500.0, f"{RL_ZOO}, 100k steps", 100_000, promise=475.0),
     Recipe("a2c", "CartPole-v1", a2c_cartpole, 500.0, f"{RL_ZOO}, 500k steps", 300_000, promise=475.0),
     Recipe("reinforce", "CartPole-v1", reinforce_cartpole, 500.0, f"{RL_ZOO}, A2C, 500k steps", 200_000, promise=475.0),
-    Recipe("trpo", "CartPole-v1", trpo_cartpole, 500.0, f"{RL_ZOO}, PPO, 100k steps", 100_000, promise=475.0),
+    Recipe("trpo", "CartPole-v1", trpo_cartpole, 500.0, f"{RL_ZOO}, 100k steps", 100_000, promise=475.0),
     Recipe("pqn", "CartPole-v1", pqn_cartpole, 500.0, f"{RL_ZOO}, DQN, 50k steps", 512_000, promise=475.0),
     Recipe("dqn", "CartPole-v1", dqn_cartpole, 500.0, f"{RL_ZOO}, 50k steps", 50_000, promise=475.0),
     Recipe("impala", "CartPole-v1", impala_cartpole, 500.0, f"{RL_ZOO}, A2C, 500k steps", 200_000, promise=475.0),
@@ -309,10 +418,25 @@ CLASSIC_CONTROL: tuple[Recipe, ...] = (
     Recipe("iqn", "CartPole-v1", iqn_cartpole, 500.0, f"{RL_ZOO}, QR-DQN, 50k steps", 50_000, promise=475.0),
     Recipe("ppo", "Acrobot-v1", ppo_acrobot, -73.506, f"{RL_ZOO}, 1M steps", 1_000_000, promise=-75.0),
     Recipe("dqn", "Acrobot-v1", dqn_acrobot, -76.639, f"{RL_ZOO}, 100k steps", 100_000, promise=-92.0),
+    Recipe("qrdqn", "Acrobot-v1", qrdqn_acrobot, -69.135, f"{RL_ZOO}, 100k steps", 100_000, promise=None),
+    Recipe("trpo", "Acrobot-v1", trpo_acrobot, -83.114, f"{RL_ZOO}, 100k steps", 100_000, promise=None),
     Recipe("ppo", "Pendulum-v1", ppo_pendulum, -172.225, f"{RL_ZOO}, 100k steps, with gSDE", 100_000, promise=-205.0),
     Recipe("sac", "Pendulum-v1", sac_pendulum, -156.995, f"{RL_ZOO}, 20k steps", 20_000, promise=-170.0),
     Recipe("tqc", "Pendulum-v1", tqc_pendulum, -151.34, f"{RL_ZOO}, 20k steps", 10_000, promise=-165.0),
     Recipe("crossq", "Pendulum-v1", crossq_pendulum, -151.34, f"{RL_ZOO}, TQC, 20k steps", 10_000, promise=-295.0),
     Recipe("td3", "Pendulum-v1", td3_pendulum, -151.855, f"{RL_ZOO}, 20k steps", 20_000, promise=-170.0),
+    Recipe("ppo", "MountainCar-v0", ppo_mountain_car, -110.423, f"{RL_ZOO}, 1M steps", 1_000_000, promise=None),
+    Recipe("dqn", "MountainCar-v0", dqn_mountain_car, -100.849, f"{RL_ZOO}, 120k steps", 128_000, promise=None),
+    Recipe("trpo", "MountainCar-v0", trpo_mountain_car, -107.278, f"{RL_ZOO}, 100k steps", 200_000, promise=None),
+    Recipe(
+        "ppo",
+        "MountainCarContinuous-v0",
+        ppo_mountain_car_continuous,
+        88.343,
+        f"{RL_ZOO}, 20k steps",
+        100_000,
+        promise=None,
+    ),
+    Recipe("tqc", "MountainCarContinuous-v0", tqc_mountain_car, 63.641, f"{RL_ZOO}, 50k steps", 50_000, promise=None),
     Recipe("sac", "MountainCarContinuous-v0", sac_mountain_car, 94.679, f"{RL_ZOO}, 50k steps", 50_000, promise=95.0),
 )
