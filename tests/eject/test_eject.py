@@ -37,7 +37,6 @@ RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ppo Acrobot": ("ppo", "Acrobot-v1", {**SHORT_PPO, "reporting.total_steps": 5_120}),
     "ppo Pendulum": ("ppo", "Pendulum-v1", {**SHORT_PPO, "reporting.total_steps": 5_120}),
     "ppo LunarLander": ("ppo", "LunarLander-v3", {**SHORT_PPO, "reporting.total_steps": 5_200}),
-    "ppo MountainCar": ("ppo", "MountainCarContinuous-v0", {**SHORT_PPO, "reporting.total_steps": 5_120}),
     "ppo other options": (
         "ppo",
         "CartPole-v1",
