@@ -13,7 +13,16 @@ from gymnasium import spaces
 from torch import Tensor
 
 from lockstep.connectors import ModuleConnectors
-from lockstep.data.actions import COMPOSITE, action_leaves, action_width, from_space
+from lockstep.data.actions import (
+    ACTION_MASK,
+    COMPOSITE,
+    action_leaves,
+    action_width,
+    flat_mask,
+    forbidden_rows,
+    from_space,
+    mask_size,
+)
 from lockstep.data.columns import Columns, is_state_column
 from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch
 from lockstep.data.trajectories import Trajectories
@@ -29,7 +38,7 @@ OUTPUTS = (Columns.ACTION_DIST_INPUTS, Columns.VF_PREDS, "q_values", "value_outp
 ONE_NUMBER = (Columns.ACTION_LOGP, Columns.ADVANTAGES, Columns.VALUE_TARGETS, Columns.VF_PREDS, Columns.REWARDS)
 """columns with one number for each row"""
 ACTION_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, *COMPOSITE)
-WHERE = "docs/learner.md lists under 'Networks of your own' what each algorithm needs"
+WHERE = "The page on the learner lists under 'What a network must have' what each algorithm needs (docs/learner.md)"
 
 
 # -- batches ---
@@ -142,6 +151,27 @@ def warn_of_unknown_policy(module_id: str, num_steps: int, versions: np.ndarray,
         "record action_logp. It is computed with the present weights, so neither clipping nor target_kl sees the "
         "difference. Learn from a rollout once, before the next update, or record 'action_logp' "
         "(extra_model_outputs of episodes, RolloutStore.action_logp)",
+        stacklevel=2,
+    )
+
+
+def steps_against_the_mask(columns: TensorColumns, space: spaces.Space[Any]) -> int:
+    """Count rows whose action is one that the mask of their own observation forbids."""
+    obs, kept = columns.get(Columns.OBS), columns.get(Columns.LOSS_MASK)
+    if not isinstance(obs, Mapping) or ACTION_MASK not in obs or Columns.ACTIONS not in columns:
+        return 0
+    mask = flat_mask(space, map_tree(lambda part: part.cpu().numpy(), obs[ACTION_MASK]))
+    found = forbidden_rows(space, columns[Columns.ACTIONS].cpu().numpy(), mask.reshape(-1, mask_size(space)))
+    return int(found.sum() if kept is None else found[kept.cpu().numpy().reshape(-1)].sum())
+
+
+def warn_of_steps_against_the_mask(module_id: str, module: RLModule, number: int, num_rows: int) -> None:
+    """Warn that `number` of the actions to learn from are forbidden."""
+    warnings.warn(
+        f"module {module_id!r}: {number:,} of {num_rows:,} actions to learn from are forbidden by their action masks. "
+        f"Does {type(module).__name__} apply the mask? A module of your own does so itself: "
+        "logits.masked_fill(batch['obs']['action_mask'] == 0, -1e9). Otherwise a mask that forbids everything, or "
+        "recorded actions, may be the cause",
         stacklevel=2,
     )
 
