@@ -188,14 +188,10 @@ def checked_spaces(config: AlgorithmConfig) -> tuple[str, spaces.Box, spaces.Box
         raise EjectError(f"observations of {observations} cannot be ejected; a Box of one dimension can")
     discrete = isinstance(actions, spaces.Discrete) and actions.start == 0
     box = isinstance(actions, spaces.Box) and len(actions.shape) == 1 and actions.dtype.kind == "f"
-    allowed = {"ppo": discrete or box, "dqn": discrete, "sac": box}
-    if not allowed[config.algorithm]:
-        kinds = {
-            "ppo": "Discrete from 0 and a Box of one dimension",
-            "dqn": "Discrete from 0",
-            "sac": "a Box of one dimension",
-        }
-        raise EjectError(f"actions of {actions} cannot be ejected; of {config.algorithm} {kinds[config.algorithm]} can")
+    if not (discrete and config.algorithm != "sac") and not (box and config.algorithm != "dqn"):
+        kinds = {"dqn": "Discrete from 0", "sac": "a Box of one dimension"}
+        allowed = kinds.get(config.algorithm, " and ".join(kinds.values()))
+        raise EjectError(f"actions of {actions} cannot be ejected; of {config.algorithm} {allowed} can")
     return env_id, observations, actions
 
 

@@ -26,8 +26,8 @@ def render(template: str, facts: Mapping[str, Any], constants: Mapping[str, str]
         #: if CONDITION, #: else, #: end     by the names in `facts`
         #: settings                          those of the constants that the text needs, by name
         #: include NAME                      another template
-        #: source module:name WORDS          the library's own (`class.method` too): of a class the methods WORDS, of a function for the
-                                             values that the parameters WORDS have in `facts`
+        #: source module:name WORDS          the library's own (`class.method` too): of a class the methods WORDS, of
+                                             a function for the values that the parameters WORDS have in `facts`
 
     An object whose name is private in the library is public in the file. `{name}` in a template's text stands for a
     fact, as far as there is one of that name.
