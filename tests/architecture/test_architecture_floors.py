@@ -35,6 +35,7 @@ FLOORS = {
     "diagnosis": 8,
     "eject": 8,
     "tuning": 9,
+    "compat": 9,
     "cli": 10,
 }
 NOT_AN_ALGORITHM = (
