@@ -17,7 +17,7 @@ from lockstep.eject import EjectError, eject
 from lockstep.eject.eject import file_text
 from lockstep.recipes.training import Settings, find_settings
 
-MODULES = {"hashlib", "math", "time", "copy", "itertools", "collections", "gymnasium", "numpy", "torch"}
+MODULES = {"hashlib", "math", "time", "copy", "itertools", "functools", "collections", "gymnasium", "numpy", "torch"}
 ALONE = """
 import runpy, sys
 import numpy as np
@@ -100,7 +100,6 @@ RUNS |= {
             "training.actor_lr": 1e-4,
             "training.target_entropy": -0.5,
             "training.initial_alpha": 0.5,
-            "training.grad_clip": 1.0,
             "training.target_update_interval": 3,
             "replay.capacity": 500,
             "replay.n_step": 3,
