@@ -11,6 +11,7 @@ import os
 import re
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from mkdocs.structure.files import File, Files, InclusionLevel
@@ -19,6 +20,10 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
+from lockstep.recipes import RECIPES, bench
+
+drawings = TemporaryDirectory(prefix="lockstep-site-")
+"""holds the curves of each algorithm until the site is built"""
 ROOT = Path(__file__).resolve().parents[1]
 START = {"README.md": "index.md", "CHANGELOG.md": "changes.md", "CONTRIBUTING.md": "contributing.md"}
 """pages of the site that stand at the root of the repository"""
@@ -41,6 +46,7 @@ PACKAGES = {
     "lockstep.ops": "Returns, losses and distributions as plain functions.",
     "lockstep.recipes": "Settings with the return that they reach.",
     "lockstep.tuning": "The search for better settings.",
+    "lockstep.compat": "Names of other libraries: `lockstep.compat.sb3` runs programs for Stable-Baselines3.",
     "lockstep.export": "Portable artefacts of a policy.",
     "lockstep.tracking": "Run folders, loggers, curves, comparisons, reports.",
     "lockstep.diagnosis": "Why a run does not learn.",
@@ -104,16 +110,15 @@ def reference_overview() -> str:
 
 def results_of(algorithm: str) -> str:
     """Return the table and curves of an algorithm's recipes, from the committed results."""
-    from lockstep.recipes import RECIPES
-
     recipes = [recipe for recipe in RECIPES if recipe.algorithm == algorithm]
     rows = measured_rows(algorithm)
     if rows:
-        names = [f"bench_{recipe.env.replace('/', '-')}.png" for recipe in recipes]
-        shown = [name for name in names if (ROOT / "docs/images" / name).exists()][:2]
-        curves = [f"![Returns of all algorithms on {name[6:-4]}](../images/{name})" for name in shown]
-        about = "IQM is the interquartile mean of the seeds. [Results](../results.md) has all curves and the sources."
-        return "\n".join([*rows, "", *curves, "", about])
+        about = (
+            "IQM is the interquartile mean of the seeds. Thin curves are seeds, dashed lines what was published. "
+            "[Results](../results.md) has the sources, and other algorithms on the same tasks."
+        )
+        picture = f"![Returns of {algorithm.upper()} with its recipes](../images/bench_{algorithm}.png)"
+        return "\n".join([*rows, "", about, "", picture])
     promised = [
         f"| {recipe.env} | {recipe.total_steps:,} | {recipe.promise:,g} | {recipe.reference_return:,g} |"
         for recipe in recipes
@@ -181,6 +186,8 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the start page, the API reference, and every file that a page links to."""
     for name, place in START.items():
         files.append(File.generated(config, place, abs_src_path=str(ROOT / name)))
+    for picture in bench.draw(Path(drawings.name), by="algorithm"):
+        files.append(File.generated(config, f"images/{picture.name}", abs_src_path=str(picture)))
     files.append(File.generated(config, "api/index.md", content=reference_overview()))
     for package in PACKAGES:
         files.append(File.generated(config, f"api/{package}.md", content=reference_page(package)))

@@ -24,6 +24,7 @@ from lockstep.envs.gymnasium_vectors import (
 )
 from lockstep.envs.probes import register_environments
 from lockstep.envs.sync import LightSyncVectorEnv
+from lockstep.envs.vec_env import VecEnvBoundary, is_vec_env
 from lockstep.envs.workers import WorkerVectorEnv
 from lockstep.state.checks import check_whole, is_number
 from lockstep.state.restarts import RestartLimits
@@ -54,8 +55,8 @@ def make_vector(
 
     Args:
         env: an environment id (or `EnvSpec`), `package:Id-v0` or `module:Class`; a function or class that makes one
-            environment; a finished environment (one row); a gymnasium vector environment or a pool of EnvPool (their
-            own number of rows); or a boundary, which is returned as it is.
+            environment; a finished environment (one row); a gymnasium vector environment, a pool of EnvPool or a
+            `VecEnv` of Stable-Baselines3 (their own number of rows); or a boundary, which is returned as it is.
         num_envs: number of rows B; a finished environment or vector has its own.
         mode: for ids and functions, who steps the rows: "sync" (our vectoriser, in this process; what "auto" takes, but
             for Atari's ids), "async" (one process for each row), "vector" (the native vector form of an id), "envpool".
@@ -99,6 +100,8 @@ def _finished(env: AnyEnv, step_timeout: float | None) -> VectorBoundary | None:
         return AsyncVectorEnvBoundary(env, step_timeout=step_timeout)
     if isinstance(env, VectorEnv):
         return VectorEnvBoundary(env)
+    if is_vec_env(env):
+        return VecEnvBoundary(env)
     return LightSyncVectorEnv([lambda: env], owns_envs=False) if isinstance(env, gym.Env) else None
 
 

@@ -24,7 +24,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -300,23 +300,27 @@ def markdown_table(results: Path = RESULTS) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
-def draw(directory: Path, results: Path = RESULTS) -> list[Path]:
-    """Write a picture for each environment that has results, with a panel for each recipe, and return their paths.
+def draw(directory: Path, results: Path = RESULTS, by: Literal["env", "algorithm"] = "env") -> list[Path]:
+    """Write a picture for each environment (or algorithm) that has results, with a panel for each recipe.
 
     Curves are those of `plot_runs`; dashed lines are what was published.
+
+    Returns:
+        The paths: `bench_<environment>.png`, or `bench_<algorithm>.png`.
     """
     pictures = []
     directory.mkdir(parents=True, exist_ok=True)
-    for env in dict.fromkeys(recipe.env for recipe in RECIPES):
-        found = {recipe: read_rows(recipe, results) for recipe in RECIPES if recipe.env == env}
+    for shared in dict.fromkeys(getattr(recipe, by) for recipe in RECIPES):
+        found = {recipe: read_rows(recipe, results) for recipe in RECIPES if getattr(recipe, by) == shared}
         groups = {recipe: [_curve(row) for row in rows] for recipe, rows in found.items() if rows}
         if not groups:
             continue
-        names = [f"{recipe.algorithm.upper()} {env}" for recipe in groups]
+        names = [f"{recipe.algorithm.upper()} {recipe.env}" for recipe in groups]
         figure = draw_curves({name: {recipe.algorithm.upper(): groups[recipe]} for name, recipe in zip(names, groups)})
         for recipe, panel in zip(groups, figure.axes):
             panel.axhline(recipe.reference_return, color="#666666", linewidth=1.0, linestyle="--", zorder=1)
-        pictures.append(directory / f"bench_{file_of(next(iter(groups)), results).stem.partition('_')[2]}.png")
+        name = file_of(next(iter(groups)), results).stem.partition("_")[2] if by == "env" else shared
+        pictures.append(directory / f"bench_{name}.png")
         figure.savefig(pictures[-1], dpi=110)
     return pictures
 

@@ -34,6 +34,7 @@ FLOORS = {
     "recipes": 8,
     "diagnosis": 8,
     "tuning": 9,
+    "compat": 9,
     "cli": 10,
 }
 NOT_AN_ALGORITHM = (

@@ -77,7 +77,7 @@ def test_every_algorithm_has_a_page_with_its_results():
             assert f"\n## {heading}\n" in page, config_class.algorithm
         assert f"({config_class.algorithm}.md)" in pages["index"]
     assert "| CartPole-v1 | 100,000 | 10 | 500.0 |" in HOOK.results_of("ppo")
-    assert "images/bench_CartPole-v1.png" in HOOK.results_of("ppo")
+    assert "images/bench_ppo.png" in HOOK.results_of("ppo")
     assert "| Pendulum-v1 | 5,000 | -250 | -153.5 |" in HOOK.results_of("td3_bc")
 
 

@@ -133,3 +133,5 @@ def test_table_and_pictures_show_every_recipe_with_results(root, tmp_path, capfd
     assert picture.name == "bench_CartPole-v1.png"
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert Path(capfd.readouterr().out.strip()).name == picture.name
+    drafts = next(folder for folder in root.rglob("*.parquet")).parent
+    assert [path.name for path in bench.draw(output, drafts, by="algorithm")] == ["bench_ppo.png"]

@@ -1,0 +1,13 @@
+"""Stable-Baselines3's names on Lockstep: `from lockstep.compat.sb3 import PPO` (docs/sb3.md)."""
+
+import sys
+
+from lockstep.compat.sb3 import algorithms, policies
+from lockstep.compat.sb3.algorithms import A2C, DDPG, DQN, PPO, SAC, TD3, TQC
+from lockstep.compat.sb3.common.buffers import HerReplayBuffer
+
+__all__ = ["A2C", "DDPG", "DQN", "PPO", "SAC", "TD3", "TQC", "HerReplayBuffer"]
+
+for name in ("a2c", "ddpg", "dqn", "ppo", "sac", "td3", "tqc"):  # as `stable_baselines3.sac.policies`
+    sys.modules |= {f"{__name__}.{name}": algorithms, f"{__name__}.{name}.policies": policies}
+sys.modules[f"{__name__}.common.policies"] = policies

@@ -1,0 +1,1 @@
+"""The modules of `stable_baselines3.common`, by their names."""

@@ -1,0 +1,50 @@
+"""`make_vec_env` and `make_atari_env`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+
+from lockstep.compat.sb3.common.atari_wrappers import AtariWrapper
+from lockstep.compat.sb3.common.monitor import Monitor
+from lockstep.compat.sb3.common.vec_env import DummyVecEnv
+
+
+def make_vec_env(
+    env_id: str | Callable[..., gym.Env],
+    n_envs: int = 1,
+    seed: int | None = None,
+    start_index: int = 0,
+    monitor_dir: str | None = None,
+    wrapper_class: Callable[..., gym.Env] | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    vec_env_cls: Callable[..., Any] | None = None,
+    vec_env_kwargs: Mapping[str, Any] | None = None,
+    monitor_kwargs: Mapping[str, Any] | None = None,
+    wrapper_kwargs: Mapping[str, Any] | None = None,
+) -> Any:
+    """Return `n_envs` environments side by side, each in a `Monitor` where that has a file or something around it."""
+
+    def make(index: int) -> gym.Env:
+        options = dict(env_kwargs or {})
+        if isinstance(env_id, str):
+            options = {"render_mode": "rgb_array", "disable_env_checker": True, **options}
+        env = gym.make(env_id, **options) if isinstance(env_id, str) else env_id(**options)
+        if monitor_dir is not None or monitor_kwargs or wrapper_class is not None:
+            file = None if monitor_dir is None else Path(monitor_dir) / str(index)
+            env = Monitor(env, file, **(monitor_kwargs or {}))
+        return env if wrapper_class is None else wrapper_class(env, **(wrapper_kwargs or {}))
+
+    makers = [lambda index=start_index + i: make(index) for i in range(n_envs)]
+    venv = (vec_env_cls or DummyVecEnv)(makers, **(vec_env_kwargs or {}))
+    if seed is not None:
+        venv.seed(seed)
+    return venv
+
+
+def make_atari_env(env_id: str | Callable[..., gym.Env], n_envs: int = 1, seed: int | None = None, **more: Any) -> Any:
+    """Return Atari games side by side in an `AtariWrapper`; arguments as `make_vec_env`."""
+    return make_vec_env(env_id, n_envs, seed, wrapper_class=AtariWrapper, **more)

@@ -1,0 +1,60 @@
+"""`Monitor`: returns and lengths of an environment's episodes, in its infos and in a file; `load_results`."""
+
+from __future__ import annotations
+
+import csv
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+
+
+class Monitor(gym.Wrapper):
+    """Counts episodes: `info["episode"]`, and a line in `<filename>/monitor.csv` or `<filename>.monitor.csv`."""
+
+    def __init__(self, env: gym.Env, filename: str | Path | None = None, *, info_keywords: Sequence[str] = ()) -> None:
+        super().__init__(env)
+        self.episodes: list[dict[str, Any]] = []
+        self._keywords, self._began, self._rewards, self._path = info_keywords, time.time(), [0.0][:0], None
+        if filename is not None:
+            path = Path(filename)
+            self._path = path / "monitor.csv" if path.is_dir() else path.with_name(f"{path.name}.monitor.csv")
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            header = json.dumps({"t_start": self._began})
+            self._path.write_text(f"#{header}\n{','.join(('r', 'l', 't', *info_keywords))}\n")
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode."""
+        self._rewards = []
+        return self.env.reset(**kwargs)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Take a step, and write the episode down where it ends."""
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self._rewards.append(float(reward))
+        if terminated or truncated:
+            total, seconds = round(sum(self._rewards), 6), round(time.time() - self._began, 6)
+            episode = {"r": total, "l": len(self._rewards), "t": seconds, **{key: info[key] for key in self._keywords}}
+            self.episodes.append(episode)
+            info = {**info, "episode": episode}
+            if self._path is not None:
+                with self._path.open("a", newline="") as file:
+                    csv.writer(file).writerow(episode.values())
+        return obs, reward, terminated, truncated, info
+
+    def get_episode_rewards(self) -> list[float]:
+        """Return the returns of all episodes that ended."""
+        return [episode["r"] for episode in self.episodes]
+
+
+def load_results(path: str | Path) -> Any:
+    """Return all episodes in a folder's `*monitor.csv` as a pandas table, ordered by time; needs pandas."""
+    import pandas as pd  # type: ignore[import-untyped, unused-ignore]
+
+    tables = [pd.read_csv(file, skiprows=1) for file in sorted(Path(path).glob("*monitor.csv"))]
+    if not tables:
+        raise FileNotFoundError(f"{path} has no file *monitor.csv; a Monitor(env, {str(path)!r}) writes one")
+    return pd.concat(tables).sort_values("t").reset_index(drop=True)

@@ -1,0 +1,177 @@
+"""Wrappers of vector environments: `VecNormalize`, whose files are JSON, `VecFrameStack` and `VecMonitor`."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from gymnasium import spaces
+
+from lockstep.compat.sb3.common.vec_env.base_vec_env import VecEnv, VecEnvStepReturn, VecEnvWrapper
+from lockstep.modules.encoders import channels_last, is_image
+from lockstep.ops.statistics import RunningMoments
+
+Wrapper = TypeVar("Wrapper", bound=VecEnvWrapper)
+OPTIONS = ("training", "norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon")
+
+
+def unwrap_vec_wrapper(venv: VecEnv | None, wrapper_class: type[Wrapper]) -> Wrapper | None:
+    """Return the outermost wrapper of this class around a vector, or None."""
+    while isinstance(venv, VecEnvWrapper) and not isinstance(venv, wrapper_class):
+        venv = venv.venv
+    return venv if isinstance(venv, wrapper_class) else None
+
+
+class VecFrameStack(VecEnvWrapper):
+    """Stacks the last `n_stack` observations of a Box along its channels (vectors: end to end); zeros before them."""
+
+    def __init__(self, venv: VecEnv, n_stack: int, channels_order: str | None = None) -> None:
+        space: Any = venv.observation_space
+        if not isinstance(space, spaces.Box):
+            raise ValueError(f"VecFrameStack stacks a Box, not {space}")
+        comes_first = is_image(space) and not channels_last(space.shape)
+        self._axis = 1 if channels_order == "first" or (comes_first and not channels_order) else len(space.shape)
+        low, high = (np.concatenate([bound] * n_stack, self._axis - 1) for bound in (space.low, space.high))
+        super().__init__(venv, spaces.Box(low, high, dtype=space.dtype))
+        self._frames = np.zeros((self.num_envs, *low.shape), space.dtype)
+
+    def _pushed(self, frames: np.ndarray, newest: np.ndarray) -> np.ndarray:
+        kept = np.split(frames, [newest.shape[self._axis]], self._axis)[1]
+        return np.concatenate([kept, newest], self._axis)
+
+    def reset(self) -> np.ndarray:
+        self._frames = self._pushed(np.zeros_like(self._frames), self.venv.reset())
+        return self._frames
+
+    def step_wait(self) -> VecEnvStepReturn:
+        obs, rewards, dones, infos = self.venv.step_wait()
+        for row in np.flatnonzero(dones):
+            last = infos[row]["terminal_observation"]
+            infos[row]["terminal_observation"] = self._pushed(self._frames[row : row + 1], last[None])[0]
+        self._frames = self._pushed(self._frames * ~dones.reshape(-1, *[1] * (obs.ndim - 1)), obs)
+        return self._frames, rewards, dones, infos
+
+
+class VecMonitor(VecEnvWrapper):
+    """Counts returns and lengths of episodes as they are here: `infos[i]["episode"]` where one ends."""
+
+    def __init__(self, venv: VecEnv) -> None:
+        super().__init__(venv)
+        self._began, self._returns, self._lengths = time.time(), np.zeros(self.num_envs), np.zeros(self.num_envs, int)
+
+    def reset(self) -> Any:
+        self._returns[:], self._lengths[:] = 0.0, 0
+        return self.venv.reset()
+
+    def step_wait(self) -> VecEnvStepReturn:
+        obs, rewards, dones, infos = self.venv.step_wait()
+        self._returns += rewards
+        self._lengths += 1
+        for row in np.flatnonzero(dones):
+            counted = {"r": float(self._returns[row]), "l": int(self._lengths[row]), "t": time.time() - self._began}
+            infos[row]["episode"], self._returns[row], self._lengths[row] = counted, 0.0, 0
+        return obs, rewards, dones, infos
+
+
+class VecNormalize(VecEnvWrapper):
+    """Shifts and scales observations, scales rewards by the deviation of discounted returns, and limits both.
+
+    The statistics are of what was seen; those of Stable-Baselines3 begin with 0.0001 steps of mean 0 and variance 1.
+    """
+
+    def __init__(
+        self,
+        venv: VecEnv,
+        training: bool = True,
+        norm_obs: bool = True,
+        norm_reward: bool = True,
+        clip_obs: float = 10.0,
+        clip_reward: float = 10.0,
+        gamma: float = 0.99,
+        epsilon: float = 1e-8,
+        norm_obs_keys: list[str] | None = None,
+    ) -> None:
+        super().__init__(venv)
+        space = venv.observation_space
+        if norm_obs_keys is not None or (norm_obs and not isinstance(space, spaces.Box)):
+            raise ValueError(
+                f"VecNormalize(norm_obs_keys={norm_obs_keys}) takes a Box, not {space}; use norm_obs=False"
+            )
+        self.training, self.norm_obs, self.norm_reward = training, norm_obs, norm_reward
+        self.clip_obs, self.clip_reward, self.gamma, self.epsilon = clip_obs, clip_reward, gamma, epsilon
+        self.obs_rms, self.ret_rms = RunningMoments(space.shape or () if norm_obs else ()), RunningMoments()
+        self.returns = np.zeros(self.num_envs)
+
+    def reset(self) -> Any:
+        self.returns[:] = 0.0
+        return self._seen(self.venv.reset())
+
+    def step_wait(self) -> VecEnvStepReturn:
+        obs, self.old_reward, dones, infos = self.venv.step_wait()
+        if self.training:
+            self.returns = self.returns * self.gamma + self.old_reward
+            self.ret_rms.update(self.returns)
+        obs = self._seen(obs)
+        for row in np.flatnonzero(dones):
+            infos[row]["terminal_observation"] = self.normalize_obs(infos[row]["terminal_observation"])
+        self.returns[dones] = 0.0
+        return obs, self.normalize_reward(self.old_reward), dones, infos
+
+    def _seen(self, obs: Any) -> Any:
+        self.old_obs = obs
+        if self.training and self.norm_obs:
+            self.obs_rms.update(obs)
+        return self.normalize_obs(obs)
+
+    def normalize_obs(self, obs: Any) -> Any:
+        """Return observations by the statistics, which it leaves alone."""
+        if not self.norm_obs:
+            return obs
+        scaled = (obs - self.obs_rms.mean) / np.sqrt(self.obs_rms.var + self.epsilon)
+        return np.clip(scaled, -self.clip_obs, self.clip_obs).astype(np.float32)
+
+    def normalize_reward(self, reward: np.ndarray) -> np.ndarray:
+        """Return rewards by the statistics, which it leaves alone."""
+        if not self.norm_reward:
+            return reward
+        return np.clip(reward / np.sqrt(self.ret_rms.var + self.epsilon), -self.clip_reward, self.clip_reward)
+
+    def get_original_obs(self) -> Any:
+        """Return the newest observations as the environments gave them."""
+        return self.old_obs
+
+    def get_original_reward(self) -> np.ndarray:
+        """Return the newest rewards as the environments gave them."""
+        return self.old_reward
+
+    def save(self, save_path: str | Path) -> None:
+        """Write options and statistics as JSON, whatever the name ends in."""
+        state = {name: getattr(self, name) for name in OPTIONS}
+        for name, rms in (("obs_rms", self.obs_rms), ("ret_rms", self.ret_rms)):
+            state[name] = {key: np.asarray(value).tolist() for key, value in rms.get_state().items()}
+        Path(save_path).write_text(json.dumps(state))
+
+    @classmethod
+    def load(cls, load_path: str | Path, venv: VecEnv) -> VecNormalize:
+        """Return a wrapper around `venv` with what `save` wrote; `ValueError` for another file, as a pickled one."""
+        try:
+            state = json.loads(Path(load_path).read_bytes())
+        except ValueError as error:
+            raise ValueError(f"{load_path} is not what VecNormalize.save writes; nothing is unpickled") from error
+        made = cls(venv, **{name: state[name] for name in OPTIONS})
+        made.obs_rms.set_state(state["obs_rms"])
+        made.ret_rms.set_state(state["ret_rms"])
+        return made
+
+
+def sync_envs_normalization(env: VecEnv, eval_env: VecEnv) -> None:
+    """Give the `VecNormalize` of `eval_env` the statistics of that of `env`."""
+    source, target = (unwrap_vec_wrapper(each, VecNormalize) for each in (env, eval_env))
+    if (source is None) != (target is None):
+        raise ValueError("one of training and evaluation environment has a VecNormalize, the other has none; wrap both")
+    if source is not None and target is not None:
+        target.obs_rms.set_state(source.obs_rms.get_state())
+        target.ret_rms.set_state(source.ret_rms.get_state())

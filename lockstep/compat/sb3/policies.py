@@ -1,0 +1,19 @@
+"""Names of policies, for `PPO(MlpPolicy, env)` and `MlpPolicy.load(path)`; `sb3.ppo.policies` and its kin are this."""
+
+from lockstep.compat.sb3.common.base_class import BasePolicy
+
+
+class MlpPolicy(BasePolicy):
+    """Networks for vectors."""
+
+
+class CnnPolicy(BasePolicy):
+    """Networks for images."""
+
+
+class MultiInputPolicy(BasePolicy):
+    """Networks for observations that are dicts."""
+
+
+class ActorCriticPolicy(BasePolicy):
+    """Can be subclassed and is refused: give networks as `features_extractor_class`, or use Lockstep's `RLModule`."""

@@ -1,0 +1,64 @@
+"""A vector with the interface of Stable-Baselines3's `VecEnv` behind the boundary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from lockstep.data.trees import map_tree
+from lockstep.envs.boundary import RowInfos, StepResult, VectorBoundary
+from lockstep.envs.trees import concatenate
+
+
+def is_vec_env(env: object) -> bool:
+    """Return whether something is stepped as Stable-Baselines3 does it: by `step_async` and `step_wait`."""
+    return all(hasattr(env, name) for name in ("num_envs", "step_async", "step_wait", "observation_space"))
+
+
+class VecEnvBoundary(VectorBoundary):
+    """Puts a `VecEnv`, of Stable-Baselines3 or made for it, behind the boundary.
+
+    It begins episodes anew by itself; the true last observation is in `infos[row]["terminal_observation"]`, and
+    `infos[row]["TimeLimit.truncated"]` says whether an episode was cut.
+
+    Args:
+        env: the vector; the boundary closes it.
+    """
+
+    backend, autoreset_mode = "vec_env", "SAME_STEP"
+
+    def __init__(self, env: Any) -> None:
+        self.env, self.num_envs = env, env.num_envs
+        self._take_spaces(env.observation_space, env.action_space)
+        self._result, self.infos = StepResult(None, self.num_envs), RowInfos(self.num_envs)
+
+    def _reset(self, seeds: list[int] | None) -> Any:
+        if seeds is not None and hasattr(self.env, "seed"):
+            self.env.seed(seeds[0] % 2**31)
+        self._result.obs = self.env.reset()
+        return self._result.obs
+
+    def step(self, actions: Any) -> StepResult:
+        """Take one action in every row; see `VectorBoundary.step`."""
+        self._check_started()
+        result = self._result
+        result.forget_endings()
+        result.obs, result.rewards, dones, infos = self.env.step(actions)
+        result.truncateds[:] = [done and info.get("TimeLimit.truncated", False) for done, info in zip(dones, infos)]
+        result.terminateds[:] = dones & ~result.truncateds
+        self.infos.of_step = infos  # type: ignore[union-attr]
+        if result.truncateds.any() or result.terminateds.any():
+            rows = np.flatnonzero(dones)
+            last = [map_tree(lambda leaf: np.asarray(leaf)[None], infos[row]["terminal_observation"]) for row in rows]
+            result.final_obs, result.any_done = (rows, concatenate(last)), True
+            result.infos = {int(row): infos[row] for row in rows}
+        return result
+
+    def keep_infos(self) -> None:
+        """Do nothing: they are always kept."""
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self.env.close()
