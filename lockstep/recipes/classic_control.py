@@ -211,7 +211,7 @@ def a2c_acrobot() -> A2CConfig:
         A2CConfig()
         .environment("Acrobot-v1", normalize_observations=True, normalize_rewards=True)
         .env_runners(num_envs_per_env_runner=16)
-        .training(lr=[[0, 1e-3], [500_000, 0.0]], train_batch_size=80)
+        .training(lr=[[0, 1e-3], [500_000, 0.0]], train_batch_size=80, entropy_coeff=0.0)
         .reporting(total_steps=500_000)
     )
 
