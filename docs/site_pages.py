@@ -48,6 +48,7 @@ PACKAGES = {
     "lockstep.tuning": "The search for better settings.",
     "lockstep.compat": "Names of other libraries: `lockstep.compat.sb3` runs programs for Stable-Baselines3.",
     "lockstep.export": "Portable artefacts of a policy.",
+    "lockstep.eject": "One file that trains without Lockstep.",
     "lockstep.tracking": "Run folders, loggers, curves, comparisons, reports.",
     "lockstep.diagnosis": "Why a run does not learn.",
     "lockstep.state": "Checkpoints, random streams, schedules.",

@@ -22,6 +22,7 @@ from lockstep.algorithms import AlgorithmConfig
 from lockstep.cli.arguments import Count, MaybeCount, MaybeNumber, MaybePath, MaybeText, parse_setting, read_config_file
 from lockstep.cli.bench import Bench
 from lockstep.cli.comparing import Compare, Plot, Report
+from lockstep.cli.ejecting import Eject
 from lockstep.cli.listing import algorithm_table, markdown, recipe_table
 from lockstep.cli.plan import Plan
 from lockstep.cli.report import (
@@ -574,6 +575,7 @@ Command = (
     | Annotated[Resume, tyro.conf.subcommand("resume")]
     | Annotated[Eval, tyro.conf.subcommand("eval")]
     | Annotated[Export, tyro.conf.subcommand("export")]
+    | Annotated[Eject, tyro.conf.subcommand("eject")]
     | Annotated[Plot, tyro.conf.subcommand("plot")]
     | Annotated[Compare, tyro.conf.subcommand("compare")]
     | Annotated[Report, tyro.conf.subcommand("report")]
@@ -586,7 +588,7 @@ Command = (
 
 def parse(
     words: list[str],
-) -> Train | Resume | Eval | Export | Plot | Compare | Report | List | Doctor | Bench | Tune:
+) -> Train | Resume | Eval | Export | Eject | Plot | Compare | Report | List | Doctor | Bench | Tune:
     """Return the command that the words name. Ends the process with help (0) or a message about what is wrong (2)."""
     return tyro.cli(
         Command,

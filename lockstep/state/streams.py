@@ -15,6 +15,7 @@ from lockstep.state.checks import check_whole
 
 
 def _derive(key: bytes, kind: str, name: str, index: int = 0) -> bytes:
+    """Return a key below `key`, which depends on all of these and on nothing else."""
     digest = hashlib.sha256(key)
     for part in (kind.encode(), name.encode("utf-8", "surrogatepass"), str(index).encode()):
         digest.update(len(part).to_bytes(8, "little") + part)

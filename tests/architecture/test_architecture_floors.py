@@ -33,6 +33,7 @@ FLOORS = {
     "trainer": 7,
     "recipes": 8,
     "diagnosis": 8,
+    "eject": 8,
     "tuning": 9,
     "compat": 9,
     "cli": 10,

@@ -1,0 +1,120 @@
+"""`eject`: one Python file that trains what a configuration trains, without Lockstep."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gymnasium import spaces
+
+from lockstep._version import __version__
+from lockstep.algorithms.config import AlgorithmConfig
+from lockstep.eject.options import (
+    EjectError,
+    check_options,
+    checked_spaces,
+    options_of,
+    rows_of,
+    steps_between_updates,
+)
+from lockstep.eject.source import render
+
+ACTIVATIONS = {"tanh": "Tanh", "relu": "ReLU", "gelu": "GELU", "silu": "SiLU", "elu": "ELU"}
+ORIGIN = """Written by `lockstep eject` of Lockstep {version}, with {sources}. It trains the agent that `lockstep train`
+trains with these settings: with the same initial weights, random numbers and minibatches, and so the same parameters up
+to rounding. It needs torch, numpy and gymnasium: `python {name}`."""
+
+
+def eject(config: AlgorithmConfig, path: str | Path, *, sources: Sequence[str] = ()) -> Path:
+    """Write one Python file that trains as `config.build_trainer().run()` does, and return its path.
+
+    It imports torch, numpy and gymnasium, has no branch for what is switched off, and ends with an evaluation. PPO, DQN
+    and SAC can be ejected, with observations of a Box. `sources`: where the settings come from, for its first lines.
+
+    Raises:
+        EjectError: what the file could not say, by name; nothing is written then.
+        FileExistsError: there is a file already.
+    """
+    path = Path(path)
+    text = file_text(config, path.name, sources)
+    with path.open("x", encoding="utf-8") as file:
+        file.write(text)
+    return path
+
+
+def file_text(config: AlgorithmConfig, name: str = "agent.py", sources: Sequence[str] = ()) -> str:
+    """Return the text that `eject` writes into a file of this name; raises as that."""
+    rows = rows_of(config.algorithm)
+    check_options(config)
+    config.validate()
+    env_id, _, actions = checked_spaces(config)
+    values = dict(options_of(config))
+    values |= {
+        "environment.env": env_id,
+        "env_runners.rollout_fragment_length": steps_between_updates(config),
+        "framework.dtype": Code(f"torch.{config.framework.dtype}"),
+    }
+    if values["training.minibatch_size"] == "auto":
+        values["training.minibatch_size"] = 64
+    rows_each = values["env_runners.rollout_fragment_length"] * config.env_runners.num_envs
+    minibatch, gains = values["training.minibatch_size"], values["rl_module.model_config.orthogonal_init"]
+    facts: dict[str, Any] = {path.rpartition(".")[2]: value for path, value in reversed(values.items())}
+    facts |= {
+        "origin": _origin(name, "; ".join(sources) or "a configuration"),
+        "is_discrete": isinstance(actions, spaces.Discrete),
+        "squashes_actions": config.squashes_actions,
+        "activation_class": ACTIVATIONS[facts["activation"]],
+        "policy_gain_argument": ", POLICY_GAIN" * gains,
+        "value_gain_argument": ", VALUE_GAIN" * gains,
+        "gain": 1.0,
+        "old_values": True,
+        "entropy": "entropy" * bool(facts.get("entropy_coeff")),
+        "bonus": ", entropy bonus" * bool(facts.get("entropy_coeff")),
+        "num_threads": facts["num_threads"] or 1,
+        "varies": lambda value: isinstance(value, list | tuple),
+        "shuffles": minibatch is not None and minibatch < rows_each,
+        "num_updates": f"{-(-config.reporting.total_steps // rows_each):,}",
+    }
+    changing = [name for name in ("clip_param", "entropy_coeff") if isinstance(facts.get(name), list | tuple)]
+    facts["clip_value"] = "scheduled(CLIP_PARAM, step)" if "clip_param" in changing else "CLIP_PARAM"
+    facts |= {"step_parameter": ", step: int" * bool(changing), "step_argument": ", step" * bool(changing)}
+    return render(config.algorithm, facts, _constants(rows, values))
+
+
+def _origin(name: str, sources: str) -> str:
+    text = " ".join(ORIGIN.format(version=__version__, name=name, sources=sources).replace("\\", "/").split())
+    return textwrap.fill(text, 118, break_on_hyphens=False)
+
+
+class Code(str):
+    """A value that is written as it is."""
+
+
+def _constants(rows: Sequence[tuple[str, str, str]], values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the line of each constant by its name."""
+    found = {}
+    for path, constant, meaning in rows:
+        if constant:
+            found[constant] = f"{constant} = {_written(values[path])}" + f"  # {meaning}" * bool(meaning)
+    return found
+
+
+def _written(value: Any) -> str:
+    """Return a value as a person writes it: 100_000, [[0, 0.001], [100_000, 0.0]]."""
+    if isinstance(value, Code):
+        return value
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_written(key)}: {_written(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        inner = ", ".join(map(_written, value))
+        return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' * (len(value) == 1)})"
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10_000:
+        return f"{value:_}"
+    return repr(value)
+
+
+__all__ = ["EjectError", "eject", "file_text"]

@@ -1,0 +1,138 @@
+"""What an ejected file can say: the options that become constants, those that do not matter, and the spaces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium as gym
+from gymnasium import spaces
+
+from lockstep.algorithms.config import AlgorithmConfig
+from lockstep.envs.make import known_id
+from lockstep.modules.encoders import is_image
+from lockstep.modules.model_config import ModelConfig
+from lockstep.trainer.build import RunLength
+
+
+class EjectError(ValueError):
+    """A run that no ejected file stands for; it says which option, and what is supported."""
+
+
+Row = tuple[str, str, str]
+"""path of an option, name of its constant, what it means"""
+COMMON: tuple[Row, ...] = (
+    ("environment.env", "ENV", ""),
+    ("environment.env_config", "ENV_CONFIG", ""),
+    ("debugging.seed", "SEED", ""),
+    ("reporting.total_steps", "TOTAL_STEPS", "environment steps"),
+    ("env_runners.num_envs_per_env_runner", "NUM_ENVS", "stepped together"),
+    ("env_runners.rollout_fragment_length", "NUM_STEPS", "of each environment between two updates"),
+    ("training.lr", "LEARNING_RATE", ""),
+    ("training.adam_epsilon", "ADAM_EPSILON", ""),
+    ("training.grad_clip", "GRAD_CLIP", "largest norm of all gradients together"),
+    ("training.gamma", "GAMMA", "discount"),
+    ("environment.normalize_observations", "", ""),
+    ("environment.clip_observations", "CLIP_OBSERVATIONS", "in deviations"),
+    ("environment.normalize_rewards", "", ""),
+    ("environment.clip_rewards", "CLIP_REWARDS", "in deviations of returns"),
+    ("rl_module.model_config.hiddens", "HIDDENS", "widths of the hidden layers"),
+    ("rl_module.model_config.activation", "", ""),
+    ("rl_module.model_config.orthogonal_init", "", ""),
+    ("rl_module.model_config.hidden_gain", "HIDDEN_GAIN", "of orthogonal weights"),
+    (
+        "rl_module.model_config.policy_gain",
+        "POLICY_GAIN",
+        "of the policy's last layer",
+    ),
+    ("rl_module.model_config.value_gain", "VALUE_GAIN", ""),
+    ("evaluation.evaluation_duration", "EVALUATION_EPISODES", ""),
+    ("framework.dtype", "DTYPE", ""),
+    ("framework.num_threads", "", ""),
+)
+OF: dict[str, tuple[Row, ...]] = {
+    "ppo": (
+        ("training.train_batch_size", "", ""),
+        ("training.num_epochs", "NUM_EPOCHS", "passes over each rollout"),
+        ("training.minibatch_size", "MINIBATCH_SIZE", ""),
+        ("training.lambda_", "LAMBDA", "of generalised advantage estimation"),
+        ("training.clip_param", "CLIP_PARAM", "epsilon of equation 7"),
+        ("training.vf_clip_param", "VF_CLIP_PARAM", "how far values may move in one update"),
+        ("training.vf_loss_coeff", "VF_LOSS_COEFF", ""),
+        ("training.entropy_coeff", "ENTROPY_COEFF", ""),
+        ("training.normalize_advantages", "", ""),
+        ("training.target_kl", "TARGET_KL", "ends the passes of an update"),
+        ("rl_module.model_config.log_std_init", "LOG_STD_INIT", "logarithm of the deviations at first"),
+    ),
+}
+"""Options that an algorithm's file says."""
+DO_NOT_MATTER = (
+    *("reporting.", "checkpointing.", "resources.", "fault_tolerance.", "learners.never", "learners.learner_timeout"),
+    *("evaluation.evaluation_interval", "evaluation.evaluation_num_envs", "evaluation.evaluation_parallel"),
+    *("framework.fused_losses", "training.nan_policy", "env_runners.sample_timeout_s", "env_runners.vectorize_mode"),
+)
+"""What the paths of options begin with that change nothing of what is learned."""
+
+
+def rows_of(algorithm: str) -> tuple[Row, ...]:
+    """Return the options that the file of an algorithm says; `EjectError` for one that has none."""
+    if algorithm not in OF:
+        raise EjectError(f"{algorithm} cannot be ejected; {', '.join(OF)} can")
+    return COMMON + OF[algorithm]
+
+
+def options_of(config: AlgorithmConfig) -> Iterator[tuple[str, Any]]:
+    """Yield path and value of all options, those of the default networks one by one."""
+    for name, section in config.sections.items():
+        for option, value in section.options().items():
+            path = f"{name}.{option}"
+            if path == "rl_module.model_config":
+                fields = vars(ModelConfig.of(value)) if isinstance(value, ModelConfig | dict) else {"": value}
+                yield from ((f"{path}.{field}", each) for field, each in fields.items())
+            else:
+                yield path, value
+
+
+def check_options(config: AlgorithmConfig) -> None:
+    """Raise `EjectError` for the first option that is set and that the file could not say."""
+    said = [path for path, _, _ in rows_of(config.algorithm)]
+    default = dict(options_of(type(config)()))
+    for path, value in options_of(config):
+        if callable(value) or (isinstance(value, dict) and any(map(callable, value.values()))):
+            raise EjectError(f"{path}={value!r} cannot be ejected: it is a function or class; use plain values")
+        if value != default.get(path) and path not in said and not path.startswith(DO_NOT_MATTER):
+            section = path[: path.rindex(".") + 1]
+            names = ", ".join(each.removeprefix(section) for each in said if each.startswith(section)) or "nothing"
+            raise EjectError(
+                f"{path}={value!r} cannot be ejected; leave it at {default.get(path)!r}. Of {section[:-1]} a file of "
+                f"{config.algorithm} can say {names}"
+            )
+    if config.env_runners.vectorize_mode not in ("auto", "sync"):
+        mode = config.env_runners.vectorize_mode
+        raise EjectError(f"env_runners.vectorize_mode={mode!r} cannot be ejected; use 'auto' or 'sync'")
+
+
+def checked_spaces(config: AlgorithmConfig) -> tuple[str, spaces.Box, spaces.Box | spaces.Discrete]:
+    """Return the environment's id and spaces; `EjectError` for those that the file could not take."""
+    env = config.environment.env
+    if not isinstance(env, str) or ":" in env:
+        raise EjectError(f"environment.env={env!r} cannot be ejected; it must be an id that gymnasium has by itself")
+    env_id = known_id(env)
+    if not str(gym.spec(env_id).entry_point).startswith("gymnasium."):
+        raise EjectError(
+            f"environment.env={env!r} cannot be ejected: another package registers it, and the file imports torch, "
+            "numpy and gymnasium alone"
+        )
+    observations, actions = config.find_spaces()
+    if not isinstance(observations, spaces.Box) or len(observations.shape) != 1 or is_image(observations):
+        raise EjectError(f"observations of {observations} cannot be ejected; a Box of one dimension can")
+    discrete = isinstance(actions, spaces.Discrete) and actions.start == 0
+    box = isinstance(actions, spaces.Box) and len(actions.shape) == 1 and actions.dtype.kind == "f"
+    if not discrete and not (box and config.algorithm != "dqn"):
+        raise EjectError(f"actions of {actions} cannot be ejected; Discrete from 0 and a Box of one dimension can")
+    return env_id, observations, actions
+
+
+def steps_between_updates(config: AlgorithmConfig) -> int:
+    """Return the vector steps of a collect."""
+    return RunLength.of(config).per_update // config.env_runners.num_envs

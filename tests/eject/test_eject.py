@@ -1,0 +1,215 @@
+"""`lockstep eject`: one file that trains, without Lockstep, what the library trains."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep import PPOConfig
+from lockstep.cli import main
+from lockstep.eject import EjectError, eject
+from lockstep.eject.eject import file_text
+from lockstep.recipes.training import Settings, find_settings
+
+MODULES = {"hashlib", "math", "time", "copy", "itertools", "collections", "gymnasium", "numpy", "torch"}
+ALONE = """
+import runpy, sys
+import numpy as np
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("lockstep", "numba"):
+            raise ImportError(f"{name} is not installed here")
+
+sys.meta_path.insert(0, Blocker())
+agent = runpy.run_path(sys.argv[1], run_name="ejected")["train"]()
+np.savez(sys.argv[2], **{name: each.detach().numpy() for name, each in agent.named_parameters()})
+"""
+SHORT_PPO = {"training.train_batch_size": 256, "training.minibatch_size": 64, "training.num_epochs": 3}
+RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "ppo CartPole": ("ppo", "CartPole-v1", {"reporting.total_steps": 20_000}),
+    "ppo Acrobot": ("ppo", "Acrobot-v1", {**SHORT_PPO, "reporting.total_steps": 5_120}),
+    "ppo Pendulum": ("ppo", "Pendulum-v1", {**SHORT_PPO, "reporting.total_steps": 5_120}),
+    "ppo LunarLander": ("ppo", "LunarLander-v3", {**SHORT_PPO, "reporting.total_steps": 5_200}),
+    "ppo other options": (
+        "ppo",
+        "CartPole-v1",
+        {
+            "reporting.total_steps": 4_000,
+            "debugging.seed": 7,
+            "training.train_batch_size": 200,
+            "training.minibatch_size": 60,
+            "training.clip_param": [[0, 0.2], [4_000, 0.1]],
+            "training.entropy_coeff": [[0, 0.01], [4_000, 0.0]],
+            "training.vf_clip_param": 0.5,
+            "training.target_kl": 0.001,
+            "training.normalize_advantages": "batch",
+            "environment.normalize_rewards": True,
+            "environment.clip_rewards": None,
+            "environment.env_config": {"sutton_barto_reward": True},
+            "rl_module.model_config": {"hiddens": (32,), "activation": "silu", "orthogonal_init": False},
+        },
+    ),
+    "ppo whole batches": (
+        "ppo",
+        "CartPole-v1",
+        {
+            "reporting.total_steps": 4_000,
+            "training.train_batch_size": 200,
+            "training.minibatch_size": None,
+            "training.grad_clip": None,
+            "training.normalize_advantages": None,
+        },
+    ),
+}
+
+
+QUICK = ("ppo Pendulum", "ppo other options")
+"""what the fast suite trains; the others run with `make test-long`"""
+
+
+def settings_of(name: str, **options: Any) -> Settings:
+    algorithm, env, own = RUNS[name]
+    return find_settings(algorithm, env, options={**own, **options})
+
+
+def trained_alone(settings: Settings, folder: Path) -> dict[str, np.ndarray]:
+    """Return the parameters that the ejected file makes, in a process that cannot import Lockstep."""
+    path = eject(settings.config, folder / "agent.py", sources=settings.sources)
+    (folder / "alone.py").write_text(ALONE)
+    command = [sys.executable, "-I", str(folder / "alone.py"), str(path), str(folder / "found.npz")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=250)
+    assert ended.returncode == 0, ended.stderr
+    return dict(np.load(folder / "found.npz"))
+
+
+def trained_here(settings: Settings, *, plain: bool) -> dict[str, np.ndarray]:
+    """Return the parameters that the library makes; `plain`: by torch's own operations, one after another."""
+    config = settings.config.copy().evaluation(evaluation_interval=0).framework(fused_losses=not plain)
+    trainer = config.build_trainer()
+    part = trainer.policy.acting["default_policy"]
+    if plain:
+        for layer in part.module.modules():  # who is watched is called as it is, and acts with torch
+            layer.register_forward_hook(lambda *_: None)
+        part.act_with(part.module, part.connectors)
+    trainer.run()
+    return {name: each.detach().numpy() for name, each in part.module.named_parameters()}
+
+
+def check_equal(alone: dict[str, np.ndarray], here: dict[str, np.ndarray], tolerance: float) -> None:
+    assert [each.shape for each in alone.values()] == [each.shape for each in here.values()]
+    for (name, found), expected in zip(alone.items(), here.values()):
+        assert np.abs(found - expected).max() <= tolerance, name
+
+
+CASES = [
+    *(pytest.param(name, "float32", marks=() if name in QUICK else pytest.mark.long) for name in RUNS),
+    *(pytest.param(name, "float64", marks=pytest.mark.long) for name in RUNS),
+]
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_the_file_alone_makes_the_bits_of_the_librarys_plain_operations(name, dtype, tmp_path):
+    settings = settings_of(name, **{"framework.dtype": dtype})
+    check_equal(trained_alone(settings, tmp_path), trained_here(settings, plain=True), 0.0)
+
+
+@pytest.mark.parametrize("name", ["ppo CartPole", pytest.param("ppo Pendulum", marks=pytest.mark.long)])
+def test_in_float64_it_is_within_1e_12_of_the_librarys_fast_kernels(name, tmp_path):
+    """Rounding grows with each gradient step, so there are few of them."""
+    settings = settings_of(name, **{"framework.dtype": "float64", "training.num_epochs": 2})
+    check_equal(trained_alone(settings, tmp_path), trained_here(settings, plain=False), 1e-12)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_file_is_short_clean_and_imports_three_packages(name, tmp_path):
+    text = file_text(settings_of(name).config, "agent.py", settings_of(name).sources)
+    assert len(text.splitlines()) <= 400
+    nodes = list(ast.walk(ast.parse(text)))
+    imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    assert {each.partition(".")[0] for each in imported} <= MODULES
+    path, config = tmp_path / "agent.py", str(Path(__file__).parents[2] / "pyproject.toml")
+    path.write_text(text)
+    for words in (["check"], ["format", "--diff"]):
+        ended = subprocess.run(
+            [sys.executable, "-m", "ruff", *words, "--config", config, str(path)], capture_output=True, text=True
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_what_is_switched_off_is_not_in_the_file():
+    plain = file_text(settings_of("ppo CartPole").config)
+    for word in ("dual_clip", "VF_CLIP", "TARGET_KL", "entropy", "RunningMoments", "Gaussian", "CLIP_REWARDS"):
+        assert word not in plain
+    assert "CLIP_PARAM = 0.2" in plain
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"training.dual_clip": 3.0}, "training.dual_clip=3.0"),
+        ({"training.kl_coeff": 0.1}, "training.kl_coeff=0.1"),
+        ({"training.lr": lambda step: 1e-3}, "function"),
+        ({"environment.frame_stack": 4}, "environment.frame_stack=4"),
+        ({"environment.rescale_actions": True}, "environment.rescale_actions"),
+        ({"rl_module.model_config": {"recurrent": "lstm"}}, "rl_module.model_config.recurrent='lstm'"),
+        ({"rl_module.model_config": {"vf_share_layers": True}}, "vf_share_layers"),
+        ({"env_runners.exploration": "gsde"}, "env_runners.exploration='gsde'"),
+        ({"env_runners.num_env_runners": 2}, "env_runners.num_env_runners=2"),
+        ({"env_runners.vectorize_mode": "async"}, "vectorize_mode='async'"),
+        ({"env_runners.batch_mode": "complete_episodes"}, "batch_mode"),
+        ({"env_runners.env_to_module_connector": lambda *_: []}, "env_to_module_connector"),
+        ({"framework.compile": True}, "framework.compile=True"),
+        ({"framework.device": "cuda"}, "framework.device='cuda'"),
+        ({"learners.num_learners": 2}, "learners.num_learners=2"),
+        ({"multi_agent.policies": ["a", "b"]}, "multi_agent.policies"),
+        ({"evaluation.stop_return": 475.0}, "evaluation.stop_return=475.0"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_option_that_the_file_cannot_say_is_refused_by_name(options, words, tmp_path):
+    config = PPOConfig().environment("CartPole-v1")
+    for path, value in options.items():
+        config.set_path(path, value)
+    with pytest.raises(EjectError, match="cannot be ejected") as refused:
+        eject(config, tmp_path / "agent.py")
+    assert words in str(refused.value)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "env", "words"),
+    [
+        ("td3", "Pendulum-v1", "td3 cannot be ejected; ppo"),
+        ("ppo", "FrozenLake-v1", "observations of Discrete(16)"),
+        ("ppo", "lockstep/BitFlipping-v0", "another package"),
+        ("ppo", "gymnasium.envs.classic_control.cartpole:CartPoleEnv", "environment.env"),
+    ],
+)
+def test_other_algorithms_environments_and_spaces_are_refused_by_name(algorithm, env, words, tmp_path, capsys):
+    assert main(["eject", algorithm, env, "-o", str(tmp_path / "agent.py")]) == 2
+    assert words in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_writes_what_runs_and_never_over_a_file(tmp_path, capsys):
+    path = tmp_path / "my_ppo.py"
+    words = ["eject", "ppo", "CartPole-v1", "-o", str(path), "--total-steps", "600", "--seed", "3", "--no-recipe"]
+    words += ["--num-envs", "4", "--set", "training.train_batch_size=200", "--set", "evaluation.evaluation_duration=2"]
+    assert main(words) == 0
+    assert "my_ppo.py" in capsys.readouterr().out
+    text = path.read_text()
+    for line in ("SEED = 3", "NUM_ENVS = 4", "NUM_STEPS = 50", "EVALUATION_EPISODES = 2", "the defaults of ppo"):
+        assert line in text
+    ended = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=100)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines()[-1].startswith("evaluation: return ")
+    assert main(words) == 2
+    assert path.read_text() == text
