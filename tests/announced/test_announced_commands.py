@@ -33,6 +33,7 @@ NOT_RUN = {
     "that somebody else has started",
     "lockstep bench run ppo Hopper-v5 --seeds 5": "takes half an hour, and a clean commit; a short one is run in "
     "tests/recipes/test_recipes_bench.py",
+    "lockstep tune ppo LunarLander-v3 --trials 40 --total-steps 100000 --jobs 2 --final-seeds 10": "takes half an hour",
     "lockstep tune ppo CartPole-v1 --trials 20 --jobs 2 --total-steps 20000": "starts twenty processes; a search of "
     "few trials is run in tests/tuning/test_tuning_study.py",
     "lockstep tune ppo warehouse:Warehouse --trials 20 --jobs 2 --total-steps 20_000 "
