@@ -16,6 +16,7 @@ import argparse
 import ast
 import json
 import os
+import platform
 import re
 import signal
 import statistics
@@ -118,7 +119,7 @@ def in_fork(run: Callable[[], Any], seconds: int) -> str:
                 os.chdir("/")
         except BaseException as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
-            said = " ".join(str(error).split())[:300]
+            said = re.sub(r"/[\w./-]*/(lockstep/)", r"\1", " ".join(str(error).split()))[:300]
             found = f"{type(error).__name__}: {said} [{Path(last.filename).name}:{last.lineno}]"
         os.write(write, found[:1000].encode())
         os._exit(0)
@@ -320,7 +321,13 @@ def main() -> None:
         found = dict(run(options.folder.resolve(), options.library, options.only))
         print(f"{sum(not error for error in found.values())} of {len(found)} run")
     if options.output is not None:
-        report = {"command": sys.argv[1:], "seconds": round(time.time() - began), "found": found}
+        command = [Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]
+        about = {
+            "machine": platform.machine(),
+            "cores": os.cpu_count(),
+            "load": [round(load) for load in os.getloadavg()],
+        }
+        report = {"command": command, "seconds": round(time.time() - began), **about, "found": found}
         options.output.write_text(json.dumps(report, indent=1) + "\n")
 
 

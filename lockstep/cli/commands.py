@@ -18,7 +18,7 @@ import tyro
 from tyro.conf import Positional, UseAppendAction, arg
 
 from lockstep._version import __version__
-from lockstep.algorithms import AlgorithmConfig
+from lockstep.algorithms import AlgorithmConfig, Policy
 from lockstep.cli.arguments import Count, MaybeCount, MaybeNumber, MaybePath, MaybeText, parse_setting, read_config_file
 from lockstep.cli.bench import Bench
 from lockstep.cli.comparing import Compare, Plot, Report
@@ -40,13 +40,14 @@ from lockstep.cli.tune import Tune
 from lockstep.diagnosis import doctor
 from lockstep.envs.check import check_environment
 from lockstep.envs.errors import EnvironmentStepError
+from lockstep.envs.make import name_of_env
 from lockstep.export import exported_in, read_card
 from lockstep.recipes.training import Settings, find_settings
 from lockstep.rollout import Collector
 from lockstep.state.checks import check_whole
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking import RunFolder
-from lockstep.tracking.run_folder import stage_seconds
+from lockstep.tracking.run_folder import find_run, stage_seconds
 from lockstep.trainer import Callback, ProgressDisplay
 from lockstep.trainer.callbacks import Event, Stop
 from lockstep.trainer.display import SeedsDisplay
@@ -132,7 +133,7 @@ class Train:
         first, folders = settings.config.debugging.seed, []
         for seed in range(first, first + self.seeds):
             config, sources = settings.config.copy().debugging(seed=seed), settings.sources
-            title = f"{config.algorithm.upper()} on {config.environment.env}, seed {seed}"
+            title = f"{config.algorithm.upper()} on {name_of_env(config.environment.env)}, seed {seed}"
             say(f"{config.algorithm.upper()} on {self.env}, seed {seed}")
             display = ProgressDisplay(make_console(), title=title)
             with Interruption(display) as interruption:
@@ -306,7 +307,7 @@ class Eval:
         how = "drawn" if self.stochastic else "most likely"
         say_facts(
             {
-                "policy": f"{shown_path(path)} ({policy.config.algorithm} on {policy.config.environment.env})",
+                "policy": policy_text(policy, path),
                 "episodes": f"{returns.count}, {how} actions, seed {self.seed}",
                 "return": f"{return_text(returns.mean, returns.std)}, median {returns.median:.4g}, "
                 f"{returns.min:.4g} to {returns.max:.4g}",
@@ -342,12 +343,13 @@ class Export:
         if not self.folder.exists():
             raise ValueError(f"there is no {self.folder}; give a run's folder (runs/...) or one of its checkpoints")
         is_last = self.checkpoint == "last"
-        path = find_policy(self.folder, last=is_last)
+        run = find_run(self.folder)
+        path = find_policy(run, last=is_last)
         policy = load_policy(path)
-        target = self.folder / f"export_{self.format}" if self.output is None else self.output
-        evaluation = evaluation_of(self.folder, last=is_last)
+        target = run / f"export_{self.format}" if self.output is None else self.output
+        evaluation = evaluation_of(run, last=is_last)
         written = policy.export(target, self.format, deterministic=not self.sample, evaluation=evaluation)
-        say_facts({"policy": f"{shown_path(path)} ({policy.config.algorithm} on {policy.config.environment.env})"})
+        say_facts({"policy": policy_text(policy, path)})
         for folder in exported_in(written):
             proof = read_card(folder)["parity"]
             kind = "of the environment" if proof["source"] == "environment" else "drawn at random"
@@ -482,6 +484,13 @@ def _check_environment(config: AlgorithmConfig) -> None:
 
 
 # -- running a command ---
+
+
+def policy_text(policy: Policy, path: Path) -> str:
+    """Return where a policy lies, its algorithm, and the environment as the command line takes it."""
+    env = policy.config.environment.env
+    name = f"{env.__module__}:{env.__qualname__}" if hasattr(env, "__qualname__") else name_of_env(env)
+    return f"{shown_path(path)} ({policy.config.algorithm} on {name})"
 
 
 def _plan_of(run: Run, config: AlgorithmConfig) -> dict[str, str]:

@@ -22,6 +22,7 @@ from lockstep.eject.options import (
 from lockstep.eject.source import render
 
 ACTIVATIONS = {"tanh": "Tanh", "relu": "ReLU", "gelu": "GELU", "silu": "SiLU", "elu": "ELU"}
+ACTIVATION_FUNCTIONS = {"tanh": "torch.tanh", "relu": "torch.relu", "gelu": "F.gelu", "silu": "F.silu", "elu": "F.elu"}
 ORIGIN = """Written by `lockstep eject` of Lockstep {version}, with {sources}. It trains the agent that `lockstep train`
 trains with these settings: with the same initial weights, random numbers and minibatches, and so the same parameters up
 to rounding. It needs torch, numpy and gymnasium: `python {name}`."""
@@ -56,11 +57,18 @@ def file_text(config: AlgorithmConfig, name: str = "agent.py", sources: Sequence
         "env_runners.rollout_fragment_length": steps_between_updates(config),
         "framework.dtype": Code(f"torch.{config.framework.dtype}"),
     }
+    noise = {"sigma": 0.2, "theta": 0.15, "dt": 1.0, **config.env_runners.exploration_config}
+    values |= {f"ou.{name}": value for name, value in noise.items()}
+    if values["rl_module.model_config.critic_hiddens"] is None:
+        values["rl_module.model_config.critic_hiddens"] = values["rl_module.model_config.hiddens"]
     if values["training.minibatch_size"] == "auto":
         values["training.minibatch_size"] = 64
     rows_each = values["env_runners.rollout_fragment_length"] * config.env_runners.num_envs
     minibatch, gains = values["training.minibatch_size"], values["rl_module.model_config.orthogonal_init"]
     facts: dict[str, Any] = {path.rpartition(".")[2]: value for path, value in reversed(values.items())}
+    facts["alpha"] = getattr(config.training, "alpha", None)  # not that of priorities
+    rates = [getattr(config.training, f"{name}lr", None) for name in ("", "actor_", "critic_", "alpha_")]
+    facts["rates_vary"] = any(isinstance(rate, list | tuple) for rate in rates)
     facts |= {
         "origin": _origin(name, "; ".join(sources) or "a configuration"),
         "is_discrete": isinstance(actions, spaces.Discrete),
@@ -68,6 +76,17 @@ def file_text(config: AlgorithmConfig, name: str = "agent.py", sources: Sequence
         "activation_class": ACTIVATIONS[facts["activation"]],
         "policy_gain_argument": ", POLICY_GAIN" * gains,
         "value_gain_argument": ", VALUE_GAIN" * gains,
+        "algorithm": config.algorithm,
+        "best": "advantages" if facts.get("dueling") else "forward",
+        "discounts": 'batch["discounts"]' if facts.get("n_step", 1) > 1 else "GAMMA",
+        "activation_function": ACTIVATION_FUNCTIONS[facts["activation"]],
+        "temperature": ", temperature (18)" * (facts.get("alpha") == "auto"),
+        "target_entropy": '-float(batch["actions"].shape[1])'
+        if facts.get("target_entropy") == "auto"
+        else "TARGET_ENTROPY",
+        **{f"{name}_rate": _rate(name, facts) for name in ("actor", "critic", "alpha")},
+        "follow": ".copy_" if facts.get("tau") == 1 else ".lerp_",
+        "tau_argument": "" if facts.get("tau") == 1 else ", TAU",
         "gain": 1.0,
         "old_values": True,
         "entropy": "entropy" * bool(facts.get("entropy_coeff")),
@@ -86,6 +105,10 @@ def file_text(config: AlgorithmConfig, name: str = "agent.py", sources: Sequence
 def _origin(name: str, sources: str) -> str:
     text = " ".join(ORIGIN.format(version=__version__, name=name, sources=sources).replace("\\", "/").split())
     return textwrap.fill(text, 118, break_on_hyphens=False)
+
+
+def _rate(name: str, facts: Mapping[str, Any]) -> str:
+    return "LEARNING_RATE" if facts.get(f"{name}_lr") is None else f"{name.upper()}_LR"
 
 
 class Code(str):

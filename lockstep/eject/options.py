@@ -12,6 +12,7 @@ from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.envs.make import known_id
 from lockstep.modules.encoders import is_image
 from lockstep.modules.model_config import ModelConfig
+from lockstep.rollout.base_collector import CHUNK
 from lockstep.trainer.build import RunLength
 
 
@@ -32,10 +33,6 @@ COMMON: tuple[Row, ...] = (
     ("training.adam_epsilon", "ADAM_EPSILON", ""),
     ("training.grad_clip", "GRAD_CLIP", "largest norm of all gradients together"),
     ("training.gamma", "GAMMA", "discount"),
-    ("environment.normalize_observations", "", ""),
-    ("environment.clip_observations", "CLIP_OBSERVATIONS", "in deviations"),
-    ("environment.normalize_rewards", "", ""),
-    ("environment.clip_rewards", "CLIP_REWARDS", "in deviations of returns"),
     ("rl_module.model_config.hiddens", "HIDDENS", "widths of the hidden layers"),
     ("rl_module.model_config.activation", "", ""),
     ("rl_module.model_config.orthogonal_init", "", ""),
@@ -50,8 +47,19 @@ COMMON: tuple[Row, ...] = (
     ("framework.dtype", "DTYPE", ""),
     ("framework.num_threads", "", ""),
 )
+REPLAY: tuple[Row, ...] = (
+    ("training.train_batch_size", "BATCH_SIZE", "transitions in a gradient step"),
+    ("replay.capacity", "CAPACITY", "transitions that are remembered"),
+    ("replay.learning_starts", "LEARNING_STARTS", "steps by chance before"),
+    ("replay.update_per_step", "UPDATES_PER_STEP", "gradient steps for each environment step"),
+    ("replay.n_step", "N_STEP", "rewards that are summed before a value stands for the rest"),
+)
 OF: dict[str, tuple[Row, ...]] = {
     "ppo": (
+        ("environment.normalize_observations", "", ""),
+        ("environment.clip_observations", "CLIP_OBSERVATIONS", "in deviations"),
+        ("environment.normalize_rewards", "", ""),
+        ("environment.clip_rewards", "CLIP_REWARDS", "in deviations of returns"),
         ("training.train_batch_size", "", ""),
         ("training.num_epochs", "NUM_EPOCHS", "passes over each rollout"),
         ("training.minibatch_size", "MINIBATCH_SIZE", ""),
@@ -63,6 +71,35 @@ OF: dict[str, tuple[Row, ...]] = {
         ("training.normalize_advantages", "", ""),
         ("training.target_kl", "TARGET_KL", "ends the passes of an update"),
         ("rl_module.model_config.log_std_init", "LOG_STD_INIT", "logarithm of the deviations at first"),
+    ),
+    "dqn": (
+        *REPLAY,
+        ("training.epsilon", "EPSILON", "share of actions by chance"),
+        ("training.double_q", "", ""),
+        ("training.huber_delta", "HUBER_DELTA", "errors beyond it count linearly"),
+        ("training.target_update_interval", "TARGET_UPDATE_INTERVAL", "gradient steps"),
+        ("training.tau", "TAU", "how far the target network goes towards the one that learns"),
+        ("rl_module.model_config.dueling", "", ""),
+    ),
+    "sac": (
+        *REPLAY,
+        ("training.actor_lr", "ACTOR_LR", ""),
+        ("training.critic_lr", "CRITIC_LR", ""),
+        ("training.alpha_lr", "ALPHA_LR", ""),
+        ("training.alpha", "ALPHA", "temperature"),
+        ("training.initial_alpha", "INITIAL_ALPHA", "where the temperature begins"),
+        ("training.target_entropy", "TARGET_ENTROPY", "in nats"),
+        ("training.target_update_interval", "TARGET_UPDATE_INTERVAL", "gradient steps"),
+        ("training.tau", "TAU", "how far the target critics go towards those that learn"),
+        ("rl_module.model_config.num_critics", "NUM_CRITICS", ""),
+        ("rl_module.model_config.critic_hiddens", "CRITIC_HIDDENS", ""),
+        ("rl_module.model_config.log_std_init", "LOG_STD_INIT", "logarithm of the deviations at first"),
+        ("rl_module.model_config.log_std_bounds", "LOG_STD_BOUNDS", ""),
+        ("env_runners.exploration", "", ""),
+        ("env_runners.exploration_config", "", ""),
+        ("ou.sigma", "OU_SIGMA", "of noise that goes on from step to step (Lillicrap et al. 2016)"),
+        ("ou.theta", "OU_THETA", ""),
+        ("ou.dt", "OU_DT", ""),
     ),
 }
 """Options that an algorithm's file says."""
@@ -110,6 +147,29 @@ def check_options(config: AlgorithmConfig) -> None:
     if config.env_runners.vectorize_mode not in ("auto", "sync"):
         mode = config.env_runners.vectorize_mode
         raise EjectError(f"env_runners.vectorize_mode={mode!r} cannot be ejected; use 'auto' or 'sync'")
+    if config.env_runners.exploration not in (None, "ou"):
+        raise EjectError(
+            f"env_runners.exploration={config.env_runners.exploration!r} cannot be ejected; 'ou' can, of sac"
+        )
+    if config.is_off_policy and steps_between_updates(config) > CHUNK:
+        length = config.env_runners.rollout_fragment_length
+        raise EjectError(
+            f"env_runners.rollout_fragment_length={length} cannot be ejected; of {config.algorithm} {CHUNK} can"
+        )
+    if config.algorithm == "sac":
+        _check_sac(config.training, config.env_runners.exploration_config)
+
+
+def _check_sac(training: Any, exploration: dict[str, Any]) -> None:
+    if training.alpha == 0:
+        raise EjectError("training.alpha=0 cannot be ejected; a positive number or 'auto' can")
+    rates = [training.lr_of(name) for name in ("actor", "critic", "alpha")]
+    if len({isinstance(rate, list | tuple) for rate in rates}) > 1:
+        raise EjectError(
+            f"training.actor_lr, critic_lr, alpha_lr={rates} cannot be ejected; give all a schedule, or none"
+        )
+    if isinstance(exploration.get("sigma"), list | tuple):
+        raise EjectError(f"env_runners.exploration_config={exploration} cannot be ejected; give a number for sigma")
 
 
 def checked_spaces(config: AlgorithmConfig) -> tuple[str, spaces.Box, spaces.Box | spaces.Discrete]:
@@ -128,8 +188,12 @@ def checked_spaces(config: AlgorithmConfig) -> tuple[str, spaces.Box, spaces.Box
         raise EjectError(f"observations of {observations} cannot be ejected; a Box of one dimension can")
     discrete = isinstance(actions, spaces.Discrete) and actions.start == 0
     box = isinstance(actions, spaces.Box) and len(actions.shape) == 1 and actions.dtype.kind == "f"
-    if not discrete and not (box and config.algorithm != "dqn"):
-        raise EjectError(f"actions of {actions} cannot be ejected; Discrete from 0 and a Box of one dimension can")
+    if not (discrete and config.algorithm != "sac") and not (box and config.algorithm != "dqn"):
+        kinds = {"dqn": "Discrete from 0", "sac": "a Box of one dimension"}
+        allowed = kinds.get(config.algorithm, " and ".join(kinds.values()))
+        raise EjectError(f"actions of {actions} cannot be ejected; of {config.algorithm} {allowed} can")
+    if config.squashes_actions and not actions.is_bounded():
+        raise EjectError(f"actions of {actions} cannot be ejected; of {config.algorithm} their bounds must be finite")
     return env_id, observations, actions
 
 

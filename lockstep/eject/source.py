@@ -26,15 +26,15 @@ def render(template: str, facts: Mapping[str, Any], constants: Mapping[str, str]
         #: if CONDITION, #: else, #: end     by the names in `facts`
         #: settings                          those of the constants that the text needs, by name
         #: include NAME                      another template
-        #: source module:name WORDS          the library's own: of a class the methods WORDS, of a function for the
-                                             values that the parameters WORDS have in `facts`
+        #: source module:name WORDS          the library's own (`class.method` too): of a class the methods WORDS, of
+                                             a function for the values that the parameters WORDS have in `facts`
 
     An object whose name is private in the library is public in the file. `{name}` in a template's text stands for a
     fact, as far as there is one of that name.
     """
     lines: list[str] = []
     private, place = set(), 0
-    for line in _chosen(_template(template), facts):
+    for line in _chosen(_template(template, template), facts):
         line = re.sub(r"\{(\w+)\}", lambda name: str(facts.get(name[1], name[0])), line)
         directive, _, words = line.strip().removeprefix("#: ").partition(" ")
         if not line.strip().startswith("#: "):
@@ -54,12 +54,13 @@ def render(template: str, facts: Mapping[str, Any], constants: Mapping[str, str]
     return _tidy(text)
 
 
-def _template(name: str, indent: str = "") -> list[str]:
-    """Return the lines of a template, with those that it includes."""
+def _template(name: str, algorithm: str, indent: str = "") -> list[str]:
+    """Return the lines of a template, with those that it includes; `{algorithm}` in their names stands for that."""
     found = []
+    name = name.replace("{algorithm}", algorithm)
     for line in (files("lockstep.eject") / f"{name}.py.txt").read_text(encoding="utf-8").splitlines():
         place, is_included, other = line.partition("#: include ")
-        found += _template(other, indent + place) if is_included else [indent + line if line else line]
+        found += _template(other, algorithm, indent + place) if is_included else [indent + line if line else line]
     return found
 
 
@@ -114,7 +115,9 @@ def source_of(module: str, name: str, known: Mapping[str, Any], only: Sequence[s
     only raise, and all of a docstring but its first paragraph. `only`: the methods of a class that stay.
     """
     text, tree = _module(module)
-    node = next(node for node in tree.body if name in _names_of(node))
+    node: Any = tree
+    for part in name.split("."):
+        node = next(each for each in node.body if part in _names_of(each))
     lines = text.splitlines(keepends=True)
     starts = [0]
     for line in lines:
@@ -130,7 +133,7 @@ def source_of(module: str, name: str, known: Mapping[str, Any], only: Sequence[s
     source = b"".join([*pieces, text[end:last]]).decode()
     for long, plain in PLAIN_NAMES.items():
         source = re.sub(rf"\b{re.escape(long)}\b", plain, source)
-    return _SIGNATURE.sub(_on_one_line, source.strip())
+    return _SIGNATURE.sub(_on_one_line, source.rstrip())
 
 
 _SIGNATURE = re.compile(r"^( *def \w+)\(\n((?: +.+,\n)+) *\)(.*):$", re.MULTILINE)

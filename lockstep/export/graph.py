@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from gymnasium.spaces import Space
+from gymnasium.vector.utils import batch_space
 from torch import Tensor, nn
 
 from lockstep.connectors import Connector, ModuleConnectors
@@ -20,6 +22,8 @@ from lockstep.data.trees import map_tree
 from lockstep.modules import RLModule
 
 NOISE, REWARD, STATE_IN, STATE_OUT = "noise", "reward", "state_in_", "state_out_"
+LIBRARIES = ("torch.", "lockstep.")
+"""packages whose classes are not the user's own"""
 NUMERIC = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
@@ -154,8 +158,12 @@ class ActingGraph(nn.Module):
         return scores
 
     def examples(self, rows: int) -> tuple[Tensor, ...]:
-        """Return inputs to trace with."""
-        return tuple(torch.from_numpy(port.rows(rows)) for port in self.inputs)
+        """Return inputs to trace with: observations from their space, as a network may refuse all others."""
+        space = batch_space(self.observation_space, rows)
+        space.seed(0)
+        drawn = space.sample()
+        found = {port.name: np.array(_at(drawn, port.path), port.dtype) for port in self.observations}
+        return self.inputs_from({**{port.name: port.rows(rows) for port in self.inputs}, **found})
 
     def inputs_from(self, values: Mapping[str, np.ndarray]) -> tuple[Tensor, ...]:
         """Return the inputs in order and in their dtypes, from arrays by name."""
@@ -218,11 +226,20 @@ def blamed(part: object) -> Iterator[None]:
     except ExportError:
         raise
     except Exception as error:
+        part = _raised_in(error) or part
         name = type(part).__name__
         raise ExportError(
             f"{name} cannot be exported: {str(error).strip().splitlines()[0] if str(error) else type(error).__name__}; "
             f"{_advice(part)}"
         ) from error
+
+
+def _raised_in(error: BaseException) -> nn.Module | None:
+    """Return the innermost network of the user's own whose method was running."""
+    frames = traceback.walk_tb(error.__traceback__)
+    running = [frame.f_locals.get("self") for frame, _ in frames]
+    own = [each for each in running if isinstance(each, nn.Module) and not type(each).__module__.startswith(LIBRARIES)]
+    return own[-1] if own else None
 
 
 def _advice(part: object) -> str:
@@ -231,10 +248,11 @@ def _advice(part: object) -> str:
             "an exported connector is called once with tensors, for all numbers of rows: give tensors for tensors, "
             "without reading their values, or override export_call(data, memory)"
         )
-    if isinstance(part, RLModule):
+    if isinstance(part, nn.Module):
+        method = "forward_inference" if isinstance(part, RLModule) else "forward"
         return (
-            "its forward_inference is traced once, for all numbers of rows: compute with torch's operations alone, "
-            "without reading the values of tensors (item(), numpy(), if x > 0)"
+            f"its {method} is traced once, for all numbers of rows, with observations drawn from their space: compute "
+            "with torch's operations alone, without reading the values of tensors (item(), numpy(), if x > 0)"
         )
     return "compute with torch's operations alone"
 

@@ -205,6 +205,17 @@ def dqn_acrobot() -> DQNConfig:
     )
 
 
+def a2c_acrobot() -> A2CConfig:
+    """5 steps of 16 environments for each update; normalised observations and rewards."""
+    return (
+        A2CConfig()
+        .environment("Acrobot-v1", normalize_observations=True, normalize_rewards=True)
+        .env_runners(num_envs_per_env_runner=16)
+        .training(lr=[[0, 1e-3], [500_000, 0.0]], train_batch_size=80, entropy_coeff=0.0)
+        .reporting(total_steps=500_000)
+    )
+
+
 def qrdqn_acrobot() -> QRDQNConfig:
     """As `dqn_acrobot`, with 25 quantiles."""
     return (
@@ -418,6 +429,7 @@ CLASSIC_CONTROL: tuple[Recipe, ...] = (
     Recipe("iqn", "CartPole-v1", iqn_cartpole, 500.0, f"{RL_ZOO}, QR-DQN, 50k steps", 50_000, promise=475.0),
     Recipe("ppo", "Acrobot-v1", ppo_acrobot, -73.506, f"{RL_ZOO}, 1M steps", 1_000_000, promise=-75.0),
     Recipe("dqn", "Acrobot-v1", dqn_acrobot, -76.639, f"{RL_ZOO}, 100k steps", 100_000, promise=-92.0),
+    Recipe("a2c", "Acrobot-v1", a2c_acrobot, -83.353, f"{RL_ZOO}, 500k steps", 500_000, promise=None),
     Recipe("qrdqn", "Acrobot-v1", qrdqn_acrobot, -69.135, f"{RL_ZOO}, 100k steps", 100_000, promise=None),
     Recipe("trpo", "Acrobot-v1", trpo_acrobot, -83.114, f"{RL_ZOO}, 100k steps", 100_000, promise=None),
     Recipe("ppo", "Pendulum-v1", ppo_pendulum, -172.225, f"{RL_ZOO}, 100k steps, with gSDE", 100_000, promise=-205.0),
@@ -425,7 +437,7 @@ CLASSIC_CONTROL: tuple[Recipe, ...] = (
     Recipe("tqc", "Pendulum-v1", tqc_pendulum, -151.34, f"{RL_ZOO}, 20k steps", 10_000, promise=-165.0),
     Recipe("crossq", "Pendulum-v1", crossq_pendulum, -151.34, f"{RL_ZOO}, TQC, 20k steps", 10_000, promise=-295.0),
     Recipe("td3", "Pendulum-v1", td3_pendulum, -151.855, f"{RL_ZOO}, 20k steps", 20_000, promise=-170.0),
-    Recipe("ppo", "MountainCar-v0", ppo_mountain_car, -110.423, f"{RL_ZOO}, 1M steps", 1_000_000, promise=None),
+    Recipe("ppo", "MountainCar-v0", ppo_mountain_car, -110.423, f"{RL_ZOO}, 1M steps", 1_000_000, promise=-118.0),
     Recipe("dqn", "MountainCar-v0", dqn_mountain_car, -100.849, f"{RL_ZOO}, 120k steps", 128_000, promise=None),
     Recipe("trpo", "MountainCar-v0", trpo_mountain_car, -107.278, f"{RL_ZOO}, 100k steps", 200_000, promise=None),
     Recipe(

@@ -32,6 +32,11 @@ _PACKAGES = (
 )
 
 
+CONFIG, METRICS = "config.json", "metrics.jsonl"
+NAMED_RUNS = 5
+"""runs that an error names, at most"""
+
+
 class RunFolderError(ValueError):
     """A run's folder cannot be understood. The message says which and why."""
 
@@ -124,11 +129,11 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "RunFolder":
-        """Return the run in an existing folder.
+        """Return the run in an existing folder, or the only one in a folder of runs.
 
-        Raises `RunFolderError`: there is no run, or its config.json is damaged.
+        Raises `RunFolderError`: there is no run, or there are several, or its config.json is damaged.
         """
-        root = Path(path).absolute()
+        root = find_run(path).absolute()
         try:
             info = json.loads((root / "config.json").read_bytes())
         except (FileNotFoundError, NotADirectoryError) as error:
@@ -220,6 +225,19 @@ class RunFolder:
             raise RunFolderError(f"{self.path} has no summary.json yet: the run has not ended") from error
         except (OSError, ValueError) as error:
             raise RunFolderError(f"cannot read {self.summary_path}: {error}") from error
+
+
+def find_run(path: str | os.PathLike[str]) -> Path:
+    """Return the folder of the run in `path`: its only run, or `path` itself where it is a run or holds none.
+
+    Raises `RunFolderError` naming the runs in it where there are several.
+    """
+    folder = Path(path)
+    runs = [] if (folder / CONFIG).exists() else sorted(file.parent for file in folder.glob(f"*/{METRICS}"))
+    if len(runs) > 1:
+        named = ", ".join(run.name for run in runs[:NAMED_RUNS]) + (", ..." if len(runs) > NAMED_RUNS else "")
+        raise RunFolderError(f"{folder} is no run: it has no {CONFIG}; it holds {len(runs)} runs, give one: {named}")
+    return runs[0] if runs else folder
 
 
 def stage_seconds(summary: Mapping[str, Any]) -> dict[str, tuple[float, float]]:

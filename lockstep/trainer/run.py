@@ -21,6 +21,7 @@ from lockstep.state.checks import check_whole
 from lockstep.state.schedules import ConfiguredValueWarning
 from lockstep.tracking import RunFolder, RunFolderError, plot_runs
 from lockstep.tracking.records import leaves
+from lockstep.tracking.run_folder import find_run
 from lockstep.tracking.statistics import EpochStats, InfoStats
 from lockstep.trainer.build import RunLength, Trainer, build_trainer, stretched_schedules
 from lockstep.trainer.callbacks import Callback
@@ -195,9 +196,10 @@ def resume(
 def find_policy(path: str | Path, *, last: bool = False) -> Path:
     """Return the checkpoint that `load_policy` reads: a run's best policy, else its newest; or `path` itself.
 
-    Of what `export` or `save_pretrained` wrote, the checkpoint in it. `last`: of a run, the newest in any case.
+    Of what `export` or `save_pretrained` wrote, the checkpoint in it. `last`: of a run, the newest in any case. A
+    folder that holds one run stands for it; raises `RunFolderError` for one that holds several.
     """
-    path = Path(path)
+    path = find_run(path)
     if (path / CHECKPOINT).is_dir():
         return path / CHECKPOINT
     if (path / "config.json").exists() and (path / "best").exists():

@@ -108,8 +108,10 @@ def default_space(config: AlgorithmConfig) -> dict[str, Range]:
 
 def value_at(config: AlgorithmConfig, path: str) -> Any:
     """Return the plain value of an option; None where the algorithm does not have it."""
-    section, _, option = path.partition(".")
-    return config.named_options().get(section, {}).get(option)
+    value: Any = config.named_options()
+    for part in path.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
 
 
 def read_space(path: str | Path) -> dict[str, Range]:

@@ -129,7 +129,7 @@ def tune(
             search.run(trials, jobs, on_change)
             rows = search.rows()
             best = search.best(rows)
-            chosen = apply(config, best.values)
+            chosen = search.config_of(best.number, best.values)
             write_json(folder / "best.json", json.loads(chosen.to_json()))
             search.draw(rows)
         returns = search.compare(best, final_seeds, jobs)
@@ -185,7 +185,13 @@ class Search:
         step = max(trial.intermediate_values, default=0)
         score = trial.value if trial.state.name == "COMPLETE" else trial.intermediate_values.get(step)
         values = {path: json.loads(one) if self.space[path].choices else one for path, one in trial.params.items()}
+        if trial.number == START:
+            values = {path: value for path in self.space if (value := value_at(self.config, path)) is not None}
         return TrialRow(trial.number, STATES[trial.state.name], step, score, values, trial.user_attrs.get(ERROR, ""))
+
+    def config_of(self, number: int, values: Mapping[str, Any]) -> AlgorithmConfig:
+        """Return a copy of the configuration with the values of a trial; the first one has the start, unchanged."""
+        return self.config.copy() if number == START else apply(self.config, values)
 
     def best(self, rows: Sequence[TrialRow]) -> TrialRow:
         """Return the trial with the highest score. Raises `RuntimeError` where none came to its end."""
@@ -238,7 +244,7 @@ class Search:
             trial = self._trial(study, number)
             shutil.rmtree(place, ignore_errors=True)
             try:
-                config = apply(self.config, values).debugging(seed=self.config.debugging.seed + number)
+                config = self.config_of(number, values).debugging(seed=self.config.debugging.seed + number)
                 study.tell(trial, self._train(prepare_run(config, place), trial, parent))
             except import_optuna().TrialPruned:
                 study.tell(trial, state=import_optuna().trial.TrialState.PRUNED)
@@ -283,7 +289,7 @@ class Search:
         Seeds that have run with the same settings do not run again.
         """
         numbers = {"start": START} if best.number == START else {"best": best.number, "start": START}
-        configs = {"best": apply(self.config, best.values), "start": self.config}
+        configs = {"best": self.config_of(best.number, best.values), "start": self.config}
         works = [
             bench.Work(
                 Recipe(which, self.name, configs[which].copy, 0.0, "", 0, None),
@@ -324,7 +330,7 @@ def check_space(config: AlgorithmConfig, space: SearchSpace) -> None:
 
 
 def values_of_start(config: AlgorithmConfig, space: SearchSpace) -> dict[str, Any]:
-    """Return the values that the configuration has, of options where they lie in the space."""
+    """Return the values that the configuration has, by which later trials are chosen; numbers as near as they lie."""
     found: dict[str, Any] = {}
     for path, values in space.items():
         value = value_at(config, path)
@@ -333,8 +339,7 @@ def values_of_start(config: AlgorithmConfig, space: SearchSpace) -> dict[str, An
         if values.choices and value in values.choices:
             found[path] = json.dumps(value)
         elif values.low is not None and values.high is not None and isinstance(value, int | float):
-            if values.low <= value <= values.high:
-                found[path] = value
+            found[path] = min(max(value, values.low), values.high)
     return found
 
 

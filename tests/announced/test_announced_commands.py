@@ -33,6 +33,7 @@ NOT_RUN = {
     "that somebody else has started",
     "lockstep bench run ppo Hopper-v5 --seeds 5": "takes half an hour, and a clean commit; a short one is run in "
     "tests/recipes/test_recipes_bench.py",
+    "lockstep tune ppo LunarLander-v3 --trials 40 --total-steps 100000 --jobs 2 --final-seeds 10": "takes half an hour",
     "lockstep tune ppo CartPole-v1 --trials 20 --jobs 2 --total-steps 20000": "starts twenty processes; a search of "
     "few trials is run in tests/tuning/test_tuning_study.py",
     "lockstep tune ppo warehouse:Warehouse --trials 20 --jobs 2 --total-steps 20_000 "
@@ -258,7 +259,7 @@ def test_a_command_that_starts_processes_does_what_it_announces(command, tmp_pat
 def test_every_command_is_run_or_has_a_reason_not_to_be():
     known = {command for commands in COMMANDS.values() for command in commands}
     assert set(NOT_RUN) <= known, "a command that is no longer on a page"
-    commands = "train resume eval export plot compare report list doctor bench tune"
+    commands = "train resume eval export eject plot compare report list doctor bench tune"
     assert set(commands.split()) == {command.split()[1] for command in known}
 
 

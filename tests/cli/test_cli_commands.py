@@ -60,6 +60,7 @@ def test_video_of_a_policy_without_pictures_says_so(lockstep: Command, tmp_path:
     words = ("--total-steps", "64", "--set", "training.train_batch_size=64", "--root", "runs")
     assert lockstep("train", "a2c", "cli_envs:Counter", *words).code == 0
     (run,) = (tmp_path / "runs").iterdir()
+    assert "(a2c on cli_envs:Counter)" in lockstep("eval", "runs", "--episodes=1").out
     said = lockstep("eval", f"runs/{run.name}", "--video", "out.mp4")
     assert said.code == 2
     assert "cannot be filmed" in said.err

@@ -61,10 +61,20 @@ def test_wrong_input_is_one_message_and_exit_code_2(lockstep: Command, tmp_path:
     assert not list(tmp_path.glob("runs/*")), "no folder of a run that never began"
 
 
+@pytest.mark.parametrize("command", ["eval", "export", "resume", "plot", "doctor"])
+def test_a_folder_of_several_runs_is_refused_with_their_names(
+    lockstep: Command, trained: Trained, command: str
+) -> None:
+    folder = trained.runs[0].parent
+    said = lockstep(command, str(folder))
+    assert said.code == 2
+    assert f"it holds 2 runs, give one: {', '.join(run.name for run in trained.runs)}" in said.err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("trian", "ppo", "CartPole-v1"), "train, resume, eval, export, plot, compare, report"),
+        (("trian", "ppo", "CartPole-v1"), "train, resume, eval, export, eject, plot, compare"),
         ((*TRAIN, "--totl-steps", "5"), "--total-steps"),
         ((*TRAIN, "--total-steps", "3.5"), "'3.5' is no whole number"),
         (("train", "ppo"), "ENV"),

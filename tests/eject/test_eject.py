@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
-from lockstep import PPOConfig
+from lockstep import PPOConfig, SACConfig
 from lockstep.cli import main
 from lockstep.eject import EjectError, eject
 from lockstep.eject.eject import file_text
 from lockstep.recipes.training import Settings, find_settings
 
-MODULES = {"hashlib", "math", "time", "copy", "itertools", "collections", "gymnasium", "numpy", "torch"}
+MODULES = {"hashlib", "math", "time", "copy", "itertools", "functools", "collections", "gymnasium", "numpy", "torch"}
 ALONE = """
 import runpy, sys
 import numpy as np
@@ -70,8 +71,48 @@ RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-QUICK = ("ppo Pendulum", "ppo other options")
+RUNS |= {
+    "dqn CartPole": ("dqn", "CartPole-v1", {"reporting.total_steps": 1_600, "replay.learning_starts": 1_000}),
+    "dqn Acrobot": ("dqn", "Acrobot-v1", {"reporting.total_steps": 3_000}),
+    "dqn other options": (
+        "dqn",
+        "CartPole-v1",
+        {
+            "reporting.total_steps": 1_200,
+            "training.lr": 1e-3,
+            "training.epsilon": 0.1,
+            "training.double_q": False,
+            "training.target_update_interval": 5,
+            "training.grad_clip": None,
+            "replay.capacity": 300,
+            "replay.learning_starts": 200,
+            "replay.update_per_step": 0.3,
+            "replay.n_step": 1,
+            "rl_module.model_config": {"dueling": False, "orthogonal_init": True, "activation": "tanh"},
+        },
+    ),
+    "sac Pendulum": ("sac", "Pendulum-v1", {"reporting.total_steps": 600}),
+    "sac MountainCar": ("sac", "MountainCarContinuous-v0", {"reporting.total_steps": 1_200}),
+    "sac other options": (
+        "sac",
+        "Pendulum-v1",
+        {
+            "reporting.total_steps": 600,
+            "training.actor_lr": 1e-4,
+            "training.target_entropy": -0.5,
+            "training.initial_alpha": 0.5,
+            "training.target_update_interval": 3,
+            "replay.capacity": 500,
+            "replay.n_step": 3,
+            "rl_module.model_config": {"critic_hiddens": (32,), "num_critics": 3, "orthogonal_init": True},
+        },
+    ),
+}
+QUICK = ("ppo Pendulum", "ppo other options", "dqn CartPole", "sac other options")
 """what the fast suite trains; the others run with `make test-long`"""
+
+
+FEW = ("ppo Pendulum", "dqn CartPole", "sac Pendulum")
 
 
 def settings_of(name: str, **options: Any) -> Settings:
@@ -93,10 +134,12 @@ def trained_here(settings: Settings, *, plain: bool) -> dict[str, np.ndarray]:
     """Return the parameters that the library makes; `plain`: by torch's own operations, one after another."""
     config = settings.config.copy().evaluation(evaluation_interval=0).framework(fused_losses=not plain)
     trainer = config.build_trainer()
-    part = trainer.policy.acting["default_policy"]
+    part, learner = trainer.policy.acting["default_policy"], trainer.policy.learner_group.learner
     if plain:
-        for layer in part.module.modules():  # who is watched is called as it is, and acts with torch
-            layer.register_forward_hook(lambda *_: None)
+        targets = [each.module for each in learner.registered.values() if hasattr(each, "module")]
+        for network in (part.module, *targets):
+            for layer in network.modules():  # who is watched is called as it is, and acts with torch
+                layer.register_forward_hook(lambda *_: None)
         part.act_with(part.module, part.connectors)
     trainer.run()
     return {name: each.detach().numpy() for name, each in part.module.named_parameters()}
@@ -120,10 +163,11 @@ def test_the_file_alone_makes_the_bits_of_the_librarys_plain_operations(name, dt
     check_equal(trained_alone(settings, tmp_path), trained_here(settings, plain=True), 0.0)
 
 
-@pytest.mark.parametrize("name", ["ppo CartPole", pytest.param("ppo Pendulum", marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", ["ppo CartPole", *(pytest.param(each, marks=pytest.mark.long) for each in FEW)])
 def test_in_float64_it_is_within_1e_12_of_the_librarys_fast_kernels(name, tmp_path):
     """Rounding grows with each gradient step, so there are few of them."""
-    settings = settings_of(name, **{"framework.dtype": "float64", "training.num_epochs": 2})
+    epochs = {"training.num_epochs": 2} if name.startswith("ppo") else {}
+    settings = settings_of(name, **{"framework.dtype": "float64", **epochs})
     check_equal(trained_alone(settings, tmp_path), trained_here(settings, plain=False), 1e-12)
 
 
@@ -184,15 +228,43 @@ def test_an_option_that_the_file_cannot_say_is_refused_by_name(options, words, t
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
+REFUSED = pytest.mark.parametrize(
     ("algorithm", "env", "words"),
     [
-        ("td3", "Pendulum-v1", "td3 cannot be ejected; ppo"),
+        ("td3", "Pendulum-v1", "td3 cannot be ejected; ppo, dqn, sac can"),
+        ("sac", "CartPole-v1", "actions of Discrete(2)"),
         ("ppo", "FrozenLake-v1", "observations of Discrete(16)"),
         ("ppo", "lockstep/BitFlipping-v0", "another package"),
         ("ppo", "gymnasium.envs.classic_control.cartpole:CartPoleEnv", "environment.env"),
     ],
 )
+
+
+def test_an_off_policy_option_that_the_file_cannot_say_is_refused_by_name(tmp_path):
+    for algorithm, env, path, value in (
+        ("dqn", "CartPole-v1", "replay.prioritized", True),
+        ("dqn", "CartPole-v1", "environment.normalize_observations", True),
+        ("dqn", "CartPole-v1", "env_runners.exploration", "noisy"),
+        ("dqn", "CartPole-v1", "env_runners.rollout_fragment_length", 129),
+        ("sac", "Pendulum-v1", "env_runners.exploration", "normal"),
+        ("sac", "Pendulum-v1", "training.actor_lr", [[0, 1e-3], [1_000, 0.0]]),
+        ("sac", "Pendulum-v1", "training.alpha", 0.0),
+    ):
+        config = find_settings(algorithm, env, options={path: value}).config
+        with pytest.raises(EjectError, match=path.rpartition(".")[2]):
+            eject(config, tmp_path / "agent.py")
+    assert not list(tmp_path.iterdir())
+
+
+def test_sac_needs_bounds_of_actions(monkeypatch):
+    config = SACConfig().environment("Pendulum-v1")
+    space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    monkeypatch.setattr(type(config), "find_spaces", lambda self: (space, space))
+    with pytest.raises(EjectError, match="bounds must be finite"):
+        file_text(config)
+
+
+@REFUSED
 def test_other_algorithms_environments_and_spaces_are_refused_by_name(algorithm, env, words, tmp_path, capsys):
     assert main(["eject", algorithm, env, "-o", str(tmp_path / "agent.py")]) == 2
     assert words in capsys.readouterr().err

@@ -286,15 +286,32 @@ class Rare(Reading):
 
 def test_a_network_that_cannot_be_traced_says_which_and_what_to_do(tmp_path):
     policy = make_policy("ppo", BOX, CHOICES, model={"encoder": Reading})
-    with pytest.raises(
-        ExportError, match=r"DefaultActorCriticModule cannot be exported: .*forward_inference is traced"
-    ):
+    with pytest.raises(ExportError, match=r"^Reading cannot be exported: .*its forward is traced"):
         policy.export(tmp_path / "exported")
     policy = make_policy("ppo", BOX, CHOICES, model={"encoder": Rare})
     with pytest.raises(ExportError, match=r"\.\w*bessel_j0 has no ONNX form; .*format=\"torch\""):
         policy.export(tmp_path / "exported")
     assert list(tmp_path.iterdir()) == []
     assert load_export(policy.export(tmp_path / "exported", format="torch")).card["format"] == "torch"
+
+
+class Chosen(torch.nn.Module):
+    """Takes no choice from outside of its space, 0 for example."""
+
+    output_size = 6
+
+    def __init__(self, space: Any) -> None:
+        super().__init__()
+        self.start = int(space["kind"].start)
+
+    def forward(self, obs: Any) -> torch.Tensor:
+        return torch.nn.functional.one_hot(obs["kind"] - self.start, 6).float()
+
+
+def test_a_network_is_traced_with_observations_of_its_space(tmp_path):
+    space = spaces.Dict({"kind": spaces.Discrete(6, start=1), "place": BOX})
+    policy = make_policy("ppo", space, CHOICES, model={"encoder": Chosen})
+    assert card_of(policy.export(tmp_path / "exported"))["parity"]["observations"] >= 10_000
 
 
 @pytest.mark.parametrize(

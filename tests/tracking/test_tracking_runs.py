@@ -81,6 +81,16 @@ def test_what_is_no_run_is_told(tmp_path: Path, content: str | None, message: st
         RunFolder.open(tmp_path / "nowhere")
 
 
+def test_a_folder_with_one_run_stands_for_it_and_one_with_several_names_them(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    assert RunFolder.open(tmp_path).path == run.path
+    others = [make(tmp_path, seed=seed) for seed in (8, 9)]
+    with pytest.raises(RunFolderError, match=r"it has no config\.json; it holds 3 runs, give one: ") as error:
+        RunFolder.open(tmp_path)
+    assert all(each.path.name in str(error.value) for each in (run, *others))
+    assert RunFolder.open(run.path).path == run.path
+
+
 def test_a_config_that_is_not_json_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="not JSON serializable"):
         make(tmp_path / "runs", config={"f": print})

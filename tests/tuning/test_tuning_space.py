@@ -9,6 +9,7 @@ from algorithm_kinds import takes
 from lockstep import ALGORITHMS, PPOConfig, get_config, tune
 from lockstep.recipes import find_recipe
 from lockstep.tuning.space import Range, apply, default_space, read_space
+from lockstep.tuning.study import Search
 
 
 def drawn(ranges, seed=0):
@@ -67,6 +68,18 @@ def test_a_number_for_a_schedule_scales_it():
     config = PPOConfig().training(lr=[[0, 1e-3], [100, 5e-4], [200, 0.0]])
     assert apply(config, {"training.lr": 2e-3}).training.lr == [[0, 2e-3], [100, 1e-3], [200, 0.0]]
     assert config.training.lr[0] == [0, 1e-3]
+
+
+def test_the_first_trial_has_the_start_unchanged_where_it_lies_outside_of_the_space(tmp_path):
+    config = PPOConfig().training(entropy_coeff=0.0, clip_param=0.2)
+    space = {"training.entropy_coeff": Range(1e-5, 0.05, log=True), "training.clip_param": Range(choices=(0.1, 0.3))}
+    search = Search("s", f"sqlite:///{tmp_path / 'study.db'}", tmp_path, config, space)
+    search.open()
+    values = search._values(0)
+    assert search.config_of(0, values).to_dict() == config.to_dict()
+    assert search.rows()[0].values == {"training.entropy_coeff": 0.0, "training.clip_param": 0.2}
+    assert values["training.entropy_coeff"] == 1e-5, "what later trials are chosen by is as near as the space allows"
+    assert search.config_of(1, values).training.entropy_coeff == 1e-5
 
 
 @pytest.mark.parametrize(
