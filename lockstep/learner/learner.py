@@ -345,7 +345,10 @@ class Learner(Generic[Training]):
         started = time.perf_counter()
         plan = plan_update(columns, agreed.stand_ins, trajectories, self.reducer)
         for module_id, part in columns.items():
-            self._look_for_forbidden_actions(module_id, part)
+            if (name := f"{module_id}/forbidden_actions") not in self.lifetime:
+                forbidden, told = inputs.actions_against_the_mask(part, self.module[module_id], module_id)
+                if self._is_first_count(name, forbidden):
+                    warnings.warn(told, stacklevel=2)
             if (novelty := self.novelty_of(module_id)) is not None:
                 part = novelty.rewarded(part, plan.num_own_rows[module_id] > 0, self.reducer)
             part, widths = self.prepare_sequences(module_id, part), self.noise_columns(module_id)
@@ -391,14 +394,6 @@ class Learner(Generic[Training]):
         if self._is_first_count("rows_left_out", counts["num_rows_left_out"]):
             warn_of_rows_left_out(counts["num_rows_left_out"] // passes, num_rows, options)
         return self._summarize(self.reducer.sum_counts(trained), counts, time.perf_counter() - started)
-
-    def _look_for_forbidden_actions(self, module_id: str, columns: TensorColumns) -> None:
-        """Warn, once, where a mask forbids the action of a row."""
-        name, module = f"{module_id}/forbidden_actions", self.module[module_id]
-        number = 0 if name in self.lifetime else inputs.steps_against_the_mask(columns, module.action_space)
-        if self._is_first_count(name, number):
-            num_rows = num_items(columns[Columns.ACTIONS])
-            inputs.warn_of_steps_against_the_mask(module_id, module, number, num_rows)
 
     def _end_update(
         self,
