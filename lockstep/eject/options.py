@@ -192,6 +192,8 @@ def checked_spaces(config: AlgorithmConfig) -> tuple[str, spaces.Box, spaces.Box
         kinds = {"dqn": "Discrete from 0", "sac": "a Box of one dimension"}
         allowed = kinds.get(config.algorithm, " and ".join(kinds.values()))
         raise EjectError(f"actions of {actions} cannot be ejected; of {config.algorithm} {allowed} can")
+    if config.squashes_actions and not actions.is_bounded():
+        raise EjectError(f"actions of {actions} cannot be ejected; of {config.algorithm} their bounds must be finite")
     return env_id, observations, actions
 
 

@@ -103,6 +103,8 @@ def test_defaults_and_names_become_those_of_lockstep():
         False,
         1.0,
     )
+    often = DQN("MlpPolicy", Copy(), train_freq=256, gradient_steps=128, target_update_interval=10)
+    assert often.config.training.target_update_interval == 128  # nothing is learned between the steps of a rollout
     config = TD3("MlpPolicy", Aim()).config
     assert config.training.exploration_noise == 0.0
     assert config.rl_module.model_config.hiddens == config.rl_module.model_config.critic_hiddens == (400, 300)

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
-from lockstep import PPOConfig
+from lockstep import PPOConfig, SACConfig
 from lockstep.cli import main
 from lockstep.eject import EjectError, eject
 from lockstep.eject.eject import file_text
@@ -253,6 +254,14 @@ def test_an_off_policy_option_that_the_file_cannot_say_is_refused_by_name(tmp_pa
         with pytest.raises(EjectError, match=path.rpartition(".")[2]):
             eject(config, tmp_path / "agent.py")
     assert not list(tmp_path.iterdir())
+
+
+def test_sac_needs_bounds_of_actions(monkeypatch):
+    config = SACConfig().environment("Pendulum-v1")
+    space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    monkeypatch.setattr(type(config), "find_spaces", lambda self: (space, space))
+    with pytest.raises(EjectError, match="bounds must be finite"):
+        file_text(config)
 
 
 @REFUSED

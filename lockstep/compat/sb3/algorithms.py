@@ -323,7 +323,10 @@ class DQN(_OffPolicy):
 
     def set_training(self, config: Any) -> None:
         super().set_training(config)
-        every = max(1, round(self.target_update_interval * self.updates_per_step))
+        # in environment steps there, but between two steps nothing is learned: so in whole rounds of gradient steps
+        in_round = self.train_freq * self.n_envs if isinstance(self.train_freq, int) else 1
+        rounds = max(1, round(self.target_update_interval / in_round))
+        every = max(1, round(rounds * in_round * self.updates_per_step))
         config.training(double_q=False, huber_delta=1.0, grad_clip=self.max_grad_norm, target_update_interval=every)
         line = (self.exploration_initial_eps, self.exploration_final_eps, self.exploration_fraction)
         config.training(epsilon=self.over_steps(LinearSchedule(*line)))
