@@ -268,6 +268,15 @@ def check_outputs(outputs: Collection[str], names: Collection[str], module: str,
         )
 
 
+def check_values(values: Tensor, module: str) -> None:
+    """Raise `ValueError` where the values of a network are not `[N]`. `module`: the name of its class."""
+    if values.ndim != 1:
+        raise ValueError(
+            f"{module} gives values (vf_preds, compute_values) of the shape {list(values.shape)}; it must be [N], one "
+            "number for each row: [N, 1] becomes it by .squeeze(-1)"
+        )
+
+
 def check_read(
     name: object,
     fwd_out: Mapping[str, Any],

@@ -123,6 +123,22 @@ def test_an_output_that_the_loss_looks_for_in_vain_is_named_with_the_network(alg
             learner.update_from_episodes(some_episodes(num_actions=2))
 
 
+class Columned(OneHead):
+    def _forward(self, batch):
+        out = super()._forward(batch)
+        return {**out, "vf_preds": out["vf_preds"].unsqueeze(-1)}
+
+
+def test_values_of_another_shape_are_refused_with_the_network():
+    with pytest.raises(ValueError, match=r"Columned gives values .* of the shape \[12, 1\]; it must be \[N\]"):
+        config("ppo", CHOICES, Columned).build_learner().update_from_episodes(some_episodes(num_actions=2))
+
+
+def test_a_network_is_named_by_its_import_path():
+    named = config("ppo", CHOICES).rl_module(rl_module_spec=f"{__name__}:OneHead")
+    assert named.rl_module.rl_module_spec == RLModuleSpec(module_class=OneHead)
+
+
 @pytest.mark.parametrize("algorithm", [*WITH_CRITICS, "marwil"])
 @pytest.mark.parametrize("module_class", [WithoutValues, OnlyOutputs, OneHead])
 def test_a_critic_needs_compute_values_or_vf_preds_and_either_is_enough(algorithm, module_class):
