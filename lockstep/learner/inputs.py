@@ -155,24 +155,27 @@ def warn_of_unknown_policy(module_id: str, num_steps: int, versions: np.ndarray,
     )
 
 
-def actions_against_the_mask(columns: TensorColumns, module: RLModule, module_id: str) -> tuple[int, str]:
-    """Return how many rows have an action that the mask of their own observation forbids, and a warning of them."""
-    obs, kept = columns.get(Columns.OBS), columns.get(Columns.LOSS_MASK)
+def look_for_forbidden_actions(
+    columns: TensorColumns, module: RLModule, module_id: str, is_first_count: Callable[[str, int], bool]
+) -> None:
+    """Count rows with an action that the mask of their own observation forbids, and warn of the first ones."""
+    obs, kept, space = columns.get(Columns.OBS), columns.get(Columns.LOSS_MASK), module.action_space
     if not isinstance(obs, Mapping) or ACTION_MASK not in obs or Columns.ACTIONS not in columns:
-        return 0, ""
-    mask = flat_mask(module.action_space, map_tree(lambda part: part.cpu().numpy(), obs[ACTION_MASK]))
-    if mask.shape[-1] != mask_size(module.action_space):
-        return 0, ""  # of another meaning, to a network of the user's own
-    actions, mask = columns[Columns.ACTIONS].cpu().numpy(), mask.reshape(-1, mask.shape[-1])
-    found = forbidden_rows(module.action_space, actions, mask)
+        return
+    mask = flat_mask(space, map_tree(lambda part: part.cpu().numpy(), obs[ACTION_MASK]))
+    if mask.shape[-1] != mask_size(space):
+        return  # it means something else to a network of the user's own
+    found = forbidden_rows(space, columns[Columns.ACTIONS].cpu().numpy(), mask.reshape(-1, mask.shape[-1]))
     if kept is not None:
         found = found[kept.cpu().numpy().reshape(-1)]
-    return int(found.sum()), (
-        f"module {module_id!r}: {found.sum():,} of {len(found):,} actions to learn from are forbidden by their action "
-        f"masks. Does {type(module).__name__} apply the mask? A module of your own does so itself: "
-        "logits.masked_fill(batch['obs']['action_mask'] == 0, -1e9). Otherwise a mask that forbids everything, or "
-        "recorded actions, may be the cause"
-    )
+    if is_first_count(f"{module_id}/forbidden_actions", int(found.sum())):
+        warnings.warn(
+            f"module {module_id!r}: {found.sum():,} of {len(found):,} actions to learn from are forbidden by their action "
+            f"masks. Does {type(module).__name__} apply the mask? A module of your own does so itself: "
+            "logits.masked_fill(batch['obs']['action_mask'] == 0, -1e9). Otherwise a mask that forbids everything, or "
+            "recorded actions, may be the cause",
+            stacklevel=4,
+        )
 
 
 # -- columns ---

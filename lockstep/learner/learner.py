@@ -345,10 +345,7 @@ class Learner(Generic[Training]):
         started = time.perf_counter()
         plan = plan_update(columns, agreed.stand_ins, trajectories, self.reducer)
         for module_id, part in columns.items():
-            if (name := f"{module_id}/forbidden_actions") not in self.lifetime:
-                forbidden, told = inputs.actions_against_the_mask(part, self.module[module_id], module_id)
-                if self._is_first_count(name, forbidden):
-                    warnings.warn(told, stacklevel=2)
+            inputs.look_for_forbidden_actions(part, self.module[module_id], module_id, self._is_first_count)
             if (novelty := self.novelty_of(module_id)) is not None:
                 part = novelty.rewarded(part, plan.num_own_rows[module_id] > 0, self.reducer)
             part, widths = self.prepare_sequences(module_id, part), self.noise_columns(module_id)
