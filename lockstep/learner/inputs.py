@@ -170,8 +170,8 @@ def look_for_forbidden_actions(
         found = found[kept.cpu().numpy().reshape(-1)]
     if is_first_count(f"{module_id}/forbidden_actions", int(found.sum())):
         warnings.warn(
-            f"module {module_id!r}: {found.sum():,} of {len(found):,} actions to learn from are forbidden by their action "
-            f"masks. Does {type(module).__name__} apply the mask? A module of your own does so itself: "
+            f"module {module_id!r}: {found.sum():,} of {len(found):,} actions to learn from are forbidden by their "
+            f"action masks. Does {type(module).__name__} apply the mask? A module of your own does so itself: "
             "logits.masked_fill(batch['obs']['action_mask'] == 0, -1e9). Otherwise a mask that forbids everything, or "
             "recorded actions, may be the cause",
             stacklevel=4,
