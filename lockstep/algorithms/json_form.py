@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Space
+from torch import nn
 
 from lockstep.data.codec import describe_space, space_from
 from lockstep.modules import MultiRLModuleSpec, RLModuleSpec
@@ -24,6 +25,12 @@ def to_plain(path: str, value: Any) -> Any:
         return {"__spec__": _plain_spec(path, value)}
     if isinstance(value, MultiRLModuleSpec):
         return {"__multi_spec__": {mid: _plain_spec(path, spec) for mid, spec in value.rl_module_specs.items()}}
+    if isinstance(value, nn.Module):
+        raise ValueError(
+            f"{path} is a {type(value).__name__} that is built already, which cannot be written to JSON: for a run's "
+            "folder pass RLModuleSpec(module_class=...) of a class that can be imported by name; "
+            "config.build_trainer().run() needs no folder"
+        )
     if is_dataclass(value) and not isinstance(value, type):
         return to_plain(path, asdict(value))
     if isinstance(value, Space):  # before Mapping, which a Dict space is too

@@ -29,7 +29,7 @@ from lockstep import (
     get_config,
 )
 from lockstep.algorithms.ppo import PPOLearner
-from lockstep.modules import DefaultActorCriticModule, MultiRLModuleSpec, RLModule, RLModuleSpec
+from lockstep.modules import DefaultActorCriticModule, MultiRLModuleSpec, RLModule, RLModuleSpec, wrap_module
 from lockstep.replay import ReplayBuffer
 
 MOVE, SEVERAL = spaces.Box(-1, 1, (2,), np.float32), spaces.MultiDiscrete([2, 2])
@@ -167,6 +167,11 @@ REFUSED = [
     (json_of("training", lr=lambda step: 0.1), "to JSON", "training.lr=", "a lambda has no name; use points"),
     (json_of("training", learner_class=FromTheScript), "to JSON", "script that runs (`__main__`); move it to a file"),
     (json_of("training", learner_class=inside(PPOLearner)), "to JSON", "inside of a function; define it at the top of"),
+    (
+        json_of("rl_module", rl_module_spec=wrap_module(torch.nn.Linear(2, 2), BOX, TWO)),
+        "rl_module.rl_module_spec is a WrappedModule that is built already, which cannot be written to JSON",
+        "for a run's folder pass RLModuleSpec(module_class=...)",
+    ),
     (json_of("rl_module", rl_module_spec=RLModuleSpec(inside(RLModule))), "rl_module.rl_module_spec.module_class="),
     # modules, their overrides and policies
     (overridden(c={"lr": 0.1}), "names ['c']; the modules are ['a', 'b']"),
