@@ -475,4 +475,10 @@ def _array(space: spaces.Space[Any], obs: Any, batched: bool, name: str) -> np.n
         raise ValueError(f"{name}{broken[0].tolist() or ''} is NaN: no action can be chosen for it")
     if array.dtype.kind == "f" and np.dtype(space.dtype).kind != "f" and (array != np.rint(array)).any():
         raise ValueError(f"{name} has fractions (dtype {array.dtype}), expected whole numbers of {space}")
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        sizes = space.n if isinstance(space, spaces.Discrete) else space.nvec
+        outside = np.argwhere((array < space.start) | (array >= space.start + sizes))
+        if len(outside):
+            place = tuple(outside[0].tolist())
+            raise ValueError(f"{name}{list(place) or ''} is {array[place]}, outside of {space}")
     return array if batched else array[None]

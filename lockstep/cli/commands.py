@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, redirect_stderr
 from dataclasses import dataclass, field
+from io import StringIO
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, Literal, Self
@@ -614,8 +616,12 @@ def run_command(words: list[str]) -> int:
         print(f"lockstep {__version__}")
         return 0
     try:
-        command = parse(words or ["--help"])
+        with redirect_stderr(StringIO()) as said:
+            command = parse(words or ["--help"])
     except SystemExit as ending:  # tyro has printed help (0) or what is wrong (2)
+        sys.stderr.write(said.getvalue())
+        if ending.code:
+            sys.stderr.write(f"error: {first_words(said.getvalue())}\n")
         return ending.code if isinstance(ending.code, int) else WRONG_INPUT
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # `module:Class` may name a file beside the user
@@ -633,6 +639,12 @@ def run_command(words: list[str]) -> int:
     except Exception as error:
         hint = "" if _debugging() else " (LOCKSTEP_DEBUG=1 shows the traceback)"
         return _complain(f"{describe(error)}{hint}", FAILED)
+
+
+def first_words(box: str) -> str:
+    """Return the first paragraph in a box that tyro has drawn, as one line."""
+    lines = [line.strip("│ ") for line in box.splitlines() if line.startswith("│")]
+    return " ".join(itertools.takewhile(lambda line: line.strip("─"), lines))
 
 
 def describe(error: BaseException) -> str:

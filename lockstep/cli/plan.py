@@ -131,7 +131,7 @@ class Plan:
         asked, total = self.trainer.total_steps, self.trainer.steps_in_all
         if asked is None or total == asked:
             return ""
-        return f" (whole collects: the run ends at {total:,}, the first that has the {asked:,} asked for)"
+        return f" ({asked:,} were asked for; the last collect is not cut)"
 
     # -- learning rates ---
 

@@ -13,8 +13,10 @@ from rich.live import Live
 from rich.table import Table
 from tyro.conf import Positional, UseAppendAction, arg
 
-from lockstep.cli.arguments import Count, MaybeCount, MaybePath, MaybeText, parse_setting
+from lockstep.algorithms import AlgorithmConfig
+from lockstep.cli.arguments import Count, MaybeCount, MaybePath, MaybeText, parse_setting, read_config_file
 from lockstep.cli.report import make_console, say, say_facts, show_table, shown_path
+from lockstep.recipes.training import find_settings
 from lockstep.tuning import TrialRow, tune
 from lockstep.tuning.study import COMPLETE, RUNNING, START
 
@@ -48,6 +50,8 @@ class Tune:
     """New seeds for the comparison of the best settings with those of the start; 0: none."""
     set: UseAppendAction[tuple[str, ...]] = ()
     """Any option that all trials have: section.option=value. May be repeated."""
+    config: MaybePath = None
+    """JSON file of options by section, or the config.json of a run, that all trials begin with."""
     recipe: bool = True
     """Start from the recipe where there is one; else from the algorithm's defaults."""
     root: Path = field(default_factory=lambda: Path("runs/tune"))
@@ -55,26 +59,25 @@ class Tune:
 
     def run(self) -> int:
         """Search, show the trials and the comparison; return the exit code."""
-        table = LiveTrials()
+        config, table = self.start(), LiveTrials()
+        say(self.plan(config))
         with table:
             result = tune(
-                self.algorithm,
-                self.env,
+                config,
                 trials=self.trials,
                 jobs=self.jobs,
-                total_steps=self.total_steps,
                 space=self.space,
                 study=self.study,
                 storage=self.storage,
                 root=self.root,
                 seed=self.seed,
-                recipe=self.recipe,
-                settings=dict(parse_setting(text) for text in self.set),
                 final_seeds=self.final_seeds,
                 on_change=table.show,
             )
         best, path = result.best, result.path
         train = f"lockstep train {self.algorithm} {self.env} --config {shown_path(path / 'best.json')}"
+        if self.total_steps is not None:  # best.json has the length of a trial
+            train += f" --total-steps {self.start(whole=True).reporting.total_steps}"
         states = [row.state for row in result.trials]
         say()
         say_facts(
@@ -97,10 +100,29 @@ class Tune:
                 )
                 for which, interval in result.final.items()
             ]
-            show_table(("settings", "IQM", "95 % interval", "worst"), rows)
+            spread = "95 % interval" if self.final_seeds > 2 else "range"
+            show_table(("settings", "IQM", spread, "worst"), rows)
         if best.number == START:
             say("No trial was better than the settings of the start.")
         return 0
+
+    def start(self, *, whole: bool = False) -> AlgorithmConfig:
+        """Return the settings that trials begin with; `whole`: those of a run as long as without --total-steps."""
+        settings = dict(parse_setting(text) for text in self.set)
+        if self.total_steps is not None and not whole:
+            settings = {"reporting.total_steps": self.total_steps, **settings}
+        file = None if self.config is None else (str(self.config), read_config_file(self.config))
+        return find_settings(self.algorithm, self.env, recipe=self.recipe, options=settings, file=file).config
+
+    def plan(self, config: AlgorithmConfig) -> str:
+        """Return how many runs and steps the search has, in words."""
+        steps, finals = config.reporting.total_steps, 2 * self.final_seeds
+        then = f", then {self.final_seeds} new seeds with the best settings and as many with those of the start"
+        runs = self.trials + finals
+        return (
+            f"{self.trials} trials of {steps:,} steps{then if finals else ''}: at most {runs} runs, {runs * steps:,} "
+            "steps"
+        )
 
 
 class LiveTrials:

@@ -304,6 +304,38 @@ def flat_mask(action_space: Space[Any], mask: Tree) -> np.ndarray:
     return np.asarray(parts[0]) if len(parts) == 1 else np.concatenate(parts, axis=-1)
 
 
+def _sizes_of_choices(space: spaces.Space[Any]) -> list[int]:
+    """Return how many actions each choice of a simple space has; empty for one without choices, and for bits."""
+    if isinstance(space, spaces.Discrete):
+        return [int(space.n)]
+    return [int(n) for n in space.nvec.reshape(-1)] if isinstance(space, spaces.MultiDiscrete) else []
+
+
+def forbidden_rows(space: Space[Any], actions: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Return `[N]`, which of the actions `[N, ...]`, as learned from, the masks `[N, choices]` forbid."""
+    leaves = list(action_leaves(space))
+    columns = split_columns(actions.reshape(len(mask), -1), [action_width(leaf) for leaf in leaves])
+    masks = split_columns(mask != 0, [_num_choices(leaf) for leaf in leaves])
+    found = np.zeros(len(mask), bool)
+    for leaf, column, allowed in zip(leaves, columns, masks):
+        if isinstance(leaf, spaces.MultiBinary):
+            found |= ((column != 0) & ~allowed).any(1)
+        elif sizes := _sizes_of_choices(leaf):
+            entries = column.astype(np.int64) + np.cumsum([0, *sizes[:-1]])
+            found |= ~np.take_along_axis(allowed, entries, 1).all(1)
+    return found
+
+
+def allows_nothing(space: Space[Any], mask: np.ndarray) -> bool:
+    """Return whether a mask `[choices]`, as `flat_mask` returns it, leaves some choice without an action."""
+    leaves = list(action_leaves(space))
+    for leaf, part in zip(leaves, split_columns(mask, [_num_choices(leaf) for leaf in leaves])):
+        sizes = _sizes_of_choices(leaf)
+        if sizes and not all(choice.any() for choice in split_columns(part, sizes)):
+            return True
+    return False
+
+
 def allowed_actions(space: Space[Any], rng: np.random.Generator, mask: np.ndarray) -> Tree:
     """Draw actions `[N, ...]` for masks `[N, D]` with an entry for each choice, as `flat_mask` returns them.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -18,6 +19,7 @@ from lockstep.data.actions import (
     ACTION_MASK,
     action_leaves,
     allowed_actions,
+    allows_nothing,
     carries_mask,
     check_mask_space,
     flat_mask,
@@ -71,7 +73,8 @@ def check_environment(
         seed: of the resets and of the random actions.
 
     Returns:
-        findings; without an "error" among them the environment can be trained on. The last is its speed.
+        findings; without an "error" among them the environment can be trained on. The last two are facts: the mean
+        return of the random episodes that ended ("random_return", if any did), and the speed ("speed").
 
     Raises:
         ValueError: the id is unknown. (An environment that fails while being made is a finding.)
@@ -118,6 +121,8 @@ class _Examination:
         self.findings: list[Finding] = []
         self._num_steps, self._max_seconds, self._seed = num_steps, max_seconds, seed
         self._masked = False
+        self._returns: list[float] = []
+        """of the episodes that ended"""
         self._spent = 0.0
         """seconds in the environment"""
 
@@ -163,7 +168,20 @@ class _Examination:
 
     def _action(self, obs: Tree) -> Tree:
         """Return a random action, of those that the observation's mask allows."""
-        return random_action(self.env.action_space, obs if self._masked else None)
+        return self._random_action(self.env.action_space, obs if self._masked else None)
+
+    def _random_action(self, space: spaces.Space[Any], obs: Tree, whose: str = "") -> Tree:
+        """Return a random action, of those that the mask of `obs` allows; one that allows nothing is an error."""
+        mask = _mask_in(space, obs)
+        if mask is None:
+            return space.sample()
+        if allows_nothing(space, mask):
+            message = (
+                f"{whose}the action mask {mask.tolist()} allows nothing, and the episode goes on: allow an action, or "
+                "end the episode with the step that leads there"
+            )
+            self.add("error", "action_mask_empty", message)
+        return rows_of(allowed_actions(space, space.np_random, mask[None]), 0)
 
     def _reset(self, name: str, **seed: int) -> Tree:
         """Return the observation of a reset, looked over; None where there is none."""
@@ -177,7 +195,7 @@ class _Examination:
     def run(self) -> None:
         """Take random actions: observations, rewards, flags, infos, endings and speed."""
         self.env.action_space.seed(self._seed)
-        length, endings, number = 0, 0, 0
+        length, number, total = 0, 0, 0.0
         obs = self._reset("reset(seed)", seed=self._seed)
         while obs is not None and number < self._num_steps and self._spent <= self._max_seconds:
             number += 1
@@ -192,17 +210,22 @@ class _Examination:
                     "observation_reused",
                     "step gives the same array object each time; whoever keeps it must copy (Lockstep does)",
                 )
-            obs, length = answer[0], length + 1
+            obs, length, total = answer[0], length + 1, total + _as_reward(answer[1])
             if answer[2] or answer[3]:
-                endings, length = endings + 1, 0
+                self._returns.append(total)
+                length, total = 0, 0.0
                 obs = self._reset(f"the reset after {number} steps")
         if obs is None:
             return
-        if endings == 0:
-            self._examine_endless(length)
-        self._tell_speed(number)
+        self._tell_end(number, length)
 
-    def _tell_speed(self, number: int) -> None:
+    def _tell_end(self, number: int, length: int) -> None:
+        """Tell returns and speed after `number` steps, of which `length` belong to an episode that has not ended."""
+        if not self._returns:
+            self._examine_endless(length)
+        elif np.isfinite(mean := float(np.mean(self._returns))):
+            message = f"{mean:.6g} is the mean return of {len(self._returns)} episodes of random actions"
+            self.add("info", "random_return", message, mean)
         speed = number / max(self._spent, 1e-9)
         message = f"{speed:,.0f} environment steps in a second, one environment, resets included"
         self.add("info", "speed", message, speed)
@@ -337,7 +360,7 @@ class _AgentsExamination(_Examination):
         actions = {}
         for agent, obs in play.to_act.items():
             space = self._spaces["action"][agent]
-            action = random_action(space, obs)
+            action = self._random_action(space, obs, f"agent {agent!r}: ")
             actions[agent] = int(action) if isinstance(space, spaces.Discrete) else action
         return actions
 
@@ -368,17 +391,16 @@ class _AgentsExamination(_Examination):
     def run(self) -> None:
         """Take random actions of all agents: who is there, observations, rewards, endings and speed."""
         self._seed_actions()
-        play, endings, number = play_of(self.env), 0, 0
+        play, number = play_of(self.env), 0
         if not self._played(play, 0):
             return
         while number < self._num_steps and self._spent <= self._max_seconds:
             number += 1
             if not self._played(play, number):
                 return
-            endings += play.episode.is_done
-        if endings == 0:
-            self._examine_endless(len(play.episode))
-        self._tell_speed(number)
+            if play.episode.is_done:
+                self._returns.append(sum(single.get_return() for single in play.episode.agent_episodes.values()))
+        self._tell_end(number, len(play.episode))
 
     def _seed_actions(self) -> None:
         for space in self._spaces["action"].values():
@@ -395,13 +417,16 @@ class _AgentsExamination(_Examination):
         return seen
 
 
-def random_action(space: spaces.Space[Any], obs: Tree) -> Tree:
-    """Return a random action, of those that the mask of an observation allows; of all where it has none that fits."""
+def _mask_in(space: spaces.Space[Any], obs: Tree) -> np.ndarray | None:
+    """Return the mask `[choices]` that an observation carries; None where it has none that fits the actions."""
     mask = obs.get(ACTION_MASK) if isinstance(obs, Mapping) and mask_size(space) else None
     try:
         flat = None if mask is None else flat_mask(space, mask)
     except ValueError:  # what is wrong with it is a finding already
-        flat = None
-    if flat is None or flat.shape != (mask_size(space),):
-        return space.sample()
-    return rows_of(allowed_actions(space, space.np_random, flat[None]), 0)
+        return None
+    return flat if flat is not None and flat.shape == (mask_size(space),) else None
+
+
+def _as_reward(reward: Any) -> float:
+    """Return a reward as a number; NaN for one that is none, which is a finding already."""
+    return float(reward) if np.shape(reward) == () and np.asarray(reward).dtype.kind in "biuf" else math.nan

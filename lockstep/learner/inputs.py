@@ -13,7 +13,16 @@ from gymnasium import spaces
 from torch import Tensor
 
 from lockstep.connectors import ModuleConnectors
-from lockstep.data.actions import COMPOSITE, action_leaves, action_width, from_space
+from lockstep.data.actions import (
+    ACTION_MASK,
+    COMPOSITE,
+    action_leaves,
+    action_width,
+    flat_mask,
+    forbidden_rows,
+    from_space,
+    mask_size,
+)
 from lockstep.data.columns import Columns, is_state_column
 from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch
 from lockstep.data.trajectories import Trajectories
@@ -29,7 +38,7 @@ OUTPUTS = (Columns.ACTION_DIST_INPUTS, Columns.VF_PREDS, "q_values", "value_outp
 ONE_NUMBER = (Columns.ACTION_LOGP, Columns.ADVANTAGES, Columns.VALUE_TARGETS, Columns.VF_PREDS, Columns.REWARDS)
 """columns with one number for each row"""
 ACTION_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, *COMPOSITE)
-WHERE = "docs/learner.md lists under 'Networks of your own' what each algorithm needs"
+WHERE = "The page on the learner lists under 'What a network must have' what each algorithm needs (docs/learner.md)"
 
 
 # -- batches ---
@@ -146,6 +155,29 @@ def warn_of_unknown_policy(module_id: str, num_steps: int, versions: np.ndarray,
     )
 
 
+def look_for_forbidden_actions(
+    columns: TensorColumns, module: RLModule, module_id: str, is_first_count: Callable[[str, int], bool]
+) -> None:
+    """Count rows with an action that the mask of their own observation forbids, and warn of the first ones."""
+    obs, kept, space = columns.get(Columns.OBS), columns.get(Columns.LOSS_MASK), module.action_space
+    if not isinstance(obs, Mapping) or ACTION_MASK not in obs or Columns.ACTIONS not in columns:
+        return
+    mask = flat_mask(space, map_tree(lambda part: part.cpu().numpy(), obs[ACTION_MASK]))
+    if mask.shape[-1] != mask_size(space):
+        return  # it means something else to a network of the user's own
+    found = forbidden_rows(space, columns[Columns.ACTIONS].cpu().numpy(), mask.reshape(-1, mask.shape[-1]))
+    if kept is not None:
+        found = found[kept.cpu().numpy().reshape(-1)]
+    if is_first_count(f"{module_id}/forbidden_actions", int(found.sum())):
+        warnings.warn(
+            f"module {module_id!r}: {found.sum():,} of {len(found):,} actions to learn from are forbidden by their "
+            f"action masks. Does {type(module).__name__} apply the mask? A module of your own does so itself: "
+            "logits.masked_fill(batch['obs']['action_mask'] == 0, -1e9). Otherwise a mask that forbids everything, or "
+            "recorded actions, may be the cause",
+            stacklevel=4,
+        )
+
+
 # -- columns ---
 
 
@@ -236,6 +268,15 @@ def check_outputs(outputs: Collection[str], names: Collection[str], module: str,
         raise ValueError(
             f"{learner} needs what {module}.forward_train does not return: {', '.join(missing)} (it returns "
             f"{', '.join(map(str, outputs))}); return them too. {WHERE}"
+        )
+
+
+def check_values(values: Tensor, module: str) -> None:
+    """Raise `ValueError` where the values of a network are not `[N]`. `module`: the name of its class."""
+    if values.ndim != 1:
+        raise ValueError(
+            f"{module} gives values (vf_preds, compute_values) of the shape {list(values.shape)}; it must be [N], one "
+            "number for each row: [N, 1] becomes it by .squeeze(-1)"
         )
 
 

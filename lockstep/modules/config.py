@@ -8,7 +8,7 @@ from typing import Any, TypedDict, Unpack
 
 from lockstep.modules.model_config import ModelConfig
 from lockstep.modules.multi_rl_module import MultiRLModule, MultiRLModuleSpec
-from lockstep.modules.rl_module import RLModule, RLModuleSpec
+from lockstep.modules.rl_module import RLModule, RLModuleSpec, import_module_class
 from lockstep.state.options import ConfigT, Section, option
 
 
@@ -27,8 +27,8 @@ class RLModuleSection(Section[ConfigT]):
     name = "rl_module"
 
     rl_module_spec: Any = None
-    """an `RLModuleSpec` or a built `RLModule`; for several a `MultiRLModuleSpec` or a `MultiRLModule`; `None` for the
-    algorithm's default"""
+    """an `RLModuleSpec`, the name `"module:Class"` of an `RLModule`, or a built one; for several a `MultiRLModuleSpec`
+    or a `MultiRLModule`; `None` for the algorithm's default"""
     model_config: Any = option(factory=ModelConfig)
     """`ModelConfig`, or a dict of its fields"""
     algorithm_config_overrides_per_module: Mapping[str, Any] = option(factory=dict)
@@ -40,7 +40,9 @@ class RLModuleSection(Section[ConfigT]):
 
     def set_options(self, options: Mapping[str, object]) -> None:
         """Set options; some fields of `model_config` as a dict change those of the default network only."""
-        fields = options.get("model_config")
+        fields, named = options.get("model_config"), options.get("rl_module_spec")
+        if isinstance(named, str):
+            options = {**options, "rl_module_spec": RLModuleSpec(module_class=import_module_class(named))}
         network = self.rl_module_spec if options.get("rl_module_spec") is None else options["rl_module_spec"]
         if isinstance(fields, Mapping):
             if fields.keys() == vars(ModelConfig()).keys():  # whole, as `to_dict` writes it

@@ -247,7 +247,10 @@ class OwnFeatures(Features):
     def __init__(self, space: Space[Any], config: ModelConfig) -> None:
         super().__init__(space)
         name = getattr(config.encoder, "__name__", repr(config.encoder))
-        network = config.encoder(space, **config.encoder_config)
+        try:
+            network = config.encoder(space, **config.encoder_config)
+        except (LookupError, TypeError) as error:
+            raise _encoder_error(name, "it is made for", space, error) from error
         if not isinstance(network, nn.Module):
             raise TypeError(f"model_config.encoder={name} must make a torch nn.Module, not {type(network).__name__}")
         size = getattr(network, "output_size", None)
@@ -271,7 +274,10 @@ class OwnFeatures(Features):
         training = self.network.training
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             self.network.eval()
-            out = self(map_tree(torch.as_tensor, drawn.sample()))
+            try:
+                out = self(map_tree(torch.as_tensor, drawn.sample()))
+            except Exception as error:
+                raise _encoder_error(name, "it gets 2 observations of", self.space, error) from error
             self.network.train(training)
         if not isinstance(out, Tensor) or out.shape != (2, self.output_size):
             found = f"a tensor {list(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
@@ -279,6 +285,15 @@ class OwnFeatures(Features):
                 f"model_config.encoder={name} gives {found} for 2 observations of {self.space}; it must give "
                 f"[2, output_size], that is [2, {self.output_size}]"
             )
+
+
+def _encoder_error(name: str, when: str, space: Space[Any], error: Exception) -> ValueError:
+    """Return the error about a network of the user's own that raised one."""
+    hint = "; it gets no action mask, and of a Dict with one other key that part alone"
+    return ValueError(
+        f"model_config.encoder={name} raises {type(error).__name__}: {error}, where {when} {space}"
+        + hint * isinstance(error, LookupError | TypeError)
+    )
 
 
 def _as_numbers(space: Space[Any], obs: Any, dtype: torch.dtype) -> Any:

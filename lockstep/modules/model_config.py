@@ -154,10 +154,12 @@ class ModelConfig:
                 f"encoder={self.encoder!r} must be a class, a function, the name 'module:Class' of one, or one of "
                 f"{', '.join(ENCODERS)}"
             )
-        if not isinstance(self.encoder_config, Mapping) or (self.encoder_config and not callable(self.encoder)):
+        if not isinstance(self.encoder_config, Mapping):
+            raise ValueError(f"encoder_config={self.encoder_config!r} must be a dict of arguments of the encoder")
+        if self.encoder_config and not callable(self.encoder):
             raise ValueError(
-                f"encoder_config={self.encoder_config!r} must be a dict of arguments of `encoder`, a class or function "
-                "of your own, which is set"
+                f"encoder_config={self.encoder_config!r} needs an encoder of your own: set encoder, to a class, a "
+                "function, or the name 'module:Class' of one"
             )
         if self.encoder in ENCODERS and self.conv_filters is not None:
             raise ValueError(f"conv_filters={self.conv_filters!r} do not go with encoder={self.encoder!r}; give one")

@@ -340,7 +340,7 @@ class RLModuleSpec:
         if data["model_config_class"] == "ModelConfig":
             config = ModelConfig.of(config)
         if module_class is None and data["module_class"] is not None:
-            module_class = _import_module_class(data["module_class"])
+            module_class = import_module_class(data["module_class"])
         observation_space, action_space = space_from(data["observation_space"]), space_from(data["action_space"])
         critic_space = space_from(data["critic_space"]) if "critic_space" in data else None
         return cls(module_class, observation_space, action_space, bool(data["inference_only"]), config, critic_space)
@@ -378,7 +378,7 @@ def _module_tree(path: str | os.PathLike[str]) -> dict[str, Any]:
     return dict(tree)
 
 
-def _import_module_class(name: str) -> type[RLModule]:
+def import_module_class(name: str) -> type[RLModule]:
     """Return the RLModule subclass at an import path `package.module:Class`."""
     source, _, qualified = name.partition(":")
     try:
@@ -387,11 +387,14 @@ def _import_module_class(name: str) -> type[RLModule]:
             found = getattr(found, part)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(
-            f"the module class {name} cannot be imported ({error}); put it into an importable file, or pass "
-            "module_class=..."
+            f"the module class {name} cannot be imported ({error}); give 'module:Class' of a file that can be "
+            "imported, or pass module_class=..."
         ) from error
     if not (isinstance(found, type) and issubclass(found, RLModule)):
-        raise ValueError(f"{name} is not an RLModule; the checkpoint is foreign or its class has changed")
+        raise ValueError(
+            f"{name} is not an RLModule; give a subclass of it (a checkpoint that names it is foreign, or its class "
+            "has changed)"
+        )
     return found
 
 

@@ -80,10 +80,13 @@ def find_settings(
         env = env if is_module_name(env) else named
     settings, found = _first_settings(algorithm, env, recipe)
     config = settings.config
+    length = None  # of the run that a whole configuration in a file is made for, with its schedules
     if file is not None:
         name, sections = file
         runners, total = sections.get("env_runners"), config.env_runners.num_envs
         config.update_from_dict(sections)
+        if config.training.options().keys() <= sections.get("training", {}).keys():
+            length = config.reporting.total_steps
         settings.sources.append(name)
         names = runners if isinstance(runners, Mapping) else ()
         settings.share_environments([f"env_runners.{option}" for option in names], total)
@@ -91,7 +94,7 @@ def find_settings(
         config.environment(env)
     if found is not None:
         total_steps = options.get("reporting.total_steps")
-        settings.stretch(found.total_steps, total_steps)
+        settings.stretch(length or found.total_steps, total_steps)
         if isinstance(found, Family):
             settings.start_early(total_steps)
     total = config.env_runners.num_envs

@@ -79,6 +79,12 @@ class TuneResult:
     final_returns: Mapping[str, tuple[float, ...]]
     """the mean return of each of these seeds"""
 
+    def __str__(self) -> str:
+        """Return the best trial and the folder in one line."""
+        best = self.best
+        which = f"trial {best.number} of {len(self.trials)} is the best"
+        return f"{which}, return {best.score:.4g}: {best.values} ({self.path})"
+
 
 def tune(
     algorithm: str | AlgorithmConfig,
@@ -123,7 +129,10 @@ def tune(
     name = study or re.sub(r"[^A-Za-z0-9.-]+", "-", f"{config.algorithm}-{name_of_env(config.environment.env)}")
     folder = Path(root).absolute() / name
     search = Search(name, storage or f"sqlite:///{folder / 'study.db'}", folder, config, ranges)
-    with _locked(folder / "lock", f"another process searches in the study {name} ({folder}); wait for its end"):
+    busy = (
+        f"another process searches in the study {name} ({folder}); wait for its end, or give this search another name"
+    )
+    with _locked(folder / "lock", f"{busy} (study=, --study)"):
         with _quiet():
             search.open()
             search.run(trials, jobs, on_change)

@@ -146,6 +146,18 @@ def test_it_goes_into_json_and_checkpoints_by_its_name(tmp_path):
     assert torch.equal(*inputs)
 
 
+class Masked(torch.nn.Module):
+    """Reads a mask that it does not get."""
+
+    output_size = 3
+
+    def __init__(self, space):
+        super().__init__()
+
+    def forward(self, obs):
+        return {"obs": obs}["action_mask"]
+
+
 def network(**model):
     return lambda: PPOConfig().rl_module(model_config=model).build_learner(spaces=(OBS, CHOICES))
 
@@ -169,7 +181,12 @@ REFUSED = [
     (network(encoder=Nameless, encoder_config={"output_size": 2}), "gives a tensor [2, 3]", "[2, output_size]"),
     (network(encoder=3), "encoder=3 must be a class, a function, the name"),
     (network(encoder="no.such:Net"), "encoder='no.such:Net' cannot be imported", "package.module:Class"),
-    (network(encoder_config={"size": 3}), "encoder_config={'size': 3}", "which is set"),
+    (network(encoder_config={"size": 3}), "encoder_config={'size': 3} needs an encoder of your own: set encoder"),
+    (
+        network(encoder=Masked),
+        "model_config.encoder=Masked raises KeyError: 'action_mask', where it gets 2",
+        "no action mask",
+    ),
     (critics(SACConfig, q_share_layers=True), "q_share_layers=True: observations of Box", "nothing to share"),
     (critics(TD3Config, q_share_layers=True, recurrent="gru"), "q_share_layers=True", "recurrent='gru'"),
     (local_json, "encoder=", "inside of a function; define it at the top"),

@@ -12,6 +12,8 @@ from torch import nn
 
 from lockstep import PPOConfig, get_config
 from lockstep.algorithms import PPOLearner
+from lockstep.data.actions import forbidden_rows
+from lockstep.data.episode import SingleAgentEpisode
 from lockstep.modules import MultiRLModuleSpec, RLModule, RLModuleSpec, wrap_module
 
 WITH_CRITICS = [name for name in ON_POLICY if name not in ("reinforce", "trpo", "pqn")]
@@ -121,6 +123,22 @@ def test_an_output_that_the_loss_looks_for_in_vain_is_named_with_the_network(alg
             learner.update_from_episodes(some_episodes(num_actions=2))
 
 
+class Columned(OneHead):
+    def _forward(self, batch):
+        out = super()._forward(batch)
+        return {**out, "vf_preds": out["vf_preds"].unsqueeze(-1)}
+
+
+def test_values_of_another_shape_are_refused_with_the_network():
+    with pytest.raises(ValueError, match=r"Columned gives values .* of the shape \[12, 1\]; it must be \[N\]"):
+        config("ppo", CHOICES, Columned).build_learner().update_from_episodes(some_episodes(num_actions=2))
+
+
+def test_a_network_is_named_by_its_import_path():
+    named = config("ppo", CHOICES).rl_module(rl_module_spec=f"{__name__}:OneHead")
+    assert named.rl_module.rl_module_spec == RLModuleSpec(module_class=OneHead)
+
+
 @pytest.mark.parametrize("algorithm", [*WITH_CRITICS, "marwil"])
 @pytest.mark.parametrize("module_class", [WithoutValues, OnlyOutputs, OneHead])
 def test_a_critic_needs_compute_values_or_vf_preds_and_either_is_enough(algorithm, module_class):
@@ -169,6 +187,61 @@ def test_a_wrapped_network_keeps_to_the_action_mask_in_collecting_learning_and_e
     info = config.reporting(total_steps=256).build_trainer().run()
     assert info.gradient_step > 0
     assert info.test_episode >= 4
+
+
+@pytest.mark.parametrize(
+    "space, actions, masks, expected",
+    [
+        (spaces.MultiDiscrete([2, 3]), [[0, 2], [1, 0]], [[1, 0, 0, 0, 1], [1, 1, 0, 1, 1]], [False, True]),
+        (spaces.MultiBinary(2), [[1, 0], [0, 1]], [[1, 0], [1, 0]], [False, True]),
+        (
+            spaces.Tuple((BOX, spaces.Discrete(3, start=4), spaces.MultiBinary(1))),
+            [[0.3, 0.1, 2, 0], [0.3, 0.1, 2, 1], [0.3, 0.1, 1, 1]],
+            [[0, 0, 1, 0], [0, 0, 1, 0], [1, 0, 1, 1]],
+            [False, True, True],
+        ),
+    ],
+)
+def test_a_forbidden_action_of_several_choices_is_found(space, actions, masks, expected):
+    assert forbidden_rows(space, np.array(actions), np.int8(masks)).tolist() == expected
+
+
+class Masked(RLModule):
+    """Applies the mask of its observations itself, or forgets it."""
+
+    forgets = False
+
+    def setup(self):
+        self.layer = nn.Linear(3, 5)
+
+    def _forward(self, batch):
+        out, mask = self.layer(batch["obs"]["observations"]), batch["obs"]["action_mask"]
+        logits = out[..., :4] if self.forgets else out[..., :4].masked_fill(mask == 0, -1e9)
+        return {"action_dist_inputs": logits, "vf_preds": out[..., 4], "q_values": logits}
+
+
+class Forgetful(Masked):
+    forgets = True
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "dqn", "pqn"])
+@pytest.mark.parametrize("module_class", [Masked, Forgetful])
+def test_actions_that_the_mask_forbids_are_warned_of_once_when_a_network_forgets_it(algorithm, module_class, recwarn):
+    obs = spaces.Dict({"observations": OBS, "action_mask": spaces.MultiBinary(4)})
+    mask, actions = np.int8([[1, 1, 0, 0]] * 6 + [[0, 1, 1, 1]] * 2), np.int64([0, 1, 1, 0, 3, 1, 1, 0])
+    episode = SingleAgentEpisode(
+        observations=[{"observations": np.zeros(3, np.float32), "action_mask": row} for row in [*mask, mask[0]]],
+        actions=list(actions if module_class.forgets else np.minimum(actions, 1) | (np.arange(8) > 5)),
+        rewards=np.ones(8),
+        terminated=True,
+    )
+    config = get_config(algorithm).environment(observation_space=obs, action_space=spaces.Discrete(4))
+    learner = config.rl_module(rl_module_spec=RLModuleSpec(module_class=module_class)).build_learner()
+    for _ in range(2):
+        learner.update_from_episodes([episode])
+    told = [str(each.message) for each in recwarn if "are forbidden by their action masks" in str(each.message)]
+    assert len(told) == module_class.forgets
+    assert all("2 of 8 actions" in text and "Does Forgetful apply the mask?" in text for text in told)
 
 
 class Misspelled(PPOLearner):

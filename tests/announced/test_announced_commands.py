@@ -38,7 +38,8 @@ NOT_RUN = {
     "few trials is run in tests/tuning/test_tuning_study.py",
     "lockstep tune ppo warehouse:Warehouse --trials 20 --jobs 2 --total-steps 20_000 "
     "--set rl_module.model_config.encoder=network:Difference": "as above",
-    "lockstep train ppo --config runs/tune/ppo-Warehouse/best.json": "needs the result of that search",
+    "lockstep train ppo warehouse:Warehouse --config runs/tune/ppo-Warehouse/best.json "
+    "--total-steps 40_000": "needs the result of that search",
     **dict.fromkeys(
         (
             "lockstep train bc CartPole-v1 --set offline_data.input_=lockstep/cartpole/expert-v0",

@@ -25,6 +25,15 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "value": ((*TRAIN, "--set", "training.gamma=2"), "gamma=2 is not allowed; it must be a number between 0 and 1"),
     "learning rate": ((*TRAIN, "--set", "training.lr=abc"), "must be a finite number"),
     "batch": ((*TRAIN, "--num-envs", "5000"), "training.train_batch_size=1000 is smaller than"),
+    "network": (
+        (*TRAIN, "--set", "rl_module.rl_module_spec=cli_envs:Counter"),
+        "cli_envs:Counter is not an RLModule; give a subclass",
+    ),
+    "network module": (
+        (*TRAIN, "--set", "rl_module.rl_module_spec=no_such:Net"),
+        "the module class no_such:Net cannot",
+    ),
+    "search's file": (("tune", "ppo", "CartPole-v1", "--config", "none.json"), "cannot read --config none.json"),
     "device": ((*TRAIN, "--device", "abacus"), "framework.device='abacus'"),
     "config file": ((*TRAIN, "--config", "none.json"), "cannot read --config none.json: No such file"),
     "steps": ((*TRAIN, "--total-steps", "0"), "--total-steps=0 is not allowed; it must be a whole number, at least 1"),
@@ -72,20 +81,27 @@ def test_a_folder_of_several_runs_is_refused_with_their_names(
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "message", "cause"),
     [
-        (("trian", "ppo", "CartPole-v1"), "train, resume, eval, export, eject, plot, compare"),
-        ((*TRAIN, "--totl-steps", "5"), "--total-steps"),
-        ((*TRAIN, "--total-steps", "3.5"), "'3.5' is no whole number"),
-        (("train", "ppo"), "ENV"),
+        (
+            ("trian", "ppo", "CartPole-v1"),
+            "train, resume, eval, export, eject, plot, compare",
+            "trian, ppo, CartPole-v1",
+        ),
+        ((*TRAIN, "--totl-steps", "5"), "--total-steps", "--totl-steps"),
+        ((*TRAIN, "--total-steps", "3.5"), "'3.5' is no whole number", "3.5"),
+        (("train", "ppo"), "ENV", "Missing from lockstep train: ENV"),
     ],
 )
 def test_unknown_commands_and_flags_are_answered_with_what_there_is(
-    lockstep: Command, words: tuple[str, ...], message: str
+    lockstep: Command, words: tuple[str, ...], message: str, cause: str
 ) -> None:
     said = lockstep(*words)
     assert said.code == 2
     assert message in said.err
+    *_, last = said.err.splitlines()
+    assert last.startswith("error: "), "what is wrong stands last"
+    assert cause in last
     assert "Traceback" not in said.err
 
 

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from lockstep import PPOConfig
 from lockstep.algorithms import PPOLearner
 from lockstep.data.episode import SingleAgentEpisode
-from lockstep.learner import Learner
+from lockstep.learner import Learner, inputs
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/learner.md").read_text()
@@ -28,6 +28,11 @@ def test_every_hook_in_the_table_exists_with_those_arguments():
         declared = inspect.signature(getattr(Learner, name)).parameters
         named = [argument.strip() for argument in arguments.split(",") if argument.strip() not in ("", "*")]
         assert named == [argument for argument in declared if argument != "self"], name
+
+
+def test_the_heading_that_errors_name_is_on_the_page():
+    (heading,) = re.findall("'(.+)'", inputs.WHERE)
+    assert f"# {heading}\n" in PAGE
 
 
 def test_every_example_of_a_hook_is_on_the_page():

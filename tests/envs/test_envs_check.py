@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from lockstep.data.actions import allows_nothing
 from lockstep.envs.check import check_environment
 from lockstep.envs.counting import CountingEnv
 from lockstep.envs.probes import PROBES
@@ -97,6 +98,9 @@ FAULTS = {
     "cannot_be_made": fault(__init__=raising),
     "action_mask_shape": masked(action_space=spaces.Discrete(4)),
     "action_mask_kind": masked(action_space=spaces.Box(-1.0, 1.0, (5,))),
+    "action_mask_empty": masked(
+        observe=lambda self: {**self.observation_space.sample(), "action_mask": np.zeros(5, np.int8)}
+    ),
     "action_mask_place": masked(observation_space=spaces.Dict(game=Strict.observation_space)),
 }
 
@@ -122,9 +126,31 @@ CLASSIC = ("CartPole-v1", "Pendulum-v1", "FrozenLake-v1", "Acrobot-v1")
 @pytest.mark.parametrize("env", [*CLASSIC, Sound, Strict, CountingEnv, partial(CountingEnv, nested=True), *PROBES])
 def test_sound_environments_have_no_fault_and_a_speed(env):
     """The actions of the check keep to the mask."""
-    (speed,) = check_environment(env, num_steps=300)
+    *returns, speed = check_environment(env, num_steps=300)
+    assert [(fact.level, fact.code) for fact in returns] in ([], [("info", "random_return")])
     assert (speed.level, speed.code) == ("info", "speed")
     assert speed.value > 100
+
+
+def test_a_mask_may_be_empty_where_the_episode_ends_and_no_choice_may_be_without_an_action_before():
+    class Ending(Strict):
+        def observe(self):
+            obs = super().observe()
+            return {**obs, "action_mask": obs["action_mask"] * np.int8(self.count < 10)}
+
+    assert {finding.level for finding in check_environment(Ending, num_steps=60)} == {"info"}
+    space = spaces.Tuple((spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(2), spaces.Box(-1, 1, (1,))))
+    assert [allows_nothing(space, np.array(mask)) for mask in ([0, 1, 0, 1, 0, 0, 0], [0, 1, 0, 0, 0, 1, 1])] == [
+        False,
+        True,
+    ]
+
+
+def test_the_mean_return_of_random_episodes_is_told():
+    for env, mean in ((Sound, 10.0), (partial(CountingEnv, [(4, "terminate")]), None)):
+        (told,) = [finding for finding in check_environment(env, num_steps=60) if finding.code == "random_return"]
+        assert mean is None or told.value == mean
+    assert "10 is the mean return of 6 episodes" in str(check_environment(Sound, num_steps=60)[0])
 
 
 def test_nested_observations_are_looked_into():
@@ -133,7 +159,7 @@ def test_nested_observations_are_looked_into():
             obs = super()._observation()
             return {**obs, "rest": (obs["rest"][0], np.array([1, 2], dtype=np.int8))}
 
-    (fault, _) = check_environment(Bad, env_config={"nested": True}, num_steps=50)
+    (fault, *_) = check_environment(Bad, env_config={"nested": True}, num_steps=50)
     assert fault.code == "observation_outside"
     assert "['rest'][1]" in fault.message
 
@@ -154,5 +180,5 @@ def test_a_reused_array_is_told():
             return self.buffer
 
     findings = check_environment(Reusing, num_steps=50)
-    assert [finding.code for finding in findings] == ["observation_reused", "speed"]
+    assert [finding.code for finding in findings] == ["observation_reused", "random_return", "speed"]
     assert {finding.level for finding in findings} == {"info"}

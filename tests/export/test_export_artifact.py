@@ -45,6 +45,13 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return make_policy("ppo", BOX, CHOICES).export(tmp_path_factory.mktemp("plain") / "exported")
 
 
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """An artefact for a Dict of observations with a mask."""
+    policy = make_policy("ppo", OBSERVATIONS["Dict"], CHOICES, mask=True)
+    return policy.export(tmp_path_factory.mktemp("masked") / "exported")
+
+
 def card_of(folder: Any) -> dict[str, Any]:
     return json.loads((folder / "card.json").read_text())
 
@@ -83,6 +90,24 @@ def test_act_py_has_40_lines_and_needs_numpy_and_onnxruntime_alone(plain):
     assert max(map(len, text.splitlines())) <= 120
     imported = set(re.findall(r"^(?:import|from) (\w+)", text, re.MULTILINE))
     assert imported == {"hashlib", "json", "pathlib", "numpy", "onnxruntime"}
+
+
+@pytest.mark.parametrize(
+    "wrong, words",
+    [
+        ({"place": None}, r"obs/place must be float64 of shape \[2, 2\]"),
+        ({"place": [[0.0, 1.0]]}, r"obs/place must be float64 of shape \[2, 2\]"),
+        ({"kind": [0]}, r"obs/kind/0 must be int64 of shape \[2\]"),
+        ({"action_mask": [1]}, r"obs/action_mask must be int8 of shape \[4\]"),
+        ({"action_mask": "none"}, r"obs/action_mask must be int8 of shape \[4\]"),
+    ],
+)
+def test_act_py_names_the_part_of_an_observation_that_does_not_fit(wrong, words, masked):
+    actor, space = runpy.run_path(str(masked / "act.py"))["Actor"](masked), OBSERVATIONS["Dict"]
+    whole = {**as_plain(space.sample()), "action_mask": np.int8([1, 0, 1, 1])}
+    actor.act(whole)
+    with pytest.raises(ValueError, match=words):
+        actor.act({key: value for key, value in {**whole, **wrong}.items() if value is not None})
 
 
 def test_the_card_says_what_it_is(tmp_path):

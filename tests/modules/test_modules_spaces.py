@@ -216,7 +216,7 @@ def test_encoders_by_name_are_for_images_and_leave_other_parts_alone():
     for mistake, words in (
         ({"encoder": "impala"}, "is for images, and there are none"),
         ({"encoder": "impala", "conv_filters": ((4, 3, 1),)}, "do not go with encoder='impala'"),
-        ({"encoder": "impala", "encoder_config": {"size": 3}}, "a class or function of your own"),
+        ({"encoder": "impala", "encoder_config": {"size": 3}}, "needs an encoder of your own: set encoder"),
         ({"encoder": "impola"}, "one of nature, impala"),
         ({"encoder": "impala", "layer_norm": True}, "does not go with encoder='impala'"),
     ):

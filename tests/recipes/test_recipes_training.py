@@ -1,5 +1,7 @@
 """`lockstep.train` and the command line begin with the same settings: the recipe, and a number of all environments."""
 
+import json
+
 import pytest
 
 import lockstep
@@ -112,3 +114,12 @@ def test_environments_that_cannot_be_split_are_refused_with_the_numbers_that_can
     for word in words:
         assert word in str(caught.value)
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_whole_configuration_of_a_file_is_stretched_from_its_own_length():
+    short = find_settings("ppo", "CartPole-v1", options={"reporting.total_steps": 20_000}).config
+    file = ("best.json", json.loads(short.to_json()))
+    same = find_settings("ppo", "CartPole-v1", file=file).config
+    assert same.training.lr == [[0, 1e-3], [20_000, 0.0]]
+    longer = find_settings("ppo", "CartPole-v1", file=file, options={"reporting.total_steps": 100_000}).config
+    assert longer.training.lr == [[0, 1e-3], [100_000, 0.0]]

@@ -108,7 +108,7 @@ def test_a_search_that_is_another_one_is_refused_and_the_study_stays_as_it_is(se
 @pytest.mark.long
 def test_two_searches_in_one_study_are_refused(searched):
     result, _ = searched
-    with _locked(result.path / "lock", ""), pytest.raises(ValueError, match="another process searches in the study"):
+    with _locked(result.path / "lock", ""), pytest.raises(ValueError, match=r"another process.*--study"):
         tune("ppo", "CartPole-v1", trials=9, root=result.path.parent, **OPTIONS)
 
 
@@ -117,11 +117,17 @@ def test_the_command_shows_each_trial_and_how_to_train_with_the_best_settings(tm
     words = ["tune", "ppo", "CartPole-v1", "--trials=1", "--final-seeds=0", "--no-recipe", f"--root={tmp_path}"]
     (tmp_path / "space.json").write_text('{"training.minibatch_size": {"choices": [32, 64]}}')
     settings = [f"--set={path}={json.dumps(value)}" for path, value in SMALL.items()]
-    settings += ["--seed=1", f"--space={tmp_path / 'space.json'}"]
+    settings += ["--seed=1", f"--space={tmp_path / 'space.json'}", f"--config={tmp_path / 'file.json'}"]
+    (tmp_path / "file.json").write_text('{"training": {"gamma": 0.5}, "reporting": {"total_steps": 512}}')
+    settings = ["--total-steps=256", *(each for each in settings if "total_steps" not in each)]
     assert main([*words, *settings]) == 0
     said = capsys.readouterr().out
+    assert said.startswith("1 trials of 256 steps: at most 1 runs, 256 steps")
     assert "trial 0 complete, return" in said
-    assert "train with it" in said
+    (best,) = tmp_path.glob("*/best.json")
+    assert f"--config {best} --total-steps 512" in "".join(said.split("\n"))
+    found = json.loads(best.read_text())
+    assert (found["training"]["gamma"], found["reporting"]["total_steps"]) == (0.5, 256)
 
 
 @pytest.mark.long

@@ -13,7 +13,7 @@ from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import Tree, map_tree
 from lockstep.learner.config import TrainingOptions, TrainingSection
-from lockstep.learner.inputs import check_outputs, recorded_columns
+from lockstep.learner.inputs import check_outputs, check_values, recorded_columns
 from lockstep.learner.learner import Learner, Outputs
 from lockstep.learner.minibatches import TensorColumns, take_rows
 from lockstep.learner.sequences import SequenceRows, evaluate_sequences
@@ -213,6 +213,9 @@ class OnPolicyLearner(Learner[Training]):
         if last is not None and not module.is_stateful():
             seen = None if critic_obs is None else self.to_tensor(np.asarray(trajectories.bootstrap_critic_obs))
             bootstrap = module.compute_values(columns_seen(last, seen))
+        if not module.is_stateful():
+            check_values(out[Columns.VF_PREDS], type(module).__name__)
+            check_values(out[Columns.VF_PREDS] if bootstrap is None else bootstrap, type(module).__name__)
         return out[names[0]], self.to_tensor(out[names[1]]), bootstrap, sequences
 
     def _recorded(self, trajectories: Trajectories, name: str, computed: Tensor) -> Tensor:
