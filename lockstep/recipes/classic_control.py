@@ -438,7 +438,7 @@ CLASSIC_CONTROL: tuple[Recipe, ...] = (
     Recipe("crossq", "Pendulum-v1", crossq_pendulum, -151.34, f"{RL_ZOO}, TQC, 20k steps", 10_000, promise=-295.0),
     Recipe("td3", "Pendulum-v1", td3_pendulum, -151.855, f"{RL_ZOO}, 20k steps", 20_000, promise=-170.0),
     Recipe("ppo", "MountainCar-v0", ppo_mountain_car, -110.423, f"{RL_ZOO}, 1M steps", 1_000_000, promise=-118.0),
-    Recipe("dqn", "MountainCar-v0", dqn_mountain_car, -100.849, f"{RL_ZOO}, 120k steps", 128_000, promise=None),
+    Recipe("dqn", "MountainCar-v0", dqn_mountain_car, -100.849, f"{RL_ZOO}, 120k steps", 128_000, promise=-102.0),
     Recipe("trpo", "MountainCar-v0", trpo_mountain_car, -107.278, f"{RL_ZOO}, 100k steps", 200_000, promise=None),
     Recipe(
         "ppo",
