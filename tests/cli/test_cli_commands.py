@@ -29,6 +29,7 @@ def test_help_and_version_are_quick_answers(lockstep: Command) -> None:
     assert all(f"--{name}" in said.out for name in ("total-steps", "seeds", "stop-return", "set"))
 
 
+@pytest.mark.long
 def test_eval_plays_the_best_policy_and_repeats_with_its_seed(lockstep: Command, trained: Trained) -> None:
     run = str(trained.runs[0])
     first, again = lockstep("eval", run, "--episodes", "3"), lockstep("eval", run, "--episodes", "3")

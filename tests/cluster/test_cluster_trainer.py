@@ -63,6 +63,7 @@ def assert_near(policy, other, atol):
         np.testing.assert_allclose(policy.module.get_state()[name], array, rtol=0, atol=atol, err_msg=name)
 
 
+@pytest.mark.long
 def test_a_run_over_two_env_runners_is_the_run_in_this_process(cluster, here, tmp_path):
     there = run(config_of(0, 2, 2), tmp_path)
     assert returns_of(there) == returns_of(here)

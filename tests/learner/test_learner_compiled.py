@@ -101,6 +101,7 @@ def test_loss_of_ones_own_takes_ten_lines_and_shows_in_results_and_gradients():
     assert not torch.equal(*heads)
 
 
+@pytest.mark.long
 def test_compiled_update_equals_the_eager_one_over_twenty_minibatches(compiled):
     compiled, eager = pair(compiled)
     results = [learner.update_from_batch(batch(seed=1), timesteps=NOW, **STEPS) for learner in (compiled, eager)]

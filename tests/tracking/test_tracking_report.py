@@ -243,6 +243,7 @@ say("none", [count("line"), point(0, 0.5).length]);
 
 
 @in_a_browser
+@pytest.mark.long
 def test_the_page_asks_nothing_of_a_network(runs: list[RunFolder], tmp_path: Path) -> None:
     """Every request goes to a proxy of ours, which notes it; a page that asks shows that it would."""
     asked: list[str] = []

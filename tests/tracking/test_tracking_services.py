@@ -105,6 +105,7 @@ def go_on(logger: BaseLogger, state: dict[str, Any], remark: dict[str, Any] | No
 
 
 @needs_wandb
+@pytest.mark.long
 def test_wandb_records_of_a_resumed_run_are_those_of_one_that_never_stopped(tmp_path: Path) -> None:
     whole = JsonlLogger(tmp_path / "whole.jsonl", train_interval=120)
     train_and_be_killed(whole)
