@@ -42,16 +42,16 @@ NUM_IN_CI = 150
 def in_ci() -> list[dict[str, str]]:
     """Return the cells that have most of the missing pairs, one after another, then others to make up the number.
 
-    Compiling takes many times as long as learning, so a compiled cell must bring twice as many pairs.
+    What takes long (compiling, continuous actions with memory) must bring twice as many pairs.
     """
     pairs, missing = [pairs_in(cell) for cell in CELLS], set().union(*map(pairs_in, CELLS))
-    eager = [cell["compile"] == "eager" for cell in CELLS]
+    costs = [1 + (cell["compile"] == "compile") + is_slow_box(cell) for cell in CELLS]
     chosen: list[int] = []
     while missing:
-        gains = [len(found & missing) * (2 if is_eager else 1) for found, is_eager in zip(pairs, eager)]
+        gains = [len(found & missing) / cost for found, cost in zip(pairs, costs)]
         chosen.append(gains.index(max(gains)))
         missing -= pairs[chosen[-1]]
-    left = [number for number in range(len(CELLS)) if eager[number] and number not in chosen]
+    left = [number for number in range(len(CELLS)) if costs[number] == 1 and number not in chosen]
     more = NUM_IN_CI - len(chosen)
     return [CELLS[number] for number in [*chosen, *left[:: len(left) // more][:more]]]
 
