@@ -50,12 +50,34 @@ def test_the_tested_version_lies_in_the_range_that_is_promised(text):
 
 @pytest.mark.parametrize(
     "target",
-    ["setup", "train", "test", "test-learning", "test-site", "test-dist", "dist", "lint", "bench", "pages", "docs"],
+    [
+        "setup",
+        "train",
+        "test",
+        "test-learning",
+        "test-long",
+        "test-product",
+        "test-site",
+        "test-dist",
+        "dist",
+        "lint",
+        "bench",
+        "pages",
+        "docs",
+    ],
 )
 def test_make_knows_the_target(target):
     done = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
+
+
+def test_the_package_holds_code_and_templates_alone():
+    tracked = subprocess.run(["git", "ls-files", "lockstep"], cwd=ROOT, capture_output=True, text=True, check=True)
+    files = [Path(name) for name in tracked.stdout.split()]
+    templates = {"act.py.txt", "report_page.html", "py.typed"}
+    others = [path for path in files if path.suffix != ".py" and path.name not in templates]
+    assert [path for path in others if path.parent.name != "eject" or path.suffixes != [".py", ".txt"]] == []
 
 
 def test_make_train_trains_to_475():
@@ -69,4 +91,5 @@ def test_ci_makes_a_new_environment_and_runs_lint_and_tests():
     assert (ROOT / ".ci/run").stat().st_mode & 0o111
     assert "make VENV=.venv-ci lint" in script
     assert "make VENV=.venv-ci test" in script
-    assert "make VENV=.venv-ci test-site" in script
+    for target in ("test-site", "test-long", "test-dist", "test-kills"):
+        assert f"make VENV=.venv-ci {target}" in script
