@@ -345,7 +345,8 @@ class Learner(Generic[Training]):
         started = time.perf_counter()
         plan = plan_update(columns, agreed.stand_ins, trajectories, self.reducer)
         for module_id, part in columns.items():
-            inputs.look_for_forbidden_actions(part, self.module[module_id], module_id, self._is_first_count)
+            if (self.weights_seq_no & (self.weights_seq_no - 1)) == 0:  # after 0, 1, 2, 4, 8, ... updates: they are few
+                inputs.look_for_forbidden_actions(part, self.module[module_id], module_id, self._is_first_count)
             if (novelty := self.novelty_of(module_id)) is not None:
                 part = novelty.rewarded(part, plan.num_own_rows[module_id] > 0, self.reducer)
             part, widths = self.prepare_sequences(module_id, part), self.noise_columns(module_id)

@@ -71,7 +71,7 @@ class RunFolder:
 
     def __init__(self, path: Path, info: Mapping[str, Any]) -> None:
         self.path = path
-        self.metrics_path, self.summary_path = path / "metrics.jsonl", path / "summary.json"
+        self.metrics_path, self.summary_path = path / METRICS, path / "summary.json"
         self.checkpoints, self.best, self.curve_path = path / "checkpoints", path / "best", path / "curve.png"
         self.info = dict(info)
         self.algo = str(info["algo"])
@@ -120,8 +120,8 @@ class RunFolder:
         try:
             for inner in ("checkpoints", "best"):
                 (path / inner).mkdir()
-            write_json(path / "config.json", info)
-            (path / "metrics.jsonl").touch()
+            write_json(path / CONFIG, info)
+            (path / METRICS).touch()
         except BaseException:
             shutil.rmtree(path, ignore_errors=True)
             raise
@@ -135,7 +135,7 @@ class RunFolder:
         """
         root = find_run(path).absolute()
         try:
-            info = json.loads((root / "config.json").read_bytes())
+            info = json.loads((root / CONFIG).read_bytes())
         except (FileNotFoundError, NotADirectoryError) as error:
             raise RunFolderError(f"no run at {root}: it has no config.json") from error
         except ValueError as error:
@@ -186,7 +186,7 @@ class RunFolder:
         if not self.has_recorded(entry):
             history.append(dict(entry))
         info = {**self.info, "config": dict(config), "history": history}
-        write_json(self.path / "config.json", info)
+        write_json(self.path / CONFIG, info)
         self.info, self.config = info, dict(config)
 
     def has_recorded(self, entry: Mapping[str, Any]) -> bool:
