@@ -188,21 +188,7 @@ def ppo_acrobot() -> PPOConfig:
 
 def dqn_acrobot() -> DQNConfig:
     """As `dqn_cartpole`, with squared errors and a gradient step for 4 environment steps."""
-    return (
-        DQNConfig()
-        .environment("Acrobot-v1")
-        .env_runners(num_envs_per_env_runner=8)
-        .training(
-            lr=[[0, 1e-3], [100_000, 0.0]],
-            train_batch_size=128,
-            epsilon=[[0, 1.0], [20_000, 0.05]],
-            target_update_interval=1,
-            tau=0.01,
-        )
-        .replay(capacity=50_000, learning_starts=1_000, update_per_step=0.25, n_step=3)
-        .rl_module(model_config={"hiddens": (128, 128)})
-        .reporting(total_steps=100_000)
-    )
+    return _action_values_acrobot(DQNConfig())
 
 
 def a2c_acrobot() -> A2CConfig:
@@ -218,9 +204,12 @@ def a2c_acrobot() -> A2CConfig:
 
 def qrdqn_acrobot() -> QRDQNConfig:
     """As `dqn_acrobot`, with 25 quantiles."""
+    return _action_values_acrobot(QRDQNConfig().training(num_quantiles=25))
+
+
+def _action_values_acrobot(config: Config) -> Config:
     return (
-        QRDQNConfig()
-        .environment("Acrobot-v1")
+        config.environment("Acrobot-v1")
         .env_runners(num_envs_per_env_runner=8)
         .training(
             lr=[[0, 1e-3], [100_000, 0.0]],
@@ -228,7 +217,6 @@ def qrdqn_acrobot() -> QRDQNConfig:
             epsilon=[[0, 1.0], [20_000, 0.05]],
             target_update_interval=1,
             tau=0.01,
-            num_quantiles=25,
         )
         .replay(capacity=50_000, learning_starts=1_000, update_per_step=0.25, n_step=3)
         .rl_module(model_config={"hiddens": (128, 128)})
