@@ -36,6 +36,7 @@ class RunPool(ProcessPoolExecutor):
     """A pool whose processes no Ctrl-C reaches before they ignore it."""
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Have a function called in one of the processes."""
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # what begins now inherits it
         try:
             return super().submit(fn, *args, **kwargs)
