@@ -20,7 +20,7 @@ from lockstep.compat.sb3.common.callbacks import (
     StopTrainingOnRewardThreshold,
 )
 from lockstep.compat.sb3.common.env_util import make_vec_env
-from lockstep.compat.sb3.common.logger import HParam, TensorBoardOutputFormat, configure
+from lockstep.compat.sb3.common.logger import HParam, TensorBoardOutputFormat
 from lockstep.compat.sb3.common.vec_env import VecNormalize
 
 SMALL = {"net_arch": [8]}
@@ -172,29 +172,24 @@ def test_max_episodes_count_for_each_environment():
     assert model.num_timesteps == 12
 
 
-def test_the_logger_writes_to_files(tmp_path):
+def test_the_logger_writes_for_tensorboard(tmp_path):
     pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     class Records(BaseCallback):
         def _on_training_start(self):
             self.writer = next(
                 each for each in self.logger.output_formats if isinstance(each, TensorBoardOutputFormat)
             ).writer
-            self.logger.record("settings", HParam({"lr": 1.0}, {"eval/mean": 0.0}), exclude=("csv", "json"))
+            self.logger.record("settings", HParam({"lr": 1.0}, {"eval/mean": 0.0}), exclude=("stdout", "json"))
 
         def _on_step(self):
             self.logger.record_mean("mean_step", self.num_timesteps)
-            self.logger.record("step", self.num_timesteps, exclude="csv")
+            self.logger.record("step", self.num_timesteps, exclude="tensorboard")
             return True
 
-    model = PPO("MlpPolicy", Count(), n_steps=4, policy_kwargs=SMALL)
-    model.set_logger(configure(str(tmp_path), ["csv", "json", "tensorboard"]))
-    model.learn(8, callback=Records())
-    head, *rows = (tmp_path / "progress.csv").read_text().splitlines()
-    column = head.split(",").index("mean_step")
-    assert [float(row.split(",")[column]) for row in rows] == [2.5, 6.5]
-    assert "step" not in head.split(",")
-    assert '"step": 8.0' in (tmp_path / "progress.json").read_text().splitlines()[1]
-    assert list(tmp_path.rglob("events.out.tfevents.*"))
-    with pytest.raises(ValueError, match="xml"):
-        configure(str(tmp_path), ["xml"])
+    PPO("MlpPolicy", Count(), n_steps=4, policy_kwargs=SMALL, tensorboard_log=tmp_path).learn(8, callback=Records())
+    events = EventAccumulator(str(tmp_path / "PPO_1")).Reload()
+    assert [(each.step, each.value) for each in events.Scalars("mean_step")] == [(4, 2.5), (8, 6.5)]
+    assert "rollout/ep_rew_mean" in events.Tags()["scalars"]
+    assert not {"step", "time/total_timesteps"} & set(events.Tags()["scalars"])

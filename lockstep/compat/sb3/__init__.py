@@ -3,11 +3,10 @@
 import sys
 
 from lockstep.compat.sb3 import algorithms, policies
-from lockstep.compat.sb3.algorithms import A2C, DDPG, DQN, PPO, SAC, TD3, TQC
-from lockstep.compat.sb3.common.buffers import HerReplayBuffer
+from lockstep.compat.sb3.algorithms import A2C, DQN, PPO, SAC, TD3, TQC
 
-__all__ = ["A2C", "DDPG", "DQN", "PPO", "SAC", "TD3", "TQC", "HerReplayBuffer"]
+__all__ = ["A2C", "DQN", "PPO", "SAC", "TD3", "TQC"]
 
-for name in ("a2c", "ddpg", "dqn", "ppo", "sac", "td3", "tqc"):  # as `stable_baselines3.sac.policies`
+for name in ("a2c", "dqn", "ppo", "sac", "td3", "tqc"):  # as `stable_baselines3.sac.policies`
     sys.modules |= {f"{__name__}.{name}": algorithms, f"{__name__}.{name}.policies": policies}
 sys.modules[f"{__name__}.common.policies"] = policies

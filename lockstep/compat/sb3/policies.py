@@ -13,7 +13,3 @@ class CnnPolicy(BasePolicy):
 
 class MultiInputPolicy(BasePolicy):
     """Networks for observations that are dicts."""
-
-
-class ActorCriticPolicy(BasePolicy):
-    """Can be subclassed and is refused: give networks as `features_extractor_class`, or use Lockstep's `RLModule`."""

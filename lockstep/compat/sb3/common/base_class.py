@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 import sys
 import tempfile
@@ -9,31 +10,35 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from gymnasium import spaces
+from torch import nn
 
-from lockstep.algorithms import AlgorithmConfig, Policy
+from lockstep.algorithms import AlgorithmConfig, Policy, get_config
 from lockstep.algorithms.json_form import from_plain, to_plain
 from lockstep.algorithms.saved_policy import described, space_of
 from lockstep.compat.sb3.common import noise
 from lockstep.compat.sb3.common.callbacks import BaseCallback, CallbackList, ConvertCallback, ProgressBarCallback
-from lockstep.compat.sb3.common.env_util import make_vec_env
+from lockstep.compat.sb3.common.env_util import vector_of
 from lockstep.compat.sb3.common.logger import Logger
-from lockstep.compat.sb3.common.utils import OverSteps, TableSchedule
-from lockstep.compat.sb3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
+from lockstep.compat.sb3.common.torch_layers import model_config_of
+from lockstep.compat.sb3.common.utils import OverSteps
+from lockstep.compat.sb3.common.vec_env import VecNormalize
 from lockstep.compat.sb3.common.vec_env.base_vec_env import BoundaryVecEnv, infos_of
-from lockstep.compat.sb3.common.vec_env.wrappers import unwrap_vec_wrapper
+from lockstep.compat.sb3.common.vec_env.wrappers import normalize_of
 from lockstep.data.trees import map_tree
 from lockstep.envs import StepResult
 from lockstep.envs.vec_env import VecEnvBoundary
 from lockstep.learner.learner import STEPS_SAMPLED
 from lockstep.rollout import Collector
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
+from lockstep.state.options import import_path, imported
 from lockstep.tracking.run_folder import versions
 from lockstep.trainer import Callback, OffpolicyTrainer, OnpolicyTrainer
 from lockstep.trainer.callbacks import CollectEnd
@@ -41,6 +46,14 @@ from lockstep.trainer.callbacks import CollectEnd
 Rate = float | Callable[[float], float]
 NAMES = {"policy_loss": "policy_gradient_loss", "vf_loss": "value_loss", "alpha": "ent_coef", "qf_loss": "loss"}
 """our metric -> its name in the logger"""
+GRID = np.linspace(0.0, 1.0, 101)
+"""of the progress that remains: where schedules are written down"""
+POLICIES = ("MlpPolicy", "CnnPolicy", "MultiInputPolicy")
+
+
+def option(default: Any, path: str | None) -> Any:
+    """Return a field that is the option `path` of the configuration; None: that can only be what it is by default."""
+    return field(default=default, metadata={"path": path})
 
 
 class BasePolicy:
@@ -52,7 +65,10 @@ class BasePolicy:
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return all numbers by name: `policy_net.` stands before those that act, `value_net.` before the others."""
-        return {_sorted_name(name): value for name, value in self.model.lockstep.state_dict().items()}
+        found = self.model.lockstep.state_dict()
+        return {
+            f"{'value' if 'value' in name or 'critic' in name else 'policy'}_net.{name}": found[name] for name in found
+        }
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:
         """Set what `state_dict` returned, or (`strict=False`) some of it."""
@@ -68,10 +84,6 @@ class BasePolicy:
         """Return the policy of a model that was written, of whatever algorithm."""
         policy: BasePolicy = BaseAlgorithm.load(path, device=device).policy
         return policy
-
-
-def _sorted_name(name: str) -> str:
-    return f"{'value_net' if 'value' in name or 'critic' in name else 'policy_net'}.{name}"
 
 
 class Stopped(Exception):
@@ -98,12 +110,17 @@ class BaseAlgorithm(ABC):
 
     algorithm: ClassVar[str] = ""
     log_interval: ClassVar[int] = 4
+    widths: ClassVar[tuple[int, ...]] = (64, 64)
+    activation: ClassVar[type[nn.Module]] = nn.ReLU
+    has_q: ClassVar[bool] = True
+    adam_epsilon: ClassVar[float] = 1e-8
+    sde_log_std: ClassVar[float] = -3.0
 
     policy: Any
     env: Any
-    learning_rate: Rate = 3e-4
+    learning_rate: Rate = option(3e-4, "training.lr")
     _: KW_ONLY
-    gamma: float = 0.99
+    gamma: float = option(0.99, "training.gamma")
     use_sde: bool = False
     sde_sample_freq: int = -1
     stats_window_size: int = 100
@@ -117,68 +134,106 @@ class BaseAlgorithm(ABC):
     def __post_init__(self) -> None:
         self.num_timesteps, self.n_envs, self.start_time, self._steps_before, self._logged = 0, 1, 0.0, 0, 0
         self.trainer: Any = None
-        self.remembered: Any = None  # a replay buffer that was loaded before there are environments
+        self.buffer: Any = None
         self.last_training: Any = None
-        self.log_interval_now: int | None = None
-        self._ended: dict[int, dict[str, Any]] = {}
         self.locals: dict[str, Any] = {}
-        self.logger, self.callback = Logger(None, []), BaseCallback()
+        self._ended: dict[int, dict[str, Any]] = {}  # the last episode of each environment
+        self.logger, self.callback = Logger(), BaseCallback()
         self.ep_info_buffer: deque[dict[str, Any]] = deque(maxlen=self.stats_window_size)
         self.total = [0]
         self.policy_name = getattr(self.policy, "__name__", self.policy)
-        if self.policy_name not in ("MlpPolicy", "CnnPolicy", "MultiInputPolicy"):
+        if self.policy_name not in POLICIES:
             raise ValueError(
-                f"policy={self.policy!r} is no name here: 'MlpPolicy', 'CnnPolicy' or 'MultiInputPolicy', networks of "
-                "your own as policy_kwargs={'features_extractor_class': ...}, or to Lockstep itself as an RLModule"
+                f"policy={self.policy!r} is none of {POLICIES}; give networks of your own as policy_kwargs="
+                "{'features_extractor_class': ...}, or to Lockstep itself as an RLModule"
             )
-        if self._init_setup_model:
-            self.set_up(self.vector_of(self.env))
+        self.is_cnn = self.policy_name == "CnnPolicy"
+        if self._init_setup_model and self.env is not None:
+            self.env = vector_of(self.env)
+            self.n_envs = self.env.num_envs
+            self.set_up(self.env.observation_space, self.env.action_space)
 
     # -- building ---
 
-    @staticmethod
-    def vector_of(env: Any) -> Any:
-        """Return environments side by side for an id, one environment, or a vector; None for None."""
-        if isinstance(env, str):
-            return make_vec_env(env)
-        return env if isinstance(env, VecEnv) or env is None else DummyVecEnv([lambda: env])
-
-    def set_up(self, venv: Any, spaces_of_policy: tuple[Any, Any] | None = None) -> None:
-        """Build configuration and policy and, for an environment, the trainer."""
-        self.env, self.n_envs = venv, self.n_envs if venv is None else venv.num_envs
-        self.observation_space, self.action_space = spaces_of_policy or (venv.observation_space, venv.action_space)
+    def set_up(self, observation_space: Any, action_space: Any) -> None:
+        """Build configuration and policy and, where there are environments, the trainer."""
+        self.observation_space, self.action_space = observation_space, action_space
         self.config = self.make_config()
-        self.lockstep: Policy = self.config.build_policy(spaces=(self.observation_space, self.action_space))
-        self.policy = BasePolicy(self)
-        if venv is not None:
-            self._make_trainer()
+        self.lockstep: Policy = self.config.build_policy(spaces=(observation_space, action_space))
+        self.policy, self.buffer = BasePolicy(self), self.make_buffer()
+        if self.env is not None:
+            self._connect()
 
-    @abstractmethod
-    def make_config(self) -> AlgorithmConfig:
-        """Return the configuration that these options come to."""
-
-    def _make_trainer(self) -> None:
+    def _connect(self) -> None:
+        """Make the trainer for the environments."""
         venv = self.env
         self.boundary = venv.boundary if isinstance(venv, BoundaryVecEnv) else VecEnvBoundary(venv)
         seeds = None if self.seed is not None or not isinstance(venv, BoundaryVecEnv) else venv.seeds
         collector = Collector(
             self.lockstep,
             self.boundary,
-            self.remembered if self.trainer is None else self.trainer.buffer,
+            self.buffer,
             on_episode_done_hook=self._on_episode,
             seed=None if seeds is None else seeds[0],
         )
-        self.trainer = self.make_trainer(
-            policy=self.lockstep, max_epoch=0, step_per_epoch=1, train_collector=collector, callbacks=[RolloutEnd(self)]
-        )
+        options: dict[str, Any] = {"max_epoch": 0, "step_per_epoch": 1, "callbacks": [RolloutEnd(self)]}
+        self.trainer = self.make_trainer(policy=self.lockstep, train_collector=collector, **options)
+
+    def make_config(self) -> AlgorithmConfig:
+        """Return the configuration that these options come to."""
+        config: Any = get_config(self.algorithm).evaluation(evaluation_interval=0)
+        config.environment(observation_space=self.observation_space, action_space=self.action_space)
+        config.env_runners(num_envs_per_env_runner=self.n_envs)
+        config.debugging(seed=secrets.randbits(31) if self.seed is None else self.seed)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        config.framework(device=device if str(self.device) == "auto" else str(self.device))
+        for each in fields(self):
+            value = getattr(self, each.name)
+            path = each.metadata.get("path", "")
+            if path:
+                try:
+                    config.set_path(path, self.over_steps(value))
+                except (TypeError, ValueError) as error:
+                    self.refuse(f"{each.name}={value!r}", str(error))
+            elif path is None and value != each.default:
+                self.refuse(f"{each.name}={value}", "leave it out")
+        kwargs = dict(self.policy_kwargs or {})
+        if self.use_sde:
+            exploration: dict[str, Any] = {"log_std_init": float(kwargs.pop("log_std_init", self.sde_log_std))}
+            exploration["sample_freq"] = None if self.sde_sample_freq < 0 else self.sde_sample_freq
+            config.env_runners(exploration="gsde", exploration_config=exploration)
+        config.training(adam_epsilon=self.adam_epsilon)
+        if "optimizer_class" in kwargs:
+            options = kwargs.pop("optimizer_kwargs", {})
+            config.training(optimizer=kwargs.pop("optimizer_class"), optimizer_kwargs=options)
+        self.set_options(config, kwargs)
+        shape: dict[str, Any] = {"is_cnn": self.is_cnn, "has_q": self.has_q}
+        shape |= {"widths": self.widths, "activation": self.activation}
+        config.rl_module(model_config=model_config_of(kwargs, self.observation_space, **shape))
+        if kwargs:
+            self.refuse(f"policy_kwargs={kwargs}", "these have no counterpart")
+        made: AlgorithmConfig = config
+        return made
+
+    @abstractmethod
+    def set_options(self, config: Any, kwargs: dict[str, Any]) -> None:
+        """Set the options that have another form here; take out of `kwargs`, policy_kwargs, what they need."""
+
+    def refuse(self, what: str, instead: str) -> None:
+        """Raise `ValueError` for an option that has no counterpart."""
+        raise ValueError(f"{type(self).__name__}: {what} is not allowed here; {instead} (docs/sb3.md)")
+
+    @abstractmethod
+    def make_buffer(self) -> Any:
+        """Return what transitions are remembered in; None where they are learned from once."""
 
     @abstractmethod
     def make_trainer(self, **options: Any) -> OnpolicyTrainer | OffpolicyTrainer:
         """Return the trainer."""
 
-    def over_steps(self, rate: Rate) -> Any:
-        """Return a number as it is, and a function of the progress that remains as one of environment steps."""
-        return OverSteps(rate, self.total) if callable(rate) else float(rate)
+    def over_steps(self, value: Any) -> Any:
+        """Return a function of the progress that remains as one of environment steps, and all else as it is."""
+        return OverSteps(value, self.total) if callable(value) else value
 
     # -- learning ---
 
@@ -194,81 +249,63 @@ class BaseAlgorithm(ABC):
         """Train for so many steps (`reset_num_timesteps=False`: so many more) and return the model."""
         if self.trainer is None:
             raise ValueError("the model has no environment; call set_env(env) first")
-        if reset_num_timesteps:
-            self.num_timesteps = 0
-            self.trainer.reset()
-        elif getattr(self.env.unwrapped, "is_stepped_by_hand", False):
-            self.trainer.collector.reset_env()
-        self.trainer.env_step = self.num_timesteps
-        self.lockstep.timesteps[STEPS_SAMPLED] = self.num_timesteps
+        self.num_timesteps = 0 if reset_num_timesteps else self.num_timesteps
+        self.trainer.reset()
+        self.trainer.env_step = self.lockstep.timesteps[STEPS_SAMPLED] = self.num_timesteps
         self.total[0] = int(total_timesteps) + self.num_timesteps
         name = tb_log_name or type(self).__name__
         self._open_logger(name, reset_num_timesteps)
-        self.log_interval_now = self.log_interval if log_interval == -1 else log_interval
-        self._ended = {}
+        interval = self.log_interval if log_interval == -1 else log_interval
         self.start_time, self._steps_before, self._logged = time.monotonic(), self.num_timesteps, 0
-        self.callback = self._joined(callback, progress_bar)
-        self.trainer.collector.on_step_hook = self._on_vector_step if type(self.callback) is not BaseCallback else None
-        if self.trainer.collector.on_step_hook is not None:
+        listed = list(callback) if isinstance(callback, list | tuple) else [callback] if callback else []
+        callbacks = [each if isinstance(each, BaseCallback) else ConvertCallback(each) for each in listed]
+        self.callback = CallbackList([*callbacks, ProgressBarCallback()] if progress_bar else callbacks)
+        self.trainer.collector.on_step_hook = self._on_vector_step if self.callback.children else None
+        if self.callback.children:
             self.boundary.keep_infos()
-        self.callback.init_callback(self)
         self.locals = {"self": self, "total_timesteps": self.total[0], "tb_log_name": name, "env": self.env}
-        self.callback.on_training_start(self.locals, globals())
+        self.callback.begin(self, self.locals, globals())
         try:
             while self.num_timesteps < self.total[0]:
                 self.callback.on("rollout_start")
                 self.last_training = self.trainer.training_step()[1] or self.last_training
                 self.num_timesteps = self.trainer.env_step
-                self._log()
+                due = self.log_unit() // interval if interval else 0
+                if due > self._logged:
+                    self._logged = due
+                    self.dump_logs()
         except Stopped:
             pass
         self.callback.on("training_end")
         return self
 
-    def _joined(self, callback: Any, progress_bar: bool) -> BaseCallback:
-        if isinstance(callback, list | tuple):
-            callback = CallbackList(callback)
-        elif callable(callback):
-            callback = ConvertCallback(callback)
-        if progress_bar:
-            return CallbackList([*([] if callback is None else [callback]), ProgressBarCallback()])
-        return BaseCallback() if callback is None else callback
-
     def _on_episode(self, row: int, episode_return: float, length: int) -> None:
         known = self.boundary.infos.of_step[row] if self.boundary.infos else {}
-        episode = known.get("episode", {"r": episode_return, "l": length, "t": time.monotonic() - self.start_time})
-        self.ep_info_buffer.append(episode)
-        self._ended[row] = episode
+        counted = {"r": episode_return, "l": length, "t": time.monotonic() - self.start_time}
+        self._ended[row] = known.get("episode", counted)
+        self.ep_info_buffer.append(self._ended[row])
 
     def _on_vector_step(self, result: StepResult) -> None:
         self.num_timesteps += self.n_envs
-        infos = infos_of(result, self.boundary)
-        for row, episode in self._ended.items():
-            infos[row].setdefault("episode", episode)
-        self._ended = {}
-        dones = result.terminateds | result.truncateds
+        infos, dones = infos_of(result, self.boundary), result.terminateds | result.truncateds
+        for row in map(int, np.flatnonzero(dones)):
+            infos[row].setdefault("episode", self._ended[row])
         self.locals.update(infos=infos, dones=dones, rewards=result.rewards, new_obs=result.obs)
         if not self.callback.on_step():
             raise Stopped
 
     # -- logging ---
 
-    def set_logger(self, logger: Logger) -> None:
-        """Use this logger in `learn` from now on."""
-        self.logger, self._own_logger = logger, True
-
     def _open_logger(self, name: str, anew: bool) -> None:
-        if getattr(self, "_own_logger", False):
-            return
-        formats, folder = ["stdout"] * (self.verbose > 0), None
+        folder = None
         if self.tensorboard_log is not None:
             taken = [int(path.name.rpartition("_")[2]) for path in Path(self.tensorboard_log).glob(f"{name}_[0-9]*")]
             folder = Path(self.tensorboard_log) / f"{name}_{max(max(taken, default=0) + anew, 1)}"
-            formats.append("tensorboard")
-        self.logger = Logger(folder, formats)
+        self.logger = Logger(folder, prints=self.verbose > 0)
 
     @abstractmethod
-    def _log(self) -> None: ...
+    def log_unit(self) -> int:
+        """Return how many of what `log_interval` counts have ended: rollouts or episodes."""
 
     def dump_logs(self) -> None:
         """Record returns, speed and the metrics of the last update, and write what the logger has."""
@@ -306,31 +343,16 @@ class BaseAlgorithm(ABC):
 
     def get_vec_normalize_env(self) -> VecNormalize | None:
         """Return the `VecNormalize` around the environments, or None."""
-        return unwrap_vec_wrapper(self.env, VecNormalize)
+        return normalize_of(self.env)
 
     def set_env(self, env: Any, force_reset: bool = True) -> None:
         """Learn in other environments, of the same spaces and number."""
-        venv = self.vector_of(env)
+        venv = vector_of(env)
         if venv.num_envs != self.n_envs:
             raise ValueError(f"set_env got {venv.num_envs} environments, the model has {self.n_envs}; give as many")
         self.lockstep.acting["default_policy"].check_spaces(venv.observation_space, venv.action_space)
         self.env = venv
-        self._make_trainer()
-
-    def set_random_seed(self, seed: int | None = None) -> None:
-        """Seed all random numbers but the initial weights."""
-        if seed is not None and self.trainer is not None:
-            self.trainer.set_seed(seed)
-
-    def get_parameters(self) -> dict[str, Any]:
-        """Return the networks' numbers: `{"policy": state_dict}`; `save` has optimizers too."""
-        return {"policy": self.policy.state_dict()}
-
-    def set_parameters(self, load_path_or_dict: Any, exact_match: bool = True, device: str = "auto") -> None:
-        """Set what `get_parameters` returned, or the networks of a file."""
-        is_file = isinstance(load_path_or_dict, str | Path)
-        found = BaseAlgorithm.load(load_path_or_dict).get_parameters() if is_file else load_path_or_dict
-        self.policy.load_state_dict(found["policy"], strict=exact_match)
+        self._connect()
 
     # -- files ---
 
@@ -342,7 +364,7 @@ class BaseAlgorithm(ABC):
         left = ("policy", "env", "_init_setup_model", "device", "tensorboard_log")
         options = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in left}
         plain = {name: _plain(name, value) for name, value in options.items()}
-        about = {"algorithm": type(self).__name__, "policy": self.policy_name, "n_envs": self.n_envs}
+        about = {"class": import_path("the algorithm", type(self)), "policy": self.policy_name, "n_envs": self.n_envs}
         about |= {"num_timesteps": self.num_timesteps, "total": self.total[0]}
         about |= {"spaces": [described(self.observation_space), described(self.action_space)], "options": plain}
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -372,32 +394,26 @@ class BaseAlgorithm(ABC):
                     f"{path} is no file of `save` ({error}); one of Stable-Baselines3 is not read"
                 ) from error
         about = found["sb3"]
-        kind = next(each for each in subclasses(BaseAlgorithm) if each.__name__ == about["algorithm"])
+        kind = imported(about["class"])
         if not issubclass(kind, cls):
             raise ValueError(f"{path} is of {kind.__name__}, not of {cls.__name__}")
         options = {name: _value(plain) for name, plain in about["options"].items()}
         options |= {**(custom_objects or {}), **kwargs, "device": device, "_init_setup_model": False}
-        model = kind(about["policy"], None, **options)
-        model.n_envs, model.total[0], model.num_timesteps = about["n_envs"], about["total"], about["num_timesteps"]
-        observation_space, action_space = map(space_of, about["spaces"])
-        model.set_up(cls.vector_of(env), (observation_space, action_space))
+        model = kind(about["policy"], None if env is None else vector_of(env), **options)
+        model.n_envs = about["n_envs"] if env is None else model.env.num_envs
+        model.total[0], model.num_timesteps = about["total"], about["num_timesteps"]
+        model.set_up(*map(space_of, about["spaces"]))
         model.lockstep.set_state(found["policy"]["state"])
         if print_system_info:
             sys.stdout.write(f"{versions()}\n")
         return model
 
 
-def subclasses(kind: type) -> list[type]:
-    """Return a class and all below it."""
-    found: list[type] = kind.__subclasses__()
-    return [kind, *(each for below in found for each in subclasses(below))]
-
-
 def _plain(name: str, value: Any) -> Any:
     if isinstance(value, noise.NormalActionNoise):
-        return {"noise": type(value).__name__, **{key: np.asarray(part).tolist() for key, part in vars(value).items()}}
+        return {"noise": type(value).__name__, **vars(value)}
     if callable(value) and not isinstance(value, type):
-        return {"progress": [float(value(i / 100)) for i in range(101)]}
+        return {"progress": [float(value(left)) for left in GRID]}
     return to_plain(name, value)
 
 
@@ -405,5 +421,5 @@ def _value(plain: Any) -> Any:
     if isinstance(plain, Mapping) and "noise" in plain:
         return getattr(noise, plain["noise"])(**{name: part for name, part in plain.items() if name != "noise"})
     if isinstance(plain, Mapping) and "progress" in plain:
-        return TableSchedule(plain["progress"])
+        return partial(np.interp, xp=GRID, fp=plain["progress"])
     return from_plain(plain)

@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.progress import Progress
 
+from lockstep.compat.sb3.common.env_util import vector_of
 from lockstep.compat.sb3.common.evaluation import evaluate_policy
-from lockstep.compat.sb3.common.vec_env import DummyVecEnv, VecEnv, sync_envs_normalization
+from lockstep.compat.sb3.common.vec_env import sync_envs_normalization
 
 Values = dict[str, Any]
 
 
 class BaseCallback:
-    """Override `_on_step` and others that begin with `_on_`. `locals` has `infos`, `dones`, `rewards`, `new_obs`."""
+    """Override `_on_step` and others that begin with `_on_`. `locals` has `infos`, `dones`, `rewards`, `new_obs`.
+
+    `children` hear of all but steps, which a callback passes on itself.
+    """
 
     model: Any
     parent: Any = None
+    children: Sequence[BaseCallback] = ()
+    locals: Values
+    globals: Values
+    n_calls = num_timesteps = 0
 
     def __init__(self, verbose: int = 0) -> None:
-        self.n_calls = self.num_timesteps = 0
         self.verbose = verbose
-        self.locals: Values = {}
-        self.globals: Values = {}
 
     @property
     def training_env(self) -> Any:
@@ -38,14 +44,12 @@ class BaseCallback:
         """The logger of the model."""
         return self.model.logger
 
-    def init_callback(self, model: Any) -> None:
-        """Take the model that calls."""
-        self.model = model
-        self._init_callback()
-
-    def on_training_start(self, locals_: Values, globals_: Values) -> None:
+    def begin(self, model: Any, locals_: Values, globals_: Values) -> None:
         """Handle the beginning of `learn`; `locals_` changes with each step."""
-        self.locals, self.globals, self.num_timesteps = locals_, globals_, self.model.num_timesteps
+        self.model, self.locals, self.globals, self.num_timesteps = model, locals_, globals_, model.num_timesteps
+        self._init_callback()
+        for child in self.children:
+            child.begin(model, locals_, globals_)
         self._on_training_start()
 
     def on_step(self) -> bool:
@@ -57,6 +61,8 @@ class BaseCallback:
     def on(self, event: str) -> None:
         """Handle `rollout_start`, `rollout_end` (before it is learned from) or `training_end`."""
         getattr(self, f"_on_{event}")()
+        for child in self.children:
+            child.on(event)
 
     def _init_callback(self) -> None: ...
 
@@ -77,23 +83,11 @@ class CallbackList(BaseCallback):
 
     def __init__(self, callbacks: Sequence[BaseCallback]) -> None:
         super().__init__()
-        self.callbacks = list(callbacks)
-
-    def _init_callback(self) -> None:
-        for callback in self.callbacks:
-            callback.init_callback(self.model)
-
-    def _on_training_start(self) -> None:
-        for callback in self.callbacks:
-            callback.on_training_start(self.locals, self.globals)
+        self.callbacks = self.children = list(callbacks)
 
     def _on_step(self) -> bool:
         wishes = [callback.on_step() for callback in self.callbacks]
         return all(wishes)
-
-    def on(self, event: str) -> None:
-        for callback in self.callbacks:
-            callback.on(event)
 
 
 class ConvertCallback(BaseCallback):
@@ -113,16 +107,11 @@ class EventCallback(BaseCallback):
     def __init__(self, callback: BaseCallback | None = None, verbose: int = 0) -> None:
         super().__init__(verbose)
         self.callback = callback
-        if callback is not None:
-            callback.parent = self
+        self._adopt(callback)
 
-    def _init_callback(self) -> None:
-        if self.callback is not None:
-            self.callback.init_callback(self.model)
-
-    def _on_training_start(self) -> None:
-        if self.callback is not None:
-            self.callback.on_training_start(self.locals, self.globals)
+    def _adopt(self, child: BaseCallback | None) -> None:
+        if child is not None:
+            child.parent, self.children = self, [*self.children, child]
 
     def _on_event(self) -> bool:
         return self.callback is None or self.callback.on_step()
@@ -149,65 +138,51 @@ class LogEveryNTimesteps(EveryNTimesteps):
         super().__init__(n_steps, ConvertCallback(lambda *_: self.model.dump_logs() is None))
 
 
+@dataclass(eq=False)
 class CheckpointCallback(BaseCallback):
     """Saves the model every `save_freq` vector steps."""
 
-    def __init__(
-        self,
-        save_freq: int,
-        save_path: str | Path,
-        name_prefix: str = "rl_model",
-        save_replay_buffer: bool = False,
-        save_vecnormalize: bool = False,
-        verbose: int = 0,
-    ) -> None:
-        super().__init__(verbose)
-        self.save_freq, self.stem = save_freq, f"{save_path}/{name_prefix}"
-        self.save_replay_buffer, self.save_vecnormalize = save_replay_buffer, save_vecnormalize
+    save_freq: int
+    save_path: str | Path
+    name_prefix: str = "rl_model"
+    save_replay_buffer: bool = False
+    save_vecnormalize: bool = False
+    verbose: int = 0
 
     def _on_step(self) -> bool:
         if self.n_calls % self.save_freq == 0:
-            steps, normalize = f"{self.num_timesteps}_steps", self.model.get_vec_normalize_env()
-            self.model.save(f"{self.stem}_{steps}.zip")
-            if self.save_replay_buffer and getattr(self.model, "replay_buffer", None) is not None:
-                self.model.save_replay_buffer(f"{self.stem}_replay_buffer_{steps}.pkl")
+            stem, steps = f"{self.save_path}/{self.name_prefix}", f"{self.num_timesteps}_steps"
+            normalize = self.model.get_vec_normalize_env()
+            self.model.save(f"{stem}_{steps}.zip")
+            if self.save_replay_buffer and hasattr(self.model, "save_replay_buffer"):
+                self.model.save_replay_buffer(f"{stem}_replay_buffer_{steps}.pkl")
             if self.save_vecnormalize and normalize is not None:
-                normalize.save(f"{self.stem}_vecnormalize_{steps}.pkl")
+                normalize.save(f"{stem}_vecnormalize_{steps}.pkl")
         return True
 
 
+@dataclass(eq=False)
 class EvalCallback(EventCallback):
     """Evaluates the model every `eval_freq` vector steps, and keeps the best one."""
 
-    def __init__(
-        self,
-        eval_env: Any,
-        callback_on_new_best: BaseCallback | None = None,
-        callback_after_eval: BaseCallback | None = None,
-        n_eval_episodes: int = 5,
-        eval_freq: int = 10000,
-        log_path: str | Path | None = None,
-        best_model_save_path: str | Path | None = None,
-        deterministic: bool = True,
-        render: bool = False,
-        verbose: int = 1,
-        warn: bool = True,
-    ) -> None:
-        super().__init__(callback_after_eval, verbose)
-        self.callback_on_new_best = callback_on_new_best
-        if callback_on_new_best is not None:
-            callback_on_new_best.parent = self
-        self.n_eval_episodes, self.eval_freq = n_eval_episodes, eval_freq
-        self.options: Values = {"deterministic": deterministic, "render": render, "return_episode_rewards": True}
-        self.eval_env: Any = eval_env if isinstance(eval_env, VecEnv) else DummyVecEnv([lambda: eval_env])
-        self.log_path, self.best_model_save_path = log_path, best_model_save_path
+    eval_env: Any
+    callback_on_new_best: BaseCallback | None = None
+    callback_after_eval: BaseCallback | None = None
+    n_eval_episodes: int = 5
+    eval_freq: int = 10000
+    log_path: str | Path | None = None
+    best_model_save_path: str | Path | None = None
+    deterministic: bool = True
+    render: bool = False
+    verbose: int = 1
+    warn: bool = True
+
+    def __post_init__(self) -> None:
+        super().__init__(self.callback_after_eval, self.verbose)
+        self._adopt(self.callback_on_new_best)
+        self.eval_env = vector_of(self.eval_env)
         self.best_mean_reward = self.last_mean_reward = -np.inf
         self.evaluations: dict[str, list[Any]] = {"timesteps": [], "results": [], "ep_lengths": []}
-
-    def _init_callback(self) -> None:
-        super()._init_callback()
-        if self.callback_on_new_best is not None:
-            self.callback_on_new_best.init_callback(self.model)
 
     def _see(self, locals_: Values, globals_: Values) -> None:
         if locals_["done"] and "is_success" in locals_["info"]:
@@ -217,18 +192,17 @@ class EvalCallback(EventCallback):
         if self.eval_freq <= 0 or self.n_calls % self.eval_freq:
             return True
         sync_envs_normalization(self.training_env, self.eval_env)
-        returns, lengths = evaluate_policy(
-            self.model, self.eval_env, self.n_eval_episodes, callback=self._see, **self.options
-        )
+        settings = self.n_eval_episodes, self.deterministic, self.render, self._see
+        returns, lengths = evaluate_policy(self.model, self.eval_env, *settings, return_episode_rewards=True)
         for name, value in zip(self.evaluations, (self.num_timesteps, returns, lengths)):
             self.evaluations[name].append(value)
         if self.log_path is not None:
             Path(self.log_path).mkdir(parents=True, exist_ok=True)
             arrays: Values = {name: np.array(values) for name, values in self.evaluations.items()}
             np.savez(Path(self.log_path) / "evaluations", **arrays)
-        self.last_mean_reward, deviation, goes_on = float(np.mean(returns)), float(np.std(returns)), True
+        self.last_mean_reward = float(np.mean(returns))
         if self.verbose:
-            found = f"episode_reward={self.last_mean_reward:.2f} +/- {deviation:.2f}"
+            found = f"episode_reward={self.last_mean_reward:.2f} +/- {np.std(returns):.2f}"
             sys.stdout.write(f"Eval num_timesteps={self.num_timesteps}, {found}\n")
         self.logger.record("eval/mean_reward", self.last_mean_reward)
         self.logger.record("eval/mean_ep_length", float(np.mean(lengths)))
@@ -237,8 +211,9 @@ class EvalCallback(EventCallback):
             self.best_mean_reward = self.last_mean_reward
             if self.best_model_save_path is not None:
                 self.model.save(Path(self.best_model_save_path) / "best_model")
-            goes_on = self.callback_on_new_best is None or self.callback_on_new_best.on_step()
-        return goes_on and self._on_event()
+            if self.callback_on_new_best is not None and not self.callback_on_new_best.on_step():
+                return False
+        return self._on_event()
 
 
 class StopTrainingOnRewardThreshold(BaseCallback):

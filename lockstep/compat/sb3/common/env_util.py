@@ -10,7 +10,7 @@ import gymnasium as gym
 
 from lockstep.compat.sb3.common.atari_wrappers import AtariWrapper
 from lockstep.compat.sb3.common.monitor import Monitor
-from lockstep.compat.sb3.common.vec_env import DummyVecEnv
+from lockstep.compat.sb3.common.vec_env import DummyVecEnv, VecEnv
 
 
 def make_vec_env(
@@ -48,3 +48,10 @@ def make_vec_env(
 def make_atari_env(env_id: str | Callable[..., gym.Env], n_envs: int = 1, seed: int | None = None, **more: Any) -> Any:
     """Return Atari games side by side in an `AtariWrapper`; arguments as `make_vec_env`."""
     return make_vec_env(env_id, n_envs, seed, wrapper_class=AtariWrapper, **more)
+
+
+def vector_of(env: Any) -> Any:
+    """Return a vector for the id of an environment, an environment, or a vector."""
+    if isinstance(env, VecEnv):
+        return env
+    return make_vec_env(env) if isinstance(env, str) else DummyVecEnv([lambda: env])

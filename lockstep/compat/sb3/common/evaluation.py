@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.compat.sb3.common.vec_env import DummyVecEnv, VecEnv
+from lockstep.compat.sb3.common.env_util import vector_of
 
 
 def evaluate_policy(
@@ -26,7 +26,7 @@ def evaluate_policy(
     Each environment of a vector plays its share of the episodes. Returns are those of `infos[i]["episode"]`: of a
     `Monitor`, else as the environments give them, whatever wraps the vector. `warn` changes nothing.
     """
-    venv: Any = env if isinstance(env, VecEnv) else DummyVecEnv([lambda: env])
+    venv = vector_of(env)
     left = np.array([(n_eval_episodes + i) // venv.num_envs for i in range(venv.num_envs)])
     episodes: list[dict[str, Any]] = []
     observations, states, starts = venv.reset(), None, np.ones(venv.num_envs, bool)

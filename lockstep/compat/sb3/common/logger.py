@@ -1,15 +1,11 @@
-"""`Logger`: values by name, written to the terminal, CSV, JSON lines or TensorBoard when they are dumped."""
+"""`Logger`: values by name, written to the terminal and TensorBoard when they are dumped."""
 
 from __future__ import annotations
 
-import csv
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from lockstep.state.checks import check_choice
 
 
 class Figure(NamedTuple):
@@ -45,20 +41,31 @@ class TensorBoardOutputFormat(NamedTuple):
 
     writer: Any
 
+    def write(self, key: str, value: Any, step: int) -> None:
+        """Write a value of any kind."""
+        writer = self.writer
+        if isinstance(value, Figure):
+            writer.add_figure(key, value.figure, step, value.close)
+        elif isinstance(value, Image):
+            writer.add_image(key, value.image, step, dataformats=value.dataformats)
+        elif isinstance(value, Video):
+            writer.add_video(key, value.frames, step, value.fps)
+        elif isinstance(value, HParam):
+            writer.add_hparams(*value, run_name=".")
+        else:
+            (writer.add_text if isinstance(value, str) else writer.add_scalar)(key, value, step)
+
 
 class Logger:
-    """Keeps values until `dump` writes them to all formats but those that a value's `exclude` names."""
+    """Keeps values until `dump` writes them, but not where a value's `exclude` names "stdout" or "tensorboard"."""
 
-    def __init__(self, folder: str | Path | None, formats: Sequence[str]) -> None:
-        self.folder, self.formats = None if folder is None else Path(folder), formats
+    def __init__(self, folder: str | Path | None = None, prints: bool = False) -> None:
+        self.prints = prints
         self.name_to_value: dict[str, Any] = {}
         self._counts: dict[str, int] = {}
         self._excluded: dict[str, Any] = {}
-        self._rows: list[dict[str, Any]] = []
         self.output_formats: list[TensorBoardOutputFormat] = []
-        for name in formats:
-            check_choice("format_strings", name, ("stdout", "csv", "json", "tensorboard"))
-        if "tensorboard" in formats:
+        if folder is not None:
             from torch.utils.tensorboard import SummaryWriter
 
             self.output_formats.append(TensorBoardOutputFormat(SummaryWriter(folder)))
@@ -75,48 +82,11 @@ class Logger:
 
     def dump(self, step: int = 0) -> None:
         """Write what was kept, and forget it."""
-        for name in self.formats:
-            values = {key: value for key, value in self.name_to_value.items() if name not in self._excluded[key]}
-            for key, value in values.items() if name == "tensorboard" else ():
-                self._to_tensorboard(key, value, step)
-            values = {
-                key: value if isinstance(value, str) else float(value)
-                for key, value in values.items()
-                if not isinstance(value, tuple)
-            }
-            if name == "stdout":
-                sys.stdout.write("".join(f"| {key:<28} | {value!s:<14.14} |\n" for key, value in values.items()) + "\n")
-            elif self.folder is not None and name in ("csv", "json"):
-                self._to_file(name, self.folder / f"progress.{name}", values)
+        for key, value in self.name_to_value.items():
+            for output in self.output_formats if "tensorboard" not in self._excluded[key] else []:
+                output.write(key, value, step)
+            if self.prints and "stdout" not in self._excluded[key] and not isinstance(value, tuple):
+                sys.stdout.write(f"| {key:<28} | {value!s:<14.14} |\n")
+        if self.prints:
+            sys.stdout.write("\n")
         self.name_to_value, self._counts = {}, {}
-
-    def _to_file(self, name: str, path: Path, values: dict[str, Any]) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._rows += [values] if name == "csv" else []
-        with path.open("a" if name == "json" else "w", newline="") as file:
-            if name == "json":
-                file.write(json.dumps(values) + "\n")
-                return
-            writer = csv.DictWriter(
-                file, list(dict.fromkeys(key for row in self._rows for key in row))
-            )  # new names may come
-            writer.writeheader()
-            writer.writerows(self._rows)
-
-    def _to_tensorboard(self, key: str, value: Any, step: int) -> None:
-        writer = self.output_formats[0].writer
-        if isinstance(value, Figure):
-            writer.add_figure(key, value.figure, step, close=value.close)
-        elif isinstance(value, Image):
-            writer.add_image(key, value.image, step, dataformats=value.dataformats)
-        elif isinstance(value, Video):
-            writer.add_video(key, value.frames, step, value.fps)
-        elif isinstance(value, HParam):
-            writer.add_hparams(*value, run_name=".")
-        else:
-            (writer.add_text if isinstance(value, str) else writer.add_scalar)(key, value, step)
-
-
-def configure(folder: str | Path | None = None, format_strings: Sequence[str] = ("stdout",)) -> Logger:
-    """Return a logger that writes into `folder`."""
-    return Logger(folder, format_strings)

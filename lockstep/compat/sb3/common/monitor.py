@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+from gymnasium.wrappers import RecordEpisodeStatistics
 
 
-class Monitor(gym.Wrapper):
+class Monitor(RecordEpisodeStatistics):
     """Counts episodes: `info["episode"]`, and a line in `<filename>/monitor.csv` or `<filename>.monitor.csv`."""
 
     def __init__(self, env: gym.Env, filename: str | Path | None = None, *, info_keywords: Sequence[str] = ()) -> None:
         super().__init__(env)
-        self.episodes: list[dict[str, Any]] = []
-        self._keywords, self._began, self._rewards, self._path = info_keywords, time.time(), [0.0][:0], None
+        self._keywords, self._began, self._path = info_keywords, time.time(), None
         if filename is not None:
             path = Path(filename)
             self._path = path / "monitor.csv" if path.is_dir() else path.with_name(f"{path.name}.monitor.csv")
@@ -26,28 +26,16 @@ class Monitor(gym.Wrapper):
             header = json.dumps({"t_start": self._began})
             self._path.write_text(f"#{header}\n{','.join(('r', 'l', 't', *info_keywords))}\n")
 
-    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode."""
-        self._rewards = []
-        return self.env.reset(**kwargs)
-
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Take a step, and write the episode down where it ends."""
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        self._rewards.append(float(reward))
+        obs, reward, terminated, truncated, info = super().step(action)
         if terminated or truncated:
-            total, seconds = round(sum(self._rewards), 6), round(time.time() - self._began, 6)
-            episode = {"r": total, "l": len(self._rewards), "t": seconds, **{key: info[key] for key in self._keywords}}
-            self.episodes.append(episode)
-            info = {**info, "episode": episode}
+            episode = info["episode"]
+            episode |= {"t": round(time.time() - self._began, 6), **{key: info[key] for key in self._keywords}}
             if self._path is not None:
                 with self._path.open("a", newline="") as file:
                     csv.writer(file).writerow(episode.values())
         return obs, reward, terminated, truncated, info
-
-    def get_episode_rewards(self) -> list[float]:
-        """Return the returns of all episodes that ended."""
-        return [episode["r"] for episode in self.episodes]
 
 
 def load_results(path: str | Path) -> Any:

@@ -30,16 +30,6 @@ class LinearSchedule:
 get_linear_fn = LinearSchedule
 
 
-@dataclass(frozen=True)
-class TableSchedule:
-    """Straight lines between values at equal distances of the progress that remains, from 0 to 1."""
-
-    values: list[float]
-
-    def __call__(self, progress_remaining: float) -> float:
-        return float(np.interp(progress_remaining, np.linspace(0.0, 1.0, len(self.values)), self.values))
-
-
 @dataclass
 class OverSteps:
     """A schedule over the progress that remains as one over steps, of a run whose length stands in `total[0]`."""

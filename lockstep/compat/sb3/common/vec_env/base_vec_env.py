@@ -17,7 +17,6 @@ from lockstep.envs.gymnasium_vectors import AsyncVectorEnvBoundary
 from lockstep.envs.sync import LightSyncVectorEnv
 
 VecEnvStepReturn = tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]
-Makers = Sequence[Callable[[], gym.Env]]
 
 
 class VecEnv(ABC):
@@ -73,30 +72,19 @@ class BoundaryVecEnv(VecEnv):
         super().__init__(boundary.num_envs, boundary.observation_space, boundary.action_space)
         self.boundary, self.render_mode, self.began = boundary, render_mode, time.time()
         self.seeds: list[int] | None = None
-        self.is_stepped_by_hand = False  # since `learn` did
         self.returns, self.lengths = np.zeros(self.num_envs), np.zeros(self.num_envs, int)
-
-    @property
-    def unwrapped(self) -> BoundaryVecEnv:
-        """The vector below all wrappers."""
-        return self
-
-    @property
-    def reset_infos(self) -> list[dict[str, Any]]:
-        """The infos of each environment's last reset."""
-        return self.boundary.infos.of_reset if self.boundary.infos else []
 
     def reset(self) -> Any:
         self.boundary.keep_infos()
         obs, self.seeds = self.boundary.reset(self.seeds), None
-        self.returns[:], self.lengths[:], self.is_stepped_by_hand = 0.0, 0, True
+        self.returns[:], self.lengths[:] = 0.0, 0
         return map_tree(np.array, obs)
 
     def step_async(self, actions: Any) -> None:
         self._actions = actions if isinstance(actions, tuple | dict) else np.asarray(actions)
 
     def step_wait(self) -> VecEnvStepReturn:
-        result, self.is_stepped_by_hand = self.boundary.step(self._actions), True
+        result = self.boundary.step(self._actions)
         infos, dones = infos_of(result, self.boundary), result.terminateds | result.truncateds
         self.returns += result.rewards
         self.lengths += 1
@@ -124,10 +112,6 @@ class BoundaryVecEnv(VecEnv):
         """Set an attribute of each environment."""
         self.env_method("set_wrapper_attr", attr_name, value, indices=indices)
 
-    def has_attr(self, attr_name: str) -> bool:
-        """Return whether the environments have an attribute."""
-        return all(self.env_method("has_wrapper_attr", attr_name))
-
     def render(self, mode: str | None = None) -> Any:
         """Return the pictures of all environments side by side; `mode="human"` shows them in a window, by OpenCV."""
         images = self.env_method("render")
@@ -149,7 +133,7 @@ class BoundaryVecEnv(VecEnv):
 class DummyVecEnv(BoundaryVecEnv):
     """Environments that are stepped one after the other in this process."""
 
-    def __init__(self, env_fns: Makers) -> None:
+    def __init__(self, env_fns: Sequence[Callable[[], gym.Env]]) -> None:
         boundary = LightSyncVectorEnv(env_fns, owns_envs=False)
         super().__init__(boundary, boundary.envs[0].render_mode)
         self.envs = boundary.envs
@@ -162,7 +146,7 @@ class DummyVecEnv(BoundaryVecEnv):
 class SubprocVecEnv(BoundaryVecEnv):
     """Environments in processes of their own; `env_method` and its kin reach all of them at once."""
 
-    def __init__(self, env_fns: Makers, start_method: str | None = None) -> None:
+    def __init__(self, env_fns: Sequence[Callable[[], gym.Env]], start_method: str | None = None) -> None:
         self.vector = AsyncVectorEnv(env_fns, context=start_method)
         super().__init__(AsyncVectorEnvBoundary(self.vector), self.vector.render_mode)
 

@@ -1,11 +1,11 @@
-"""Wrappers of vector environments: `VecNormalize`, whose files are JSON, `VecFrameStack` and `VecMonitor`."""
+"""Wrappers of vector environments: `VecNormalize`, whose files are JSON, and `VecFrameStack`."""
 
 from __future__ import annotations
 
 import json
-import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -14,15 +14,7 @@ from lockstep.compat.sb3.common.vec_env.base_vec_env import VecEnv, VecEnvStepRe
 from lockstep.modules.encoders import channels_last, is_image
 from lockstep.ops.statistics import RunningMoments
 
-Wrapper = TypeVar("Wrapper", bound=VecEnvWrapper)
-OPTIONS = ("training", "norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon")
-
-
-def unwrap_vec_wrapper(venv: VecEnv | None, wrapper_class: type[Wrapper]) -> Wrapper | None:
-    """Return the outermost wrapper of this class around a vector, or None."""
-    while isinstance(venv, VecEnvWrapper) and not isinstance(venv, wrapper_class):
-        venv = venv.venv
-    return venv if isinstance(venv, wrapper_class) else None
+SAVED = ("training", "norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon")
 
 
 class VecFrameStack(VecEnvWrapper):
@@ -55,54 +47,28 @@ class VecFrameStack(VecEnvWrapper):
         return self._frames, rewards, dones, infos
 
 
-class VecMonitor(VecEnvWrapper):
-    """Counts returns and lengths of episodes as they are here: `infos[i]["episode"]` where one ends."""
-
-    def __init__(self, venv: VecEnv) -> None:
-        super().__init__(venv)
-        self._began, self._returns, self._lengths = time.time(), np.zeros(self.num_envs), np.zeros(self.num_envs, int)
-
-    def reset(self) -> Any:
-        self._returns[:], self._lengths[:] = 0.0, 0
-        return self.venv.reset()
-
-    def step_wait(self) -> VecEnvStepReturn:
-        obs, rewards, dones, infos = self.venv.step_wait()
-        self._returns += rewards
-        self._lengths += 1
-        for row in np.flatnonzero(dones):
-            counted = {"r": float(self._returns[row]), "l": int(self._lengths[row]), "t": time.time() - self._began}
-            infos[row]["episode"], self._returns[row], self._lengths[row] = counted, 0.0, 0
-        return obs, rewards, dones, infos
-
-
+@dataclass(eq=False, repr=False)
 class VecNormalize(VecEnvWrapper):
     """Shifts and scales observations, scales rewards by the deviation of discounted returns, and limits both.
 
     The statistics are of what was seen; those of Stable-Baselines3 begin with 0.0001 steps of mean 0 and variance 1.
     """
 
-    def __init__(
-        self,
-        venv: VecEnv,
-        training: bool = True,
-        norm_obs: bool = True,
-        norm_reward: bool = True,
-        clip_obs: float = 10.0,
-        clip_reward: float = 10.0,
-        gamma: float = 0.99,
-        epsilon: float = 1e-8,
-        norm_obs_keys: list[str] | None = None,
-    ) -> None:
-        super().__init__(venv)
-        space = venv.observation_space
-        if norm_obs_keys is not None or (norm_obs and not isinstance(space, spaces.Box)):
-            raise ValueError(
-                f"VecNormalize(norm_obs_keys={norm_obs_keys}) takes a Box, not {space}; use norm_obs=False"
-            )
-        self.training, self.norm_obs, self.norm_reward = training, norm_obs, norm_reward
-        self.clip_obs, self.clip_reward, self.gamma, self.epsilon = clip_obs, clip_reward, gamma, epsilon
-        self.obs_rms, self.ret_rms = RunningMoments(space.shape or () if norm_obs else ()), RunningMoments()
+    venv: VecEnv
+    training: bool = True
+    norm_obs: bool = True
+    norm_reward: bool = True
+    clip_obs: float = 10.0
+    clip_reward: float = 10.0
+    gamma: float = 0.99
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        super().__init__(self.venv)
+        space = self.observation_space
+        if self.norm_obs and not isinstance(space, spaces.Box):
+            raise ValueError(f"VecNormalize takes a Box, not {space}; use norm_obs=False")
+        self.obs_rms, self.ret_rms = RunningMoments(space.shape or () if self.norm_obs else ()), RunningMoments()
         self.returns = np.zeros(self.num_envs)
 
     def reset(self) -> Any:
@@ -110,18 +76,17 @@ class VecNormalize(VecEnvWrapper):
         return self._seen(self.venv.reset())
 
     def step_wait(self) -> VecEnvStepReturn:
-        obs, self.old_reward, dones, infos = self.venv.step_wait()
+        obs, rewards, dones, infos = self.venv.step_wait()
         if self.training:
-            self.returns = self.returns * self.gamma + self.old_reward
+            self.returns = self.returns * self.gamma + rewards
             self.ret_rms.update(self.returns)
         obs = self._seen(obs)
         for row in np.flatnonzero(dones):
             infos[row]["terminal_observation"] = self.normalize_obs(infos[row]["terminal_observation"])
         self.returns[dones] = 0.0
-        return obs, self.normalize_reward(self.old_reward), dones, infos
+        return obs, self.normalize_reward(rewards), dones, infos
 
     def _seen(self, obs: Any) -> Any:
-        self.old_obs = obs
         if self.training and self.norm_obs:
             self.obs_rms.update(obs)
         return self.normalize_obs(obs)
@@ -139,19 +104,11 @@ class VecNormalize(VecEnvWrapper):
             return reward
         return np.clip(reward / np.sqrt(self.ret_rms.var + self.epsilon), -self.clip_reward, self.clip_reward)
 
-    def get_original_obs(self) -> Any:
-        """Return the newest observations as the environments gave them."""
-        return self.old_obs
-
-    def get_original_reward(self) -> np.ndarray:
-        """Return the newest rewards as the environments gave them."""
-        return self.old_reward
-
     def save(self, save_path: str | Path) -> None:
         """Write options and statistics as JSON, whatever the name ends in."""
-        state = {name: getattr(self, name) for name in OPTIONS}
-        for name, rms in (("obs_rms", self.obs_rms), ("ret_rms", self.ret_rms)):
-            state[name] = {key: np.asarray(value).tolist() for key, value in rms.get_state().items()}
+        state = {name: getattr(self, name) for name in SAVED}
+        for name, moments in (("obs_rms", self.obs_rms), ("ret_rms", self.ret_rms)):
+            state[name] = {key: np.asarray(value).tolist() for key, value in moments.get_state().items()}
         Path(save_path).write_text(json.dumps(state))
 
     @classmethod
@@ -161,15 +118,22 @@ class VecNormalize(VecEnvWrapper):
             state = json.loads(Path(load_path).read_bytes())
         except ValueError as error:
             raise ValueError(f"{load_path} is not what VecNormalize.save writes; nothing is unpickled") from error
-        made = cls(venv, **{name: state[name] for name in OPTIONS})
+        made = cls(venv, **{name: state[name] for name in SAVED})
         made.obs_rms.set_state(state["obs_rms"])
         made.ret_rms.set_state(state["ret_rms"])
         return made
 
 
+def normalize_of(venv: Any) -> VecNormalize | None:
+    """Return the outermost `VecNormalize` around a vector, or None."""
+    while isinstance(venv, VecEnvWrapper) and not isinstance(venv, VecNormalize):
+        venv = venv.venv
+    return venv if isinstance(venv, VecNormalize) else None
+
+
 def sync_envs_normalization(env: VecEnv, eval_env: VecEnv) -> None:
     """Give the `VecNormalize` of `eval_env` the statistics of that of `env`."""
-    source, target = (unwrap_vec_wrapper(each, VecNormalize) for each in (env, eval_env))
+    source, target = normalize_of(env), normalize_of(eval_env)
     if (source is None) != (target is None):
         raise ValueError("one of training and evaluation environment has a VecNormalize, the other has none; wrap both")
     if source is not None and target is not None:
