@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
@@ -17,19 +18,26 @@ T = TypeVar("T")
 
 
 class EndsWithCommand(Callback):
-    """Asks a run in a process of `processes` to stop after its update where the command was stopped, or is gone."""
+    """Asks a run in a process of `processes` to stop after its update where the command was stopped."""
 
     asked: ClassVar[Any] = None
-    parent: ClassVar[int]
 
     @classmethod
     def listen(cls, asked: Any) -> None:
-        """Begin a process: it ignores Ctrl-C, which a terminal sends to all of them; the command above decides."""
+        """Begin a process: it ends with the command above, and leaves Ctrl-C, which a terminal sends to all, to it."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        cls.asked, cls.parent = asked, os.getppid()
+        cls.asked = asked
+        threading.Thread(target=_end_with_parent, daemon=True).start()
 
     def on_event(self, event: Event) -> Stop:
-        return "interrupted" if self.asked.is_set() or os.getppid() != self.parent else None
+        return "interrupted" if self.asked.is_set() else None
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 class RunPool(ProcessPoolExecutor):

@@ -241,8 +241,8 @@ class Search:
     def run_trial(self, number: int, values: Mapping[str, Any]) -> None:
         """Train with the settings of one trial and tell the study how it ended. Runs in a process of its own.
 
-        Ends after an update where the search that waits for it was stopped, or is gone. The next search repeats the
-        trial when this process has ended.
+        Ends after an update where the search that waits for it was stopped. The next search repeats the trial when this
+        process has ended.
         """
         place = self.folder / f"trial_{number:04d}"
         with _locked(place.with_suffix(".lock"), waits=True), _quiet():

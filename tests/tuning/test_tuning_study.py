@@ -182,7 +182,7 @@ def trials_of(folder):
 
 
 @pytest.mark.faults
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_search_that_is_interrupted_ends_in_order_and_goes_on(tmp_path):
     """Ctrl-C reaches all processes of a terminal, `kill -INT` the command alone: with both no trial is cut short."""
     steps = {"reporting.total_steps": 2_000, "reporting.steps_per_epoch": 2_000}  # one evaluation, at the end
@@ -191,14 +191,14 @@ def test_a_search_that_is_interrupted_ends_in_order_and_goes_on(tmp_path):
     words += ["--final-seeds=1", "--study=s"]
     options = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}, "text": True, "stdout": subprocess.PIPE}
 
-    def interrupted(what, send):
+    def interrupted(what, send, code=signal.SIGINT):
         """Interrupt a search as soon as there are such files; return how it ended."""
         search = [*words, f"--root={tmp_path}"]
         with subprocess.Popen(search, start_new_session=True, stderr=subprocess.PIPE, **options) as process:
             while not list((tmp_path / "s").glob(what)):
                 assert process.poll() is None
                 time.sleep(0.01)
-            send(process.pid, signal.SIGINT)
+            send(process.pid, code)
             said = process.communicate(timeout=60)[1]  # all that write there have ended
         return process.returncode, said
 
@@ -207,6 +207,7 @@ def test_a_search_that_is_interrupted_ends_in_order_and_goes_on(tmp_path):
     assert [state for _, state, *_ in trials_of(tmp_path / "s")] == ["RUNNING"]
     assert interrupted("trial_0001/*/config.json", os.kill) == (130, told)
     assert [state for _, state, *_ in trials_of(tmp_path / "s")] == ["COMPLETE", "RUNNING"]
+    assert interrupted("trial_0001/*/config.json", os.kill, signal.SIGKILL) == (-signal.SIGKILL, "")
     assert interrupted("final_*/*/*/config.json", os.killpg) == (130, told)
     found, best = trials_of(tmp_path / "s"), (tmp_path / "s/best.json").read_text()
     assert [state for _, state, *_ in found] == ["COMPLETE"] * 3
