@@ -1,4 +1,4 @@
-"""Tensor environments: gymnasium's and MinAtar's numbers, steps that a graph can hold, other libraries' environments."""
+"""Tensor environments: gymnasium's and MinAtar's numbers, steps for a graph, and environments of other libraries."""
 
 from __future__ import annotations
 
@@ -47,12 +47,13 @@ def assert_same(one, other):
 @pytest.mark.parametrize("name", CLASSIC)
 def test_a_step_equals_gymnasiums(name, limit, dtype, tolerance):
     """From the same state, at each step; ends, their kind, and rewards as well."""
-    env = TENSOR_ENVS[f"tensor/{name}"](6, dtype=dtype, max_episode_length=limit)
-    singles = [gym.make(name, max_episode_steps=limit, disable_env_checker=True) for _ in range(6)]
+    num_envs = 3
+    env = TENSOR_ENVS[f"tensor/{name}"](num_envs, dtype=dtype, max_episode_length=limit)
+    singles = [gym.make(name, max_episode_steps=limit, disable_env_checker=True) for _ in range(num_envs)]
     for single in singles:
         single.reset(seed=0)
     generator, ends = torch.Generator().manual_seed(1), 0
-    for _ in range(600):
+    for _ in range(60 if limit else 510 if name == "Acrobot-v1" else 210):
         before = env.get_state()["state"]["physics"].double().numpy()
         actions = random_actions(env, generator)
         obs, rewards, dones, extras = env.step(actions)
@@ -71,7 +72,7 @@ def test_a_step_equals_gymnasiums(name, limit, dtype, tolerance):
             else:
                 np.testing.assert_allclose(after[row], single.unwrapped.state, rtol=0, atol=tolerance)
                 assert torch.equal(obs[row], extras["final_obs"][row])
-    assert ends >= (6 if limit or name != "Acrobot-v1" else 4)
+    assert ends >= num_envs
 
 
 @pytest.mark.parametrize("name", CLASSIC)
@@ -131,7 +132,7 @@ class Scripted:
 def test_breakout_is_minatars_game():
     """With the same random choices, played well enough that walls are cleared and built again."""
     minatar = pytest.importorskip("minatar")
-    num_envs, cleared, ends, points = 12, 0, 0, 0
+    num_envs, cleared, ends, points = 8, 0, 0, 0
     env = make_tensor_env("tensor/MinAtar-Breakout-v1", num_envs, seed=5)
     own = torch.Generator()
     game_actions = [0, 1, 3]  # of the six that MinAtar has; those of MinAtar/Breakout-v1
@@ -142,7 +143,7 @@ def test_breakout_is_minatars_game():
         game.random.side = int(numbers[0] == 9)
         game.reset()
     rng = np.random.default_rng(0)
-    for _ in range(2_500):
+    for _ in range(1_000):
         own.set_state(env.get_state()["generator"])
         draws = torch.empty(num_envs, 2).uniform_(0, 1, generator=own)
         wanted = [g.env.ball_x - g.env.pos if g.env.ball_y < 7 else next_column(g.env) - g.env.pos for g in games]
@@ -163,8 +164,8 @@ def test_breakout_is_minatars_game():
             assert np.array_equal(obs[row].numpy(), game.state())
         assert not extras["time_outs"].any()
     assert cleared >= 1
-    assert ends >= 50
-    assert points >= 500
+    assert ends >= 20
+    assert points >= 300
 
 
 def next_column(game):
@@ -203,10 +204,10 @@ class Operations(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-WAITS = {"_local_scalar_dense", "item", "nonzero", "masked_select", "index", "unique2", "_to_copy_host", "is_nonzero"}
+WAITS = {"_local_scalar_dense", "item", "nonzero", "masked_select", "index", "_unique2", "is_nonzero", "equal"}
 
 
-@pytest.mark.parametrize("env_id, most", zip(TENSOR_ENVS, (24, 40, 135, 80), strict=True))
+@pytest.mark.parametrize("env_id, most", [*zip(TENSOR_ENVS, (24, 40, 135, 80), strict=True)])
 def test_a_step_waits_for_nothing_and_takes_few_operations(env_id, most):
     env = make_tensor_env(env_id, 5)
     actions = random_actions(env, torch.Generator())
@@ -222,7 +223,7 @@ def test_a_recorded_step_goes_on_from_the_state(env_id):
     env, recorded = (TENSOR_ENVS[env_id](7, seed=2, max_episode_length=20) for _ in range(2))
     state, generator = recorded.get_state(), torch.Generator().manual_seed(0)
     actions, draws = random_actions(recorded, generator), recorded.draw()
-    graph = make_fx(recorded.transition)(actions, draws)
+    graph = make_fx(lambda actions, draws: recorded.transition(actions, draws))(actions, draws)
     recorded.set_state(state)
     for _ in range(60):
         actions = random_actions(env, generator)

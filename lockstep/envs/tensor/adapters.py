@@ -219,8 +219,7 @@ class JaxEnv(TensorVecEnv):
             seed: of the keys.
         """
         if isinstance(env, str):
-            env, usual = import_module("gymnax").make(env)
-            params = usual if params is None else params
+            env, _ = import_module("gymnax").make(env)
         params = env.default_params if params is None else params
         to_gymnasium = import_module("gymnax.environments.spaces").gymnax_space_to_gym_space
         return cls(

@@ -55,7 +55,8 @@ class CartPole(TensorEnv):
         rates = torch.stack((speed, speed_rate, spin, spin_rate), 1)
         physics = torch.add(physics, rates, alpha=self.tau)
         fell = (physics[:, ::2].abs() > self._bounds).any(1)
-        return {"physics": physics}, torch.ones(self.num_envs, device=self.device), fell
+        rewards = torch.ones(self.num_envs, dtype=torch.float32, device=self.device)
+        return {"physics": physics}, rewards, fell
 
     def observe(self, state: State) -> Tensor:
         return state["physics"].float()
