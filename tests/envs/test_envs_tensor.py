@@ -76,6 +76,28 @@ def test_a_step_equals_gymnasiums(name, limit, dtype, tolerance):
 
 
 @pytest.mark.parametrize("name", CLASSIC)
+def test_steps_far_from_the_start_equal_gymnasiums(name):
+    """At speeds up to the limits, where angles and speeds leave their ranges."""
+    env = make_tensor_env(f"tensor/{name}", 400, dtype=torch.float64)
+    highs = {"CartPole-v1": [2.3, 9, 0.2, 9], "Pendulum-v1": [30, 8], "Acrobot-v1": [math.pi, math.pi, 12.5, 28]}
+    generator = torch.Generator().manual_seed(0)
+    physics = (torch.rand(400, len(highs[name]), dtype=torch.float64, generator=generator) * 2 - 1) * torch.tensor(
+        highs[name], dtype=torch.float64
+    )
+    env.set_state({**env.get_state(), "state": {"physics": physics}})
+    actions = random_actions(env, generator)
+    _, rewards, dones, extras = env.step(actions)
+    single = gym.make(name, disable_env_checker=True).unwrapped
+    for row in range(400):
+        single.reset()
+        single.state = physics[row].numpy()
+        expected, reward, terminated, _, _ = single.step(actions[row].numpy())
+        np.testing.assert_allclose(extras["final_obs"][row], expected, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(rewards[row], reward, rtol=1e-6)
+        assert bool(dones[row]) == terminated
+
+
+@pytest.mark.parametrize("name", CLASSIC)
 def test_spaces_and_limits_are_gymnasiums(name):
     env, single = make_tensor_env(f"tensor/{name}", 3), gym.make(name)
     assert env.single_observation_space == single.observation_space
@@ -142,8 +164,10 @@ def test_breakout_is_minatars_game():
         game.random = game.env.random = Scripted()
         game.random.side = int(numbers[0] == 9)
         game.reset()
-    rng = np.random.default_rng(0)
-    for _ in range(1_000):
+    rng, struck_twice = np.random.default_rng(0), 0
+    for step in range(1_200):
+        if step % 5 == 0 and step >= 1_000:  # what play seldom reaches
+            scatter(env, games, rng)
         own.set_state(env.get_state()["generator"])
         draws = torch.empty(num_envs, 2).uniform_(0, 1, generator=own)
         wanted = [g.env.ball_x - g.env.pos if g.env.ball_y < 7 else next_column(g.env) - g.env.pos for g in games]
@@ -152,11 +176,12 @@ def test_breakout_is_minatars_game():
         obs, rewards, dones, extras = env.step(torch.tensor(actions))
         for row, game in enumerate(games):
             game.random.sticky, game.random.side = float(draws[row, 0]), int(draws[row, 1] >= 0.5)
-            bricks = game.env.brick_map.sum()
+            bricks, struck = game.env.brick_map.sum(), game.env.strike
             reward, terminal = game.act(game_actions[actions[row]])
             cleared += game.env.brick_map.sum() > bricks
             assert np.array_equal(extras["final_obs"][row].numpy(), game.state())
             assert (float(rewards[row]), bool(dones[row])) == (reward, terminal)
+            struck_twice += struck and game.env.strike
             points += reward
             if terminal:
                 ends += 1
@@ -164,8 +189,25 @@ def test_breakout_is_minatars_game():
             assert np.array_equal(obs[row].numpy(), game.state())
         assert not extras["time_outs"].any()
     assert cleared >= 1
+    assert struck_twice >= 5
     assert ends >= 20
     assert points >= 300
+
+
+def scatter(env, games, rng):
+    """Put the same games, with bricks and ball anywhere, into both."""
+    state = env.get_state()
+    for row, game in enumerate(games):
+        inner = game.env
+        inner.brick_map[1:4] = rng.integers(0, 2, (3, 10))
+        inner.ball_x, inner.ball_y, inner.pos, inner.last_x = (int(rng.integers(10)) for _ in range(4))
+        inner.ball_y, inner.last_y, inner.ball_dir = min(inner.ball_y, 8), inner.ball_y, int(rng.integers(4))
+        inner.strike = bool(rng.integers(2))
+        ways = ((-1, -1), (1, -1), (1, 1), (-1, 1))[inner.ball_dir]
+        numbers = (inner.ball_x, inner.ball_y, *ways, inner.pos, inner.last_x, inner.last_y, inner.strike)
+        state["state"]["game"][row] = torch.tensor([int(number) for number in numbers])
+        state["state"]["bricks"][row] = torch.from_numpy(inner.brick_map.reshape(-1) == 1)
+    env.set_state(state)
 
 
 def next_column(game):
@@ -314,10 +356,12 @@ def test_errors_say_what_is_allowed(make, words):
 
 
 class Simulator:
-    """Counts steps; row b ends every b + 2 steps, by its time limit where b is odd.
+    """Counts steps; its three rows end every 7, 3 and 5 steps, that in the middle by its time limit.
 
     Its form is that of rsl_rl's `VecEnv`, of which there are some.
     """
+
+    lengths = torch.tensor([7, 3, 5])
 
     num_envs, num_actions, max_episode_length, device = 3, 2, 5, "cpu"
 
@@ -352,9 +396,9 @@ class Simulator:
     def step(self, actions):
         self.episode_length_buf += 1
         self.rewards += actions.sum(1)
-        dones = self.episode_length_buf >= torch.arange(3) + 2
+        dones = self.episode_length_buf >= self.lengths
         if dones.any():  # told in such steps only; afterwards the old ones stay
-            self.extras["time_outs"] = dones & (torch.arange(3) % 2 == 1)
+            self.extras["time_outs"] = dones & torch.tensor([False, True, False])
         self.episode_length_buf[dones] = 0
         obs = self.observed()
         if self.form == "tuple":
@@ -383,11 +427,11 @@ def test_environments_in_each_form_of_rsl_rl_are_stepped(form):
     assert simulator.seeds == [11]
     has_critic = form != "tensor"
     results = []
-    for step in range(1, 7):
+    for step in range(1, 8):
         obs, rewards, dones, extras = env.step(torch.ones(3, 2))
         results.append((obs, rewards))
         assert dones.dtype == torch.bool
-        assert dones.tolist() == [step % (row + 2) == 0 for row in range(3)]
+        assert dones.tolist() == [step % length == 0 for length in (7, 3, 5)]
         assert extras["time_outs"].tolist() == [False, step % 3 == 0, False]
         assert "final_obs" not in extras
         assert (env.critic_obs is not None) == has_critic
@@ -395,7 +439,7 @@ def test_environments_in_each_form_of_rsl_rl_are_stepped(form):
             assert torch.equal(env.critic_obs, torch.cat((obs, obs), 1))
         assert torch.equal(env.get_observations(), obs)
     for step, (obs, rewards) in enumerate(results, 1):  # not overwritten by later steps
-        assert obs[:, 0].tolist() == [step % (row + 2) for row in range(3)]
+        assert obs[:, 0].tolist() == [step % length for length in (7, 3, 5)]
         assert rewards.tolist() == [2.0 * step] * 3
     env.episode_length_buf = torch.tensor([0, 1, 2])
     assert simulator.episode_length_buf.tolist() == [0, 1, 2]
@@ -449,8 +493,8 @@ def test_functions_of_jax_are_stepped():
     assert env.gives_final_obs
     assert env.get_observations().tolist() == [[0.0]] * 3
     seen = []
-    for _ in range(3):
-        obs, rewards, dones, extras = env.step(torch.tensor([0, 1, 0]))
+    for actions in ([0, 1, 0], [0, 1, 0], [0, 1, 1]):  # at last both ends at once: not by the limit alone
+        obs, rewards, dones, extras = env.step(torch.tensor(actions))
         seen.append(
             (obs[:, 0].tolist(), dones.tolist(), extras["time_outs"].tolist(), extras["final_obs"][:, 0].tolist())
         )

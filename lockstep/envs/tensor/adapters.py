@@ -70,7 +70,7 @@ class RslRlEnv(TensorVecEnv):
         return obs
 
     def _take(self, observations: Any, extras: Any) -> Tensor:
-        """Return a copy of the observations to act on; keep one of the critic's."""
+        """Return the observations to act on, which the environment may own; keep a copy of the critic's."""
         if isinstance(observations, tuple):
             observations, extras = observations
         critic = None
@@ -93,7 +93,7 @@ class RslRlEnv(TensorVecEnv):
                 "have the environment join its terms."
             )
         self.critic_obs = None if critic is None else critic.clone()
-        return policy.clone()
+        return policy
 
     @property
     def episode_length_buf(self) -> Tensor:
@@ -201,7 +201,7 @@ class JaxEnv(TensorVecEnv):
         self._reset, self._step = jax.jit(reset_all), jax.jit(step_all)
         self._key = jax.random.key(check_whole("seed", seed, 0))
         self._key, first, self._env_state = self._reset(self._key)
-        self._obs = self._tensor(first)
+        self._obs = from_dlpack(first)  # JAX owns it
         self.device = self._obs.device
         self._length = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
         actions = jax.numpy.zeros((num_envs, *(single_action_space.shape or ())), self._jax_dtype())
@@ -253,7 +253,7 @@ class JaxEnv(TensorVecEnv):
         if seed is not None:
             self._key = self.jax.random.key(check_whole("seed", seed, 0))
         self._key, obs, self._env_state = self._reset(self._key)
-        self._obs = self._tensor(obs)
+        self._obs = from_dlpack(obs)
         self._length.zero_()
         return self.get_observations()
 
@@ -266,7 +266,7 @@ class JaxEnv(TensorVecEnv):
             actions = actions.int()
         taken = self.jax.dlpack.from_dlpack(actions.detach().contiguous())
         self._key, self._env_state, obs, rewards, dones, told = self._step(self._key, self._env_state, taken)
-        self._obs = self._tensor(obs)
+        self._obs = from_dlpack(obs)
         ended = self._tensor(dones)
         self._length.add_(1).masked_fill_(ended, 0)
         extras = {name: self._tensor(value) for name, value in told.items()}
@@ -290,6 +290,6 @@ class JaxEnv(TensorVecEnv):
         if found != kept:
             raise ValueError(f"the state is of other environments: it has {found}, these have {kept}")
         self._env_state = jax.tree.unflatten(tree, [jax.numpy.array(leaf) for leaf in stored])
-        self._obs.copy_(state["obs"])
+        self._obs = state["obs"].to(self.device, copy=True)
         self._length.copy_(state["episode_length_buf"])
         self._key = jax.random.wrap_key_data(jax.numpy.array(state["key"].numpy().view(np.uint32)))
