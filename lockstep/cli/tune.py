@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,19 +62,23 @@ class Tune:
         """Search, show the trials and the comparison; return the exit code."""
         config, table = self.start(), LiveTrials()
         say(self.plan(config))
-        with table:
-            result = tune(
-                config,
-                trials=self.trials,
-                jobs=self.jobs,
-                space=self.space,
-                study=self.study,
-                storage=self.storage,
-                root=self.root,
-                seed=self.seed,
-                final_seeds=self.final_seeds,
-                on_change=table.show,
-            )
+        try:
+            with table:
+                result = tune(
+                    config,
+                    trials=self.trials,
+                    jobs=self.jobs,
+                    space=self.space,
+                    study=self.study,
+                    storage=self.storage,
+                    root=self.root,
+                    seed=self.seed,
+                    final_seeds=self.final_seeds,
+                    on_change=table.show,
+                )
+        except KeyboardInterrupt:
+            sys.stderr.write("interrupted; the same command goes on: trials that ended stay, others are repeated\n")
+            return 130
         best, path = result.best, result.path
         train = f"lockstep train {self.algorithm} {self.env} --config {shown_path(path / 'best.json')}"
         if self.total_steps is not None:  # best.json has the length of a trial
@@ -104,6 +109,12 @@ class Tune:
             show_table(("settings", "IQM", spread, "worst"), rows)
         if best.number == START:
             say("No trial was better than the settings of the start.")
+            return 0
+        how = "those above tell" if result.final else "the same command with --final-seeds 5 trains some"
+        say(
+            f"\nThis return is the best of {states.count(COMPLETE)} noisy ones. Only new seeds tell whether the "
+            f"settings are better than those of the start: {how}."
+        )
         return 0
 
     def start(self, *, whole: bool = False) -> AlgorithmConfig:

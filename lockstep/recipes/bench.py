@@ -13,16 +13,14 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
-import multiprocessing
 import os
 import platform
 import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,6 +34,7 @@ from lockstep.tracking.logger import torch_param_hash
 from lockstep.tracking.plots import Curve, draw_curves
 from lockstep.tracking.records import read_metrics
 from lockstep.tracking.run_folder import RunFolder, versions
+from lockstep.trainer.processes import EndsWithCommand, check_ended, processes
 from lockstep.trainer.run import Run, prepare_resume, prepare_run
 
 SOURCES = Path(__file__).parents[2]
@@ -115,13 +114,13 @@ class Work:
         place = self.root / f"seed_{self.seed}"
         for folder in sorted(place.glob("*/config.json")):
             if RunFolder.open(folder.parent).newest_checkpoint() is not None:
-                return prepare_resume(folder.parent).build()
+                return prepare_resume(folder.parent).build([EndsWithCommand()])
         shutil.rmtree(place, ignore_errors=True)
-        return prepare_run(self.config(), place)
+        return prepare_run(self.config(), place, callbacks=[EndsWithCommand()])
 
 
-def run_seed(work: Work, says: Any = print) -> Row:
-    """Train one seed to its end and return its row.
+def run_seed(work: Work, verbose: bool = True) -> Row:
+    """Train one seed to its end, in a process of `run_seeds`, and return its row.
 
     The final evaluation plays 50 new episodes with the most likely actions. `seconds` are those of collecting, updating
     and evaluating; `curve_*` are the evaluations on the way.
@@ -135,7 +134,9 @@ def run_seed(work: Work, says: Any = print) -> Row:
         for _ in trainer:
             found = trainer.last_test
             score = float("nan") if found is None or found.returns_stat is None else found.returns_stat.mean
-            says(f"{title}: {trainer.position:,} of {trainer.total_steps:,} steps, return {score:.1f}")
+            if verbose:
+                print(f"{title}: {trainer.position:,} of {trainer.total_steps:,} steps, return {score:.1f}", flush=True)
+        check_ended(run)
         run.write_summary()
         final = evaluates.collect(n_episode=FINAL_EPISODES)
         weights = [torch_param_hash(part.module) for _, part in sorted(trainer.policy.acting.items())]
@@ -168,23 +169,9 @@ def run_seeds(works: Sequence[Work], jobs: int = 1, verbose: bool = True) -> Ite
 
     `verbose`: each prints a line after an epoch.
     """
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(works)) or 1, mp_context=context, max_tasks_per_child=1) as pool:
-        futures = [pool.submit(run_seed, work, partial(_say_to, os.getpid(), verbose)) for work in works]
-        try:
-            for future in as_completed(futures):
-                yield future.result()
-        finally:
-            for future in futures:
-                future.cancel()
-
-
-def _say_to(parent: int, verbose: bool, text: str) -> None:
-    """Print. Raises `RuntimeError` where the command that waits for the result is gone: the next one goes on."""
-    if verbose:
-        print(text, flush=True)
-    if os.getppid() != parent:
-        raise RuntimeError(f"the command that this seed ran for (process {parent}) has ended")
+    with processes(min(jobs, len(works)) or 1, max_tasks_per_child=1) as pool:
+        for future in as_completed([pool.submit(run_seed, work, verbose) for work in works]):
+            yield future.result()
 
 
 def evaluations(folder: RunFolder) -> dict[int, float]:

@@ -9,12 +9,10 @@ from __future__ import annotations
 import fcntl
 import importlib
 import json
-import multiprocessing
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +27,7 @@ from lockstep.recipes.training import find_settings
 from lockstep.state.checks import check_whole, install_hint
 from lockstep.tracking import Interval, iqm_bootstrap
 from lockstep.tracking.records import leaves, write_json
+from lockstep.trainer.processes import EndsWithCommand, check_ended, processes
 from lockstep.trainer.run import Run, prepare_run
 from lockstep.tuning.pictures import draw_search
 from lockstep.tuning.space import SearchSpace, apply, default_space, read_space, value_at
@@ -112,7 +111,8 @@ def tune(
     those of the start (0: none).
 
     The study has a name (default: algorithm and environment) and a folder of this name below `root`. The same call goes
-    on where a search was stopped or killed: trials that had not ended are repeated. `storage`: another database
+    on where a search was stopped or killed: trials that had not ended are repeated. At Ctrl-C those under way end after
+    their update. `storage`: another database
     (Optuna's URL) than the folder's. `on_change` gets all trials about once a second.
 
     Raises `ValueError` where the study was made with another space or other settings, or where another process searches
@@ -214,12 +214,11 @@ class Search:
         left = [row.number for row in self.rows() if row.state == RUNNING]
         left += range(len(self.rows()), trials)
         running: set[Future[None]] = set()
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        with processes(jobs) as pool:
             while left or running:
                 while left and len(running) < jobs:
                     number = left.pop(0)
-                    running.add(pool.submit(self.run_trial, number, self._values(number), os.getpid()))
+                    running.add(pool.submit(self.run_trial, number, self._values(number)))
                 ended, running = wait(running, POLL_SECONDS, FIRST_COMPLETED)
                 for future in ended:
                     future.result()
@@ -239,10 +238,10 @@ class Search:
     def _trial(self, study: Any, number: int) -> Any:
         return import_optuna().trial.Trial(study, study.get_trials(deepcopy=False)[number]._trial_id)
 
-    def run_trial(self, number: int, values: Mapping[str, Any], parent: int) -> None:
+    def run_trial(self, number: int, values: Mapping[str, Any]) -> None:
         """Train with the settings of one trial and tell the study how it ended. Runs in a process of its own.
 
-        Ends after an epoch where the search that waits for it (process `parent`) is gone. The next search repeats the
+        Ends after an update where the search that waits for it was stopped, or is gone. The next search repeats the
         trial when this process has ended.
         """
         place = self.folder / f"trial_{number:04d}"
@@ -254,14 +253,15 @@ class Search:
             shutil.rmtree(place, ignore_errors=True)
             try:
                 config = self.config_of(number, values).debugging(seed=self.config.debugging.seed + number)
-                study.tell(trial, self._train(prepare_run(config, place), trial, parent))
+                run = prepare_run(config, place, callbacks=[EndsWithCommand()])
+                study.tell(trial, self._train(run, trial))
             except import_optuna().TrialPruned:
                 study.tell(trial, state=import_optuna().trial.TrialState.PRUNED)
             except Exception as error:  # settings that do not train: the search goes on without them
                 trial.set_user_attr(ERROR, f"{type(error).__name__}: {error}")
                 study.tell(trial, state=import_optuna().trial.TrialState.FAIL)
 
-    def _train(self, run: Run, trial: Any, parent: int) -> float:
+    def _train(self, run: Run, trial: Any) -> float:
         """Return the score of a run; raise `TrialPruned` where it falls behind."""
         trainer, score = run.trainer, float("nan")
         known = trial.study.get_trials(deepcopy=False)[trial.number].intermediate_values
@@ -272,10 +272,9 @@ class Search:
                     score = found.returns_stat.mean
                     if trainer.position not in known:  # else it is repeated, and has said so
                         trial.report(score, trainer.position)
-                if os.getppid() != parent:
-                    raise SystemExit(f"the search that this trial ran for (process {parent}) has ended")
                 if trainer.position < trainer.steps_in_all and trial.should_prune():
                     raise import_optuna().TrialPruned
+            check_ended(run)
             run.write_summary()
         finally:
             trainer.close()

@@ -16,7 +16,8 @@ import pytest
 from lockstep import PPOConfig, tune
 from lockstep.cli import main
 from lockstep.recipes.training import find_settings
-from lockstep.tuning import Range
+from lockstep.tracking import Interval
+from lockstep.tuning import Range, TrialRow, TuneResult
 from lockstep.tuning.study import _locked
 
 SMALL = {
@@ -124,10 +125,22 @@ def test_the_command_shows_each_trial_and_how_to_train_with_the_best_settings(tm
     said = capsys.readouterr().out
     assert said.startswith("1 trials of 256 steps: at most 1 runs, 256 steps")
     assert "trial 0 complete, return" in said
+    assert "No trial was better" in said
     (best,) = tmp_path.glob("*/best.json")
     assert f"--config {best} --total-steps 512" in "".join(said.split("\n"))
     found = json.loads(best.read_text())
     assert (found["training"]["gamma"], found["reporting"]["total_steps"]) == (0.5, 256)
+
+
+@pytest.mark.parametrize(("finals", "how"), [({"best": Interval(1.0, 0.0, 2.0)}, "those above"), ({}, "--final-seeds")])
+def test_the_last_words_of_the_command_doubt_the_best_return(finals, how, monkeypatch, tmp_path, capsys):
+    rows = tuple(TrialRow(i, "complete", 256, float(i), {}) for i in range(3))
+    result = TuneResult(PPOConfig(), rows[2], rows, tmp_path, finals, dict.fromkeys(finals, (1.0,)))
+    monkeypatch.setattr("lockstep.cli.tune.tune", lambda *_, **__: result)
+    assert main(["tune", "ppo", "CartPole-v1"]) == 0
+    last = " ".join(capsys.readouterr().out.splitlines()[-2:])
+    assert "the best of 3 noisy ones" in last
+    assert how in last
 
 
 @pytest.mark.long
@@ -147,10 +160,6 @@ def test_a_search_that_dies_five_times_is_the_study_that_nobody_disturbed(tmp_pa
     rng, root = random.Random(0), Path(tmp_path)
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
 
-    def found(name):
-        trials = optuna.load_study(study_name="s", storage=f"sqlite:///{root / name / 's' / 'study.db'}").trials
-        return [(each.number, each.state.name, each.params, each.values, each.intermediate_values) for each in trials]
-
     def search(name):
         return [*words, f"--root={root / name}", "--study=s"]
 
@@ -161,10 +170,54 @@ def test_a_search_that_dies_five_times_is_the_study_that_nobody_disturbed(tmp_pa
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     subprocess.run(search("killed"), env=env, check=True, capture_output=True, timeout=600)
-    assert [number for number, *_ in found("killed")] == list(range(8))
-    assert found("killed") == found("whole")
+    assert [number for number, *_ in trials_of(root / "killed/s")] == list(range(8))
+    assert trials_of(root / "killed/s") == trials_of(root / "whole/s")
     read = [(root / name / "s" / "best.json").read_text() for name in ("whole", "killed")]
     assert read[0] == read[1]
+
+
+def trials_of(folder):
+    trials = optuna.load_study(study_name="s", storage=f"sqlite:///{folder / 'study.db'}").trials
+    return [(each.number, each.state.name, each.params, each.values, each.intermediate_values) for each in trials]
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(300)
+def test_a_search_that_is_interrupted_ends_in_order_and_goes_on(tmp_path):
+    """Ctrl-C reaches all processes of a terminal, `kill -INT` the command alone: with both no trial is cut short."""
+    steps = {"reporting.total_steps": 2_000, "reporting.steps_per_epoch": 2_000}  # one evaluation, at the end
+    words = [sys.executable, "-m", "lockstep.cli", "tune", "ppo", "CartPole-v1", "--trials=3", "--no-recipe"]
+    words += [f"--set={path}={json.dumps(value)}" for path, value in {**SMALL, **steps}.items()]
+    words += ["--final-seeds=1", "--study=s"]
+    options = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}, "text": True, "stdout": subprocess.PIPE}
+
+    def interrupted(what, send):
+        """Interrupt a search as soon as there are such files; return how it ended."""
+        search = [*words, f"--root={tmp_path}"]
+        with subprocess.Popen(search, start_new_session=True, stderr=subprocess.PIPE, **options) as process:
+            while not list((tmp_path / "s").glob(what)):
+                assert process.poll() is None
+                time.sleep(0.01)
+            send(process.pid, signal.SIGINT)
+            said = process.communicate(timeout=60)[1]  # all that write there have ended
+        return process.returncode, said
+
+    told = "interrupted; the same command goes on: trials that ended stay, others are repeated\n"
+    assert interrupted("trial_0000/*/config.json", os.killpg) == (130, told)
+    assert [state for _, state, *_ in trials_of(tmp_path / "s")] == ["RUNNING"]
+    assert interrupted("trial_0001/*/config.json", os.kill) == (130, told)
+    assert [state for _, state, *_ in trials_of(tmp_path / "s")] == ["COMPLETE", "RUNNING"]
+    assert interrupted("final_*/*/*/config.json", os.killpg) == (130, told)
+    found, best = trials_of(tmp_path / "s"), (tmp_path / "s/best.json").read_text()
+    assert [state for _, state, *_ in found] == ["COMPLETE"] * 3
+    assert not list((tmp_path / "s").glob("final_*/seed_*.json"))
+    subprocess.run([*words, f"--root={tmp_path}"], check=True, timeout=100, **options)
+    subprocess.run([*words, f"--root={tmp_path / 'whole'}"], check=True, timeout=200, **options)
+    assert trials_of(tmp_path / "s") == trials_of(tmp_path / "whole/s") == found
+    assert (tmp_path / "whole/s/best.json").read_text() == (tmp_path / "s/best.json").read_text() == best
+    finals = [sorted((tmp_path / name).glob("s/final_*/seed_*.json")) for name in ("", "whole")]
+    assert finals[0]
+    assert [file.read_text() for file in finals[0]] == [file.read_text() for file in finals[1]]
 
 
 @pytest.mark.faults
