@@ -8,26 +8,33 @@ from lockstep.envs.make import make_vector
 from lockstep.envs.multi_agent import record_aec_episode, record_parallel_episode
 from lockstep.envs.probes import PROBES, BitFlipping, Probe, SparseMaze, goal_functions, register_environments
 from lockstep.envs.sync import LightSyncVectorEnv
+from lockstep.envs.tensor import TENSOR_ENVS, JaxEnv, RslRlEnv, TensorEnv, TensorVecEnv, make_tensor_env
 from lockstep.envs.workers import WorkerVectorEnv
 from lockstep.state.restarts import RestartLimits
 
 __all__ = [
     "PROBES",
+    "TENSOR_ENVS",
     "BitFlipping",
     "CountingEnv",
     "CountingVectorEnv",
     "EnvironmentStepError",
     "EnvironmentTimeoutError",
     "Finding",
+    "JaxEnv",
     "LightSyncVectorEnv",
     "Probe",
     "RestartLimits",
+    "RslRlEnv",
     "SparseMaze",
     "StepResult",
+    "TensorEnv",
+    "TensorVecEnv",
     "VectorBoundary",
     "WorkerVectorEnv",
     "check_environment",
     "goal_functions",
+    "make_tensor_env",
     "make_vector",
     "record_aec_episode",
     "record_parallel_episode",

@@ -29,6 +29,7 @@ from lockstep.learner.minibatches import (
     UpdateOptions,
     gather,
     module_minibatches,
+    rows_on_device,
     steps_by_row,
     take_rows,
     warn_of_rows_left_out,
@@ -358,28 +359,27 @@ class Learner(Generic[Training]):
         rng, steps = self.streams.numpy("minibatches"), steps_by_row(columns)
         first_values = FirstValues({} if trajectories else columns)
         trained, passes, num_minibatches, num_rows_used = dict.fromkeys(columns, 0), 0, 0, 0
-        for indices, ends_pass in module_minibatches(plan.num_rows, options, rng):
-            rows, self.stand_ins = plan.own_rows(indices)
-            num_rows_used += plan.num_rows_in(indices)
-            self.rows_in_step, tensors = 0, {}
-            for module_id, index in rows.items():
-                tensors[module_id] = None if index is None else torch.from_numpy(index).to(self.device)
-                if module_id not in self.stand_ins:
-                    num_own = plan.num_own_rows[module_id] if index is None else len(index)
-                    self.rows_in_step += num_own
-                    marked = steps.get(module_id)
-                    trained[module_id] += num_own if marked is None else int(marked[index].sum())
-            if self.compiled is None or not self.compiled.run(columns, tensors):
-                self._update(gather(columns, tensors))
-            self.after_gradient_step()
-            if passes == 0:
-                first_values.add(self.row_values, rows, self.stand_ins)
-            self.metrics.end_step(ends_pass)
-            num_minibatches += 1
-            if ends_pass:
-                passes += 1
-                if passes < options.num_epochs and self.reducer.any(self.should_stop_passes()):
-                    break
+        for minibatches in module_minibatches(plan.num_rows, options, rng):
+            own = [plan.own_rows(indices) for indices in minibatches]
+            for (rows, stand_ins), tensors in zip(own, rows_on_device(own, self.device)):
+                self.rows_in_step, self.stand_ins = 0, stand_ins
+                for module_id, index in rows.items():
+                    if module_id not in stand_ins:
+                        num_own = plan.num_own_rows[module_id] if index is None else len(index)
+                        self.rows_in_step += num_own
+                        marked = steps.get(module_id)
+                        trained[module_id] += num_own if marked is None else int(marked[index].sum())
+                if self.compiled is None or not self.compiled.run(columns, tensors):
+                    self._update(gather(columns, tensors))
+                self.after_gradient_step()
+                if passes == 0:
+                    first_values.add(self.row_values, rows, stand_ins)
+                self.metrics.end_step()
+            self.metrics.end_pass()
+            num_rows_used += sum(map(plan.num_rows_in, minibatches))
+            passes, num_minibatches = passes + 1, num_minibatches + len(minibatches)
+            if passes < options.num_epochs and self.reducer.any(self.should_stop_passes()):
+                break
         num_rows = sum(plan.num_rows.values())
         counts = {
             "num_env_steps_trained": agreed.env_steps * passes,

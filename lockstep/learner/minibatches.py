@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from lockstep.data.columns import Columns
@@ -64,20 +66,32 @@ def take_rows(columns: TensorColumns, index: Tensor) -> TensorColumns:
 
 def module_minibatches(
     num_rows: Mapping[str, int], options: UpdateOptions, rng: np.random.Generator
-) -> Iterator[tuple[Indices, bool]]:
-    """Yield `({module_id: row indices, None = all rows}, is the last of its pass)`.
+) -> Iterator[list[Indices]]:
+    """Yield for each pass its minibatches: `{module_id: row indices, None = all rows}`.
 
-    Each minibatch holds `minibatch_size` rows of the largest module and a proportional number of the others.
+    Each minibatch holds `minibatch_size` rows of the largest module and a proportional number of the others. A pass
+    draws from `rng` when it is asked for.
     """
     size, num_epochs = options.minibatch_size, options.num_epochs
     if size is None or size >= max(num_rows.values()):
         for _ in range(num_epochs):
-            yield dict.fromkeys(num_rows), True
+            yield [dict.fromkeys(num_rows)]
         return
-    per_pass = minibatches_per_pass(num_rows, size)
     batches = multi_minibatch_indices(num_rows, size, num_epochs, options.shuffle_batch_per_epoch, rng)
-    for number, indices in enumerate(batches, start=1):
-        yield dict(indices), number % per_pass == 0
+    for _ in range(num_epochs):
+        yield [dict(indices) for indices in itertools.islice(batches, minibatches_per_pass(num_rows, size))]
+
+
+def rows_on_device(
+    minibatches: Sequence[tuple[Indices, object]], device: torch.device
+) -> list[dict[str, Tensor | None]]:
+    """Return the rows of each minibatch as tensors on `device`, after one transfer for all of them."""
+    indices = [index for rows, _ in minibatches for index in rows.values() if index is not None]
+    if device.type == "cpu" or not indices:
+        found = iter([torch.from_numpy(index) for index in indices])
+    else:
+        found = iter(torch.from_numpy(np.concatenate(indices)).to(device).split([len(index) for index in indices]))
+    return [{mid: None if index is None else next(found) for mid, index in rows.items()} for rows, _ in minibatches]
 
 
 def warn_of_rows_left_out(num_left_out: int, num_rows: int, options: UpdateOptions) -> None:

@@ -7,6 +7,7 @@ import math
 import operator
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -242,7 +243,7 @@ class RegisteredOptimizer:
 
     def step(self, nan_policy: NanPolicy) -> None:
         """Step on the flat gradient. One that is not finite is counted and, but for "zero", changes nothing."""
-        optimizer, flat, skip = self.optimizer, self.flat, None
+        flat, skip = self.flat, None
         if not flat.is_bound():  # moved within the forward pass, as `LSTM.flatten_parameters` does on CUDA
             flat.bind({})
         if not self.on_host:
@@ -253,7 +254,15 @@ class RegisteredOptimizer:
             if nan_policy != "zero":
                 return
             flat.grad.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-        kept = [] if flat.frozen is None else self._frozen_values(flat.frozen)
+        if self.steps_flat and flat.frozen is not None:
+            with self._keeping(flat.frozen):
+                self._take_step(skip)
+        else:
+            self._take_step(skip)
+
+    def _take_step(self, skip: Tensor | None) -> None:
+        """Take a step of the optimizer, unless `skip`, which the host does not read, is 1."""
+        optimizer, flat = self.optimizer, self.flat
         if self.steps_directly:
             exp_avg, exp_avg_sq, step = self.adam_state()
             group = optimizer.param_groups[0]
@@ -281,14 +290,11 @@ class RegisteredOptimizer:
                 exp_avg.masked_fill_(exp_avg.abs() < NO_AVG, 0.0)
                 exp_avg_sq.masked_fill_(exp_avg_sq < NO_AVG_SQ, 0.0)
         else:
-            if skip is not None:
-                if self.steps_flat and optimizer.param_groups[0].get("fused"):
-                    optimizer.found_inf = skip  # type: ignore[attr-defined]
-                elif bool(skip):
-                    return
-            optimizer.step()
-        for tensor, values in kept:
-            tensor[flat.frozen] = values
+            heeds = self.steps_flat and bool(optimizer.param_groups[0].get("fused"))
+            if heeds:
+                optimizer.found_inf = skip  # type: ignore[attr-defined]
+            with nullcontext() if heeds or skip is None else self._keeping(skip.bool()):
+                optimizer.step()
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of every parameter group. `ValueError` unless it is a finite number, at least 0."""
@@ -400,16 +406,28 @@ class RegisteredOptimizer:
             return None
         return bad.to(torch.float32)
 
-    def _frozen_values(self, frozen: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Return what a step on the flat tensor must leave as it is: frozen parameters and what is remembered of them.
+    @contextmanager
+    def _keeping(self, kept: Tensor) -> Iterator[None]:
+        """Return a context that leaves parameters, and what is remembered of them, as they are where `kept` is set.
 
-        Their gradient is 0, but moments of earlier gradients and weight decay would move them on.
+        `kept`: 0-d bool, or `[n]` for the flat tensor: of frozen parameters the gradient is 0, but moments of earlier
+        ones and weight decay would move them on. Since the host does not read it, what is remembered for the first time
+        begins at 0 there, and a count of steps that the host has goes on.
         """
-        if not self.steps_flat:  # they have no gradient, and are passed over
-            return []
-        remembered = self.optimizer.state.get(self.flat.parameter, {}).values()
-        tensors = [self.flat.data, *(v for v in remembered if torch.is_tensor(v) and v.shape == self.flat.data.shape)]
-        return [(tensor, tensor[frozen]) for tensor in tensors]
+        before = [(tensor, tensor.clone()) for tensor in self._stepped(kept)]
+        known = {id(tensor) for tensor, _ in before}
+        yield
+        for tensor, value in before:
+            tensor.copy_(torch.where(kept, value, tensor))
+        for tensor in self._stepped(kept):
+            if id(tensor) not in known:
+                tensor.masked_fill_(kept, 0)
+
+    def _stepped(self, kept: Tensor) -> list[Tensor]:
+        """Return the tensors that a step changes and `kept` fits: parameters, and what is remembered of them."""
+        remembered = [value for state in self.optimizer.state.values() for value in state.values()]
+        tensors = [self.flat.data, *filter(torch.is_tensor, remembered)]
+        return [each for each in tensors if each.device == kept.device and kept.shape in ((), each.shape)]
 
 
 # -- all of them ---

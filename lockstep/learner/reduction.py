@@ -46,7 +46,7 @@ def _sums_and_sizes(values: Sequence[Tensor], mask: Tensor | None) -> tuple[Tens
     """Return the sums of `values` [N, ...] where `mask` is set, and how many numbers each is of."""
     if mask is None:
         sums = torch.stack([each.sum() for each in values])
-        return sums, sums.new_tensor([float(each.numel()) for each in values])
+        return sums, torch.stack([sums.new_full((), float(each.numel())) for each in values])
     sums = torch.stack([torch.where(mask, each, 0.0).sum() for each in values])  # NaN in padding stays there
     return sums, mask.sum().to(sums.dtype).expand(len(values))
 
@@ -67,7 +67,7 @@ class _JointSum(torch.autograd.Function):
 def _sums_of_rows(values: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the sums `[..., 1, F]` of `values` [..., N, F] over the rows where `mask` [N] is set, and their number."""
     if mask is None:
-        return values.sum(-2, keepdim=True), values.new_tensor(float(values.shape[-2]))
+        return values.sum(-2, keepdim=True), values.new_full((), float(values.shape[-2]))
     sums = torch.where(mask.unsqueeze(-1), values, 0.0).sum(-2, keepdim=True)  # NaN in padding stays there
     return sums, mask.sum().to(values.dtype)
 

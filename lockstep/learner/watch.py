@@ -124,6 +124,8 @@ class GradientWatch:
         """those that no optimizer steps"""
         self._steps: Counter[str] = Counter()
         """gradient steps that it looked at, in all ("") and by optimizer"""
+        self._largest: Tensor | None = None
+        """the largest gradients of the parameters in `missing`, where they are not read yet"""
 
     def begin(
         self, module: MultiRLModule, registered: Mapping[str, Any], optimizers: OptimizerSet, module_ids: Iterable[str]
@@ -142,20 +144,29 @@ class GradientWatch:
 
     def forget(self) -> None:
         """Look anew, after parameters have come, gone or changed."""
-        self.missing, self._steps_to_go = {}, 0
+        self.missing, self._steps_to_go, self._largest = {}, 0, None
 
     def see(self, entries: Iterable[RegisteredOptimizer]) -> None:
-        """Look at the flat gradients after a backward pass."""
+        """Look at the flat gradients after a backward pass. On a device what it sees is read when the update ends."""
         self._steps.update(["", *(entry.key for entry in entries if entry.has_loss)])
         gradients = [entry.flat.grad_by_param[p] for p, entry in self.missing.items()]
-        largest = torch.stack([torch.linalg.vector_norm(gradient, math.inf) for gradient in gradients]).tolist()
-        self.missing = {p: entry for (p, entry), size in zip(self.missing.items(), largest) if size == 0.0}
+        largest = torch.stack([torch.linalg.vector_norm(gradient, math.inf) for gradient in gradients])
+        self._largest = largest if self._largest is None else torch.maximum(self._largest, largest)
+        if all(entry.on_host for entry in self.missing.values()):
+            self._read()
+
+    def _read(self) -> None:
+        """Take out of `missing` what had a gradient."""
+        if self._largest is not None:
+            largest, self._largest = self._largest.tolist(), None
+            self.missing = {p: entry for (p, entry), size in zip(self.missing.items(), largest) if size == 0.0}
 
     def end(self, num_steps: int) -> tuple[int, list[str]]:
         """End an update of `num_steps` gradient steps.
 
         Returns how many parameters are named as without a gradient, and warnings about what was found now.
         """
+        self._read()
         self._steps_to_go -= num_steps
         # Of a network that begins with weights of 0, the layers before them have a gradient of 0 in the first step.
         without = [self._name(p) for p, entry in self.missing.items() if self._steps[entry.key] >= 2]

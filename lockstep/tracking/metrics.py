@@ -204,11 +204,13 @@ class Metrics:
         vars(other).update(vars(Metrics()), step=self.step, weight=self.weight, _hows=self._hows)
         return other
 
-    def end_step(self, ends_pass: bool = False) -> None:
-        """Mark the end of a step, and of a pass over a batch."""
+    def end_step(self) -> None:
+        """Mark the end of a step."""
         self.step += 1
-        if ends_pass:
-            self._pass_start, self._pass_end = self._pass_end, self.step
+
+    def end_pass(self) -> None:
+        """Mark the end of a pass over a batch, after that of its last step."""
+        self._pass_start, self._pass_end = self._pass_end, self.step
 
     def pass_mean(self, *key: str) -> float:
         """Return the mean of a metric over the steps of the last pass, on the host; NaN where it was not logged then.

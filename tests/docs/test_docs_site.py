@@ -131,6 +131,19 @@ def test_no_page_loads_anything_from_elsewhere():
     assert sorted(url for url in loaded if re.match(r"(https?:)?//", url)) == []
 
 
+@pytest.mark.site
+@pytest.mark.skipif(BROWSER is None, reason=f"no browser is installed: {', '.join(BROWSERS)}")
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "docs/algorithms").glob("*.md")))
+def test_equations_are_drawn_without_a_server(name, tmp_path):
+    written = (ROOT / f"docs/algorithms/{name}.md").read_text().count("\n```math\n")
+    assert written or name == "index"
+    options = ("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--dump-dom")
+    command = [BROWSER, *options, (SITE / f"algorithms/{name}.html").as_uri()]
+    page = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert page.count('class="katex-display"') == written
+    assert "katex-error" not in page
+
+
 SEARCH = """
 <iframe src="index.html?q=minibatch_size" width="1200" height="900"></iframe>
 <script>

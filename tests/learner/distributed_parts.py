@@ -65,6 +65,7 @@ class Case:
     exploration: str | None = None
     critic: bool = False
     """a centralised critic, whose observations of two numbers are in the infos"""
+    device: str = "cpu"
 
 
 def build(case, reducer):
@@ -85,7 +86,9 @@ def build(case, reducer):
         config.env_runners(exploration=case.exploration)
     if case.critic:
         config.rl_module(rl_module_spec=RLModuleSpec(critic_space=spaces.Box(-1.0, 1.0, (2,))))
-    config.rl_module(model_config={"hiddens": (8,), "critic_hiddens": (8,)}).framework(dtype=case.dtype)
+    config.rl_module(model_config={"hiddens": (8,), "critic_hiddens": (8,)}).framework(
+        dtype=case.dtype, device=case.device
+    )
     return config.build_learner(spaces=(BOX, actions_of(case)), reducer=reducer)
 
 

@@ -508,29 +508,3 @@ def test_nan_policy_can_be_each_modules_own():
         learner.update_from_batch(MultiAgentBatch({"a": poisoned(), "b": value_batch(6)}, 6))
     with pytest.raises(FloatingPointError, match=r"first bad tensor: rl_modules\.b"):
         learner.update_from_batch(MultiAgentBatch({"a": value_batch(6), "b": poisoned()}, 6))
-
-
-@pytest.mark.parametrize("policy", ["skip", "zero"])
-def test_step_where_the_host_must_not_wait_follows_the_same_policy(policy, monkeypatch):
-    """The form of the step for a GPU, on the CPU: what is bad is found, counted and named without asking the device."""
-    learner = value_learner()
-    learner.update_from_batch(value_batch())
-    (entry,) = learner.optimizers
-    before, moments = parameters(learner), [tensor.clone() for tensor in entry.adam_state()]
-    for bad in (False, True):
-        entry.flat.grad.fill_(0.5)
-        if bad:
-            entry.flat.grad_views[2][0, 0] = float("inf")
-        skip = entry._look_on_device(policy)
-        assert (skip is None) == (policy == "zero")
-        if bad:
-            monkeypatch.setattr(entry, "on_host", False)
-            monkeypatch.setattr(type(entry), "_look_on_device", lambda self, policy, skip=skip: skip)
-            entry.step(policy)
-            assert differs(before, parameters(learner)) == ([] if policy == "skip" else list(before))
-            same = [torch.equal(*pair) for pair in zip(moments, entry.adam_state())]
-            assert same == [policy == "skip"] * 3
-    assert float(entry.bad_steps) == 1
-    assert entry.flat.grad.isfinite().all() == (policy == "zero")
-    assert entry.take_bad_parameter() is entry.flat.params[2]
-    assert entry.take_bad_parameter() is None
