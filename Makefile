@@ -6,7 +6,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Tests start many processes; without bytecode each would compile all sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup setup-dev train test test-faults test-kills test-long test-product test-learning test-site test-dist lint bench pages docs dist clean
+.PHONY: setup setup-dev train test test-faults test-kills test-long test-product test-learning test-site test-dist gpu lint bench pages docs dist clean
 .DEFAULT_GOAL := train
 
 $(VENV)/.core: pyproject.toml requirements/constraints.txt
@@ -46,6 +46,10 @@ test-learning: $(VENV)/.dev ## trains on real environments, many minutes
 
 test-dist: $(VENV)/.dev     ## builds the packages, installs them into an empty environment, trains and type-checks there
 	$(BIN)/python -m pytest -m release tests/release
+
+gpu: $(VENV)/.dev           ## on a machine with a CUDA device (and a torch that knows it): its tests and figures, 20 minutes at most
+	$(BIN)/python -m pytest -m cuda tests/gpu
+	$(BIN)/python benchmarks/gpu.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

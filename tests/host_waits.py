@@ -45,6 +45,17 @@ class HostWaitError(AssertionError):
     """The host would wait for the device where it must not."""
 
 
+class NoWaits(TorchDispatchMode):
+    """Raises `HostWaitError` for an operation that reads values, on any device: a CUDA graph cannot hold it."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        packet = func.overloadpacket
+        by_mask = packet in INDEX and any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
+        if packet in READ_VALUES or by_mask:
+            raise HostWaitError(f"{func} reads values, or its result has a shape that depends on them")
+        return func(*args, **(kwargs or {}))
+
+
 class DeviceTensor(Tensor):
     """A tensor of the device; `inner` is the CPU's, with its values."""
 

@@ -93,6 +93,7 @@ class A2CConfig(AlgorithmConfig):
 
     algorithm = "a2c"
     explorations = ("gsde",)
+    learns_from_tensors = True
     learner_class = A2CLearner
     training_class = A2CTraining
     training: A2CTraining[Self]

@@ -25,6 +25,7 @@ from lockstep.envs import VectorBoundary, goal_functions, make_vector
 from lockstep.envs.config import EnvironmentSection
 from lockstep.envs.make import is_module_name, named_environment, single_env_factory
 from lockstep.envs.multi_agent import Play, is_agent_env, play_of
+from lockstep.envs.tensor import TENSOR_ENVS
 from lockstep.learner.config import (
     CONFIGURED_MODULES,
     AgentMapping,
@@ -616,11 +617,14 @@ class BaseConfig:
         chosen = section.env if env is None else env
         finished = not isinstance(chosen, str) and not callable(chosen)
         mode = "auto" if finished else runners.vectorize_mode
+        options = {**section.env_config, **env_config}
+        if isinstance(chosen, str) and chosen in TENSOR_ENVS:
+            options = {"device": self.framework.device, **options}
         return make_vector(
             chosen,
             num_envs=1 if finished else num_envs,
             mode=mode,
-            env_config=None if finished else {**section.env_config, **env_config} or None,
+            env_config=None if finished else options or None,
             step_timeout=runners.step_timeout,
             restarts=self.fault_tolerance.env_limits if mode == "async" else None,
         )

@@ -14,7 +14,9 @@ from lockstep.algorithms.base_config import BaseConfig, Spaces, without_ray
 from lockstep.algorithms.families.on_policy import OnPolicyLearner
 from lockstep.algorithms.offline import open_data
 from lockstep.algorithms.policy import Policy
+from lockstep.connectors import NormalizeObs, ObsPipeline
 from lockstep.envs.multi_agent import AgentEnvs
+from lockstep.envs.tensor import TensorBoundary
 from lockstep.learner.config import AgentMapping
 from lockstep.learner.learner import Learner
 from lockstep.learner.optimizers import check_configured_optimizer
@@ -35,6 +37,7 @@ from lockstep.rollout.env_runner import MultiAgentEnvRunner
 from lockstep.rollout.group_collector import AsyncGroupCollector, EvaluationCollector
 from lockstep.rollout.protocols import sole_part
 from lockstep.rollout.runner_group import BuildRunner, LocalRunner
+from lockstep.rollout.tensor_collector import TensorCollector
 from lockstep.state.schedules import stages_of
 from lockstep.state.streams import RandomStreams
 
@@ -58,6 +61,8 @@ class AlgorithmConfig(BaseConfig):
     "did you mean".
     """
 
+    learns_from_tensors: ClassVar[bool] = False
+    """whether its learner takes a `TensorRollout`"""
     trainer_factory: ClassVar[Callable[..., Any] | None] = None
     """set by the trainer's floor, which stands above this one"""
 
@@ -338,11 +343,12 @@ class AlgorithmConfig(BaseConfig):
                 whole_episodes=self._collects_whole_episodes,
             )
         else:
+            envs = self.make_envs(num_envs)
+            if isinstance(envs, TensorBoundary) and self.collects_tensors(policy):
+                num_steps = section.rollout_fragment_length or -(-self.training.train_batch_size // envs.num_envs)
+                return TensorCollector(policy, envs, num_steps, exploration_noise=section.explore, streams=streams)
             collector = (WholeEpisodeCollector if self._collects_whole_episodes else Collector)(
-                policy,
-                self.make_envs(num_envs),
-                exploration_noise=section.explore,
-                streams=streams,
+                policy, envs, exploration_noise=section.explore, streams=streams
             )
         if self.is_off_policy:
             collector.buffer = (
@@ -351,6 +357,27 @@ class AlgorithmConfig(BaseConfig):
                 else self.build_replay_buffer(collector.num_envs, connectors=sole_part(policy).connectors)
             )
         return collector
+
+    def collects_tensors(self, policy: Policy) -> bool:
+        """Return whether rollouts of tensor environments are collected and learned from on their device.
+
+        Else they are environments as all others, whose steps are copied to the host.
+        """
+        part = sole_part(policy)
+        connectors = part.connectors
+        return (
+            self.learns_from_tensors
+            and not self.learners.num_learners
+            and not part.is_stateful
+            and part.exploration is None
+            and connectors.recorded.is_identity
+            and connectors.rewards is None
+            and not connectors.learner
+            and _statistics_on_device(connectors.obs)
+            and self.training.intrinsic_reward is None
+            and not self._collects_whole_episodes
+            and not any(map(overridden_events, self.callbacks.classes))
+        )
 
     @property
     def _collects_whole_episodes(self) -> bool:
@@ -550,3 +577,12 @@ class AlgorithmConfig(BaseConfig):
                 f"{available / 2**30:,.1f} GiB of memory; lower it, store each observation once "
                 "(replay.ignore_obs_next=True), or use files (replay.storage='memmap')"
             )
+
+
+def _statistics_on_device(pipeline: ObsPipeline) -> bool:
+    """Return whether the statistics of observations can be taken where tensors are."""
+    with_statistics = [connector for connector in pipeline.connectors if connector.has_statistics]
+    if not with_statistics:
+        return True
+    first = pipeline.connectors[0]
+    return with_statistics == [first] and isinstance(first, NormalizeObs) and first.takes_moments

@@ -386,7 +386,8 @@ class Policy:
             minibatch_size=batch_size,
             shuffle_batch_per_epoch=self.config.training.shuffle_batch_per_epoch,
         )
-        return self.training_stats(results, started)
+        seconds = results[ALL_MODULES].get("seconds_gradient_steps", 0.0)  # longer, where it was launched before
+        return self.training_stats(results, min(started, time.perf_counter() - seconds))
 
     def _update_from_replay(
         self, sample_size: int, buffer: Any, batch_size: int | None, repeat: int | None

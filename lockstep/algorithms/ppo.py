@@ -150,13 +150,15 @@ class PPOLearner(OnPolicyLearner[PPOTraining]):
         self.log(module_id, policy_loss=policy_loss, vf_loss=vf_loss, entropy=entropy, mean_kl_loss=mean_kl)
         return loss
 
-    def should_stop_passes(self) -> bool:
+    def should_stop_passes(self) -> bool | Tensor:
         """Return whether the mean KL of the last pass is above `target_kl`."""
-        for module_id in self.learning_modules():
-            limit = self.config_of(module_id).target_kl
-            if limit is not None and self.metrics.pass_mean(module_id, "mean_kl_loss") > limit:
-                return True
-        return False
+        limits = {module_id: self.config_of(module_id).target_kl for module_id in self.learning_modules()}
+        above = [
+            self.metrics.pass_mean(module_id, "mean_kl_loss") > limit
+            for module_id, limit in limits.items()
+            if limit is not None
+        ]
+        return torch.stack(above).any() if above else False
 
     def after_gradient_based_update(self, *, timesteps: Mapping[str, int]) -> None:
         """Adapt the KL penalty (section 4)."""
@@ -171,6 +173,7 @@ class PPOConfig(AlgorithmConfig):
 
     algorithm = "ppo"
     explorations = ("gsde",)
+    learns_from_tensors = True
     learner_class = PPOLearner
     first_values = ("kl_coeff",)
     training_class = PPOTraining

@@ -14,7 +14,7 @@ from gymnasium.spaces import Space
 from lockstep.connectors.connector import Connector, ObsPipeline
 from lockstep.connectors.memory import FrameStack
 from lockstep.data.actions import COMPOSITE, RescaleActions, apply_to_parts, map_boxes
-from lockstep.data.arrays import beside, limited
+from lockstep.data.arrays import Constant, limited
 from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import leaves
@@ -68,14 +68,16 @@ class ClipActions(Connector):
     """
 
     def __init__(self, action_space: Space[Any]) -> None:
-        self._low = self._high = None
+        self._low: Constant | None = None
+        self._high: Constant | None = None
         self._space, self._parts = action_space, []
         if isinstance(action_space, COMPOSITE):
             self._parts = map_boxes(ClipActions, action_space)
         if isinstance(action_space, spaces.Box) and (
             action_space.bounded_below.any() or action_space.bounded_above.any()
         ):
-            self._low, self._high = action_space.low.reshape(-1), action_space.high.reshape(-1)
+            self._low = Constant(action_space.low.reshape(-1))
+            self._high = Constant(action_space.high.reshape(-1))
         self.is_identity = self._low is None and all(part is None or part.is_identity for part in self._parts)
 
     def __call__(self, actions: Tree) -> Tree:
@@ -84,8 +86,8 @@ class ClipActions(Connector):
             return apply_to_parts(self._parts, self._space, actions)
         if self._low is None or self._high is None:
             return actions
-        rows, low, high = actions.reshape(-1, self._low.size), beside(self._low, actions), beside(self._high, actions)
-        return limited(rows, low, high).reshape(actions.shape)
+        low, high = self._low.beside(actions), self._high.beside(actions)
+        return limited(actions.reshape(-1, low.shape[0]), low, high).reshape(actions.shape)
 
     def inverse(self, actions: np.ndarray) -> np.ndarray:
         """Return actions within the bounds as they are."""

@@ -51,6 +51,17 @@ class NormalizeObs(LeafConnector):
 
         apply_leaves(map_tree(update, self._leaves), data)
 
+    @property
+    def takes_moments(self) -> bool:
+        """Whether observations are one array that is normalised, whose moments `take_in` takes."""
+        return isinstance(self._leaves, _Normalizer)
+
+    def take_in(self, seen: RunningMoments) -> None:
+        """Take the moments of further rows in; see `takes_moments`."""
+        normalizer: _Normalizer = self._leaves
+        normalizer.moments.merge(seen)
+        normalizer.take(normalizer.moments)
+
     def get_state(self) -> dict[str, Any]:
         return {"leaves": [moments.get_state() for moments in self.moments]}
 
@@ -75,6 +86,8 @@ class _Normalizer:
         self.space = space
         self._epsilon, self._clip = epsilon, clip
         self._high, self._low = np.full((), clip, np.float32), np.full((), -clip, np.float32)
+        self._tensors: dict[torch.device, list[torch.Tensor]] = {}
+        """mean and factor by device; they stay in their memory, which CUDA graphs read"""
         self.take(RunningMoments(space.shape))
 
     def take(self, moments: RunningMoments) -> None:
@@ -82,7 +95,9 @@ class _Normalizer:
         self.moments = moments
         self._mean = moments.mean.astype(np.float32)
         self._factor = np.asarray(1.0 / np.sqrt(moments.var + self._epsilon), np.float32)
-        self._tensors: dict[torch.device, list[torch.Tensor]] = {}
+        for tensors in self._tensors.values():
+            for tensor, array in zip(tensors, (self._mean, self._factor)):
+                tensor.copy_(torch.from_numpy(array))
 
     def update(self, rows: Any, join: Join) -> None:
         """Take in rows `[N, ...]`; `join` as for `Connector.update_joined`."""

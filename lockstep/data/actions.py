@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.spaces import Space
 
-from lockstep.data.arrays import as_dtype, beside, limited, split_columns
+from lockstep.data.arrays import Constant, as_dtype, beside, limited, split_columns
 from lockstep.data.codec import describe_space, space_from
 from lockstep.data.trees import Tree, leaves_of_space, map_tree, rows_of
 
@@ -122,23 +122,24 @@ class RescaleActions:
             raise ValueError(f"RescaleActions needs a Box with finite bounds, got {action_space}")
         # Halved before the difference: bounds may be as large as the type allows.
         low, high = action_space.low.reshape(-1), action_space.high.reshape(-1)
-        self._low, self._high = low, high
-        self._centre, self._half = low / 2 + high / 2, high / 2 - low / 2
+        self._low, self._high = Constant(low), Constant(high)
+        self._centre, self._half = Constant(low / 2 + high / 2), Constant(high / 2 - low / 2)
 
     def __call__(self, actions: Tree) -> Tree:
         """Map [-1, 1] to the bounds."""
         if self._parts:
             return apply_to_parts(self._parts, self._space, actions)
-        half, centre, low, high = (beside(each, actions) for each in (self._half, self._centre, self._low, self._high))
-        rows = actions.reshape(-1, self._low.size)
+        half, centre, low, high = (each.beside(actions) for each in (self._half, self._centre, self._low, self._high))
+        rows = actions.reshape(-1, low.shape[0])
         return limited(rows * half + centre, low, high).reshape(actions.shape)
 
     def inverse(self, actions: Tree) -> Tree:
         """Map the bounds to [-1, 1] (0 where both bounds are the same)."""
         if self._parts:
             return apply_to_parts([part and part.inverse for part in self._parts], self._space, actions)
-        rows = actions.reshape(-1, self._low.size)
-        return ((rows - self._centre) / np.where(self._half > 0, self._half, 1.0)).reshape(actions.shape)
+        centre, half = self._centre.array, self._half.array
+        rows = actions.reshape(-1, centre.size)
+        return ((rows - centre) / np.where(half > 0, half, 1.0)).reshape(actions.shape)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,24 @@ def beside(constant: npt.NDArray[Any], x: Array) -> Array:
     return torch.from_numpy(constant).to(x.device) if isinstance(x, torch.Tensor) else constant
 
 
+class Constant:
+    """An array that is there as a tensor as well, on each device where it was asked for: it is copied once."""
+
+    def __init__(self, array: npt.NDArray[Any]) -> None:
+        self.array = array
+        self._tensors: dict[torch.device, torch.Tensor] = {}
+
+    def beside(self, x: Array) -> Array:
+        """Return it as what `x` is: an array, or a tensor on its device."""
+        if not isinstance(x, torch.Tensor):
+            return self.array
+        if x.device.type == "cpu":
+            return torch.from_numpy(self.array)
+        if x.device not in self._tensors:
+            self._tensors[x.device] = torch.from_numpy(self.array).to(x.device)
+        return self._tensors[x.device]
+
+
 def limited(x: Array, low: Array, high: Array) -> Array:
     """Return `x` within [low, high], which are of its kind."""
     if isinstance(x, torch.Tensor):

@@ -24,6 +24,7 @@ from lockstep.envs.gymnasium_vectors import (
 )
 from lockstep.envs.probes import register_environments
 from lockstep.envs.sync import LightSyncVectorEnv
+from lockstep.envs.tensor import TENSOR_ENVS, TensorBoundary, TensorVecEnv, make_tensor_env, register_tensor_envs
 from lockstep.envs.vec_env import VecEnvBoundary, is_vec_env
 from lockstep.envs.workers import WorkerVectorEnv
 from lockstep.state.checks import check_whole, is_number
@@ -55,8 +56,9 @@ def make_vector(
 
     Args:
         env: an environment id (or `EnvSpec`), `package:Id-v0` or `module:Class`; a function or class that makes one
-            environment; a finished environment (one row); a gymnasium vector environment, a pool of EnvPool or a
-            `VecEnv` of Stable-Baselines3 (their own number of rows); or a boundary, which is returned as it is.
+            environment; a finished environment (one row); a gymnasium vector environment, a pool of EnvPool, a
+            `VecEnv` of Stable-Baselines3 or a `TensorVecEnv` (their own number of rows); or a boundary, which is
+            returned as it is.
         num_envs: number of rows B; a finished environment or vector has its own.
         mode: for ids and functions, who steps the rows: "sync" (our vectoriser, in this process; what "auto" takes, but
             for Atari's ids), "async" (one process for each row), "vector" (the native vector form of an id), "envpool".
@@ -94,6 +96,8 @@ def _finished(env: AnyEnv, step_timeout: float | None) -> VectorBoundary | None:
     """Return the boundary over something that steps already, None for something to be made."""
     if isinstance(env, VectorBoundary):
         return env
+    if isinstance(env, TensorVecEnv):
+        return TensorBoundary(env)
     if is_envpool(env):
         return EnvPoolBoundary(env)
     if isinstance(env, AsyncVectorEnv):
@@ -114,6 +118,8 @@ def _build(
     restarts: RestartLimits | None,
 ) -> VectorBoundary:
     named = named_environment(env) if isinstance(env, str) else env
+    if isinstance(named, str) and mode in ("auto", "vector") and named in TENSOR_ENVS:
+        return TensorBoundary(make_tensor_env(named, num_envs, **(env_config or {})))
     if isinstance(named, str | EnvSpec):
         native = _native(named, num_envs, mode, env_config or {})
         if native is not None:
@@ -290,6 +296,9 @@ def _register(namespace: str) -> str:
     """Import the package of a namespace; return what to install where that is known and missing, else nothing."""
     if namespace == "lockstep":
         register_environments()
+        return ""
+    if namespace == "tensor":
+        register_tensor_envs()
         return ""
     package = PACKAGES.get(namespace, Package(namespace, ""))
     if not package.module:

@@ -116,12 +116,14 @@ class CompiledUpdate:
             if not entry.is_plain_adam:  # refused
                 continue
             if entry.key not in self._rates:
-                self._rates[entry.key] = _Rates(learner.device)
+                self._rates[entry.key] = _Rates(learner.device, learner.dtype)
             rates, moments = self._rates[entry.key], entry.adam_state()
             rates.bind(entry, moments[2])
             inputs += (entry.flat.data, entry.flat.grad, entry.bad_steps, rates.tensor, *moments)
             if not on_host:
                 inputs.append(entry.bad_gradient_buffer())
+            if entry.hold is not None:
+                inputs.append(entry.hold)
         inputs += [value for _, value in learner.coefficients.values()]
         for value in learner.registered.values():  # parameters that are optimized are inputs already
             if isinstance(value, Tensor) and not any(value in entry.flat.grad_by_param for entry in entries):
@@ -190,7 +192,12 @@ class CompiledUpdate:
         if plain := sorted({"/".join(key) for key, rows in names if rows == NOT_A_TENSOR}):
             _warn_of_eager(f"it logs {plain} as plain numbers, which compiled code would repeat; log tensors")
             return None
-        return compile_graph(graph, inputs, learner.device.type == "cpu"), names, with_errors, with_values
+        try:
+            compiled = compile_graph(graph, inputs, learner.device.type == "cpu")
+        except Exception as error:  # a kernel that the device's compiler cannot make, say
+            _warn_of_eager(f"compiling it failed: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
+            return None
+        return compiled, names, with_errors, with_values
 
     def _traced_step(
         self, columns: ColumnsByModule, indices: Mapping[str, Tensor | None], names: list[Metric]
@@ -284,14 +291,14 @@ class _Rates:
     A kernel on the CPU would take both powers anew for every few parameters.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.tensor = torch.ones(2, device=device)
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.tensor = torch.ones(2, dtype=torch.float32 if device.type == "cpu" else dtype, device=device)
         self._on_host = self.tensor.numpy() if device.type == "cpu" else None
         self._read: tuple[Tensor, Tensor] | None = None
 
     def bind(self, entry: RegisteredOptimizer, step: Tensor) -> None:
         """Remember what the steps of one update are read from; make arrays of tensors that are new."""
-        self._group, bad_steps = entry.optimizer.param_groups[0], entry.bad_steps
+        self._group, self._rate, bad_steps = entry.optimizer.param_groups[0], entry.rate, entry.bad_steps
         read = self._read
         if self._on_host is not None and (read is None or read[0] is not step or read[1] is not bad_steps):
             self._read, self._step, self._bad_steps = (step, bad_steps), step.numpy(), bad_steps.numpy()
@@ -300,7 +307,10 @@ class _Rates:
         """Compute it for the coming step."""
         group = self._group
         if self._on_host is None:
-            self.tensor[0].fill_(group["lr"])
+            if self._rate is None:
+                self.tensor[0].fill_(group["lr"])
+            else:
+                self.tensor[0].copy_(self._rate)
             return
         (beta1, beta2), step = group["betas"], float(self._step) + 1.0
         self._on_host[0] = group["lr"] / (1.0 - beta1**step)
@@ -318,11 +328,13 @@ def _adam_step_(rates: Tensor, entry: RegisteredOptimizer) -> None:
     exp_avg, exp_avg_sq, step = entry.adam_state()
     gradient = entry.flat.grad
     good = torch.isfinite(gradient.sum())
-    moves = good if entry.flat.frozen is None else good & ~entry.flat.frozen
     entry.bad_steps.add_((~good).to(entry.bad_steps.dtype))
     if not entry.on_host:
         bad_gradient = entry.bad_gradient_buffer()
         bad_gradient.copy_(torch.where(good, bad_gradient, gradient))
+    if entry.hold is not None:
+        good = good & (entry.hold == 0.0)
+    moves = good if entry.flat.frozen is None else good & ~entry.flat.frozen
     new_step = step + good.to(step.dtype)
     new_avg = exp_avg + (gradient - exp_avg) * (1.0 - beta1)
     new_sq = exp_avg_sq * beta2 + gradient * gradient * (1.0 - beta2)
@@ -330,7 +342,8 @@ def _adam_step_(rates: Tensor, entry: RegisteredOptimizer) -> None:
     new_sq = torch.where(moves, torch.where(new_sq < NO_AVG_SQ, 0.0, new_sq), exp_avg_sq)
     step_size, correction = rates.unbind()
     if not entry.on_host:
-        step_size, correction = step_size / (1.0 - beta1**new_step), (1.0 - beta2**new_step).rsqrt()
+        count = new_step.to(gradient.dtype)
+        step_size, correction = step_size / (1.0 - beta1**count), (1.0 - beta2**count).rsqrt()
     denominator = new_sq.sqrt() * correction + group["eps"]
     with torch.no_grad():
         moved = entry.flat.data - step_size * new_avg / denominator

@@ -17,11 +17,13 @@ from lockstep.connectors import ModuleConnectors
 from lockstep.data.columns import Columns
 from lockstep.data.rollout import RolloutEpisodes
 from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch
+from lockstep.data.tensor_rollout import TensorRollout
 from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import map_tree, num_items
 from lockstep.learner import checkpointing, inputs
 from lockstep.learner.compiled import CompiledUpdate
 from lockstep.learner.config import FrameworkSection, TrainingSection, takes_batch
+from lockstep.learner.device import DeviceUpdate
 from lockstep.learner.inputs import WhoLearns
 from lockstep.learner.metrics import FirstValues, Results, report_metrics
 from lockstep.learner.minibatches import (
@@ -149,6 +151,7 @@ class Learner(Generic[Training]):
         self.first_bad_tensor: str | None = None
         """name of the tensor whose gradient was not finite last, see `nan_policy`"""
         self.compiled: CompiledUpdate | None = None
+        self.device_update = DeviceUpdate(self)
         self.parameter_watch: ParameterWatch | None = None
         self.gradient_watch = GradientWatch()
 
@@ -268,6 +271,7 @@ class Learner(Generic[Training]):
     def reset_compiled(self) -> None:
         """Forget what was compiled; with `framework(compile=True)` the next gradient step is compiled anew."""
         self.compiled = CompiledUpdate(self, Learner) if self.framework.compile else None
+        self.device_update = DeviceUpdate(self)
 
     def _begin_anew(self, *, keep_compiled: bool = False) -> None:
         """Compile and watch what there is now, after modules have come or gone."""
@@ -289,7 +293,7 @@ class Learner(Generic[Training]):
 
     def update_from_episodes(
         self,
-        episodes: Episodes | RolloutEpisodes | EpisodeParts,
+        episodes: Episodes | RolloutEpisodes | EpisodeParts | TensorRollout,
         *,
         timesteps: Mapping[str, int] | None = None,
         num_epochs: int = 1,
@@ -299,10 +303,13 @@ class Learner(Generic[Training]):
         """Take gradient steps on episodes: `prepare_batch` makes each module's train batch from its steps, once.
 
         Episodes of one or of many agents; those that are views on one rollout store (what a collector hands out) are
-        read without a copy. Options and results are those of `update_from_batch`.
+        read without a copy, and so is a `TensorRollout`. Options and results are those of `update_from_batch`.
         """
         started = time.perf_counter()
         options = UpdateOptions(timesteps, num_epochs, minibatch_size, shuffle_batch_per_epoch)
+        if isinstance(episodes, TensorRollout):
+            self.follow_replaced_parameters()
+            return self.device_update.run(episodes, options)
         agreed = agree_on_parts(
             self.module, lambda: self._read_episodes(episodes), options, self.to_tensor, self.reducer
         )
@@ -312,6 +319,11 @@ class Learner(Generic[Training]):
             columns[module_id] = self.prepare_batch(trajectories, module_id=module_id)
         self.seconds["pipeline"] = time.perf_counter() - started
         return self._train(columns, agreed, options, agreed.parts)
+
+    def launch_update(self, rollout: TensorRollout, options: UpdateOptions) -> None:
+        """Begin the update that `update_from_episodes(rollout)` is called for next, and do not wait for its device."""
+        self.follow_replaced_parameters()
+        self.device_update.launch(rollout, options)
 
     def update_from_batch(
         self,
@@ -378,7 +390,7 @@ class Learner(Generic[Training]):
             self.metrics.end_pass()
             num_rows_used += sum(map(plan.num_rows_in, minibatches))
             passes, num_minibatches = passes + 1, num_minibatches + len(minibatches)
-            if passes < options.num_epochs and self.reducer.any(self.should_stop_passes()):
+            if passes < options.num_epochs and self.reducer.any(bool(self.should_stop_passes())):
                 break
         num_rows = sum(plan.num_rows.values())
         counts = {
@@ -676,7 +688,7 @@ class Learner(Generic[Training]):
         }
         self.metrics.log_means((module_id,), plain)
 
-    def log_for_update(self, module_id: str, **numbers: float) -> None:
+    def log_for_update(self, module_id: str, **numbers: float | Tensor) -> None:
         """Note numbers that hold for the whole update, the same on all learners."""
         for name, number in numbers.items():
             self.metrics.log_value((module_id, name), number, reduce="item", weight=1)
@@ -766,8 +778,8 @@ class Learner(Generic[Training]):
     def after_gradient_step(self) -> None:
         """Called after each gradient step, compiled ones too: target networks follow."""
 
-    def should_stop_passes(self) -> bool:
-        """Return whether to end the update here; asked after each pass. (PPO's KL stop.)"""
+    def should_stop_passes(self) -> bool | Tensor:
+        """Return whether to end the update here, as a bool or as a 0-d one; asked after each pass. (PPO's KL stop.)"""
         return False
 
     def takes_part(self, entry: RegisteredOptimizer) -> bool:
@@ -1015,7 +1027,8 @@ class Learner(Generic[Training]):
         if unreached:
             results[ALL_MODULES]["parameters_without_gradient"] = unreached
         warns_of = trained if self.reducer.rank == 0 else ()
-        num_bad = self.optimizers.report(results, warns_of, self.last_series, self.config_of)
+        known = results[ALL_MODULES].get("num_bad_gradients")
+        num_bad = self.optimizers.report(results, warns_of, self.last_series, self.config_of, known)
         results[ALL_MODULES].update(
             num_env_steps_trained_lifetime=self.count("env_steps", counts["num_env_steps_trained"]),
             num_gradient_steps_lifetime=self.count("gradient_steps", counts["num_minibatches"]),

@@ -205,6 +205,10 @@ class RegisteredOptimizer:
     """the optimizer holds the one flat tensor (ours), not the single parameters (a user's)"""
     bad_gradient: Tensor | None = None
     """a gradient that was not finite, since the last report: on the CPU the first, else zeros before it and the last"""
+    hold: Tensor | None = None
+    """0-d float32, 1 while steps are to leave everything as it is; None: never"""
+    rate: Tensor | None = None
+    """0-d float32 on the device: the learning rate of steps in a CUDA graph; None: that of the optimizer"""
     has_loss: bool = True
     """took part in the loss of the present gradient step"""
     updates_at_zero_rate: int = 0
@@ -254,6 +258,8 @@ class RegisteredOptimizer:
             if nan_policy != "zero":
                 return
             flat.grad.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        if self.hold is not None:
+            skip = self.hold if skip is None else torch.maximum(skip, self.hold)
         if self.steps_flat and flat.frozen is not None:
             with self._keeping(flat.frozen):
                 self._take_step(skip)
@@ -275,7 +281,7 @@ class RegisteredOptimizer:
                 [exp_avg_sq],
                 [],
                 [step],
-                lr=group["lr"],
+                lr=group["lr"] if self.rate is None else self.rate,
                 beta1=beta1,
                 beta2=beta2,
                 weight_decay=0.0,
@@ -557,14 +563,18 @@ class OptimizerSet:
         warns_of: Collection[str],
         series: Mapping[tuple[str, str], Sequence[float]],
         config_of: Callable[[str], TrainingSection],
+        num_bad: int | None = None,
     ) -> int:
         """Add to `results` by module learning rates, and the shares of gradient steps whose global norm was clipped;
         return how many gradients were not finite, and count anew.
 
         `warns_of`: the modules whose optimizers warn where they train nothing. `series`: metrics in each gradient step.
+        `num_bad`: how many gradients were not finite, where that is known without a look at the device.
         """
-        counts = torch.stack([entry.bad_steps for entry in self]).tolist() if len(self) else []
-        for entry, num_bad in zip(self, counts):
+        counts = [0.0] * len(self)
+        if num_bad != 0 and len(self):
+            counts = torch.stack([entry.bad_steps for entry in self]).tolist()
+        for entry, count in zip(self, counts):
             entry.flush_denormals()
             rates = [group["lr"] for group in entry.optimizer.param_groups]
             result, config = results.setdefault(entry.module_id, {}), config_of(entry.module_id)
@@ -575,7 +585,7 @@ class OptimizerSet:
                 result[f"gradients_{entry.name}_share_clipped"] = clipped / len(norms)
             if not any(rates) and (entry.module_id in warns_of or (warns_of and entry.module_id == ALL_MODULES)):
                 entry.warn_of_zero_rate()
-            if num_bad:  # the same on all learners
+            if count:  # the same on all learners
                 entry.bad_steps.zero_()
         return int(sum(counts))
 

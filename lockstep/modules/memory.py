@@ -63,16 +63,17 @@ class Recurrence(nn.Module):
         weights = [self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh]
         is_lstm = self.kind == "lstm"
         run: Any = torch.lstm if is_lstm else torch.gru
+        trains = inputs.is_cuda and torch.is_grad_enabled()  # else cuDNN does not keep what its backward pass needs
         start = [state[name].unsqueeze(0) for name in (("h", "c") if is_lstm else ("h",))]
         if lengths is None:
             begin = start if is_lstm else start[0]
-            features, *after = run(inputs, begin, weights, True, 1, 0.0, False, False, True)
+            features, *after = run(inputs, begin, weights, True, 1, 0.0, trains, False, True)
         else:
             packed = pack_padded_sequence(inputs, lengths.cpu(), batch_first=True, enforce_sorted=False)
             order: Any = packed.sorted_indices
             start = [part.index_select(1, order) for part in start]
             begin = start if is_lstm else start[0]
-            data, *after = run(packed.data, packed.batch_sizes, begin, weights, True, 1, 0.0, False, False)
+            data, *after = run(packed.data, packed.batch_sizes, begin, weights, True, 1, 0.0, trains, False)
             again = PackedSequence(data, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices)
             features = pad_packed_sequence(again, batch_first=True, total_length=inputs.shape[1])[0]
             back: Any = packed.unsorted_indices

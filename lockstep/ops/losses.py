@@ -158,6 +158,10 @@ def project_on_atoms(
     moved = (rewards.unsqueeze(-1) + discounts.unsqueeze(-1) * atoms).clamp(v_min, v_max)
     position = ((moved - v_min) / spacing).clamp(0.0, num_atoms - 1)  # once more: division rounds
     below = position.floor()
+    if probs.device.type != "cpu":  # elsewhere sums by index add up in any order: each run would have other bits
+        places = torch.arange(num_atoms, dtype=probs.dtype, device=probs.device)
+        shares = (1.0 - (position.unsqueeze(-1) - places).abs()).clamp(min=0.0)  # [N, K, K], from atom to atom
+        return (probs.unsqueeze(-2) @ shares).squeeze(-2)
     share = position - below
     index = below.long()
     projected = torch.zeros_like(probs).scatter_add_(-1, index, probs * (1.0 - share))

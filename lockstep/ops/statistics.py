@@ -26,6 +26,13 @@ class RunningMoments:
         self.squares = np.zeros(self.shape)
         """`[*shape]`, sum of squared distances from the mean"""
 
+    @classmethod
+    def of(cls, count: int, mean: np.ndarray, squares: np.ndarray) -> RunningMoments:
+        """Return those of `count` rows with this mean and this sum of squared distances from it, `[*shape]` each."""
+        moments = cls(mean.shape)
+        moments._join(count, mean, squares)
+        return moments
+
     @property
     def mean(self) -> np.ndarray:
         """`[*shape]`; zero before the first row. A copy."""

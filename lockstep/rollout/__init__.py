@@ -10,6 +10,7 @@ from lockstep.rollout.group_collector import AsyncGroupCollector, GroupCollector
 from lockstep.rollout.multi_agent_collector import MultiAgentCollector
 from lockstep.rollout.protocols import CollectorLike
 from lockstep.rollout.runner_group import EnvRunnerGroup
+from lockstep.rollout.tensor_collector import TensorCollector
 
 __all__ = [
     "AsyncCollector",
@@ -24,5 +25,6 @@ __all__ = [
     "GroupCollector",
     "MalformedBufferError",
     "MultiAgentCollector",
+    "TensorCollector",
     "rollout_of",
 ]

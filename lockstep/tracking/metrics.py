@@ -212,8 +212,8 @@ class Metrics:
         """Mark the end of a pass over a batch, after that of its last step."""
         self._pass_start, self._pass_end = self._pass_end, self.step
 
-    def pass_mean(self, *key: str) -> float:
-        """Return the mean of a metric over the steps of the last pass, on the host; NaN where it was not logged then.
+    def pass_mean(self, *key: str) -> Tensor:
+        """Return the mean (0-d) of a metric over the steps of the last pass; NaN where it was not logged then.
 
         The same number on all learners, if what was logged is (as a `masked_mean` is).
         """
@@ -227,7 +227,18 @@ class Metrics:
             if step >= self._pass_start and start == key[:-1] and key[-1] in logged:
                 values.append(logged[key[-1]])
         values += [torch.as_tensor(v) for each, v, _, step in self._values if each == key and step >= self._pass_start]
-        return float(torch.stack(values).mean()) if values else float("nan")
+        return torch.stack(values).mean() if values else torch.tensor(float("nan"))
+
+    def take_over(self, others: Metrics, num_steps: int, steps_in_pass: int) -> None:
+        """Take what others have logged in their first steps, whole passes, as logged here.
+
+        Tensors stay what they are: a later call may find other numbers in them.
+        """
+        self._means += [entry for entry in others._means if entry[3] < num_steps]
+        self._vectors += [entry for entry in others._vectors if entry[2] < num_steps]
+        self._values += [entry for entry in others._values if entry[3] < num_steps]
+        self.step = self._pass_end = num_steps
+        self._pass_start = num_steps - steps_in_pass
 
     # -- reports ---
 

@@ -19,7 +19,7 @@ from lockstep.algorithms.policy import Policy
 from lockstep.data import MultiAgentBatch
 from lockstep.learner.learner import STEPS_SAMPLED, Learner
 from lockstep.replay import MultiAgentReplayBuffer, OfflineRows, ReplayBuffer
-from lockstep.rollout import Collector, CollectorLike, MultiAgentCollector
+from lockstep.rollout import Collector, CollectorLike, MultiAgentCollector, TensorCollector
 from lockstep.rollout.base_collector import exactly_one
 from lockstep.rollout.callbacks import restore_callbacks, states_of
 from lockstep.rollout.group_collector import GroupCollector
@@ -709,7 +709,7 @@ class BaseTrainer(Counters, ABC):
         """
         streams = RandomStreams(self.policy.config.debugging.seed if seed is None else seed)
         for name, collector in self._collectors().items():
-            if isinstance(collector, Collector | MultiAgentCollector):
+            if isinstance(collector, Collector | MultiAgentCollector | TensorCollector):
                 if seed is not None or not collector.is_seeded:
                     collector.reseed(streams.child(name))
             elif seed is not None:

@@ -9,8 +9,11 @@ import numpy as np
 
 from lockstep.algorithms.policy import Policy, policy_within_training_step
 from lockstep.data.rollout import EpisodeStore, RolloutStore
+from lockstep.data.tensor_rollout import TensorRollout
 from lockstep.data.trees import map_tree
-from lockstep.rollout import CollectorLike
+from lockstep.learner.learner import STEPS_SAMPLED
+from lockstep.learner.minibatches import UpdateOptions
+from lockstep.rollout import CollectorLike, TensorCollector
 from lockstep.state.checks import check_whole
 from lockstep.tracking.statistics import CollectStatsBase, TrainingStats
 from lockstep.trainer.base import BaseTrainer, TrainerOptions
@@ -61,7 +64,7 @@ class OnpolicyTrainer(BaseTrainer):
             train_collector.buffer = RolloutStore(
                 num_steps, num_envs, train_collector.observation_space, train_collector.env.action_space
             )
-        if not isinstance(train_collector.buffer, RolloutStore | EpisodeStore):
+        if not isinstance(train_collector.buffer, RolloutStore | EpisodeStore | TensorRollout):
             raise ValueError("OnpolicyTrainer learns from rollouts, train_collector has a replay buffer; leave it out")
         self.buffer = train_collector.buffer
         """a `RolloutStore`; of several agents an `EpisodeStore`"""
@@ -70,7 +73,10 @@ class OnpolicyTrainer(BaseTrainer):
         """Collect a rollout and learn from it; then the store is empty again, while episodes go on."""
         try:
             with policy_within_training_step(self.policy):
-                stats = self.collector.collect(n_step=self.step_per_collect, n_episode=self.episode_per_collect)
+                amounts: dict[str, Any] = {"n_step": self.step_per_collect, "n_episode": self.episode_per_collect}
+                if isinstance(self.collector, TensorCollector) and self.learns_ahead:
+                    amounts["then"] = self._launch_update
+                stats = self.collector.collect(**amounts)
             self._count_collect(stats)
             with self._keeping_bad_batch():
                 with policy_within_training_step(self.policy):
@@ -80,13 +86,29 @@ class OnpolicyTrainer(BaseTrainer):
             self.buffer.clear()
         return stats, training, self.stop_reason is not None
 
+    @property
+    def learns_ahead(self) -> bool:
+        """Whether an update of a rollout on a device begins before the host has read what was collected.
+
+        Not where a subclass updates in its own way, or where the policy is tested in between.
+        """
+        plain = type(self).policy_update_fn is OnpolicyTrainer.policy_update_fn
+        return plain and not (self.test_in_train and self.stop_fn is not None)
+
+    def _launch_update(self) -> None:
+        """Begin the update of the rollout that is being collected."""
+        self.policy.timesteps[STEPS_SAMPLED] = self.env_step + len(self.buffer)
+        shuffle = self.policy.config.training.shuffle_batch_per_epoch
+        options = UpdateOptions(self.policy.timesteps, self.repeat_per_collect, self.batch_size, shuffle)
+        self.policy.learner_group.learner.launch_update(self.buffer, options)
+
     def policy_update_fn(self, collect_stats: CollectStatsBase) -> TrainingStats:
         """Learn from the rollout in `buffer`: `repeat_per_collect` passes in minibatches."""
         return self.policy.update(0, self.buffer, self.batch_size, self.repeat_per_collect)
 
     def _learned_from(self) -> dict[str, Any]:
         """Return a copy of the rollout."""
-        if isinstance(self.buffer, EpisodeStore):
+        if isinstance(self.buffer, EpisodeStore | TensorRollout):
             return self.buffer.columns()
         trajectories = self.buffer.trajectories()
         names = ("obs", "actions", "rewards", "terminateds", "cuts", "bootstrap_index", "bootstrap_obs")

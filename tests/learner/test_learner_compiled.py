@@ -267,6 +267,18 @@ class LossesOfItsOwn(MyLearner):
         return {MODULE: fwd_out[MODULE]["vf_preds"].mean() * math.inf}
 
 
+def test_a_compiler_that_fails_leaves_the_update_to_single_operations(monkeypatch):
+    def fails(*_):
+        raise RuntimeError("no such kernel\nand a long explanation")
+
+    monkeypatch.setattr("lockstep.learner.compiled.compile_graph", fails)
+    eager, compiled = build(MyLearner), build(MyLearner, compile_it=True)
+    with pytest.warns(UserWarning, match="runs eagerly, because compiling it failed: RuntimeError: no such kernel$"):
+        compiled.update_from_batch(batch(), **STEPS)
+    eager.update_from_batch(batch(), **STEPS)
+    assert_same(parameters(eager), parameters(compiled))
+
+
 @pytest.mark.parametrize("compile_it", [False, pytest.param(True, marks=pytest.mark.faults)])
 def test_a_loss_that_an_overridden_compute_losses_gives_is_among_the_results(compile_it):
     learner = build(LossesOfItsOwn, compile_it=compile_it, nan_policy="skip")

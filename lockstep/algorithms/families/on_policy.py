@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lockstep.data.columns import Columns
+from lockstep.data.tensor_rollout import TensorRollout
 from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import Tree, map_tree
 from lockstep.learner.config import TrainingOptions, TrainingSection
@@ -20,6 +21,7 @@ from lockstep.learner.sequences import SequenceRows, evaluate_sequences
 from lockstep.modules import RLModule
 from lockstep.modules.action_dist import ActionDist
 from lockstep.ops import gae, vtrace
+from lockstep.ops.device_returns import gae_of_tensors
 from lockstep.ops.fused_losses import Others, can_fuse_ppo, load_ppo_kernel, moments, ppo_loss
 from lockstep.state.options import ConfigT, option
 from lockstep.state.schedules import ScheduleLike
@@ -85,10 +87,10 @@ class Evaluated:
     """[T * B] the same of `action_logp`"""
     old_values: Tensor
     """[T * B] the same of the values"""
-    values: np.ndarray
-    """[T, B]"""
-    next_values: np.ndarray
-    """[T, B] value of the true next observation; the estimator ignores it where the episode terminated"""
+    values: Any
+    """[T, B], an array; a tensor where the rollout is of tensors"""
+    next_values: Any
+    """the same; value of the true next observation; the estimator ignores it where the episode terminated"""
     sequences: SequenceRows | None = None
     """of a module with memory: the sequences to train on"""
     bootstrap_obs: Tree = None
@@ -118,12 +120,14 @@ class OnPolicyLearner(Learner[Training]):
     # -- a rollout and the present parameters ---
 
     @torch.no_grad()
-    def evaluate(self, module_id: str, trajectories: Trajectories) -> Evaluated:
+    def evaluate(self, module_id: str, trajectories: Trajectories | TensorRollout) -> Evaluated:
         """Run the network over all rows and over the bootstrap observations (with memory: in order).
 
         All of it is computed with the present parameters. What the episodes recorded when acting stands beside it
         (`old_`); where they recorded nothing the parameters are those that acted, and the two are the same.
         """
+        if isinstance(trajectories, TensorRollout):
+            return self._evaluate_on_device(module_id, trajectories)
         module = self.module[module_id]
         obs, actions, last, rewards = self._read(module_id, trajectories)
         critic_obs = self._read_critic_obs(module_id, trajectories)
@@ -152,6 +156,34 @@ class OnPolicyLearner(Learner[Training]):
             bootstrap_obs=last,
             rewards=rewards,
             critic_obs=critic_obs,
+        )
+
+    def _evaluate_on_device(self, module_id: str, rollout: TensorRollout) -> Evaluated:
+        """Do the same with tensors; the values of what steps arrived at are computed for all rows."""
+        module, shape = self.module[module_id], rollout.shape
+
+        def seen(obs: Tensor) -> TensorColumns:
+            return {Columns.OBS: self.to_tensor(self.connectors[module_id].obs(obs.flatten(0, 1)))}
+
+        batch, actions = seen(rollout.obs), self.to_tensor(rollout.actions.flatten(0, 1))
+        out = module.forward_train(batch)
+        inputs, values = out[Columns.ACTION_DIST_INPUTS], self.to_tensor(out[Columns.VF_PREDS]).view(shape)
+        if rollout.next_obs is not None:
+            next_values = self.to_tensor(module.compute_values(seen(rollout.next_obs))).view(shape)
+        else:  # an episode that its time limit ended is worth what its last state was, as rsl_rl has it
+            last = self.to_tensor(module.compute_values(seen(rollout.last_obs.unsqueeze(0)))).view(1, -1)
+            next_values = torch.where(rollout.cuts, values, torch.cat([values[1:], last]))
+        logp = module.action_dist_cls.from_inputs(inputs).log_prob(actions)
+        return Evaluated(
+            obs=batch[Columns.OBS],
+            actions=actions,
+            action_dist_inputs=inputs,
+            action_logp=logp,
+            old_dist_inputs=inputs,
+            old_logp=logp,
+            old_values=values.reshape(-1),
+            values=values,
+            next_values=next_values,
         )
 
     def _read(self, module_id: str, trajectories: Trajectories) -> tuple[Tree, Tensor, Tree, np.ndarray | None]:
@@ -248,10 +280,12 @@ class OnPolicyLearner(Learner[Training]):
     # -- advantages ---
 
     def generalized_advantages(
-        self, module_id: str, trajectories: Trajectories, rollout: Evaluated
+        self, module_id: str, trajectories: Trajectories | TensorRollout, rollout: Evaluated
     ) -> tuple[Tensor, Tensor]:
         """Return advantages (GAE) and value targets, `[T * B]` each; how well the values explain them is logged."""
         options: Any = self.config_of(module_id)
+        if isinstance(trajectories, TensorRollout):
+            return self._advantages_on_device(module_id, trajectories, rollout)
         advantages, targets = gae(
             self._rewards(module_id, trajectories, rollout),
             rollout.values,
@@ -263,6 +297,25 @@ class OnPolicyLearner(Learner[Training]):
         )
         self._log_explained_variance(module_id, trajectories, rollout.values, targets)
         return self.to_tensor(advantages.reshape(-1)), self.to_tensor(targets.reshape(-1))
+
+    def _advantages_on_device(
+        self, module_id: str, trajectories: TensorRollout, rollout: Evaluated
+    ) -> tuple[Tensor, Tensor]:
+        """Do the same with tensors."""
+        options: Any = self.config_of(module_id)
+        found = gae_of_tensors(
+            self.to_tensor(trajectories.rewards),
+            rollout.values,
+            rollout.next_values,
+            trajectories.terminateds,
+            trajectories.cuts,
+            gamma=options.gamma,
+            lambda_=options.lambda_,
+        )
+        advantages, targets = (each.reshape(-1) for each in found)
+        unexplained = (targets - rollout.old_values).var(correction=0) / targets.var(correction=0)
+        self.log_for_update(module_id, vf_explained_var=1.0 - unexplained)
+        return advantages, targets
 
     def correct(
         self,
@@ -308,7 +361,9 @@ class OnPolicyLearner(Learner[Training]):
         explained = self.reducer.explained_variance(pred, target, counts=self.rows_in_step > 0)
         self.log_for_update(module_id, vf_explained_var=explained)
 
-    def rows_to_train(self, columns: TensorColumns, rollout: Evaluated, trajectories: Trajectories) -> TensorColumns:
+    def rows_to_train(
+        self, columns: TensorColumns, rollout: Evaluated, trajectories: Trajectories | TensorRollout
+    ) -> TensorColumns:
         """Return what a gradient step takes rows of: the transitions, or the sequences `[S, L, ...]` with memory."""
         if rollout.critic_obs is not None:
             columns = {**columns, Columns.CRITIC_OBS: rollout.critic_obs}
@@ -324,7 +379,7 @@ class OnPolicyLearner(Learner[Training]):
 
         As in section 4 of PPO's paper.
         """
-        mean_kl = self.metrics.pass_mean(module_id, "mean_kl_loss")
+        mean_kl = float(self.metrics.pass_mean(module_id, "mean_kl_loss"))
         coefficient: Tensor = self.registered[f"{module_id}/kl_coeff"]
         if mean_kl > 1.5 * target:
             coefficient.mul_(2.0)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
 import torch
 
 from lockstep.envs.errors import did_you_mean
 from lockstep.envs.tensor.adapters import JaxEnv, RslRlEnv
 from lockstep.envs.tensor.base import TensorEnv, TensorVecEnv
+from lockstep.envs.tensor.boundary import SingleTensorEnv, TensorBoundary
 from lockstep.envs.tensor.classic_control import Acrobot, CartPole, Pendulum
 from lockstep.envs.tensor.minatar import Breakout
 
@@ -47,6 +52,17 @@ def make_tensor_env(
     return TENSOR_ENVS[env_id](num_envs, device, dtype, seed)
 
 
+def register_tensor_envs() -> None:
+    """Register the ids in gymnasium; may be called again. `make_vector` does so for ids that begin with `tensor/`."""
+    for env_id in TENSOR_ENVS:
+        if env_id not in gym.registry:
+            gym.register(env_id, entry_point=partial(_single, env_id), disable_env_checker=True, order_enforce=False)
+
+
+def _single(env_id: str, **options: Any) -> SingleTensorEnv:
+    return SingleTensorEnv(make_tensor_env(env_id, 1, **options))
+
+
 __all__ = [
     "TENSOR_ENVS",
     "Acrobot",
@@ -55,7 +71,10 @@ __all__ = [
     "JaxEnv",
     "Pendulum",
     "RslRlEnv",
+    "SingleTensorEnv",
+    "TensorBoundary",
     "TensorEnv",
     "TensorVecEnv",
     "make_tensor_env",
+    "register_tensor_envs",
 ]

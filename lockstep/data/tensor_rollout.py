@@ -1,0 +1,92 @@
+"""`TensorRollout`: the on-policy buffer of environments whose steps are tensors on a device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class TensorRollout:
+    """Columns `[T, B, ...]` of one rollout, in the same memory for each, so that CUDA graphs can write and read them.
+
+    A learner reads it as it reads a `RolloutStore`: `episodes()` is handed to `update_from_episodes`.
+
+    Attributes:
+        obs: `[T, B, ...]`, acted on.
+        next_obs: `[T, B, ...]`, what each step arrived at, before an ended episode was reset. None where the
+            environments do not tell it.
+        actions: `[T, B, ...]`, as learned from.
+        rewards: float32 `[T, B]`.
+        terminateds: bool `[T, B]`, the task ended there.
+        cuts: bool `[T, B]`, the episode ended there, for whatever reason.
+        last_obs: `[B, ...]`, that follow the last step.
+
+    Raises:
+        ValueError: the device has not enough free memory; says how many environments would fit.
+    """
+
+    def __init__(self, num_steps: int, first_obs: Tensor, first_actions: Tensor, *, has_next_obs: bool) -> None:
+        self.num_steps, self.num_envs = num_steps, len(first_obs)
+        self.device = first_obs.device
+        row = (1 + has_next_obs) * first_obs[0].nbytes + first_actions[0].nbytes + 6
+        check_room(self.device, num_steps * row, self.num_envs, "environments")
+        self.obs = self._column(first_obs)
+        self.next_obs = self._column(first_obs) if has_next_obs else None
+        self.last_obs = torch.zeros_like(first_obs)
+        self.actions = self._column(first_actions)
+        self.rewards = torch.zeros(num_steps, self.num_envs, device=self.device)
+        self.terminateds = torch.zeros(num_steps, self.num_envs, dtype=torch.bool, device=self.device)
+        self.cuts = torch.zeros_like(self.terminateds)
+        self.size = 0
+        """vector steps that are to be learned from: all or none"""
+        self.weights_seq_no = 0
+        """version of the weights that acted"""
+
+    def _column(self, first: Tensor) -> Tensor:
+        return first.new_zeros(self.num_steps, *first.shape)
+
+    def __len__(self) -> int:
+        """Return the number of transitions."""
+        return self.size * self.num_envs
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """`(T, B)`."""
+        return self.num_steps, self.num_envs
+
+    @property
+    def num_bytes(self) -> int:
+        """What the columns take on the device."""
+        columns = (self.obs, self.next_obs, self.actions, self.rewards, self.terminateds, self.cuts)
+        return sum(column.nbytes for column in columns if column is not None)
+
+    def episodes(self) -> TensorRollout:
+        """Return what `update_from_episodes` takes: this very rollout."""
+        return self
+
+    def columns(self) -> dict[str, Tensor]:
+        """Return copies of the columns on the host."""
+        names = ("obs", "next_obs", "actions", "rewards", "terminateds", "cuts")
+        columns = {name: getattr(self, name) for name in names}
+        return {name: column.cpu().clone() for name, column in columns.items() if column is not None}
+
+    def rows(self) -> None:
+        """Return None: all rows are transitions."""
+        return
+
+    def clear(self) -> None:
+        """Empty it."""
+        self.size = 0
+
+
+def check_room(device: torch.device, size: int, number: int, things: str) -> None:
+    """Raise `ValueError` where a GPU has no room for `number` things of `size` bytes each; says how many would fit."""
+    if device.type != "cuda":
+        return
+    free, total = torch.cuda.mem_get_info(device)
+    if number * size > free:
+        raise ValueError(
+            f"{number:,} {things} need {number * size / 2**30:.1f} GiB on {device}, and {free / 2**30:.1f} of its "
+            f"{total / 2**30:.1f} GiB are free: {free // size:,} {things} would fit, with nothing left for networks; "
+            "take fewer, or shorter rollouts (env_runners(rollout_fragment_length=...))"
+        )

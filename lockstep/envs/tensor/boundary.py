@@ -1,0 +1,95 @@
+"""Tensor environments as arrays, for whatever collects and evaluates on the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from lockstep.envs.boundary import RowInfos, StepResult, VectorBoundary
+from lockstep.envs.tensor.base import TensorVecEnv
+
+
+class TensorBoundary(VectorBoundary):
+    """Puts a `TensorVecEnv` behind the boundary: each step copies actions to its device and the outcome back.
+
+    A `TensorCollector` steps `tensors` itself, without the copies. Environments that do not tell the last observation
+    of an episode have the first of the next one in its place.
+
+    Args:
+        tensors: the environments.
+    """
+
+    backend, autoreset_mode = "tensor", "SAME_STEP"
+
+    def __init__(self, tensors: TensorVecEnv) -> None:
+        self.tensors, self.num_envs = tensors, tensors.num_envs
+        self._take_spaces(tensors.single_observation_space, tensors.single_action_space)
+        self._result, self.infos = StepResult(None, self.num_envs), RowInfos(self.num_envs)
+
+    @property
+    def max_episode_steps(self) -> int | None:
+        """The limit of an episode's length; None where there is none."""
+        return self.tensors.max_episode_length
+
+    def _reset(self, seeds: list[int] | None) -> np.ndarray:
+        obs = self.tensors.reset(None if seeds is None else seeds[0])
+        self._result.obs = obs.cpu().numpy()
+        return self._result.obs
+
+    def step(self, actions: Any) -> StepResult:
+        """Take one action in every row; see `VectorBoundary.step`."""
+        self._check_started()
+        result = self._result
+        result.forget_endings()
+        sent = torch.as_tensor(np.ascontiguousarray(actions), device=self.tensors.device)
+        obs, rewards, dones, extras = self.tensors.step(sent)
+        result.obs, result.rewards = obs.cpu().numpy(), rewards.cpu().numpy()
+        ended = dones.cpu().numpy()
+        result.truncateds[:] = ended & extras["time_outs"].cpu().numpy()
+        result.terminateds[:] = ended & ~result.truncateds
+        if ended.any():
+            rows = np.flatnonzero(ended)
+            final = extras.get("final_obs", obs)
+            result.final_obs, result.any_done = (rows, final.cpu().numpy()[rows]), True
+        return result
+
+    def get_state(self) -> dict[str, Any] | None:
+        state = self.tensors.get_state() if self._started else None
+        return None if state is None else {"tensors": state}
+
+    def set_state(self, state: dict[str, Any]) -> np.ndarray:
+        self.tensors.set_state(state["tensors"])
+        self._started = True
+        self._result.obs = self.tensors.get_observations().cpu().numpy()
+        return self._result.obs
+
+    def keep_infos(self) -> None:
+        """Do nothing: there are none."""
+
+    def close(self) -> None:
+        """Step no more; the memory goes with the object."""
+        self._closed = True
+
+
+class SingleTensorEnv(gym.Env[Any, Any]):
+    """One tensor environment as gymnasium's `Env`: what an id such as `tensor/CartPole-v1` makes alone."""
+
+    def __init__(self, tensors: TensorVecEnv) -> None:
+        self.tensors = tensors
+        self.observation_space, self.action_space = tensors.single_observation_space, tensors.single_action_space
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        """Begin an episode."""
+        super().reset(seed=seed)
+        return self.tensors.reset(seed).cpu().numpy()[0], {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Take a step. After the end of an episode another one has begun already, whatever `reset` is called for."""
+        sent = torch.as_tensor(np.asarray(action)[None], device=self.tensors.device)
+        obs, rewards, dones, extras = self.tensors.step(sent)
+        truncated = bool(extras["time_outs"][0])
+        final = extras.get("final_obs", obs)
+        return final.cpu().numpy()[0], float(rewards[0]), bool(dones[0]) and not truncated, truncated, {}

@@ -1,0 +1,155 @@
+"""An update from a rollout that lies on the learner's device: all of it is one CUDA graph."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.data.tensor_rollout import TensorRollout
+from lockstep.learner.metrics import FirstValues, Results
+from lockstep.learner.minibatches import UpdateOptions, gather
+from lockstep.learner.optimizers import ALL_MODULES
+from lockstep.learner.sharding import Agreement
+from lockstep.ops import RunningMoments
+from lockstep.ops.graphs import Captured
+from lockstep.tracking.metrics import Metrics
+
+Outcome = tuple[Metrics, Tensor, Tensor | None, Tensor | None]
+"""of an update: what was logged; how many gradients were not finite; where passes may be stopped, for each one 1 if no
+step is taken after it; and where observations are normalised, mean and squared distances `[2, *obs]` of the new ones"""
+
+
+class DeviceUpdate:
+    """Updates one learner from tensor rollouts; the third and all later updates of one shape are one launch.
+
+    The learner's own hooks compute it, as they do on the host: `prepare_batch` once, then for each minibatch the
+    forward pass, losses, gradients and optimizers. Rows are permuted on the device, with the stream `minibatches` of
+    the learner. Passes that `should_stop_passes` ends are computed and leave everything as it was.
+    """
+
+    def __init__(self, learner: Any) -> None:
+        self.learner = learner
+        self._rates: dict[str, Tensor] = {}
+        """0-d learning rates by optimizer"""
+        self._hold = torch.zeros((), device=learner.device)
+        """0-d, 1 once the passes of an update are to end"""
+        self._key: Any = None
+        self._captured: Captured[Outcome]
+        self._launched: tuple[int, Outcome] | None = None
+        """rows of a minibatch and outcome of an update that is under way"""
+
+    def launch(self, rollout: TensorRollout, options: UpdateOptions) -> None:
+        """Begin an update that `run` is asked for next, with the same options; do not wait for it."""
+        learner, module_id = self.learner, self._module_id()
+        learner.before_gradient_based_update(timesteps=options.timesteps or {})
+        self._set_rates()
+        size = min(options.minibatch_size or len(rollout), len(rollout))
+        key = (id(rollout), options.num_epochs, size, options.shuffle_batch_per_epoch, *self._places())
+        if key != self._key:
+            compute = partial(self._passes, module_id, rollout, size, options)
+            generators = [self._generator] if size < len(rollout) else []
+            can_capture = all(entry.steps_directly for entry in learner.optimizers)
+            self._key, self._captured = key, Captured(compute, learner.device, generators, can_capture=can_capture)
+        self._launched = size, self._captured()
+
+    def run(self, rollout: TensorRollout, options: UpdateOptions) -> Results:
+        """Take all gradient steps of one update call, unless they were launched already; report it."""
+        learner, module_id = self.learner, self._module_id()
+        if self._launched is None:
+            self.launch(rollout, options)
+        assert self._launched is not None
+        (size, (logged, num_bad, stopped, seen)), self._launched = self._launched, None
+        passes, num_minibatches = options.num_epochs, len(rollout) // size
+        if stopped is not None:
+            passes = 1 + int((stopped[:-1] == 0).sum())
+        learner.metrics.take_over(logged, passes * num_minibatches, num_minibatches)
+        learner.metrics.log_value((ALL_MODULES, "num_bad_gradients"), num_bad, "item", weight=1)
+        learner._lags[module_id] = float(learner.weights_seq_no - rollout.weights_seq_no), len(rollout)
+        rows = passes * num_minibatches * size
+        counts = {
+            "num_env_steps_trained": len(rollout) * passes,
+            "num_minibatches": passes * num_minibatches,
+            "num_passes": passes,
+            "num_rows_left_out": len(rollout) * passes - rows,
+            "num_updates_skipped": 0,
+        }
+        learner._end_update(options.timesteps or {}, Agreement({}, len(rollout)), {}, FirstValues({}))
+        results: Results = learner._summarize({module_id: rows}, counts, 0.0)
+        results[ALL_MODULES]["seconds_gradient_steps"] = self._captured.seconds  # the device is done by now
+        if seen is not None:
+            mean, squares = seen.cpu().numpy()
+            learner.connectors[module_id].obs.connectors[0].take_in(RunningMoments.of(len(rollout), mean, squares))
+        return results
+
+    def _module_id(self) -> str:
+        ids = self.learner.learning_modules()
+        if len(ids) != 1 or len(self.learner.module) != 1:
+            raise ValueError(f"a tensor rollout is of one module, and this learner has {sorted(self.learner.module)}")
+        return ids[0]
+
+    def _set_rates(self) -> None:
+        """Have the learning rates where a graph reads them."""
+        for entry in self.learner.optimizers if self.learner.device.type == "cuda" else ():
+            rate = self._rates.setdefault(entry.key, torch.zeros((), device=self.learner.device))
+            rate.fill_(entry.optimizer.param_groups[0]["lr"])
+
+    def _places(self) -> list[int]:
+        """Return where the state lies that steps change: what a graph takes for granted."""
+        tensors = [value for value in self.learner.registered.values() if isinstance(value, Tensor)]
+        for entry in self.learner.optimizers:
+            tensors += (entry.flat.data, entry.flat.grad, *(entry.adam_state() if entry.is_plain_adam else ()))
+        return [tensor.data_ptr() for tensor in tensors]
+
+    @property
+    def _generator(self) -> torch.Generator:
+        return self.learner.streams.torch("minibatches", self.learner.device)
+
+    def permutation(self, num_rows: int) -> Tensor:
+        """Return the rows of a pass in the order in which it goes through them."""
+        return torch.randperm(num_rows, generator=self._generator, device=self.learner.device)
+
+    def _passes(self, module_id: str, rollout: TensorRollout, size: int, options: UpdateOptions) -> Outcome:
+        """Compute all passes."""
+        learner, outer, num_rows = self.learner, self.learner.metrics, len(rollout)
+        learner.metrics = metrics = outer.beside()
+        learner.rows_in_step = num_rows
+        may_stop, held = isinstance(learner.should_stop_passes(), Tensor), list[Tensor]()
+        self._hold.zero_()
+        for entry in learner.optimizers:
+            entry.rate, entry.hold = self._rates.get(entry.key), self._hold if may_stop else None
+        try:
+            columns = {module_id: learner.prepare_batch(rollout, module_id=module_id)}
+            learner.rows_in_step = size
+            rows = torch.arange(num_rows, device=learner.device)
+            for _ in range(options.num_epochs):
+                if options.shuffle_batch_per_epoch and size < num_rows:
+                    rows = self.permutation(num_rows)
+                for start in range(0, num_rows - size + 1, size):
+                    index = None if size == num_rows else rows[start : start + size]
+                    if learner.compiled is None or not learner.compiled.run(columns, {module_id: index}):
+                        learner._update(gather(columns, {module_id: index}))
+                    learner.after_gradient_step()
+                    metrics.end_step()
+                metrics.end_pass()
+                if not options.shuffle_batch_per_epoch:  # what was left out comes first in the next pass
+                    rows = rows.roll(-(num_rows // size * size))
+                if may_stop:
+                    torch.maximum(self._hold, learner.should_stop_passes(), out=self._hold)
+                    held.append(self._hold.clone())
+            num_bad = torch.stack([entry.bad_steps for entry in learner.optimizers]).sum()
+            seen = moments_of(rollout.obs) if learner.connectors[module_id].obs.has_statistics else None
+        finally:
+            learner.metrics = outer
+            for entry in learner.optimizers:
+                entry.hold = entry.rate = None
+        return metrics, num_bad, torch.stack(held) if held else None, seen
+
+
+def moments_of(obs: Tensor) -> Tensor:
+    """Return the mean of `obs` `[T, B, ...]` and the sum of squared distances from it, `[2, ...]` in float64."""
+    rows = obs.flatten(0, 1).to(torch.float64)
+    mean = rows.mean(0)
+    return torch.stack([mean, (rows - mean).square_().sum(0)])

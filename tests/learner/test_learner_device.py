@@ -1,0 +1,137 @@
+"""An update from a tensor rollout computes what the update from the same rollout of arrays computes."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from host_waits import HostWaitError, NoWaits
+
+from lockstep import A2CConfig, PPOConfig
+from lockstep.data.rollout import RolloutStore
+from lockstep.envs.tensor import make_tensor_env
+from lockstep.learner.minibatches import UpdateOptions
+
+T, B = 16, 8
+
+
+def config_of(
+    make: Any = PPOConfig, env_id: str = "tensor/CartPole-v1", *, normalize: bool = False, **training: Any
+) -> Any:
+    config = (
+        make()
+        .environment(env_id, normalize_observations=normalize)
+        .env_runners(num_envs_per_env_runner=B, rollout_fragment_length=T)
+    )
+    config.training(train_batch_size=T * B, lr=1e-2, **training).framework(dtype="float64").debugging(seed=3)
+    return config.rl_module(model_config={"hiddens": (16,)})
+
+
+def collected(config: Any) -> tuple[Any, Any]:
+    """Return a policy and a collector with one rollout; episodes are short, so that some end by time."""
+    policy = config.build_policy()
+    collector = config.build_collector(policy)
+    collector.tensors.max_episode_length = 12
+    policy.within_training_step().__enter__()
+    collector.collect(n_step=T * B)
+    return policy, collector
+
+
+def as_arrays(rollout: Any) -> RolloutStore:
+    """Return a store of arrays with the same rollout."""
+    space, actions = rollout_spaces(rollout)
+    store = RolloutStore(T, B, space, actions)
+    for t in range(T):
+        store.write_obs(t, rollout.obs[t].numpy())
+        ended = rollout.cuts[t].numpy()
+        terminated = rollout.terminateds[t].numpy()
+        store.write_step(t, rollout.actions[t].numpy(), rollout.rewards[t].numpy(), terminated, ended & ~terminated)
+        rows = np.flatnonzero(ended)
+        if len(rows):
+            store.final_index.append(t * B + rows)
+            store.final_obs.append(rollout.next_obs[t].numpy()[rows])
+    store.end(T, rollout.last_obs.numpy())
+    return store
+
+
+def rollout_spaces(rollout: Any) -> tuple[Any, Any]:
+    env = make_tensor_env("tensor/CartPole-v1" if rollout.actions.dim() == 2 else "tensor/Pendulum-v1", 1)
+    return env.single_observation_space, env.single_action_space
+
+
+def permutations(learner: Any) -> Any:
+    """Return the numbers that an update of arrays permutes its rows with, as `permutation` is asked for them."""
+    rng = learner.streams.numpy("minibatches")
+    return lambda num_rows: torch.from_numpy(rng.permutation(num_rows))
+
+
+CASES = {
+    "ppo, whole batches": partial(config_of, minibatch_size=None, num_epochs=3),
+    "ppo, minibatches": partial(config_of, minibatch_size=32, num_epochs=3),
+    "ppo, a box": partial(config_of, env_id="tensor/Pendulum-v1", minibatch_size=32, num_epochs=2),
+    "ppo, clipped values and a batch normalised": partial(
+        config_of, minibatch_size=32, num_epochs=2, vf_clip_param=0.2, normalize_advantages="batch"
+    ),
+    "ppo, a penalty": partial(config_of, minibatch_size=32, num_epochs=2, kl_coeff=0.5),
+    "ppo, rows in order": partial(config_of, minibatch_size=48, num_epochs=3, shuffle_batch_per_epoch=False),
+    "ppo, stopped": partial(config_of, minibatch_size=32, num_epochs=6, target_kl=0.002),
+    "ppo, observations normalised": partial(config_of, minibatch_size=32, num_epochs=2, normalize=True),
+    "a2c": partial(config_of, A2CConfig),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_tensors_are_learned_from_as_arrays_are(case):
+    """In float64, after two updates; after one where passes are stopped, since on the device the others draw rows."""
+    policies = [collected(CASES[case]()) for _ in range(2)]
+    learners = [policy.learner_group.learner for policy, _ in policies]
+    learners[1].device_update.permutation = permutations(learners[1])
+    training = policies[0][0].config.training
+    options = {
+        "num_epochs": training.num_epochs,
+        "minibatch_size": training.minibatch_size,
+        "shuffle_batch_per_epoch": training.shuffle_batch_per_epoch,
+    }
+    rollout = policies[1][1].buffer
+    assert rollout.terminateds.any() or "a box" in case
+    assert (rollout.cuts & ~rollout.terminateds).any()
+    for _ in range(1 if case == "ppo, stopped" else 2):
+        of_arrays = learners[0].update_from_episodes(as_arrays(rollout).episodes(), **options)
+        of_tensors = learners[1].update_from_episodes(rollout, **options)
+        for (name, one), other in zip(learners[0].module.named_parameters(), learners[1].module.parameters()):
+            assert (one - other).abs().max() <= 1e-12, name
+        one, other = of_arrays["default_policy"], of_tensors["default_policy"]
+        assert one.keys() == other.keys()
+        for metric in one:
+            assert one[metric] == pytest.approx(other[metric], abs=1e-9), metric
+        for count in ("num_minibatches", "num_passes", "num_env_steps_trained", "num_rows_left_out"):
+            assert of_arrays["__all_modules__"][count] == of_tensors["__all_modules__"][count], count
+        for one, other in zip(*(learner.connectors["default_policy"].obs.connectors for learner in learners)):
+            for mine, its in zip(one.moments, other.moments):
+                assert mine.count == its.count == T * B * of_arrays["default_policy"]["weights_seq_no"]
+                assert np.allclose(mine.mean, its.mean, rtol=0, atol=1e-12)
+                assert np.allclose(mine.var, its.var, rtol=0, atol=1e-12)
+    if case == "ppo, stopped":
+        assert of_tensors["__all_modules__"]["num_passes"] < 6
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_iteration_waits_for_no_value(case):
+    """Neither the rollout nor the update, which a CUDA graph holds; elsewhere than on the CPU optimizers step so."""
+    policy, collector = collected(CASES[case]())
+    learner, training = policy.learner_group.learner, policy.config.training
+    options = UpdateOptions({}, training.num_epochs, training.minibatch_size, shuffle_batch_per_epoch=True)
+    for entry in learner.optimizers:
+        entry.on_host = False
+        entry.adam_state()
+    size = training.minibatch_size or T * B
+    compute = partial(learner.device_update._passes, "default_policy", collector.buffer, size, options)
+    compute()  # what is copied to the device once
+    with NoWaits():
+        collector._captured().function()
+        compute()
+        with pytest.raises(HostWaitError):
+            float(collector.buffer.rewards[0, 0])

@@ -1,0 +1,262 @@
+"""Rollouts of tensor environments: what is in the columns, what is counted, what is refused, exact resume."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from lockstep import A2CConfig, DQNConfig, PPOConfig
+from lockstep.envs import make_vector
+from lockstep.envs.tensor import CartPole, TensorBoundary, make_tensor_env
+from lockstep.rollout import Collector, MalformedBufferError, TensorCollector
+from lockstep.rollout.tensor_collector import front_of
+from lockstep.trainer import OnpolicyTrainer
+
+T, B = 24, 8
+
+
+def config_of(make: Any = PPOConfig, env: Any = "tensor/CartPole-v1") -> Any:
+    config = make().environment(env).rl_module(model_config={"hiddens": (16,)}).debugging(seed=2)
+    config.env_runners(num_envs_per_env_runner=B).evaluation(evaluation_interval=0)
+    config.reporting(total_steps=10 * T * B, steps_per_epoch=T * B)
+    return config
+
+
+def ppo_config(env: Any = "tensor/CartPole-v1") -> Any:
+    config = config_of(env=env).env_runners(rollout_fragment_length=T)
+    return config.training(train_batch_size=T * B, minibatch_size=T * B // 4, num_epochs=2, lr=1e-3)
+
+
+def collector_of(config: Any = None, limit: int = 10) -> TensorCollector:
+    config = config or ppo_config()
+    collector = config.build_collector(config.build_policy())
+    collector.tensors.max_episode_length = limit
+    collector.exploration_noise = True
+    return collector
+
+
+def test_columns_follow_one_another_and_ends_are_told_apart():
+    collector = collector_of(limit=14)
+    for _ in range(3):
+        before = collector.tensors.get_observations().clone() if collector._is_begun else None
+        collector.collect(n_step=T * B)
+        rollout = collector.buffer
+        if before is not None:
+            assert torch.equal(rollout.obs[0], before)
+        following = torch.cat([rollout.obs[1:], rollout.last_obs.unsqueeze(0)])
+        goes_on = ~rollout.cuts
+        assert torch.equal(rollout.next_obs[goes_on], following[goes_on])
+        assert not torch.isclose(rollout.next_obs, following)[rollout.cuts].all(-1).any()
+        fell = (rollout.next_obs[..., 0].abs() > 2.4) | (rollout.next_obs[..., 2].abs() > 12 * 2 * np.pi / 360)
+        assert torch.equal(rollout.terminateds, fell)
+        assert rollout.cuts.sum() > rollout.terminateds.sum() > 0
+        assert rollout.shape == (T, B)
+        assert len(rollout) == T * B
+        collector.buffer.clear()
+
+
+def test_episodes_are_counted_across_collects():
+    """Against a loop over the columns of both collects."""
+    collector = collector_of()
+    found, columns = [], []
+    for _ in range(2):
+        stats = collector.collect(n_step=T * B)
+        found += list(zip(stats.returns.tolist(), stats.lens.tolist()))
+        columns.append((collector.buffer.rewards.clone(), collector.buffer.cuts.clone()))
+        collector.buffer.clear()
+    rewards, cuts = (torch.cat(parts) for parts in zip(*columns))
+    expected, sums, lengths = [], [0.0] * B, [0] * B
+    for t in range(2 * T):
+        for b in range(B):
+            sums[b] += float(rewards[t, b])
+            lengths[b] += 1
+            if cuts[t, b]:
+                expected.append((sums[b], lengths[b]))
+                sums[b], lengths[b] = 0.0, 0
+    assert found == expected
+    assert collector.collect_episode == len(expected) > B
+    assert collector.collect_step == 2 * T * B
+
+
+def test_chosen_columns_come_first():
+    values = torch.arange(12.0).view(2, 6)
+    for chosen in ([0, 1, 0, 0, 1, 1], [0] * 6, [1] * 6, [1, 0, 0, 0, 0, 0]):
+        mask = torch.tensor(chosen, dtype=torch.bool)
+        front, number = front_of(values, mask)
+        assert number == mask.sum()
+        assert torch.equal(front[:, :number], values[:, mask])
+
+
+def test_a_boundary_steps_as_the_tensors_do():
+    boundary, tensors = make_vector("tensor/CartPole-v1", num_envs=B), make_tensor_env("tensor/CartPole-v1", B)
+    assert isinstance(boundary, TensorBoundary)
+    obs, wanted = boundary.reset(list(range(B))), tensors.reset(0)
+    assert np.array_equal(obs, wanted.numpy())
+    boundary.tensors.max_episode_length = tensors.max_episode_length = 12
+    rng, ends = np.random.default_rng(0), 0
+    for _ in range(60):
+        actions = rng.integers(2, size=B)
+        result = boundary.step(actions)
+        obs, rewards, dones, extras = tensors.step(torch.from_numpy(actions))
+        assert np.array_equal(result.obs, obs.numpy())
+        assert np.array_equal(result.rewards, rewards.numpy())
+        assert np.array_equal(result.truncateds, extras["time_outs"].numpy())
+        assert np.array_equal(result.terminateds | result.truncateds, dones.numpy())
+        assert not (result.terminateds & result.truncateds).any()
+        if dones.any():
+            rows, final = result.final_obs
+            assert np.array_equal(rows, np.flatnonzero(dones.numpy()))
+            assert np.array_equal(final, extras["final_obs"].numpy()[rows])
+            ends += len(rows)
+    assert ends > B
+    state = boundary.get_state()
+    after = [boundary.step(np.zeros(B, np.int64)).obs.copy() for _ in range(5)]
+    boundary.set_state(state)
+    assert all(np.array_equal(boundary.step(np.zeros(B, np.int64)).obs, one) for one in after)
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        (ppo_config(), TensorCollector),
+        (config_of(A2CConfig), TensorCollector),
+        (ppo_config().environment(normalize_observations=True), TensorCollector),
+        (ppo_config().environment(normalize_rewards=True), Collector),
+        (ppo_config().environment(frame_stack=2), Collector),
+        (ppo_config().rl_module(model_config={"recurrent": "lstm"}), Collector),
+        (ppo_config().env_runners(batch_mode="complete_episodes", rollout_fragment_length=None), Collector),
+        (config_of(DQNConfig), Collector),
+    ],
+)
+def test_what_the_device_cannot_do_goes_through_the_host(config, kind):
+    assert type(config.build_collector()).__mro__.count(kind)
+
+
+def test_a_run_is_resumed_bit_for_bit(tmp_path):
+    def weights(trainer: Any) -> bytes:
+        found = trainer.policy.learner_group.get_weights()["default_policy"]
+        return b"".join(value.tobytes() for value in found.values())
+
+    def config() -> Any:
+        return ppo_config().environment(normalize_observations=True)
+
+    whole, half, again = (config().build_trainer() for _ in range(3))
+    for _ in range(4):
+        next(whole)
+    for _ in range(2):
+        next(half)
+    half.save_to_path(tmp_path / "half")
+    again.restore_from_path(tmp_path / "half")
+    for _ in range(2):
+        next(again)
+    assert weights(again) == weights(whole) != weights(half)
+    assert again.env_episode == whole.env_episode
+    assert (
+        again.train_collector.get_state()["returns"].tolist() == whole.train_collector.get_state()["returns"].tolist()
+    )
+
+
+def test_an_update_that_begins_before_the_host_waits_is_the_same(monkeypatch):
+    """Bit for bit, schedules included; and it is not made a second time."""
+    found = []
+    for ahead in (True, False):
+        monkeypatch.setattr(OnpolicyTrainer, "learns_ahead", ahead)
+        config = ppo_config().training(lr=[[0, 1e-2], [4 * T * B, 1e-3], [10**6, 1e-3]])
+        trainer = config.build_trainer()
+        for _ in range(3):
+            _, stats, _ = next(trainer)
+        weights = trainer.policy.learner_group.get_weights()["default_policy"]
+        found.append(
+            [trainer.gradient_step, stats.training_stat.metrics["policy_loss"].mean, *map(np.sum, weights.values())]
+        )
+    assert found[0] == found[1]
+    assert found[0][0] == 3 * 8
+
+
+def test_cart_pole_is_learned():
+    config = ppo_config().env_runners(num_envs_per_env_runner=64, rollout_fragment_length=32)
+    config.training(train_batch_size=2048, minibatch_size=256, num_epochs=6, lr=2e-3, lambda_=0.95)
+    config.reporting(total_steps=61_440, steps_per_epoch=10_240)
+    returns = [stats.train_collect_stat.returns_stat.mean for _, stats, _ in config.build_trainer()]
+    assert returns[-1] > 100 > 3 * returns[0], returns
+
+
+class Broken(CartPole):
+    """Has a reward that is no number from the tenth step on."""
+
+    steps = 0
+
+    def advance(self, state: Any, actions: Any, draws: Any) -> Any:
+        self.steps += 1
+        state, rewards, dones = super().advance(state, actions, draws)
+        return state, rewards if self.steps < 10 else rewards * float("nan"), dones
+
+
+def test_numbers_that_are_not_finite_are_refused():
+    collector = collector_of(ppo_config(Broken(B)), limit=500)
+    with pytest.raises(MalformedBufferError, match="numbers among the observations and rewards"):
+        collector.collect(n_step=T * B)
+    assert collector.buffer.size == 0
+
+
+class Silent(CartPole):
+    """Does not tell its last observations, as environments in rsl_rl's form do not."""
+
+    gives_final_obs = False
+
+    def step(self, actions: Any) -> Any:
+        obs, rewards, dones, extras = super().step(actions)
+        return obs, rewards, dones, {"time_outs": extras["time_outs"]}
+
+
+def test_environments_that_do_not_tell_last_observations_are_learned_from():
+    """An episode that its time limit ended is then worth what its last state was."""
+    config = ppo_config(Silent(B)).framework(dtype="float64")
+    policy = config.build_policy()
+    collector = config.build_collector(policy)
+    collector.tensors.max_episode_length = 6
+    collector.exploration_noise = True
+    collector.collect(n_step=T * B)
+    rollout, learner = collector.buffer, policy.learner_group.learner
+    assert rollout.next_obs is None
+    found = learner.evaluate("default_policy", rollout)
+    with torch.no_grad():
+        values = learner.module["default_policy"].compute_values({"obs": rollout.obs.flatten(0, 1).double()}).view(T, B)
+        last = learner.module["default_policy"].compute_values({"obs": rollout.last_obs.double()})
+    following = torch.cat([values[1:], last.unsqueeze(0)])
+    assert torch.allclose(found.next_values, torch.where(rollout.cuts, values, following), rtol=0, atol=1e-12)
+
+
+def test_bad_requests_are_refused_by_name():
+    collector = collector_of()
+    with pytest.raises(ValueError, match=f"collects {T * B} steps each time"):
+        collector.collect(n_step=T * B * 2)
+    with pytest.raises(ValueError, match="n_episode=3"):
+        collector.collect(n_episode=3)
+    with pytest.raises(ValueError, match="a rollout of its own"):
+        collector.buffer = None
+    collector.collect(n_step=T * B)
+    with pytest.raises(ValueError, match="between an update and the next collect"):
+        collector.get_state()
+    collector.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        collector.collect(n_step=T * B)
+
+
+def test_environments_on_another_device_are_refused():
+    config, env = ppo_config(), make_tensor_env("tensor/CartPole-v1", B)
+    env.device = torch.device("meta")
+    with pytest.raises(ValueError, match=r"network is on cpu, and the environments are on meta"):
+        TensorCollector(config.build_policy(), TensorBoundary(env), T)
+
+
+def test_a_space_that_does_not_fit_is_refused():
+    class Wide(CartPole):
+        single_observation_space = spaces.Box(-1.0, 1.0, (5,), np.float32)
+
+    with pytest.raises(ValueError, match="observation space"):
+        TensorCollector(ppo_config().build_policy(), TensorBoundary(Wide(B)), T)
