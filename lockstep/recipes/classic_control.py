@@ -356,11 +356,11 @@ def trpo_mountain_car() -> TRPOConfig:
 
 
 def ppo_mountain_car_continuous() -> PPOConfig:
-    """Noise that stays for 8 steps (gSDE) carries the car up the hill. The one reward is far away: gamma 0.9999."""
+    """Noise that stays for 16 steps (gSDE) carries the car up the hill. The one reward is far away: gamma 0.9999."""
     return (
         PPOConfig()
         .environment("MountainCarContinuous-v0", normalize_observations=True, normalize_rewards=True)
-        .env_runners(num_envs_per_env_runner=8, exploration="gsde", exploration_config={"sample_freq": 8})
+        .env_runners(num_envs_per_env_runner=8, exploration="gsde", exploration_config={"sample_freq": 16})
         .training(
             lr=[[0, 3e-4], [100_000, 0.0]],
             gamma=0.9999,
