@@ -5,12 +5,15 @@ A table stands between `<!-- NAME:begin -->` and `<!-- NAME:end -->`.
 
 from __future__ import annotations
 
+import json
 import re
+import statistics
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results"
-PAGES = ("README.md", "docs/results.md", "docs/speed.md")
+PAGES = ("README.md", "docs/results.md", "docs/speed.md", "docs/gpu.md")
 LIBRARIES = {
     "lockstep-compiled": "Lockstep, `compile=True`",
     "lockstep": "Lockstep",
@@ -60,7 +63,81 @@ def order(row: list[str]) -> tuple[float, int]:
     return float(row[6].replace(",", "")), -int(row[2].replace(",", ""))
 
 
+def gpu_rows(name: str) -> list[dict[str, Any]]:
+    """Return the rows of a part of `benchmarks/gpu.py`."""
+    rows: list[dict[str, Any]] = json.loads((RESULTS / f"gpu_{name}.json").read_text(encoding="utf-8"))["rows"]
+    return rows
+
+
+def gpu() -> str:
+    """Return steps per second of PPO on tensor environments, and what an iteration is made of."""
+    about = json.loads((RESULTS / "gpu_ppo.json").read_text(encoding="utf-8"))["about"]
+    lines = ["| environments | network | | steps/s | ms an iteration | device | arithmetic | kernels |"]
+    lines.append("|---:|---|---|---:|---:|---:|---:|---:|")
+    for row in gpu_rows("ppo"):
+        ways = [way for way in ("compile", "mixed_precision") if row.get(way)]
+        floor = row["gflop"] / (990 if "mixed_precision" in ways else 67)
+        times = f"{1e3 * row['seconds']:.1f} | {1e3 * row['device_busy_s']:.1f} | {floor:.1f}"
+        network = "x".join(map(str, row["hiddens"]))
+        how = ", ".join("bfloat16" if way == "mixed_precision" else "compiled" for way in ways) or "eager"
+        lines.append(
+            f"| {row['num_envs']:,} | {network} | {how} | {row['steps_per_s']:,} | {times} | {row['kernels']:,} |"
+        )
+    return "\n".join([*lines, "", f"PPO on `tensor/CartPole-v1`, {about['device']}, PyTorch {about['torch']}."])
+
+
+def gpu_learning() -> str:
+    """Return the mean return of each precision along training, over its seeds."""
+    rows = gpu_rows("learning")
+    places = [9, 19, 39, 59, 79]
+    lines = ["| | " + " | ".join(f"iteration {place + 1}" for place in places) + " |", "|---|" + "---:|" * len(places)]
+    for precision in ("float32", "bfloat16"):
+        curves = [row["returns"] for row in rows if row["precision"] == precision]
+        means = [statistics.mean(curve[place] or 0.0 for curve in curves) for place in places]
+        lines.append(f"| {precision} | " + " | ".join(f"{mean:.0f}" for mean in means) + " |")
+    seeds = len({row["seed"] for row in rows})
+    return "\n".join(
+        [*lines, "", f"Mean return of the episodes that end in an iteration, {seeds} seeds, 1,024 environments."]
+    )
+
+
+def gpu_sac() -> str:
+    """Return steps per second of SAC on tensor environments beside a plain file."""
+    lines = ["| vector steps at a time | gradient steps in each | | Lockstep, steps/s | plain file | ratio |"]
+    lines.append("|---:|---:|---|---:|---:|---:|")
+    for row in gpu_rows("sac"):
+        how, ratio = "compiled" if row["compile"] else "eager", f"{row['ratio']:.2f}"
+        speeds = f"{row['lockstep']:,} | {row['plain']:,} | {ratio}"
+        lines.append(f"| {row['fragment']} | {row['updates_per_step']} | {how} | {speeds} |")
+    return "\n".join(lines)
+
+
+def gpu_minatar() -> str:
+    """Return what PPO reaches in MinAtar's Breakout on the device, seed by seed."""
+    rows = gpu_rows("minatar")
+    means = ", ".join(f"{row['evaluated']:.1f}" for row in rows)
+    seconds = statistics.median(row["seconds"] for row in rows)
+    return f"Mean return of 128 episodes after 2,000,000 frames, by seed: {means}; {seconds:.0f} seconds a seed."
+
+
+def gpu_atari() -> str:
+    """Return steps per second of PPO on Atari beside a plain file."""
+    speeds: dict[str, list[float]] = {}
+    for row in gpu_rows("atari"):
+        speeds.setdefault(row["name"], []).append(row["steps_per_s"])
+    plain = statistics.median(speeds["plain"])
+    lines = ["| PPO on ALE/Pong-v5, 64 environments | steps/s | x the plain file |", "|---|---:|---:|"]
+    for name, found in speeds.items():
+        lines.append(f"| {name} | {statistics.median(found):,.0f} | {statistics.median(found) / plain:.2f} |")
+    return "\n".join(lines)
+
+
 TABLES = {
+    "gpu": gpu,
+    "gpu-learning": gpu_learning,
+    "gpu-sac": gpu_sac,
+    "gpu-minatar": gpu_minatar,
+    "gpu-atari": gpu_atari,
     "speed": speed,
     "best": learning,
     "bench": lambda: (RESULTS / "bench/README.md").read_text(encoding="utf-8").strip(),

@@ -111,7 +111,7 @@ def test_an_update_on_the_device_is_that_of_the_cpu(name):
     for _ in range(2):  # single launches: what the two lambdas give comes from the host
         for learner, trainer in zip((here, there), trainers):
             learner.device_update.end(trainer.buffer, 3, 512, UpdateOptions({}))
-    assert difference(*trainers) < 1e-9
+    assert difference(*trainers) < 1e-7
 
 
 @pytest.mark.parametrize("name", ["sac", "td3"])
