@@ -24,6 +24,7 @@ from lockstep.modules import (
     AddedNoise,
     EpsilonGreedy,
     NoisyWeights,
+    NumpyActor,
     RecurrentActor,
     RLModule,
     make_actor,
@@ -156,6 +157,10 @@ class ActingPolicy:
         return actions.cpu().numpy(), dist.log_prob(actions).cpu().numpy()
 
     def _distribution(self, obs: Any) -> Any:
+        """Return what actions are drawn from; where numpy acts, a row's does not depend on the rows beside it."""
+        actor = self._present_actor()
+        if isinstance(actor, NumpyActor) and self.exploration is None:
+            return self._dist.from_inputs(torch.from_numpy(actor.dist_inputs(obs)))
         batch = {Columns.OBS: map_tree(self._tensor, self.connectors.obs(obs))}
         return self._dist.from_inputs(self.module.forward_exploration(batch)[Columns.ACTION_DIST_INPUTS])
 

@@ -560,6 +560,7 @@ class AlgorithmConfig(BaseConfig):
             fragment_length=length,
             fragments_per_batch=number,
             max_lag=self.max_lag,
+            fixed_lag=getattr(self.training, "fixed_lag", True),
         )
 
     def fragments(self) -> tuple[int, int]:

@@ -277,7 +277,7 @@ class PlainPolicy:
         self._num_actions = module.action_dist_cls.noise_size
         self._mean_of = module.mean_of_array if isinstance(module, DistributionalQModule) else None
         log_std = getattr(module, "log_std", None)
-        self._log_std = None if log_std is None else _array(log_std)
+        self.log_std = None if log_std is None else _array(log_std)
         self._log_std_bounds = getattr(module, "log_std_bounds", None)
 
     def pick(self, out: np.ndarray, noise: Noise | None) -> np.ndarray:
@@ -299,7 +299,7 @@ class PlainPolicy:
         if noise is None:
             actions = mean.copy()
         else:
-            log_std = out[:, self._num_actions :] if self._log_std is None else self._log_std
+            log_std = out[:, self._num_actions :] if self.log_std is None else self.log_std
             if self._log_std_bounds is not None:
                 lowest, highest = self._log_std_bounds
                 log_std = np.minimum(np.maximum(log_std, lowest), highest)
@@ -343,6 +343,16 @@ class NumpyActor:
         return self._plain.places.have_changed()
 
     def act(self, obs: np.ndarray, noise: Noise | None = None) -> np.ndarray:
+        return self._pick(self._outputs(obs), noise)
+
+    def dist_inputs(self, obs: np.ndarray) -> np.ndarray:
+        """Return what actions are drawn from for raw observations `[B, ...]`: the inputs `[B, D]` of the distribution,
+        in a new array."""
+        out, log_std = self._outputs(obs), self._plain.log_std
+        return out.copy() if log_std is None else np.concatenate([out, np.broadcast_to(log_std, out.shape)], axis=1)
+
+    def _outputs(self, obs: np.ndarray) -> np.ndarray:
+        """Return what the last layer gives, `[B, D]`, in memory that the next call writes anew."""
         if self._pipeline is not None:
             obs = self._pipeline(obs)
         if obs.shape[1:] != self._shape:
@@ -358,7 +368,7 @@ class NumpyActor:
             dense(x, hidden_weight, hidden_bias, rectify, buffer)
             x = buffer if rectify else np.tanh(buffer, buffer)
         dense(x, weight, bias, False, out)
-        return self._pick(out, noise)
+        return out
 
     def _make_plan(self, num_rows: int) -> tuple[list[tuple[Any, Any, Any]], tuple[Any, Any, Any]]:
         """Return weights and biases with a buffer for the outputs of each layer, kept for each number of rows."""

@@ -280,18 +280,22 @@ class EvaluationCollector(GroupCollector):
 
 
 class AsyncGroupCollector(GroupCollector):
-    """Collects from runners that are always at work; a train batch is whichever fragments are ready first.
+    """Collects from runners that go on while the policy learns.
 
     `fragment_length` vector steps make a fragment of one runner, `fragments_per_batch` of them the rollout of one
-    `collect`, side by side: its `num_envs` is that many times the environments of a runner. When a collect returns, the
-    runners go on with the weights they have; the next collect publishes the policy's new weights, which each runner
-    takes with its next request.
+    `collect`, side by side: its `num_envs` is that many times the environments of a runner. Each collect publishes the
+    policy's new weights, which each runner takes with its next request.
 
-    `max_lag`: no step is handed over whose weights are more than so many updates behind the policy; a fragment that is,
-    is dropped, and its steps are counted. So that this is rare, no more fragments are asked for than can be trained on
-    in time (back-pressure: at most `fragments_per_batch * (max_lag + 1)` under way or waiting): runners rest while the
-    learner is behind. `max_lag=0`: collecting and learning take turns, each runner gets the same share, and the
-    fragments come in the runners' order; the run is then the synchronous one, to the last bit.
+    `fixed_lag`: the rollout of update u is acted by the weights of update u - `max_lag` exactly (the first ones by the
+    weights at the start). Each collect asks for the rollout that is `max_lag` updates away, each runner has the same
+    share of each, and the fragments stand in the runners' order: so the run is the same, to the last bit, in every
+    repetition and for every number of runners that share the same environments. `max_lag=0`: collecting and learning
+    take turns, and the run is the synchronous one.
+
+    Without it the rollout is whichever fragments are ready first. No step is handed over whose weights are more than
+    `max_lag` updates behind the policy; a fragment that is, is dropped, and its steps are counted. So that this is
+    rare, no more fragments are asked for than can be trained on in time (back-pressure: at most
+    `fragments_per_batch * (max_lag + 1)` under way or waiting): runners rest while the learner is behind.
 
     Fragments of older weights carry the log-probabilities of the policy that acted (`RolloutStore.action_logp`, of
     several agents the extra model output `action_logp`), so that V-trace can correct for it. An action that waits for
@@ -310,8 +314,12 @@ class AsyncGroupCollector(GroupCollector):
         fragment_length: int,
         fragments_per_batch: int,
         max_lag: int,
+        fixed_lag: bool = True,
     ) -> None:
-        self.fragment_length, self.fragments_per_batch, self.max_lag = fragment_length, fragments_per_batch, max_lag
+        self.fragment_length, self.fragments_per_batch = fragment_length, fragments_per_batch
+        self.max_lag, self.fixed_lag = max_lag, fixed_lag or max_lag == 0
+        self._num_rollouts = 0
+        """that were handed over"""
         self._counts = {"sampled": 0, "collected": 0, "dropped": 0}
         """steps by what became of them: sampled = collected + dropped + those that wait"""
         self._waiting: list[Any] = []
@@ -354,6 +362,38 @@ class AsyncGroupCollector(GroupCollector):
         if now != self._published:
             self.group.set_weights(self.policy.acting_weights())
             self._published = now
+        chosen = self._next_fragments() if self.fixed_lag else self._first_fragments(now)
+        self._num_rollouts += 1
+        self._writer.write(chosen, now)
+        self._counts["collected"] += sum(map(len, chosen))
+        return self._counted(chosen, time.perf_counter() - started)
+
+    def _next_fragments(self) -> list[Any]:
+        """Return the fragments of the rollout whose turn it is, in the order of their runners, and ask for the one that
+        is `max_lag` updates away."""
+        number, runners = self.fragments_per_batch, len(self.group)
+        first = self._num_rollouts * number
+        wanted = Counter(place % runners for place in range(first, first + number * (self.max_lag + 1)))
+        there = Counter(fragment.runner for fragment in self._waiting)
+        for index in range(runners):  # fewer are there at the start, after an error and after a restore
+            for _ in range(wanted[index] - there[index] - self.group.num_asked(index)):
+                self.group.ask(index, self.fragment_length * self.envs_per_runner)
+        needed = Counter(place % runners for place in range(first, first + number))
+        while needed - Counter(fragment.runner for fragment in self._waiting):
+            self._take(self.group.ready(WAIT_S))
+        chosen: list[tuple[int, int, Any]] = []
+        kept, taken = [], Counter[int]()
+        for fragment in self._waiting:  # of one runner in its order
+            if taken[fragment.runner] < needed[fragment.runner]:
+                chosen.append((taken[fragment.runner], fragment.runner, fragment))
+                taken[fragment.runner] += 1
+            else:
+                kept.append(fragment)
+        self._waiting = kept
+        return [fragment for _, _, fragment in sorted(chosen, key=lambda each: each[:2])]
+
+    def _first_fragments(self, now: int) -> list[Any]:
+        """Return the fragments that are ready first, and keep the runners at work."""
         self._drop_older_than(now - self.max_lag)
         while len(self._waiting) < self.fragments_per_batch:
             self._ask(self.fragments_per_batch * (self.max_lag + 1))
@@ -361,22 +401,11 @@ class AsyncGroupCollector(GroupCollector):
             self._drop_older_than(now - self.max_lag)
         chosen, self._waiting = self._waiting[: self.fragments_per_batch], self._waiting[self.fragments_per_batch :]
         self._ask(self.fragments_per_batch * self.max_lag)  # what the runners do while the policy learns
-        chosen.sort(key=lambda fragment: fragment.runner)
-        self._writer.write(chosen, now)
-        self._counts["collected"] += sum(map(len, chosen))
-        return self._counted(chosen, time.perf_counter() - started)
+        return sorted(chosen, key=lambda fragment: fragment.runner)
 
     def _ask(self, limit: int) -> None:
         """Ask idle runners for fragments while less than `limit` are under way or waiting."""
         group, steps = self.group, self.fragment_length * self.envs_per_runner
-        if self.max_lag == 0:  # shares do not depend on who is fast
-            there = Counter(fragment.runner for fragment in self._waiting)  # some may wait since an error, or a restore
-            for number in range(limit if group.num_in_flight == 0 else 0):
-                if there[number % len(group)]:
-                    there[number % len(group)] -= 1
-                else:
-                    group.ask(number % len(group), steps)
-            return
         room = limit - len(self._waiting) - group.num_in_flight
         most = group.section.max_requests_in_flight_per_env_runner
         for _ in range(room):
@@ -421,11 +450,12 @@ class AsyncGroupCollector(GroupCollector):
         """Wait for what is under way and return it with what waits; else as `GroupCollector.get_state`."""
         self._take(self.group.drain())
         waiting = [fragment.get_state() for fragment in self._waiting]
-        return {**super().get_state(), "waiting": waiting, "counts": dict(self._counts)}
+        counts = {"waiting": waiting, "counts": dict(self._counts), "num_rollouts": self._num_rollouts}
+        return {**super().get_state(), **counts}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continue from `get_state`: what waited is handed over first."""
         super().set_state(state)
         self._waiting = [self._writer.fragment_class.from_state(saved) for saved in state["waiting"]]
         self._counts = {name: int(state["counts"][name]) for name in self._counts}
-        self._published = None
+        self._num_rollouts, self._published = int(state["num_rollouts"]), None

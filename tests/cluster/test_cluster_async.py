@@ -14,14 +14,14 @@ ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.faults
 
 
-def trained(num_runners, max_lag, num_envs, on_epoch=None, num_learners=0):
+def trained(num_runners, max_lag, num_envs, on_epoch=None, num_learners=0, fixed_lag=True):
     """A trainer after 8 updates of 64 steps."""
     config = (
         IMPALAConfig()
         .environment("CartPole-v1")
         .env_runners(num_env_runners=num_runners, num_envs_per_env_runner=num_envs, num_cpus_per_env_runner=0.5)
         .learners(num_learners=num_learners)
-        .training(train_batch_size=64, lr=1e-2, max_lag=max_lag)
+        .training(train_batch_size=64, lr=1e-2, max_lag=max_lag, fixed_lag=fixed_lag)
         .rl_module(model_config={"hiddens": (8,)})
         .evaluation(evaluation_interval=0)
         .reporting(total_steps=512, steps_per_epoch=256)
@@ -40,6 +40,14 @@ def trained(num_runners, max_lag, num_envs, on_epoch=None, num_learners=0):
 
 def weights_of(trainer):
     return torch.cat([p.detach().reshape(-1) for p in trainer.policy.module.parameters()]).numpy()
+
+
+def test_a_fixed_lag_over_remote_runners_is_one_run_however_many_there_are(cluster):
+    """Bit for bit, and in a second run too."""
+    runs = [trained(num_runners, 1, 4 // num_runners) for num_runners in (1, 2, 2, 4)]
+    for other in runs[1:]:
+        np.testing.assert_array_equal(weights_of(runs[0]), weights_of(other))
+        assert other.policy.last_results["default_policy"]["diff_num_grad_updates_vs_sampler_policy"] == 1.0
 
 
 @pytest.mark.parametrize(("num_learners", "rtol", "atol"), [(0, 0.0, 0.0), (2, 1e-3, 1e-4)])

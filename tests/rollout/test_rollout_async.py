@@ -39,12 +39,12 @@ class Late(ManyRunners):
         return [ready[self.rng.integers(len(ready))]]
 
 
-def config_of(config=IMPALAConfig, *, num_runners=2, length=8, batch=64, model=None, **training):
+def config_of(config=IMPALAConfig, *, num_runners=2, length=8, batch=64, model=None, fixed_lag=False, **training):
     return (
         config()
         .environment("CartPole-v1", normalize_observations=True)
         .env_runners(num_envs_per_env_runner=ENVS // num_runners, rollout_fragment_length=length)
-        .training(train_batch_size=batch, lr=1e-2, **training)
+        .training(train_batch_size=batch, lr=1e-2, fixed_lag=fixed_lag, **training)
         .rl_module(model_config={"hiddens": (8,), **(model or {})})
         .evaluation(evaluation_interval=0)
         .debugging(seed=3)
@@ -67,7 +67,12 @@ def trainer_of(config, num_runners=2, seed=0, max_epoch=2, updates=4, callbacks=
     sized.sections["env_runners"].num_env_runners = num_runners
     length, number = sized.fragments()
     collector = AsyncGroupCollector(
-        policy, group, fragment_length=length, fragments_per_batch=number, max_lag=config.max_lag
+        policy,
+        group,
+        fragment_length=length,
+        fragments_per_batch=number,
+        max_lag=config.max_lag,
+        fixed_lag=config.training.fixed_lag,
     )
     assert collector.steps_per_collect == sized.steps_per_batch
     trainer = OnpolicyTrainer(
@@ -152,6 +157,41 @@ def test_max_lag_0_does_not_depend_on_who_is_fast_when_shares_are_uneven():
         assert trainer.train_collector.get_stats()["num_steps_dropped"] == 0
     np.testing.assert_array_equal(found[0], found[1])
     np.testing.assert_array_equal(found[0], found[2])
+
+
+# -- a fixed lag ---
+
+
+@pytest.mark.parametrize(
+    ("config", "options"), [(IMPALAConfig, {"minibatch_size": 32}), (APPOConfig, {"use_kl_loss": True})]
+)
+@pytest.mark.parametrize("max_lag", [1, 2])
+def test_a_fixed_lag_is_the_same_run_for_any_number_of_runners_whoever_is_fast(config, options, max_lag):
+    """Bit for bit, and update u is acted by the weights of update u - `max_lag`."""
+    found = []
+    for num_runners, seed in [(1, 0), (2, 1), (2, 2), (4, 3)]:
+        watch = Watch()
+        settings = config_of(config, num_runners=num_runners, max_lag=max_lag, fixed_lag=True, **options)
+        trainer = trainer_of(settings, num_runners=num_runners, seed=seed, callbacks=[watch])
+        trainer.run()
+        found.append(weights_of(trainer))
+        assert watch.lags == np.repeat([min(update, max_lag) for update in range(8)], 64).tolist()
+        assert trainer.train_collector.get_stats()["num_steps_dropped"] == 0
+    for other in found[1:]:
+        np.testing.assert_array_equal(found[0], other)
+
+
+def test_a_fixed_lag_goes_on_after_an_error_of_an_environment_with_what_each_runner_lacks():
+    trainer = trainer_of(config_of(max_lag=2, fixed_lag=True))
+    collector = trainer.train_collector
+    collector.collect()
+    collector.buffer.clear()
+    collector._take(collector.group.drain())
+    collector._waiting = [fragment for fragment in collector._waiting if fragment.runner]  # the other's are lost
+    before = collector.get_stats()["num_steps_sampled"]
+    collector.collect()
+    assert collector.get_stats()["num_steps_collected"] == 128
+    assert collector.get_stats()["num_steps_sampled"] > before
 
 
 # -- out of step ---
@@ -286,10 +326,10 @@ def test_fragments_that_come_beside_an_error_are_returned_by_the_next_call():
 # -- states, resets, ends ---
 
 
-@pytest.mark.parametrize("max_lag", [0, 2])
-def test_checkpoint_at_a_drained_point_keeps_what_waits_and_goes_on_to_the_last_bit(max_lag, tmp_path):
+@pytest.mark.parametrize(("max_lag", "fixed_lag"), [(0, False), (2, False), (2, True)])
+def test_checkpoint_at_a_drained_point_keeps_what_waits_and_goes_on_to_the_last_bit(max_lag, fixed_lag, tmp_path):
     """One run goes on after a checkpoint, another is built anew from it: both do the same."""
-    config = config_of(max_lag=max_lag, batch=32)
+    config = config_of(max_lag=max_lag, fixed_lag=fixed_lag, batch=32)
     first = trainer_of(config, max_epoch=4)
     kept = []
     for epoch in first:
@@ -367,7 +407,7 @@ def test_evaluation_with_runners_that_are_always_at_work_is_refused():
     ("section", "options", "words"),
     [
         ("env_runners", {"batch_mode": "complete_episodes"}, "batch_mode='complete_episodes'"),
-        ("rl_module", {"model_config": {"recurrent": "lstm"}}, "max_lag=2"),
+        ("rl_module", {"model_config": {"recurrent": "lstm"}}, "max_lag=1"),
         ("training", {"max_lag": -1}, "max_lag=-1"),
     ],
 )

@@ -33,6 +33,7 @@ class CorrectedOptions(TrainingOptions, total=False):
     """Options of `CorrectedTraining`."""
 
     max_lag: int
+    fixed_lag: bool
     vtrace: bool
     vtrace_clip_rho_threshold: float | None
     vtrace_clip_pg_rho_threshold: float | None
@@ -47,9 +48,12 @@ class CorrectedTraining(TrainingSection[ConfigT]):
 
     lr: ScheduleLike = 5e-4
     train_batch_size: int = 500
-    max_lag: int = option(2, ge=0)
-    """with env runners in other processes: updates that may lie between the policy that acted and the one that learns;
-    0: they take turns"""
+    max_lag: int = option(1, ge=0)
+    """with env runners in other processes: updates that lie between the policy that acted and the one that learns; 0:
+    they take turns"""
+    fixed_lag: bool = True
+    """exactly so many: the run is then the same in each repetition and for any number of runners; `False`: at most so
+    many, and a train batch is whatever is ready first"""
     grad_clip: float | None = 40.0
     vtrace: bool = True
     """correct for the policy that acted; `False`: take its steps for those of the policy that learns (or of the target
