@@ -141,6 +141,27 @@ def test_a_trainer_made_by_hand_takes_the_same_parts():
         collector.buffer = start
 
 
+class UpdatesAfterwards(OffpolicyTrainer):
+    """One whose update is its own, and so begins when the collect was read."""
+
+    def policy_update_fn(self, collect_stats: Any) -> Any:
+        return super().policy_update_fn(collect_stats)
+
+
+def test_an_update_that_is_launched_ahead_is_the_one_that_is_not():
+    """Bit for bit, schedules too."""
+    found = []
+    for kind in (OffpolicyTrainer, UpdatesAfterwards):
+        config = config_of().training(lr=[[0, 1e-2], [20 * 5 * B, 0.0]])
+        policy = config.build_policy()
+        options: dict[str, Any] = {"max_epoch": 10, "step_per_epoch": 5 * B, "step_per_collect": 5 * B}
+        trainer = kind(policy, train_collector=config.build_collector(policy), batch_size=16, **options)
+        assert trainer.learns_ahead == (kind is OffpolicyTrainer)
+        trainer.run()
+        found.append(weights(trainer))
+    assert all(np.array_equal(value, found[1][name]) for name, value in found[0].items())
+
+
 def test_an_update_needs_rows_and_their_number():
     config = config_of()
     policy = config.build_policy()
