@@ -2,8 +2,8 @@
 
     python benchmarks/lag_speed.py            # about four minutes; writes results/lag_speed.json and .md
 
-CartPole-v1, two env runners of 8 environments each in processes of their own, 1,024 steps in each update, 4 passes in
-minibatches of 256. Each run is a process; what is counted begins with the third update. Written: every run, the ratio of
+CartPole-v1, two env runners of 8 environments each in processes of their own, 1,024 steps for an update, 4 passes in
+minibatches of 256. Each run is a process; counting begins with the third update. Written: every run, the ratio of
 medians, and whether the final weights were the same in all runs.
 """
 
