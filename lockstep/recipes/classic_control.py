@@ -435,7 +435,7 @@ CLASSIC_CONTROL: tuple[Recipe, ...] = (
         88.343,
         f"{RL_ZOO}, 20k steps",
         100_000,
-        promise=None,
+        promise=92.0,
     ),
     Recipe("tqc", "MountainCarContinuous-v0", tqc_mountain_car, 63.641, f"{RL_ZOO}, 50k steps", 50_000, promise=None),
     Recipe("sac", "MountainCarContinuous-v0", sac_mountain_car, 94.679, f"{RL_ZOO}, 50k steps", 50_000, promise=95.0),
