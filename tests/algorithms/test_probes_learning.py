@@ -37,9 +37,9 @@ TRAINING = {
 }
 WITH_ACTION_VALUES, IN_A_BOX = taking("discrete"), (*taking("box"), "ddpg")
 STEPS = {
-    "ppo": 3_000,
-    "a2c": 8_000,
-    "reinforce": 8_000,
+    "ppo": 2_000,
+    "a2c": 5_500,
+    "reinforce": 5_500,
     "trpo": 8_000,
     "impala": 10_000,
     "appo": 8_000,
@@ -53,8 +53,14 @@ STEPS = {
 SHORT = {"TruncationProbe", "ActionProbeContinuous", "ObservationActionProbe"}
 """what the fast suite runs of algorithms that are made of parts of the others"""
 FAST = {
+    "trpo": SHORT,
     "impala": SHORT,
     "appo": SHORT,
+    "pqn": SHORT,
+    "c51": SHORT,
+    "qrdqn": SHORT,
+    "iqn": SHORT,
+    "rainbow": SHORT,
     "sac": {"TruncationProbe", "ObservationActionProbeContinuous"},
     "tqc": {"ObservationActionProbeContinuous"},
     "crossq": {"ObservationActionProbeContinuous"},
