@@ -37,12 +37,12 @@ TRAINING = {
 }
 WITH_ACTION_VALUES, IN_A_BOX = taking("discrete"), (*taking("box"), "ddpg")
 STEPS = {
-    "ppo": 2_000,
+    "ppo": 3_000,
     "a2c": 5_500,
     "reinforce": 5_500,
-    "trpo": 8_000,
-    "impala": 10_000,
-    "appo": 8_000,
+    "trpo": 4_000,
+    "impala": 8_000,
+    "appo": 6_000,
     "pqn": 8_000,
     "sac": 600,
     "tqc": 600,
