@@ -16,7 +16,6 @@ import torch
 from cells import FACTORS, TRAINING, epochs_to_the_optimum
 from cover import COVER, PAGE, all_refused, allowed_pairs, page, pairs_in, refused_levels
 
-
 CELLS = [dict(zip(FACTORS, levels)) for levels in json.loads(COVER.read_text())]
 BY_ALGORITHM = {name: [cell for cell in CELLS if cell["algorithm"] == name] for name in FACTORS["algorithm"]}
 COSTS = {
@@ -43,7 +42,7 @@ QUICK = {name: sorted(cells, key=cost)[:2] for name, cells in BY_ALGORITHM.items
 
 
 def in_ci() -> list[dict[str, str]]:
-    """Return the quick cells, then those with most missing pairs for their cost, then cheap ones to make up the number."""
+    """Return the quick cells, those with most missing pairs for their cost, and cheap ones to make up the number."""
     chosen = [cell for cells in QUICK.values() for cell in cells]
     missing = set().union(*map(pairs_in, CELLS)).difference(*map(pairs_in, chosen))
     others = [(cell, pairs_in(cell)) for cell in CELLS if cell not in chosen]
