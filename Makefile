@@ -6,6 +6,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Tests start many processes; without bytecode each would compile all sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 
+MORE_OPTIONS := tests/product tests/export tests/eject tests/trainer/test_trainer_determinism.py tests/rollout/test_rollout_evaluation.py
+
 .PHONY: setup setup-dev train test test-faults test-kills test-long test-product test-learning test-site test-dist gpu lint bench pages docs dist clean
 .DEFAULT_GOAL := train
 
@@ -39,7 +41,7 @@ test-long: $(VENV)/.dev     ## CI's long part: pairs of options, many processes,
 	$(BIN)/python -m pytest -m 'long and not faults' --numprocesses auto --maxprocesses 4
 
 test-product: $(VENV)/.dev  ## every pair of options of every algorithm learns a small task, or is exported
-	$(BIN)/python -m pytest -m 'long or exhaustive' tests/product tests/export --numprocesses auto --maxprocesses 4
+	$(BIN)/python -m pytest -m 'long or exhaustive' $(MORE_OPTIONS) --numprocesses auto --maxprocesses 4
 
 test-learning: $(VENV)/.dev ## trains on real environments, many minutes
 	$(BIN)/python -m pytest -m learning -s --timeout 0

@@ -153,7 +153,10 @@ def check_equal(alone: dict[str, np.ndarray], here: dict[str, np.ndarray], toler
 
 CASES = [
     *(pytest.param(name, "float32", marks=() if name in QUICK else pytest.mark.long) for name in RUNS),
-    *(pytest.param(name, "float64", marks=pytest.mark.long) for name in RUNS),
+    *(
+        pytest.param(name, "float64", marks=pytest.mark.long if name in FEW else pytest.mark.exhaustive)
+        for name in RUNS
+    ),
 ]
 
 

@@ -27,7 +27,7 @@ def trace_of(algorithm: str, num_envs: int, seed: int = 11, vectorize_mode: str 
     return trace, hashes
 
 
-@pytest.mark.parametrize("num_envs", [pytest.param(1, marks=pytest.mark.long), 4])
+@pytest.mark.parametrize("num_envs", [pytest.param(1, marks=pytest.mark.exhaustive), 4])
 @pytest.mark.parametrize("algorithm", NAMES)
 def test_the_same_seed_gives_the_same_bits(algorithm, num_envs):
     (one, hashes), (two, again) = trace_of(algorithm, num_envs), trace_of(algorithm, num_envs)
