@@ -108,7 +108,7 @@ RUNS |= {
         },
     ),
 }
-QUICK = ("ppo Pendulum", "ppo other options", "dqn CartPole", "sac other options")
+QUICK = ("ppo other options", "dqn other options", "sac other options")
 """what the fast suite trains; the others run with `make test-long`"""
 
 

@@ -37,7 +37,7 @@ def test_the_same_seed_gives_the_same_bits(algorithm, num_envs):
     expected = {"test", "update", "info"} | (set() if algorithm in OFFLINE else {"train"})
     assert expected <= scopes
     assert sum("hash/module" in line for line in one.lines) >= 2
-    if num_envs == 4:
+    if num_envs == 4 and algorithm in ("ppo", "dqn", "td3", "bc"):
         spawned, same = trace_of(algorithm, num_envs, vectorize_mode="async")
         assert one.first_difference(spawned) is None
         assert same == hashes
