@@ -34,7 +34,7 @@ np.savez(sys.argv[2], **{name: each.detach().numpy() for name, each in agent.nam
 """
 SHORT_PPO = {"training.train_batch_size": 256, "training.minibatch_size": 64, "training.num_epochs": 3}
 RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "ppo CartPole": ("ppo", "CartPole-v1", {"reporting.total_steps": 20_000}),
+    "ppo CartPole": ("ppo", "CartPole-v1", {"reporting.total_steps": 8_000}),
     "ppo Acrobot": ("ppo", "Acrobot-v1", {**SHORT_PPO, "reporting.total_steps": 5_120}),
     "ppo Pendulum": ("ppo", "Pendulum-v1", {**SHORT_PPO, "reporting.total_steps": 5_120}),
     "ppo LunarLander": ("ppo", "LunarLander-v3", {**SHORT_PPO, "reporting.total_steps": 5_200}),
