@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from lockstep import PPOConfig
+from lockstep import PPOConfig, SACConfig
 
 RESULTS, PEERS = Path(__file__).parent / "results", Path(__file__).parent / "peers"
 
@@ -203,7 +203,55 @@ def part_atari(device: str) -> list[dict[str, Any]]:
     return found
 
 
-PARTS = {"ppo": part_ppo, "learning": part_learning, "minatar": part_minatar, "atari": part_atari}
+def sac_trainer(num_envs: int, batch: int, device: str, fragment: int, updates: int, compiled: bool) -> Any:
+    """`updates` gradient steps for each vector step, `fragment` vector steps in an iteration."""
+    config = SACConfig().environment("tensor/Pendulum-v1")
+    config.env_runners(num_envs_per_env_runner=num_envs, rollout_fragment_length=fragment)
+    config.training(train_batch_size=batch, lr=3e-4).replay(capacity=1_000_000, update_per_step=updates / num_envs)
+    config.replay(learning_starts=0).rl_module(model_config={"hiddens": (256, 256)})
+    config.reporting(total_steps=10**12, steps_per_epoch=num_envs * 10**6).evaluation(evaluation_interval=0)
+    return config.framework(device=device, compile=compiled).debugging(seed=1).build_trainer()
+
+
+def part_sac(device: str) -> list[dict[str, Any]]:
+    """Return SAC's steps/s on many Pendulums, alternating with a plain file, and the ratio of medians."""
+    sys.path.insert(0, str(PEERS))
+    from fast_sac_plain import FastSac
+
+    small = device == "cpu"
+    num_envs, batch, block, rounds = (8, 16, 8, 2) if small else (1024, 8192, 200, 5)
+    plain, found = FastSac(num_envs, batch, 2, device), []
+    for fragment, updates, compiled in [(1, 2, False), (8, 2, False), (8, 2, True), (8, 8, False), (8, 8, True)]:
+        if small and compiled:
+            continue
+        plain.updates = updates
+        trainer = sac_trainer(num_envs, batch, device, fragment, updates, compiled)
+
+        def ours(number: int, trainer: Any = trainer, fragment: int = fragment) -> None:
+            for _ in range(number // fragment):
+                trainer.training_step()
+
+        speeds: dict[str, list[float]] = {"lockstep": [], "plain": []}
+        for turn, (name, run) in itertools.product(
+            range(rounds + 1), {"lockstep": ours, "plain": plain.iterate}.items()
+        ):
+            wait(device)
+            begun = time.perf_counter()
+            run(block)
+            wait(device)
+            if turn:  # the first one captures graphs
+                speeds[name].append(num_envs * block / (time.perf_counter() - begun))
+        row = {"num_envs": num_envs, "batch": batch, "fragment": fragment, "updates_per_step": updates}
+        medians = {name: round(statistics.median(values)) for name, values in speeds.items()}
+        row |= {"compile": compiled, **medians, "ratio": round(medians["lockstep"] / medians["plain"], 3)}
+        if device == "cuda":
+            row |= profile(trainer)
+        found.append(row)
+        print(json.dumps(row), flush=True)
+    return found
+
+
+PARTS = {"ppo": part_ppo, "sac": part_sac, "learning": part_learning, "minatar": part_minatar, "atari": part_atari}
 
 
 def main() -> None:

@@ -165,6 +165,13 @@ class ActingPolicy:
         return tensor.to(like.device, like.dtype if tensor.is_floating_point() else None)
 
     @property
+    def exploration_level(self) -> float:
+        """How much an exploration that draws on a device explores now."""
+        if self.exploration is None:
+            raise ValueError("the policy draws from its distribution, and has no level of exploration")
+        return self.exploration.level(self.timesteps[STEPS_SAMPLED])
+
+    @property
     def is_exploring(self) -> bool:
         """Whether this is a training step and exploration is not switched off."""
         return self.is_training and bool(self.config.env_runners.explore)

@@ -32,6 +32,7 @@ class C51Config(AlgorithmConfig):
     training_class = AtomTraining
     module_class = DistributionalQModule
     is_off_policy = True
+    learns_from_tensors = True
     training: AtomTraining[Self]
 
     def complete_model_config(self, model_config: ModelConfig) -> ModelConfig:

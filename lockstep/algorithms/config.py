@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import Any, ClassVar, Self
 
 import torch
+from gymnasium import spaces
 
 from lockstep.algorithms.acting import ActingPolicy, AgentsActingPolicy
 from lockstep.algorithms.base_config import BaseConfig, Spaces, without_ray
@@ -62,7 +63,7 @@ class AlgorithmConfig(BaseConfig):
     """
 
     learns_from_tensors: ClassVar[bool] = False
-    """whether its learner takes a `TensorRollout`"""
+    """whether its learner takes a `TensorRollout`, or draws from a `TensorReplay`"""
     trainer_factory: ClassVar[Callable[..., Any] | None] = None
     """set by the trainer's floor, which stands above this one"""
 
@@ -345,8 +346,15 @@ class AlgorithmConfig(BaseConfig):
         else:
             envs = self.make_envs(num_envs)
             if isinstance(envs, TensorBoundary) and self.collects_tensors(policy):
-                num_steps = section.rollout_fragment_length or -(-self.training.train_batch_size // envs.num_envs)
-                return TensorCollector(policy, envs, num_steps, exploration_noise=section.explore, streams=streams)
+                default = 1 if self.is_off_policy else -(-self.training.train_batch_size // envs.num_envs)
+                return TensorCollector(
+                    policy,
+                    envs,
+                    section.rollout_fragment_length or default,
+                    exploration_noise=section.explore,
+                    replay=self._tensor_replay() if self.is_off_policy else None,
+                    streams=streams,
+                )
             collector = (WholeEpisodeCollector if self._collects_whole_episodes else Collector)(
                 policy, envs, exploration_noise=section.explore, streams=streams
             )
@@ -359,7 +367,7 @@ class AlgorithmConfig(BaseConfig):
         return collector
 
     def collects_tensors(self, policy: Policy) -> bool:
-        """Return whether rollouts of tensor environments are collected and learned from on their device.
+        """Return whether steps of tensor environments are collected and learned from on their device.
 
         Else they are environments as all others, whose steps are copied to the host.
         """
@@ -369,7 +377,8 @@ class AlgorithmConfig(BaseConfig):
             self.learns_from_tensors
             and not self.learners.num_learners
             and not part.is_stateful
-            and part.exploration is None
+            and (part.exploration is None or part.exploration.draws_on_device)
+            and (not self.is_off_policy or self._replays_tensors(part))
             and connectors.recorded.is_identity
             and connectors.rewards is None
             and not connectors.learner
@@ -378,6 +387,17 @@ class AlgorithmConfig(BaseConfig):
             and not self._collects_whole_episodes
             and not any(map(overridden_events, self.callbacks.classes))
         )
+
+    def _tensor_replay(self) -> dict[str, Any]:
+        """Return the options of a `TensorReplay`."""
+        return {"capacity": self.replay.capacity, "n_step": self.replay.n_step, "gamma": self.training.gamma}
+
+    def _replays_tensors(self, part: ActingPolicy) -> bool:
+        """Return whether a `TensorReplay` does what is asked of a replay buffer, and random actions can be drawn."""
+        replay, space = self.replay, part.action_space
+        has_form = isinstance(space, spaces.Discrete) or (isinstance(space, spaces.Box) and space.is_bounded())
+        unknown = replay.prioritized or replay.her or replay.ignore_obs_next
+        return has_form and not unknown and replay.storage == "memory" and not part.has_statistics
 
     @property
     def _collects_whole_episodes(self) -> bool:

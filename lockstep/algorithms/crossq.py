@@ -17,6 +17,7 @@ the temperature at (0.9, 0.999); here policy and temperature are those of SAC, i
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Self, Unpack
 
@@ -32,6 +33,7 @@ from lockstep.algorithms.families.transitions import (
     SoftActorCriticTraining,
     critic_loss,
     next_inputs,
+    pattern_of,
     td_targets,
 )
 from lockstep.data.columns import Columns
@@ -128,6 +130,10 @@ class CrossQLearner(SoftActorCriticLearner[CrossQTraining]):
         """Return which policies learn now."""
         return tuple(self.policy_learns(module_id) for module_id in self.learning_modules())
 
+    def pattern(self, num_steps: int) -> Hashable:
+        counts = {mid: self.lifetime.get(f"{mid}/critic_steps", 0) for mid in self.learning_modules()}
+        return pattern_of(counts, {mid: self.config_of(mid).policy_delay for mid in counts}, num_steps)
+
     def after_gradient_step(self) -> None:
         """Count the steps of the critics that learned."""
         for entry in self.optimizers:
@@ -145,6 +151,7 @@ class CrossQConfig(AlgorithmConfig):
     training_class = CrossQTraining
     module_class = DefaultCrossQModule
     is_off_policy = True
+    learns_from_tensors = True
     squashes_actions = True
     training: CrossQTraining[Self]
 

@@ -77,6 +77,7 @@ class DQNConfig(AlgorithmConfig):
     training_class = DQNTraining
     module_class = DefaultQModule
     is_off_policy = True
+    learns_from_tensors = True
     training: DQNTraining[Self]
 
     def __init__(self) -> None:

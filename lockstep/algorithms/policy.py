@@ -31,6 +31,7 @@ from lockstep.algorithms.saved_policy import (
     space_of,
     tensors_in,
 )
+from lockstep.algorithms.tensor_updates import MOST_STEPS, update_from_tensors
 from lockstep.connectors import ModuleConnectors, ObsPipeline
 from lockstep.data import MultiAgentBatch, MultiAgentEpisode, SampleBatch
 from lockstep.data.actions import one_action
@@ -52,7 +53,7 @@ from lockstep.learner.optimizers import ALL_MODULES
 from lockstep.learner.sequences import max_seq_len_of
 from lockstep.learner.targets import TargetNetwork
 from lockstep.modules import DEFAULT_MODULE_ID, ActingWeights, MultiRLModule, RLModule, RLModuleSpec, check_module_id
-from lockstep.replay import MultiAgentReplayBuffer, OfflineRows, ReplayBuffer
+from lockstep.replay import MultiAgentReplayBuffer, OfflineRows, ReplayBuffer, TensorReplay
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.state.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
 from lockstep.state.checks import check_whole
@@ -63,9 +64,7 @@ from lockstep.tracking.statistics import TrainingStats, merge_training_stats
 
 AgentID = Any
 Rollout = RolloutStore | EpisodeStore
-Replay = ReplayBuffer | OfflineRows | MultiAgentReplayBuffer
-MOST_STEPS = 64
-"""gradient steps whose samples are drawn together where the order of drawing and learning changes nothing"""
+Replay = ReplayBuffer | OfflineRows | MultiAgentReplayBuffer | TensorReplay
 MOST_BYTES = 2**27
 """of the observations of all these samples, where there are several"""
 NETWORKS = ["learner/rl_module", "learner/connectors"]
@@ -373,6 +372,8 @@ class Policy:
                 "several modules learn from an EpisodeStore or a MultiAgentReplayBuffer, not from a "
                 f"{type(buffer).__name__}"
             )
+        if isinstance(buffer, TensorReplay):
+            return update_from_tensors(self, sample_size, buffer, 1 if repeat is None else repeat)
         if isinstance(buffer, ReplayBuffer | OfflineRows | MultiAgentReplayBuffer):
             return self._update_from_replay(sample_size, buffer, batch_size, repeat)
         if sample_size != 0:

@@ -75,6 +75,7 @@ class QRDQNConfig(AlgorithmConfig):
     training_class = QRDQNTraining
     module_class = DistributionalQModule
     is_off_policy = True
+    learns_from_tensors = True
     training: QRDQNTraining[Self]
 
     def complete_model_config(self, model_config: ModelConfig) -> ModelConfig:

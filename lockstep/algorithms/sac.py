@@ -59,6 +59,7 @@ class SACConfig(AlgorithmConfig):
     training_class = FollowedSoftActorCriticTraining
     module_class = DefaultSACModule
     is_off_policy = True
+    learns_from_tensors = True
     squashes_actions = True
     training: FollowedSoftActorCriticTraining[Self]
 

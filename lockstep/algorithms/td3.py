@@ -72,6 +72,7 @@ class TD3Config(AlgorithmConfig):
     training_class = TD3Training
     module_class = DefaultTD3Module
     is_off_policy = True
+    learns_from_tensors = True
     squashes_actions = True
     training: TD3Training[Self]
 

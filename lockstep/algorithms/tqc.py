@@ -117,6 +117,7 @@ class TQCConfig(AlgorithmConfig):
     training_class = TQCTraining
     module_class = DefaultTQCModule
     is_off_policy = True
+    learns_from_tensors = True
     squashes_actions = True
     training: TQCTraining[Self]
 

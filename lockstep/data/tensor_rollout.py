@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -29,7 +31,8 @@ class TensorRollout:
         self.num_steps, self.num_envs = num_steps, len(first_obs)
         self.device = first_obs.device
         row = (1 + has_next_obs) * first_obs[0].nbytes + first_actions[0].nbytes + 6
-        check_room(self.device, num_steps * row, self.num_envs, "environments")
+        advice = "take fewer, or shorter rollouts (env_runners(rollout_fragment_length=...))"
+        check_room(self.device, num_steps * row, self.num_envs, "environments", advice)
         self.obs = self._column(first_obs)
         self.next_obs = self._column(first_obs) if has_next_obs else None
         self.last_obs = torch.zeros_like(first_obs)
@@ -60,6 +63,28 @@ class TensorRollout:
         columns = (self.obs, self.next_obs, self.actions, self.rewards, self.terminateds, self.cuts)
         return sum(column.nbytes for column in columns if column is not None)
 
+    def begin_step(self, t: int, obs: Tensor) -> None:
+        """Write what is acted on in the vector step `t`."""
+        self.obs[t].copy_(obs)
+
+    def end_step(self, t: int, actions: Tensor, rewards: Tensor, dones: Tensor, extras: Mapping[str, Tensor]) -> None:
+        """Write the rest of the vector step `t`, as the environments give it."""
+        self.actions[t].copy_(actions)
+        self.rewards[t].copy_(rewards)
+        self.cuts[t].copy_(dones)
+        torch.gt(dones, extras["time_outs"], out=self.terminateds[t])
+        if self.next_obs is not None:
+            self.next_obs[t].copy_(extras["final_obs"])
+
+    def end(self, last_obs: Tensor, num_steps: int) -> Tensor:
+        """End a collect of all vector steps; return how many numbers are not finite, 0-d."""
+        self.last_obs.copy_(last_obs)
+        return count_bad(self.rewards, self.obs)
+
+    def count(self, num_steps: int) -> None:
+        """Have the host know that all vector steps are there."""
+        self.size = self.num_steps
+
     def episodes(self) -> TensorRollout:
         """Return what `update_from_episodes` takes: this very rollout."""
         return self
@@ -79,7 +104,13 @@ class TensorRollout:
         self.size = 0
 
 
-def check_room(device: torch.device, size: int, number: int, things: str) -> None:
+def count_bad(*numbers: Tensor) -> Tensor:
+    """Return how many numbers are not finite, 0-d."""
+    differences = [each - each for each in numbers if each.is_floating_point()]  # not 0 where one is not finite
+    return torch.stack([each.count_nonzero() for each in differences]).sum()
+
+
+def check_room(device: torch.device, size: int, number: int, things: str, advice: str) -> None:
     """Raise `ValueError` where a GPU has no room for `number` things of `size` bytes each; says how many would fit."""
     if device.type != "cuda":
         return
@@ -88,5 +119,5 @@ def check_room(device: torch.device, size: int, number: int, things: str) -> Non
         raise ValueError(
             f"{number:,} {things} need {number * size / 2**30:.1f} GiB on {device}, and {free / 2**30:.1f} of its "
             f"{total / 2**30:.1f} GiB are free: {free // size:,} {things} would fit, with nothing left for networks; "
-            "take fewer, or shorter rollouts (env_runners(rollout_fragment_length=...))"
+            f"{advice}"
         )

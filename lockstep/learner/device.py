@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -10,7 +12,7 @@ from torch import Tensor
 
 from lockstep.data.tensor_rollout import TensorRollout
 from lockstep.learner.metrics import FirstValues, Results
-from lockstep.learner.minibatches import UpdateOptions, gather
+from lockstep.learner.minibatches import TensorColumns, UpdateOptions, gather
 from lockstep.learner.optimizers import ALL_MODULES
 from lockstep.learner.sharding import Agreement
 from lockstep.ops import RunningMoments
@@ -50,7 +52,7 @@ class DeviceUpdate:
         key = (id(rollout), options.num_epochs, size, options.shuffle_batch_per_epoch, *self._places())
         if key != self._key:
             compute = partial(self._passes, module_id, rollout, size, options)
-            generators = [self._generator] if size < len(rollout) else []
+            generators = [self.stream("minibatches")] if size < len(rollout) else []
             can_capture = all(entry.steps_directly for entry in learner.optimizers)
             self._key, self._captured = key, Captured(compute, learner.device, generators, can_capture=can_capture)
         self._launched = size, self._captured()
@@ -103,24 +105,50 @@ class DeviceUpdate:
             tensors += (entry.flat.data, entry.flat.grad, *(entry.adam_state() if entry.is_plain_adam else ()))
         return [tensor.data_ptr() for tensor in tensors]
 
-    @property
-    def _generator(self) -> torch.Generator:
-        return self.learner.streams.torch("minibatches", self.learner.device)
+    def stream(self, name: str) -> torch.Generator:
+        """Return the random numbers of a stream of the learner, on its device."""
+        generator: torch.Generator = self.learner.streams.torch(name, self.learner.device)
+        return generator
 
     def permutation(self, num_rows: int) -> Tensor:
         """Return the rows of a pass in the order in which it goes through them."""
-        return torch.randperm(num_rows, generator=self._generator, device=self.learner.device)
+        return torch.randperm(num_rows, generator=self.stream("minibatches"), device=self.learner.device)
+
+    @contextmanager
+    def stepping(self) -> Iterator[Metrics]:
+        """Return a context for gradient steps that a graph may hold; it gives what they log into."""
+        learner, outer = self.learner, self.learner.metrics
+        learner.metrics = outer.beside()
+        for entry in learner.optimizers:
+            entry.rate = self._rates.get(entry.key)
+        try:
+            yield learner.metrics
+        finally:
+            learner.metrics = outer
+            for entry in learner.optimizers:
+                entry.hold = entry.rate = None
+
+    def step(self, columns: Mapping[str, TensorColumns], indices: Mapping[str, Tensor | None]) -> None:
+        """Take one gradient step on rows of the columns."""
+        learner = self.learner
+        if learner.compiled is None or not learner.compiled.run(columns, indices):
+            learner._update(gather(columns, indices))
+        learner.after_gradient_step()
+        learner.metrics.end_step()
+
+    def num_bad(self) -> Tensor:
+        """Return how many gradients were not finite, 0-d."""
+        return torch.stack([entry.bad_steps for entry in self.learner.optimizers]).sum()
 
     def _passes(self, module_id: str, rollout: TensorRollout, size: int, options: UpdateOptions) -> Outcome:
         """Compute all passes."""
-        learner, outer, num_rows = self.learner, self.learner.metrics, len(rollout)
-        learner.metrics = metrics = outer.beside()
-        learner.rows_in_step = num_rows
-        may_stop, held = isinstance(learner.should_stop_passes(), Tensor), list[Tensor]()
-        self._hold.zero_()
-        for entry in learner.optimizers:
-            entry.rate, entry.hold = self._rates.get(entry.key), self._hold if may_stop else None
-        try:
+        learner, num_rows = self.learner, len(rollout)
+        with self.stepping() as metrics:
+            learner.rows_in_step = num_rows
+            may_stop, held = isinstance(learner.should_stop_passes(), Tensor), list[Tensor]()
+            self._hold.zero_()
+            for entry in learner.optimizers if may_stop else ():
+                entry.hold = self._hold
             columns = {module_id: learner.prepare_batch(rollout, module_id=module_id)}
             learner.rows_in_step = size
             rows = torch.arange(num_rows, device=learner.device)
@@ -129,23 +157,15 @@ class DeviceUpdate:
                     rows = self.permutation(num_rows)
                 for start in range(0, num_rows - size + 1, size):
                     index = None if size == num_rows else rows[start : start + size]
-                    if learner.compiled is None or not learner.compiled.run(columns, {module_id: index}):
-                        learner._update(gather(columns, {module_id: index}))
-                    learner.after_gradient_step()
-                    metrics.end_step()
+                    self.step(columns, {module_id: index})
                 metrics.end_pass()
                 if not options.shuffle_batch_per_epoch:  # what was left out comes first in the next pass
                     rows = rows.roll(-(num_rows // size * size))
                 if may_stop:
                     torch.maximum(self._hold, learner.should_stop_passes(), out=self._hold)
                     held.append(self._hold.clone())
-            num_bad = torch.stack([entry.bad_steps for entry in learner.optimizers]).sum()
             seen = moments_of(rollout.obs) if learner.connectors[module_id].obs.has_statistics else None
-        finally:
-            learner.metrics = outer
-            for entry in learner.optimizers:
-                entry.hold = entry.rate = None
-        return metrics, num_bad, torch.stack(held) if held else None, seen
+        return metrics, self.num_bad(), torch.stack(held) if held else None, seen
 
 
 def moments_of(obs: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from lockstep.data.trees import map_tree, num_items
 from lockstep.learner import checkpointing, inputs
 from lockstep.learner.compiled import CompiledUpdate
 from lockstep.learner.config import FrameworkSection, TrainingSection, takes_batch
-from lockstep.learner.device import DeviceUpdate
+from lockstep.learner.device_replay import ReplayUpdate
 from lockstep.learner.inputs import WhoLearns
 from lockstep.learner.metrics import FirstValues, Results, report_metrics
 from lockstep.learner.minibatches import (
@@ -151,7 +151,7 @@ class Learner(Generic[Training]):
         self.first_bad_tensor: str | None = None
         """name of the tensor whose gradient was not finite last, see `nan_policy`"""
         self.compiled: CompiledUpdate | None = None
-        self.device_update = DeviceUpdate(self)
+        self.device_update = ReplayUpdate(self)
         self.parameter_watch: ParameterWatch | None = None
         self.gradient_watch = GradientWatch()
 
@@ -271,7 +271,7 @@ class Learner(Generic[Training]):
     def reset_compiled(self) -> None:
         """Forget what was compiled; with `framework(compile=True)` the next gradient step is compiled anew."""
         self.compiled = CompiledUpdate(self, Learner) if self.framework.compile else None
-        self.device_update = DeviceUpdate(self)
+        self.device_update = ReplayUpdate(self)
 
     def _begin_anew(self, *, keep_compiled: bool = False) -> None:
         """Compile and watch what there is now, after modules have come or gone."""
@@ -785,6 +785,10 @@ class Learner(Generic[Training]):
     def takes_part(self, entry: RegisteredOptimizer) -> bool:
         """Return whether this optimizer is stepped in the present gradient step, where its module has a loss."""
         return True
+
+    def pattern(self, num_steps: int) -> Hashable:
+        """Return which of the coming gradient steps do what others do not, where the host counts them."""
+        return None
 
     def compiled_variant(self) -> Hashable:
         """Return what the operations of the present gradient step depend on besides shapes, with `compile=True`."""

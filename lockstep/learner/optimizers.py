@@ -113,8 +113,14 @@ class FlatParameters:
         return len(gradients) == len(self.params) and all(map(operator.is_, gradients, self.grad_views))
 
     def take(self, gradients: Mapping[nn.Parameter, Tensor]) -> Sequence[Tensor]:
-        """Return the gradients of its parameters, in order. A dict of just the views is not searched."""
-        return self.grad_views if self.are_views(gradients.values()) else [gradients[param] for param in self.params]
+        """Return the gradients of its parameters, in order: the views themselves where the dict has just these.
+
+        On a device also where it has others beside them: one operation on the flat tensor is one launch.
+        """
+        if self.are_views(gradients.values()):
+            return self.grad_views
+        found = [gradients[param] for param in self.params]
+        return self.grad_views if self.data.device.type != "cpu" and self.are_views(found) else found
 
     def zero_grad(self) -> None:
         """Set all gradients to zero, in one operation.

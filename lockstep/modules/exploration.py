@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from gymnasium import spaces
+from torch import Tensor
 
 from lockstep.modules.action_dist import ActionDist
 from lockstep.modules.layers import StateDependentHead, weight_noise
@@ -51,6 +52,16 @@ class Exploration(ABC):
 
     keeps_density = False
     """whether actions are as likely as the policy's distribution says"""
+    draws_on_device = False
+    """whether it has `level` and `draw_on_device`"""
+
+    def level(self, step: int) -> float:
+        """Return how much is explored at environment step `step`; `ValueError` where that is no such number."""
+        raise TypeError(f"{type(self).__name__} does not draw on a device")
+
+    def draw_on_device(self, num_rows: int, level: Tensor, generator: torch.Generator) -> Tensor:
+        """Return `draw_noise` of one step `[num_rows, noise_size]` on the device of `level`, which is 0-d."""
+        raise TypeError(f"{type(self).__name__} does not draw on a device")
 
     @abstractmethod
     def draw_noise(self, rng: np.random.Generator, leading_shape: Sequence[int], step: int) -> Noise:
@@ -74,6 +85,8 @@ class GaussianNoise(Exploration):
     `scale`: a number, or a schedule over sampled environment steps.
     """
 
+    draws_on_device = True
+
     def __init__(self, scale: ScheduleLike, num_actions: int) -> None:
         self.scale = Schedule(scale, "exploration_noise")
         self.num_actions = num_actions
@@ -81,6 +94,12 @@ class GaussianNoise(Exploration):
     def draw_noise(self, rng: np.random.Generator, leading_shape: Sequence[int], step: int) -> Noise:
         """Draw `[*leading_shape, num_actions]`, with the deviation of `step`; `ValueError` where that is below 0."""
         return _normal(rng, (*leading_shape, self.num_actions), self.scale, step)
+
+    def level(self, step: int) -> float:
+        return _deviation(self.scale, step)
+
+    def draw_on_device(self, num_rows: int, level: Tensor, generator: torch.Generator) -> Tensor:
+        return torch.randn(num_rows, self.num_actions, generator=generator, device=level.device) * level
 
 
 class OrnsteinUhlenbeckNoise(Exploration):
@@ -207,27 +226,42 @@ class EpsilonGreedy(Exploration):
     large ones for any. `epsilon`: a number, or a schedule over sampled environment steps.
     """
 
+    draws_on_device = True
+
     def __init__(self, epsilon: ScheduleLike, num_actions: int) -> None:
         self.epsilon = Schedule(epsilon, "epsilon")
         self.num_actions = num_actions
 
     def draw_noise(self, rng: np.random.Generator, leading_shape: Sequence[int], step: int) -> Noise:
         """Draw `[*leading_shape, num_actions]`, with the epsilon of `step`; `ValueError` where that is none."""
-        epsilon = self.epsilon(step)
-        if not 0.0 <= epsilon <= 1.0:
-            raise ValueError(f"epsilon={epsilon!r} at step {step} is not allowed; it must be between 0 and 1")
+        epsilon = self.level(step)
         noise = rng.random((*leading_shape, self.num_actions), np.float32)
         noise *= LARGE * (rng.random((*leading_shape, 1)) < epsilon)
         return noise
 
+    def level(self, step: int) -> float:
+        epsilon = self.epsilon(step)
+        if not 0.0 <= epsilon <= 1.0:
+            raise ValueError(f"epsilon={epsilon!r} at step {step} is not allowed; it must be between 0 and 1")
+        return epsilon
+
+    def draw_on_device(self, num_rows: int, level: Tensor, generator: torch.Generator) -> Tensor:
+        drawn = torch.rand(num_rows, self.num_actions + 1, generator=generator, device=level.device)
+        return drawn[:, 1:] * ((drawn[:, :1] < level) * float(LARGE))
+
 
 def _normal(rng: np.random.Generator, shape: Sequence[int], schedule: Schedule, step: int) -> Noise:
-    scale = schedule(step)
-    if not scale >= 0.0:
-        raise ValueError(f"{schedule.name}={scale!r} at step {step} is not allowed; it must be at least 0")
+    scale = _deviation(schedule, step)
     noise = rng.standard_normal(shape, np.float32)
     noise *= np.float32(scale)
     return noise
+
+
+def _deviation(schedule: Schedule, step: int) -> float:
+    scale = schedule(step)
+    if not scale >= 0.0:
+        raise ValueError(f"{schedule.name}={scale!r} at step {step} is not allowed; it must be at least 0")
+    return scale
 
 
 def check_exploration(name: str, options: Mapping[str, Any]) -> None:

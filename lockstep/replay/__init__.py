@@ -13,6 +13,7 @@ from lockstep.replay.multi_agent import MultiAgentReplayBuffer
 from lockstep.replay.priorities import Priorities
 from lockstep.replay.ring import Placed
 from lockstep.replay.rows import OfflineRows
+from lockstep.replay.tensor_replay import TensorReplay
 
 __all__ = [
     "HERReplayBuffer",
@@ -25,5 +26,6 @@ __all__ = [
     "PrioritizedReplayBuffer",
     "PrioritizedVectorReplayBuffer",
     "ReplayBuffer",
+    "TensorReplay",
     "VectorReplayBuffer",
 ]

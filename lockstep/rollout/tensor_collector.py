@@ -1,9 +1,10 @@
-"""`TensorCollector`: collects rollouts of tensor environments on their device, in one CUDA graph."""
+"""`TensorCollector`: collects steps of tensor environments on their device, in one CUDA graph."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from lockstep.data.columns import Columns
 from lockstep.data.tensor_rollout import TensorRollout
 from lockstep.envs.tensor import TensorBoundary
 from lockstep.ops.graphs import Captured
+from lockstep.replay import TensorReplay
 from lockstep.rollout.base_collector import no_copies_of_collectors
 from lockstep.rollout.callbacks import EnvironmentCallback, EnvironmentEvents
 from lockstep.rollout.errors import MalformedBufferError
@@ -24,15 +26,17 @@ from lockstep.tracking.statistics import CollectStats
 
 
 class TensorCollector:
-    """Steps tensor environments and writes what happens into a `TensorRollout`, without a copy to the host.
+    """Steps tensor environments and writes what happens into a `TensorRollout`, or into a `TensorReplay`, without a
+    copy to the host.
 
     Every collect takes the same number of vector steps; on a CUDA device that can hold them in a graph the third and
     all later ones are one launch. What crosses to the host is what ended: returns and lengths.
 
     Args:
-        policy: acts by drawing from its distribution; without memory.
+        policy: acts by drawing from its distribution, or by an exploration that draws on a device; without memory.
         env: the environments, on the device of the policy's network.
         num_steps: vector steps of each collect.
+        replay: `capacity`, `n_step` and `gamma` of a `TensorReplay`; None: a rollout.
     """
 
     def __init__(
@@ -43,6 +47,7 @@ class TensorCollector:
         exploration_noise: bool = False,
         raise_on_nan_in_buffer: bool = True,
         *,
+        replay: Mapping[str, Any] | None = None,
         seed: int | None = None,
         streams: RandomStreams | None = None,
     ) -> None:
@@ -66,7 +71,12 @@ class TensorCollector:
         first = self.tensors.get_observations()
         self._obs = torch.empty_like(first)
         actions = self._act(part, first)
-        self._buffer = TensorRollout(num_steps, first, actions, has_next_obs=self.tensors.gives_final_obs)
+        self.num_steps = num_steps
+        self._buffer: TensorRollout | TensorReplay
+        if replay is None:
+            self._buffer = TensorRollout(num_steps, first, actions, has_next_obs=self.tensors.gives_final_obs)
+        else:
+            self._buffer = TensorReplay(first_obs=first, first_actions=actions, **replay)
         device, number = first.device, self.num_envs
         self._sums = torch.zeros(number, dtype=torch.float64, device=device)
         """[B] returns of the episodes under way"""
@@ -74,17 +84,20 @@ class TensorCollector:
         """[B] their lengths, floats as they go to the host together"""
         self._ended = torch.zeros(2, num_steps, number, dtype=torch.float64, device=device)
         """[2, T, B] return and length of the episode that ended there; a length of 0: none did"""
-        self._collects: dict[bool, Captured[tuple[Tensor, Tensor]]] = {}
+        self._collects: dict[tuple[bool, bool], Captured[tuple[Tensor, Tensor]]] = {}
+        """by whether actions are explored, and whether they are random"""
         self._of_module: Any = None
+        self._level = torch.zeros((), device=device)
+        """0-d, how much is explored"""
 
     @property
-    def buffer(self) -> TensorRollout:
-        """The rollout; it cannot be replaced."""
+    def buffer(self) -> TensorRollout | TensorReplay:
+        """Where steps are written; it cannot be replaced."""
         return self._buffer
 
     @buffer.setter
     def buffer(self, buffer: Any) -> None:
-        raise ValueError(f"a TensorCollector writes into a rollout of its own, not into {buffer!r}; leave it out")
+        raise ValueError(f"a TensorCollector writes into a buffer of its own, not into {buffer!r}; leave it out")
 
     def set_callbacks(self, callbacks: Sequence[EnvironmentCallback], runner: Any = None) -> None:
         """Raise `ValueError` for callbacks that watch single environments or episodes."""
@@ -107,7 +120,7 @@ class TensorCollector:
     # -- resets ---
 
     def reset(self, reset_buffer: bool = True, reset_stats: bool = True) -> None:
-        """Begin new episodes everywhere, seeded from the collector's streams; empty rollout and counters if asked."""
+        """Begin new episodes everywhere, seeded from the collector's streams; empty buffer and counters if asked."""
         self.env.check_open()
         if reset_buffer:
             self._buffer.clear()
@@ -141,58 +154,66 @@ class TensorCollector:
         reset_before_collect: bool | None = None,
         then: Callable[[], None] | None = None,
     ) -> CollectStats:
-        """Collect the vector steps that the rollout has room for; `n_step` must be as many.
+        """Collect `num_steps` vector steps; `n_step` must be as many. Random actions are for a replay buffer.
 
-        `then`: called when all is launched and before the host waits for it, to launch what reads the rollout.
+        `then`: called when all is launched and before the host waits for it, to launch what reads the buffer.
 
-        Raises `ValueError` for another amount, for episodes and for random actions, `MalformedBufferError` for NaN.
+        Raises `ValueError` for another amount and for episodes, `MalformedBufferError` for NaN.
         """
-        amount = self._buffer.num_steps * self.num_envs
-        if n_step is None or n_episode is not None or random or -(-n_step // self.num_envs) != self._buffer.num_steps:
+        amount, is_replay = self.num_steps * self.num_envs, isinstance(self._buffer, TensorReplay)
+        is_other = n_step is None or -(-n_step // self.num_envs) != self.num_steps
+        if is_other or n_episode is not None or (random and not is_replay):
             raise ValueError(
-                f"a TensorCollector collects {amount} steps each time, by its policy's actions; it was asked for "
-                f"n_step={n_step}, n_episode={n_episode}, random={random}"
+                f"a TensorCollector collects {amount} steps each time, random ones into a replay buffer only; it was "
+                f"asked for n_step={n_step}, n_episode={n_episode}, random={random}"
             )
         self.env.check_open()
         if reset_before_collect or not self._is_begun:
             self.reset(reset_stats=False)
-        self._buffer.weights_seq_no = self.policy.weights_seq_no
-        rollout = self._captured()
-        counts, ended = rollout()
-        self._buffer.size = self._buffer.num_steps
+        if isinstance(self._buffer, TensorRollout):
+            self._buffer.weights_seq_no = self.policy.weights_seq_no
+        captured = self._captured(random)
+        counts, ended = captured()
+        self._buffer.count(self.num_steps)
         if then is not None:
             then()
         number, num_bad = counts.tolist()  # the one wait for the device
         returns, lens = ended[:, :number].cpu().numpy()
         if self.raise_on_nan_in_buffer and num_bad:
-            self._is_begun, self._buffer.size = False, 0
+            self._is_begun = False
+            if isinstance(self._buffer, TensorRollout):
+                self._buffer.clear()
             raise MalformedBufferError(
-                f"{num_bad} numbers among the observations and rewards of the rollout are not finite; look at what the "
+                f"{num_bad} numbers among the observations and rewards of a collect are not finite; look at what the "
                 "environments return, or pass raise_on_nan_in_buffer=False"
             )
-        seconds = rollout.seconds
+        seconds = captured.seconds
         self.collect_step += amount
         self.collect_episode += number
         self.collect_time += seconds
         return CollectStats(number, amount, seconds, returns=returns, lens=lens)
 
-    def _captured(self) -> Captured[tuple[Tensor, Tensor]]:
+    def _captured(self, random: bool = False) -> Captured[tuple[Tensor, Tensor]]:
         """Return what collects; made anew where another network acts."""
         part, explores = sole_part(self.policy), self.explores
+        if part.exploration is not None:
+            self._level.fill_(part.exploration_level)
         if part.module is not self._of_module:
             self._of_module = part.module
             self._collects = {}
-        if explores not in self._collects:
+        if (explores, random) not in self._collects:
             generators = [self._generator]
             if self.tensors.capturable:
                 generators.append(self.tensors.generator)  # type: ignore[attr-defined]
-            self._collects[explores] = Captured(
-                lambda: self._rollout(part, explores),
+            self._collects[explores, random] = Captured(
+                partial(
+                    self._rollout, part, self._random(part) if random else partial(self._act, part, explores=explores)
+                ),
                 self.tensors.device,
                 generators,
                 can_capture=self.tensors.capturable,
             )
-        return self._collects[explores]
+        return self._collects[explores, random]
 
     @property
     def _generator(self) -> torch.Generator:
@@ -206,8 +227,26 @@ class TensorCollector:
         batch = {Columns.OBS: seen.to(dtype) if seen.is_floating_point() else seen}
         inputs = part.module.forward_exploration(batch)[Columns.ACTION_DIST_INPUTS]
         dist = part.module.action_dist_cls.from_inputs(inputs)
-        actions: Tensor = dist.sample(self._generator) if explores else dist.mode()
+        actions: Tensor
+        if not explores:
+            actions = dist.mode()
+        elif part.exploration is None:
+            actions = dist.sample(self._generator)
+        else:
+            noise = part.exploration.draw_on_device(len(obs), self._level, self._generator)
+            actions = dist.sample_with_noise(noise.to(inputs.dtype))
         return actions
+
+    def _random(self, part: Any) -> Callable[[Tensor], Tensor]:
+        """Return what draws random actions as learned from, with equal chances, whatever the observations."""
+        space: Any = self.env.action_space
+        device = self.tensors.device
+        if isinstance(space, spaces.Discrete):
+            return lambda obs: (torch.rand(len(obs), generator=self._generator, device=device) * int(space.n)).long()
+        low, high = (torch.as_tensor(bound.reshape(-1), device=device) for bound in (space.low, space.high))
+        if part.connectors.actions is not None and part.connectors.actions.rescales:
+            low, high = -torch.ones_like(low), torch.ones_like(high)
+        return lambda obs: torch.rand(len(obs), len(low), generator=self._generator, device=device) * (high - low) + low
 
     def _to_env(self, part: Any, actions: Tensor) -> Tensor:
         """Return actions as the environments take them."""
@@ -221,20 +260,15 @@ class TensorCollector:
         return sent if pipeline is None else pipeline(sent)
 
     @torch.no_grad()
-    def _rollout(self, part: Any, explores: bool) -> tuple[Tensor, Tensor]:
+    def _rollout(self, part: Any, act: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         """Take all vector steps. Returns how many episodes ended and how many numbers are not finite, `[2]`, and
         returns and lengths of those episodes, `[2, T * B]` of which the first ones count."""
-        rollout, obs = self._buffer, self._obs.clone()
-        for t in range(rollout.num_steps):
-            rollout.obs[t].copy_(obs)
-            actions = self._act(part, obs, explores)
+        buffer, obs = self._buffer, self._obs.clone()
+        for t in range(self.num_steps):
+            buffer.begin_step(t, obs)
+            actions = act(obs)
             obs, rewards, dones, extras = self.tensors.step(self._to_env(part, actions))
-            rollout.actions[t].copy_(actions)
-            rollout.rewards[t].copy_(rewards)
-            rollout.cuts[t].copy_(dones)
-            torch.gt(dones, extras["time_outs"], out=rollout.terminateds[t])
-            if rollout.next_obs is not None:
-                rollout.next_obs[t].copy_(extras["final_obs"])
+            buffer.end_step(t, actions, rewards, dones, {"final_obs": obs, **extras})
             self._sums.add_(rewards)
             self._steps_so_far.add_(1)
             self._ended[0, t].copy_(self._sums)
@@ -242,10 +276,8 @@ class TensorCollector:
             self._sums.masked_fill_(dones, 0.0)
             self._steps_so_far.masked_fill_(dones, 0)
         self._obs.copy_(obs)
-        rollout.last_obs.copy_(obs)
-        numbers = [each for each in (rollout.rewards, rollout.obs) if each.is_floating_point()]
-        num_bad = torch.stack([each.numel() - each.isfinite().sum() for each in numbers]).sum()
-        ended, number = front_of(self._ended.flatten(1), rollout.cuts.flatten())
+        num_bad = buffer.end(obs, self.num_steps)
+        ended, number = front_of(self._ended.flatten(1), self._ended[1].flatten() > 0)
         return torch.stack([number, num_bad]), ended
 
     # -- state ---
@@ -253,9 +285,9 @@ class TensorCollector:
     def get_state(self) -> dict[str, Any]:
         """Return environments (None where they cannot tell their state), episodes, random streams and counters.
 
-        `ValueError` while there is data to be learned from.
+        `ValueError` while there is a rollout to be learned from.
         """
-        if self._buffer.size:
+        if isinstance(self._buffer, TensorRollout) and self._buffer.size:
             raise ValueError(
                 "a collector can be saved between an update and the next collect only, not with data in it"
             )

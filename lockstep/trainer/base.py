@@ -18,7 +18,7 @@ from lockstep.algorithms.json_form import to_plain
 from lockstep.algorithms.policy import Policy
 from lockstep.data import MultiAgentBatch
 from lockstep.learner.learner import STEPS_SAMPLED, Learner
-from lockstep.replay import MultiAgentReplayBuffer, OfflineRows, ReplayBuffer
+from lockstep.replay import MultiAgentReplayBuffer, OfflineRows, ReplayBuffer, TensorReplay
 from lockstep.rollout import Collector, CollectorLike, MultiAgentCollector, TensorCollector
 from lockstep.rollout.base_collector import exactly_one
 from lockstep.rollout.callbacks import restore_callbacks, states_of
@@ -69,7 +69,7 @@ from lockstep.trainer.evaluation import (
 )
 from lockstep.trainer.interrupt import DeferredInterrupt
 
-REPLAYS = (ReplayBuffer, MultiAgentReplayBuffer)
+REPLAYS = (ReplayBuffer, MultiAgentReplayBuffer, TensorReplay)
 OPTIONS = (
     *("batch_size", "step_per_epoch", "step_per_collect", "episode_per_collect", "repeat_per_collect"),
     *("update_per_step", "learning_starts"),
@@ -806,11 +806,11 @@ class BaseTrainer(Counters, ABC):
         names = list(self.train_collector.observation_space)
         return {"replay_agents": [[mid, list(map(names.index, each))] for mid, each in self.buffer.agents.items()]}
 
-    def _replays(self) -> dict[str, ReplayBuffer]:
+    def _replays(self) -> dict[str, ReplayBuffer | TensorReplay]:
         """Return the replay buffers by their folders in a checkpoint: of several agents one for each module."""
         if isinstance(self.buffer, MultiAgentReplayBuffer):
             return {f"replay/{module_id}": replay for module_id, replay in self.buffer.buffers.items()}
-        return {"replay": self.buffer} if isinstance(self.buffer, ReplayBuffer) else {}
+        return {"replay": self.buffer} if isinstance(self.buffer, ReplayBuffer | TensorReplay) else {}
 
     def save_to_path(self, path: str | Path) -> Path:
         """Write a full checkpoint and return its path: policy and all its state in its own folders, the trainer's in
@@ -938,6 +938,8 @@ class BaseTrainer(Counters, ABC):
             with suppress(ValueError):  # it holds a function that has no name
                 found[f"policy.{name}"] = to_plain(name, value)
         for folder, replay in self._replays().items():
+            if isinstance(replay, TensorReplay):  # its size alone, which its state has to fit
+                continue
             options = {**replay.options.keywords(), **(replay.priority_options() or {})}
             found |= {f"{folder}.{name}": value for name, value in options.items()}
         return {name: value for name, value in found.items() if not callable(value)}

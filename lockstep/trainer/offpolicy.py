@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
-from typing import ClassVar, Unpack
+from typing import Any, ClassVar, Unpack
 
 from lockstep.algorithms.offline import check_numbers
 from lockstep.algorithms.policy import Policy, policy_within_training_step
-from lockstep.replay import ReplayBuffer
-from lockstep.rollout import CollectorLike, MultiAgentCollector
+from lockstep.algorithms.tensor_updates import launch_update
+from lockstep.learner.learner import STEPS_SAMPLED
+from lockstep.replay import ReplayBuffer, TensorReplay
+from lockstep.rollout import CollectorLike, MultiAgentCollector, TensorCollector
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.rollout.group_collector import GroupCollector
 from lockstep.rollout.protocols import sole_part
@@ -76,7 +78,7 @@ class OffpolicyTrainer(BaseTrainer):
                 f"Collector(..., buffer=VectorReplayBuffer(size, {train_collector.num_envs}))"
             )
         self.buffer = train_collector.buffer
-        """a `ReplayBuffer`; of several agents a `MultiAgentReplayBuffer`"""
+        """a `ReplayBuffer`; of several agents a `MultiAgentReplayBuffer`, of tensor environments a `TensorReplay`"""
         if isinstance(self.buffer, ReplayBuffer):
             check_discounts(policy.config.training.gamma, self.buffer)
         if max_epoch and learning_starts >= self.steps_in_all:
@@ -92,6 +94,8 @@ class OffpolicyTrainer(BaseTrainer):
         """Take in the transitions to begin with, once through the policy's `process_buffer`."""
         if self.policy.is_multi_agent:
             raise ValueError("buffer is not allowed with several agents, who begin with nothing; leave it out")
+        if isinstance(self.buffer, TensorReplay):
+            raise ValueError("buffer is not allowed with tensor environments, whose replay begins empty; leave it out")
         if not isinstance(source, ReplayBuffer) or len(source) == 0:
             kind = "an empty replay buffer" if isinstance(source, ReplayBuffer) else f"a {type(source).__name__}"
             raise MalformedBufferError(f"buffer is {kind}; give a ReplayBuffer with transitions, or leave it out")
@@ -112,9 +116,10 @@ class OffpolicyTrainer(BaseTrainer):
         """Collect once, and make the gradient steps that are due for it, where there are any."""
         random = self.env_step < self.learning_starts
         with policy_within_training_step(self.policy):
-            stats = self.collector.collect(
-                n_step=self.step_per_collect, n_episode=self.episode_per_collect, random=random
-            )
+            amounts: dict[str, Any] = {"n_step": self.step_per_collect, "n_episode": self.episode_per_collect}
+            if isinstance(self.collector, TensorCollector) and self.learns_ahead and not random:
+                amounts["then"] = self._launch_update
+            stats = self.collector.collect(**amounts, random=random)
         if not random:
             self.steps_learned_from += stats.n_collected_steps
         self._count_collect(stats)
@@ -128,6 +133,21 @@ class OffpolicyTrainer(BaseTrainer):
             self._count_update(training)
         return stats, training, self.stop_reason is not None
 
+    @property
+    def learns_ahead(self) -> bool:
+        """Whether an update on a device begins before the host has read what was collected; see `OnpolicyTrainer`."""
+        plain = type(self).policy_update_fn is OffpolicyTrainer.policy_update_fn
+        return plain and not (self.test_in_train and self.stop_fn is not None)
+
+    def _launch_update(self) -> None:
+        """Begin the update that is due after the collect that is under way."""
+        collector: Any = self.collector
+        collected = collector.num_steps * collector.num_envs
+        due = self._num_due(self.steps_learned_from + collected) - self.updates_made
+        if due > 0 and self.batch_size is not None:
+            self.policy.timesteps[STEPS_SAMPLED] = self.env_step + collected
+            launch_update(self.policy, self.batch_size, self.buffer, due)
+
     def policy_update_fn(self, collect_stats: CollectStatsBase) -> TrainingStats:
         """Make `updates_now` gradient steps, each on a fresh sample of `buffer`."""
         return self.policy.update(self.batch_size or 0, self.buffer, repeat=self.updates_now)
@@ -135,6 +155,12 @@ class OffpolicyTrainer(BaseTrainer):
     def _num_due(self, steps: int) -> int:
         """Return the gradient steps due for so many steps; one product, so that no fraction is lost to rounding."""
         return math.floor(self.update_per_step * steps + 1e-9)
+
+    def _learned_from(self) -> dict[str, Any] | None:
+        if not isinstance(self.buffer, TensorReplay):
+            return super()._learned_from()
+        sampled = self.policy.learner_group.learner.device_update.sampled
+        return {name: column.cpu().clone() for name, column in sampled.items()}
 
     @property
     def gradient_steps_left(self) -> int:

@@ -40,7 +40,7 @@ FLOORS = {
 }
 NOT_AN_ALGORITHM = (
     *("__init__", "acting", "base_config", "config", "connectors", "json_form", "new_modules", "offline", "policy"),
-    *("estimates", "saved_policy"),
+    *("estimates", "saved_policy", "tensor_updates"),
 )
 ALGORITHM_FILES = sorted(
     path.stem for path in (ROOT / "lockstep/algorithms").glob("*.py") if path.stem not in NOT_AN_ALGORITHM

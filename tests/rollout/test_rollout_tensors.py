@@ -129,7 +129,8 @@ def test_a_boundary_steps_as_the_tensors_do():
         (ppo_config().environment(frame_stack=2), Collector),
         (ppo_config().rl_module(model_config={"recurrent": "lstm"}), Collector),
         (ppo_config().env_runners(batch_mode="complete_episodes", rollout_fragment_length=None), Collector),
-        (config_of(DQNConfig), Collector),
+        (config_of(DQNConfig), TensorCollector),
+        (config_of(DQNConfig).replay(prioritized=True), Collector),
     ],
 )
 def test_what_the_device_cannot_do_goes_through_the_host(config, kind):
@@ -237,7 +238,7 @@ def test_bad_requests_are_refused_by_name():
         collector.collect(n_step=T * B * 2)
     with pytest.raises(ValueError, match="n_episode=3"):
         collector.collect(n_episode=3)
-    with pytest.raises(ValueError, match="a rollout of its own"):
+    with pytest.raises(ValueError, match="a buffer of its own"):
         collector.buffer = None
     collector.collect(n_step=T * B)
     with pytest.raises(ValueError, match="between an update and the next collect"):

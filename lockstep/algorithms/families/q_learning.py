@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, TypeVar, Unpack
 
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.families.transitions import TransitionLearner, follow_targets, next_inputs
+from lockstep.algorithms.families.transitions import TransitionLearner, follow_targets, next_inputs, pattern_of_targets
 from lockstep.data.columns import Columns
 from lockstep.learner.config import SampledTraining, TrainingOptions
 from lockstep.learner.learner import Learner, Outputs
@@ -80,6 +81,9 @@ class QLearner(TransitionLearner[Training]):
     def after_gradient_step(self) -> None:
         """Let target networks follow, as `target_update_interval` and `tau` say."""
         follow_targets(self, "target_update_interval")
+
+    def pattern(self, num_steps: int) -> Hashable:
+        return pattern_of_targets(self, "target_update_interval", num_steps)
 
     # -- what comes next ---
 

@@ -7,6 +7,7 @@ step only.
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, Unpack
 
@@ -95,6 +96,18 @@ def follow_targets(learner: Learner[Any], interval_option: str | None = None) ->
         config = learner.config_of(module_id)
         interval = 1 if interval_option is None else getattr(config, interval_option)
         learner.registered[f"{module_id}/target"].after_gradient_step(learner.optimizers, interval, config.tau)
+
+
+def pattern_of_targets(learner: Learner[Any], interval_option: str, num_steps: int) -> Hashable:
+    """Return for each module the coming gradient steps after which its target network follows."""
+    counts = {mid: learner.registered[f"{mid}/target"].num_steps for mid in learner.learning_modules()}
+    return pattern_of(counts, {mid: getattr(learner.config_of(mid), interval_option) for mid in counts}, num_steps)
+
+
+def pattern_of(counts: Mapping[str, int], intervals: Mapping[str, int], num_steps: int) -> Hashable:
+    """Return by module which of the coming steps end an interval, where so many were counted."""
+    steps = range(1, num_steps + 1)
+    return tuple(tuple(i for i in steps if (count + i) % intervals[mid] == 0) for mid, count in counts.items())
 
 
 class TransitionLearner(Learner[Training]):
@@ -265,6 +278,9 @@ class SoftActorCriticLearner(TransitionLearner[SoftTraining]):
     def after_gradient_step(self) -> None:
         """Let the target critics follow, as `target_update_interval` and `tau` say."""
         follow_targets(self, "target_update_interval")
+
+    def pattern(self, num_steps: int) -> Hashable:
+        return pattern_of_targets(self, "target_update_interval", num_steps)
 
     def is_discrete(self, module_id: str) -> bool:
         """Return whether actions are choices."""
@@ -441,3 +457,6 @@ class DelayedActorCriticLearner(TransitionLearner[DelayedTraining]):
     def after_gradient_step(self) -> None:
         """Let the target networks follow where the policy has learned."""
         follow_targets(self, "policy_delay")
+
+    def pattern(self, num_steps: int) -> Hashable:
+        return pattern_of_targets(self, "policy_delay", num_steps)

@@ -1,0 +1,145 @@
+"""Updates from a replay buffer that lies on the learner's device: all gradient steps of one are one CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from lockstep.data.columns import Columns
+from lockstep.learner.device import DeviceUpdate
+from lockstep.learner.metrics import FirstValues, Results
+from lockstep.learner.minibatches import TensorColumns, UpdateOptions
+from lockstep.learner.optimizers import ALL_MODULES
+from lockstep.learner.sharding import Agreement
+from lockstep.learner.targets import TargetNetwork
+from lockstep.ops.graphs import Captured
+from lockstep.tracking.metrics import Metrics
+
+Outcome = tuple[Metrics, Tensor, TensorColumns]
+"""of an update: what was logged, how many gradients were not finite, the rows of all steps"""
+Counts = Mapping[str, int]
+
+
+class Sampled(Protocol):
+    """A replay buffer on a device, as an update needs it."""
+
+    def sample(self, num_rows: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """Return columns `[num_rows, ...]` of rows drawn with the generator, without a wait for the device."""
+
+
+class ReplayUpdate(DeviceUpdate):
+    """Updates one learner from a replay buffer (and from rollouts, as `DeviceUpdate` does); the third and all later
+    updates of one kind are one launch.
+
+    The learner's own hooks compute it, as they do on the host. The rows of all steps are drawn with its stream
+    `replay`, and the noise that it asks for with `noise/<module id>`. What steps do besides others (`Learner.pattern`)
+    the host decides when they are captured, so there is a graph for each pattern; what it counts meanwhile is counted
+    again at each launch.
+    """
+
+    def __init__(self, learner: Any) -> None:
+        super().__init__(learner)
+        self.graphs: dict[Hashable, Captured[Outcome]] = {}
+        """by what they depend on"""
+        self._counted: dict[Hashable, Counts] = {}
+        """what the host counts in one call of each of them"""
+        self._known_places: list[int] = []
+        self._begun: tuple[Captured[Outcome], Outcome] | None = None
+        """an update that is under way"""
+        self.sampled: TensorColumns = {}
+        """the rows of the last update"""
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether an update was begun that was not reported."""
+        return self._begun is not None
+
+    def begin(self, replay: Sampled, num_steps: int, batch_size: int, options: UpdateOptions) -> None:
+        """Begin an update that `end` is asked for next, with the same arguments; do not wait for it."""
+        learner, module_id = self.learner, self._module_id()
+        learner.before_gradient_based_update(timesteps=options.timesteps or {})
+        self._set_rates()
+        if self._known_places != (places := self._places()):
+            self._known_places = places
+            self.graphs.clear()
+        key = (id(replay), num_steps, batch_size, learner.pattern(num_steps))
+        if key not in self.graphs:
+            compute = partial(self._steps, module_id, replay, num_steps, batch_size)
+            generators = [self.stream("replay")]
+            if learner.noise_columns(module_id):
+                generators.append(self.stream(f"noise/{module_id}"))
+            can_capture = all(entry.steps_directly for entry in learner.optimizers)
+            self.graphs[key] = Captured(compute, learner.device, generators, can_capture=can_capture)
+        captured, before = self.graphs[key], self.counts()
+        is_launch = captured.is_graph
+        self._begun = captured, captured()
+        if is_launch:
+            self._count(self._counted[key])
+        else:
+            self._counted[key] = {name: count - before.get(name, 0) for name, count in self.counts().items()}
+
+    def end(self, replay: Sampled, num_steps: int, batch_size: int, options: UpdateOptions) -> Results:
+        """Report an update, which is begun here where it was not before."""
+        learner, module_id, rows = self.learner, self._module_id(), num_steps * batch_size
+        if self._begun is None:
+            self.begin(replay, num_steps, batch_size, options)
+        assert self._begun is not None
+        (captured, (logged, num_bad, self.sampled)), self._begun = self._begun, None
+        learner.metrics.take_over(logged, num_steps, num_steps)
+        learner.metrics.log_value((ALL_MODULES, "num_bad_gradients"), num_bad, "item", weight=1)
+        counts = {
+            "num_env_steps_trained": rows,
+            "num_minibatches": num_steps,
+            "num_passes": 1,
+            "num_rows_left_out": 0,
+            "num_updates_skipped": 0,
+        }
+        learner._end_update(options.timesteps or {}, Agreement({}, rows), {}, FirstValues({}))
+        results: Results = learner._summarize({module_id: rows}, counts, 0.0)
+        results[ALL_MODULES]["seconds_gradient_steps"] = captured.seconds  # the device is done by now
+        return results
+
+    def counts(self) -> Counts:
+        """Return what the host counts in gradient steps: lifetime counters, and the steps of target networks."""
+        targets = {k: v.num_steps for k, v in self.learner.registered.items() if isinstance(v, TargetNetwork)}
+        return {**self.learner.lifetime, **targets}
+
+    def _count(self, amounts: Counts) -> None:
+        """Count what the host did not see, in steps that a graph has taken."""
+        for name, amount in amounts.items():
+            if name in self.learner.registered:
+                self.learner.registered[name].num_steps += amount
+            elif amount:
+                self.learner.count(name, amount)
+
+    def sample(self, replay: Sampled, num_rows: int) -> dict[str, Tensor]:
+        """Return columns `[num_rows, ...]` of a replay buffer, drawn anew."""
+        return replay.sample(num_rows, self.stream("replay"))
+
+    def noise(self, module_id: str, num_rows: int) -> dict[str, Tensor]:
+        """Return the columns of standard normal numbers `[num_rows, width]` that the learner asks for."""
+        learner, widths = self.learner, self.learner.noise_columns(module_id)
+        if not widths:
+            return {}
+        generator = self.stream(f"noise/{module_id}")
+        numbers = torch.randn(num_rows, sum(widths.values()), generator=generator, device=learner.device)
+        return dict(zip(widths, learner.to_tensor(numbers).split(list(widths.values()), dim=-1)))
+
+    def _steps(self, module_id: str, replay: Sampled, num_steps: int, batch_size: int) -> Outcome:
+        """Compute all gradient steps, each on rows of its own."""
+        learner, num_rows = self.learner, num_steps * batch_size
+        with self.stepping() as metrics:
+            columns, see = self.sample(replay, num_rows), learner.connectors[module_id].obs
+            columns |= {name: see(columns[name]) for name in (Columns.OBS, Columns.NEXT_OBS)}
+            columns = {name: learner.to_tensor(column) for name, column in columns.items()}
+            columns |= self.noise(module_id, num_rows)
+            learner.rows_in_step = batch_size
+            parts = {name: column.split(batch_size) for name, column in columns.items()}
+            for i in range(num_steps):
+                self.step({module_id: {name: part[i] for name, part in parts.items()}}, {module_id: None})
+            metrics.end_pass()
+        return metrics, self.num_bad(), columns

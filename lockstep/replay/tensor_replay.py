@@ -1,0 +1,154 @@
+"""`TensorReplay`: the replay buffer of environments whose steps are tensors, on their device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.data.columns import Columns
+from lockstep.data.tensor_rollout import check_room, count_bad
+from lockstep.state.checks import check_whole
+
+
+class TensorReplay:
+    """Remembers the last vector steps, in a ring of columns `[T, B, ...]` on the device of the first observations.
+
+    What changes from step to step, the place of the next one too, is in memory that stays where it is, so that CUDA
+    graphs can write and draw. Rows are drawn with equal chances.
+
+    Args:
+        capacity: transitions that are remembered, over all environments; whole vector steps of them are.
+        first_obs: `[B, ...]`, whose shape and type all observations have.
+        first_actions: `[B, ...]`, the same for actions as learned from.
+        n_step, gamma: a row sums up so many rewards, discounted; fewer where the episode, or what was written, ends
+            before. Its next observation is the one after them.
+
+    Raises:
+        ValueError: the capacity is below one vector step, or the device has less memory; says what would fit.
+
+    Attributes:
+        columns: by name, `[T, B, ...]`.
+        written: int64 `[1]`, the vector steps written so far.
+        size: the vector steps that are there, as the host knows it.
+        row_bytes: what a transition takes.
+    """
+
+    def __init__(
+        self, capacity: int, first_obs: Tensor, first_actions: Tensor, n_step: int = 1, gamma: float = 0.99
+    ) -> None:
+        self.n_step, self.gamma = n_step, gamma
+        self.num_envs, self.device = len(first_obs), first_obs.device
+        self.num_steps = check_whole("capacity", capacity, 1) // self.num_envs
+        if self.num_steps == 0:
+            raise ValueError(f"capacity={capacity} is below one step of each of the {self.num_envs} environments")
+        number = torch.zeros(self.num_envs, device=self.device)
+        first = {
+            Columns.OBS: first_obs,
+            Columns.ACTIONS: first_actions,
+            Columns.REWARDS: number,
+            Columns.TERMINATEDS: number.bool(),
+            Columns.NEXT_OBS: first_obs,
+        }
+        if n_step > 1:
+            first[Columns.TRUNCATEDS] = number.bool()
+        self.row_bytes = sum(column[0].nbytes for column in first.values())
+        check_room(self.device, self.row_bytes, self.num_steps * self.num_envs, "transitions", "lower replay.capacity")
+        self.columns = {name: column.new_zeros(self.num_steps, *column.shape) for name, column in first.items()}
+        self.written = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self._place = self.written
+        self.size = 0
+
+    def __len__(self) -> int:
+        """Return the number of transitions."""
+        return self.size * self.num_envs
+
+    def begin_step(self, t: int, obs: Tensor) -> None:
+        """Write what is acted on in a vector step, over the oldest one. `t`: its place in the collect, of no matter."""
+        self._place = self.written % self.num_steps
+        self._write({Columns.OBS: obs})
+
+    def end_step(self, t: int, actions: Tensor, rewards: Tensor, dones: Tensor, extras: Mapping[str, Tensor]) -> None:
+        """Write the rest of the vector step, as the environments give it."""
+        row = {Columns.ACTIONS: actions, Columns.REWARDS: rewards, Columns.NEXT_OBS: extras["final_obs"]}
+        row[Columns.TERMINATEDS] = dones > extras["time_outs"]
+        if self.n_step > 1:
+            row[Columns.TRUNCATEDS] = dones & extras["time_outs"]
+        self._write(row)
+        self.written.add_(1)
+
+    def _write(self, row: Mapping[str, Tensor]) -> None:
+        for name, value in row.items():
+            column = self.columns[name]
+            column.index_copy_(0, self._place, value.to(column.dtype).unsqueeze(0))
+
+    def end(self, last_obs: Tensor, num_steps: int) -> Tensor:
+        """End a collect of so many vector steps; return how many numbers are not finite in them, 0-d."""
+        places = (self.written - 1 - torch.arange(num_steps, device=self.device)) % self.num_steps
+        names = Columns.REWARDS, Columns.NEXT_OBS
+        return count_bad(*(self.columns[name].index_select(0, places) for name in names))
+
+    def sample(self, num_rows: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """Return columns `[num_rows, ...]` of rows drawn with the generator, which the host does not wait for."""
+        filled = self.written.clamp(max=self.num_steps) * self.num_envs
+        drawn = torch.rand(num_rows, dtype=torch.float64, device=self.device, generator=generator)
+        return self.rows((drawn * filled).long())
+
+    def rows(self, index: Tensor) -> dict[str, Tensor]:
+        """Return columns of the rows `index`, int64 `[N]`: `t * B + b`. Of n steps they have `discounts`."""
+        if self.n_step == 1:
+            return {name: self._take(name, index) for name in self.columns}
+        found = {name: self._take(name, index) for name in (Columns.OBS, Columns.ACTIONS)}
+        place, env = index // self.num_envs, index % self.num_envs
+        left = (self.written - 1 - place) % self.num_steps  # vector steps that were written after it
+        rewards, last, number = torch.zeros(len(index), device=self.device), index, torch.zeros_like(index)
+        goes_on = torch.ones_like(index, dtype=torch.bool)
+        for step in range(self.n_step):
+            goes_on = goes_on & (left >= step)
+            row = torch.where(goes_on, (place + step) % self.num_steps * self.num_envs + env, last)
+            rewards = rewards + goes_on * self.gamma**step * self._take(Columns.REWARDS, row)
+            last, number = row, number + goes_on
+            goes_on = goes_on & ~(self._take(Columns.TERMINATEDS, row) | self._take(Columns.TRUNCATEDS, row))
+        found |= {name: self._take(name, last) for name in (Columns.NEXT_OBS, Columns.TERMINATEDS)}
+        discounts = torch.pow(self.gamma, number.to(torch.float32))
+        return {**found, Columns.REWARDS: rewards, Columns.DISCOUNTS: discounts}
+
+    def _take(self, name: str, index: Tensor) -> Tensor:
+        return self.columns[name].flatten(0, 1).index_select(0, index)
+
+    def count(self, num_steps: int) -> None:
+        """Have the host know that so many vector steps were written."""
+        self.size = min(self.size + num_steps, self.num_steps)
+
+    def clear(self) -> None:
+        """Empty it."""
+        self.size = 0
+        self.written.zero_()
+
+    # -- state ---
+
+    def get_state(self) -> dict[str, Any]:
+        """Return what is remembered, as arrays on the host, and the place of the next step."""
+        columns = {name: column[: self.size].cpu().numpy().copy() for name, column in self.columns.items()}
+        shape = {"num_steps": self.num_steps, "num_envs": self.num_envs}
+        return {"written": int(self.written), "shape": shape, "columns": columns}
+
+    checkpoint_state = get_state
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `get_state` returned; `ValueError` for a buffer of another form, which changes nothing."""
+        here = {"num_steps": self.num_steps, "num_envs": self.num_envs}
+        columns = {name: torch.as_tensor(column) for name, column in state.get("columns", {}).items()}
+        forms = [{name: (tuple(c.shape[2:]), c.dtype) for name, c in each.items()} for each in (columns, self.columns)]
+        if state.get("shape") != here or forms[0] != forms[1]:
+            raise ValueError(
+                f"the state is of another buffer than this TensorReplay of {here} with {forms[1]}: it has "
+                f"{state.get('shape')} with {forms[0]}; resume with the same environments, device and replay options"
+            )
+        written = int(state["written"])
+        self.size = min(written, self.num_steps)
+        for name, column in columns.items():
+            self.columns[name][: self.size].copy_(column)
+        self.written.fill_(written)

@@ -1,0 +1,142 @@
+"""Off-policy runs of tensor environments in CUDA graphs: the bits of single launches, of a seed and a resumed run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lockstep import get_config
+from lockstep.learner.minibatches import UpdateOptions
+from lockstep.replay import TensorReplay
+
+BOXES = ("sac", "td3", "tqc", "crossq")
+NAMES = [*BOXES, "dqn", "qrdqn", "c51"]
+N_STEP = {"td3": 3, "dqn": 3}
+OPTIONS = {
+    "td3": {"policy_delay": 2},
+    "dqn": {"target_update_interval": 6},
+    "qrdqn": {"target_update_interval": 3},
+    "c51": {"target_update_interval": 1, "tau": 0.05},
+}
+
+
+def config_of(name: str = "sac", device: str = "cuda", *, num_envs: int = 256, **framework: Any) -> Any:
+    """An iteration: four vector steps, three gradient steps."""
+    config = get_config(name).environment("tensor/Pendulum-v1" if name in BOXES else "tensor/CartPole-v1")
+    config.env_runners(num_envs_per_env_runner=num_envs, rollout_fragment_length=4)
+    config.training(train_batch_size=512, lr=1e-3, **OPTIONS.get(name, {}))
+    config.replay(capacity=40 * num_envs, learning_starts=8 * num_envs, update_per_step=3 / (4 * num_envs))
+    config.replay(n_step=N_STEP.get(name, 1))
+    networks = {"hiddens": (64, 64), **({"critic_hiddens": (64, 64)} if name in ("tqc", "crossq") else {})}
+    config.rl_module(model_config=networks).evaluation(evaluation_interval=0)
+    config.reporting(total_steps=10**9, steps_per_epoch=4 * num_envs)
+    return config.framework(device=device, **framework).debugging(seed=3)
+
+
+def steps(trainer: Any, number: int) -> Any:
+    for _ in range(number):
+        next(trainer)
+    return trainer
+
+
+def weights(trainer: Any) -> dict[str, np.ndarray]:
+    return trainer.policy.learner_group.get_weights()["default_policy"]
+
+
+def difference(one: Any, other: Any) -> float:
+    left, right = weights(one), weights(other)
+    return max(float(np.abs(left[name] - right[name]).max()) for name in left)
+
+
+def graphs(trainer: Any) -> list[bool]:
+    return [each.is_graph for each in trainer.policy.learner_group.learner.device_update.graphs.values()]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_graph_collects_and_learns_what_single_launches_do(name, monkeypatch):
+    """Bit for bit, over iterations of which the last ones are graphs; the ring is written over once."""
+    graphed = steps(config_of(name).build_trainer(), 14)
+    assert isinstance(graphed.buffer, TensorReplay)
+    assert graphed.buffer.columns["obs"].device.type == "cuda"
+    assert all(graphs(graphed))
+    monkeypatch.setattr("lockstep.ops.graphs.EAGER_CALLS", 10**9)
+    eager = steps(config_of(name).build_trainer(), 14)
+    assert not any(graphs(eager))
+    assert difference(graphed, eager) == 0.0
+    one, other = (trainer.policy.learner_group.learner for trainer in (graphed, eager))
+    assert one.lifetime == other.lifetime
+    assert one.device_update.counts() == other.device_update.counts()
+    for column, value in graphed.buffer.columns.items():
+        assert torch.equal(value, eager.buffer.columns[column]), column
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_seed_gives_the_same_bits_and_so_does_a_resumed_run(name, tmp_path):
+    one, other = steps(config_of(name).build_trainer(), 16), steps(config_of(name).build_trainer(), 9)
+    other.save_to_path(tmp_path / "half")
+    again = config_of(name).build_trainer()
+    again.restore_from_path(tmp_path / "half")
+    steps(again, 7)
+    assert difference(one, again) == 0.0
+    assert any(graphs(one))
+
+
+def test_a_restored_state_is_gone_on_from_in_a_graph(tmp_path):
+    """A graph knows where the optimizer's memory lay."""
+    trainer = steps(config_of().build_trainer(), 8)
+    trainer.save_to_path(tmp_path / "half")
+    steps(trainer, 4)
+    after = {name: value.copy() for name, value in weights(trainer).items()}
+    trainer.restore_from_path(tmp_path / "half")
+    steps(trainer, 4)
+    assert all(np.array_equal(after[name], value) for name, value in weights(trainer).items())
+
+
+@pytest.mark.parametrize("name", ["sac", "td3", "dqn"])
+def test_an_update_on_the_device_is_that_of_the_cpu(name):
+    """In float64, from the same rows and noise."""
+    trainers = [steps(config_of(name, device, dtype="float64").build_trainer(), 2) for device in ("cpu", "cuda")]
+    here, there = (trainer.policy.learner_group.learner for trainer in trainers)
+    there.set_state(here.get_state(not_components=["random", "metrics"]))
+    trainers[1].buffer.set_state(trainers[0].buffer.get_state())
+    rows = torch.from_numpy(np.random.default_rng(0).integers(0, len(trainers[0].buffer), 3 * 512))
+    drawn = here.device_update.noise("default_policy", 3 * 512)
+    for learner in (here, there):
+        device = learner.device
+        learner.device_update.sample = lambda replay, number, device=device: replay.rows(rows.to(device))
+        learner.device_update.noise = lambda *_, device=device: {k: v.to(device) for k, v in drawn.items()}
+    for _ in range(2):  # single launches: what the two lambdas give comes from the host
+        for learner, trainer in zip((here, there), trainers):
+            learner.device_update.end(trainer.buffer, 3, 512, UpdateOptions({}))
+    assert difference(*trainers) < 1e-9
+
+
+@pytest.mark.parametrize("name", ["sac", "td3"])
+def test_a_compiled_update_in_a_graph_is_the_eager_one(name):
+    eager = steps(config_of(name, dtype="float64").build_trainer(), 12)
+    compiled = steps(config_of(name, dtype="float64", compile=True).build_trainer(), 12)
+    assert all(graphs(compiled))
+    assert difference(eager, compiled) < 1e-7
+
+
+def test_a_memory_that_the_device_does_not_have_is_refused_with_what_would_fit(monkeypatch):
+    config = config_of().replay(capacity=10**10)
+    monkeypatch.setattr(type(config), "_check_replay_memory", lambda *_: None)  # that of the host
+    with pytest.raises(ValueError, match=r"transitions would fit.*lower replay.capacity"):
+        config.build_trainer()
+
+
+def test_pendulum_is_learned():
+    """By SAC, from -1,200 to above -300 in 8,000 gradient steps at most."""
+    config = config_of(num_envs=64).replay(capacity=10**6, update_per_step=8 / (4 * 64), learning_starts=64 * 20)
+    trainer = config.reporting(total_steps=10**9, steps_per_epoch=64 * 200).build_trainer()
+    means = []
+    for _ in range(20):
+        found = next(trainer).train_collect_stat.returns_stat
+        means.append(-1e9 if found is None else found.mean)
+        if means[-1] > -300:
+            break
+    assert means[-1] > -300, means

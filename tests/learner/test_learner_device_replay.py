@@ -1,0 +1,194 @@
+"""An update from a replay buffer of tensors computes what the update from a batch of the same rows computes."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from host_waits import NoWaits
+
+from lockstep import get_config
+from lockstep.data import SampleBatch
+from lockstep.learner import device_replay
+from lockstep.learner.minibatches import UpdateOptions
+from lockstep.learner.targets import TargetNetwork
+
+B, SIZE, STEPS = 6, 16, 5
+"""environments, rows of a gradient step, gradient steps of an update"""
+ROWS = SIZE * STEPS
+
+
+def config_of(name: str, env_id: str = "tensor/Pendulum-v1", **training: Any) -> Any:
+    config = get_config(name).environment(env_id).env_runners(num_envs_per_env_runner=B, rollout_fragment_length=10)
+    config.training(train_batch_size=SIZE, lr=1e-2, **training).replay(capacity=60 * B, learning_starts=10 * B)
+    networks = {"hiddens": (16,), **({"critic_hiddens": (16,)} if name in ("tqc", "crossq") else {})}
+    config.rl_module(model_config=networks).framework(dtype="float64").debugging(seed=3)
+    return config.reporting(total_steps=10**6, steps_per_epoch=10 * B).evaluation(evaluation_interval=0)
+
+
+CASES = {
+    "sac": partial(config_of, "sac"),
+    "sac, targets in every third step": partial(config_of, "sac", target_update_interval=3),
+    "sac, choices": partial(config_of, "sac", "tensor/CartPole-v1"),
+    "sac, a fixed temperature": partial(config_of, "sac", alpha=0.2),
+    "td3": partial(config_of, "td3", policy_delay=3),
+    "td3, rewards of three steps": lambda: config_of("td3", policy_delay=3).replay(n_step=3),
+    "tqc": partial(config_of, "tqc"),
+    "crossq": partial(config_of, "crossq"),
+    "dqn": partial(config_of, "dqn", "tensor/CartPole-v1", target_update_interval=3),
+    "qrdqn": partial(config_of, "qrdqn", "tensor/CartPole-v1", target_update_interval=3),
+    "c51": partial(config_of, "c51", "tensor/CartPole-v1", target_update_interval=3),
+}
+
+
+def parts_of(config: Any) -> tuple[Any, Any]:
+    """Return the policy and the collector after a few collects; episodes are short, so that some end by time."""
+    policy = config.build_policy()
+    collector = config.build_collector(policy)
+    collector.tensors.max_episode_length = 12
+    policy.within_training_step().__enter__()
+    for random in (True, False, False):
+        collector.collect(n_step=10 * B, random=random)
+    return policy, collector
+
+
+def collected(config: Any) -> tuple[Any, Any]:
+    """Return the learner and the buffer of `parts_of`."""
+    policy, collector = parts_of(config)
+    return policy.learner_group.learner, collector.buffer
+
+
+def with_given_numbers(learner: Any, rows: torch.Tensor) -> Any:
+    """Let the learner's updates on the device take these rows, and the noise that an update of arrays takes."""
+
+    def noise(module_id: str, number: int) -> dict[str, torch.Tensor]:
+        widths = learner.noise_columns(module_id)
+        if not widths:
+            return {}
+        rng = learner.streams.numpy(f"noise/{module_id}")
+        drawn = torch.from_numpy(rng.standard_normal((number, sum(widths.values())), np.float32))
+        return dict(zip(widths, learner.to_tensor(drawn).split(list(widths.values()), -1)))
+
+    learner.device_update.sample = lambda replay, number: replay.rows(rows[:number])
+    learner.device_update.noise = noise
+
+
+def update(learner: Any, replay: Any, number: int = STEPS) -> Any:
+    return learner.device_update.end(replay, number, SIZE, UpdateOptions({}))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_tensor_replay_is_learned_from_as_a_batch_is(case):
+    """In float64, after three updates, whose delays and intervals go on from one to the next."""
+    (of_arrays, _), (of_tensors, replay) = (collected(CASES[case]()) for _ in range(2))
+    assert replay.columns["terminateds"].any() or "CartPole" not in str(CASES[case])
+    rows = torch.from_numpy(np.random.default_rng(0).integers(0, len(replay), ROWS))
+    with_given_numbers(of_tensors, rows)
+    batch = SampleBatch({name: column.numpy() for name, column in replay.rows(rows).items()})
+    for _ in range(3):
+        one = of_arrays.update_from_batch(batch, minibatch_size=SIZE)
+        other = update(of_tensors, replay, STEPS)
+        for (name, mine), its in zip(of_arrays.module.named_parameters(), of_tensors.module.parameters()):
+            assert (mine - its).abs().max() <= 1e-12, name
+        assert one["default_policy"].keys() == other["default_policy"].keys()
+        for metric, number in one["default_policy"].items():
+            assert other["default_policy"][metric] == pytest.approx(number, abs=1e-9), metric
+        for count in ("num_minibatches", "num_env_steps_trained", "num_gradient_steps_lifetime", "num_rows_left_out"):
+            assert one["__all_modules__"][count] == other["__all_modules__"][count], count
+    for name, value in of_arrays.registered.items():
+        if isinstance(value, TargetNetwork):
+            assert (value.flat - of_tensors.registered[name].flat).abs().max() <= 1e-12
+            assert value.num_steps == of_tensors.registered[name].num_steps == 3 * STEPS
+    assert of_arrays.lifetime == of_tensors.lifetime
+
+
+class StandInGraph(device_replay.Captured):
+    """Does what a CUDA graph does: after the third call, which captures it, the host counts nothing."""
+
+    learner: Any
+
+    def __call__(self) -> Any:
+        self.num_calls += 1
+        counts = self.learner.device_update.counts()
+        result = self.function()
+        if self._graph is None:
+            self._graph = True if self.num_calls == 3 else None
+            return result
+        for name, number in counts.items():
+            if name in self.learner.registered:
+                self.learner.registered[name].num_steps = number
+            else:
+                self.learner.lifetime[name] = number
+        return result
+
+
+@pytest.mark.parametrize("case", ["td3", "crossq", "dqn", "sac, targets in every third step"])
+def test_what_the_host_counts_goes_on_where_graphs_are_launched(case, monkeypatch):
+    """Each pattern of a delay has a graph of its own; parameters and counters are those without graphs, bit for bit."""
+    (plain, replay), (graphed, other_replay) = (collected(CASES[case]()) for _ in range(2))
+    for _ in range(14):
+        update(plain, replay, STEPS)
+    monkeypatch.setattr(device_replay, "Captured", StandInGraph)
+    monkeypatch.setattr(StandInGraph, "learner", graphed, raising=False)
+    for _ in range(14):
+        update(graphed, other_replay, STEPS)
+    graphs = graphed.device_update.graphs
+    assert len(graphs) == 3  # of 5 steps, the second and the fifth, the first and the fourth, or the third
+    assert all(graph.is_graph for graph in graphs.values())
+    for one, other in zip(plain.module.parameters(), graphed.module.parameters()):
+        assert torch.equal(one, other)
+    assert plain.lifetime == graphed.lifetime
+    assert plain.device_update.counts() == graphed.device_update.counts()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_iteration_waits_for_no_value(case):
+    """Neither the collect nor the update, which a CUDA graph holds; elsewhere than on the CPU optimizers step so."""
+    policy, collector = parts_of(CASES[case]())
+    learner = policy.learner_group.learner
+    for entry in learner.optimizers:
+        entry.on_host = False
+        entry.adam_state()
+    compute = partial(learner.device_update._steps, "default_policy", collector.buffer, STEPS, SIZE)
+    compute()  # what is copied to the device once
+    with NoWaits():
+        collector._captured(random=True).function()
+        collector._captured().function()
+        columns = compute()[2]
+    assert {len(column) for column in columns.values()} == {ROWS}
+
+
+def test_long_intervals_have_few_patterns():
+    """Steps between two updates of a target network are alike."""
+    learner, replay = collected(config_of("dqn", "tensor/CartPole-v1", target_update_interval=50))
+    for _ in range(40):
+        update(learner, replay, 3)
+    assert len(learner.device_update.graphs) == 3  # none follows, 50 the second step of an update, or 100 the first
+
+
+def test_columns_of_an_update_are_drawn_anew_by_streams_of_the_learner():
+    learner, replay = collected(CASES["sac"]())
+    seen = []
+    for _ in range(2):
+        update(learner, replay, STEPS)
+        seen.append({name: column.clone() for name, column in learner.device_update.sampled.items()})
+    assert {len(column) for column in seen[0].values()} == {ROWS}
+    for name in ("obs", "action_noise", "next_action_noise"):
+        assert not torch.equal(seen[0][name], seen[1][name])
+    assert not torch.equal(seen[0]["action_noise"], seen[0]["next_action_noise"])
+    again, other = collected(CASES["sac"]())
+    update(again, other, STEPS)
+    assert all(torch.equal(column, again.device_update.sampled[name]) for name, column in seen[0].items())
+
+
+def test_rows_with_a_bad_reward_can_be_looked_at():
+    trainer = config_of("sac").training(nan_policy="stop").build_trainer()
+    next(trainer), next(trainer)
+    trainer.buffer.columns["rewards"].fill_(math.nan)
+    with pytest.raises(FloatingPointError):
+        next(trainer)
+    assert trainer.bad_batch["rewards"].isnan().any()

@@ -1,0 +1,155 @@
+"""The ring of tensors: what is written, drawn, kept, and refused."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from lockstep.data.tensor_rollout import check_room
+from lockstep.replay import TensorReplay, VectorReplayBuffer, tensor_replay
+
+B = 3
+
+
+def replay_of(capacity: int = 4 * B) -> TensorReplay:
+    return TensorReplay(capacity, torch.zeros(B, 2), torch.zeros(B, dtype=torch.int64))
+
+
+def write(replay: TensorReplay, number: int, first: int = 0) -> None:
+    """Write vector steps that say which they are: the step in rewards and observations, the environment in actions."""
+    for step in range(first, first + number):
+        obs = torch.full((B, 2), float(step))
+        dones = torch.tensor([step % 2 == 0, step % 3 == 0, False])
+        extras = {"time_outs": torch.tensor([step % 4 == 0, False, False]) & dones, "final_obs": obs + 0.5}
+        replay.begin_step(step, obs)
+        replay.end_step(step, torch.arange(B), torch.full((B,), float(step)), dones, extras)
+    replay.count(number)
+
+
+def test_the_oldest_steps_are_written_over():
+    replay = replay_of()
+    write(replay, 6)
+    assert len(replay) == 4 * B
+    assert replay.columns["rewards"][:, 0].tolist() == [4, 5, 2, 3]
+    assert torch.equal(replay.columns["new_obs"], replay.columns["obs"] + 0.5)
+    assert replay.columns["terminateds"].tolist() == [
+        [False, False, False],  # 4: a time limit
+        [False, False, False],
+        [True, False, False],  # 2
+        [False, True, False],  # 3
+    ]
+    rows = replay.rows(torch.tensor([2 * B + 1]))
+    assert rows["actions"].item() == 1
+    assert rows["rewards"].item() == 2.0
+    assert replay.row_bytes == 2 * 4 + 2 * 4 + 8 + 4 + 1
+
+
+@pytest.mark.parametrize("n_step", [2, 3, 5])
+@pytest.mark.parametrize("written", [2, 3, 4, 7, 11])
+def test_rewards_of_n_steps_are_those_of_the_buffer_of_arrays(n_step, written):
+    """From each row: across the place where the ring begins anew, up to an episode's end, or to the newest step."""
+    replay = TensorReplay(4 * B, torch.zeros(B, 2), torch.zeros(B, dtype=torch.int64), n_step, gamma=0.9)
+    arrays = VectorReplayBuffer(4 * B, B, n_step=n_step, gamma=0.9)
+    rng = np.random.default_rng(0)
+    for step in range(written):
+        obs, final = rng.normal(size=(2, B, 2)).astype(np.float32)
+        rewards = rng.normal(size=B).astype(np.float32)
+        ended, cut = rng.random((2, B)) < 0.2
+        replay.begin_step(step, torch.from_numpy(obs))
+        extras = {"time_outs": torch.from_numpy(cut & ~ended), "final_obs": torch.from_numpy(final)}
+        dones = torch.from_numpy(ended | cut)
+        replay.end_step(step, torch.arange(B), torch.from_numpy(rewards), dones, extras)
+        row = {"obs": obs, "actions": np.arange(B), "rewards": rewards, "new_obs": final}
+        arrays.add({**row, "terminateds": ended, "truncateds": cut & ~ended})
+    replay.count(written)
+    found, wanted = replay.rows(torch.arange(len(replay))), arrays[arrays.indices()]
+    orders = [np.argsort(np.asarray(columns["obs"])[:, 0]) for columns in (found, wanted)]
+    for name in ("obs", "actions", "rewards", "new_obs", "terminateds", "discounts"):
+        np.testing.assert_allclose(found[name].numpy()[orders[0]], wanted[name][orders[1]], atol=1e-6, err_msg=name)
+    assert set(found) == {"obs", "actions", "rewards", "new_obs", "terminateds", "discounts"}
+
+
+@pytest.mark.parametrize("written", [1, 3, 4, 7])
+def test_each_row_that_is_there_is_drawn_as_often_as_others(written):
+    replay, generator = replay_of(), torch.Generator().manual_seed(1)
+    write(replay, written)
+    drawn = replay.sample(6000, generator)
+    numbers = (drawn["rewards"] * B + drawn["actions"]).long()
+    found, counts = np.unique(numbers.numpy(), return_counts=True)
+    first = max(0, written - 4)
+    assert found.tolist() == list(range(first * B, written * B))
+    assert stats.chisquare(counts).pvalue > 1e-3
+
+
+def test_a_number_just_below_one_draws_a_row_that_is_there(monkeypatch):
+    largest = 1.0 - 2.0**-53
+    monkeypatch.setattr(torch, "rand", lambda number, **_: torch.full((number,), largest, dtype=torch.float64))
+    for number in (1, 3, 5, 7, 2**20 - 1, 2**24 + 3):
+        assert int((torch.rand(1) * torch.tensor([number])).long()) == number - 1
+
+
+def test_a_state_is_gone_on_from():
+    one, other = replay_of(), replay_of()
+    write(one, 6)
+    write(other, 3)
+    other.set_state(one.get_state())
+    for replay in (one, other):
+        write(replay, 2, first=6)
+    assert len(one) == len(other)
+    for name, column in one.columns.items():
+        assert torch.equal(column, other.columns[name]), name
+    drawn = [replay.sample(50, torch.Generator().manual_seed(2)) for replay in (one, other)]
+    assert all(torch.equal(drawn[0][name], drawn[1][name]) for name in drawn[0])
+
+
+def test_a_state_of_few_steps_is_small():
+    replay = replay_of(1000 * B)
+    write(replay, 2)
+    assert len(replay.get_state()["columns"]["obs"]) == 2
+
+
+@pytest.mark.parametrize(
+    "other",
+    [replay_of(5 * B), TensorReplay(4 * B, torch.zeros(B, 3), torch.zeros(B, dtype=torch.int64))],
+    ids=["length", "observations"],
+)
+def test_a_state_of_another_buffer_is_refused_and_changes_nothing(other):
+    replay = replay_of()
+    write(replay, 2)
+    before = replay.get_state()
+    with pytest.raises(ValueError, match="is of another buffer"):
+        replay.set_state(other.get_state())
+    assert all(
+        np.array_equal(column, before["columns"][name]) for name, column in replay.get_state()["columns"].items()
+    )
+
+
+def test_a_capacity_that_the_device_cannot_hold_is_refused_with_what_would_fit(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10_000, 20_000))
+    on_gpu = partial(check_room, torch.device("cuda"))
+    monkeypatch.setattr(tensor_replay, "check_room", lambda device, *rest: on_gpu(*rest))
+    with pytest.raises(
+        ValueError, match=r"9,999 transitions need .*: 344 transitions would fit.*lower replay.capacity"
+    ):
+        replay_of(10_000)
+    assert len(replay_of(344).columns["obs"]) == 344 // B
+
+
+@pytest.mark.parametrize("capacity", [B - 1, 0, 2.5])
+def test_a_capacity_below_a_vector_step_is_refused(capacity: Any):
+    with pytest.raises((TypeError, ValueError), match="capacity"):
+        replay_of(capacity)
+
+
+def test_an_emptied_buffer_begins_anew():
+    replay = replay_of()
+    write(replay, 6)
+    replay.clear()
+    assert len(replay) == 0
+    write(replay, 1, first=9)
+    assert set(replay.sample(50, torch.Generator().manual_seed(0))["rewards"].tolist()) == {9.0}

@@ -1,0 +1,207 @@
+"""Off-policy runs whose environments, replay buffer and updates are on one device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lockstep import get_config
+from lockstep.algorithms import tensor_updates
+from lockstep.replay import ReplayBuffer, TensorReplay
+from lockstep.rollout import Collector, TensorCollector
+from lockstep.rollout.errors import MalformedBufferError
+from lockstep.trainer import OffpolicyTrainer
+
+B = 8
+ENVS = {"sac": "tensor/Pendulum-v1", "td3": "tensor/Pendulum-v1", "dqn": "tensor/CartPole-v1"}
+
+
+def config_of(name: str = "sac", **replay: Any) -> Any:
+    config = get_config(name).environment(ENVS[name])
+    config.env_runners(num_envs_per_env_runner=B, rollout_fragment_length=5).training(train_batch_size=16)
+    config.replay(**{"capacity": 100 * B, "learning_starts": 10 * B, "update_per_step": 2.5 / (5 * B), **replay})
+    config.rl_module(model_config={"hiddens": (16,)}).debugging(seed=3)
+    return config.reporting(total_steps=10**6, steps_per_epoch=5 * B).evaluation(evaluation_interval=0)
+
+
+def steps(trainer: Any, number: int) -> Any:
+    for _ in range(number):
+        next(trainer)
+    return trainer
+
+
+def weights(trainer: Any) -> dict[str, np.ndarray]:
+    return trainer.policy.learner_group.get_weights()["default_policy"]
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(name, tmp_path):
+    one, other = steps(config_of(name).build_trainer(), 10), steps(config_of(name).build_trainer(), 5)
+    assert isinstance(one.buffer, TensorReplay)
+    other.save_to_path(tmp_path / "half")
+    again = config_of(name).build_trainer()
+    again.restore_from_path(tmp_path / "half")
+    steps(again, 5)
+    assert one.gradient_step == again.gradient_step == 20  # 2.5 in each of 8 epochs that learn
+    for key, value in weights(one).items():
+        assert np.array_equal(value, weights(again)[key]), key
+    for key, column in one.buffer.columns.items():
+        assert torch.equal(column, again.buffer.columns[key]), key
+
+
+def test_random_steps_come_first_and_fill_the_bounds():
+    trainer = steps(config_of(learning_starts=50 * B).build_trainer(), 10)
+    actions = trainer.buffer.columns["actions"][:50]
+    assert trainer.gradient_step == 0
+    assert actions.abs().max() <= 1.0
+    assert torch.histc(actions, 4, -1.0, 1.0).min() > 50 * B / 4 * 0.7
+    steps(trainer, 1)
+    assert trainer.gradient_step > 0
+
+
+def test_an_action_goes_to_the_environment_within_its_bounds_and_is_learned_from_within_one():
+    trainer = config_of().build_trainer()
+    sent, step = [], trainer.collector.tensors.step
+
+    def watch(actions: torch.Tensor) -> Any:
+        sent.append(actions.clone())
+        return step(actions)
+
+    trainer.collector.tensors.step = watch
+    steps(trainer, 2)
+    assert torch.allclose(torch.stack(sent), 2.0 * trainer.buffer.columns["actions"][:10])
+    assert torch.stack(sent).abs().max() > 1.5
+
+
+@pytest.mark.parametrize(("epsilon", "share"), [(0.0, 0.0), (0.5, 0.25), (1.0, 0.5)])
+def test_values_are_explored_by_epsilon(epsilon, share):
+    """Half of the random actions are the best one all the same."""
+    config = config_of("dqn", learning_starts=0, update_per_step=1e-9, capacity=4000 * B).training(epsilon=epsilon)
+    trainer = steps(config.build_trainer(), 100)
+    columns = {name: column[:500].flatten(0, 1) for name, column in trainer.buffer.columns.items()}
+    best = trainer.policy.module.forward_train({"obs": columns["obs"]})["q_values"].argmax(-1)
+    assert float((columns["actions"] != best).float().mean()) == pytest.approx(share, abs=0.03)
+
+
+def test_noise_on_actions_follows_its_schedule():
+    config = config_of("td3", learning_starts=0, update_per_step=1e-9)
+    trainer = config.training(exploration_noise=[[0, 0.3], [99, 0.3], [100, 0.0], [10**6, 0.0]]).build_trainer()
+    steps(trainer, 6)
+    columns = trainer.buffer.columns
+    actions = trainer.policy.module.compute_actions({"obs": columns["obs"][:30].flatten(0, 1)}).detach()
+    noise = (columns["actions"][:30].flatten(0, 1) - actions).reshape(30, B)
+    assert 0.2 < float(noise[:15].std()) < 0.4  # up to step 120 in whole collects of 40
+    assert float(noise[15:].abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda config: config.replay(prioritized=True),
+        lambda config: config.replay(ignore_obs_next=True),
+        lambda config: config.replay(storage="memmap"),
+        lambda config: config.environment(config.environment.env, frame_stack=2),
+        lambda config: config.environment(config.environment.env, normalize_observations=True),
+        lambda config: config.env_runners(exploration="ou"),
+        lambda config: config.rl_module(model_config={"hiddens": (16,), "recurrent": "lstm"}),
+    ],
+    ids=["prioritized", "ignore_obs_next", "memmap", "stacks", "normalized", "ou", "memory"],
+)
+def test_what_the_device_cannot_do_goes_through_the_host(change):
+    trainer = change(config_of()).build_trainer()
+    assert type(trainer.collector) is Collector
+    assert isinstance(trainer.buffer, ReplayBuffer)
+
+
+def test_observations_that_are_not_finite_end_the_run():
+    trainer = steps(config_of().build_trainer(), 3)
+    trainer.collector.tensors._state["physics"].fill_(float("nan"))
+    with pytest.raises(MalformedBufferError, match="not finite"):
+        next(trainer)
+
+
+def test_a_trainer_made_by_hand_takes_the_same_parts():
+    config = config_of()
+    policy = config.build_policy()
+    collector = config.build_collector(policy)
+    options: dict[str, Any] = {"max_epoch": 2, "step_per_epoch": 5 * B, "batch_size": 16, "step_per_collect": 5 * B}
+    trainer = OffpolicyTrainer(policy, train_collector=collector, **options)
+    trainer.run()
+    assert trainer.gradient_step == 10 * B
+    assert len(trainer.buffer) == 10 * B
+    start = ReplayBuffer(10)
+    zeros = {name: np.zeros((1, size), np.float32) for name, size in (("obs", 3), ("new_obs", 3), ("actions", 1))}
+    start.add({**zeros, "rewards": np.zeros(1), "terminateds": np.zeros(1, bool), "truncateds": np.zeros(1, bool)})
+    with pytest.raises(ValueError, match="replay begins empty"):
+        OffpolicyTrainer(policy, train_collector=collector, buffer=start, **options)
+    with pytest.raises(ValueError, match="buffer of its own"):
+        collector.buffer = start
+
+
+class UpdatesAfterwards(OffpolicyTrainer):
+    """One whose update is its own, and so begins when the collect was read."""
+
+    def policy_update_fn(self, collect_stats: Any) -> Any:
+        return super().policy_update_fn(collect_stats)
+
+
+def test_an_update_that_is_launched_ahead_is_the_one_that_is_not():
+    """Bit for bit, schedules too."""
+    found = []
+    for kind in (OffpolicyTrainer, UpdatesAfterwards):
+        config = config_of().training(lr=[[0, 1e-2], [20 * 5 * B, 0.0]])
+        policy = config.build_policy()
+        options: dict[str, Any] = {"max_epoch": 10, "step_per_epoch": 5 * B, "step_per_collect": 5 * B}
+        trainer = kind(policy, train_collector=config.build_collector(policy), batch_size=16, **options)
+        assert trainer.learns_ahead == (kind is OffpolicyTrainer)
+        trainer.run()
+        found.append(weights(trainer))
+    assert all(np.array_equal(value, found[1][name]) for name, value in found[0].items())
+
+
+def test_an_update_needs_rows_and_their_number():
+    config = config_of()
+    policy = config.build_policy()
+    collector = config.build_collector(policy)
+    assert isinstance(collector, TensorCollector)
+    with policy.within_training_step():
+        with pytest.raises(ValueError, match="is empty"):
+            policy.update(16, collector.buffer)
+        collector.collect(n_step=5 * B)
+        with pytest.raises(ValueError, match="sample_size"):
+            policy.update(0, collector.buffer)
+        stats = policy.update(16, collector.buffer, repeat=70)
+    assert stats.gradient_steps == 70
+    assert stats.metrics["critic_loss"].count == 70
+    assert len(policy.learner_group.learner.device_update.sampled["obs"]) == 16 * 6  # 64, and 6
+
+
+def test_samples_of_large_observations_are_drawn_one_after_the_other(monkeypatch):
+    monkeypatch.setattr(tensor_updates, "MOST_BYTES", 2 * 16 * 33 + 5)
+    trainer = steps(config_of(update_per_step=5 / (5 * B)).build_trainer(), 3)
+    assert trainer.gradient_step == 5
+    assert len(trainer.policy.learner_group.learner.device_update.sampled["obs"]) == 16  # 2, 2, and 1
+
+
+def test_a_checkpoint_of_the_host_is_refused():
+    trainer = steps(config_of().build_trainer(), 3)
+    host = steps(config_of(prioritized=True).build_trainer(), 3)
+    with pytest.raises(ValueError, match="is of another buffer"):
+        trainer.buffer.set_state(host.buffer.checkpoint_state())
+
+
+@pytest.mark.long
+def test_sac_learns_pendulum():
+    """From -1,200 to above -300 within 20,000 steps."""
+    config = config_of(capacity=20_000, learning_starts=640, update_per_step=4 / 16)
+    config.env_runners(num_envs_per_env_runner=16, rollout_fragment_length=1).training(train_batch_size=128, lr=1e-3)
+    config.rl_module(model_config={"hiddens": (64, 64)}).reporting(total_steps=20_000, steps_per_epoch=3_200)
+    returns = [-1200.0]
+    for stats in config.build_trainer():
+        returns.append(stats.train_collect_stat.returns_stat.mean)
+        if returns[-1] > -300.0:
+            break
+    assert returns[-1] > -300.0, returns
