@@ -6,6 +6,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Tests start many processes; without bytecode each would compile all sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 
+# What CI kills once: further kinds of replay and of learners are those of `make test-faults`.
+MORE_KILLS := on-policy- or uniform- or n-step- or hindsight- or temperature- or delayed or pass- or 1-False or noise
+MORE_OPTIONS := tests/product tests/export tests/eject tests/trainer/test_trainer_determinism.py tests/rollout/test_rollout_evaluation.py
+
 .PHONY: setup setup-dev train test test-faults test-kills test-long test-product test-learning test-site test-dist gpu lint bench pages docs dist clean
 .DEFAULT_GOAL := train
 
@@ -33,13 +37,13 @@ test-faults: $(VENV)/.dev   ## kills real processes again and again, many minute
 	$(BIN)/python -m pytest -m faults --timeout 0
 
 test-kills: $(VENV)/.dev    ## the few of them that CI runs: real processes killed at any moment
-	$(BIN)/python -m pytest -m faults -k "kill or raises or two_env_runners"
+	$(BIN)/python -m pytest -m faults -k "(kill or raises or two_env_runners) and not ($(MORE_KILLS))"
 
 test-long: $(VENV)/.dev     ## CI's long part: pairs of options, many processes, each page's code
 	$(BIN)/python -m pytest -m 'long and not faults' --numprocesses auto --maxprocesses 4
 
 test-product: $(VENV)/.dev  ## every pair of options of every algorithm learns a small task, or is exported
-	$(BIN)/python -m pytest -m 'long or exhaustive' tests/product tests/export --numprocesses auto --maxprocesses 4
+	$(BIN)/python -m pytest -m 'long or exhaustive' $(MORE_OPTIONS) --numprocesses auto --maxprocesses 4
 
 test-learning: $(VENV)/.dev ## trains on real environments, many minutes
 	$(BIN)/python -m pytest -m learning -s --timeout 0

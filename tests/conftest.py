@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import resource
 import secrets
 import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +27,16 @@ if os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > 8 << 30:
 def pytest_xdist_auto_num_workers() -> int:
     """Start one more than there are cores: many tests wait for processes."""
     return 1 + (os.cpu_count() or 1)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no file of tests in which a mark that `-m` asks for is not named, nor in its folder's conftest.py."""
+    wanted = re.sub(r"\bnot \w+|\band\b|\bor\b", "", config.option.markexpr).split()
+    if collection_path.suffix != ".py" or not wanted:
+        return None
+    files = (file for file in (collection_path, collection_path.with_name("conftest.py")) if file.exists())
+    text = "".join(file.read_text() for file in files)
+    return None if any(f"mark.{mark}" in text for mark in wanted) else True
 
 
 @pytest.fixture(autouse=True)

@@ -17,6 +17,7 @@ from gymnasium.vector.utils import batch_space
 from lockstep import Policy, get_config
 from lockstep.connectors import PreviousActions, PreviousRewards
 from lockstep.data.actions import mask_size
+from lockstep.modules import RLModule, default_module_class
 
 COVER = Path(__file__).parents[1] / "product/cover.json"
 OBSERVATIONS: dict[str, spaces.Space[Any]] = {
@@ -117,7 +118,7 @@ def cells() -> Iterator[tuple[str, ...]]:
             connectors = "none"
         moved = "normalised" if normalized in ("observations", "both") else "as it is"
         cell = (algorithm, observations, actions, mask, memory, moved, connectors)
-        kind = module_of(algorithm, actions, memory)
+        kind = module_of(algorithm, memory)
         levels = list(enumerate(cell[1:]))
         new = {*combinations(levels, 2), *((kind, level) for level in levels)}
         if new - seen or number[algorithm] < 2:
@@ -126,11 +127,9 @@ def cells() -> Iterator[tuple[str, ...]]:
             yield cell
 
 
-def module_of(algorithm: str, actions: str, memory: str) -> str:
+def module_of(algorithm: str, memory: str) -> type[RLModule]:
     """Return the class of the network that acts."""
-    config = get_config(algorithm).rl_module(model_config={**MODEL, **MEMORIES[memory]})
-    learner = config.build_learner(spaces=(OBSERVATIONS["Box"], ACTIONS[actions]))
-    return type(learner.module["default_policy"]).__name__
+    return get_config(algorithm).module_class or default_module_class({**MODEL, **MEMORIES[memory]})
 
 
 def policy_of(cell: tuple[str, ...]) -> Policy:

@@ -2,12 +2,13 @@
 
 `cells.FACTORS` declares the product. Of each algorithm the cells of `cover.json` have every pair of levels that it does
 not refuse: `make test-product` runs them all. CI runs those in which every pair of levels occurs, the algorithm being a
-level as well; the fast suite runs the first few of each algorithm.
+level as well, the cheap ones first; the fast suite runs two of each algorithm.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -15,45 +16,43 @@ import torch
 from cells import FACTORS, TRAINING, epochs_to_the_optimum
 from cover import COVER, PAGE, all_refused, allowed_pairs, page, pairs_in, refused_levels
 
-
-def is_slow_box(cell: dict[str, str]) -> bool:
-    """Return whether continuous actions are learned with memory."""
-    return cell["actions"] == "Box" and cell["memory"] != "no memory"
-
-
 CELLS = [dict(zip(FACTORS, levels)) for levels in json.loads(COVER.read_text())]
 BY_ALGORITHM = {name: [cell for cell in CELLS if cell["algorithm"] == name] for name in FACTORS["algorithm"]}
-SLOW = {("observations", "image"), ("compile", "compile"), ("memory", "attention")}
-MANY = {"ppo": 4, "dqn": 3, "sac": 3}
-
-
-def quick(name: str) -> list[dict[str, str]]:
-    """Return what the fast suite runs of an algorithm: of three the cells with most pairs, of others cheap ones."""
-    cells = [cell for cell in BY_ALGORITHM[name] if SLOW.isdisjoint(cell.items()) and not is_slow_box(cell)]
-    if name in MANY:
-        return cells[: MANY[name]]
-    return sorted(cells, key=lambda cell: (cell["memory"] != "no memory") + (cell["learners"] != "1 learner"))[:2]
-
-
-QUICK = {name: quick(name) for name in BY_ALGORITHM}
+COSTS = {
+    ("observations", "image"): 2,
+    ("actions", "Box"): 2,
+    ("memory", "lstm"): 2,
+    ("memory", "gru"): 2,
+    ("memory", "attention"): 3,
+    ("learners", "2 learners"): 2,
+    ("compile", "compile"): 2,
+}
+"""by how much about a level makes a cell take longer"""
 NUM_IN_CI = 150
 
 
-def in_ci() -> list[dict[str, str]]:
-    """Return the cells that have most of the missing pairs, one after another, then others to make up the number.
+def cost(cell: dict[str, str]) -> int:
+    """Return how long a cell takes, beside others of its algorithm."""
+    slow_box = cell["actions"] == "Box" and cell["memory"] != "no memory"
+    return math.prod(COSTS.get(level, 1) for level in cell.items()) * (4 if slow_box else 1)
 
-    What takes long (compiling, continuous actions with memory) must bring twice as many pairs.
-    """
-    pairs, missing = [pairs_in(cell) for cell in CELLS], set().union(*map(pairs_in, CELLS))
-    costs = [1 + (cell["compile"] == "compile") + is_slow_box(cell) for cell in CELLS]
-    chosen: list[int] = []
+
+QUICK = {name: sorted(cells, key=cost)[:2] for name, cells in BY_ALGORITHM.items()}
+"""what the fast suite runs"""
+
+
+def in_ci() -> list[dict[str, str]]:
+    """Return the quick cells, those with most missing pairs for their cost, and cheap ones to make up the number."""
+    chosen = [cell for cells in QUICK.values() for cell in cells]
+    missing = set().union(*map(pairs_in, CELLS)).difference(*map(pairs_in, chosen))
+    others = [(cell, pairs_in(cell)) for cell in CELLS if cell not in chosen]
     while missing:
-        gains = [len(found & missing) / cost for found, cost in zip(pairs, costs)]
-        chosen.append(gains.index(max(gains)))
-        missing -= pairs[chosen[-1]]
-    left = [number for number in range(len(CELLS)) if costs[number] == 1 and number not in chosen]
-    more = NUM_IN_CI - len(chosen)
-    return [CELLS[number] for number in [*chosen, *left[:: len(left) // more][:more]]]
+        best = max(others, key=lambda other: len(other[1] & missing) / cost(other[0]))
+        chosen.append(best[0])
+        missing -= best[1]
+        others.remove(best)
+    left = sorted((cell for cell, _ in others), key=cost)
+    return chosen + left[: NUM_IN_CI - len(chosen)]
 
 
 IN_CI = in_ci()

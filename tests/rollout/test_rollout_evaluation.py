@@ -76,9 +76,11 @@ GAMES = {
 }
 
 
-@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(number, marks=pytest.mark.long if number == 3 else pytest.mark.exhaustive) for number in (1, 2, 3)],
+)
 @pytest.mark.parametrize("case", GAMES)
-@pytest.mark.long
 def test_evaluation_of_several_agents_in_runners_has_the_bits_of_one_process(case, number):
     env, algorithm, options, sections = GAMES[case]
     config = game_config(env, algorithm, **sections).evaluation(

@@ -27,7 +27,7 @@ def trace_of(algorithm: str, num_envs: int, seed: int = 11, vectorize_mode: str 
     return trace, hashes
 
 
-@pytest.mark.parametrize("num_envs", [pytest.param(1, marks=pytest.mark.long), 4])
+@pytest.mark.parametrize("num_envs", [pytest.param(1, marks=pytest.mark.exhaustive), 4])
 @pytest.mark.parametrize("algorithm", NAMES)
 def test_the_same_seed_gives_the_same_bits(algorithm, num_envs):
     (one, hashes), (two, again) = trace_of(algorithm, num_envs), trace_of(algorithm, num_envs)
@@ -37,7 +37,7 @@ def test_the_same_seed_gives_the_same_bits(algorithm, num_envs):
     expected = {"test", "update", "info"} | (set() if algorithm in OFFLINE else {"train"})
     assert expected <= scopes
     assert sum("hash/module" in line for line in one.lines) >= 2
-    if num_envs == 4:
+    if num_envs == 4 and algorithm in ("ppo", "dqn", "td3", "bc"):
         spawned, same = trace_of(algorithm, num_envs, vectorize_mode="async")
         assert one.first_difference(spawned) is None
         assert same == hashes
