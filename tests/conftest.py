@@ -19,9 +19,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the backg
 # Ray starts its workers with a niceness of 15: beside the suite's other processes they get next to no time, and
 # learners do not start within their 60 s.
 os.environ.setdefault("RAY_worker_niceness", "0")
+# Tests have small networks and run side by side: a second thread would only wait, and keep a core busy with it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A checkpoint syncs every file, which on a disk takes longer than a small training: `tmp_path` lies in memory.
 if os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > 8 << 30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
+
+SHARED = {"cluster", "processes", "root", "searched"}
+"""fixtures that take seconds"""
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -37,6 +42,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     files = (file for file in (collection_path, collection_path.with_name("conftest.py")) if file.exists())
     text = "".join(file.read_text() for file in files)
     return None if any(f"mark.{mark}" in text for mark in wanted) else True
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have tests that share processes or a study run in one worker, which starts them once (`--dist loadgroup`)."""
+    for item in items:
+        for name in SHARED.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name} {name}"))
 
 
 @pytest.fixture(autouse=True)
