@@ -40,7 +40,7 @@ test-kills: $(VENV)/.dev    ## the few of them that CI runs: real processes kill
 	$(BIN)/python -m pytest -m faults -k "(kill or raises or two_env_runners) and not ($(MORE_KILLS))"
 
 test-long: $(VENV)/.dev     ## CI's long part: pairs of options, many processes, each page's code
-	$(BIN)/python -m pytest -m 'long and not faults' --numprocesses auto --maxprocesses 4 --dist loadgroup
+	$(BIN)/python -m pytest -m 'long and not faults' --numprocesses auto --maxprocesses 4
 
 test-product: $(VENV)/.dev  ## every pair of options of every algorithm learns a small task, or is exported
 	$(BIN)/python -m pytest -m 'long or exhaustive' $(MORE_OPTIONS) --numprocesses auto --maxprocesses 4

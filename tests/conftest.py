@@ -12,6 +12,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,8 +26,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > 8 << 30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 
-SHARED = {"cluster", "processes", "root", "searched"}
-"""fixtures that take seconds"""
+TOGETHER = (
+    "tests/cluster/",
+    "tests/learner/test_learner_distributed.py",
+    "tests/recipes/test_recipes_bench.py",
+    "tests/tuning/test_tuning_study.py",
+)
+"""tests that share what takes seconds to start"""
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -44,12 +50,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None if any(f"mark.{mark}" in text for mark in wanted) else True
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have tests that share processes or a study run in one worker, which starts them once (`--dist loadgroup`)."""
-    for item in items:
-        for name in SHARED.intersection(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name} {name}"))
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give tests that share processes or a study to one worker, which starts them once, and others one by one."""
+    if config.getvalue("dist") != "load":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduler(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return next((place for place in TOGETHER if nodeid.startswith(place)), nodeid)
+
+    return Scheduler(config, log)
 
 
 @pytest.fixture(autouse=True)
