@@ -14,6 +14,7 @@ import pytest
 from lockstep import BaseTrainer, OfflineTrainer, OffpolicyTrainer, OnpolicyTrainer
 from lockstep.cli.plan import Plan, size_text
 from lockstep.data.trees import leaves
+from lockstep.rollout import TensorCollector
 from lockstep.trainer import Callback
 
 RATE = r"(?:(?P<name>[\w.]+) )?(?P<start>[\d.e+-]+)(?: throughout| at the first update, (?P<end>[\d.e+-]+) at the last)"
@@ -143,6 +144,8 @@ def differences(announced: Announced, happened: Happened) -> list[str]:
 def memory_of(trainer: BaseTrainer) -> str | None:
     """Bytes of the arrays in which a trainer's data are, as a plan writes them."""
     buffer: Any = getattr(trainer, "buffer", None)
+    if isinstance(getattr(trainer, "train_collector", None), TensorCollector):
+        return None  # what is on a device is not in the plan
     if isinstance(trainer, OffpolicyTrainer):
         return size_text(buffer.nbytes())
     if not isinstance(trainer, OnpolicyTrainer):

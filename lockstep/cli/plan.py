@@ -13,6 +13,7 @@ from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.data.actions import COMPOSITE, action_width
 from lockstep.data.minibatch import minibatches_per_pass
 from lockstep.data.rollout import RolloutStore
+from lockstep.data.tensor_rollout import TensorRollout
 from lockstep.data.trees import leaves
 from lockstep.envs.make import name_of_env
 from lockstep.learner.learner import Learner
@@ -81,6 +82,9 @@ class Plan:
             facts = {"updates": steps, "gradient steps": self._minibatches_text(trainer, num_updates, per_update)}
             if isinstance(buffer, RolloutStore):
                 facts["rollout store"] = f"{buffer.num_steps:,} x {num_envs} steps, {size_text(_store_bytes(buffer))}"
+            elif isinstance(buffer, TensorRollout):
+                size = f"{buffer.num_steps:,} x {num_envs} steps on {buffer.device}"
+                facts["rollout store"] = f"{size}, {size_text(buffer.num_bytes)}"
             return facts
         memory = ""
         if isinstance(buffer, ReplayBuffer):

@@ -65,6 +65,11 @@ class TensorReplay:
         """Return the number of transitions."""
         return self.size * self.num_envs
 
+    @property
+    def maxsize(self) -> int:
+        """Transitions that there is room for."""
+        return self.num_steps * self.num_envs
+
     def begin_step(self, t: int, obs: Tensor) -> None:
         """Write what is acted on in a vector step, over the oldest one. `t`: its place in the collect, of no matter."""
         self._place = self.written % self.num_steps

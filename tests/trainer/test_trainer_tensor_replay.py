@@ -10,6 +10,7 @@ import torch
 
 from lockstep import get_config
 from lockstep.algorithms import tensor_updates
+from lockstep.cli import main
 from lockstep.replay import ReplayBuffer, TensorReplay
 from lockstep.rollout import Collector, TensorCollector
 from lockstep.rollout.errors import MalformedBufferError
@@ -205,3 +206,14 @@ def test_sac_learns_pendulum():
         if returns[-1] > -300.0:
             break
     assert returns[-1] > -300.0, returns
+
+
+@pytest.mark.parametrize("name", ["ppo", "sac"])
+def test_the_plan_of_a_run_on_the_device_is_told(name, tmp_path, monkeypatch, capsys):
+    """By the command, before it trains."""
+    monkeypatch.chdir(tmp_path)
+    options = ["--total-steps", "256", "--set", "evaluation.evaluation_interval=0"]
+    if name == "sac":
+        options += ["--set", "replay.learning_starts=64", "--set", "replay.update_per_step=0.1"]
+    assert main(["train", name, "tensor/Pendulum-v1", "--num-envs", "8", *options]) == 0
+    assert "gradient steps" in capsys.readouterr().out

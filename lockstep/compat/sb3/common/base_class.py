@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -421,5 +420,16 @@ def _value(plain: Any) -> Any:
     if isinstance(plain, Mapping) and "noise" in plain:
         return getattr(noise, plain["noise"])(**{name: part for name, part in plain.items() if name != "noise"})
     if isinstance(plain, Mapping) and "progress" in plain:
-        return partial(np.interp, xp=GRID, fp=plain["progress"])
+        return Progress(plain["progress"])
     return from_plain(plain)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A schedule that was read from a file: its `values` on `GRID`, linear in between."""
+
+    values: Sequence[float]
+
+    def __call__(self, left: float) -> float:
+        """Return what it gives where a share `left` of the run remains."""
+        return float(np.interp(left, GRID, self.values))
