@@ -83,8 +83,8 @@ class Plan:
             if isinstance(buffer, RolloutStore):
                 facts["rollout store"] = f"{buffer.num_steps:,} x {num_envs} steps, {size_text(_store_bytes(buffer))}"
             elif isinstance(buffer, TensorRollout):
-                size = f"{buffer.num_steps:,} x {num_envs} steps on {buffer.device}"
-                facts["rollout store"] = f"{size}, {size_text(buffer.num_bytes)}"
+                extent = f"{buffer.num_steps:,} x {num_envs} steps on {buffer.device}"
+                facts["rollout store"] = f"{extent}, {size_text(buffer.num_bytes)}"
             return facts
         memory = ""
         if isinstance(buffer, ReplayBuffer):
