@@ -50,6 +50,8 @@ OF_EVALUATION = (
 )
 """options that `evaluation_config` may set; what observations and actions go through is part of the policy"""
 NEEDS_MEMORY = "is for a network with memory; set rl_module(model_config={'recurrent': 'lstm'}), or leave it out"
+ON_HOST = ("prepare_batch", "prepare_sequences", "after_gradient_step", "should_stop_passes", "takes_part")
+"""hooks of a learner that see arrays, or that do what the host counts"""
 Rule = tuple[str, object, str]
 """the path of an option, whether its value does not go with another's, and what is said after both"""
 
@@ -375,6 +377,7 @@ class AlgorithmConfig(BaseConfig):
         connectors = part.connectors
         return (
             self.learns_from_tensors
+            and not self._learner_is_on_host
             and not self.learners.num_learners
             and not part.is_stateful
             and (part.exploration is None or part.exploration.draws_on_device)
@@ -387,6 +390,12 @@ class AlgorithmConfig(BaseConfig):
             and not self._collects_whole_episodes
             and not any(map(overridden_events, self.callbacks.classes))
         )
+
+    @property
+    def _learner_is_on_host(self) -> bool:
+        """Whether a learner class of the user's own overrides a hook that a CUDA graph would not call again."""
+        own, chosen = self.learner_class, self.training.learner_class or self.learner_class
+        return any(getattr(chosen, name) is not getattr(own, name) for name in ON_HOST)
 
     def _tensor_replay(self) -> dict[str, Any]:
         """Return the options of a `TensorReplay`."""

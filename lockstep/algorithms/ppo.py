@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import Literal, Self, Unpack
 
 import torch
@@ -158,7 +159,7 @@ class PPOLearner(OnPolicyLearner[PPOTraining]):
             for module_id, limit in limits.items()
             if limit is not None
         ]
-        return torch.stack(above).any() if above else False
+        return reduce(torch.logical_or, above) if above else False
 
     def after_gradient_based_update(self, *, timesteps: Mapping[str, int]) -> None:
         """Adapt the KL penalty (section 4)."""

@@ -33,9 +33,7 @@ def update_from_tensors(policy: Any, sample_size: int, buffer: TensorReplay, ste
     at_once = steps_at_once(sample_size, buffer)
     for start in range(0, steps, at_once):
         started, now = time.perf_counter(), min(at_once, steps - start)
-        if not learner.device_update.is_under_way:
-            learner.follow_replaced_parameters()
-        results = learner.device_update.end(buffer, now, sample_size, UpdateOptions(policy.timesteps))
+        results = learner.device_update.run_steps(buffer, now, sample_size, UpdateOptions(policy.timesteps))
         seconds = results[ALL_MODULES]["seconds_gradient_steps"]  # longer, where it was launched before
         parts.append(policy.training_stats(results, min(started, time.perf_counter() - seconds)))
     return parts[0] if len(parts) == 1 else merge_training_stats(parts)
@@ -43,11 +41,8 @@ def update_from_tensors(policy: Any, sample_size: int, buffer: TensorReplay, ste
 
 def launch_update(policy: Any, sample_size: int, buffer: TensorReplay, steps: int) -> None:
     """Begin the first launch of the update that `update_from_tensors` is called for next, and do not wait for it."""
-    learner = policy.learner_group.learner
-    learner.follow_replaced_parameters()
-    learner.device_update.begin(
-        buffer, min(steps_at_once(sample_size, buffer), steps), sample_size, UpdateOptions(policy.timesteps)
-    )
+    now, options = min(steps_at_once(sample_size, buffer), steps), UpdateOptions(policy.timesteps)
+    policy.learner_group.learner.device_update.launch_steps(buffer, now, sample_size, options)
 
 
 def steps_at_once(sample_size: int, buffer: TensorReplay) -> int:

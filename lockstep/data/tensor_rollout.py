@@ -15,27 +15,24 @@ class TensorRollout:
 
     Attributes:
         obs: `[T, B, ...]`, acted on.
-        next_obs: `[T, B, ...]`, what each step arrived at, before an ended episode was reset. None where the
-            environments do not tell it.
+        next_obs: `[T, B, ...]`, what each step arrived at, before an ended episode was reset.
         actions: `[T, B, ...]`, as learned from.
         rewards: float32 `[T, B]`.
         terminateds: bool `[T, B]`, the task ended there.
         cuts: bool `[T, B]`, the episode ended there, for whatever reason.
-        last_obs: `[B, ...]`, that follow the last step.
 
     Raises:
         ValueError: the device has not enough free memory; says how many environments would fit.
     """
 
-    def __init__(self, num_steps: int, first_obs: Tensor, first_actions: Tensor, *, has_next_obs: bool) -> None:
+    def __init__(self, num_steps: int, first_obs: Tensor, first_actions: Tensor) -> None:
         self.num_steps, self.num_envs = num_steps, len(first_obs)
         self.device = first_obs.device
-        row = (1 + has_next_obs) * first_obs[0].nbytes + first_actions[0].nbytes + 6
+        row = 2 * first_obs[0].nbytes + first_actions[0].nbytes + 6
         advice = "take fewer, or shorter rollouts (env_runners(rollout_fragment_length=...))"
         check_room(self.device, num_steps * row, self.num_envs, "environments", advice)
         self.obs = self._column(first_obs)
-        self.next_obs = self._column(first_obs) if has_next_obs else None
-        self.last_obs = torch.zeros_like(first_obs)
+        self.next_obs = self._column(first_obs)
         self.actions = self._column(first_actions)
         self.rewards = torch.zeros(num_steps, self.num_envs, device=self.device)
         self.terminateds = torch.zeros(num_steps, self.num_envs, dtype=torch.bool, device=self.device)
@@ -61,7 +58,7 @@ class TensorRollout:
     def num_bytes(self) -> int:
         """What the columns take on the device."""
         columns = (self.obs, self.next_obs, self.actions, self.rewards, self.terminateds, self.cuts)
-        return sum(column.nbytes for column in columns if column is not None)
+        return sum(column.nbytes for column in columns)
 
     def begin_step(self, t: int, obs: Tensor) -> None:
         """Write what is acted on in the vector step `t`."""
@@ -73,13 +70,11 @@ class TensorRollout:
         self.rewards[t].copy_(rewards)
         self.cuts[t].copy_(dones)
         torch.gt(dones, extras["time_outs"], out=self.terminateds[t])
-        if self.next_obs is not None:
-            self.next_obs[t].copy_(extras["final_obs"])
+        self.next_obs[t].copy_(extras["final_obs"])
 
-    def end(self, last_obs: Tensor, num_steps: int) -> Tensor:
+    def end(self, num_steps: int) -> Tensor:
         """End a collect of all vector steps; return how many numbers are not finite, 0-d."""
-        self.last_obs.copy_(last_obs)
-        return count_bad(self.rewards, self.obs)
+        return count_bad(self.rewards, self.obs, self.next_obs)
 
     def count(self, num_steps: int) -> None:
         """Have the host know that all vector steps are there."""
@@ -92,8 +87,7 @@ class TensorRollout:
     def columns(self) -> dict[str, Tensor]:
         """Return copies of the columns on the host."""
         names = ("obs", "next_obs", "actions", "rewards", "terminateds", "cuts")
-        columns = {name: getattr(self, name) for name in names}
-        return {name: column.cpu().clone() for name, column in columns.items() if column is not None}
+        return {name: getattr(self, name).cpu().clone() for name in names}
 
     def rows(self) -> None:
         """Return None: all rows are transitions."""
@@ -102,6 +96,10 @@ class TensorRollout:
     def clear(self) -> None:
         """Empty it."""
         self.size = 0
+
+    def drop(self, num_steps: int) -> None:
+        """Forget the last collect, which filled it."""
+        self.clear()
 
 
 def count_bad(*numbers: Tensor) -> Tensor:

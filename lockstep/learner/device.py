@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,13 +44,15 @@ class DeviceUpdate:
         self._launched: tuple[int, Outcome] | None = None
         """rows of a minibatch and outcome of an update that is under way"""
 
+    def forget(self) -> None:
+        """Capture anew with the next launch, after parameters or modules have changed."""
+        self._key = None
+
     def launch(self, rollout: TensorRollout, options: UpdateOptions) -> None:
-        """Begin an update that `run` is asked for next, with the same options; do not wait for it."""
-        learner, module_id = self.learner, self._module_id()
-        learner.before_gradient_based_update(timesteps=options.timesteps or {})
-        self._set_rates()
+        """Begin an update that `run` is asked for next, with the same arguments; do not wait for it."""
+        learner, module_id = self.learner, self.prepare(options)
         size = min(options.minibatch_size or len(rollout), len(rollout))
-        key = (id(rollout), options.num_epochs, size, options.shuffle_batch_per_epoch, *self._places())
+        key = (id(rollout), options.num_epochs, size, options.shuffle_batch_per_epoch, *self.places())
         if key != self._key:
             compute = partial(self._passes, module_id, rollout, size, options)
             generators = [self.stream("minibatches")] if size < len(rollout) else []
@@ -59,31 +62,59 @@ class DeviceUpdate:
 
     def run(self, rollout: TensorRollout, options: UpdateOptions) -> Results:
         """Take all gradient steps of one update call, unless they were launched already; report it."""
-        learner, module_id = self.learner, self._module_id()
         if self._launched is None:
             self.launch(rollout, options)
         assert self._launched is not None
         (size, (logged, num_bad, stopped, seen)), self._launched = self._launched, None
-        passes, num_minibatches = options.num_epochs, len(rollout) // size
-        if stopped is not None:
-            passes = 1 + int((stopped[:-1] == 0).sum())
-        learner.metrics.take_over(logged, passes * num_minibatches, num_minibatches)
-        learner.metrics.log_value((ALL_MODULES, "num_bad_gradients"), num_bad, "item", weight=1)
-        learner._lags[module_id] = float(learner.weights_seq_no - rollout.weights_seq_no), len(rollout)
-        rows = passes * num_minibatches * size
-        counts = {
-            "num_env_steps_trained": len(rollout) * passes,
-            "num_minibatches": passes * num_minibatches,
-            "num_passes": passes,
-            "num_rows_left_out": len(rollout) * passes - rows,
-            "num_updates_skipped": 0,
-        }
-        learner._end_update(options.timesteps or {}, Agreement({}, len(rollout)), {}, FirstValues({}))
-        results: Results = learner._summarize({module_id: rows}, counts, 0.0)
-        results[ALL_MODULES]["seconds_gradient_steps"] = self._captured.seconds  # the device is done by now
+        passes = options.num_epochs if stopped is None else 1 + int((stopped[:-1] == 0).sum())
+        self.learner.note_sampler(self._module_id(), np.array([rollout.weights_seq_no]))
+        per_pass = len(rollout) // size
+        results = self.report(options, logged, num_bad, len(rollout), size, per_pass, passes, self._captured)
         if seen is not None:
             mean, squares = seen.cpu().numpy()
-            learner.connectors[module_id].obs.connectors[0].take_in(RunningMoments.of(len(rollout), mean, squares))
+            connectors = self.learner.connectors[self._module_id()]
+            connectors.obs.connectors[0].take_in(RunningMoments.of(len(rollout), mean, squares))
+        return results
+
+    # -- what updates from rollouts and from replay buffers share ---
+
+    def prepare(self, options: UpdateOptions) -> str:
+        """Prepare the host for a launch: schedules, learning rates, parameters that were replaced. Returns the id of
+        the module that learns.
+        """
+        learner = self.learner
+        learner.before_gradient_based_update(timesteps=options.timesteps or {})
+        learner.follow_replaced_parameters()
+        for entry in learner.optimizers if learner.device.type == "cuda" else ():
+            rate = self._rates.setdefault(entry.key, torch.zeros((), device=learner.device))
+            rate.fill_(entry.optimizer.param_groups[0]["lr"])
+        return self._module_id()
+
+    def report(
+        self,
+        options: UpdateOptions,
+        logged: Metrics,
+        num_bad: Tensor,
+        num_rows: int,
+        size: int,
+        per_pass: int,
+        passes: int,
+        captured: Captured[Any],
+    ) -> Results:
+        """Report `passes` over `num_rows` rows, of `per_pass` minibatches of `size` rows each; the host waits here."""
+        learner, num_minibatches = self.learner, passes * per_pass
+        learner.metrics.take_over(logged, num_minibatches, per_pass)
+        learner.metrics.log_value((ALL_MODULES, "num_bad_gradients"), num_bad, "item", weight=1)
+        counts = {
+            "num_env_steps_trained": num_rows * passes,
+            "num_minibatches": num_minibatches,
+            "num_passes": passes,
+            "num_rows_left_out": (num_rows - per_pass * size) * passes,
+            "num_updates_skipped": 0,
+        }
+        learner.end_update(options.timesteps or {}, Agreement({}, num_rows), {}, FirstValues({}))
+        results: Results = learner.summarize({self._module_id(): num_minibatches * size}, counts, 0.0)
+        results[ALL_MODULES]["seconds_gradient_steps"] = captured.seconds
         return results
 
     def _module_id(self) -> str:
@@ -92,13 +123,7 @@ class DeviceUpdate:
             raise ValueError(f"a tensor rollout is of one module, and this learner has {sorted(self.learner.module)}")
         return ids[0]
 
-    def _set_rates(self) -> None:
-        """Have the learning rates where a graph reads them."""
-        for entry in self.learner.optimizers if self.learner.device.type == "cuda" else ():
-            rate = self._rates.setdefault(entry.key, torch.zeros((), device=self.learner.device))
-            rate.fill_(entry.optimizer.param_groups[0]["lr"])
-
-    def _places(self) -> list[int]:
+    def places(self) -> list[int]:
         """Return where the state lies that steps change: what a graph takes for granted."""
         tensors = [value for value in self.learner.registered.values() if isinstance(value, Tensor)]
         for entry in self.learner.optimizers:

@@ -11,10 +11,8 @@ from torch import Tensor
 
 from lockstep.data.columns import Columns
 from lockstep.learner.device import DeviceUpdate
-from lockstep.learner.metrics import FirstValues, Results
+from lockstep.learner.metrics import Results
 from lockstep.learner.minibatches import TensorColumns, UpdateOptions
-from lockstep.learner.optimizers import ALL_MODULES
-from lockstep.learner.sharding import Agreement
 from lockstep.learner.targets import TargetNetwork
 from lockstep.ops.graphs import Captured
 from lockstep.tracking.metrics import Metrics
@@ -48,22 +46,19 @@ class ReplayUpdate(DeviceUpdate):
         self._counted: dict[Hashable, Counts] = {}
         """what the host counts in one call of each of them"""
         self._known_places: list[int] = []
-        self._begun: tuple[Captured[Outcome], Outcome] | None = None
-        """an update that is under way"""
+        self._begun: tuple[tuple[int, int, int], Captured[Outcome], Outcome] | None = None
+        """an update that is under way, and what it was launched for"""
         self.sampled: TensorColumns = {}
         """the rows of the last update"""
 
-    @property
-    def is_under_way(self) -> bool:
-        """Whether an update was begun that was not reported."""
-        return self._begun is not None
+    def forget(self) -> None:
+        super().forget()
+        self.graphs.clear()
 
-    def begin(self, replay: Sampled, num_steps: int, batch_size: int, options: UpdateOptions) -> None:
-        """Begin an update that `end` is asked for next, with the same arguments; do not wait for it."""
-        learner, module_id = self.learner, self._module_id()
-        learner.before_gradient_based_update(timesteps=options.timesteps or {})
-        self._set_rates()
-        if self._known_places != (places := self._places()):
+    def launch_steps(self, replay: Sampled, num_steps: int, batch_size: int, options: UpdateOptions) -> None:
+        """Begin an update that `run_steps` is asked for next, with the same arguments; do not wait for it."""
+        learner, module_id = self.learner, self.prepare(options)
+        if self._known_places != (places := self.places()):
             self._known_places = places
             self.graphs.clear()
         key = (id(replay), num_steps, batch_size, learner.pattern(num_steps))
@@ -76,32 +71,22 @@ class ReplayUpdate(DeviceUpdate):
             self.graphs[key] = Captured(compute, learner.device, generators, can_capture=can_capture)
         captured, before = self.graphs[key], self.counts()
         is_launch = captured.is_graph
-        self._begun = captured, captured()
+        self._begun = key[:3], captured, captured()
         if is_launch:
             self._count(self._counted[key])
         else:
             self._counted[key] = {name: count - before.get(name, 0) for name, count in self.counts().items()}
 
-    def end(self, replay: Sampled, num_steps: int, batch_size: int, options: UpdateOptions) -> Results:
-        """Report an update, which is begun here where it was not before."""
-        learner, module_id, rows = self.learner, self._module_id(), num_steps * batch_size
-        if self._begun is None:
-            self.begin(replay, num_steps, batch_size, options)
+    def run_steps(self, replay: Sampled, num_steps: int, batch_size: int, options: UpdateOptions) -> Results:
+        """Take gradient steps, each on a fresh sample of `batch_size` rows, unless they were launched already; report
+        them.
+        """
+        if self._begun is None or self._begun[0] != (id(replay), num_steps, batch_size):
+            self.launch_steps(replay, num_steps, batch_size, options)
         assert self._begun is not None
-        (captured, (logged, num_bad, self.sampled)), self._begun = self._begun, None
-        learner.metrics.take_over(logged, num_steps, num_steps)
-        learner.metrics.log_value((ALL_MODULES, "num_bad_gradients"), num_bad, "item", weight=1)
-        counts = {
-            "num_env_steps_trained": rows,
-            "num_minibatches": num_steps,
-            "num_passes": 1,
-            "num_rows_left_out": 0,
-            "num_updates_skipped": 0,
-        }
-        learner._end_update(options.timesteps or {}, Agreement({}, rows), {}, FirstValues({}))
-        results: Results = learner._summarize({module_id: rows}, counts, 0.0)
-        results[ALL_MODULES]["seconds_gradient_steps"] = captured.seconds  # the device is done by now
-        return results
+        (_, captured, (logged, num_bad, self.sampled)), self._begun = self._begun, None
+        rows = num_steps * batch_size
+        return self.report(options, logged, num_bad, rows, batch_size, num_steps, 1, captured)
 
     def counts(self) -> Counts:
         """Return what the host counts in gradient steps: lifetime counters, and the steps of target networks."""

@@ -59,7 +59,7 @@ from lockstep.learner.sharding import (
     parts_of_episodes,
     plan_update,
 )
-from lockstep.learner.watch import GradientWatch, ParameterWatch
+from lockstep.learner.watch import GradientWatch, ParameterWatch, first_bad_tensor
 from lockstep.modules import (
     DEFAULT_MODULE_ID,
     ActingWeights,
@@ -220,11 +220,9 @@ class Learner(Generic[Training]):
         if self.is_frozen(module_id):
             self.module[module_id].requires_grad_(False)
             return
-        if self.reducer.world_size > 1:
-            connectors.join = self._joined_moments
-            connectors.gather = lambda value: self.reducer.gather(value)
-        else:
-            connectors.join = None
+        several = self.reducer.world_size > 1
+        connectors.join = self._joined_moments if several else None
+        connectors.gather = (lambda value: self.reducer.gather(value)) if several else None
         config = self.config_of(module_id)
         for name in self.scheduled:
             schedule = Schedule(getattr(config, name), name=name)
@@ -271,7 +269,7 @@ class Learner(Generic[Training]):
     def reset_compiled(self) -> None:
         """Forget what was compiled; with `framework(compile=True)` the next gradient step is compiled anew."""
         self.compiled = CompiledUpdate(self, Learner) if self.framework.compile else None
-        self.device_update = ReplayUpdate(self)
+        self.device_update.forget()
 
     def _begin_anew(self, *, keep_compiled: bool = False) -> None:
         """Compile and watch what there is now, after modules have come or gone."""
@@ -308,7 +306,6 @@ class Learner(Generic[Training]):
         started = time.perf_counter()
         options = UpdateOptions(timesteps, num_epochs, minibatch_size, shuffle_batch_per_epoch)
         if isinstance(episodes, TensorRollout):
-            self.follow_replaced_parameters()
             return self.device_update.run(episodes, options)
         agreed = agree_on_parts(
             self.module, lambda: self._read_episodes(episodes), options, self.to_tensor, self.reducer
@@ -319,11 +316,6 @@ class Learner(Generic[Training]):
             columns[module_id] = self.prepare_batch(trajectories, module_id=module_id)
         self.seconds["pipeline"] = time.perf_counter() - started
         return self._train(columns, agreed, options, agreed.parts)
-
-    def launch_update(self, rollout: TensorRollout, options: UpdateOptions) -> None:
-        """Begin the update that `update_from_episodes(rollout)` is called for next, and do not wait for its device."""
-        self.follow_replaced_parameters()
-        self.device_update.launch(rollout, options)
 
     def update_from_batch(
         self,
@@ -374,13 +366,11 @@ class Learner(Generic[Training]):
         for minibatches in module_minibatches(plan.num_rows, options, rng):
             own = [plan.own_rows(indices) for indices in minibatches]
             for (rows, stand_ins), tensors in zip(own, rows_on_device(own, self.device)):
-                self.rows_in_step, self.stand_ins = 0, stand_ins
-                for module_id, index in rows.items():
-                    if module_id not in stand_ins:
-                        num_own = plan.num_own_rows[module_id] if index is None else len(index)
-                        self.rows_in_step += num_own
-                        marked = steps.get(module_id)
-                        trained[module_id] += num_own if marked is None else int(marked[index].sum())
+                sizes = plan.own_sizes(rows, stand_ins)
+                self.rows_in_step, self.stand_ins = sum(sizes.values()), stand_ins
+                for module_id, size in sizes.items():
+                    marked = steps.get(module_id)
+                    trained[module_id] += size if marked is None else int(marked[rows[module_id]].sum())
                 if self.compiled is None or not self.compiled.run(columns, tensors):
                     self._update(gather(columns, tensors))
                 self.after_gradient_step()
@@ -400,12 +390,12 @@ class Learner(Generic[Training]):
             "num_rows_left_out": num_rows * passes - num_rows_used,
             "num_updates_skipped": 0,
         }
-        self._end_update(options.timesteps or {}, agreed, trajectories, first_values)
+        self.end_update(options.timesteps or {}, agreed, trajectories, first_values)
         if self._is_first_count("rows_left_out", counts["num_rows_left_out"]):
             warn_of_rows_left_out(counts["num_rows_left_out"] // passes, num_rows, options)
-        return self._summarize(self.reducer.sum_counts(trained), counts, time.perf_counter() - started)
+        return self.summarize(self.reducer.sum_counts(trained), counts, time.perf_counter() - started)
 
-    def _end_update(
+    def end_update(
         self,
         timesteps: Mapping[str, int],
         agreed: Agreement,
@@ -462,7 +452,7 @@ class Learner(Generic[Training]):
         for module_id, versions in parts.versions.items():
             if module_id not in ids:
                 continue
-            self._note_sampler(module_id, versions)
+            self.note_sampler(module_id, versions)
             if Columns.ACTION_LOGP in self.required_columns(module_id):
                 old = inputs.steps_of_unknown_policy(versions, self.weights_seq_no, parts.trajectories[module_id])
                 if self._is_first_count(f"{module_id}/steps_of_unknown_policy", old):
@@ -480,7 +470,7 @@ class Learner(Generic[Training]):
             tensors = self.connectors[module_id].train_columns(tensors)
             if Columns.WEIGHTS_SEQ_NO in tensors:
                 numbers, mask = tensors[Columns.WEIGHTS_SEQ_NO], tensors.get(Columns.LOSS_MASK)
-                self._note_sampler(module_id, numbers if mask is None else numbers[mask])
+                self.note_sampler(module_id, numbers if mask is None else numbers[mask])
             columns[module_id] = tensors
         return columns, batch.env_steps()
 
@@ -503,7 +493,7 @@ class Learner(Generic[Training]):
             return allowed is None or module_id in allowed
         return bool(allowed(module_id, batch) if takes_batch(allowed) else allowed(module_id))
 
-    def _note_sampler(self, module_id: str, versions: np.ndarray | Tensor) -> None:
+    def note_sampler(self, module_id: str, versions: np.ndarray | Tensor) -> None:
         """Report how many updates ago the weights that acted were the learner's; `versions` of these, for each row."""
         ago = self.weights_seq_no - float(versions.sum()) / len(versions)
         self._lags[module_id] = ago, len(versions)
@@ -1006,7 +996,7 @@ class Learner(Generic[Training]):
         nothing = dict.fromkeys(("num_minibatches", "num_rows_left_out", "num_env_steps_trained"), 0)
         return {ALL_MODULES: {"num_updates_skipped": 1, **nothing}}
 
-    def _summarize(self, trained: Mapping[str, int], counts: dict[str, int], seconds: float) -> Results:
+    def summarize(self, trained: Mapping[str, int], counts: dict[str, int], seconds: float) -> Results:
         """Return plain numbers by module, and under `ALL_MODULES` those of the whole call.
 
         `trained`: rows by module; `counts`: over all learners; `seconds`: of all gradient steps.
@@ -1031,8 +1021,7 @@ class Learner(Generic[Training]):
         if unreached:
             results[ALL_MODULES]["parameters_without_gradient"] = unreached
         warns_of = trained if self.reducer.rank == 0 else ()
-        known = results[ALL_MODULES].get("num_bad_gradients")
-        num_bad = self.optimizers.report(results, warns_of, self.last_series, self.config_of, known)
+        num_bad = self.optimizers.report(results, warns_of, self.last_series, self.config_of)
         results[ALL_MODULES].update(
             num_env_steps_trained_lifetime=self.count("env_steps", counts["num_env_steps_trained"]),
             num_gradient_steps_lifetime=self.count("gradient_steps", counts["num_minibatches"]),
@@ -1047,11 +1036,7 @@ class Learner(Generic[Training]):
 
     def _report_bad_gradients(self, count: int) -> None:
         """Name the first bad tensor: raise with `nan_policy="stop"`, warn otherwise (on one learner)."""
-        found = [(entry, entry.take_bad_parameter()) for entry in self.optimizers]
-        entry, param = next((pair for pair in found if pair[1] is not None), (found[0][0], None))
-        names = {id(p): name for name, p in self.module.named_parameters()}
-        names |= {id(value): name for name, value in self.registered.items()}
-        self.first_bad_tensor = names.get(id(param), f"a parameter of optimizer {entry.key!r}")
+        entry, self.first_bad_tensor = first_bad_tensor(self.module, self.registered, self.optimizers)
         policy = self.config_of(entry.module_id).nan_policy
         done = "zero where they were bad" if policy == "zero" else "left out"
         problem = (

@@ -569,16 +569,15 @@ class OptimizerSet:
         warns_of: Collection[str],
         series: Mapping[tuple[str, str], Sequence[float]],
         config_of: Callable[[str], TrainingSection],
-        num_bad: int | None = None,
     ) -> int:
         """Add to `results` by module learning rates, and the shares of gradient steps whose global norm was clipped;
         return how many gradients were not finite, and count anew.
 
         `warns_of`: the modules whose optimizers warn where they train nothing. `series`: metrics in each gradient step.
-        `num_bad`: how many gradients were not finite, where that is known without a look at the device.
+        The device is not asked where `results` say already that none was bad.
         """
         counts = [0.0] * len(self)
-        if num_bad != 0 and len(self):
+        if results[ALL_MODULES].get("num_bad_gradients") != 0 and len(self):
             counts = torch.stack([entry.bad_steps for entry in self]).tolist()
         for entry, count in zip(self, counts):
             entry.flush_denormals()

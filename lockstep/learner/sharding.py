@@ -171,6 +171,11 @@ class UpdatePlan:
         """Return how many rows global `indices` (None: all) are, of all modules together."""
         return sum(self.num_rows[mid] if index is None else len(index) for mid, index in indices.items())
 
+    def own_sizes(self, rows: Indices, stand_ins: Collection[str]) -> dict[str, int]:
+        """Return how many the own `rows` (None: all) of each module are, those of stand-ins left out."""
+        real = {mid: index for mid, index in rows.items() if mid not in stand_ins}
+        return {mid: self.num_own_rows[mid] if index is None else len(index) for mid, index in real.items()}
+
     def own_rows(self, indices: Indices) -> tuple[Indices, frozenset[str]]:
         """Return the own rows among global `indices` (None: all), and the modules whose row is a stand-in."""
         if not self.lookup:

@@ -185,3 +185,14 @@ class GradientWatch:
 
     def _name(self, param: nn.Parameter) -> str:
         return self._names.get(param, f"a parameter of shape {tuple(param.shape)}")
+
+
+def first_bad_tensor(
+    module: MultiRLModule, registered: Mapping[str, Any], optimizers: OptimizerSet
+) -> tuple[RegisteredOptimizer, str]:
+    """Return the name of the first tensor whose gradient was not finite, with the optimizer that steps it."""
+    found = [(entry, entry.take_bad_parameter()) for entry in optimizers]
+    entry, param = next((pair for pair in found if pair[1] is not None), (found[0][0], None))
+    names = {id(p): name for name, p in module.named_parameters()}
+    names |= {id(value): name for name, value in registered.items()}
+    return entry, names.get(id(param), f"a parameter of optimizer {entry.key!r}")

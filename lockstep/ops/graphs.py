@@ -75,9 +75,8 @@ class Captured(Generic[T]):
         self.num_calls += 1
         present = torch.cuda.current_stream(self.device)
         self._stream.wait_stream(present)
-        with torch.cuda.stream(
-            self._stream
-        ):  # of all calls: autograd runs a step's backward pass where its forward ran
+        # One stream for all calls: autograd runs a backward pass where its forward pass ran.
+        with torch.cuda.stream(self._stream):
             if self.num_calls <= EAGER_CALLS:
                 self._result = self.function()
             else:

@@ -89,10 +89,10 @@ class TensorReplay:
             column = self.columns[name]
             column.index_copy_(0, self._place, value.to(column.dtype).unsqueeze(0))
 
-    def end(self, last_obs: Tensor, num_steps: int) -> Tensor:
+    def end(self, num_steps: int) -> Tensor:
         """End a collect of so many vector steps; return how many numbers are not finite in them, 0-d."""
         places = (self.written - 1 - torch.arange(num_steps, device=self.device)) % self.num_steps
-        names = Columns.REWARDS, Columns.NEXT_OBS
+        names = Columns.REWARDS, Columns.OBS, Columns.NEXT_OBS
         return count_bad(*(self.columns[name].index_select(0, places) for name in names))
 
     def sample(self, num_rows: int, generator: torch.Generator) -> dict[str, Tensor]:
@@ -131,6 +131,21 @@ class TensorReplay:
         """Empty it."""
         self.size = 0
         self.written.zero_()
+
+    def drop(self, num_steps: int) -> None:
+        """Forget the last collect, of so many vector steps: the step before it stands in their places until the next
+        one writes there. Waits for the device.
+        """
+        last = int(self.written)
+        first = max(0, last - num_steps)
+        if first == 0 or num_steps >= self.num_steps:
+            self.clear()
+            return
+        places = torch.arange(first, last, device=self.device) % self.num_steps
+        for column in self.columns.values():
+            column[places] = column[(first - 1) % self.num_steps].clone()
+        self.written.fill_(first)
+        self.size = min(first, self.num_steps)
 
     # -- state ---
 

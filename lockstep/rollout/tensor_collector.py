@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lockstep.data.columns import Columns
 from lockstep.data.tensor_rollout import TensorRollout
-from lockstep.envs.tensor import TensorBoundary
+from lockstep.envs.tensor import TensorBoundary, arrived_at
 from lockstep.ops.graphs import Captured
 from lockstep.replay import TensorReplay
 from lockstep.rollout.base_collector import no_copies_of_collectors
@@ -74,7 +74,7 @@ class TensorCollector:
         self.num_steps = num_steps
         self._buffer: TensorRollout | TensorReplay
         if replay is None:
-            self._buffer = TensorRollout(num_steps, first, actions, has_next_obs=self.tensors.gives_final_obs)
+            self._buffer = TensorRollout(num_steps, first, actions)
         else:
             self._buffer = TensorReplay(first_obs=first, first_actions=actions, **replay)
         device, number = first.device, self.num_envs
@@ -86,7 +86,8 @@ class TensorCollector:
         """[2, T, B] return and length of the episode that ended there; a length of 0: none did"""
         self._collects: dict[tuple[bool, bool], Captured[tuple[Tensor, Tensor]]] = {}
         """by whether actions are explored, and whether they are random"""
-        self._of_module: Any = None
+        self._acting: Any = None
+        """the network that these act with, and where its parameters are: a graph takes both for granted"""
         self._level = torch.zeros((), device=device)
         """0-d, how much is explored"""
 
@@ -169,7 +170,7 @@ class TensorCollector:
             )
         self.env.check_open()
         if reset_before_collect or not self._is_begun:
-            self.reset(reset_stats=False)
+            self.reset(reset_buffer=False, reset_stats=False)
         if isinstance(self._buffer, TensorRollout):
             self._buffer.weights_seq_no = self.policy.weights_seq_no
         captured = self._captured(random)
@@ -181,8 +182,7 @@ class TensorCollector:
         returns, lens = ended[:, :number].cpu().numpy()
         if self.raise_on_nan_in_buffer and num_bad:
             self._is_begun = False
-            if isinstance(self._buffer, TensorRollout):
-                self._buffer.clear()
+            self._buffer.drop(self.num_steps)
             raise MalformedBufferError(
                 f"{num_bad} numbers among the observations and rewards of a collect are not finite; look at what the "
                 "environments return, or pass raise_on_nan_in_buffer=False"
@@ -194,25 +194,21 @@ class TensorCollector:
         return CollectStats(number, amount, seconds, returns=returns, lens=lens)
 
     def _captured(self, random: bool = False) -> Captured[tuple[Tensor, Tensor]]:
-        """Return what collects; made anew where another network acts."""
+        """Return what collects; made anew where another network acts, or its parameters lie elsewhere."""
         part, explores = sole_part(self.policy), self.explores
         if part.exploration is not None:
             self._level.fill_(part.exploration_level)
-        if part.module is not self._of_module:
-            self._of_module = part.module
-            self._collects = {}
+        acting = part.module, [parameter.data_ptr() for parameter in part.module.parameters()]
+        if acting != self._acting:
+            self._acting, self._collects = acting, {}
         if (explores, random) not in self._collects:
             generators = [self._generator]
             if self.tensors.capturable:
                 generators.append(self.tensors.generator)  # type: ignore[attr-defined]
-            self._collects[explores, random] = Captured(
-                partial(
-                    self._rollout, part, self._random(part) if random else partial(self._act, part, explores=explores)
-                ),
-                self.tensors.device,
-                generators,
-                can_capture=self.tensors.capturable,
-            )
+            act = self._random(part) if random else partial(self._act, part, explores=explores)
+            collect, device = partial(self._rollout, part, act), self.tensors.device
+            can_capture = self.tensors.capturable
+            self._collects[explores, random] = Captured(collect, device, generators, can_capture=can_capture)
         return self._collects[explores, random]
 
     @property
@@ -267,8 +263,11 @@ class TensorCollector:
         for t in range(self.num_steps):
             buffer.begin_step(t, obs)
             actions = act(obs)
+            acted_on = obs
             obs, rewards, dones, extras = self.tensors.step(self._to_env(part, actions))
-            buffer.end_step(t, actions, rewards, dones, {"final_obs": obs, **extras})
+            buffer.end_step(
+                t, actions, rewards, dones, {**extras, "final_obs": arrived_at(acted_on, obs, dones, extras)}
+            )
             self._sums.add_(rewards)
             self._steps_so_far.add_(1)
             self._ended[0, t].copy_(self._sums)
@@ -276,7 +275,7 @@ class TensorCollector:
             self._sums.masked_fill_(dones, 0.0)
             self._steps_so_far.masked_fill_(dones, 0)
         self._obs.copy_(obs)
-        num_bad = buffer.end(obs, self.num_steps)
+        num_bad = buffer.end(self.num_steps)
         ended, number = front_of(self._ended.flatten(1), self._ended[1].flatten() > 0)
         return torch.stack([number, num_bad]), ended
 

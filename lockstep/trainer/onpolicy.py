@@ -100,7 +100,7 @@ class OnpolicyTrainer(BaseTrainer):
         self.policy.timesteps[STEPS_SAMPLED] = self.env_step + len(self.buffer)
         shuffle = self.policy.config.training.shuffle_batch_per_epoch
         options = UpdateOptions(self.policy.timesteps, self.repeat_per_collect, self.batch_size, shuffle)
-        self.policy.learner_group.learner.launch_update(self.buffer, options)
+        self.policy.learner_group.learner.device_update.launch(self.buffer, options)
 
     def policy_update_fn(self, collect_stats: CollectStatsBase) -> TrainingStats:
         """Learn from the rollout in `buffer`: `repeat_per_collect` passes in minibatches."""

@@ -26,7 +26,7 @@ MAX_FILE, MAX_FUNCTION = 900, 60
 LONGER_FILES: dict[str, int] = {
     "lockstep/algorithms/base_config.py": 965,
     "lockstep/algorithms/policy.py": 1_050,
-    "lockstep/learner/learner.py": 1_280,
+    "lockstep/learner/learner.py": 1_265,
     "lockstep/trainer/base.py": 1_010,
 }
 """files that are over the limit, and how long they may be at most; to be made empty"""

@@ -178,7 +178,7 @@ WALKS: dict[str, Walk] = {
                 "PPOLearner.compute_loss_for_module",
                 "Learner.compute_gradients",
             ),
-            *("clip_gradients_", "RegisteredOptimizer.step", "Learner._summarize", "LoggingCallback.on_update_end"),
+            *("clip_gradients_", "RegisteredOptimizer.step", "Learner.summarize", "LoggingCallback.on_update_end"),
         ),
         through="OnpolicyTrainer.training_step",
     ),
@@ -187,7 +187,7 @@ WALKS: dict[str, Walk] = {
         (
             *("NumpyActor.act", "LightSyncVectorEnv.step", "ReplayBuffer.add", "ReplayBuffer.sample", "gather"),
             *("DefaultSACModule.forward_train", "SACLearner.compute_loss_for_module", "Learner.compute_gradients"),
-            *("RegisteredOptimizer.step", "SoftActorCriticLearner.after_gradient_step", "Learner._summarize"),
+            *("RegisteredOptimizer.step", "SoftActorCriticLearner.after_gradient_step", "Learner.summarize"),
         ),
         through="OffpolicyTrainer.training_step",
     ),

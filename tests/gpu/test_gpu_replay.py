@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from trained_weights import difference, steps, weights
 
 from lockstep import get_config
 from lockstep.learner.minibatches import UpdateOptions
@@ -34,21 +35,6 @@ def config_of(name: str = "sac", device: str = "cuda", *, num_envs: int = 256, *
     config.rl_module(model_config=networks).evaluation(evaluation_interval=0)
     config.reporting(total_steps=10**9, steps_per_epoch=4 * num_envs)
     return config.framework(device=device, **framework).debugging(seed=3)
-
-
-def steps(trainer: Any, number: int) -> Any:
-    for _ in range(number):
-        next(trainer)
-    return trainer
-
-
-def weights(trainer: Any) -> dict[str, np.ndarray]:
-    return trainer.policy.learner_group.get_weights()["default_policy"]
-
-
-def difference(one: Any, other: Any) -> float:
-    left, right = weights(one), weights(other)
-    return max(float(np.abs(left[name] - right[name]).max()) for name in left)
 
 
 def graphs(trainer: Any) -> list[bool]:
@@ -110,7 +96,7 @@ def test_an_update_on_the_device_is_that_of_the_cpu(name):
         learner.device_update.noise = lambda *_, device=device: {k: v.to(device) for k, v in drawn.items()}
     for _ in range(2):  # single launches: what the two lambdas give comes from the host
         for learner, trainer in zip((here, there), trainers):
-            learner.device_update.end(trainer.buffer, 3, 512, UpdateOptions({}))
+            learner.device_update.run_steps(trainer.buffer, 3, 512, UpdateOptions({}))
     assert difference(*trainers) < 1e-7
 
 

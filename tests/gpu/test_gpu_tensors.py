@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from trained_weights import difference, steps, weights
 
 from lockstep import PPOConfig
 from lockstep.envs.tensor import TENSOR_ENVS, make_tensor_env
@@ -18,21 +19,6 @@ def config_of(device: str = "cuda", *, num_envs: int = 256, env_id: str = "tenso
     config.training(train_batch_size=16 * num_envs, minibatch_size=4 * num_envs, num_epochs=2, lr=1e-3, **training)
     config.reporting(total_steps=10**7, steps_per_epoch=16 * num_envs).evaluation(evaluation_interval=0)
     return config.framework(device=device).debugging(seed=3)
-
-
-def steps(trainer: Any, number: int) -> Any:
-    for _ in range(number):
-        next(trainer)
-    return trainer
-
-
-def weights(trainer: Any) -> dict[str, np.ndarray]:
-    return trainer.policy.learner_group.get_weights()["default_policy"]
-
-
-def difference(one: Any, other: Any) -> float:
-    left, right = weights(one), weights(other)
-    return max(float(np.abs(left[name] - right[name]).max()) for name in left)
 
 
 @pytest.mark.parametrize("env_id", TENSOR_ENVS)

@@ -53,7 +53,7 @@ def as_arrays(rollout: Any) -> RolloutStore:
         if len(rows):
             store.final_index.append(t * B + rows)
             store.final_obs.append(rollout.next_obs[t].numpy()[rows])
-    store.end(T, rollout.last_obs.numpy())
+    store.end(T, rollout.next_obs[-1].numpy())
     return store
 
 

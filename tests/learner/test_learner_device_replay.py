@@ -78,7 +78,7 @@ def with_given_numbers(learner: Any, rows: torch.Tensor) -> Any:
 
 
 def update(learner: Any, replay: Any, number: int = STEPS) -> Any:
-    return learner.device_update.end(replay, number, SIZE, UpdateOptions({}))
+    return learner.device_update.run_steps(replay, number, SIZE, UpdateOptions({}))
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -153,3 +153,25 @@ def test_an_emptied_buffer_begins_anew():
     assert len(replay) == 0
     write(replay, 1, first=9)
     assert set(replay.sample(50, torch.Generator().manual_seed(0))["rewards"].tolist()) == {9.0}
+
+
+@pytest.mark.parametrize("before", [2, 6])
+def test_a_collect_that_failed_is_forgotten(before):
+    """Nobody draws a row of it, and the next collect goes on where it began."""
+    replay, plain = replay_of(), replay_of()
+    write(replay, before)
+    write(replay, 2, first=100)
+    replay.drop(2)
+    assert replay.columns["rewards"].max() < 100
+    assert len(replay) == min(before, 4) * B
+    write(replay, 3, first=before)
+    write(plain, before + 3)
+    assert all(torch.equal(column, plain.columns[name]) for name, column in replay.columns.items())
+    assert (replay.size, int(replay.written)) == (plain.size, int(plain.written))
+
+
+def test_a_first_collect_that_failed_leaves_nothing():
+    replay = replay_of()
+    write(replay, 2)
+    replay.drop(2)
+    assert (len(replay), int(replay.written)) == (0, 0)

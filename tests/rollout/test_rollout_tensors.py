@@ -10,6 +10,7 @@ import torch
 from gymnasium import spaces
 
 from lockstep import A2CConfig, DQNConfig, PPOConfig
+from lockstep.algorithms.ppo import PPOLearner
 from lockstep.envs import make_vector
 from lockstep.envs.tensor import CartPole, TensorBoundary, make_tensor_env
 from lockstep.rollout import Collector, MalformedBufferError, TensorCollector
@@ -47,7 +48,7 @@ def test_columns_follow_one_another_and_ends_are_told_apart():
         rollout = collector.buffer
         if before is not None:
             assert torch.equal(rollout.obs[0], before)
-        following = torch.cat([rollout.obs[1:], rollout.last_obs.unsqueeze(0)])
+        following = torch.cat([rollout.obs[1:], collector.tensors.get_observations().unsqueeze(0)])
         goes_on = ~rollout.cuts
         assert torch.equal(rollout.next_obs[goes_on], following[goes_on])
         assert not torch.isclose(rollout.next_obs, following)[rollout.cuts].all(-1).any()
@@ -119,10 +120,26 @@ def test_a_boundary_steps_as_the_tensors_do():
     assert all(np.array_equal(boundary.step(np.zeros(B, np.int64)).obs, one) for one in after)
 
 
+class OwnLoss(PPOLearner):
+    """Changes the loss, which a graph can hold."""
+
+    def compute_loss_for_module(self, **parts: Any) -> Any:
+        return 2.0 * super().compute_loss_for_module(**parts)
+
+
+class OwnBatch(PPOLearner):
+    """Reads the trajectories, which are arrays on the host."""
+
+    def prepare_batch(self, trajectories: Any, *, module_id: str) -> Any:
+        return super().prepare_batch(trajectories, module_id=module_id)
+
+
 @pytest.mark.parametrize(
     ("config", "kind"),
     [
         (ppo_config(), TensorCollector),
+        (ppo_config().training(learner_class=OwnLoss), TensorCollector),
+        (ppo_config().training(learner_class=OwnBatch), Collector),
         (config_of(A2CConfig), TensorCollector),
         (ppo_config().environment(normalize_observations=True), TensorCollector),
         (ppo_config().environment(normalize_rewards=True), Collector),
@@ -214,22 +231,35 @@ class Silent(CartPole):
         return obs, rewards, dones, {"time_outs": extras["time_outs"]}
 
 
-def test_environments_that_do_not_tell_last_observations_are_learned_from():
-    """An episode that its time limit ended is then worth what its last state was."""
-    config = ppo_config(Silent(B)).framework(dtype="float64")
-    policy = config.build_policy()
-    collector = config.build_collector(policy)
-    collector.tensors.max_episode_length = 6
-    collector.exploration_noise = True
+def test_an_episode_whose_last_observation_is_not_told_ends_where_it_was_acted_on_last():
+    """In a rollout, and behind the boundary of arrays."""
+    collector = collector_of(ppo_config(Silent(B)), limit=6)
     collector.collect(n_step=T * B)
-    rollout, learner = collector.buffer, policy.learner_group.learner
-    assert rollout.next_obs is None
-    found = learner.evaluate("default_policy", rollout)
-    with torch.no_grad():
-        values = learner.module["default_policy"].compute_values({"obs": rollout.obs.flatten(0, 1).double()}).view(T, B)
-        last = learner.module["default_policy"].compute_values({"obs": rollout.last_obs.double()})
-    following = torch.cat([values[1:], last.unsqueeze(0)])
-    assert torch.allclose(found.next_values, torch.where(rollout.cuts, values, following), rtol=0, atol=1e-12)
+    rollout = collector.buffer
+    assert rollout.cuts.any()
+    assert torch.equal(rollout.next_obs[rollout.cuts], rollout.obs[rollout.cuts])
+    assert torch.equal(rollout.next_obs[:-1][~rollout.cuts[:-1]], rollout.obs[1:][~rollout.cuts[:-1]])
+    silent = Silent(B, max_episode_length=6)
+    boundary, ends = make_vector(silent), 0
+    before = boundary.reset([0] * B).copy()
+    for _ in range(20):
+        result = boundary.step(np.zeros(B, np.int64))
+        if result.final_obs is not None:
+            rows, final = result.final_obs
+            assert np.array_equal(final, before[rows])
+            ends += len(rows)
+        before = result.obs.copy()
+    assert ends > B
+
+
+def test_parameters_that_lie_elsewhere_are_acted_with():
+    """A graph would read the memory where they were."""
+    collector = collector_of()
+    first = collector._captured()
+    assert collector._captured() is first
+    parameter = next(collector.policy.module.parameters())
+    parameter.data = parameter.data.clone()
+    assert collector._captured() is not first
 
 
 def test_bad_requests_are_refused_by_name():

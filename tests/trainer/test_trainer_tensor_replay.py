@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from trained_weights import steps, weights
 
 from lockstep import get_config
 from lockstep.algorithms import tensor_updates
@@ -26,16 +27,6 @@ def config_of(name: str = "sac", **replay: Any) -> Any:
     config.replay(**{"capacity": 100 * B, "learning_starts": 10 * B, "update_per_step": 2.5 / (5 * B), **replay})
     config.rl_module(model_config={"hiddens": (16,)}).debugging(seed=3)
     return config.reporting(total_steps=10**6, steps_per_epoch=5 * B).evaluation(evaluation_interval=0)
-
-
-def steps(trainer: Any, number: int) -> Any:
-    for _ in range(number):
-        next(trainer)
-    return trainer
-
-
-def weights(trainer: Any) -> dict[str, np.ndarray]:
-    return trainer.policy.learner_group.get_weights()["default_policy"]
 
 
 @pytest.mark.parametrize("name", ENVS)
@@ -117,11 +108,25 @@ def test_what_the_device_cannot_do_goes_through_the_host(change):
     assert isinstance(trainer.buffer, ReplayBuffer)
 
 
-def test_observations_that_are_not_finite_end_the_run():
+def test_observations_that_are_not_finite_end_the_run_and_leave_what_was_there():
+    """The next collect begins new episodes and goes on filling the buffer."""
     trainer = steps(config_of().build_trainer(), 3)
     trainer.collector.tensors._state["physics"].fill_(float("nan"))
     with pytest.raises(MalformedBufferError, match="not finite"):
         next(trainer)
+    assert len(trainer.buffer) == 15 * B
+    trainer.collector.collect(n_step=5 * B, random=True)
+    assert len(trainer.buffer) == 20 * B
+    assert all(column[:20].double().isfinite().all() for column in trainer.buffer.columns.values())
+
+
+def test_environments_without_a_state_begin_anew_and_the_replay_stays(monkeypatch, tmp_path):
+    monkeypatch.setattr("lockstep.envs.tensor.classic_control.Pendulum.get_state", lambda self: None)
+    steps(config_of().build_trainer(), 5).save_to_path(tmp_path / "half")
+    again = config_of().build_trainer()
+    again.restore_from_path(tmp_path / "half")
+    next(again)
+    assert len(again.buffer) == 30 * B
 
 
 def test_a_trainer_made_by_hand_takes_the_same_parts():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, Unpack
 
@@ -172,11 +173,7 @@ class OnPolicyLearner(Learner[Training]):
         batch, actions = seen(rollout.obs), self.to_tensor(rollout.actions.flatten(0, 1))
         out = module.forward_train(batch)
         inputs, values = out[Columns.ACTION_DIST_INPUTS], self.to_tensor(out[Columns.VF_PREDS]).view(shape)
-        if rollout.next_obs is not None:
-            next_values = self.to_tensor(module.compute_values(seen(rollout.next_obs))).view(shape)
-        else:  # an episode that its time limit ended is worth what its last state was, as rsl_rl has it
-            last = self.to_tensor(module.compute_values(seen(rollout.last_obs.unsqueeze(0)))).view(1, -1)
-            next_values = torch.where(rollout.cuts, values, torch.cat([values[1:], last]))
+        next_values = self.to_tensor(module.compute_values(seen(rollout.next_obs))).view(shape)
         logp = module.action_dist_cls.from_inputs(inputs).log_prob(actions)
         return Evaluated(
             obs=batch[Columns.OBS],
@@ -219,8 +216,10 @@ class OnPolicyLearner(Learner[Training]):
             )
         return self.to_tensor(found.reshape(-1, *found.shape[2:]))
 
-    def _rewards(self, module_id: str, trajectories: Trajectories, rollout: Evaluated) -> np.ndarray:
-        """Return the rewards `[T, B]` that advantages and targets are made of."""
+    def _rewards(self, module_id: str, trajectories: Trajectories | TensorRollout, rollout: Evaluated) -> Any:
+        """Return the rewards `[T, B]` that advantages and targets are made of: an array, or a tensor of tensors."""
+        if isinstance(trajectories, TensorRollout):
+            return self.to_tensor(trajectories.rewards)
         rewards = rollout.rewards
         if rewards is None:
             rewards = self.connectors[module_id].learning_rewards(trajectories)
@@ -288,9 +287,8 @@ class OnPolicyLearner(Learner[Training]):
     ) -> tuple[Tensor, Tensor]:
         """Return advantages (GAE) and value targets, `[T * B]` each; how well the values explain them is logged."""
         options: Any = self.config_of(module_id)
-        if isinstance(trajectories, TensorRollout):
-            return self._advantages_on_device(module_id, trajectories, rollout)
-        advantages, targets = gae(
+        estimate: Callable[..., tuple[Any, Any]] = gae_of_tensors if isinstance(trajectories, TensorRollout) else gae
+        advantages, targets = estimate(
             self._rewards(module_id, trajectories, rollout),
             rollout.values,
             rollout.next_values,
@@ -301,25 +299,6 @@ class OnPolicyLearner(Learner[Training]):
         )
         self._log_explained_variance(module_id, trajectories, rollout.values, targets)
         return self.to_tensor(advantages.reshape(-1)), self.to_tensor(targets.reshape(-1))
-
-    def _advantages_on_device(
-        self, module_id: str, trajectories: TensorRollout, rollout: Evaluated
-    ) -> tuple[Tensor, Tensor]:
-        """Do the same with tensors."""
-        options: Any = self.config_of(module_id)
-        found = gae_of_tensors(
-            self.to_tensor(trajectories.rewards),
-            rollout.values,
-            rollout.next_values,
-            trajectories.terminateds,
-            trajectories.cuts,
-            gamma=options.gamma,
-            lambda_=options.lambda_,
-        )
-        advantages, targets = (each.reshape(-1) for each in found)
-        unexplained = (targets - rollout.old_values).var(correction=0) / targets.var(correction=0)
-        self.log_for_update(module_id, vf_explained_var=1.0 - unexplained)
-        return advantages, targets
 
     def correct(
         self,
@@ -356,9 +335,13 @@ class OnPolicyLearner(Learner[Training]):
         return self.to_tensor(advantages.reshape(-1)), self.to_tensor(targets.reshape(-1))
 
     def _log_explained_variance(
-        self, module_id: str, trajectories: Trajectories, values: np.ndarray, targets: np.ndarray
+        self, module_id: str, trajectories: Trajectories | TensorRollout, values: Any, targets: Any
     ) -> None:
         """Report the share of the value targets' variance that the values `[T, B]` explain, over all transitions."""
+        if isinstance(trajectories, TensorRollout):
+            unexplained = (targets - values).var(correction=0) / targets.var(correction=0)
+            self.log_for_update(module_id, vf_explained_var=1.0 - unexplained)
+            return
         rows = trajectories.rows()
         flat = slice(None) if rows is None else rows
         pred, target = values.reshape(-1)[flat], targets.reshape(-1)[flat]

@@ -11,7 +11,7 @@ import torch
 from lockstep.envs.errors import did_you_mean
 from lockstep.envs.tensor.adapters import JaxEnv, RslRlEnv
 from lockstep.envs.tensor.base import TensorEnv, TensorVecEnv
-from lockstep.envs.tensor.boundary import SingleTensorEnv, TensorBoundary
+from lockstep.envs.tensor.boundary import SingleTensorEnv, TensorBoundary, arrived_at
 from lockstep.envs.tensor.classic_control import Acrobot, CartPole, Pendulum
 from lockstep.envs.tensor.minatar import Breakout
 
@@ -75,6 +75,7 @@ __all__ = [
     "TensorBoundary",
     "TensorEnv",
     "TensorVecEnv",
+    "arrived_at",
     "make_tensor_env",
     "register_tensor_envs",
 ]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch
+from torch import Tensor
 
 from lockstep.envs.boundary import RowInfos, StepResult, VectorBoundary
 from lockstep.envs.tensor.base import TensorVecEnv
@@ -15,8 +17,8 @@ from lockstep.envs.tensor.base import TensorVecEnv
 class TensorBoundary(VectorBoundary):
     """Puts a `TensorVecEnv` behind the boundary: each step copies actions to its device and the outcome back.
 
-    A `TensorCollector` steps `tensors` itself, without the copies. Environments that do not tell the last observation
-    of an episode have the first of the next one in its place.
+    A `TensorCollector` steps `tensors` itself, without the copies. Where environments do not tell the last observation
+    of an episode see `arrived_at`.
 
     Args:
         tensors: the environments.
@@ -45,6 +47,7 @@ class TensorBoundary(VectorBoundary):
         result = self._result
         result.forget_endings()
         sent = torch.as_tensor(np.ascontiguousarray(actions), device=self.tensors.device)
+        acted_on = None if self.tensors.gives_final_obs else self.tensors.get_observations()
         obs, rewards, dones, extras = self.tensors.step(sent)
         result.obs, result.rewards = obs.cpu().numpy(), rewards.cpu().numpy()
         ended = dones.cpu().numpy()
@@ -52,7 +55,7 @@ class TensorBoundary(VectorBoundary):
         result.terminateds[:] = ended & ~result.truncateds
         if ended.any():
             rows = np.flatnonzero(ended)
-            final = extras.get("final_obs", obs)
+            final = arrived_at(acted_on, obs, dones, extras)
             result.final_obs, result.any_done = (rows, final.cpu().numpy()[rows]), True
         return result
 
@@ -89,7 +92,24 @@ class SingleTensorEnv(gym.Env[Any, Any]):
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """Take a step. After the end of an episode another one has begun already, whatever `reset` is called for."""
         sent = torch.as_tensor(np.asarray(action)[None], device=self.tensors.device)
+        acted_on = None if self.tensors.gives_final_obs else self.tensors.get_observations()
         obs, rewards, dones, extras = self.tensors.step(sent)
         truncated = bool(extras["time_outs"][0])
-        final = extras.get("final_obs", obs)
+        final = arrived_at(acted_on, obs, dones, extras)
         return final.cpu().numpy()[0], float(rewards[0]), bool(dones[0]) and not truncated, truncated, {}
+
+
+def arrived_at(acted_on: Tensor | None, obs: Tensor, dones: Tensor, extras: Mapping[str, Any]) -> Tensor:
+    """Return the observations `[B, ...]` at which a step arrived, before ended episodes were reset.
+
+    Where the environments do not tell them, an episode ends where it was acted on last (so does rsl_rl value it).
+
+    Args:
+        acted_on, obs: `[B, ...]`, before the step (None where `extras` tell enough) and as it returned them.
+        dones, extras: as it returned them.
+    """
+    if "final_obs" in extras:
+        final: Tensor = extras["final_obs"]
+        return final
+    assert acted_on is not None
+    return torch.where(dones.view(-1, *[1] * (obs.ndim - 1)), acted_on, obs)
