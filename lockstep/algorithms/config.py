@@ -15,12 +15,14 @@ from lockstep.algorithms.base_config import BaseConfig, Spaces, without_ray
 from lockstep.algorithms.families.on_policy import OnPolicyLearner
 from lockstep.algorithms.offline import open_data
 from lockstep.algorithms.policy import Policy
+from lockstep.cluster.rank_collector import RankCollector
 from lockstep.connectors import NormalizeObs, ObsPipeline
 from lockstep.envs.multi_agent import AgentEnvs
 from lockstep.envs.tensor import TensorBoundary
 from lockstep.learner.config import AgentMapping
 from lockstep.learner.learner import Learner
 from lockstep.learner.optimizers import check_configured_optimizer
+from lockstep.learner.reduction import Reducer
 from lockstep.modules import DEFAULT_MODULE_ID, MultiRLModule, MultiRLModuleSpec
 from lockstep.replay.storage import machine_memory, row_nbytes
 from lockstep.rollout import (
@@ -302,11 +304,14 @@ class AlgorithmConfig(BaseConfig):
 
     # -- builds ---
 
-    def build_policy(self, env: Any = None, spaces: Spaces | None = None) -> Policy:
-        """Build a policy that acts and learns, over its group of learners; of several agents see `with_agents`."""
+    def build_policy(self, env: Any = None, spaces: Spaces | None = None, reducer: Reducer | None = None) -> Policy:
+        """Build a policy that acts and learns, over its group of learners; of several agents see `with_agents`.
+
+        `reducer`: joins its learner with those of other ranks.
+        """
         config = self if spaces is not None else self.with_agents(env)
         observation_space, action_space = config.policy_spaces(env, spaces)
-        group = config.build_learner_group(env, (observation_space, action_space))
+        group = config.build_learner_group(env, (observation_space, action_space), reducer=reducer)
         try:
             agents, spaces = config.agents_with_id(env), (observation_space, action_space)
             return Policy(config, group, observation_space=spaces[0], action_space=spaces[1], agents=agents)
@@ -335,7 +340,9 @@ class AlgorithmConfig(BaseConfig):
             self._check_replay_memory(policy)
         streams, num_envs = RandomStreams(self.debugging.seed).child("train_collector"), section.num_envs_per_env_runner
         collector: Any
-        if section.num_env_runners:
+        if policy.learner_group.reducer.world_size > 1:
+            collector = self._build_rank_collector(policy, policy.learner_group.reducer)
+        elif section.num_env_runners:
             collector = self._build_group_collector(policy)
         elif several:
             collector = MultiAgentCollector(
@@ -571,6 +578,20 @@ class AlgorithmConfig(BaseConfig):
             max_lag=self.max_lag,
             fixed_lag=getattr(self.training, "fixed_lag", True),
         )
+
+    def _build_rank_collector(self, policy: Policy, reducer: Reducer) -> RankCollector:
+        """Build the collector of ranks, each of which has its share of the environments."""
+        if policy.is_multi_agent:
+            self._check_several_agents()
+        each, left = divmod(self.env_runners.num_envs, reducer.world_size)
+        if left:
+            raise ValueError(
+                f"{self.env_runners.num_envs} environments cannot be split evenly over {reducer.world_size} ranks; "
+                f"give num_envs={(each + 1) * reducer.world_size}, or start a number of ranks that divides them"
+            )
+        spaces = policy.observation_space, policy.action_space
+        build = partial(self.copy().env_runners(num_envs_per_env_runner=each).build_env_runner, spaces)
+        return RankCollector(policy, build, reducer, self.env_runners)
 
     def fragments(self) -> tuple[int, int]:
         """Return the vector steps of a fragment, and how many fragments reach `train_batch_size`.

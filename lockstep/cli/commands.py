@@ -9,7 +9,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import closing, redirect_stderr
+from contextlib import ExitStack, closing, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
@@ -39,6 +39,7 @@ from lockstep.cli.report import (
     shown_path,
 )
 from lockstep.cli.tune import Tune
+from lockstep.cluster.torchrun import Place
 from lockstep.diagnosis import doctor
 from lockstep.envs.check import check_environment
 from lockstep.envs.errors import EnvironmentStepError
@@ -127,6 +128,8 @@ class Train:
         """Make one run, or several with successive seeds; return the exit code."""
         check_whole("--seeds", self.seeds, 1)
         check_whole("--jobs", self.jobs, 1)
+        if self.jobs > 1 and Place.of_process().world_size > 1:
+            raise ValueError(f"--jobs {self.jobs} is not allowed on ranks, which make one run together; leave it out")
         settings = self.settings()
         if self.check:
             _check_environment(settings.config)
@@ -575,7 +578,8 @@ def _finish(run: Run, config: AlgorithmConfig, interruption: Interruption) -> in
         if any((folder.path / "checkpoints").glob("step_*/manifest.json")):
             then += f" To go on from its last checkpoint: lockstep resume {shown}"
         raise CommandFailedError(f"{describe(error)}\n{then}", FAILED) from error
-    show_result(folder)
+    if run.writes:
+        show_result(folder)
     if interruption.signal is not None:
         say(f"\ninterrupted; go on with: lockstep resume {shown}")
     return interruption.exit_code
@@ -626,8 +630,14 @@ def run_command(words: list[str]) -> int:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # `module:Class` may name a file beside the user
     try:
-        with warnings.catch_warnings():
+        place = Place.of_process()
+        if place.world_size > 1 and not isinstance(command, Train | Resume):
+            raise ValueError(f"WORLD_SIZE={place.world_size}: ranks train and resume together; give others one process")
+        with warnings.catch_warnings(), ExitStack() as silence:
             warnings.showwarning = _show_warning
+            if place.rank:  # the first rank says it for all
+                warnings.showwarning = lambda *_, **__: None
+                silence.enter_context(redirect_stdout(silence.enter_context(Path(os.devnull).open("w"))))
             return command.run()
     except BrokenPipeError:  # the reader of our output has gone, as in `lockstep list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -674,7 +684,8 @@ def _place(error: BaseException) -> str:
 def _complain(message: str, code: int) -> int:
     if _debugging():
         traceback.print_exc()
-    sys.stderr.write(f"error: {message}\n")
+    which = f"rank {os.environ['RANK']}: " if "RANK" in os.environ else ""
+    sys.stderr.write(f"error: {which}{message}\n")
     return code
 
 
