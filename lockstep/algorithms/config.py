@@ -583,13 +583,7 @@ class AlgorithmConfig(BaseConfig):
         """Build the collector of ranks, each of which has its share of the environments."""
         if policy.is_multi_agent:
             self._check_several_agents()
-        each, left = divmod(self.env_runners.num_envs, reducer.world_size)
-        if left:
-            raise ValueError(
-                f"{self.env_runners.num_envs} environments cannot be split evenly over {reducer.world_size} ranks; "
-                f"give num_envs={(each + 1) * reducer.world_size}, or start a number of ranks that divides them"
-            )
-        spaces = policy.observation_space, policy.action_space
+        spaces, each = (policy.observation_space, policy.action_space), self.env_runners.num_envs // reducer.world_size
         build = partial(self.copy().env_runners(num_envs_per_env_runner=each).build_env_runner, spaces)
         return RankCollector(policy, build, reducer, self.env_runners)
 

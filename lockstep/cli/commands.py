@@ -25,6 +25,7 @@ from lockstep.cli.arguments import Count, MaybeCount, MaybeNumber, MaybePath, Ma
 from lockstep.cli.bench import Bench
 from lockstep.cli.comparing import Compare, Plot, Report
 from lockstep.cli.ejecting import Eject
+from lockstep.cli.launching import launch_script, words_of
 from lockstep.cli.listing import algorithm_table, markdown, recipe_table
 from lockstep.cli.plan import Plan
 from lockstep.cli.report import (
@@ -54,6 +55,7 @@ from lockstep.tracking.run_folder import find_run, stage_seconds
 from lockstep.trainer import Callback, ProgressDisplay
 from lockstep.trainer.callbacks import Event, Stop
 from lockstep.trainer.display import SeedsDisplay
+from lockstep.trainer.ranks import config_on_ranks
 from lockstep.trainer.run import Run, evaluation_of, find_policy, load_policy, prepare_resume, prepare_run
 from lockstep.trainer.seeds import SeedBegun, SeedEnded, SeedProgress, run_seeds
 from lockstep.trainer.video import FORMATS, record_video
@@ -234,6 +236,45 @@ class Train:
         )
         settings.config.validate()
         return settings
+
+
+@dataclass
+class Launch:
+    """Print a script that trains on several machines: `lockstep launch slurm ppo CartPole-v1 --nodes 2`."""
+
+    system: Positional[Literal["slurm", "kubernetes"]]
+    """slurm: a script for sbatch; kubernetes: a job for kubectl apply."""
+    train: Train
+    nodes: Count = 1
+    """Machines, with torchrun on each."""
+    ranks_per_node: Count = 1
+    """Processes on each machine, each with one learner and a share of the environments."""
+    max_restarts: Count = 3
+    """How often all ranks start again after one died, each time from the newest checkpoint."""
+    image: str = "lockstep:latest"
+    """Of Kubernetes: the container's image."""
+    output: Annotated[Path | None, arg(aliases=["-o"])] = None
+    """A file instead of the terminal."""
+
+    def run(self) -> int:
+        """Print the script, or write it; return the exit code."""
+        nodes, ranks = check_whole("--nodes", self.nodes, 1), check_whole("--ranks-per-node", self.ranks_per_node, 1)
+        config = self.train.settings().config  # what is wrong is said here, not on the machines
+        config_on_ranks(config, nodes * ranks)
+        text = launch_script(
+            self.system,
+            list(words_of(self.train)),
+            nodes=nodes,
+            ranks=ranks,
+            max_restarts=check_whole("--max-restarts", self.max_restarts, 0),
+            image=self.image,
+            has_gpus=config.framework.device.startswith("cuda"),
+        )
+        if self.output is None:
+            sys.stdout.write(text)
+        else:
+            self.output.write_text(text)
+        return 0
 
 
 @dataclass
@@ -587,6 +628,7 @@ def _finish(run: Run, config: AlgorithmConfig, interruption: Interruption) -> in
 
 Command = (
     Annotated[Train, tyro.conf.subcommand("train")]
+    | Annotated[Launch, tyro.conf.subcommand("launch")]
     | Annotated[Resume, tyro.conf.subcommand("resume")]
     | Annotated[Eval, tyro.conf.subcommand("eval")]
     | Annotated[Export, tyro.conf.subcommand("export")]
@@ -603,7 +645,7 @@ Command = (
 
 def parse(
     words: list[str],
-) -> Train | Resume | Eval | Export | Eject | Plot | Compare | Report | List | Doctor | Bench | Tune:
+) -> Train | Launch | Resume | Eval | Export | Eject | Plot | Compare | Report | List | Doctor | Bench | Tune:
     """Return the command that the words name. Ends the process with help (0) or a message about what is wrong (2)."""
     return tyro.cli(
         Command,

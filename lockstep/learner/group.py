@@ -49,7 +49,7 @@ class LearnerBackend:
         return 1
 
     def share(self, data: Data) -> Data:
-        """Return what this learner reads of episodes or a batch: all, or among ranks that have the same data its shard."""
+        """Return what this learner reads of episodes or a batch: all, or its shard where ranks have the same data."""
         reducer = self.learner.reducer
         if reducer.world_size == 1:
             return data

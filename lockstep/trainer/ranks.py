@@ -17,19 +17,20 @@ from lockstep.tracking.run_folder import CONFIG
 from lockstep.trainer.callbacks import Callback, CheckpointSaved, Event, RunEnd, RunStart, Stop, TrainerView
 
 
-def config_on_ranks(config: AlgorithmConfig) -> AlgorithmConfig:
+def config_on_ranks(config: AlgorithmConfig, number: int | None = None) -> AlgorithmConfig:
     """Return the configuration of a run in one process, which every rank makes; unchanged in a process alone.
 
-    `ValueError` for another number of learners than there are ranks, and for processes on Ray.
+    `number`: of ranks; None: as this process was started. `ValueError` for another number of learners, for processes on
+    Ray, and for environments that cannot be split.
     """
-    number = Place.of_process().world_size
+    number = Place.of_process().world_size if number is None else number
     if number == 1:
         return config
     asked = config.learners.num_learners
     if asked not in (0, number):
         raise ValueError(
-            f"learners.num_learners={asked} is not allowed with WORLD_SIZE={number}: each rank has one learner; leave "
-            f"it out, or start {asked} ranks"
+            f"learners.num_learners={asked} is not allowed on {number} ranks, each of which has one; leave it out, or "
+            f"start {asked} ranks"
         )
     for name, value in (
         ("env_runners.num_env_runners", config.env_runners.num_env_runners),
@@ -37,6 +38,12 @@ def config_on_ranks(config: AlgorithmConfig) -> AlgorithmConfig:
     ):
         if value:
             raise ValueError(f"{name}={value} is not allowed on ranks, each of which steps its share; leave it out")
+    num_envs = config.env_runners.num_envs
+    if num_envs % number and not config.is_offline:
+        raise ValueError(
+            f"{num_envs} environments cannot be split evenly over {number} ranks; give num_envs="
+            f"{-(-num_envs // number) * number}, or start a number of ranks that divides them"
+        )
     return config.copy().learners(num_learners=0)
 
 
