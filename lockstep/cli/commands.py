@@ -253,7 +253,7 @@ class Launch:
     """How often all ranks start again after one died, each time from the newest checkpoint."""
     image: str = "lockstep:latest"
     """Of Kubernetes: the container's image."""
-    output: Annotated[Path | None, arg(aliases=["-o"])] = None
+    output: Annotated[MaybePath, arg(aliases=["-o"])] = None
     """A file instead of the terminal."""
 
     def run(self) -> int:
@@ -274,6 +274,8 @@ class Launch:
             sys.stdout.write(text)
         else:
             self.output.write_text(text)
+            start = "sbatch" if self.system == "slurm" else "kubectl apply -f"
+            say(f"start it with: {start} {shown_path(self.output)}")
         return 0
 
 

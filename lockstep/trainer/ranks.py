@@ -13,7 +13,7 @@ from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.cluster.torchrun import Place, join_ranks
 from lockstep.learner.reduction import Reducer
 from lockstep.tracking import RunFolder
-from lockstep.tracking.run_folder import CONFIG
+from lockstep.tracking.run_folder import CONFIG, RunFolderError
 from lockstep.trainer.callbacks import Callback, CheckpointSaved, Event, RunEnd, RunStart, Stop, TrainerView
 
 
@@ -87,7 +87,10 @@ def run_begun_before(root: str | Path, config: Mapping[str, Any]) -> Path | None
         return None
     wanted, found = json.loads(json.dumps(config)), None
     for file in sorted(Path(root).glob(f"*/{CONFIG}"), key=lambda file: file.stat().st_mtime):
-        folder = RunFolder.open(file.parent)
+        try:
+            folder = RunFolder.open(file.parent)
+        except RunFolderError:
+            continue
         is_same = folder.info.get("run_id") == place.run_id and folder.config == wanted
         if is_same and folder.newest_checkpoint() is not None:
             found = folder.path if place.num_restarts or folder.ended_at() is None else None
