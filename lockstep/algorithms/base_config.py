@@ -781,23 +781,15 @@ class BaseConfig:
         return {**specs, **{mid: replace(spec, critic_space=space) for mid, spec in lacking.items()}}
 
     def build_learner_group(
-        self,
-        env: Any = None,
-        spaces: tuple[Any, Any] | None = None,
-        rl_module_spec: Any = None,
-        reducer: Reducer | None = None,
+        self, env: Any = None, spaces: tuple[Any, Any] | None = None, rl_module_spec: Any = None
     ) -> LearnerGroup:
         """Build the group of learners, in this process or others, each from this configuration.
 
-        `rl_module_spec` takes the place of the configured one. `reducer` joins the learner in this process with those
-        of other ranks. `ImportError` where others need ray and it is not there.
+        `rl_module_spec` takes the place of the configured one. `ImportError` where others need ray and it is not there.
         """
         if rl_module_spec is not None:
             return self.copy().rl_module(rl_module_spec=rl_module_spec).build_learner_group(env, spaces)
         section = self.learners
-        if reducer is not None and reducer.world_size > 1:
-            several = self.copy().learners(num_learners=reducer.world_size)
-            return LearnerGroup(several.build_learner(env, spaces, reducer), section)
         if section.num_learners == 0:
             return LearnerGroup(self.build_learner(env, spaces), section)
         self.validate()

@@ -20,6 +20,7 @@ from lockstep.connectors import NormalizeObs, ObsPipeline
 from lockstep.envs.multi_agent import AgentEnvs
 from lockstep.envs.tensor import TensorBoundary
 from lockstep.learner.config import AgentMapping
+from lockstep.learner.group import LearnerGroup
 from lockstep.learner.learner import Learner
 from lockstep.learner.optimizers import check_configured_optimizer
 from lockstep.learner.reduction import Reducer
@@ -311,7 +312,12 @@ class AlgorithmConfig(BaseConfig):
         """
         config = self if spaces is not None else self.with_agents(env)
         observation_space, action_space = config.policy_spaces(env, spaces)
-        group = config.build_learner_group(env, (observation_space, action_space), reducer=reducer)
+        if reducer is None or reducer.world_size == 1:
+            group = config.build_learner_group(env, (observation_space, action_space))
+        else:
+            several = config.copy().learners(num_learners=reducer.world_size)
+            learner = several.build_learner(env, (observation_space, action_space), reducer)
+            group = LearnerGroup(learner, config.learners)
         try:
             agents, spaces = config.agents_with_id(env), (observation_space, action_space)
             return Policy(config, group, observation_space=spaces[0], action_space=spaces[1], agents=agents)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,6 +13,7 @@ from lockstep.learner.reduction import Reducer
 from lockstep.rollout.config import EnvRunnersSection
 from lockstep.rollout.env_runner import EnvRunner
 from lockstep.rollout.errors import EnvRunnerError
+from lockstep.rollout.fragments import AgentFragment, Fragment
 from lockstep.rollout.group_collector import GroupCollector
 from lockstep.rollout.protocols import LearningPolicy
 from lockstep.rollout.runner_group import BuildRunner, EnvRunnerGroup
@@ -23,6 +23,10 @@ BY_ENV = (
     *("begun", "agent_returns", "states"),
 )
 """parts of a collector's state that have one entry for each environment; the last ones of several agents"""
+
+
+FRAGMENTS: dict[str, Any] = {"Fragment": Fragment, "AgentFragment": AgentFragment}
+ENVS = "RunnersEnv"
 
 
 @dataclass(eq=False)
@@ -59,21 +63,27 @@ class RankRunners:
 
     def wait(self, calls: Sequence[_Call], timeout_s: float) -> list[_Call]:
         """Make the calls of the own runner; return all calls when each rank has made its own."""
-        values, failure, error = [], "", None
+        values: list[Any] = []
+        failure, error = "", None
         try:
             values = [call.make() for call in calls if call.index == self._reducer.rank]
         except Exception as raised:
             error, failure = raised, f"{type(raised).__name__}: {raised}"
-        content = np.frombuffer(pickle.dumps(values), np.uint8)
-        heard = self._reducer.gather({"content": content, "failure": failure})
+        heard = self._reducer.gather({"values": [_packed(value) for value in values], "failure": failure})
         if error is not None:
             raise error
         for rank, part in enumerate(heard):
-            found = iter(pickle.loads(part["content"].tobytes()))  # from ranks of this run, not from a file
+            found = iter(part["values"])
             for call in (call for call in calls if call.index == rank):
                 call.error = part["failure"]
-                call.value = None if call.error else next(found)
+                call.value = None if call.error else self._unpacked(next(found))
         return list(calls)
+
+    def _unpacked(self, packed: Mapping[str, Any]) -> Any:
+        (kind, value), *_ = packed.items()
+        if kind in FRAGMENTS:
+            return FRAGMENTS[kind].from_state(value)
+        return self.runner.describe() if kind == ENVS else value  # all ranks have the same kind of environments
 
     def result(self, call: _Call) -> Any:
         """Return what the call returned; `EnvRunnerError` where it raised in another rank."""
@@ -114,6 +124,12 @@ class RankCollector(GroupCollector):
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         super().set_state(state if "group" in state else _state_of_runners(state, len(self.group)))
+
+
+def _packed(value: Any) -> dict[str, Any]:
+    """Return what a runner has returned as a tree, by its kind."""
+    kind = type(value).__name__
+    return {kind: value.get_state() if kind in FRAGMENTS else None if kind == ENVS else value}
 
 
 def _can_be_shared(state: Mapping[str, Any]) -> bool:

@@ -91,15 +91,7 @@ def build_trainer(
     """
     config = config_on_ranks(config)
     config = config.with_agents() if folder is None else config  # else `prepare_run` did
-    config.validate()
-    for section in config.sections.values():
-        section.check_schedules([config.reporting.total_steps * tenths // 10 for tenths in range(1, 11)])
-    check_callbacks(callbacks)
-    if not config.is_offline and config.offline_data.input_ is not None:
-        raise ValueError(
-            f"offline_data.input_ is set, and {config.algorithm} collects its own data; leave it out, or train "
-            "config.build_policy() with lockstep.OfflineTrainer(policy, buffer=...)"
-        )
+    _check_run(config, callbacks)
     length = RunLength.of(config)
     _warn_of_zero_rates(config.training.options(), length)
     config.set_num_threads()
@@ -142,6 +134,19 @@ def build_trainer(
     if folder is not None:
         _keep_files(trainer, folder, config.checkpointing.num_to_keep, writes=reducer.rank == 0)
     return trainer
+
+
+def _check_run(config: AlgorithmConfig, callbacks: Sequence[Callback]) -> None:
+    """Raise `ValueError` for options that a run cannot have."""
+    config.validate()
+    for section in config.sections.values():
+        section.check_schedules([config.reporting.total_steps * tenths // 10 for tenths in range(1, 11)])
+    check_callbacks(callbacks)
+    if not config.is_offline and config.offline_data.input_ is not None:
+        raise ValueError(
+            f"offline_data.input_ is set, and {config.algorithm} collects its own data; leave it out, or train "
+            "config.build_policy() with lockstep.OfflineTrainer(policy, buffer=...)"
+        )
 
 
 def _evaluation_options(config: AlgorithmConfig, policy: Policy) -> dict[str, Any]:
