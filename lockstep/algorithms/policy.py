@@ -524,9 +524,7 @@ class Policy:
         return names
 
     def bring_home(self) -> None:
-        """End learners in other processes, and leave other ranks; the policy goes on with one learner, in this process,
-        that has their state.
-        """
+        """End learners in other processes, or leave other ranks; one in this process goes on with their state."""
         if not self.learner_group.is_alone:
             self._learn_in_process(self.config.copy().learners(num_learners=0))
 
