@@ -1,7 +1,6 @@
 """How long a checkpoint of a large replay buffer stalls training, and how long it takes to go on from it.
 
     python benchmarks/replay_checkpoint.py                    # 1,000,000 transitions, as of CartPole and HalfCheetah
-    python benchmarks/replay_checkpoint.py --atari            # instead: frames of 84 x 84 in memory-mapped files
     python benchmarks/replay_checkpoint.py --render
 
 "first": nothing of the buffer is on the disk yet; "later": 10,000 transitions after the one before. Both are whole
@@ -12,7 +11,6 @@ SHA-256 and taken in. Written to ``results/replay_checkpoint.json`` and ``.md``.
 from __future__ import annotations
 
 import argparse
-import json
 import resource
 import tempfile
 import time
@@ -47,31 +45,10 @@ def vectors(obs_size: int, action_size: int) -> Rows:
     return make
 
 
-def frames(number: int) -> dict[str, Any]:
-    """Return the rows of single frames, each the next one's predecessor."""
-    rng = np.random.default_rng(number)
-    seen = rng.integers(0, 256, (number + 1, 84, 84), dtype=np.uint8)
-    done = np.arange(number) % 1000 == 999
-    return {
-        "obs": seen[:-1],
-        "actions": rng.integers(0, 6, number),
-        "rewards": np.ones(number, np.float32),
-        "terminateds": done,
-        "truncateds": np.zeros(number, bool),
-        "new_obs": seen[1:],
-    }
-
-
 CASES: dict[str, tuple[Rows, dict[str, Any]]] = {
     "CartPole": (vectors(4, 1), {}),
     "HalfCheetah": (vectors(17, 6), {}),
     "HalfCheetah, prioritised": (vectors(17, 6), {"priorities": {}}),
-}
-ATARI: dict[str, tuple[Rows, dict[str, Any]]] = {
-    "84x84 frames, memory-mapped": (
-        frames,
-        {"ignore_obs_next": True, "stack_num": 4, "storage": "memmap", "buffer_num": 1},
-    )
 }
 
 
@@ -83,9 +60,7 @@ def fill(buffer: ReplayBuffer, make: Rows, number: int) -> None:
 
 def measure(make: Rows, options: dict[str, Any], place: Path) -> dict[str, float]:
     """Measure the seconds of one buffer's checkpoints, and its size."""
-    options = {"buffer_num": ENVS, **options}
-    memory = {"directory": place / "columns"} if options.get("storage") else {}
-    buffer = ReplayBuffer(ROWS, **options, **memory)
+    buffer = ReplayBuffer(ROWS, buffer_num=ENVS, **options)
     fill(buffer, make, ROWS)
     found: dict[str, float] = {"megabytes": buffer.nbytes() / 1e6, "rows": len(buffer)}
 
@@ -103,7 +78,7 @@ def measure(make: Rows, options: dict[str, Any], place: Path) -> dict[str, float
         )
     found["later"] = max(found.pop(f"later_{number}") for number in (1, 2, 3))
     expected = buffer.sample(64)
-    again = ReplayBuffer(ROWS, **options)
+    again = ReplayBuffer(ROWS, buffer_num=ENVS, **options)
     timed("resume", lambda: again.set_state(read_checkpoint(path / "replay")[""]))
     drawn = again.sample(64)
     if any(np.any(drawn[name] != expected[name]) for name in expected):
@@ -119,8 +94,7 @@ def render(record: dict[str, Any]) -> str:
         for name, f in record["cases"].items()
     ]
     head = f"# Checkpoints of a replay buffer of {ROWS:,} transitions\n\n"
-    both = ", of the frames with `--atari`" if set(ATARI) & set(record["cases"]) else ""
-    command = f"`python benchmarks/replay_checkpoint.py`{both}\n\n"
+    command = "`python benchmarks/replay_checkpoint.py`\n\n"
     note = (
         f'\n"Later": {LATER:,} transitions after the checkpoint before, the slowest of three. Pieces of which nothing '
         'changed are hard links to the file of the checkpoint before. "Resume" reads and checks everything.\n\n'
@@ -130,11 +104,9 @@ def render(record: dict[str, Any]) -> str:
 
 
 def measure_cases(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure the cases; those that are there already and are not measured stay."""
-    file = report.RESULTS / f"{options.name}.json"
-    record = json.loads(file.read_text()) if file.exists() else {"cases": {}}
-    record["machine"] = report.machine()
-    for name, (make, settings) in (ATARI if options.atari else CASES).items():
+    """Measure the cases."""
+    record: dict[str, Any] = {"machine": report.machine(), "cases": {}}
+    for name, (make, settings) in CASES.items():
         with tempfile.TemporaryDirectory() as place:
             record["cases"][name] = measure(make, settings, Path(place))
         print(name, {key: round(value, 3) for key, value in record["cases"][name].items()}, flush=True)
@@ -142,6 +114,4 @@ def measure_cases(options: argparse.Namespace) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    command = report.parser_of(__doc__)
-    command.add_argument("--atari", action="store_true")
-    raise SystemExit(report.command(command, "replay_checkpoint", measure_cases, render))
+    raise SystemExit(report.command(report.parser_of(__doc__), "replay_checkpoint", measure_cases, render))

@@ -40,7 +40,6 @@ def test_the_tables_of_the_pages_are_those_of_the_results(page):
     "page, marker, result",
     [
         ("speed", "all-speeds", "ppo_cartpole.md"),
-        ("results", "learning", "learning.md"),
         ("results", "bench", "bench/README.md"),
     ],
 )
