@@ -16,7 +16,7 @@ BENCHMARKS = ROOT / "benchmarks"
 SOURCES = [*PAGES, BENCHMARKS / "README.md", *BENCHMARKS.glob("*.py")]
 REVISION = re.compile(r'"revision": "([^"]*)"|; revision ([^ ;]+);')
 QUOTED = re.compile(r"python (benchmarks/\w+\.py)((?: +[\w./=\[\],-]+)*)")
-MADE_AGAIN = {f"offline_{name}.{kind}" for name in ("data", "learning") for kind in ("json", "md")}
+MADE_AGAIN = {f"offline_{name}.{kind}" for name in ("data", "learning", "memory") for kind in ("json", "md")}
 """results of changed trees, until they are made again"""
 PLACEHOLDERS = {"ALGORITHM": "ppo", "ENV": "CartPole-v1"}
 
