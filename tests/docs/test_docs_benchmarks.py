@@ -69,7 +69,7 @@ def test_a_quoted_benchmark_command_parses(file, words, monkeypatch, parsing_onl
 def test_the_commands_of_the_table_are_found():
     files = {file for file, _ in quoted_commands()}
     assert len(files) >= 20
-    assert ("benchmarks/replay_speed.py", "--rounds 11") in quoted_commands()
+    assert ("benchmarks/replay_speed.py", "--rounds 2") in quoted_commands()
 
 
 def revisions_of(file):
