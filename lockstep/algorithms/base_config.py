@@ -801,6 +801,7 @@ class BaseConfig:
             section,
             strategy=self.resources.placement_strategy,
             limits=self.fault_tolerance.learner_limits,
+            num_standby=self.fault_tolerance.num_standby_processes,
             address=self.resources.ray_address,
             num_cpus=self.cpus_of_run,
         )
@@ -922,6 +923,7 @@ def start_learners(
     *,
     strategy: str = "PACK",
     limits: RestartLimits | None = None,
+    num_standby: int = 0,
     address: str | None = None,
     num_cpus: float = 0.0,
 ) -> LearnerBackend:
@@ -931,7 +933,9 @@ def start_learners(
         from lockstep.cluster.ray_learners import RayLearnerBackend
 
         start = partial(start_ray, address, num_cpus or section.num_learners * section.num_cpus_per_learner)
-        return RayLearnerBackend(build, section, strategy=strategy, limits=limits, start_ray=start)
+        return RayLearnerBackend(
+            build, section, strategy=strategy, limits=limits, start_ray=start, num_standby=num_standby
+        )
     except ModuleNotFoundError as error:
         raise without_ray(error, f"learners.num_learners={section.num_learners}") from error
 

@@ -509,7 +509,9 @@ class AlgorithmConfig(BaseConfig):
             from lockstep.cluster.ray_runners import RayRunnerBackend
 
             start = partial(start_ray, self.resources.ray_address, self.cpus_of_run)
-            return EnvRunnerGroup(RayRunnerBackend(build, section, start_ray=start), section, limits)
+            number = self.fault_tolerance.num_standby_processes
+            backend = RayRunnerBackend(build, section, num_standby=number, start_ray=start)
+            return EnvRunnerGroup(backend, section, limits)
         except ModuleNotFoundError as error:
             raise without_ray(error, f"env_runners.num_env_runners={section.num_env_runners}") from error
 

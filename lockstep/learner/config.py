@@ -237,6 +237,7 @@ class FaultToleranceOptions(TypedDict, total=False):
     max_env_restarts: int
     max_restarts_in_window: int
     restart_window_s: float
+    num_standby_processes: int
 
 
 @dataclass
@@ -263,6 +264,9 @@ class FaultToleranceSection(Section[ConfigT]):
     """of the same learner, env runner or vector of environments within `restart_window_s`"""
     restart_window_s: float = option(60.0, gt=0)
     """seconds"""
+    num_standby_processes: int = option(0, ge=0)
+    """processes that wait to take the place of a lost learner, and as many for lost env runners: it need not wait for
+    one to start. Not for those that have a GPU"""
 
     def __call__(self, **options: Unpack[FaultToleranceOptions]) -> ConfigT:
         """Set options; return the configuration."""
