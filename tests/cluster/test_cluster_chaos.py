@@ -24,8 +24,8 @@ EVERY_S = 5.0
 class Chaos(threading.Thread):
     """Kills one process of a trainer, a learner or an env runner in turn, every 5 s until it is stopped.
 
-    While a learner is being replaced none is killed: on a busy machine that may take longer, and the other one is all
-    that knows the state.
+    While one is being replaced none is killed: on a busy machine that may take longer than 5 s, the other learner is all
+    that knows the state, and runners that never live to answer would not get on.
     """
 
     def __init__(self, trainer):
@@ -36,7 +36,9 @@ class Chaos(threading.Thread):
     def run(self):
         choose, kind = random.Random(0), "env runner"
         while not self.is_over.wait(EVERY_S):
-            kind = "learner" if kind == "env runner" and self.groups["learner"]._is_whole else "env runner"
+            if any(self.groups["env runner"]._is_new) or not self.groups["learner"]._is_whole:
+                continue
+            kind = "learner" if kind == "env runner" else "env runner"
             with suppress(ProcessLookupError):
                 os.kill(choose.choice(self.groups[kind].process_ids()), signal.SIGKILL)
                 self.killed[kind] += 1
