@@ -24,8 +24,8 @@ EVERY_S = 5.0
 class Chaos(threading.Thread):
     """Kills one process of a trainer, a learner or an env runner in turn, every 5 s until it is stopped.
 
-    While one is being replaced none is killed: on a busy machine that may take longer than 5 s, the other learner is all
-    that knows the state, and runners that never live to answer would not get on.
+    While one is being replaced none is killed: on a busy machine that may take longer than 5 s. The other learner is
+    all that knows the state, and runners that never live to answer would not get on.
     """
 
     def __init__(self, trainer):
