@@ -17,6 +17,7 @@ import tempfile
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -155,8 +156,6 @@ class CodeToCome:
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End a process whose code nobody waits for any more, with the compilers that it started."""
     if process.poll() is None:
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
-        except ProcessLookupError:
-            pass
         process.wait()

@@ -16,7 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 NOT_HELD = {
-    torch.Tag.nondeterministic_seeded: "it draws random numbers, and compiled code would not draw them from their streams",
+    torch.Tag.nondeterministic_seeded: (
+        "it draws random numbers, and compiled code would not draw them from their streams"
+    ),
     torch.Tag.data_dependent_output: "it reads a tensor's value on the host",
     torch.Tag.dynamic_output_shape: "the shapes of its tensors depend on their values",
 }

@@ -196,8 +196,8 @@ def test_a_folder_that_cannot_be_written_is_replaced_by_one_for_the_process(tmp_
 
 def test_compiled_code_takes_over_at_the_update_that_is_asked_for(traced, monkeypatch):
     learner = ppo_config(lr=0.01).framework(compile=True, compile_after=6).build_learner()
-    eager = []
-    monkeypatch.setattr(type(learner), "_update", lambda *_, step=type(learner)._update: eager.append(step(*_)))
+    eager, eager_step = [], type(learner)._update
+    monkeypatch.setattr(type(learner), "_update", lambda *parts: eager.append(eager_step(*parts)))
     learner.update_from_batch(ppo_batch(32), minibatch_size=8)
     assert (len(traced), len(eager)) == (1, 4)  # begun with the first step
     learner.update_from_batch(ppo_batch(32), minibatch_size=8)

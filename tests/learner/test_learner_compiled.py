@@ -292,7 +292,10 @@ def test_a_loss_that_an_overridden_compute_losses_gives_is_among_the_results(com
 
 def learners(cls=PPOLearner):
     """One that traces and one that does not."""
-    made = [ppo_config(learner_class=cls, lr=0.01).framework(dtype="float32", compile=both, compile_after=0) for both in (True, False)]
+    made = [
+        ppo_config(learner_class=cls, lr=0.01).framework(dtype="float32", compile=both, compile_after=0)
+        for both in (True, False)
+    ]
     return [config.build_learner() for config in made]
 
 
@@ -366,7 +369,8 @@ def test_compiled_steps_are_the_eager_ones_and_the_target_network_follows(
     config = get_config(algorithm).training(lr=1e-2, grad_clip=0.5, **training)
     config.rl_module(model_config={"hiddens": (8,), "policy_gain": 1.0, **model})
     compiled, eager = (
-        config.copy().framework(compile=both, compile_after=0).build_learner(spaces=(BOX, THREE)) for both in (True, False)
+        config.copy().framework(compile=both, compile_after=0).build_learner(spaces=(BOX, THREE))
+        for both in (True, False)
     )
     for update in range(3):
         batch = transitions(5 * ROWS, update)
