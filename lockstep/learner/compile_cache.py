@@ -7,8 +7,8 @@ made the graph (configuration, networks, the source of a loss) is not asked, so 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-import pickle
 import shutil
 import signal
 import subprocess
@@ -94,8 +94,8 @@ def key_of(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> str:
     return hashlib.sha256("\0".join(map(repr, parts)).encode()).hexdigest()
 
 
-def _layouts(inputs: Sequence[Tensor]) -> list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]:
-    return [(tuple(tensor.shape), tensor.stride(), tensor.dtype) for tensor in inputs]
+def _layouts(inputs: Sequence[Tensor]) -> list[tuple[tuple[int, ...], tuple[int, ...], str]]:
+    return [(tuple(each.shape), each.stride(), str(each.dtype).removeprefix("torch.")) for each in inputs]
 
 
 class CodeToCome:
@@ -105,7 +105,7 @@ class CodeToCome:
     """
 
     def __init__(self, graph: fx.GraphModule, inputs: Sequence[Tensor]) -> None:
-        self._work = (graph, _layouts(inputs), OPTIONS, torch.get_num_threads())
+        self._work = (graph.code, _layouts(inputs), OPTIONS, torch.get_num_threads())
         self._path = cache_folder() / f"{key_of(graph, inputs)[:32]}.so"
         self._code = self._load()
         self._process = None if self._code is not None else self._start()
@@ -126,6 +126,7 @@ class CodeToCome:
         try:
             expected = Path(f"{self._path}.sha256").read_text()
             if hashlib.sha256(self._path.read_bytes()).hexdigest() == expected:
+                os.environ.setdefault("AOTI_RUNTIME_CHECK_INPUTS", "1")  # else it takes memory as it was laid out
                 runner: Any = torch._C._aoti.AOTIModelContainerRunnerCpu(str(self._path), 1)
                 run: CompiledCode = runner.run
                 return run
@@ -145,7 +146,7 @@ class CodeToCome:
         weakref.finalize(self, _end, process)
         assert process.stdin is not None
         try:
-            process.stdin.write(pickle.dumps((*self._work, str(self._path))))
+            process.stdin.write(json.dumps((*self._work, str(self._path))).encode())
             process.stdin.close()
         except BrokenPipeError:  # it ended at once; `get` says why
             pass

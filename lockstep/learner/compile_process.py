@@ -6,8 +6,9 @@ It imports nothing of Lockstep, so that it starts early.
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 import os
-import pickle
 import signal
 import sys
 import tempfile
@@ -21,11 +22,14 @@ def main() -> None:
     import torch
     from torch._inductor import aot_compile
 
-    graph, layouts, options, num_threads, target = pickle.loads(received)
+    code, layouts, options, num_threads, target = json.loads(received)
     torch.set_num_threads(num_threads)
+    names = {"torch": torch, "device": torch.device, "inf": math.inf, "nan": math.nan, "NoneType": type(None)}
+    exec(code, names)  # the source of a graph's `forward`
+    graph = torch.fx.symbolic_trace(type("Recorded", (torch.nn.Module,), {"forward": names["forward"]})())
     inputs = []
     for shape, stride, dtype in layouts:
-        inputs.append(torch.empty_strided(shape, stride, dtype=dtype).zero_())
+        inputs.append(torch.empty_strided(shape, stride, dtype=getattr(torch, dtype)).zero_())
     with tempfile.TemporaryDirectory(dir=Path(target).parent, prefix="making-") as folder:
         made = aot_compile(graph, tuple(inputs), options={**options, "aot_inductor.output_path": f"{folder}/step.so"})
         checksum = Path(folder, "step.sha256")

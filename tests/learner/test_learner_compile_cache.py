@@ -59,6 +59,9 @@ def test_kept_code_is_loaded_without_a_compiler_and_computes_what_the_graph_does
     (sums,), expected = code(tensors := inputs()), (inputs()[0] + 0.5).sum(0) * 2.0
     assert torch.allclose(sums, expected)
     assert torch.equal(tensors[1], torch.full((3,), 0.5))  # written to
+    for other in ({"column_major": True}, {"rows": 5}, {"dtype": torch.float64}):
+        with pytest.raises(RuntimeError):
+            code(inputs(**other))
 
 
 def test_another_process_finds_kept_code_and_loads_no_compiler(kept):
