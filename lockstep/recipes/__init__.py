@@ -8,13 +8,14 @@ What Lockstep itself reaches with them stands in `benchmarks/results/bench` (`lo
 
 from lockstep.recipes.box2d import BOX2D
 from lockstep.recipes.classic_control import CLASSIC_CONTROL
+from lockstep.recipes.games import GAMES
 from lockstep.recipes.memory import MEMORY
 from lockstep.recipes.mujoco import MUJOCO
 from lockstep.recipes.offline import OFFLINE
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.sparse_rewards import SPARSE_REWARDS
 
-RECIPES: tuple[Recipe, ...] = (*CLASSIC_CONTROL, *BOX2D, *MEMORY, *MUJOCO, *SPARSE_REWARDS, *OFFLINE)
+RECIPES: tuple[Recipe, ...] = (*CLASSIC_CONTROL, *BOX2D, *MEMORY, *MUJOCO, *GAMES, *SPARSE_REWARDS, *OFFLINE)
 """All recipes, at most one for each algorithm and environment."""
 
 

@@ -222,10 +222,13 @@ def add_row(recipe: Recipe, row: Row, results: Path) -> None:
     new.replace(file)
 
 
+MAY_DIFFER = ("framework.compile", "framework.device")
+
+
 def check_same_settings(recipe: Recipe, rows: Iterable[Row], config: Any) -> None:
     """Raise `ValueError` where seeds would stand beside others that learned with other settings.
 
-    Whether updates are compiled may differ; options that came later stand at their defaults.
+    Whether updates are compiled, and the device, may differ; options that came later stand at their defaults.
     """
     now = plain_settings(config)
     for row in rows:
@@ -235,7 +238,7 @@ def check_same_settings(recipe: Recipe, rows: Iterable[Row], config: Any) -> Non
             for section, options in before.items()
             if isinstance(options, dict)
             for name, value in options.items()
-            if f"{section}.{name}" != "framework.compile" and not _agrees(value, now[section].get(name))
+            if f"{section}.{name}" not in MAY_DIFFER and not _agrees(value, now[section].get(name))
         ]
         if other:
             raise ValueError(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import TypeVar
 
-from lockstep.algorithms import PPOConfig, SACConfig
+from lockstep.algorithms import CrossQConfig, PPOConfig, SACConfig, TQCConfig
 from lockstep.recipes.recipe import Recipe
 
 TIANSHOU_PPO = "Tianshou's published benchmark, v3, 1M steps (mean over 10 seeds of the best of each)"
@@ -44,15 +45,35 @@ def ppo_swimmer() -> PPOConfig:
     return ppo_mujoco("Swimmer-v5").training(gamma=0.9999)
 
 
-def sac_half_cheetah() -> SACConfig:
-    """The paper's settings; four environments, 10,000 random steps first."""
-    return (
-        SACConfig()
-        .environment("HalfCheetah-v4")
-        .env_runners(num_envs_per_env_runner=4)
-        .replay(capacity=300_000, learning_starts=10_000)
-        .reporting(total_steps=300_000)
-    )
+OffPolicy = TypeVar("OffPolicy", SACConfig, TQCConfig, CrossQConfig)
+
+
+def off_policy(config: OffPolicy, env: str) -> OffPolicy:
+    """Tianshou's settings (a learning rate of 1e-3, 10,000 random steps first) with eight environments, a gradient step
+    for each two of their steps, and products in bfloat16.
+    """
+    config.environment(env).env_runners(num_envs_per_env_runner=8).training(lr=1e-3)
+    config.replay(capacity=300_000, learning_starts=10_000, update_per_step=0.5)
+    config.framework(compile=True, mixed_precision=True)
+    return config.reporting(total_steps=300_000)
+
+
+def sac_mujoco(env: str) -> SACConfig:
+    """Two critics of two layers of 256."""
+    return off_policy(SACConfig(), env)
+
+
+def tqc_mujoco(env: str) -> TQCConfig:
+    """As RL Baselines3 Zoo's: two critics of two layers of 256. The paper has five, of three layers of 512."""
+    return off_policy(TQCConfig(), env).rl_module(model_config={"num_critics": 2, "critic_hiddens": (256, 256)})
+
+
+def crossq_mujoco(env: str) -> CrossQConfig:
+    """Two critics of two layers of 256. The paper's have 2048."""
+    return off_policy(CrossQConfig(), env).rl_module(model_config={"critic_hiddens": (256, 256)})
+
+
+TIANSHOU_SAC = "Tianshou's published benchmark, SAC, v3, 300k steps (10 seeds, lr 1e-3)"
 
 
 MUJOCO: tuple[Recipe, ...] = (
@@ -67,14 +88,18 @@ MUJOCO: tuple[Recipe, ...] = (
             ("InvertedDoublePendulum-v5", partial(ppo_mujoco, "InvertedDoublePendulum-v5"), 9231.3, 7900.0),
         )
     ),
-    Recipe(
-        "sac",
-        "HalfCheetah-v4",
-        sac_half_cheetah,
-        9059.256,
-        "Tianshou's published benchmark, 300k steps (10 seeds, v3, lr 1e-3); Stable-Baselines3, one run, v5: 7,032",
-        300_000,
-        promise=6900.0,
-        requires="mujoco",
+    *(
+        Recipe(
+            algorithm,
+            env,
+            partial(config, env),
+            reference,
+            TIANSHOU_SAC,
+            300_000,
+            promise=7300.0 if (algorithm, env) == ("sac", "HalfCheetah-v5") else None,
+            requires="mujoco",
+        )
+        for env, reference in (("HalfCheetah-v5", 9059.256), ("Hopper-v5", 3387.66), ("Walker2d-v5", 3386.777))
+        for algorithm, config in (("sac", sac_mujoco), ("tqc", tqc_mujoco), ("crossq", crossq_mujoco))
     ),
 )
