@@ -86,7 +86,8 @@ def result_of(recipe):
         return {"worst": min(finals), "runs": runs, "config": json.loads(rows[0]["settings"])}
     if data is None:
         return json.loads((RESULTS / f"learning_{recipe.algorithm}_{recipe.env.replace('/', '-')}.json").read_text())
-    cases = json.loads((RESULTS / "offline_learning.json").read_text())["cases"]
+    files = ("offline_learning.json", "offline_half_cheetah.json")
+    cases = [case for file in files for case in json.loads((RESULTS / file).read_text())["cases"]]
     own = (recipe.algorithm, recipe.env, data.rpartition("/")[2].removesuffix("-v0"))
     (case,) = (case for case in cases if (case["algorithm"], case["environment"], case["data"]) == own)
     return case
