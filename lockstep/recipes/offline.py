@@ -88,7 +88,7 @@ def cql_half_cheetah() -> CQLConfig:
 
 
 def iql_half_cheetah() -> IQLConfig:
-    """The paper's beta of 3 is for rewards divided by a thousandth of the range of returns, which is about 10 here."""
+    """The paper's beta of 3 is for rewards divided by a thousandth of the span of returns, which is about 10 here."""
     return _half_cheetah(IQLConfig()).training(beta=0.3, tau=0.01)
 
 
