@@ -44,7 +44,8 @@ def speed() -> str:
 
 
 def learning() -> str:
-    """Return for each environment the recipe whose worst seed is the best (of equal ones the shortest)."""
+    """Return for each environment the recipe whose worst seed is the best (of equal ones the shortest), among those of
+    three seeds or more where there are any."""
     best: dict[str, list[str]] = {}
     for row in cells_of("bench/README.md"):
         algorithm, _, env = row[0].partition(" ")
@@ -58,9 +59,9 @@ def learning() -> str:
     return "\n".join(lines)
 
 
-def order(row: list[str]) -> tuple[float, int]:
-    """Return what a recipe is judged by: its worst seed, then how few steps it takes."""
-    return float(row[6].replace(",", "")), -int(row[2].replace(",", ""))
+def order(row: list[str]) -> tuple[bool, float, int]:
+    """Return what a recipe is judged by: has it three seeds, its worst one, how few steps it takes."""
+    return int(row[3]) >= 3, float(row[6].replace(",", "")), -int(row[2].replace(",", ""))
 
 
 def gpu_rows(name: str) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from functools import partial
 
 from lockstep.algorithms import DQNConfig, PPOConfig, PQNConfig
 from lockstep.recipes.families import ppo_atari
-from lockstep.recipes.recipe import RL_ZOO, Recipe
+from lockstep.recipes.recipe import Recipe
 
 FRAMES = 2_000_000
 MINATAR_NETWORK = {
@@ -85,25 +85,39 @@ def dqn_minatar(env: str) -> DQNConfig:
 
 
 def ppo_pong() -> PPOConfig:
-    """As for all games of Atari, with 16 environments, twice the learning rate, and a run of 2,000,000 steps."""
+    """As for all games of Atari, with 16 environments, four times the learning rate, and a run of 2,000,000 steps."""
     return (
         ppo_atari()
         .environment("ALE/Pong-v5")
         .env_runners(num_envs_per_env_runner=16)
-        .training(lr=[[0, 5e-4], [2_000_000, 0.0]], train_batch_size=2000, minibatch_size=250)
+        .training(lr=[[0, 1e-3], [2_000_000, 0.0]], train_batch_size=2000, minibatch_size=250)
         .reporting(total_steps=2_000_000)
     )
 
 
-MINATAR_GAMES = ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")
+DALEY = "Daley et al. 2025 (RLC), DQN, evaluated with epsilon 0.01, {} frames (30 seeds)"
+GYMNAX = "gymnax-blines, PPO, 10M steps, without sticky actions"
+GREENQUIST = "github.com/nickgreenquist/deep-rl-from-scratch, PPO, 5M frames (3 seeds)"
+
+
+PROMISES = {"Breakout": {"pqn": 19.0, "ppo": 11.0}}
+"""of the games that have run with three seeds"""
 
 
 def minatar_recipes() -> Iterator[Recipe]:
     """Yield the recipes of the three algorithms for each game."""
-    for game in MINATAR_GAMES:
-        env = f"MinAtar/{game}-v1"
-        for algorithm, config in (("ppo", ppo_minatar), ("pqn", pqn_minatar), ("dqn", dqn_minatar)):
-            yield Recipe(algorithm, env, partial(config, env), 0.0, "TODO", FRAMES, promise=None)
+    for game, dqn, frames, ppo, source in (
+        ("Asterix", 28.80, "2M", 15.0, GYMNAX),
+        ("Breakout", 24.03, "2M", 28.0, GYMNAX),
+        ("Freeway", 57.66, "2M", 58.0, GYMNAX),
+        ("Seaquest", 72.69, "10M", 24.5, GREENQUIST),
+        ("SpaceInvaders", 107.30, "2M", 131.0, GYMNAX),
+    ):
+        env, published = f"MinAtar/{game}-v1", DALEY.format(frames)
+        ours = PROMISES.get(game, {})
+        yield Recipe("pqn", env, partial(pqn_minatar, env), dqn, published, FRAMES, promise=ours.get("pqn"))
+        yield Recipe("ppo", env, partial(ppo_minatar, env), ppo, source, FRAMES, promise=ours.get("ppo"))
+        yield Recipe("dqn", env, partial(dqn_minatar, env), dqn, published, FRAMES, promise=None)
 
 
 GAMES: tuple[Recipe, ...] = (
@@ -112,8 +126,8 @@ GAMES: tuple[Recipe, ...] = (
         "ppo",
         "ALE/Pong-v5",
         ppo_pong,
-        20.989,
-        f"{RL_ZOO}, PongNoFrameskip-v4, 10M steps",
+        16.69,
+        "SLM-Lab, PPO, sticky actions, 10M frames as it counts them (4 seeds)",
         2_000_000,
         promise=None,
         requires="atari",
