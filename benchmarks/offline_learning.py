@@ -60,9 +60,10 @@ def config_of(algorithm: str, env: str, data: Any, seed: int) -> Any:
     return recipe.config().offline_data(input_=data).debugging(seed=seed).evaluation(evaluation_duration=10)
 
 
-def learn(env: str, data: SampleBatch, algorithm: str, seed: int) -> dict[str, Any]:
-    """Make one run in this process."""
-    trainer = config_of(algorithm, env, data, seed).build_trainer()
+def learn(env: str, data: SampleBatch, algorithm: str, seed: int, steps: int | None = None) -> dict[str, Any]:
+    """Make one run in this process, of other gradient `steps` than the recipe's where they are given."""
+    config = config_of(algorithm, env, data, seed)
+    trainer = config.reporting(total_steps=steps or config.reporting.total_steps).build_trainer()
     started, curve = time.process_time(), []
     for epoch in trainer:
         curve += [[trainer.gradient_step, round(statistics.fmean(epoch.test_collect_stat.returns), 2)]]
@@ -225,7 +226,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                 key = (env, name, algorithm)
                 is_scaled = (env, algorithm) == ("HalfCheetah-v5", "iql")
                 learned_from = scaled(data) if is_scaled else data
-                runs.setdefault(key, []).append(learn(env, learned_from, algorithm, seed))
+                runs.setdefault(key, []).append(learn(env, learned_from, algorithm, seed, options.steps))
                 case = result_of(env, name, data, algorithm, runs[key])
                 case["revision"] = record["machine"]["revision"]
                 kept = [old for old in record["cases"] if key_of(old) != key]
@@ -239,6 +240,7 @@ if __name__ == "__main__":
     command = report.parser_of(__doc__)
     command.add_argument("--seeds", type=int, default=5)
     command.add_argument("--only", nargs="*", help="algorithms")
+    command.add_argument("--steps", type=int, help="gradient steps of a run; those of the recipe without")
     command.add_argument("--data", nargs="*", help="data sets, e.g. medium")
     command.add_argument("--envs", nargs="*", default=QUICK, help=f"environments; {' and '.join(QUICK)} without")
     raise SystemExit(report.command(command, "offline_learning", measure, render))

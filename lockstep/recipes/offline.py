@@ -88,8 +88,8 @@ def cql_half_cheetah() -> CQLConfig:
 
 
 def iql_half_cheetah() -> IQLConfig:
-    """The paper's beta of 3 is for rewards divided by a thousandth of the span of returns, which is about 10 here. The
-    weights are exponentials of differences of values, for which bfloat16 is too coarse.
+    """The paper's beta of 3 is for rewards divided by a thousandth of the span of returns, which is about 10 here. Its
+    weights are exponentials of differences of values, which bfloat16 would round: this stays in float32.
     """
     return _half_cheetah(IQLConfig()).training(beta=0.3, tau=0.01).framework(mixed_precision=False)
 
