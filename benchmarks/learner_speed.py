@@ -4,7 +4,6 @@
     python benchmarks/learner_speed.py                            # in this process, about five minutes
     python benchmarks/learner_speed.py --works 64x64 --rounds 9
     python benchmarks/learner_speed.py --remote                   # 1 and 2 learners in Ray actors, building a group
-    python benchmarks/learner_speed.py --remote --works 2048x2048 --name remote_learners_large
     python benchmarks/learner_speed.py --render                   # the page again, from the raw results
 
 Both sides live in processes of their own for the whole run; a round asks every entry for some updates in turn, and each
@@ -48,10 +47,7 @@ PAIRS = {
             for a, b in SOURCES
         ),
         ("rllib, building 2", "lockstep, building 2", {}),
-        *(
-            (f"lockstep, 1 learner, {b}", f"lockstep, 2 learners, {b}", {"1024x1024": 1.6, "2048x2048": 1.6})
-            for _, b in SOURCES
-        ),
+        *((f"lockstep, 1 learner, {b}", f"lockstep, 2 learners, {b}", {"1024x1024": 1.6}) for _, b in SOURCES),
     ],
 }
 """by `--remote`: the slow entry, the fast one, how many times as fast by network"""

@@ -1,23 +1,20 @@
-"""Where more learners stop paying: times measured here, and what follows from them for other clusters.
+"""Where more learners stop paying: times measured here, and what follows from them for a cluster.
 
     python benchmarks/scaling_cost.py                                # about a minute
     python benchmarks/scaling_cost.py --hop-us 20 --gbit 100         # another network between the machines
     python benchmarks/scaling_cost.py --render
 
-Measured, with one thread: a gradient step of PPO for two networks and several numbers of rows (least squares: a fixed
-part and a part for each row), and what a meeting of two learners costs in shared memory and over local sockets. From
-these, with the counts of `docs/scaling.md` (3 meetings for each gradient step; a ring of n learners makes 2 (n - 1)
-hops and moves 2 (n - 1) / n times the gradient through each of them): steps trained per second for n learners that are
-on n machines. Written to ``results/scaling_cost.json`` and ``.md``.
+Measured, with one thread: a gradient step of PPO for two networks and several numbers of rows, by the processor's time
+(least squares: a fixed part and a part for each row). From these, with the counts of `docs/scaling.md` (3 meetings for
+each gradient step; a ring of n learners makes 2 (n - 1) hops and moves 2 (n - 1) / n times the gradient through each of
+them): steps trained per second for n learners that are on n machines. Written to ``results/scaling_cost.json`` and
+``.md``.
 """
 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -27,7 +24,6 @@ import torch
 from revisions import made_up_batch
 
 from lockstep import PPOConfig
-from lockstep.learner.reduction import DistributedReducer
 
 NETWORKS = {"64x64": (64, 64), "1024x1024": (1024, 1024)}
 ROWS = (64, 256, 1024)
@@ -50,48 +46,13 @@ def gradient_steps(name: str) -> dict[str, Any]:
     for rows in ROWS:
         found = []
         for _ in range(4):
-            began = time.perf_counter()
+            began = time.process_time()
             group.update_from_batch(batch, minibatch_size=rows, shuffle_batch_per_epoch=True)
-            found.append((time.perf_counter() - began) * rows / total)
+            found.append((time.process_time() - began) * rows / total)
         seconds[rows] = min(found[1:])
     per_row, fixed = np.polyfit(list(seconds), list(seconds.values()), 1)
     parameters = sum(parameter.numel() for parameter in group.learner.module.parameters())
     return {"seconds": seconds, "fixed": max(fixed, 0.0), "per_row": per_row, "num_bytes": 4 * parameters}
-
-
-def meet(rank: int, store: str, shares_memory: bool, sizes: list[int], pipe: Any) -> None:
-    """Send the seconds of a sum of two learners, with half a millisecond of work before each."""
-    torch.set_num_threads(1)
-    reducer = DistributedReducer(rank, 2, store, shares_memory=shares_memory)
-    seconds = []
-    for size in sizes:
-        tensor, found = torch.ones(size // 4), []
-        for _ in range(60):
-            until = time.perf_counter() + 5e-4
-            while time.perf_counter() < until:
-                pass
-            began = time.perf_counter()
-            reducer.sum_(tensor)
-            found.append(time.perf_counter() - began)
-        seconds.append(float(np.median(found[10:])))
-    pipe.send(seconds)
-
-
-def meetings(sizes: list[int]) -> dict[str, list[float]]:
-    """Return the seconds of a meeting by way and size."""
-    found, context = {}, multiprocessing.get_context("spawn")
-    for way, shares_memory in (("shared memory", True), ("sockets", False)):
-        with tempfile.TemporaryDirectory() as folder:
-            near, far = context.Pipe()
-            store = str(Path(folder) / "store")
-            arguments = [(rank, store, shares_memory, sizes, far) for rank in range(2)]
-            members = [context.Process(target=meet, args=each) for each in arguments]
-            for member in members:
-                member.start()
-            found[way] = [max(pair) for pair in zip(near.recv(), near.recv())]
-            for member in members:
-                member.join()
-    return found
 
 
 def rate(step: dict[str, Any], minibatch: int, learners: int, hop: float, bytes_per_s: float) -> float:
@@ -105,16 +66,12 @@ def rate(step: dict[str, Any], minibatch: int, learners: int, hop: float, bytes_
 
 def render(record: dict[str, Any]) -> str:
     """Return the page."""
-    steps, found = record["steps"], record["meetings"]
+    steps = record["steps"]
     rows = [
         [name, f"{each['num_bytes'] / 1e6:.2f}", f"{1e3 * each['fixed']:.2f}", f"{1e6 * each['per_row']:.2f}"]
         for name, each in steps.items()
     ]
     lines = ["# What more learners cost\n", report.table(["network", "MB of gradient", "ms fixed", "us a row"], rows)]
-    sizes = [*(each["num_bytes"] for each in steps.values())]
-    rows = [[way, *(f"{1e6 * value:,.0f}" for value in values)] for way, values in found.items()]
-    header = ["a meeting of 2 learners here, us", "64 bytes", *(f"{size / 1e6:.2f} MB" for size in sizes)]
-    lines += [report.table(header, rows)]
     hop, speed = record["hop_us"] * 1e-6, record["gbit"] * 1e9 / 8
     rows = []
     for name, each in steps.items():
@@ -128,11 +85,10 @@ def render(record: dict[str, Any]) -> str:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure gradient steps and meetings."""
+    """Measure gradient steps."""
     torch.set_num_threads(1)
     record: dict[str, Any] = {"machine": report.machine(), "hop_us": options.hop_us, "gbit": options.gbit}
     record["steps"] = {name: gradient_steps(name) for name in NETWORKS}
-    record["meetings"] = meetings([64, *(each["num_bytes"] for each in record["steps"].values())])
     return record
 
 

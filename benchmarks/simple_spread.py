@@ -4,11 +4,12 @@
     python benchmarks/simple_spread.py mappo ippo --seeds 5     # 500,000 environment steps each, one after another
     python benchmarks/simple_spread.py mappo --seeds 1 --steps 50000 --set training.lr=1e-3 --name trial
     python benchmarks/simple_spread.py mappo ippo --normalize-values --name simple_spread_values
+    python benchmarks/simple_spread.py mappo ippo --picture     # docs/images/learning_simple_spread.png, trains nothing
 
 The two differ in what the value function sees alone; with ``--normalize-values`` it learns targets of mean 0 and
 deviation 1, as in the paper (Yu et al. 2022, section 5.1), in place of scaled rewards. Prints one JSON line for each
 evaluation (the most likely actions in new episodes), and appends it to ``results/<name>.jsonl``. A return is the sum
-over the three agents, 25 steps each. ``learning_curves.py`` draws the picture.
+over the three agents, 25 steps each. The picture needs matplotlib (``lockstep-rl[plot]``).
 
 `SimpleSpread` is mpe2's game of three agents in one compiled function, as mpe2's own takes most of a run's time. It
 begins, moves and rewards alike (`tests/docs/test_docs_benchmarks.py`); ``--mpe2`` plays mpe2's.
@@ -35,6 +36,10 @@ from lockstep.ops import RunningMoments
 
 AGENTS, STEPS = 3, 25
 NAMES = tuple(f"agent_{i}" for i in range(AGENTS))
+PUBLISHED = -22.5
+"""MAPPO's own code after 20,000,000 steps: users' runs of train_mpe_spread.sh end at about -120 (GitHub,
+marlbenchmark/on-policy, issues 49 and 112). These are units of the game's first release, where the return is twice ours
+less 75: an agent's reward is the team's plus its own, and each agent also runs into itself in every step."""
 
 
 @numba.njit(cache=True)
@@ -219,8 +224,37 @@ def train(
         print(json.dumps(line), flush=True)
 
 
+def draw(name: str, algorithms: list[str]) -> None:
+    """Draw each seed's evaluations as a thin line, their median as a thick one."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    lines = [json.loads(line) for line in (report.RESULTS / f"{name}.jsonl").read_text().splitlines()]
+    figure, axes = plt.subplots(figsize=(6.4, 3.8))
+    for algorithm, colour in zip(algorithms, ("#0072B2", "#D55E00")):
+        curves: dict[int, list[float]] = {}
+        for line in (line for line in lines if line["algorithm"] == algorithm):
+            curves.setdefault(line["seed"], []).append(line["return"])
+        steps = sorted({line["env_steps"] for line in lines})
+        for curve in curves.values():
+            axes.plot(steps, curve, color=colour, lw=0.7, alpha=0.45)
+        label = f"{algorithm.upper()}, median of {len(curves)} seeds"
+        axes.plot(steps, np.median(list(curves.values()), axis=0), color=colour, lw=2.2, label=label)
+    axes.axhline(PUBLISHED, color="#009E73", lw=1.4, ls="--", label="MAPPO's own code, after 20,000,000 steps")
+    axes.set(xlabel="environment steps", ylabel="return of all agents together")
+    axes.set_title("simple_spread, three agents", fontsize=10)
+    axes.grid(alpha=0.25)
+    axes.legend(fontsize=8, frameon=False)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:,.0f}k")
+    figure.tight_layout()
+    image = report.ROOT / "docs/images/learning_simple_spread.png"
+    figure.savefig(image, dpi=110, metadata={"Software": None})
+
+
 def main() -> None:
-    """Train each seed in a process of its own."""
+    """Train each seed in a process of its own, or draw what is there."""
     parser = report.parser_of(__doc__)
     parser.add_argument("algorithms", nargs="+", choices=("mappo", "ippo"))
     parser.add_argument("--seeds", type=int, default=3)
@@ -230,8 +264,12 @@ def main() -> None:
     parser.add_argument("--normalize-values", action="store_true", help="learn targets of mean 0 and deviation 1")
     parser.add_argument("--name", default="simple_spread", help="of the file of results")
     parser.add_argument("--mpe2", action="store_true", help="play mpe2's own game, which takes longer")
+    parser.add_argument("--picture", action="store_true", help="draw the results that are there")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.picture:
+        draw(options.name, options.algorithms)
+        return
     if options.one:
         settings = {path: json.loads(value) for path, _, value in (each.partition("=") for each in options.set)}
         game = mpe2_game if options.mpe2 else SimpleSpread

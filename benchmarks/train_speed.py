@@ -5,7 +5,6 @@
     python benchmarks/train_speed.py dqn --updates 40 --name dqn_cartpole_updates    # a gradient step for two steps
     python benchmarks/train_speed.py sac --only lockstep sb3 --rounds 2 --name quick # Pendulum-v1; `td3` likewise
     python benchmarks/train_speed.py pong --rounds 3            # PPO with the Nature network on ALE/Pong-v5
-    python benchmarks/train_speed.py native                     # PPO on 64 native vector environments, Lockstep alone
     python benchmarks/train_speed.py ppo --render               # the table again, from the raw results
 
 The settings are in ``peers/protocol.py``, the same for all libraries. A round runs every entry once with a seed of its
@@ -65,12 +64,6 @@ PONG_ENTRIES = {
     name: entry(each.script, each.environment, **each.work, **PONG)
     for name, each in {**SAC_ENTRIES, **PPO_ENTRIES}.items()
     if name.startswith("lockstep") or name in ("sb3", "cleanrl-style")
-}
-NATIVE = {"native": True, "num_envs": 64}
-NATIVE_ENTRIES = {
-    f"lockstep{mode}-{rows}": entry("lockstep_train.py", None, minibatch=rows, compile=bool(mode), **NATIVE)
-    for rows in (256, 2048)
-    for mode in ("", "-compiled")
 }
 
 
@@ -178,23 +171,6 @@ def pong_verdicts(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def native_verdicts(rows: Sequence[Row]) -> list[str]:
-    """Return where the time goes, and the environment's own rate."""
-    stages = ("environment", "acting", "other_collecting", "update", "rest")
-    lines = []
-    for row in rows:
-        seconds = {stage: sum(run["seconds"][stage] for run in row.runs) for stage in stages}
-        lines.append([row.name, *(f"{100 * value / sum(seconds.values()):.0f} %" for value in seconds.values())])
-    runs = [run for row in rows for run in row.runs]
-    alone, behind = (
-        report.spread([run[f"{side}_steps_per_s"] for run in runs]) for side in ("environment", "boundary")
-    )
-    return [
-        report.table(["share of the whole loop", *(stage.replace("_", " ") for stage in stages)], lines),
-        f"The environment alone: {alone} steps/s; behind Lockstep's boundary: {behind} steps/s.",
-    ]
-
-
 WARM = (
     "`steady` leaves out the first five updates; compiled entries are compared by it, eager ones by the whole loop. "
     "`return` is the mean of the last 20 training episodes (median over rounds)."
@@ -247,9 +223,6 @@ COMPARISONS = {
                        "PPO, ALE/Pong-v5 (84 x 84, grey, four frames, sticky actions), 8 environments x 128 steps, 4 "
                        "epochs, minibatch 256, the network of Mnih et al. 2015", 8_192, PONG_ENTRIES, pong_verdicts,
                        WARM_PONG),
-    "native": Comparison("ppo", "native_vector", "64 native vector environments",
-                         "PPO, CartPole-v1, 64 native environments x 128 steps, 4 epochs, two 64x64 networks", 262_144,
-                         NATIVE_ENTRIES, native_verdicts),
 }  # fmt: skip
 
 

@@ -142,7 +142,6 @@ TABLES = {
     "speed": speed,
     "best": learning,
     "bench": lambda: (RESULTS / "bench/README.md").read_text(encoding="utf-8").strip(),
-    "learning": lambda: (RESULTS / "learning.md").read_text(encoding="utf-8").strip(),
     "all-speeds": lambda: (RESULTS / "ppo_cartpole.md").read_text(encoding="utf-8").partition("\n")[2].strip(),
 }
 

@@ -43,9 +43,8 @@ WORKS = {
     "64x64": Work(),
     "256x256": Work(hiddens=(256, 256), updates=1),
     "1024x1024": Work(hiddens=(1024, 1024), minibatch=2000, num_epochs=2, updates=1),
-    "2048x2048": Work(hiddens=(2048, 2048), minibatch=2000, num_epochs=1, updates=1),
 }
-"""the last two are large enough for two learners to pay"""
+"""the last is large enough for two learners to pay"""
 
 
 def make_rollout(work: Work, path: Path) -> dict[str, float]:

@@ -23,8 +23,6 @@ from typing import Any
 
 WARM_UPDATES = 5
 """left out of the steady rate: caches, lazy imports, compilers"""
-WARM_SECONDS = 5.0
-"""likewise where a run takes so many seconds, from the first update on: the queue that fills"""
 
 PPO = {
     "environment": "CartPole-v1",
@@ -83,20 +81,8 @@ SAC = {
     "num_returns": 5,
 }
 TD3 = {**SAC, "noise": 0.1, "target_noise": 0.2, "noise_clip": 0.5, "policy_delay": 2}
-IMPALA = {
-    "environment": "CartPole-v1",
-    "num_envs": 8,
-    "runners": 2,
-    "fragment": 50,
-    "batch": 800,
-    "hiddens": (64, 64),
-    "lr": 5e-4,
-    "seconds": 20.0,
-    "measured_from": 1,
-    "num_returns": 20,
-}
 SETTINGS: dict[str, dict[str, Any]] = {
-    "ppo": PPO, "dqn": DQN, "sac": SAC, "td3": TD3, "impala": IMPALA, "appo": IMPALA,
+    "ppo": PPO, "dqn": DQN, "sac": SAC, "td3": TD3,
 }  # fmt: skip
 
 
@@ -106,13 +92,12 @@ def read(description: str | None) -> Any:
     parser.add_argument("work", nargs="?", default="{}", help="the work as JSON; the rest stands in peers/protocol.py")
     asked = json.loads(parser.parse_args().work)
     algorithm = asked.get("algorithm", "ppo")
-    common = {"algorithm": algorithm, "seed": 0, "threads": 1, "compile": False, "half": False, "seconds": None}
+    common = {"algorithm": algorithm, "seed": 0, "threads": 1, "compile": False, "half": False}
     work = SimpleNamespace(**{**common, **SETTINGS[algorithm], **asked})
     if algorithm == "ppo":
         work.batch = work.steps_of_update = work.num_envs * work.steps_per_env
-    if work.seconds is None:
-        work.steps = -(-work.steps // work.steps_of_update) * work.steps_of_update
-    if work.seconds is None and work.steps <= work.measured_from:
+    work.steps = -(-work.steps // work.steps_of_update) * work.steps_of_update
+    if work.steps <= work.measured_from:
         parser.error(f"steps must be above {work.measured_from}")
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"):
         os.environ[variable] = str(work.threads)
@@ -150,25 +135,17 @@ class Clock:
 
     def __init__(self, work: Any) -> None:
         self.work = work
-        self.marks: list[tuple[float, float, float, float]] = []
-        self.first_update: float | None = None
+        self.marks: list[tuple[float, float, float]] = []
         self.returns: deque[float] = deque(maxlen=work.num_returns)
 
     def start(self) -> None:
         """Start the clock: everything is built, nothing is collected yet."""
         self.mark(0)
 
-    def mark(self, steps: float, sampled: float = 0.0) -> bool:
-        """Note the end of an update, ``steps`` environment steps since the start; return whether the time is over."""
-        now = time.perf_counter()
-        if steps < self.work.measured_from or (self.marks and steps <= self.marks[-1][0]):
-            return False
-        if self.work.seconds is not None:
-            self.first_update = self.first_update or now
-            if now - self.first_update < WARM_SECONDS:
-                return False
-        self.marks.append((steps, now, time.process_time(), sampled))
-        return self.work.seconds is not None and now - self.marks[0][1] >= self.work.seconds
+    def mark(self, steps: float) -> None:
+        """Note the end of an update, ``steps`` environment steps since the start."""
+        if steps >= self.work.measured_from and (not self.marks or steps > self.marks[-1][0]):
+            self.marks.append((steps, time.perf_counter(), time.process_time()))
 
     def episode(self, episode_return: float) -> None:
         """Note the return of a training episode that ended."""
@@ -180,14 +157,10 @@ class Clock:
 
         if len(self.marks) < 2:
             raise SystemExit("the run ended before anything was measured")
-        steps, wall, processor, sampled = (end - begin for begin, end in zip(self.marks[0], self.marks[-1]))
+        steps, wall, processor = (end - begin for begin, end in zip(self.marks[0], self.marks[-1]))
         facts = {"seconds_total_loop": round(wall, 4), "threads": self.work.threads, "torch": torch.__version__}
-        if self.work.seconds is not None:
-            print_line(name, version, sampled_per_s=round(sampled / wall, 1), trained_per_s=round(steps / wall, 1),
-                       **facts, **more)  # fmt: skip
-            return
         warm = self.marks[min(WARM_UPDATES, len(self.marks) - 2) if self.work.measured_from == 0 else 0]
-        steady_steps, steady_wall, steady_processor, _ = (end - begin for begin, end in zip(warm, self.marks[-1]))
+        steady_steps, steady_wall, steady_processor = (end - begin for begin, end in zip(warm, self.marks[-1]))
         rates = {"processor_steps_per_s": steps / processor, "steps_per_s": steps / wall}
         rates |= {"processor_steady_steps_per_s": steady_steps / steady_processor}
         rates |= {"steady_steps_per_s": steady_steps / steady_wall}

@@ -1,4 +1,4 @@
-"""Train with RLlib's new API stack: PPO, DQN and SAC in the driver's process, IMPALA and APPO with remote env runners.
+"""Train with RLlib's new API stack, in the driver's process: PPO, DQN and SAC.
 
 PPO's learner makes its Adam with the default epsilon (1e-8). SAC's critics are given the networks of the others
 (``rllib_joined_critics.py``), its first steps are taken by its policy, not at random. The new stack has no TD3.
@@ -17,16 +17,13 @@ w = protocol.read(__doc__)
 warnings.filterwarnings("ignore")
 
 import ray  # noqa: E402
-from ray.rllib.algorithms.appo import APPOConfig  # noqa: E402
 from ray.rllib.algorithms.dqn import DQNConfig  # noqa: E402
-from ray.rllib.algorithms.impala import IMPALAConfig  # noqa: E402
 from ray.rllib.algorithms.ppo import PPOConfig  # noqa: E402
 from ray.rllib.algorithms.sac import SACConfig  # noqa: E402
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig  # noqa: E402
 from rllib_joined_critics import module_options  # noqa: E402
 
 logging.getLogger("ray").setLevel(logging.ERROR)
-REMOTE = w.algorithm in ("impala", "appo")
 
 
 def in_process(config: Any, **runners: Any) -> Any:
@@ -115,54 +112,24 @@ def sac() -> Any:
     )
 
 
-def impala() -> Any:
-    """Return the common setting of IMPALA or APPO; everything else is its default."""
-    config = (APPOConfig if w.algorithm == "appo" else IMPALAConfig)()
-    return (
-        config.environment(w.environment)
-        .env_runners(
-            num_env_runners=w.runners,
-            num_envs_per_env_runner=w.num_envs,
-            rollout_fragment_length=w.fragment,
-            gym_env_vectorize_mode="sync",
-        )
-        .learners(num_learners=0)
-        .training(lr=w.lr, train_batch_size_per_learner=w.batch)
-        .rl_module(
-            model_config=DefaultModelConfig(
-                fcnet_hiddens=list(w.hiddens), fcnet_activation="tanh", vf_share_layers=False
-            )
-        )
-        .reporting(min_time_s_per_iteration=1)
-    )
-
-
 def main() -> None:
     """Train and report; steps trained are counted as the learner counts them."""
-    cpus = w.runners + 2 if REMOTE else 1
-    ray.init("local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    config = {"ppo": ppo, "dqn": dqn, "sac": sac, "impala": impala, "appo": impala}[w.algorithm]()
+    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    config = {"ppo": ppo, "dqn": dqn, "sac": sac}[w.algorithm]()
     algorithm = config.debugging(seed=w.seed, log_level="ERROR").build_algo()
     clock = protocol.Clock(w)
     clock.start()
-    steps, trained, over = 0, 0, False
-    while not over:
+    steps, trained = 0, 0
+    while steps < w.steps:
         result = algorithm.train()
         learners = result.get("learners", {}).get("__all_modules__", {})
         trained = learners.get("num_env_steps_trained_lifetime", 0)
         steps = int(result["num_env_steps_sampled_lifetime"])
-        if REMOTE:
-            over = clock.mark(float(trained), float(steps))
-            continue
         if w.algorithm != "dqn" or steps > w.random_steps:
             clock.mark(steps)
-        over = steps >= w.steps
-    if REMOTE:
-        clock.report("rllib", ray.__version__)
-    else:
-        clock.episode(result["env_runners"]["episode_return_mean"])  # already the mean of the last ones
-        facts = {} if w.algorithm == "ppo" else {"gradient_steps": round(trained / w.batch)}
-        clock.report("rllib", ray.__version__, **facts)
+    clock.episode(result["env_runners"]["episode_return_mean"])  # already the mean of the last ones
+    facts = {} if w.algorithm == "ppo" else {"gradient_steps": round(trained / w.batch)}
+    clock.report("rllib", ray.__version__, **facts)
     algorithm.stop()
     ray.shutdown()
 

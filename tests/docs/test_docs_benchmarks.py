@@ -1,18 +1,23 @@
-"""Each benchmark command that a page or a docstring quotes exists and takes the options it is quoted with."""
+"""Quoted benchmark commands exist and take their options; committed results are of revisions that a commit holds."""
 
 import argparse
 import re
 import runpy
 import shlex
+import subprocess
 import sys
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from test_docs_pages import PAGES, ROOT
 
 BENCHMARKS = ROOT / "benchmarks"
 SOURCES = [*PAGES, BENCHMARKS / "README.md", *BENCHMARKS.glob("*.py")]
+REVISION = re.compile(r'"revision": "([^"]*)"|; revision ([^ ;]+);')
 QUOTED = re.compile(r"python (benchmarks/\w+\.py)((?: +[\w./=\[\],-]+)*)")
+MADE_AGAIN = {f"offline_{name}.{kind}" for name in ("data", "learning", "memory") for kind in ("json", "md")}
+"""results of changed trees, until they are made again"""
 PLACEHOLDERS = {"ALGORITHM": "ppo", "ENV": "CartPole-v1"}
 
 
@@ -64,7 +69,32 @@ def test_a_quoted_benchmark_command_parses(file, words, monkeypatch, parsing_onl
 def test_the_commands_of_the_table_are_found():
     files = {file for file, _ in quoted_commands()}
     assert len(files) >= 20
-    assert ("benchmarks/replay_speed.py", "--rounds 11") in quoted_commands()
+    assert ("benchmarks/replay_speed.py", "--rounds 2") in quoted_commands()
+
+
+def revisions_of(file):
+    """Return the revisions that a result names."""
+    if file.suffix == ".parquet":
+        return set(pq.read_table(file, columns=["revision"])["revision"].to_pylist())
+    return {either or other for either, other in REVISION.findall(file.read_text(encoding="utf-8"))}
+
+
+def git(*words):
+    done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip("this is no checkout")
+    return done.stdout.split()
+
+
+def test_every_committed_result_is_of_a_revision_that_a_commit_holds():
+    if git("rev-parse", "--is-shallow-repository") == ["true"]:
+        pytest.skip("this checkout has no history")
+    commits = git("rev-list", "HEAD")
+    held = {commit[:12] for commit in commits} | set(commits)
+    results = [ROOT / file for file in git("ls-files", "benchmarks/results")]
+    named = {file.name: revisions_of(file) for file in results if file.exists()}
+    assert sum(map(bool, named.values())) > 50
+    assert {name: found - held for name, found in named.items() if found - held and name not in MADE_AGAIN} == {}
 
 
 def test_the_compiled_simple_spread_is_the_game_of_mpe2(parsing_only, monkeypatch):

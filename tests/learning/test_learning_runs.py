@@ -1,6 +1,6 @@
 """Real training on real environments, several seeds each, against the recipes' bands (`make test-learning`).
 
-Each seed is a process of its own with one thread, as in `benchmarks/learning.py`, which makes the committed figures.
+Each seed is a process of its own with one thread, as with `lockstep bench`, which makes the committed figures.
 """
 
 import json
