@@ -290,6 +290,7 @@ class FrameworkOptions(TypedDict, total=False):
     """Options of `FrameworkSection`."""
 
     compile: bool
+    compile_after: int
     device: str
     dtype: Literal["float32", "float64"]
     mixed_precision: bool
@@ -304,7 +305,10 @@ class FrameworkSection(Section[ConfigT]):
     name = "framework"
 
     compile: bool = False
-    """compile the whole gradient step (about 10-20 s once, then under 2 s from the compiler's cache)"""
+    """compile the whole gradient step; on the CPU another process does it, and the code is kept for later runs"""
+    compile_after: int = option(5_000, ge=0)
+    """gradient steps before compiled code takes over, on the CPU: the same number whether or not the code was kept, so
+    that the same seed gives the same bits; a run that comes to it earlier than the code waits"""
     device: str = "cpu"
     """cpu, cuda, cuda:1, mps, ... as torch names it"""
     dtype: Literal["float32", "float64"] = "float32"

@@ -456,7 +456,7 @@ def test_compiled_gradient_steps_are_the_eager_ones(config, half):
     """Parameters, temperature, targets, metrics and row errors; TD3's policy waits in every second step."""
     eager, compiled = (
         config()
-        .framework(compile=on, mixed_precision=half)
+        .framework(compile=on, compile_after=0, mixed_precision=half)
         .rl_module(model_config={"hiddens": (16, 16), "critic_hiddens": (16, 16)})
         .build_learner(spaces=(OBS, BOX))
         for on in (False, True)
