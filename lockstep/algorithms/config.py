@@ -249,7 +249,11 @@ class AlgorithmConfig(BaseConfig):
         return [
             ("environment.normalize_rewards", env.normalize_rewards, f"{refused} scale those of the data instead"),
             ("environment.frame_stack", env.frame_stack > 1, f"{refused} store stacked observations in the data"),
-            ("framework.compile", self.framework.compile, f"{refused} its update is not compiled"),
+            (
+                "framework.compile",
+                self.framework.compile and not self._follows,
+                f"{refused} its update is not compiled",
+            ),
         ]
 
     def _rules_of_online(self) -> list[Rule]:
@@ -258,11 +262,10 @@ class AlgorithmConfig(BaseConfig):
             fewer = f"is smaller than one step of each of the {runners.num_envs} environments of all env runners"
             return [("training.train_batch_size", batch < runners.num_envs, fewer)]
         refused = f"is not allowed for {self.algorithm}:"
-        follows = self.learner_class.after_gradient_step is not Learner.after_gradient_step
         return [
             (
                 "framework.compile",
-                self.framework.compile and not follows,
+                self.framework.compile and not self._follows,
                 f"{refused} its target network is not compiled",
             ),
             (
@@ -290,6 +293,11 @@ class AlgorithmConfig(BaseConfig):
         """Return whether an option is set that only a network with memory has a use for, and there is none."""
         known = map(self.rl_module.remembers, self.module_specs().values())
         return value is not None and all(remembers is False for remembers in known)
+
+    @property
+    def _follows(self) -> bool:
+        """Whether the learner's target network follows after a gradient step, as compiled ones leave it to do."""
+        return self.learner_class.after_gradient_step is not Learner.after_gradient_step
 
     def _device_is_missing(self) -> bool:
         try:
