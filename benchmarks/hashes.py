@@ -87,7 +87,7 @@ def config_of(algorithm: str, *, compiled: bool = False, num_learners: int = 0) 
     from lockstep import get_config
 
     config = get_config(algorithm)
-    config.framework(dtype="float32" if compiled or not num_learners else "float64", compile=compiled)
+    config.framework(dtype="float32" if compiled or not num_learners else "float64", compile=compiled, compile_after=0)
     config.rl_module(model_config={"hiddens": (16, 16)}).debugging(seed=3).evaluation(evaluation_interval=0)
     config.learners(num_learners=num_learners, num_cpus_per_learner=0)
     if algorithm in OFFLINE:

@@ -55,7 +55,7 @@ def configured(**framework: Any) -> PPOConfig:
 
 def build(compiled: bool) -> Any:
     """Build a learner in this process."""
-    return configured(compile=compiled, device=w.device).build_learner()
+    return configured(compile=compiled, compile_after=0, device=w.device).build_learner()
 
 
 def make_episodes() -> list[SingleAgentEpisode]:

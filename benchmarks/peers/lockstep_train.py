@@ -80,7 +80,7 @@ def build_config() -> Any:
             )
     config.framework(mixed_precision=w.half)
     config.rl_module(model_config=model).reporting(total_steps=w.steps)
-    return config.framework(compile=w.compile, num_threads=w.threads)
+    return config.framework(compile=w.compile, compile_after=0, num_threads=w.threads)
 
 
 def seconds_alone(trainer: Any) -> dict[str, float]:

@@ -59,7 +59,6 @@ from lockstep.replay.hindsight import Hindsight
 from lockstep.rollout.config import EnvRunnersSection, EvaluationSection
 from lockstep.state.checks import install_hint, suggestion
 from lockstep.state.options import FROZEN
-from lockstep.state.restarts import RestartLimits
 from lockstep.state.schedules import stages_of, value_at
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking.config import CallbacksSection, CheckpointingSection, DebuggingSection, ReportingSection
@@ -801,6 +800,7 @@ class BaseConfig:
             section,
             strategy=self.resources.placement_strategy,
             limits=self.fault_tolerance.learner_limits,
+            num_standby=self.fault_tolerance.num_standby_processes,
             address=self.resources.ray_address,
             num_cpus=self.cpus_of_run,
         )
@@ -920,18 +920,18 @@ def start_learners(
     build: Any,
     section: LearnersSection,
     *,
-    strategy: str = "PACK",
-    limits: RestartLimits | None = None,
     address: str | None = None,
     num_cpus: float = 0.0,
+    **options: Any,
 ) -> LearnerBackend:
-    """Start `section.num_learners` learners `build(reducer=...)` in other processes. `ImportError` without ray."""
+    """Start `section.num_learners` learners `build(reducer=...)` in other processes, with options of
+    `RayLearnerBackend`. `ImportError` without ray."""
     try:
         from lockstep.cluster.processes import start_ray
         from lockstep.cluster.ray_learners import RayLearnerBackend
 
         start = partial(start_ray, address, num_cpus or section.num_learners * section.num_cpus_per_learner)
-        return RayLearnerBackend(build, section, strategy=strategy, limits=limits, start_ray=start)
+        return RayLearnerBackend(build, section, start_ray=start, **options)
     except ModuleNotFoundError as error:
         raise without_ray(error, f"learners.num_learners={section.num_learners}") from error
 

@@ -252,7 +252,11 @@ class AlgorithmConfig(BaseConfig):
         return [
             ("environment.normalize_rewards", env.normalize_rewards, f"{refused} scale those of the data instead"),
             ("environment.frame_stack", env.frame_stack > 1, f"{refused} store stacked observations in the data"),
-            ("framework.compile", self.framework.compile, f"{refused} its update is not compiled"),
+            (
+                "framework.compile",
+                self.framework.compile and not self._follows,
+                f"{refused} its update is not compiled",
+            ),
         ]
 
     def _rules_of_online(self) -> list[Rule]:
@@ -261,11 +265,10 @@ class AlgorithmConfig(BaseConfig):
             fewer = f"is smaller than one step of each of the {runners.num_envs} environments of all env runners"
             return [("training.train_batch_size", batch < runners.num_envs, fewer)]
         refused = f"is not allowed for {self.algorithm}:"
-        follows = self.learner_class.after_gradient_step is not Learner.after_gradient_step
         return [
             (
                 "framework.compile",
-                self.framework.compile and not follows,
+                self.framework.compile and not self._follows,
                 f"{refused} its target network is not compiled",
             ),
             (
@@ -293,6 +296,11 @@ class AlgorithmConfig(BaseConfig):
         """Return whether an option is set that only a network with memory has a use for, and there is none."""
         known = map(self.rl_module.remembers, self.module_specs().values())
         return value is not None and all(remembers is False for remembers in known)
+
+    @property
+    def _follows(self) -> bool:
+        """Whether the learner's target network follows after a gradient step, as compiled ones leave it to do."""
+        return self.learner_class.after_gradient_step is not Learner.after_gradient_step
 
     def _device_is_missing(self) -> bool:
         try:
@@ -522,7 +530,9 @@ class AlgorithmConfig(BaseConfig):
             from lockstep.cluster.ray_runners import RayRunnerBackend
 
             start = partial(start_ray, self.resources.ray_address, self.cpus_of_run)
-            return EnvRunnerGroup(RayRunnerBackend(build, section, start_ray=start), section, limits)
+            number = self.fault_tolerance.num_standby_processes
+            backend = RayRunnerBackend(build, section, num_standby=number, start_ray=start)
+            return EnvRunnerGroup(backend, section, limits)
         except ModuleNotFoundError as error:
             raise without_ray(error, f"env_runners.num_env_runners={section.num_env_runners}") from error
 

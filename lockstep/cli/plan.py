@@ -44,7 +44,10 @@ class Plan:
         parameters = [p for p in policy.module.parameters() if p.requires_grad]
         num_bytes = sum(p.numel() * p.element_size() for p in parameters)
         framework, threads = config.framework, torch.get_num_threads()
-        how = "compiled (the first update takes 10-20 s longer)" if framework.compile else "eager"
+        how = "eager"
+        if framework.compile:
+            after = framework.compile_after if framework.device == "cpu" else 0
+            how = f"compiled after {after:,} gradient steps" if after else "compiled"
         return {
             "settings": "; ".join(sources),
             **self._agents(),

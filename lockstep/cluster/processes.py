@@ -17,7 +17,7 @@ ROOM_S = 30.0
 
 
 class Worker:
-    """What runs in an actor of a group."""
+    """What runs in an actor of a group. It learns its place from its first calls: a standby has none yet."""
 
     def __init__(self) -> None:
         # What comes through the object store is read where it lies, and must not be written to; nothing here does.
@@ -35,7 +35,8 @@ class RayProcesses:
 
     Room for all places is reserved before any actor is started. Ray is started on this machine where it does not run
     yet, and ended with the group. `kind`: the word for an actor in messages, e.g. "learner". `error`: what is raised
-    where there is no room. `worker_options`: those of `ray.remote`.
+    where there is no room. `worker_options`: those of `ray.remote`. `num_standby`: actors without a place, from which
+    the first takes that of a lost one.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class RayProcesses:
         error: type[Exception],
         start_ray: Callable[[], bool],
         worker_options: Mapping[str, Any] | None = None,
+        num_standby: int = 0,
     ) -> None:
         import ray
 
@@ -58,6 +60,8 @@ class RayProcesses:
         self._group: Any = None
         self._where: dict[int, Any] = {}
         """place -> reference to process id and node id"""
+        self._standby: list[Any] = []
+        self._num_standby = 0 if "GPU" in self.resources else num_standby
         self._owns_ray = start_ray()
         remote: Any = ray.remote  # its options are not all in its type hints
         self._actor_class = remote(**worker_options)(worker) if worker_options else remote(worker)
@@ -91,22 +95,28 @@ class RayProcesses:
                 f"each (num_cpus_per_{kind}, num_gpus_per_{kind}, custom_resources_per_{kind})"
             )
 
-    def start(self, places: Iterable[int], *args: Any) -> None:
-        """Start an actor in each of these places. `error` where the cluster has lost their room."""
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
+    def start(self, places: Iterable[int]) -> None:
+        """Start an actor in each of these places, or take one that stands by. `error` where the cluster has lost their
+        room."""
         chosen = list(places)
         if chosen and not self._group.wait(ROOM_S):
             raise self.error(f"the cluster has no room for {self.kind}s {chosen}, whose machine is lost")
-        others = {name: amount for name, amount in self.resources.items() if name not in ("CPU", "GPU")}
         for place in chosen:
-            self.actors[place] = self._actor_class.options(
-                num_cpus=self.resources.get("CPU", 0),
-                num_gpus=self.resources.get("GPU", 0),
-                resources=others or None,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, place),
-            ).remote(*args)
+            self.actors[place] = self._standby.pop(0) if self._standby else self._started(place)
             self._where[place] = self.actors[place].where.remote()
+        while len(self._standby) < self._num_standby:
+            self._standby.append(self._actor_class.options(num_cpus=0).remote())
+
+    def _started(self, place: int) -> Any:
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        others = {name: amount for name, amount in self.resources.items() if name not in ("CPU", "GPU")}
+        return self._actor_class.options(
+            num_cpus=self.resources.get("CPU", 0),
+            num_gpus=self.resources.get("GPU", 0),
+            resources=others or None,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, place),
+        ).remote()
 
     def end(self, places: Iterable[int]) -> None:
         """End actors, whatever they do."""
@@ -127,6 +137,9 @@ class RayProcesses:
 
         self.end(self.alive)
         self.actors = []
+        for actor in self._standby:
+            self.ray.kill(actor)
+        self._standby = []
         if self._group is not None:
             remove_placement_group(self._group)
             self._group = None

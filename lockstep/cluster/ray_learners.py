@@ -47,7 +47,12 @@ class LearnerProcesses(RayProcesses):
     """
 
     def __init__(
-        self, build: BuildLearner, section: LearnersSection, strategy: str, start_ray: Callable[[], bool]
+        self,
+        build: BuildLearner,
+        section: LearnersSection,
+        strategy: str,
+        start_ray: Callable[[], bool],
+        num_standby: int = 0,
     ) -> None:
         super().__init__(
             LearnerWorker,
@@ -61,6 +66,7 @@ class LearnerProcesses(RayProcesses):
             error=LearnerError,
             start_ray=start_ray,
             worker_options={"concurrency_groups": {CONTROL: 1}},
+            num_standby=num_standby,
         )
         self.section = section
         self.build = self.ray.put(build)
@@ -215,6 +221,7 @@ class RayLearnerBackend(LearnerBackend):
         strategy: str = "PACK",
         limits: RestartLimits | None = None,
         start_ray: Callable[[], bool] = start_ray,
+        num_standby: int = 0,
     ) -> None:
         self.last_checkpoint = ""
         self._restarts = 0
@@ -226,7 +233,7 @@ class RayLearnerBackend(LearnerBackend):
         """are all learners there, and joined?"""
         self._failed: Answers = {}
         self._lost: LearnerError | None = None
-        self._processes = LearnerProcesses(build, section, strategy, start_ray)
+        self._processes = LearnerProcesses(build, section, strategy, start_ray, num_standby)
         self._ray = self._processes.ray
         try:
             self._start(section.num_learners)

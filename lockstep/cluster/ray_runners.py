@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from lockstep.cluster.processes import RayProcesses, Worker, start_ray
@@ -23,18 +24,21 @@ class Stored:
 class RunnerWorker(Worker):
     """What runs in the process of a remote runner."""
 
-    def __init__(self, build: BuildRunner, index: int, num_runners: int, generation: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._build = build
-        self._place = {"index": index, "num_runners": num_runners, "generation": generation}
+        self._build: Callable[[], EnvRunner] | None = None
         self._runner: EnvRunner | None = None
+
+    def take_place(self, build: BuildRunner, index: int, num_runners: int, generation: int) -> None:
+        """Say which runner this is."""
+        self._build = partial(build, index=index, num_runners=num_runners, generation=generation)
 
     def apply(self, func: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Return `func(runner, *args, **options)`; the first call builds the runner, and raises where that fails."""
         import ray
 
-        if self._runner is None:
-            self._runner = self._build(**self._place)
+        if self._runner is None and self._build is not None:
+            self._runner = self._build()
         for name, value in options.items():
             if isinstance(value, Stored):
                 options[name] = ray.get(value.reference)
@@ -50,7 +54,12 @@ class RayRunnerBackend:
     is_local = False
 
     def __init__(
-        self, build: BuildRunner, section: EnvRunnersSection, *, start_ray: Callable[[], bool] = start_ray
+        self,
+        build: BuildRunner,
+        section: EnvRunnersSection,
+        *,
+        num_standby: int = 0,
+        start_ray: Callable[[], bool] = start_ray,
     ) -> None:
         self._processes = RayProcesses(
             RunnerWorker,
@@ -63,6 +72,7 @@ class RayRunnerBackend:
             strategy="SPREAD",
             error=EnvRunnerError,
             start_ray=start_ray,
+            num_standby=num_standby,
         )
         self._ray, self._num_runners = self._processes.ray, section.num_env_runners
         try:
@@ -78,7 +88,8 @@ class RayRunnerBackend:
         return self._num_runners
 
     def _start(self, index: int, generation: int) -> None:
-        self._processes.start([index], self._build, index, self._num_runners, generation)
+        self._processes.start([index])
+        self._processes.actors[index].take_place.remote(self._build, index, self._num_runners, generation)
 
     def put(self, value: Any) -> Stored:
         """Put `value` into the object store; runners on the same machine read it where it lies."""

@@ -3,6 +3,9 @@
 The learner's own Python is run once with tracing tensors, so that every hook of a subclass is in the graph (one that
 overrides what `NOT_TRACED` names is stepped eagerly); what is compiled has static shapes. Numbers that change between
 steps (learning rate, coefficients, registered state) are inputs of the graph.
+
+On the CPU the first `framework.compile_after` gradient steps are taken eagerly, whether or not the code is there
+already, so that a run's bits do not depend on what was run before.
 """
 
 from __future__ import annotations
@@ -12,14 +15,17 @@ import time
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from lockstep.data.trees import leaves, map_tree, named_leaves
+from lockstep.learner.compile_cache import OPTIONS, CodeToCome, CompiledCode
 from lockstep.learner.minibatches import TensorColumns, gather
 from lockstep.learner.optimizers import NO_AVG, NO_AVG_SQ, RegisteredOptimizer
+from lockstep.learner.recorded import NotRecordedError, record
 from lockstep.learner.targets import TargetNetwork
 from lockstep.tracking.metrics import Key
 
@@ -31,10 +37,23 @@ NOT_TRACED = ("compute_gradients", "apply_gradients")
 Metric = tuple[Key, float]
 ColumnsByModule = Mapping[str, TensorColumns]
 Losses = dict[str, Tensor]
-CompiledCode = Callable[[Sequence[Tensor]], Sequence[Tensor]]
-"""from the inputs of a graph to what it gives out; inputs that it writes to are written to"""
-Step = tuple[CompiledCode, list[Metric], list[str], list[str]]
-"""what is compiled, the metrics it gives out as one tensor, and the modules whose row errors and row values follow"""
+
+
+@dataclass
+class Step:
+    """A gradient step that is compiled, or is being compiled."""
+
+    get_code: Callable[[], CompiledCode]
+    """waits for it; `RuntimeError` where compiling failed"""
+    metrics: list[Metric]
+    """what its first tensor holds"""
+    with_errors: list[str]
+    """modules whose row errors are the next tensors"""
+    with_values: list[str]
+    """modules whose row values follow"""
+    read: list[Tensor]
+    """tensors that it reads beside columns and state"""
+    code: CompiledCode | None = None
 
 
 class CompiledUpdate:
@@ -52,6 +71,7 @@ class CompiledUpdate:
         self._state: list[Tensor] = []
         self._layouts: list[Any] = []
         """names and layouts of `_state`: what the compiled code takes for granted"""
+        self._eager_steps = learner.framework.compile_after if learner.device.type == "cpu" else 0
 
     def run(self, columns: ColumnsByModule, indices: Mapping[str, Tensor | None]) -> bool:
         """Take one gradient step on rows of the columns. Returns False where it must be taken eagerly instead."""
@@ -62,25 +82,37 @@ class CompiledUpdate:
             padded = _padded(columns, indices)
             state = self._present_state()
             self._last_step = self._find(padded, indices, variant)
-            self._last_inputs = _leaves_of(padded) + state
-        if self._last_step is None:
+            self._last_inputs = _leaves_of(padded) + state + (self._last_step.read if self._last_step else [])
+        step = self._last_step
+        if step is None or self.learner.lifetime.get("gradient_steps", 0) < self._eager_steps:
             return False
-        function, metrics, with_errors, with_values = self._last_step
+        if step.code is None:
+            try:
+                step.code = step.get_code()
+            except Exception as error:  # a kernel that the device's compiler cannot make, say
+                self._forget(step, f"{type(error).__name__}: {str(error).strip().splitlines()[0]}")
+                return False
         for entry in self.learner.optimizers:
             entry.has_loss = self.learner.has_loss(entry, indices)
             self._rates[entry.key].set_()
         rows = [index for index in indices.values() if index is not None]
-        values, *found = function([*rows, *self._last_inputs])
+        values, *found = step.code([*rows, *self._last_inputs])
         for entry in self.learner.optimizers:
             if self._rates[entry.key].bad_on_host():
                 entry.keep_bad_gradient()
         if self.learner.gradient_watch.missing:
             self.learner.gradient_watch.see(self.learner.optimizers)
-        self.learner.metrics.log_vector(metrics, values)
-        self.learner.row_errors.update(zip(with_errors, found))
-        self.learner.row_values = dict(zip(with_values, found[len(with_errors) :]))
+        self.learner.metrics.log_vector(step.metrics, values)
+        self.learner.row_errors.update(zip(step.with_errors, found))
+        self.learner.row_values = dict(zip(step.with_values, found[len(step.with_errors) :]))
         self.learner.seconds["forward_backward"] += time.perf_counter() - started
         return True
+
+    def _forget(self, step: Step, reason: str) -> None:
+        """Take steps like this one eagerly from now on."""
+        _warn_of_eager(f"compiling it failed: {reason}")
+        self._steps = {signature: None if each is step else each for signature, each in self._steps.items()}
+        self._last_step = None
 
     def _find(self, columns: ColumnsByModule, indices: Mapping[str, Tensor | None], variant: Hashable) -> Step | None:
         seen: list[Any] = [variant]
@@ -159,8 +191,6 @@ class CompiledUpdate:
         if reason is not None:
             _warn_of_eager(reason)
             return None
-        from torch.fx.experimental.proxy_tensor import make_fx
-
         # A tensor that is two columns would be one input of the trace.
         columns = {mid: map_tree(torch.Tensor.detach, part) for mid, part in columns.items()}
         rows = [index for index in indices.values() if index is not None]
@@ -169,7 +199,7 @@ class CompiledUpdate:
         with_errors: list[str] = []
         with_values: list[str] = []
 
-        def step(*_: Tensor) -> tuple[Tensor, ...]:
+        def step() -> tuple[Tensor, ...]:
             values = self._traced_step(columns, indices, names)
             with_errors[:], with_values[:] = learner.row_errors, learner.row_values
             return values, *learner.row_errors.values(), *learner.row_values.values()
@@ -180,24 +210,20 @@ class CompiledUpdate:
         streams = learner.streams.get_state()
         try:
             with torch.random.fork_rng(devices=[]):
-                graph = make_fx(step)(*inputs)
+                graph, recorded = record(step, inputs)
+        except NotRecordedError as error:
+            _warn_of_eager(str(error))
+            return None
         finally:
             learner.metrics, learner.row_errors, learner.row_values = outer, {}, {}
             learner.streams.set_state(streams)
             for tensor, before in zip(inputs, saved):
                 tensor.copy_(before)
-        if any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in graph.graph.nodes):
-            _warn_of_eager("it draws random numbers, and compiled code would not draw them from their streams")
-            return None
         if plain := sorted({"/".join(key) for key, rows in names if rows == NOT_A_TENSOR}):
             _warn_of_eager(f"it logs {plain} as plain numbers, which compiled code would repeat; log tensors")
             return None
-        try:
-            compiled = compile_graph(graph, inputs, learner.device.type == "cpu")
-        except Exception as error:  # a kernel that the device's compiler cannot make, say
-            _warn_of_eager(f"compiling it failed: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
-            return None
-        return compiled, names, with_errors, with_values
+        get_code = compile_graph(graph, recorded, learner.device.type == "cpu")
+        return Step(get_code, names, with_errors, with_values, recorded[len(inputs) :])
 
     def _traced_step(
         self, columns: ColumnsByModule, indices: Mapping[str, Tensor | None], names: list[Metric]
@@ -381,17 +407,20 @@ def _padded(columns: ColumnsByModule, indices: Mapping[str, Tensor | None]) -> d
 # -- the compiler ---
 
 
-def compile_graph(graph: fx.GraphModule, inputs: Sequence[Tensor], on_host: bool) -> CompiledCode:
-    """Return compiled code of a graph for inputs of these shapes and layouts; it raises `RuntimeError` for others."""
-    from torch._inductor import config as inductor_config
-    from torch._inductor.compile_fx import compile_fx
+def compile_graph(graph: fx.GraphModule, inputs: Sequence[Tensor], on_host: bool) -> Callable[[], CompiledCode]:
+    """Begin to compile a graph for inputs of these shapes and layouts; return what waits for the code.
 
-    for node in graph.graph.nodes:
-        node.meta.clear()  # the trace's own shapes: the C++ wrapper would take them for the compiler's
-    # tanh as 2 sigmoid(2x) - 1: its vector form is faster, at an absolute error of 1e-7. The calls between kernels are
-    # C++ too. What lies between two kernels is in one piece of memory: single pieces often stand 64 bytes beside a
-    # whole number of pages, where reading one waits for writing the other.
-    options = {"cpp.use_decompose_tanh": True, "cpp_wrapper": on_host, "memory_planning": on_host}
-    with inductor_config.patch(options):
-        compiled: Any = compile_fx(graph, list(inputs))
-    return lambda inputs: compiled(*inputs)
+    Other processes do it for the CPU; elsewhere, whoever asks for the code compiles it.
+    """
+    if on_host:
+        return CodeToCome(graph, inputs).get
+
+    def compile_now() -> CompiledCode:
+        from torch._inductor import config as inductor_config
+        from torch._inductor.compile_fx import compile_fx
+
+        with inductor_config.patch(OPTIONS | {"memory_planning": False}):
+            compiled: Any = compile_fx(graph, list(inputs))
+        return lambda inputs: compiled(*inputs)
+
+    return compile_now

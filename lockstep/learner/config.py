@@ -237,6 +237,7 @@ class FaultToleranceOptions(TypedDict, total=False):
     max_env_restarts: int
     max_restarts_in_window: int
     restart_window_s: float
+    num_standby_processes: int
 
 
 @dataclass
@@ -263,6 +264,9 @@ class FaultToleranceSection(Section[ConfigT]):
     """of the same learner, env runner or vector of environments within `restart_window_s`"""
     restart_window_s: float = option(60.0, gt=0)
     """seconds"""
+    num_standby_processes: int = option(0, ge=0)
+    """processes that wait to take the place of a lost learner, and as many for lost env runners: it need not wait for
+    one to start. Not for those that have a GPU"""
 
     def __call__(self, **options: Unpack[FaultToleranceOptions]) -> ConfigT:
         """Set options; return the configuration."""
@@ -290,6 +294,7 @@ class FrameworkOptions(TypedDict, total=False):
     """Options of `FrameworkSection`."""
 
     compile: bool
+    compile_after: int
     device: str
     dtype: Literal["float32", "float64"]
     mixed_precision: bool
@@ -304,7 +309,10 @@ class FrameworkSection(Section[ConfigT]):
     name = "framework"
 
     compile: bool = False
-    """compile the whole gradient step (about 10-20 s once, then under 2 s from the compiler's cache)"""
+    """compile the whole gradient step; on the CPU another process does it, and the code is kept for later runs"""
+    compile_after: int = option(5_000, ge=0)
+    """gradient steps before compiled code takes over, on the CPU: the same number whether or not the code was kept, so
+    that the same seed gives the same bits; a run that comes to it earlier than the code waits"""
     device: str = "cpu"
     """cpu, cuda, cuda:1, mps, ... as torch names it"""
     dtype: Literal["float32", "float64"] = "float32"

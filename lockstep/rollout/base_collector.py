@@ -298,6 +298,11 @@ class BaseCollector(ABC):
 
     # -- state ---
 
+    @property
+    def is_begun(self) -> bool:
+        """Are there episodes under way that the next collect goes on with?"""
+        return self._is_begun
+
     def get_state(self) -> dict[str, Any]:
         """Return random streams, counters and running episodes. `ValueError` while there is data to be learned from."""
         check_no_data(self.buffer)

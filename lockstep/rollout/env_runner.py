@@ -123,11 +123,29 @@ class EnvRunner:
         """Environments of this runner."""
         return self.collector.num_envs
 
-    def apply(self, func: Callable[..., Any], *args: Any, weights: ActingWeights | None = None, **options: Any) -> Any:
-        """Return `func(runner, *args, **options)`. `weights`: act with these from now on; `ValueError` for others."""
+    def apply(
+        self,
+        func: Callable[..., Any],
+        *args: Any,
+        weights: ActingWeights | None = None,
+        state: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Any:
+        """Return `func(runner, *args, **options)`. `weights`: act with these from now on; `ValueError` for others.
+        `state`: go on from this one."""
         if weights is not None:
             self.policy.set_weights(weights)
+        if state is not None:
+            self.set_state(state)
         return func(self, *args, **options)
+
+    def apply_and_tell(self, func: Callable[..., Any], *args: Any, **options: Any) -> tuple[Any, Any]:
+        """Return what `apply` returns, and the state afterwards, from which a successor goes on; None where the
+        environments cannot tell theirs.
+        """
+        value, state = self.apply(func, *args, **options), self.get_state()
+        is_whole = state["collector"]["env"] is not None or not self.collector.is_begun
+        return value, state if is_whole else None
 
     def sample(
         self,

@@ -103,7 +103,7 @@ class Fragment:
             rewards=store.rewards[:size],
             terminateds=store.terminateds[:size],
             truncateds=store.truncateds[:size],
-            valid=None if store.all_valid else store.valid[:size],
+            valid=None if store.all_valid else store.valid[:size].copy(),
             final_index=np.concatenate([*store.final_index, np.empty(0, np.int64)])[order],
             final_obs=None if finals is None else rows_of(finals, order),
             t_started=store.t_started.copy(),

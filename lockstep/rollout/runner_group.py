@@ -110,6 +110,9 @@ class _Request:
     """does a call of the group wait for it, rather than `ready` return it?"""
     is_done: bool = False
     value: Any = None
+    publication: int | None = None
+    """number of the weights that it is answered with, those of when it was first made"""
+    weights: Any = None
 
 
 class EnvRunnerGroup:
@@ -125,10 +128,12 @@ class EnvRunnerGroup:
     which sees the raw rows of all runners, and travel with the weights; runners keep none of their own. Scaling of
     rewards is the learner's alone. Nothing has to be merged.
 
-    A runner that dies, or takes longer than `section.sample_timeout_s`, is replaced: its unfinished fragment and
-    episodes are lost, the new runner (with random streams of its own) is asked for the same share, the others lose
-    nothing. Beyond `limits`: `EnvRunnerError`. What an environment raises is raised here; the next sample begins new
-    episodes on that runner (after `sample`: on all).
+    A runner that dies, or takes longer than `section.sample_timeout_s`, is replaced. Each answer brings the runner's
+    state; its successor goes on from the last one and is asked for the same with the same weights, so that the run is,
+    to the last bit, the undisturbed one. Where environments cannot tell their state, and where the successor is lost
+    before it has answered, too (what it was asked for may be what ends its process), the next one has random streams of
+    its own and begins new episodes. Beyond `limits`: `EnvRunnerError`. What an environment raises is raised here; the
+    next sample begins new episodes on that runner (after `sample`: on all).
     """
 
     def __init__(
@@ -144,6 +149,12 @@ class EnvRunnerGroup:
         self._has_weights = [0] * len(backend)
         """number of the publication that each runner was sent last"""
         self._is_new = [True] * len(backend)
+        self._states: list[Any] = [None] * len(backend)
+        """of each runner after its last answer; None: not known, or nothing was answered yet"""
+        self._left_behind: list[Any] = [None] * len(backend)
+        """state of a lost runner, which its successor takes with its first request"""
+        self._is_successor = [False] * len(backend)
+        """did a runner take the place of a lost one, and has not answered yet?"""
         self._heard = [time.monotonic()] * len(backend)
         """when each runner last gave an answer, or was asked while it was idle"""
         self._to_renew: set[int] = set()
@@ -332,11 +343,16 @@ class EnvRunnerGroup:
     def _send(self, request: _Request) -> None:
         self.check_open()
         i, options = request.index, dict(request.options)
-        if self._publication != self._has_weights[i]:
-            options["weights"], self._has_weights[i] = self._weights, self._publication
+        if request.publication is None:
+            request.publication, request.weights = self._publication, self._weights
+        if request.publication != self._has_weights[i]:
+            options["weights"], self._has_weights[i] = request.weights, request.publication
+        if self._left_behind[i] is not None:
+            options["state"], self._left_behind[i] = self._left_behind[i], None
         if self.num_asked(i) == 0:
             self._heard[i] = time.monotonic()
-        self._in_flight[self._backend.call(i, EnvRunner.apply, request.func, *request.args, **options)] = request
+        apply = EnvRunner.apply if self.is_local else EnvRunner.apply_and_tell
+        self._in_flight[self._backend.call(i, apply, request.func, *request.args, **options)] = request
 
     def _receive(self, until: float) -> None:
         """Wait until a call has ended, or until then; take in what has ended, replace runners that are lost or late."""
@@ -355,19 +371,25 @@ class EnvRunnerGroup:
         request = self._in_flight[call]
         i = request.index
         try:
-            request.value = self._backend.result(call)
+            answer = self._backend.result(call)
         except RunnerLostError as lost:
             self._replace(i, str(lost))
             return
         except BaseException as error:
             del self._in_flight[call]
             error.add_note(f"in env runner {i} of {len(self)}")
-            self._heard[i], self._is_new[i] = time.monotonic(), False
+            self._note_answer(i, None)
             raise
         del self._in_flight[call]
-        self._heard[i], self._is_new[i], request.is_done = time.monotonic(), False, True
+        request.value, state = (answer, None) if self.is_local else answer
+        request.is_done = True
+        self._note_answer(i, state)
         if not request.is_waited_for:
             self._finished.append(request.value)
+
+    def _note_answer(self, index: int, state: Any) -> None:
+        self._heard[index], self._states[index] = time.monotonic(), state
+        self._is_new[index] = self._is_successor[index] = False
 
     def _deadline(self, index: int) -> float:
         return self._heard[index] + self.section.sample_timeout_s + (START_S if self._is_new[index] else 0.0)
@@ -380,8 +402,11 @@ class EnvRunnerGroup:
                 f"env runner {index} of {len(self)} was lost ({reason}) and is not replaced: {refused} "
                 "(fault_tolerance); look at what ends its process (memory? the environment?), or allow more"
             )
-        self._generations[index] += 1
-        self._has_weights[index], self._is_new[index] = 0, True
+        left = None if self._is_successor[index] else self._states[index]
+        if self._is_successor[index] or (left is None and not self._is_new[index]):
+            self._generations[index] += 1
+        self._left_behind[index], self._states[index], self._has_weights[index] = left, None, 0
+        self._is_new[index] = self._is_successor[index] = True
         lost = {call: request for call, request in self._in_flight.items() if request.index == index}
         for call in lost:
             del self._in_flight[call]

@@ -224,7 +224,7 @@ def test_sigma_learns_in_ppo_and_sac(compiled):
     for algorithm in ("ppo", "sac"):
         config = config_of(algorithm, "gsde").reporting(total_steps=128)
         if compiled and algorithm == "ppo":
-            config.framework(compile=True)
+            config.framework(compile=True, compile_after=0)
         trainer = config.build_trainer()
         before = trainer.policy.module.policy_head.log_std.detach().clone()
         trainer.run()

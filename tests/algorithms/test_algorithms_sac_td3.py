@@ -9,7 +9,16 @@ import torch
 from algorithm_tools import MODULE, learned_transitions, noting
 from gymnasium import spaces
 
-from lockstep import CrossQConfig, SACConfig, TD3Config, TQCConfig, policy_within_training_step
+from lockstep import (
+    CQLConfig,
+    CrossQConfig,
+    IQLConfig,
+    SACConfig,
+    TD3BCConfig,
+    TD3Config,
+    TQCConfig,
+    policy_within_training_step,
+)
 from lockstep.modules import ActionCritics, DefaultTD3Module, GaussianNoise, ModelConfig
 
 OBS, BOX, DISCRETE = spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-2, 2, (2,), np.float32), spaces.Discrete(3)
@@ -441,13 +450,13 @@ def state_of(learner):
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize("config", [SACConfig, TQCConfig, CrossQConfig, TD3Config])
+@pytest.mark.parametrize("config", [SACConfig, TQCConfig, CrossQConfig, TD3Config, CQLConfig, IQLConfig, TD3BCConfig])
 @pytest.mark.parametrize("half", [False, True])
 def test_compiled_gradient_steps_are_the_eager_ones(config, half):
     """Parameters, temperature, targets, metrics and row errors; TD3's policy waits in every second step."""
     eager, compiled = (
         config()
-        .framework(compile=on, mixed_precision=half)
+        .framework(compile=on, compile_after=0, mixed_precision=half)
         .rl_module(model_config={"hiddens": (16, 16), "critic_hiddens": (16, 16)})
         .build_learner(spaces=(OBS, BOX))
         for on in (False, True)

@@ -93,16 +93,18 @@ RUNS |= {
     ),
     "sac Pendulum": ("sac", "Pendulum-v1", {"reporting.total_steps": 600}),
     "sac MountainCar": ("sac", "MountainCarContinuous-v0", {"reporting.total_steps": 1_200}),
-    "sac other options": (
+    "sac other options": (  # where episodes terminate: Pendulum's do not, nor MountainCar's in so few steps
         "sac",
-        "Pendulum-v1",
+        "LunarLanderContinuous-v3",
         {
-            "reporting.total_steps": 600,
+            "reporting.total_steps": 400,
+            "env_runners.num_envs_per_env_runner": 2,
+            "replay.learning_starts": 200,
             "training.actor_lr": 1e-4,
             "training.target_entropy": -0.5,
             "training.initial_alpha": 0.5,
             "training.target_update_interval": 3,
-            "replay.capacity": 500,
+            "replay.capacity": 300,
             "replay.n_step": 3,
             "rl_module.model_config": {"critic_hiddens": (32,), "num_critics": 3, "orthogonal_init": True},
         },

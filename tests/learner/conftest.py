@@ -22,7 +22,7 @@ def traced(monkeypatch):
 
     def compile_graph(graph, *_):
         graphs.append(graph)
-        return lambda given: graph(*given)
+        return lambda: lambda inputs: graph(*inputs)
 
     monkeypatch.setattr(compiled, "compile_graph", compile_graph)
     return graphs

@@ -66,7 +66,7 @@ def value_learner(
     learner = cls(
         config=ScheduledTraining(**options),
         module_spec=built,
-        framework=FrameworkSection(dtype=dtype, compile=compile_it),
+        framework=FrameworkSection(dtype=dtype, compile=compile_it, compile_after=0),
         streams=streams,
         **more,
     )

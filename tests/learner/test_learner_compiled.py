@@ -62,7 +62,7 @@ class HalvedGradients(MyLearner):
 def build(cls=HalvedGradients, compile_it=False, seed=0, **training):
     training = {"lr": [[0, 0.01], [100, 0.005]], "entropy_coeff": [[0, 0.1], [100, 0.0]], "grad_clip": 0.3, **training}
     config = ppo_config(learner_class=cls, vf_clip_param=0.2, **training).debugging(seed=seed)
-    return config.framework(dtype="float32", compile=compile_it).build_learner()
+    return config.framework(dtype="float32", compile=compile_it, compile_after=0).build_learner()
 
 
 def batch(rows=32, seed=0, poisoned=False):
@@ -268,10 +268,10 @@ class LossesOfItsOwn(MyLearner):
 
 
 def test_a_compiler_that_fails_leaves_the_update_to_single_operations(monkeypatch):
-    def fails(*_):
+    def fails():
         raise RuntimeError("no such kernel\nand a long explanation")
 
-    monkeypatch.setattr("lockstep.learner.compiled.compile_graph", fails)
+    monkeypatch.setattr("lockstep.learner.compiled.compile_graph", lambda *_: fails)
     eager, compiled = build(MyLearner), build(MyLearner, compile_it=True)
     with pytest.warns(UserWarning, match="runs eagerly, because compiling it failed: RuntimeError: no such kernel$"):
         compiled.update_from_batch(batch(), **STEPS)
@@ -292,7 +292,10 @@ def test_a_loss_that_an_overridden_compute_losses_gives_is_among_the_results(com
 
 def learners(cls=PPOLearner):
     """One that traces and one that does not."""
-    made = [ppo_config(learner_class=cls, lr=0.01).framework(dtype="float32", compile=both) for both in (True, False)]
+    made = [
+        ppo_config(learner_class=cls, lr=0.01).framework(dtype="float32", compile=both, compile_after=0)
+        for both in (True, False)
+    ]
     return [config.build_learner() for config in made]
 
 
@@ -366,7 +369,8 @@ def test_compiled_steps_are_the_eager_ones_and_the_target_network_follows(
     config = get_config(algorithm).training(lr=1e-2, grad_clip=0.5, **training)
     config.rl_module(model_config={"hiddens": (8,), "policy_gain": 1.0, **model})
     compiled, eager = (
-        config.copy().framework(compile=both).build_learner(spaces=(BOX, THREE)) for both in (True, False)
+        config.copy().framework(compile=both, compile_after=0).build_learner(spaces=(BOX, THREE))
+        for both in (True, False)
     )
     for update in range(3):
         batch = transitions(5 * ROWS, update)

@@ -28,7 +28,7 @@ from lockstep.trainer import Callback, SelfPlay
 def runners_in_this_process(monkeypatch):
     """Runners are several in this process instead of in others."""
 
-    def made(build, section, *, start_ray):
+    def made(build, section, **options):
         return ManyRunners(build, section.num_env_runners)
 
     monkeypatch.setattr("lockstep.cluster.ray_runners.RayRunnerBackend", made)

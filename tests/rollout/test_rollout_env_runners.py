@@ -1,5 +1,6 @@
 """Env runners and groups of them: fragments, their order, weights, asynchronous samples, runners that are lost."""
 
+from dataclasses import replace
 from functools import partial
 
 import gymnasium as gym
@@ -168,8 +169,59 @@ def test_asynchronous_samples_tell_the_version_they_were_sampled_with_and_how_li
         assert group.drain() == []
 
 
-def test_a_lost_runner_is_replaced_and_the_others_lose_nothing():
-    config = config_of(partial(CountingEnv, ((50, "terminate"),)), 2)
+def scaled(weights, factor, version):
+    flat = (weights.flat.view(np.float32) * np.float32(factor)).view(np.uint8)
+    return replace(weights, flat=flat, version=version)
+
+
+def samples_of(env, lose, **options):
+    """Return the rollouts of six samples whose weights differ; `lose(group, number)` is called before each."""
+    config = config_of(env, 2, rl_module={"model_config": options})
+    with group_of(config) as group:
+        weights, rollouts = config.build_policy().acting_weights(), []
+        for number in range(6):
+            group.set_weights(scaled(weights, 1 - 0.1 * number, number))
+            lose(group, number)
+            rollouts.append(store_of(group, group.sample(28)))
+        return rollouts, group.get_stats()
+
+
+@pytest.mark.parametrize(
+    ("env", "options"), [("CartPole-v1", {}), ("Pendulum-v1", {}), ("CartPole-v1", {"recurrent": "lstm"})]
+)
+def test_the_successor_of_a_lost_runner_goes_on_to_the_last_bit(env, options):
+    expected, _ = samples_of(env, lambda group, number: None, **options)
+    found, stats = samples_of(env, lambda group, number: group._backend.lost.add(number % 2), **options)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert_same(mine.trajectories(), theirs.trajectories())
+        assert [(e.id_, e.t_started) for e in mine.episodes()] == [(e.id_, e.t_started) for e in theirs.episodes()]
+    assert (stats["num_restarts"], stats["num_lost_requests"]) == (6, 6)
+
+
+def test_requests_of_a_lost_runner_are_made_again_with_the_weights_of_then():
+    def waiting(lose):
+        config = config_of()
+        with group_of(config) as group:
+            weights = config.build_policy().acting_weights()
+            for number in range(3):
+                group.set_weights(scaled(weights, 1 - 0.3 * number, number))
+                group.ask(1, 32)
+            if lose:
+                group._backend.lost.add(1)
+            fragments = group.drain()
+            assert [fragment.weights_seq_no for fragment in fragments] == [0, 1, 2]
+            return store_of(group, fragments)
+
+    assert_same(waiting(True).trajectories(), waiting(False).trajectories())
+
+
+def forgetful():
+    """Return an environment that cannot tell its state."""
+    return gym.wrappers.RecordEpisodeStatistics(CountingEnv(((50, "terminate"),)))
+
+
+def test_where_environments_cannot_tell_their_state_the_others_lose_nothing():
+    config = config_of(forgetful, 2)
     with group_of(config) as group:
         group.set_weights(config.build_policy().acting_weights())
         before = group.sample(40)
@@ -194,6 +246,26 @@ def test_a_lost_runner_is_replaced_and_the_others_lose_nothing():
             "weights_seq_no": 0,
         }
         assert group.foreach_env_runner(lambda runner: runner.collector.collect_step) == [40, 20]
+
+
+def test_a_runner_whose_successor_is_lost_as_well_begins_anew():
+    """What it was asked for may be what ends its process."""
+    config = config_of(partial(CountingEnv, ((50, "terminate"),)), 2)
+    with group_of(config) as group:
+        group.sample(40)
+        group._backend.lost.add(1)
+        group._backend.replace = partial(lose_once_more, group._backend)
+        fragments = group.sample(40)
+        assert [f.t_started.tolist() for f in fragments] == [[10, 10], [0, 0]]
+        assert (group.num_restarts, group._generations) == (2, [0, 1])
+        group._backend.lost.add(1)
+        assert [f.t_started.tolist() for f in group.sample(40)] == [[20, 20], [10, 10]]
+
+
+def lose_once_more(backend, index, generation):
+    ManyRunners.replace(backend, index, generation)
+    del backend.replace
+    backend.lost.add(index)
 
 
 def test_a_hanging_runner_is_replaced_after_sample_timeout_s():

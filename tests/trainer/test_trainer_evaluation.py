@@ -236,7 +236,7 @@ def test_callbacks_beside_training_go_on_from_where_the_evaluation_under_way_beg
 
 def test_callbacks_of_environments_that_evaluation_cannot_call_are_refused(monkeypatch):
     monkeypatch.setattr(
-        "lockstep.cluster.ray_runners.RayRunnerBackend", lambda build, section, start_ray: LocalRunner(build)
+        "lockstep.cluster.ray_runners.RayRunnerBackend", lambda build, section, **options: LocalRunner(build)
     )
     with pytest.raises(ValueError, match=r"on_episode_end.*at once with evaluation_parallel.*give the class"):
         config_for().evaluation(**BESIDE).build_trainer(callbacks=[Ended()])

@@ -1,0 +1,42 @@
+"""Compile a graph in a process of its own: run as a script, with what to compile on the standard input.
+
+It imports nothing of Lockstep, so that it starts early.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+
+def main() -> None:
+    """Write the library and its checksum to the place that is asked for, each of them at once or not at all."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by an exception, so that the folder goes
+    received = sys.stdin.buffer.read()  # all of it before torch is loaded: the learner waits until it is read
+    import torch
+    from torch._inductor import aot_compile
+
+    code, layouts, options, num_threads, target = json.loads(received)
+    torch.set_num_threads(num_threads)
+    names = {"torch": torch, "device": torch.device, "inf": math.inf, "nan": math.nan, "NoneType": type(None)}
+    exec(code, names)  # the source of a graph's `forward`
+    graph = torch.fx.symbolic_trace(type("Recorded", (torch.nn.Module,), {"forward": names["forward"]})())
+    inputs = []
+    for shape, stride, dtype in layouts:
+        inputs.append(torch.empty_strided(shape, stride, dtype=getattr(torch, dtype)).zero_())
+    with tempfile.TemporaryDirectory(dir=Path(target).parent, prefix="making-") as folder:
+        made = aot_compile(graph, tuple(inputs), options={**options, "aot_inductor.output_path": f"{folder}/step.so"})
+        checksum = Path(folder, "step.sha256")
+        checksum.write_text(hashlib.sha256(Path(str(made)).read_bytes()).hexdigest())
+        os.replace(str(made), target)
+        os.replace(checksum, f"{target}.sha256")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""Compiled code is kept between processes, and a run's bits do not depend on whether it was there."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from learner_parts import assert_same, parameters, ppo_batch, ppo_config
+
+from lockstep.learner import compile_cache
+from lockstep.learner.compile_cache import CodeToCome, key_of
+from lockstep.learner.recorded import NotRecordedError, record
+
+
+def inputs(rows=4, dtype=torch.float32, column_major=False):
+    x = torch.arange(3.0 * rows, dtype=dtype).reshape(rows, 3)
+    return [x.t().contiguous().t() if column_major else x, torch.ones(3, dtype=dtype)]
+
+
+def graph_of(tensors, factor=2.0, combine=torch.add):
+    """Halves the second input in place and gives the sum of the rows, times a factor."""
+
+    def step():
+        tensors[1].mul_(0.5)
+        return (combine(tensors[0], tensors[1]).sum(0) * factor,)
+
+    return record(step, tensors)[0]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The empty folder of compiled code."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return compile_cache.cache_folder()
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """A cache folder with the code of one graph."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        tensors = inputs()
+        CodeToCome(graph_of(tensors), tensors).get()
+        yield compile_cache.cache_folder()
+
+
+def no_process(*_, **__):
+    raise AssertionError("a process was started, though the code was kept")
+
+
+# -- what is kept ---
+
+
+def test_kept_code_is_loaded_without_a_compiler_and_computes_what_the_graph_does(kept, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", no_process)
+    tensors = inputs()
+    code = CodeToCome(graph_of(tensors), tensors).get()
+    (sums,), expected = code(tensors := inputs()), (inputs()[0] + 0.5).sum(0) * 2.0
+    assert torch.allclose(sums, expected)
+    assert torch.equal(tensors[1], torch.full((3,), 0.5))  # written to
+    for other in ({"column_major": True}, {"rows": 5}, {"dtype": torch.float64}):
+        with pytest.raises(RuntimeError):
+            code(inputs(**other))
+
+
+def test_another_process_finds_kept_code_and_loads_no_compiler(kept):
+    program = (
+        "import subprocess, sys; subprocess.Popen = None; from test_learner_compile_cache import *; "
+        "compiler = 'torch._inductor' in sys.modules; t = inputs(); CodeToCome(graph_of(t), t).get()(t); "
+        "print(compiler, 'torch._inductor' in sys.modules)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "XDG_CACHE_HOME": str(kept.parents[1])}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=100)
+    assert done.stdout.split() == ["False", "False"], done.stderr
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "without checksum"])
+def test_damaged_code_is_made_anew(kept, folder, monkeypatch, damage):
+    for file in kept.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    (library,) = folder.glob("*.so")
+    content = library.read_bytes()
+    if damage == "without checksum":
+        (folder / f"{library.name}.sha256").unlink()
+    else:
+        library.write_bytes(content[:1000] if damage == "cut" else content[:-1] + bytes([content[-1] ^ 1]))
+    started = []
+    monkeypatch.setattr(CodeToCome, "_start", lambda code: started.append(code))
+    tensors = inputs()
+    CodeToCome(graph_of(tensors), tensors)
+    assert len(started) == 1
+
+
+def test_the_key_changes_with_all_that_code_depends_on(monkeypatch):
+    tensors = inputs()
+    keys = [key_of(graph_of(tensors), tensors)]
+    assert key_of(graph_of(tensors), tensors) == keys[0]
+    keys += [key_of(graph_of(inputs(), **other), tensors) for other in ({"factor": 3.0}, {"combine": torch.sub})]
+    for other in ({"rows": 5}, {"dtype": torch.float64}, {"column_major": True}):
+        keys.append(key_of(graph_of(inputs(**other)), inputs(**other)))
+    for place, name, value in (
+        (torch, "__version__", "0.0"),
+        (torch.version, "git_version", "other"),
+        (torch, "get_num_threads", lambda: 7),
+        (torch.backends.cpu, "get_cpu_capability", lambda: "other"),
+        (compile_cache, "_machine", lambda: "flags: other"),
+        (compile_cache, "OPTIONS", {"cpp.use_decompose_tanh": False}),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, value)
+            keys.append(key_of(graph_of(tensors), tensors))
+    monkeypatch.setenv("TORCHINDUCTOR_FREEZING", "1")
+    keys.append(key_of(graph_of(tensors), tensors))
+    assert len(set(keys)) == len(keys)
+
+
+def test_an_option_of_the_loss_or_the_optimizer_is_in_the_key(monkeypatch):
+    keys = []
+    monkeypatch.setattr(CodeToCome, "__init__", lambda code, *parts: keys.append(key_of(*parts)))
+    inputs_only = ({}, {"clip_param": 0.3}, {"lr": 0.5})  # schedules: numbers that the code is given in each step
+    for options in (*inputs_only, {"vf_loss_coeff": 0.7}, {"adam_epsilon": 1e-7}, {"grad_clip": 0.1}):
+        learner = ppo_config(**{"lr": 0.01, **options}).framework(compile=True, compile_after=1000).build_learner()
+        learner.update_from_batch(ppo_batch(32), minibatch_size=8)
+    assert len(set(keys[:3])) == 1
+    assert len(set(keys[2:])) == 4
+
+
+# -- what a graph cannot hold ---
+
+
+@pytest.mark.parametrize(
+    "function, reason",
+    [
+        (lambda x: x * x.sum().item(), "reads a tensor's value on the host"),
+        (lambda x: x[x > 0], "shapes of its tensors depend on their values"),
+        (lambda x: x + torch.randn(3), "draws random numbers"),
+    ],
+)
+def test_what_a_graph_cannot_hold_is_not_recorded(function, reason):
+    x = torch.ones(3)
+    with pytest.raises(NotRecordedError, match=reason):
+        record(lambda: function(x), [x])
+
+
+def test_a_tensor_from_elsewhere_is_one_more_input_and_is_read_anew():
+    x, other = torch.ones(3), torch.tensor([1.0, 2.0, 3.0])
+    graph, found = record(lambda: x * other, [x])
+    assert found[0] is x
+    assert found[1] is other
+    other.mul_(2)
+    assert torch.equal(graph(*found), torch.tensor([2.0, 4.0, 6.0]))
+
+
+# -- bad input ---
+
+
+def test_a_killed_compiler_is_an_error_that_says_so(folder):
+    tensors = inputs()
+    code = CodeToCome(graph_of(tensors), tensors)
+    code._process.kill()
+    with pytest.raises(RuntimeError, match="ended with code -9"):
+        code.get()
+
+
+def test_a_run_goes_on_eagerly_when_its_compiler_is_killed(folder):
+    compiled, eager = (
+        ppo_config(lr=0.01).framework(compile=both, compile_after=4).build_learner() for both in (True, False)
+    )
+    compiled.update_from_batch(ppo_batch(32), minibatch_size=8)
+    (step,) = compiled.compiled._steps.values()
+    step.get_code.__self__._process.kill()
+    with pytest.warns(UserWarning, match="runs eagerly, because compiling it failed"):
+        compiled.update_from_batch(ppo_batch(32, seed=1), minibatch_size=8)
+    for seed in (0, 1):
+        eager.update_from_batch(ppo_batch(32, seed=seed), minibatch_size=8)
+    assert_same(parameters(compiled), parameters(eager))
+
+
+def test_a_compiler_that_nobody_waits_for_is_ended(folder):
+    tensors = inputs()
+    code = CodeToCome(graph_of(tensors), tensors)
+    process = code._process
+    del code
+    assert process.poll() is not None
+
+
+def test_a_folder_that_cannot_be_written_is_replaced_by_one_for_the_process(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.warns(UserWarning, match="cannot be kept for later runs.*set XDG_CACHE_HOME"):
+        folder = compile_cache.cache_folder()
+    assert folder.is_dir()
+    assert folder == compile_cache.cache_folder()
+
+
+# -- the change-over ---
+
+
+def test_compiled_code_takes_over_at_the_update_that_is_asked_for(traced, monkeypatch):
+    learner = ppo_config(lr=0.01).framework(compile=True, compile_after=6).build_learner()
+    eager, eager_step = [], type(learner)._update
+    monkeypatch.setattr(type(learner), "_update", lambda *parts: eager.append(eager_step(*parts)))
+    learner.update_from_batch(ppo_batch(32), minibatch_size=8)
+    assert (len(traced), len(eager)) == (1, 4)  # begun with the first step
+    learner.update_from_batch(ppo_batch(32), minibatch_size=8)
+    assert len(eager) == 8  # at the update after six steps, not within one
+    learner.update_from_batch(ppo_batch(32), minibatch_size=8)
+    assert len(eager) == 8
+    restored = ppo_config(lr=0.01).framework(compile=True, compile_after=6).build_learner()
+    restored.set_state(learner.get_state())
+    restored.update_from_batch(ppo_batch(32), minibatch_size=8)
+    assert len(eager) == 8  # steps are those of the learner's life
+
+
+@pytest.mark.long
+def test_first_and_second_start_end_with_the_same_bits(folder, monkeypatch):
+    ends = []
+    for _ in range(2):
+        learner = ppo_config(lr=0.01).framework(dtype="float32", compile=True, compile_after=4).build_learner()
+        for seed in range(3):
+            learner.update_from_batch(ppo_batch(32, seed=seed), minibatch_size=8)
+        ends.append(parameters(learner))
+        monkeypatch.setattr(subprocess, "Popen", no_process)
+    assert_same(*ends)
