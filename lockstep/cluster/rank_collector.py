@@ -44,7 +44,8 @@ class RankRunners:
     All ranks make the same calls. Each makes those of its own runner, and tells the others what they returned.
     """
 
-    is_local = False
+    is_local = True
+    """the own runner is in this process, and is not replaced"""
 
     def __init__(self, build: BuildRunner, reducer: Reducer) -> None:
         self.runner: EnvRunner = build(index=reducer.rank, num_runners=reducer.world_size, generation=0)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,9 @@ import rank_runs
 from torch.distributed import TCPStore
 
 import lockstep
-from lockstep import PPOConfig
+from lockstep import PPOConfig, RolloutStore, policy_within_training_step
 from lockstep.cli import main
+from lockstep.cluster.rank_collector import RankCollector
 from lockstep.cluster.torchrun import Place, join_ranks
 from lockstep.learner.reduction import LearnerError
 from lockstep.state.checkpoint import read_checkpoint
@@ -212,15 +214,15 @@ def place(rank, port=0, world_size=2):
     return Place(rank, world_size, host="127.0.0.1", port=port or free_port())
 
 
-def together(port):
-    """What each of two ranks hears from all, over a store that is there."""
+def together(port, work_together=lambda reducer: reducer.gather(reducer.rank)):
+    """What each of two ranks returns, which meet over a store that is there."""
     found = []
 
     def work(rank):
         reducer = join_ranks(
             Place(rank, 2, host="127.0.0.1", port=port, is_served=True), timeout_s=20.0, meeting_timeout_s=20.0
         )
-        found.append(reducer.gather(rank))
+        found.append(work_together(reducer))
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in (1, 0)]
     for thread in threads:
@@ -262,6 +264,32 @@ def test_ranks_meet_again_over_a_store_that_dead_ranks_have_left():
         store.set(name, "dead")
     for _ in range(2):
         assert together(port) == [[0, 1], [0, 1]]
+
+
+def test_each_rank_has_the_steps_and_the_state_of_a_collector_of_all_environments():
+    config = PPOConfig().environment("CartPole-v1").env_runners(num_envs_per_env_runner=4)
+
+    def collect(reducer):
+        policy = config.build_policy()
+        if reducer is None:
+            collector = config.build_collector(policy)
+        else:
+            build = config.copy().env_runners(num_envs_per_env_runner=2).build_env_runner
+            spaces = policy.observation_space, policy.action_space
+            collector = RankCollector(policy, partial(build, spaces), reducer, config.env_runners)
+        collector.buffer = store = RolloutStore(50, 4, policy.observation_space, policy.action_space)
+        with policy_within_training_step(policy):
+            stats = collector.collect(n_step=200)
+        steps = [np.array(part) for part in (store.obs[:51], store.actions[:50], store.terminateds[:50], stats.returns)]
+        store.clear()
+        state = collector.get_state()
+        return steps, {name: state[name] for name in ("env", "obs", "lengths", "returns", "streams", "num_resets")}
+
+    port, alone = free_port(), collect(None)
+    store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    for found in together(port, collect):
+        np.testing.assert_equal(found, alone)
+    assert store.port == port
 
 
 VARIABLES = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "29500"}
