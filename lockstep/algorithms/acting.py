@@ -355,7 +355,7 @@ class ActingPolicy:
     def take_in(self, buffer: ReplayBuffer, rows: Sequence[np.ndarray]) -> None:
         """Take new rows of a replay buffer, those of each sub-buffer in their order, into the statistics."""
         if self.connectors.obs.has_statistics:
-            self.connectors.update(buffer[np.concatenate(rows)][Columns.OBS], None)
+            self.connectors.update(buffer[np.concatenate(rows)][Columns.OBS], None, joined=False)
         if self.connectors.rewards is not None:
             shape = max(map(len, rows)), len(rows)
             rewards, dones, valid = np.zeros(shape, np.float32), np.zeros(shape, bool), np.zeros(shape, bool)
@@ -371,7 +371,7 @@ class ActingPolicy:
             return False
         rows = data.indices() if isinstance(data, ReplayBuffer) else np.arange(len(data))
         for start in range(0, len(data), AT_ONCE):
-            self.connectors.update(data[rows[start : start + AT_ONCE]][Columns.OBS], None)
+            self.connectors.update(data[rows[start : start + AT_ONCE]][Columns.OBS], None, joined=False)
         return True
 
 

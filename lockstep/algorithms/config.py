@@ -15,12 +15,15 @@ from lockstep.algorithms.base_config import BaseConfig, Spaces, without_ray
 from lockstep.algorithms.families.on_policy import OnPolicyLearner
 from lockstep.algorithms.offline import open_data
 from lockstep.algorithms.policy import Policy
+from lockstep.cluster.rank_collector import RankCollector
 from lockstep.connectors import NormalizeObs, ObsPipeline
 from lockstep.envs.multi_agent import AgentEnvs
 from lockstep.envs.tensor import TensorBoundary
 from lockstep.learner.config import AgentMapping
+from lockstep.learner.group import LearnerGroup
 from lockstep.learner.learner import Learner
 from lockstep.learner.optimizers import check_configured_optimizer
+from lockstep.learner.reduction import Reducer
 from lockstep.modules import DEFAULT_MODULE_ID, MultiRLModule, MultiRLModuleSpec
 from lockstep.replay.storage import machine_memory, row_nbytes
 from lockstep.rollout import (
@@ -310,11 +313,19 @@ class AlgorithmConfig(BaseConfig):
 
     # -- builds ---
 
-    def build_policy(self, env: Any = None, spaces: Spaces | None = None) -> Policy:
-        """Build a policy that acts and learns, over its group of learners; of several agents see `with_agents`."""
+    def build_policy(self, env: Any = None, spaces: Spaces | None = None, reducer: Reducer | None = None) -> Policy:
+        """Build a policy that acts and learns, over its group of learners; of several agents see `with_agents`.
+
+        `reducer`: joins its learner with those of other ranks.
+        """
         config = self if spaces is not None else self.with_agents(env)
         observation_space, action_space = config.policy_spaces(env, spaces)
-        group = config.build_learner_group(env, (observation_space, action_space))
+        if reducer is None or reducer.world_size == 1:
+            group = config.build_learner_group(env, (observation_space, action_space))
+        else:
+            several = config.copy().learners(num_learners=reducer.world_size)
+            learner = several.build_learner(env, (observation_space, action_space), reducer)
+            group = LearnerGroup(learner, config.learners)
         try:
             agents, spaces = config.agents_with_id(env), (observation_space, action_space)
             return Policy(config, group, observation_space=spaces[0], action_space=spaces[1], agents=agents)
@@ -343,7 +354,9 @@ class AlgorithmConfig(BaseConfig):
             self._check_replay_memory(policy)
         streams, num_envs = RandomStreams(self.debugging.seed).child("train_collector"), section.num_envs_per_env_runner
         collector: Any
-        if section.num_env_runners:
+        if policy.learner_group.reducer.world_size > 1:
+            collector = self._build_rank_collector(policy, policy.learner_group.reducer)
+        elif section.num_env_runners:
             collector = self._build_group_collector(policy)
         elif several:
             collector = MultiAgentCollector(
@@ -581,6 +594,14 @@ class AlgorithmConfig(BaseConfig):
             max_lag=self.max_lag,
             fixed_lag=getattr(self.training, "fixed_lag", True),
         )
+
+    def _build_rank_collector(self, policy: Policy, reducer: Reducer) -> RankCollector:
+        """Build the collector of ranks, each of which has its share of the environments."""
+        if policy.is_multi_agent:
+            self._check_several_agents()
+        spaces, each = (policy.observation_space, policy.action_space), self.env_runners.num_envs // reducer.world_size
+        build = partial(self.copy().env_runners(num_envs_per_env_runner=each).build_env_runner, spaces)
+        return RankCollector(policy, build, reducer, self.env_runners)
 
     def fragments(self) -> tuple[int, int]:
         """Return the vector steps of a fragment, and how many fragments reach `train_batch_size`.

@@ -524,8 +524,8 @@ class Policy:
         return names
 
     def bring_home(self) -> None:
-        """End learners in other processes; the policy goes on with one in this process that has their state."""
-        if not self.learner_group.is_local:
+        """End learners in other processes, or leave other ranks; one in this process goes on with their state."""
+        if not self.learner_group.is_alone:
             self._learn_in_process(self.config.copy().learners(num_learners=0))
 
     def _learn_in_process(self, config: BaseConfig) -> None:

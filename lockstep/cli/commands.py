@@ -9,7 +9,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import closing, redirect_stderr
+from contextlib import ExitStack, closing, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
@@ -25,6 +25,7 @@ from lockstep.cli.arguments import Count, MaybeCount, MaybeNumber, MaybePath, Ma
 from lockstep.cli.bench import Bench
 from lockstep.cli.comparing import Compare, Plot, Report
 from lockstep.cli.ejecting import Eject
+from lockstep.cli.launching import launch_script, words_of
 from lockstep.cli.listing import algorithm_table, markdown, recipe_table
 from lockstep.cli.plan import Plan
 from lockstep.cli.report import (
@@ -39,6 +40,7 @@ from lockstep.cli.report import (
     shown_path,
 )
 from lockstep.cli.tune import Tune
+from lockstep.cluster.torchrun import Place
 from lockstep.diagnosis import doctor
 from lockstep.envs.check import check_environment
 from lockstep.envs.errors import EnvironmentStepError
@@ -53,6 +55,7 @@ from lockstep.tracking.run_folder import find_run, stage_seconds
 from lockstep.trainer import Callback, ProgressDisplay
 from lockstep.trainer.callbacks import Event, Stop
 from lockstep.trainer.display import SeedsDisplay
+from lockstep.trainer.ranks import config_on_ranks
 from lockstep.trainer.run import Run, evaluation_of, find_policy, load_policy, prepare_resume, prepare_run
 from lockstep.trainer.seeds import SeedBegun, SeedEnded, SeedProgress, run_seeds
 from lockstep.trainer.video import FORMATS, record_video
@@ -127,6 +130,8 @@ class Train:
         """Make one run, or several with successive seeds; return the exit code."""
         check_whole("--seeds", self.seeds, 1)
         check_whole("--jobs", self.jobs, 1)
+        if self.jobs > 1 and Place.of_process().world_size > 1:
+            raise ValueError(f"--jobs {self.jobs} is not allowed on ranks, which make one run together; leave it out")
         settings = self.settings()
         if self.check:
             _check_environment(settings.config)
@@ -231,6 +236,47 @@ class Train:
         )
         settings.config.validate()
         return settings
+
+
+@dataclass
+class Launch:
+    """Print a script that trains on several machines: `lockstep launch slurm ppo CartPole-v1 --nodes 2`."""
+
+    system: Positional[Literal["slurm", "kubernetes"]]
+    """slurm: a script for sbatch; kubernetes: a job for kubectl apply."""
+    train: Train
+    nodes: Count = 1
+    """Machines, with torchrun on each."""
+    ranks_per_node: Count = 1
+    """Processes on each machine, each with one learner and a share of the environments."""
+    max_restarts: Count = 3
+    """How often all ranks start again after one died, each time from the newest checkpoint."""
+    image: str = "lockstep:latest"
+    """Of Kubernetes: the container's image."""
+    output: Annotated[MaybePath, arg(aliases=["-o"])] = None
+    """A file instead of the terminal."""
+
+    def run(self) -> int:
+        """Print the script, or write it; return the exit code."""
+        nodes, ranks = check_whole("--nodes", self.nodes, 1), check_whole("--ranks-per-node", self.ranks_per_node, 1)
+        config = self.train.settings().config  # what is wrong is said here, not on the machines
+        config_on_ranks(config, nodes * ranks)
+        text = launch_script(
+            self.system,
+            list(words_of(self.train)),
+            nodes=nodes,
+            ranks=ranks,
+            max_restarts=check_whole("--max-restarts", self.max_restarts, 0),
+            image=self.image,
+            has_gpus=config.framework.device.startswith("cuda"),
+        )
+        if self.output is None:
+            sys.stdout.write(text)
+        else:
+            self.output.write_text(text)
+            start = "sbatch" if self.system == "slurm" else "kubectl apply -f"
+            say(f"start it with: {start} {shown_path(self.output)}")
+        return 0
 
 
 @dataclass
@@ -575,7 +621,8 @@ def _finish(run: Run, config: AlgorithmConfig, interruption: Interruption) -> in
         if any((folder.path / "checkpoints").glob("step_*/manifest.json")):
             then += f" To go on from its last checkpoint: lockstep resume {shown}"
         raise CommandFailedError(f"{describe(error)}\n{then}", FAILED) from error
-    show_result(folder)
+    if run.writes:
+        show_result(folder)
     if interruption.signal is not None:
         say(f"\ninterrupted; go on with: lockstep resume {shown}")
     return interruption.exit_code
@@ -583,6 +630,7 @@ def _finish(run: Run, config: AlgorithmConfig, interruption: Interruption) -> in
 
 Command = (
     Annotated[Train, tyro.conf.subcommand("train")]
+    | Annotated[Launch, tyro.conf.subcommand("launch")]
     | Annotated[Resume, tyro.conf.subcommand("resume")]
     | Annotated[Eval, tyro.conf.subcommand("eval")]
     | Annotated[Export, tyro.conf.subcommand("export")]
@@ -599,7 +647,7 @@ Command = (
 
 def parse(
     words: list[str],
-) -> Train | Resume | Eval | Export | Eject | Plot | Compare | Report | List | Doctor | Bench | Tune:
+) -> Train | Launch | Resume | Eval | Export | Eject | Plot | Compare | Report | List | Doctor | Bench | Tune:
     """Return the command that the words name. Ends the process with help (0) or a message about what is wrong (2)."""
     return tyro.cli(
         Command,
@@ -626,8 +674,14 @@ def run_command(words: list[str]) -> int:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # `module:Class` may name a file beside the user
     try:
-        with warnings.catch_warnings():
+        place = Place.of_process()
+        if place.world_size > 1 and not isinstance(command, Train | Resume):
+            raise ValueError(f"WORLD_SIZE={place.world_size}: ranks train and resume together; give others one process")
+        with warnings.catch_warnings(), ExitStack() as silence:
             warnings.showwarning = _show_warning
+            if place.rank:  # the first rank says it for all
+                warnings.showwarning = lambda *_, **__: None
+                silence.enter_context(redirect_stdout(silence.enter_context(Path(os.devnull).open("w"))))
             return command.run()
     except BrokenPipeError:  # the reader of our output has gone, as in `lockstep list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -674,7 +728,8 @@ def _place(error: BaseException) -> str:
 def _complain(message: str, code: int) -> int:
     if _debugging():
         traceback.print_exc()
-    sys.stderr.write(f"error: {message}\n")
+    which = f"rank {os.environ['RANK']}: " if "RANK" in os.environ else ""
+    sys.stderr.write(f"error: {which}{message}\n")
     return code
 
 

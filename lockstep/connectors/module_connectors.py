@@ -274,9 +274,12 @@ class ModuleConnectors:
         self.rewards.moments.merge(seen if self.join is None else self.join(seen))
         return self.rewards.scale(trajectories.rewards)
 
-    def update(self, flat_obs: Tree, rows: np.ndarray | None) -> None:
-        """Take the raw rows `[N, ...]`, or those in `rows`, into the statistics of observations."""
-        self.obs.update(flat_obs, rows, self.join)
+    def update(self, flat_obs: Tree, rows: np.ndarray | None, *, joined: bool = True) -> None:
+        """Take the raw rows `[N, ...]`, or those in `rows`, into the statistics of observations.
+
+        `joined=False`: all learners take in the same rows, rather than each its own.
+        """
+        self.obs.update(flat_obs, rows, self.join if joined else None)
 
     def get_state(self) -> dict[str, Any]:
         """Return the statistics."""

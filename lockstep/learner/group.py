@@ -20,8 +20,9 @@ from lockstep.learner.learner import Learner
 from lockstep.learner.metrics import Results
 from lockstep.learner.minibatches import UpdateOptions
 from lockstep.learner.optimizers import ALL_MODULES
+from lockstep.learner.reduction import LocalReducer, Reducer
 from lockstep.learner.request_queue import Kind, OnFull, Outcome, RequestQueue, UpdateRequest, frozen_data, num_steps_of
-from lockstep.learner.sharding import check_episodes
+from lockstep.learner.sharding import check_episodes, shards_of
 from lockstep.modules import MultiRLModuleSpec, RLModule, RLModuleSpec
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
 
@@ -47,9 +48,16 @@ class LearnerBackend:
         """Return the number of learners."""
         return 1
 
+    def share(self, data: Data) -> Data:
+        """Return what this learner reads of episodes or a batch: all, or its shard where ranks have the same data."""
+        reducer = self.learner.reducer
+        if reducer.world_size == 1:
+            return data
+        return shards_of(data, reducer.world_size, self.learner.modules_with_memory())[reducer.rank]
+
     def update(self, request: UpdateRequest) -> list[Results]:
         """Update all learners together (each has its shard); return the results of each, in order."""
-        return [run_request(request, self.learner)]
+        return [run_request(replace(request, data=self.share(request.data)), self.learner)]
 
     def fetched(self, data: Data) -> Data:
         """Return episodes or a batch, where `data` may be references to them."""
@@ -60,8 +68,12 @@ class LearnerBackend:
         return frozen_data(data)
 
     def foreach(self, func: Callable[..., Any], *args: object) -> list[Any]:
-        """Return `[func(learner, *args)]`, in order; where all raise, nothing is changed."""
-        return [func(self.learner, *args)]
+        """Return `[func(learner, *args)]`, in order; where all raise, nothing is changed.
+
+        Ranks call this alike, and tell each other arrays.
+        """
+        value = func(self.learner, *args)
+        return self.learner.reducer.gather(value) if isinstance(value, np.ndarray) else [value]
 
     def first(self, func: Callable[..., Any], *args: object) -> Any:
         """Return `func(learner, *args)` of one learner, for what is the same on all and changes nothing."""
@@ -84,7 +96,8 @@ class LearnerBackend:
         return 0
 
     def shutdown(self) -> None:
-        """End all processes of the learners."""
+        """End all processes of the learners; leave the other ranks."""
+        self.learner.reducer.close()
 
 
 def run_request(request: UpdateRequest, learner: Learner) -> Results:
@@ -132,6 +145,16 @@ class LearnerGroup:
     def is_remote(self) -> bool:
         """Whether learners run in other processes."""
         return not self.is_local
+
+    @property
+    def reducer(self) -> Reducer:
+        """What joins the learner in this process with those of other ranks; where there are none, of one alone."""
+        return LocalReducer() if self._learner is None else self._learner.reducer
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is one learner, in this process."""
+        return self.is_local and self.reducer.world_size == 1
 
     def __len__(self) -> int:
         """Return the number of learners."""
@@ -200,7 +223,7 @@ class LearnerGroup:
             request = self._request("episodes", episodes, options, return_state, reduce_results)
             return self._submit(request, on_full) if async_update else self._run_now(request)
         with self._queue.turn(num_steps_of(episodes)) as outcome:
-            results = self._learner.update_from_episodes(episodes, **options)
+            results = self._learner.update_from_episodes(self._backend.share(episodes), **options)
             return self._complete(outcome, results, return_state, reduce_results)
 
     def update_from_batch(
@@ -227,7 +250,7 @@ class LearnerGroup:
             request = self._request("batch", batch, options, return_state, reduce_results)
             return self._submit(request, on_full) if async_update else self._run_now(request)
         with self._queue.turn(num_steps_of(batch)) as outcome:
-            results = self._learner.update_from_batch(batch, **options)
+            results = self._learner.update_from_batch(self._backend.share(batch), **options)
             return self._complete(outcome, results, return_state, reduce_results)
 
     def drain(self) -> list[Any]:

@@ -89,6 +89,10 @@ class Reducer:
         """
         return [value]
 
+    def first(self, value: Tree) -> Tree:
+        """Return the `value` of learner 0; a `Tree` as `gather` takes it."""
+        return self.gather(value)[0]
+
     def close(self) -> None:
         """Leave the group; the reducer cannot be used after that."""
 

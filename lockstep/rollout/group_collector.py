@@ -46,6 +46,8 @@ class GroupCollector:
 
     by_runner = True
     """whether rows are written where their runner has its environments, or fragments in the order in which they come"""
+    takes_state_of_one = False
+    """whether `set_state` takes the state of a collector in one process, too"""
 
     def __init__(
         self,

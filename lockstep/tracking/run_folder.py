@@ -92,10 +92,11 @@ class RunFolder:
         seed: int | None,
         config: Mapping[str, Any],
         init_from: str | None = None,
+        run_id: str | None = None,
     ) -> "RunFolder":
         """Make `root/<algo>_<env>_s<seed>_<time>/` with its config.json and return it.
 
-        Two runs that start within one second get different folders.
+        Two runs that start within one second get different folders. `run_id`: of the job that is to go on with it.
 
         Raises `OSError`: the folder cannot be made or written. `TypeError`: the config is not plain JSON. No part of
         it is left.
@@ -115,6 +116,8 @@ class RunFolder:
         }
         if init_from is not None:
             info["init_from"] = init_from
+        if run_id is not None:
+            info["run_id"] = run_id
         parent.mkdir(parents=True, exist_ok=True)
         path = _make_unused(parent, f"{name}_s{seed}_{stamp}")
         try:

@@ -327,7 +327,7 @@ class BaseTrainer(Counters, ABC):
         if isinstance(self.policy.config.environment.env, str) or callable(self.policy.config.environment.env):
             for collector in self._collectors().values():
                 collector.close()
-        if self.policy.learner_group.is_remote:  # an error ended the run, or its learners are lost
+        if not self.policy.learner_group.is_alone:  # an error ended the run, or its learners are lost
             self.policy.learner_group.shutdown()
 
     # -- the loop ---
@@ -818,6 +818,11 @@ class BaseTrainer(Counters, ABC):
 
         Records that the logger holds back for its next interval are part of the state, so saving changes no record.
         """
+        counters = {name: getattr(self, name) for name in ("epoch", "env_step", "gradient_step", "stop_reason")}
+        return write_checkpoint(path, self.checkpoint_folders(), metadata=counters)
+
+    def checkpoint_folders(self) -> dict[str, dict[str, Any]]:
+        """Return the folders of a full checkpoint."""
         folders = {
             **self.policy.checkpoint_folders(),
             "trainer": {"state": self.get_state(), "made_by": {"algorithm": self.policy.config.algorithm}},
@@ -826,8 +831,7 @@ class BaseTrainer(Counters, ABC):
         }
         if self.bad_batch is not None:
             folders["bad_batch"] = {"batch": self.bad_batch}
-        counters = {name: getattr(self, name) for name in ("epoch", "env_step", "gradient_step", "stop_reason")}
-        return write_checkpoint(path, folders, metadata=counters)
+        return folders
 
     def restore_from_path(self, path: str | Path | None) -> None:
         """Continue a run bit by bit from a full checkpoint.
@@ -906,7 +910,8 @@ class BaseTrainer(Counters, ABC):
             if saved is None:
                 continue
             there = "env runners" if "group" in saved else f"{len(saved['lengths'])} environments"
-            here = "env runners" if isinstance(collector, GroupCollector) else f"{collector.num_envs} environments"
+            runners = isinstance(collector, GroupCollector) and ("group" in saved or not collector.takes_state_of_one)
+            here = "env runners" if runners else f"{collector.num_envs} environments"
             if there != here:
                 raise ValueError(f"the {name} of the checkpoint has {there}, this one has {here}; resume with the same")
             collector.set_state(saved)

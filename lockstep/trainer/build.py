@@ -13,6 +13,7 @@ from typing import Any
 
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.policy import Policy
+from lockstep.learner.reduction import Reducer
 from lockstep.state.schedules import Schedule
 from lockstep.tracking import (
     BaseLogger,
@@ -25,6 +26,7 @@ from lockstep.trainer.callbacks import Callback, check_callbacks
 from lockstep.trainer.offline import OfflineTrainer
 from lockstep.trainer.offpolicy import OffpolicyTrainer
 from lockstep.trainer.onpolicy import OnpolicyTrainer
+from lockstep.trainer.ranks import InStep, config_on_ranks, join
 
 Trainer = OnpolicyTrainer | OffpolicyTrainer | OfflineTrainer
 
@@ -79,25 +81,22 @@ def build_trainer(
     folder: RunFolder | None = None,
     callbacks: Sequence[Callback] = (),
     resume: bool = False,
+    reducer: Reducer | None = None,
 ) -> Trainer:
     """Build the trainer that the algorithm of a configuration needs, with its policy and collectors.
 
-    With `folder`: loggers, checkpoints and the best policy are written there; `resume` continues its records.
+    With `folder`: loggers, checkpoints and the best policy are written there; `resume` continues its records. Where
+    torchrun started this process it is one of several ranks, which `reducer` joins (None: they meet here); the first
+    of them writes.
     """
+    config = config_on_ranks(config)
     config = config.with_agents() if folder is None else config  # else `prepare_run` did
-    config.validate()
-    for section in config.sections.values():
-        section.check_schedules([config.reporting.total_steps * tenths // 10 for tenths in range(1, 11)])
-    check_callbacks(callbacks)
-    if not config.is_offline and config.offline_data.input_ is not None:
-        raise ValueError(
-            f"offline_data.input_ is set, and {config.algorithm} collects its own data; leave it out, or train "
-            "config.build_policy() with lockstep.OfflineTrainer(policy, buffer=...)"
-        )
+    _check_run(config, callbacks)
     length = RunLength.of(config)
     _warn_of_zero_rates(config.training.options(), length)
     config.set_num_threads()
-    policy, training, evaluation = config.build_policy(), config.training, config.evaluation
+    reducer = join(config) if reducer is None else reducer
+    policy, training, evaluation = config.build_policy(reducer=reducer), config.training, config.evaluation
     evaluate = evaluation.evaluation_interval > 0 and not (config.is_offline and config.environment.env is None)
     try:
         options: dict[str, Any] = {
@@ -109,9 +108,11 @@ def build_trainer(
             "checkpoint_interval": config.checkpointing.checkpoint_interval,
             "callbacks": [*(make() for make in config.callbacks.classes), *callbacks],
         }
+        if reducer.world_size > 1:
+            options["callbacks"].append(InStep(reducer))
         if evaluate:
             options |= _evaluation_options(config, policy)
-        if folder is not None:
+        if folder is not None and reducer.rank == 0:
             options["logger"] = _make_logger(config.reporting, folder, resume=resume)
         if config.is_offline:
             options["buffer"] = config.build_offline_data()
@@ -127,12 +128,25 @@ def build_trainer(
                 options["repeat_per_collect"] = training.num_epochs
                 trainer = OnpolicyTrainer(policy, batch_size=training.minibatch_size, **options)
     except BaseException:
-        if policy.learner_group.is_remote:
+        if not policy.learner_group.is_alone:
             policy.learner_group.shutdown()
         raise
     if folder is not None:
-        _keep_files(trainer, folder, config.checkpointing.num_to_keep)
+        _keep_files(trainer, folder, config.checkpointing.num_to_keep, writes=reducer.rank == 0)
     return trainer
+
+
+def _check_run(config: AlgorithmConfig, callbacks: Sequence[Callback]) -> None:
+    """Raise `ValueError` for options that a run cannot have."""
+    config.validate()
+    for section in config.sections.values():
+        section.check_schedules([config.reporting.total_steps * tenths // 10 for tenths in range(1, 11)])
+    check_callbacks(callbacks)
+    if not config.is_offline and config.offline_data.input_ is not None:
+        raise ValueError(
+            f"offline_data.input_ is set, and {config.algorithm} collects its own data; leave it out, or train "
+            "config.build_policy() with lockstep.OfflineTrainer(policy, buffer=...)"
+        )
 
 
 def _evaluation_options(config: AlgorithmConfig, policy: Policy) -> dict[str, Any]:
@@ -152,10 +166,16 @@ def _has_reached(wanted: float, score: float) -> bool:
     return score >= wanted
 
 
-def _keep_files(trainer: Trainer, folder: RunFolder, num_to_keep: int) -> None:
-    """Have checkpoints and the best policy written into the folder of a run."""
+def _keep_files(trainer: Trainer, folder: RunFolder, num_to_keep: int, *, writes: bool) -> None:
+    """Have checkpoints and the best policy written into the folder of a run.
 
-    def save_checkpoint(epoch: int, env_step: int, gradient_step: int) -> Path:
+    Of several ranks one `writes`; the others tell it their part of the state.
+    """
+
+    def save_checkpoint(epoch: int, env_step: int, gradient_step: int) -> Path | None:
+        if not writes:
+            trainer.checkpoint_folders()
+            return None
         path = trainer.save_to_path(folder.checkpoint_path(trainer.position))
         prune_checkpoints(folder.checkpoints, num_to_keep)
         return path
@@ -163,7 +183,7 @@ def _keep_files(trainer: Trainer, folder: RunFolder, num_to_keep: int) -> None:
     def save_best(policy: Policy) -> None:
         policy.save_to_path(folder.best / "policy")
 
-    trainer.save_checkpoint_fn, trainer.save_best_fn = save_checkpoint, save_best
+    trainer.save_checkpoint_fn, trainer.save_best_fn = save_checkpoint, save_best if writes else None
 
 
 def stretched_schedules(

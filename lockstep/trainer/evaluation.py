@@ -171,7 +171,11 @@ class Evaluator:
             where, self.pending = self.pending, None
             found = self._evaluate(where)
         self.pending, self._result, self._has_snapshot = None, None, False
-        return found
+        reducer = self._trained.learner_group.reducer
+        if reducer.world_size == 1:
+            return found
+        state, metrics = reducer.first([found.stats.get_state(), dict(found.metrics)])  # each rank has evaluated
+        return replace(found, stats=CollectStats.from_state(state), metrics=metrics)
 
     def wait(self) -> None:
         """Wait until nothing is under way. What was found is dropped; the next `begin` evaluates anew."""

@@ -14,8 +14,10 @@ from typing import Any
 from lockstep.algorithms import get_config
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.policy import Policy
+from lockstep.cluster.torchrun import Place
 from lockstep.envs.make import name_of_env
 from lockstep.export.exported import CHECKPOINT
+from lockstep.learner.reduction import Reducer
 from lockstep.state.checkpoint import newest_checkpoint, read_checkpoint
 from lockstep.state.checks import check_whole
 from lockstep.state.schedules import ConfiguredValueWarning
@@ -25,6 +27,7 @@ from lockstep.tracking.run_folder import find_run
 from lockstep.tracking.statistics import EpochStats, InfoStats
 from lockstep.trainer.build import RunLength, Trainer, build_trainer, stretched_schedules
 from lockstep.trainer.callbacks import Callback
+from lockstep.trainer.ranks import config_on_ranks, join, run_begun_before
 
 ANEW = "begin a run with its weights: lockstep train ... --from RUN, lockstep.train(..., init_from=path)"
 IN_ITS_ENVIRONMENTS = f"the episodes of the run go on in its environments; {ANEW}"
@@ -84,6 +87,11 @@ class Run:
     sources: tuple[str, ...] = ()
     """where the settings come from, in words"""
 
+    @property
+    def writes(self) -> bool:
+        """Whether this process writes into the folder: of several ranks, the first."""
+        return self.trainer.policy.learner_group.reducer.rank == 0
+
     def finish(self) -> TrainResult:
         """Run to the end; write `summary.json` and `curve.png` and close the environments whatever ends the run."""
         trainer = self.trainer
@@ -104,6 +112,8 @@ class Run:
 
     def write_summary(self) -> None:
         """Write returns, speed by stage and how the run ended; and the curve where matplotlib is installed."""
+        if not self.writes:
+            return
         trainer, folder = self.trainer, self.folder
         info = trainer.info()
         timing = info.timing
@@ -150,21 +160,30 @@ def prepare_run(
     """Make the trainer of a new run and its folder. Where the trainer cannot be built, no folder is left.
 
     `init_from`: a run (its best policy, as for `load_policy`) or a checkpoint whose weights and connectors' statistics
-    the policy begins with; all else is new. `sources`: where the settings come from, in words.
+    the policy begins with; all else is new. `sources`: where the settings come from, in words. On ranks that torchrun
+    started again, the run that they began goes on from its newest checkpoint.
     """
-    config = config.with_agents()
+    config = config_on_ranks(config.with_agents())
     config.validate()
     source = None if init_from is None else find_policy(init_from).absolute()
-    folder = RunFolder.create(
-        root,
-        algo=config.algorithm,
-        env=name_of_env(config.environment.env),
-        seed=config.debugging.seed,
-        config=config.named_options(),
-        init_from=None if source is None else str(source),
-    )
+    reducer = join(config)
+    begun = run_begun_before(root, config.named_options()) if reducer.rank == 0 else None
+    if (path := reducer.first(None if begun is None else str(begun))) is not None:
+        return prepare_resume(path).build(callbacks, reducer=reducer)
+    if reducer.rank == 0:
+        path = RunFolder.create(
+            root,
+            algo=config.algorithm,
+            env=name_of_env(config.environment.env),
+            seed=config.debugging.seed,
+            config=config.named_options(),
+            init_from=None if source is None else str(source),
+            run_id=Place.of_process().run_id,
+        ).path
+    folder = RunFolder.open(reducer.first(str(path)))
     try:
-        run = Run(build_trainer(config, folder=folder, callbacks=callbacks), folder, tuple(sources))
+        trainer = build_trainer(config, folder=folder, callbacks=callbacks, reducer=reducer)
+        run = Run(trainer, folder, tuple(sources))
         if source is not None:
             try:
                 run.trainer.policy.start_from(source)
@@ -173,7 +192,8 @@ def prepare_run(
                 raise
         return run
     except BaseException:
-        shutil.rmtree(folder.path, ignore_errors=True)
+        if reducer.rank == 0:
+            shutil.rmtree(folder.path, ignore_errors=True)
         raise
 
 
@@ -284,15 +304,18 @@ class Resumption:
     end_reason: str | None = None
     """the run had come to this end, but the process was killed before it was noted"""
 
-    def build(self, callbacks: Sequence[Callback] = ()) -> Run:
-        """Return the run with its trainer restored; note the changes in the run's `config.json`."""
-        trainer = build_trainer(self.config, folder=self.folder, callbacks=callbacks, resume=True)
+    def build(self, callbacks: Sequence[Callback] = (), *, reducer: Reducer | None = None) -> Run:
+        """Return the run with its trainer restored; note the changes in the run's `config.json`.
+
+        `reducer`: what joins this process with the other ranks, where they have met already.
+        """
+        trainer = build_trainer(self.config, folder=self.folder, callbacks=callbacks, resume=True, reducer=reducer)
         try:
             with warnings.catch_warnings():
                 if self.changes:  # they are in the sources
                     warnings.simplefilter("ignore", ConfiguredValueWarning)
                 trainer.restore_from_path(self.checkpoint)
-            if self.changes:
+            if self.changes and trainer.policy.learner_group.reducer.rank == 0:
                 self.folder.record_changes(self.config.named_options(), _history_entry(self.changes, self.step))
         except BaseException:
             trainer.close()

@@ -1,0 +1,322 @@
+"""Ranks without Ray, in real processes: one process' parameters, restarts, faults, and the scripts that start them."""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import rank_runs
+from torch.distributed import TCPStore
+
+import lockstep
+from lockstep import PPOConfig
+from lockstep.cli import main
+from lockstep.cluster.torchrun import Place, join_ranks
+from lockstep.learner.reduction import LearnerError
+from lockstep.state.checkpoint import read_checkpoint
+from lockstep.trainer.ranks import config_on_ranks
+from lockstep.trainer.run import resume
+
+SETTINGS = {
+    "framework.dtype": "float64",
+    "rl_module.model_config.hiddens": [8],
+    "training.train_batch_size": 128,
+    "training.num_epochs": 2,
+    "training.lr": 0.01,
+    "reporting.steps_per_epoch": 256,
+    "evaluation.evaluation_duration": 2,
+    "checkpointing.num_to_keep": 9,
+}
+WORDS = ["train", "ppo", "CartPole-v1", "--total-steps", "768", "--num-envs", "4", "--no-recipe", "--no-check"]
+WORDS += [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]
+MANY = [pytest.mark.faults, pytest.mark.timeout(900)]
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def environment(**more):
+    paths = [str(Path(lockstep.__file__).parents[1]), str(Path(__file__).parent), *sys.path]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1", **more}
+
+
+def start_ranks(*words, number=2):
+    """Start processes as a launcher does that knows nothing of torch."""
+    place = {"WORLD_SIZE": str(number), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    return [
+        subprocess.Popen([sys.executable, *words], env=environment(RANK=str(rank), **place), stdout=subprocess.PIPE,
+                         stderr=subprocess.STDOUT, text=True)
+        for rank in range(number)
+    ]  # fmt: skip
+
+
+def outputs(processes):
+    found = [process.communicate(timeout=200)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * len(processes), "\n".join(found)
+    return found
+
+
+def torchrun(*options):
+    return [sys.executable, "-m", "torch.distributed.run", *options, "-m", "lockstep"]
+
+
+def checkpoints(root):
+    (run,) = root.glob("ppo_*")
+    return {int(path.name[5:]): path for path in run.glob("checkpoints/step_*") if (path / "manifest.json").exists()}
+
+
+def weights(root, step=768):
+    return read_checkpoint(checkpoints(root)[step])["learner/rl_module/default_policy"]["weights"]
+
+
+def check_same(one, other, atol=0.0):
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        np.testing.assert_allclose(np.asarray(other[name]), np.asarray(value), rtol=0, atol=atol, err_msg=name)
+
+
+def keep_until(root, target, step):
+    """Copy the run in `root` as it was at a step."""
+    shutil.copytree(root, target)
+    for later, path in checkpoints(target).items():
+        if later > step:
+            shutil.rmtree(path)
+    next(target.glob("*/summary.json")).unlink()
+    return next(target.glob("ppo_*"))
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    """The run in one process."""
+    root = tmp_path_factory.mktemp("one")
+    options = {"total_steps": 768, "num_envs": 4, "recipe": False, "settings": SETTINGS}
+    lockstep.train("ppo", "CartPole-v1", root=root, **options)
+    return root
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """The same run by torchrun, in two ranks."""
+    root = tmp_path_factory.mktemp("two")
+    command = [*torchrun("--standalone", "--nproc-per-node=2"), *WORDS, "--root", str(root)]
+    subprocess.run(command, env=environment(), check=True, timeout=200)
+    return root
+
+
+class TestRuns:
+    pytestmark = MANY
+
+    def test_two_ranks_have_the_parameters_and_the_environments_of_one_process(self, one, two):
+        assert checkpoints(one).keys() == checkpoints(two).keys() == {256, 512, 768}
+        check_same(weights(one), weights(two), 1e-12)
+        states = [read_checkpoint(checkpoints(root)[512])["trainer"]["state"]["train_collector"] for root in (one, two)]
+        assert states[0].keys() == states[1].keys()
+        for name, value in states[0].items():
+            if name != "counters":
+                np.testing.assert_equal(states[1][name], value, err_msg=name)
+
+    def test_a_run_of_ranks_goes_on_in_one_process_and_one_of_it_on_ranks(self, one, two, tmp_path):
+        resume(keep_until(two, tmp_path / "home", 256))
+        check_same(weights(one), weights(tmp_path / "home"), 1e-12)
+        path = keep_until(one, tmp_path / "out", 256)
+        outputs(start_ranks("-m", "lockstep", "resume", str(path)))
+        check_same(weights(two), weights(tmp_path / "out"), 1e-12)
+
+    def test_ranks_that_start_again_after_a_death_end_with_the_same_bits(self, two, tmp_path):
+        command = [*torchrun("--standalone", "--nproc-per-node=2", "--max-restarts=1"), *WORDS, "--root", str(tmp_path)]
+        agent = subprocess.Popen(
+            command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        try:
+            while not list(tmp_path.glob("*/checkpoints/step_*256/manifest.json")):
+                assert agent.poll() is None, agent.stdout.read()
+                time.sleep(0.02)
+            children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
+            last = max(children, key=lambda child: b"\0RANK=1\0" in Path(f"/proc/{child}/environ").read_bytes())
+            os.kill(int(last), signal.SIGKILL)
+            text = agent.communicate(timeout=200)[0]
+        finally:
+            agent.kill()
+        assert agent.returncode == 0, text
+        assert text.count("PPO on CartPole-v1") == 2, text
+        assert "the run's config.json" in text
+        check_same(weights(two), weights(tmp_path))
+
+    def test_a_signal_to_one_rank_ends_all_after_the_same_update(self, tmp_path):
+        words = [*WORDS, "--total-steps", "1_000_000", "--root", str(tmp_path)]
+        ranks = start_ranks("-m", "lockstep", *words)
+        try:
+            while not list(tmp_path.glob("*/checkpoints/step_*256/manifest.json")):
+                assert all(rank.poll() is None for rank in ranks), [rank.stdout.read() for rank in ranks]
+                time.sleep(0.01)
+            ranks[1].send_signal(signal.SIGTERM)
+            found = [rank.communicate(timeout=60)[0] for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+        assert [rank.returncode for rank in ranks] == [0, 143], found
+        assert "ended by      interrupted" in found[0], found
+        assert max(checkpoints(tmp_path)) % 256 in (0, 128)
+
+    def test_kinds_of_data_are_shared_out_as_in_one_process(self, tmp_path):
+        """Prioritised replay, statistics of observations, memory, several agents."""
+        outputs(start_ranks(rank_runs.__file__, str(tmp_path)))
+        for kind in rank_runs.MAKE:
+            check_same(rank_runs.run(kind), np.load(tmp_path / f"{kind}.npz"), 1e-12)
+
+    def test_ranks_and_learners_on_ray_have_the_same_bits(self, two, tmp_path, request):
+        request.getfixturevalue("cluster")
+        there = {
+            "learners.num_learners": 2,
+            "env_runners.num_env_runners": 2,
+            "env_runners.num_cpus_per_env_runner": 0.2,
+        }
+        options = {"total_steps": 768, "num_envs": 4, "recipe": False, "settings": {**SETTINGS, **there}}
+        lockstep.train("ppo", "CartPole-v1", root=tmp_path, **options)
+        check_same(weights(two), weights(tmp_path))
+
+    def test_the_slurm_script_runs_on_two_nodes(self, two, tmp_path):
+        script, tools, root = tmp_path / "run.sh", tmp_path / "bin", tmp_path / "runs"
+        tools.mkdir()
+        words = [*WORDS[1:], "--root", str(root)]
+        assert main(["launch", "slurm", *words, "--nodes", "2", "-o", str(script)]) == 0
+        stand_ins = {
+            "scontrol": "echo 127.0.0.1",
+            "srun": 'SLURM_NODEID=1 "$@" & SLURM_NODEID=0 "$@" && wait $!',
+            "torchrun": f'exec {sys.executable} -m torch.distributed.run "$@"',
+        }
+        for name, text in stand_ins.items():
+            (tools / name).write_text(f"#!/bin/bash\n{text}\n")
+            (tools / name).chmod(0o755)
+        more = {
+            "PATH": f"{tools}:{os.environ['PATH']}",
+            "SLURM_JOB_ID": str(free_port() - 20000),
+            "SLURM_JOB_NODELIST": "n",
+        }
+        subprocess.run(["bash", str(script)], env=environment(**more), check=True, timeout=200)
+        check_same(weights(two), weights(root))
+
+
+def place(rank, port=0, world_size=2):
+    return Place(rank, world_size, host="127.0.0.1", port=port or free_port())
+
+
+def together(port):
+    """What each of two ranks hears from all, over a store that is there."""
+    found = []
+
+    def work(rank):
+        reducer = join_ranks(
+            Place(rank, 2, host="127.0.0.1", port=port, is_served=True), timeout_s=20.0, meeting_timeout_s=20.0
+        )
+        found.append(reducer.gather(rank))
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in (1, 0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("rank", "words"),
+    [
+        (0, ["rank 0 of 3", r"\[1, 2\]", "within 0.5 s", "learners.learner_timeout_s"]),
+        (1, ["rank 1 of 3", "rank 0 did not come", "within 0.5 s", "learners.learner_timeout_s"]),
+    ],
+)
+def test_a_rank_that_never_comes_is_named(rank, words):
+    with pytest.raises(LearnerError) as raised:
+        join_ranks(place(rank, world_size=3), timeout_s=0.5, meeting_timeout_s=1.0)
+    for word in words:
+        assert re.search(word, str(raised.value)), raised.value
+
+
+def test_a_port_in_use_is_named():
+    with socket.socket() as other:
+        other.bind(("0.0.0.0", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(
+            LearnerError, match=f"cannot listen at 127.0.0.1:{port} .*choose another: torchrun --master-port"
+        ):
+            join_ranks(place(0, port), timeout_s=1.0, meeting_timeout_s=1.0)
+
+
+def test_ranks_meet_again_over_a_store_that_dead_ranks_have_left():
+    port = free_port()
+    store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    for name in ("round", "dead/1"):
+        store.set(name, "dead")
+    for _ in range(2):
+        assert together(port) == [[0, 1], [0, 1]]
+
+
+VARIABLES = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_a_process_without_all_variables_is_alone(name):
+    assert Place.of_process({**VARIABLES, name: ""}) == Place()
+    assert Place.of_process(VARIABLES) == Place(1, 2, host="here", port=29500)
+
+
+@pytest.mark.parametrize(("name", "value"), [("RANK", "2"), ("WORLD_SIZE", "two"), ("MASTER_PORT", "x")])
+def test_variables_that_name_no_rank_are_refused(name, value):
+    with pytest.raises(ValueError, match=f"{name}={value}.* do not name a rank"):
+        Place.of_process({**VARIABLES, name: value})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda c: c.learners(num_learners=3), r"num_learners=3 .*2 ranks.*start 3 ranks"),
+        (lambda c: c.env_runners(num_env_runners=2), r"num_env_runners=2 .*leave it out"),
+        (lambda c: c.evaluation(evaluation_num_env_runners=1), r"evaluation_num_env_runners=1 .*leave it out"),
+        (lambda c: c.env_runners(num_envs_per_env_runner=3), r"3 environments cannot.*2 ranks; give num_envs=4"),
+    ],
+)
+def test_configurations_that_do_not_go_on_ranks_are_refused(monkeypatch, change, words):
+    for name, value in VARIABLES.items():
+        monkeypatch.setenv(name, value)
+    config = PPOConfig().environment("CartPole-v1")
+    assert config_on_ranks(config.copy().learners(num_learners=2)).learners.num_learners == 0
+    with pytest.raises(ValueError, match=words):
+        change(config).build_trainer()
+
+
+@pytest.mark.parametrize("words", [["list"], [*WORDS, "--jobs", "2"]])
+def test_commands_that_are_for_one_process_are_refused_on_ranks(monkeypatch, capsys, words):
+    for name, value in VARIABLES.items():
+        monkeypatch.setenv(name, value)
+    assert main(words) == 2
+    assert "error: rank 1: " in capsys.readouterr().err
+
+
+def test_a_kubernetes_job_starts_the_same_entry(capsys):
+    assert main(["launch", "kubernetes", *WORDS[1:], "--nodes", "2", "--ranks-per-node", "2", "--device", "cpu"]) == 0
+    text = capsys.readouterr().out
+    for part in ('"torchrun", "-m", "lockstep", "train", "ppo", "CartPole-v1"', "completions: 2", "--nproc-per-node=2"):
+        assert part in text
+    assert "--rdzv-endpoint=ppo-cartpole-v1-0.ppo-cartpole-v1:29400" in text
+
+
+REFUSED = {"--nodes=3": "over 3 ranks", "--nodes=0": "--nodes", "--num-learners=3": "num_learners=3"}
+
+
+@pytest.mark.parametrize("option", REFUSED)
+def test_scripts_that_could_not_run_are_refused(capsys, option):
+    assert main(["launch", "slurm", *WORDS[1:], "--ranks-per-node", "1", "--nodes", "2", option]) == 2
+    assert REFUSED[option] in capsys.readouterr().err
