@@ -229,6 +229,7 @@ def together(port, work_together=lambda reducer: reducer.gather(reducer.rank)):
         thread.start()
     for thread in threads:
         thread.join()
+    assert len(found) == 2
     return found
 
 
