@@ -154,15 +154,15 @@ def test_stacks_of_numbers_are_normalised_as_they_are_read():
 def test_settings_for_atari_learn_from_signs_and_report_the_games_scores():
     """Every algorithm that has some begins as its paper does; four frames are stacked and rewards are the game's."""
     for algorithm in ("ppo", "a2c", "dqn", "c51", "qrdqn"):
-        settings = find_settings(algorithm, "ALE/Pong-v5", options={"reporting.total_steps": 20_000})
+        settings = find_settings(algorithm, "ALE/Breakout-v5", options={"reporting.total_steps": 20_000})
         assert settings.sources[0].startswith("the settings of")
         config = settings.config
         config.validate()
         assert config.environment.frame_stack == 4
         assert type(config)().update_from_dict(config.to_dict()) == config
         assert not config.is_off_policy or config.replay.learning_starts == 2_000
-    assert find_settings("ppo", "ALE/Pong-v5", recipe=False).config.environment.frame_stack == 1
-    ppo = find_settings("ppo", "ALE/Pong-v5").config
+    assert find_settings("ppo", "ALE/Breakout-v5", recipe=False).config.environment.frame_stack == 1
+    ppo = find_settings("ppo", "ALE/Breakout-v5").config
     assert (ppo.lr, ppo.clip_param) == ([[0, 2.5e-4], [10_000_000, 0]], 0.1)
     assert (ppo.env_runners.num_envs, ppo.train_batch_size, ppo.minibatch_size, ppo.num_epochs) == (8, 1024, 256, 4)
 

@@ -252,8 +252,8 @@ def test_a_line_that_the_disk_refuses_is_told_and_leaves_no_part(tmp_path: Path,
 def scalars(directory: Path) -> dict[str, list[tuple[int, float]]]:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     events = accumulator.EventAccumulator(str(directory))
-    events.Reload()
-    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    events.Reload()  # files of one second in the order of their names, ".10" before ".9"
+    return {tag: sorted((event.step, event.value) for event in events.Scalars(tag)) for tag in events.Tags()["scalars"]}
 
 
 def test_tensorboard_reads_what_was_logged(tmp_path: Path) -> None:
