@@ -334,8 +334,8 @@ def test_a_game_of_atari_is_trained_by_its_id_with_settings_for_it(lockstep: Com
     small = '--set=rl_module.model_config={"conv_filters": [[4, 8, 8]], "image_hiddens": [8]}'
     options = ("--set=training.train_batch_size=64", "--set=training.minibatch_size=32", small)
     game = '--set=environment.env_config={"max_num_frames_per_episode": 80}'
-    said = lockstep("train", "ppo", "ALE/Pong-v5", "--total-steps=128", game, *options)
+    said = lockstep("train", "ppo", "ALE/Breakout-v5", "--total-steps=128", game, *options)
     assert said.code == 0, said.err
     assert "the settings of RL Baselines3 Zoo for ppo on ALE/*" in said.out
-    assert "8 x ALE/Pong-v5 (native, SAME_STEP): Box(0, 255, (84, 84), uint8) -> Discrete(6)" in said.out
+    assert "8 x ALE/Breakout-v5 (native, SAME_STEP): Box(0, 255, (84, 84), uint8) -> Discrete(4)" in said.out
     assert "warning" not in said.err
