@@ -16,8 +16,8 @@ from lockstep import IMPALAConfig
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.faults
-NUM_UPDATES = int(os.environ.get("CHAOS_UPDATES", "400"))
-"""of the two runs; 6,000 are about ten minutes"""
+NUM_UPDATES = int(os.environ.get("CHAOS_UPDATES", "1200"))
+"""of the two runs; 20,000 are some ten minutes on a quiet machine"""
 EVERY_S = 5.0
 
 
