@@ -23,8 +23,6 @@ BY_ENV = (
     *("begun", "agent_returns", "states"),
 )
 """parts of a collector's state that have one entry for each environment; the last ones of several agents"""
-
-
 FRAGMENTS: dict[str, Any] = {"Fragment": Fragment, "AgentFragment": AgentFragment}
 ENVS = "RunnersEnv"
 
@@ -136,7 +134,7 @@ def _packed(value: Any) -> dict[str, Any]:
 def _can_be_shared(state: Mapping[str, Any]) -> bool:
     """Return whether the state of a collector tells what is whose environment's."""
     env, number = state["env"], len(state["lengths"])
-    has_one_each = env is None or len(env if isinstance(env, list) else env["envs"]) == number
+    has_one_each = env is None or len(env if isinstance(env, list) else env.get("envs", ())) == number
     return has_one_each and state.get("recorded") is None and not {"episodes", "events"} & set(state)
 
 

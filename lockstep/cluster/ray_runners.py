@@ -78,8 +78,7 @@ class RayRunnerBackend:
         try:
             self._build = self._ray.put(build)
             self._processes.reserve(self._num_runners)
-            for index in range(self._num_runners):
-                self._start(index, 0)
+            self._start(range(self._num_runners), 0)
         except BaseException:
             self.shutdown()
             raise
@@ -87,9 +86,10 @@ class RayRunnerBackend:
     def __len__(self) -> int:
         return self._num_runners
 
-    def _start(self, index: int, generation: int) -> None:
-        self._processes.start([index])
-        self._processes.actors[index].take_place.remote(self._build, index, self._num_runners, generation)
+    def _start(self, indices: Sequence[int], generation: int) -> None:
+        self._processes.start(indices)
+        for index in indices:
+            self._processes.actors[index].take_place.remote(self._build, index, self._num_runners, generation)
 
     def put(self, value: Any) -> Stored:
         """Put `value` into the object store; runners on the same machine read it where it lies."""
@@ -121,7 +121,7 @@ class RayRunnerBackend:
     def replace(self, index: int, generation: int) -> None:
         """End the actor and start another one in its place."""
         self._processes.end([index])
-        self._start(index, generation)
+        self._start([index], generation)
 
     def process_ids(self) -> list[int]:
         """Return the processes of the runners, in order."""

@@ -1,8 +1,8 @@
 """The whole gradient step (gather, forward, loss, gradient, clip, Adam) as one compiled function.
 
-The learner's own Python is run once with tracing tensors, so that every hook of a subclass is in the graph (one that
-overrides what `NOT_TRACED` names is stepped eagerly); what is compiled has static shapes. Numbers that change between
-steps (learning rate, coefficients, registered state) are inputs of the graph.
+The learner's own Python is run once while its operations are recorded, so that every hook of a subclass is in the graph
+(one that overrides what `NOT_TRACED` names is stepped eagerly); what is compiled has static shapes. Numbers that change
+between steps (learning rate, coefficients, registered state) are inputs of the graph.
 
 On the CPU the first `framework.compile_after` gradient steps are taken eagerly, whether or not the code is there
 already, so that a run's bits do not depend on what was run before.

@@ -1,4 +1,4 @@
-"""Recipes: settings that are known to learn an environment, with a return for reference.
+"""Recipes: settings for an environment, with a return for reference. Those with a promise are known to learn it.
 
     recipe = find_recipe("ppo", "CartPole-v1")
     recipe.config().debugging(seed=3).build_trainer().run()

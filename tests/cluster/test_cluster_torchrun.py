@@ -172,7 +172,7 @@ class TestRuns:
         assert max(checkpoints(tmp_path)) % 256 in (0, 128)
 
     def test_kinds_of_data_are_shared_out_as_in_one_process(self, tmp_path):
-        """Prioritised replay, statistics of observations, memory, several agents."""
+        """Prioritised replay, statistics of observations, memory, several agents, offline data."""
         outputs(start_ranks(rank_runs.__file__, str(tmp_path)))
         for kind in rank_runs.MAKE:
             check_same(rank_runs.run(kind), np.load(tmp_path / f"{kind}.npz"), 1e-12)
