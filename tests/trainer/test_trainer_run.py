@@ -1,5 +1,7 @@
 """The ways to use a trainer, scores and statistics. How a run ends: `test_trainer_ends.py`."""
 
+import subprocess
+import sys
 from functools import partial
 
 import gymnasium as gym
@@ -208,3 +210,30 @@ def test_an_evaluation_in_mid_epoch_does_not_explore(kind):
     collector.collect = watched
     trainer.run()
     assert exploring == [False] * 3
+
+
+STARTS = """
+import sys
+from lockstep import get_config
+
+for name, env in (("ppo", "CartPole-v1"), ("dqn", "CartPole-v1"), ("sac", "Pendulum-v1")):
+    config = get_config(name).environment(env).reporting(total_steps=2000, steps_per_epoch=1000)
+    config.evaluation(evaluation_interval=0)
+    if name == "ppo":
+        config.training(train_batch_size=1000)
+    else:
+        config.replay(learning_starts=900, update_per_step=0.01)
+    trainer = config.build_trainer()
+    next(trainer)
+    state = trainer.get_state()
+    trainer.set_state(state)
+    next(trainer)
+    assert trainer.gradient_step > 0
+print([name for name in ("torch._dynamo", "sympy", "ray", "matplotlib", "tensorboard") if name in sys.modules])
+"""
+
+
+def test_a_run_loads_nothing_that_it_does_not_use():
+    done = subprocess.run([sys.executable, "-c", STARTS], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
