@@ -96,6 +96,15 @@ def make_hanging(path):
     return env
 
 
+def test_a_standby_takes_the_place_of_a_killed_runner(cluster):
+    with config_of(1, 2).fault_tolerance(num_standby_processes=1).build_env_runner_group() as group:
+        (standby,) = group._backend._processes._standby
+        process, _ = ray.get(standby.where.remote())
+        os.kill(group.process_ids()[0], signal.SIGKILL)
+        assert sum(len(fragment.rewards) for fragment in group.sample(20)) >= 10
+        assert group.process_ids() == [process]
+
+
 @pytest.mark.faults
 def test_the_successor_of_a_killed_runner_goes_on_in_the_same_sample(cluster):
     config = config_of(2, 1, partial(Slow, ((1000, "terminate"),))).fault_tolerance(max_restarts_in_window=5)
