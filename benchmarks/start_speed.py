@@ -27,14 +27,15 @@ ENVIRONMENTS = {"ppo": "CartPole-v1", "dqn": "CartPole-v1", "sac": "Pendulum-v1"
 STARTS = ("eager", "first", "second")
 
 
-def run_here(algorithm: str, start: str, steps: int, seed: int) -> dict[str, Any]:
+def run_here(algorithm: str, start: str, options: argparse.Namespace) -> dict[str, Any]:
     """Train in this process; return the hash of the final weights and what was spent so far."""
     import hashlib
 
     from lockstep import get_config
 
     config = get_config(algorithm).environment(ENVIRONMENTS[algorithm]).evaluation(evaluation_interval=0)
-    config.framework(compile=start != "eager").debugging(seed=seed).reporting(total_steps=steps)
+    config.debugging(seed=options.seed).reporting(total_steps=options.steps)
+    config.framework(compile=start != "eager", compile_after=options.compile_after)
     trainer = config.build_trainer()
     trainer.run()
     weights = trainer.policy.learner_group.get_weights()["default_policy"]
@@ -45,6 +46,7 @@ def run_here(algorithm: str, start: str, steps: int, seed: int) -> dict[str, Any
 def run_process(algorithm: str, start: str, options: argparse.Namespace, seed: int, folder: str) -> dict[str, Any]:
     """Run one start in a process of its own."""
     words = [sys.executable, __file__, "--one", algorithm, start, "--steps", str(options.steps), "--seed", str(seed)]
+    words += ["--compile-after", str(options.compile_after)]
     environment = {
         **report.thread_environment(1),
         "XDG_CACHE_HOME": folder,
@@ -63,7 +65,12 @@ def run_process(algorithm: str, start: str, options: argparse.Namespace, seed: i
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Run all in turn."""
-    record: dict[str, Any] = {"steps": options.steps, "machine": report.machine(), "runs": []}
+    record: dict[str, Any] = {
+        "steps": options.steps,
+        "compile_after": options.compile_after,
+        "machine": report.machine(),
+        "runs": [],
+    }
     for number, algorithm in alternate(options.only, options.rounds):
         with tempfile.TemporaryDirectory() as folder:
             for start in STARTS if number % 2 == 0 else (*STARTS[1:], STARTS[0]):
@@ -97,7 +104,8 @@ def render(record: dict[str, Any]) -> str:
             "# Compiled code that is kept",
             "",
             report.table(header, lines),
-            f"{record['steps']:,} steps, process start included: median (lowest-highest). First and second start ended "
+            f"{record['steps']:,} steps, compiled code after {record['compile_after']:,} gradient steps; process start "
+            f"included; median (lowest-highest). First and second start ended "
             f"with the same weights in {same} of {len(pairs)} pairs. {report.machine_line(record['machine'])}",
             "",
         ]
@@ -110,10 +118,11 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=102_400)
     parser.add_argument("--only", nargs="+", default=list(ENVIRONMENTS), choices=list(ENVIRONMENTS))
     parser.add_argument("--one", nargs=2, metavar=("ALGORITHM", "START"), help="run one, in this process")
+    parser.add_argument("--compile-after", type=int, default=5_000)
     parser.add_argument("--seed", type=int, default=0)
     options, _ = parser.parse_known_args()
     if options.one:
-        print(json.dumps(run_here(*options.one, options.steps, options.seed)))
+        print(json.dumps(run_here(*options.one, options)))
         return 0
     return report.command(parser, "start_speed", measure, render, rounds=5)
 
