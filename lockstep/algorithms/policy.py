@@ -1018,11 +1018,7 @@ def _values_and_seconds(
 
 def row_errors(learner: Learner, module_id: str) -> np.ndarray:
     """Errors [N] of the learner's rows in the last gradient step."""
-    if module_id not in learner.row_errors:
-        raise ValueError(
-            f"{type(learner).__name__} leaves no errors for the priorities; set self.row_errors[module_id] in its loss"
-        )
-    errors = learner.row_errors[module_id].cpu().numpy()
+    errors = learner.errors_for_priorities(module_id).cpu().numpy()
     return errors[:0] if module_id in learner.stand_ins else errors
 
 
