@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lockstep.data.columns import Columns
 from lockstep.learner.device import DeviceUpdate
+from lockstep.learner.inputs import errors_of_rows
 from lockstep.learner.metrics import Results
 from lockstep.learner.minibatches import TensorColumns, UpdateOptions
 from lockstep.learner.targets import TargetNetwork
@@ -148,7 +149,7 @@ class ReplayUpdate(DeviceUpdate):
                 for i in range(at_once):
                     self.step({module_id: {name: part[i] for name, part in parts.items()}}, {module_id: None})
                 if replay.priorities is not None:
-                    replay.priorities.update(columns[Columns.BATCH_INDEXES], learner.errors_for_priorities(module_id))
+                    replay.priorities.update(columns[Columns.BATCH_INDEXES], errors_of_rows(learner, module_id))
             metrics.end_pass()
         return metrics, self.num_bad(), drawn
 

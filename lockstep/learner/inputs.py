@@ -339,3 +339,13 @@ class OutputsWithValues(dict[str, Any]):
             raise KeyError(name)
         self[name] = values = self._compute_values()
         return values
+
+
+def errors_of_rows(learner: Any, module_id: str) -> Tensor:
+    """Return errors `[N]` of the learner's rows in the last gradient step; `ValueError` where its loss leaves none."""
+    if module_id not in learner.row_errors:
+        raise ValueError(
+            f"{type(learner).__name__} leaves no errors for the priorities; set self.row_errors[module_id] in its loss"
+        )
+    errors: Tensor = learner.row_errors[module_id]
+    return errors

@@ -435,14 +435,6 @@ class Learner(Generic[Training]):
         name = module_id if module_id in losses else ALL_MODULES
         losses[name] = losses[name] + loss
 
-    def errors_for_priorities(self, module_id: str) -> Tensor:
-        """Return errors `[N]` of the rows of the last gradient step; `ValueError` where the loss leaves none."""
-        if module_id not in self.row_errors:
-            raise ValueError(
-                f"{type(self).__name__} leaves no errors for the priorities; set self.row_errors[module_id] in its loss"
-            )
-        return self.row_errors[module_id]
-
     # -- what is learned from ---
 
     def _read_episodes(

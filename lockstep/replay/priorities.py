@@ -1,4 +1,4 @@
-"""Prioritised drawing: rows with large errors more often, and the weights that make up for it; of arrays and tensors."""
+"""Prioritised drawing: rows with large errors more often, and the weights that make up for it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from lockstep.ops import SumTree
 from lockstep.ops.tensor_sum_tree import TensorSumTree
 from lockstep.state import Schedule, ScheduleLike
 from lockstep.state.checks import is_number
-
 
 SMALLEST, LARGEST = 2.0**-1022, 2.0**1023
 """priorities are kept between these"""

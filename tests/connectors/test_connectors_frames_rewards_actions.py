@@ -231,14 +231,15 @@ def test_rewards_of_tensors_are_scaled_as_those_of_arrays(clip):
         out = tensors.of_tensors(torch.from_numpy(rewards), torch.from_numpy(dones))
         places.add(tensors._on_device.data_ptr())
         np.testing.assert_allclose(out.numpy(), arrays(rewards, dones), rtol=1e-12)
-        if k == 2:  # what is not taken over is forgotten
+        if k == 2:
+            tensors.of_tensors(torch.ones(4, 3), torch.zeros(4, 3, dtype=torch.bool))
             tensors.set_state(arrays.get_state())
         tensors.follow_device()
         assert tensors.moments.count == arrays.moments.count == 51 * (k + 1)
         np.testing.assert_allclose(tensors.moments.mean, arrays.moments.mean, rtol=1e-12)
         np.testing.assert_allclose(tensors.moments.var, arrays.moments.var, rtol=1e-12)
         np.testing.assert_allclose(tensors.get_state()["returns"], arrays.get_state()["returns"], rtol=1e-12)
-        if k == 3:
+        if k == 3:  # what is not taken over is forgotten
             tensors.of_tensors(torch.full((2, 3), torch.nan), torch.zeros(2, 3, dtype=torch.bool))
             tensors.lead_device()
     assert len(places) == 1

@@ -151,6 +151,15 @@ def test_a_tree_of_tensors_goes_on_from_a_state_bit_for_bit():
     assert len(one.get_state(10)["values"]) == 10
 
 
+@pytest.mark.parametrize("every", [1, 2, 64])
+def test_a_mass_between_two_numbers_of_tensors_falls_to_the_second(every):
+    """Without rounding; zeros between them are never found."""
+    tree = TensorSumTree(2**13, torch.device("cpu"))
+    rows = torch.arange(0, 2**13, every)
+    tree.set(rows, torch.ones(len(rows), dtype=torch.float64))
+    assert torch.equal(tree.draw(torch.arange(len(rows), dtype=torch.float64) / len(rows)), rows)
+
+
 def test_a_number_just_below_one_falls_to_the_last_that_is_not_zero():
     tree = TensorSumTree(5000, torch.device("cpu"))
     tree.set(torch.arange(4999), torch.full((4999,), 0.1, dtype=torch.float64))

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from host_waits import DEVICE, StandInDevice
 from scipy import stats
 
 from lockstep.data.tensor_rollout import check_room
 from lockstep.replay import Priorities, TensorReplay, VectorReplayBuffer, tensor_replay
+from lockstep.replay.priorities import TensorPriorities
 
 B = 3
 
@@ -247,6 +249,26 @@ def test_priorities_of_tensors_are_those_of_arrays():
         replay.priorities.update(torch.from_numpy(rows), torch.from_numpy(errors))
         np.testing.assert_allclose(values_of(replay), arrays.tree.values, rtol=1e-12)
         assert float(replay.priorities.largest) == arrays.largest
+
+
+def test_priorities_on_a_device_wait_for_no_value_and_no_copy():
+    """With the numbers of the CPU."""
+    rows, errors = torch.tensor([0, 4, 4, 4099]), torch.tensor([2.0, 5.0, float("nan"), 8.0])
+    uniforms, found = torch.linspace(0.0, 0.99, 40, dtype=torch.float64), []
+    with StandInDevice() as stand_in:
+        for device in (DEVICE, torch.device("cpu")):
+            priorities = TensorPriorities(5000, device, alpha=0.5)
+            inputs = [value.to(device) for value in (rows, errors, uniforms)]
+            stand_in.forbids = True
+            priorities.add(inputs[0])
+            priorities.count(4)
+            priorities.update(*inputs[:2])
+            drawn = priorities.tree.draw(inputs[2])
+            weights = priorities.weights(drawn)
+            stand_in.forbids = False
+            found.append([value.cpu().tolist() for value in (priorities.tree.values, drawn, weights)])
+    assert found[0] == found[1]
+    assert set(found[0][1]) == {0, 4, 4099}
 
 
 def test_rows_that_are_not_there_are_not_drawn(monkeypatch):

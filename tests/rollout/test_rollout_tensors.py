@@ -173,7 +173,9 @@ def test_a_run_is_resumed_bit_for_bit(tmp_path):
     for _ in range(2):
         next(again)
     assert weights(again) == weights(whole) != weights(half)
-    mine, its = (trainer.policy.learner_group.learner.connectors["default_policy"].rewards for trainer in (again, whole))
+    mine, its = (
+        trainer.policy.learner_group.learner.connectors["default_policy"].rewards for trainer in (again, whole)
+    )
     assert mine.moments.count == its.moments.count == 4 * T * B
     assert mine.get_state()["returns"].tolist() == its.get_state()["returns"].tolist()
     assert again.env_episode == whole.env_episode
