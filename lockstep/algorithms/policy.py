@@ -1019,7 +1019,7 @@ def _values_and_seconds(
 
 def row_errors(learner: Learner, module_id: str) -> np.ndarray:
     """Errors [N] of the learner's rows in the last gradient step."""
-    errors = errors_of_rows(learner, module_id).cpu().numpy()
+    errors = errors_of_rows(learner.row_errors, module_id, type(learner).__name__).cpu().numpy()
     return errors[:0] if module_id in learner.stand_ins else errors
 
 

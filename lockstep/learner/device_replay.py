@@ -149,7 +149,8 @@ class ReplayUpdate(DeviceUpdate):
                 for i in range(at_once):
                     self.step({module_id: {name: part[i] for name, part in parts.items()}}, {module_id: None})
                 if replay.priorities is not None:
-                    replay.priorities.update(columns[Columns.BATCH_INDEXES], errors_of_rows(learner, module_id))
+                    errors = errors_of_rows(learner.row_errors, module_id, type(learner).__name__)
+                    replay.priorities.update(columns[Columns.BATCH_INDEXES], errors)
             metrics.end_pass()
         return metrics, self.num_bad(), drawn
 

@@ -341,11 +341,8 @@ class OutputsWithValues(dict[str, Any]):
         return values
 
 
-def errors_of_rows(learner: Any, module_id: str) -> Tensor:
-    """Return errors `[N]` of the learner's rows in the last gradient step; `ValueError` where its loss leaves none."""
-    if module_id not in learner.row_errors:
-        raise ValueError(
-            f"{type(learner).__name__} leaves no errors for the priorities; set self.row_errors[module_id] in its loss"
-        )
-    errors: Tensor = learner.row_errors[module_id]
-    return errors
+def errors_of_rows(row_errors: Mapping[str, Tensor], module_id: str, learner: str) -> Tensor:
+    """Return errors `[N]` of a module's rows in the last gradient step; `ValueError` where the loss leaves none."""
+    if module_id not in row_errors:
+        raise ValueError(f"{learner} leaves no errors for the priorities; set self.row_errors[module_id] in its loss")
+    return row_errors[module_id]

@@ -19,14 +19,6 @@ SMALLEST, LARGEST = 2.0**-1022, 2.0**1023
 """priorities are kept between these"""
 
 
-def _check_options(alpha: float, epsilon: float) -> None:
-    """Raise `ValueError` for an exponent or a number added to errors that is not allowed."""
-    if not (is_number(alpha) and alpha >= 0.0):
-        raise ValueError(f"alpha={alpha!r} is not allowed; it must be at least 0 (0 draws uniformly)")
-    if not (is_number(epsilon) and epsilon > 0.0):
-        raise ValueError(f"epsilon={epsilon!r} is not allowed; it must be above 0, so that every row is drawn")
-
-
 def _schedule_of_beta(beta: ScheduleLike) -> Schedule:
     """Return the schedule of beta over rows added. `ValueError` where it is below 0."""
     schedule = Schedule(beta, "beta")
@@ -37,7 +29,23 @@ def _schedule_of_beta(beta: ScheduleLike) -> Schedule:
     return schedule
 
 
-class Priorities:
+class BasePriorities:
+    """The options of priorities, of arrays and of tensors. `ValueError` for one that is not allowed."""
+
+    def __init__(self, alpha: float, beta: ScheduleLike, epsilon: float) -> None:
+        if not (is_number(alpha) and alpha >= 0.0):
+            raise ValueError(f"alpha={alpha!r} is not allowed; it must be at least 0 (0 draws uniformly)")
+        if not (is_number(epsilon) and epsilon > 0.0):
+            raise ValueError(f"epsilon={epsilon!r} is not allowed; it must be above 0, so that every row is drawn")
+        self.alpha, self.epsilon = float(alpha), float(epsilon)
+        self.beta = _schedule_of_beta(beta)
+
+    def options(self) -> dict[str, Any]:
+        """Return what this was made with."""
+        return {"alpha": self.alpha, "epsilon": self.epsilon, "beta": self.beta.specification}
+
+
+class Priorities(BasePriorities):
     """Proportional prioritisation (Schaul et al. 2016, arXiv:1511.05952).
 
     Row `i` is drawn with probability `p[i] = q[i] / sum(q)`, `q = (|error| + epsilon) ** alpha`, and learned from with
@@ -46,9 +54,7 @@ class Priorities:
     """
 
     def __init__(self, num_rows: int, alpha: float = 0.6, beta: ScheduleLike = 0.4, epsilon: float = 1e-6) -> None:
-        _check_options(alpha, epsilon)
-        self.alpha, self.epsilon = float(alpha), float(epsilon)
-        self.beta = _schedule_of_beta(beta)
+        super().__init__(alpha, beta, epsilon)
         self.tree = SumTree(num_rows)
         self.largest = 1.0
         """largest error so far"""
@@ -56,10 +62,6 @@ class Priorities:
         self._beta_set: ScheduleLike | None = None
         """what `set_beta` was given; part of the state, as no option names it"""
         self._beta_at: int | None = None
-
-    def options(self) -> dict[str, Any]:
-        """Return what this was made with."""
-        return {"alpha": self.alpha, "epsilon": self.epsilon, "beta": self.beta.specification}
 
     def set_beta(self, beta: ScheduleLike) -> None:
         """Replace the schedule of beta."""
@@ -118,10 +120,11 @@ class Priorities:
         self.beta.set_state(state["beta"])
 
 
-class TensorPriorities:
+class TensorPriorities(BasePriorities):
     """The numbers of `Priorities` on a device, for a `TensorReplay`; the host waits for none of them.
 
-    They are in memory that stays where it is, so that CUDA graphs can read and write it.
+    They are in memory that stays where it is, so that CUDA graphs can read and write it. The position of the schedule
+    of beta is the number of rows added.
     """
 
     row_bytes = 12
@@ -135,20 +138,13 @@ class TensorPriorities:
         beta: ScheduleLike = 0.4,
         epsilon: float = 1e-6,
     ) -> None:
-        _check_options(alpha, epsilon)
-        self.alpha, self.epsilon = float(alpha), float(epsilon)
-        self.beta = _schedule_of_beta(beta)
-        """its position is the number of rows added"""
+        super().__init__(alpha, beta, epsilon)
         self.tree = TensorSumTree(num_rows, device)
         self.largest = torch.ones((), dtype=torch.float64, device=device)
         """0-d, largest error so far"""
         self._beta = torch.full((), self.beta.value, dtype=torch.float64, device=device)
         self._last = torch.zeros(num_rows, dtype=torch.int32, device=device)
         """[num_rows], which of the errors being set is a row's last one"""
-
-    def options(self) -> dict[str, Any]:
-        """Return what this was made with."""
-        return {"alpha": self.alpha, "epsilon": self.epsilon, "beta": self.beta.specification}
 
     def clear(self) -> None:
         """Take all rows their priorities; the largest error is kept."""
