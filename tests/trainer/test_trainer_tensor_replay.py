@@ -221,9 +221,10 @@ def test_options_of_priorities_that_changed_are_told_of(tmp_path):
 
 
 @pytest.mark.long
-def test_sac_learns_pendulum():
+@pytest.mark.parametrize("prioritized", [False, True], ids=["uniform", "by priority"])
+def test_sac_learns_pendulum(prioritized):
     """From -1,200 to above -300 within 20,000 steps."""
-    config = config_of(capacity=20_000, learning_starts=640, update_per_step=4 / 16)
+    config = config_of(capacity=20_000, learning_starts=640, update_per_step=4 / 16, prioritized=prioritized)
     config.env_runners(num_envs_per_env_runner=16, rollout_fragment_length=1).training(train_batch_size=128, lr=1e-3)
     config.rl_module(model_config={"hiddens": (64, 64)}).reporting(total_steps=20_000, steps_per_epoch=3_200)
     returns = [-1200.0]
