@@ -667,7 +667,7 @@ class BaseConfig:
             ignore_obs_next=section.ignore_obs_next or stack_num > 1,
             storage=section.storage,
             hindsight=self.build_hindsight() if section.her else None,
-            priorities={"alpha": section.alpha, "beta": section.beta} if section.prioritized else None,
+            priorities=section.priorities(),
             seed=RandomStreams(self.debugging.seed).seed("replay") if seed is None else seed,
         )
 

@@ -404,7 +404,6 @@ class AlgorithmConfig(BaseConfig):
             and (part.exploration is None or part.exploration.draws_on_device)
             and (not self.is_off_policy or self._replays_tensors(part))
             and connectors.recorded.is_identity
-            and connectors.rewards is None
             and not connectors.learner
             and _statistics_on_device(connectors.obs)
             and self.training.intrinsic_reward is None
@@ -420,13 +419,15 @@ class AlgorithmConfig(BaseConfig):
 
     def _tensor_replay(self) -> dict[str, Any]:
         """Return the options of a `TensorReplay`."""
-        return {"capacity": self.replay.capacity, "n_step": self.replay.n_step, "gamma": self.training.gamma}
+        section = self.replay
+        options = {"capacity": section.capacity, "n_step": section.n_step, "gamma": self.training.gamma}
+        return {**options, "priorities": section.priorities()}
 
     def _replays_tensors(self, part: ActingPolicy) -> bool:
         """Return whether a `TensorReplay` does what is asked of a replay buffer, and random actions can be drawn."""
         replay, space = self.replay, part.action_space
         has_form = isinstance(space, spaces.Discrete) or (isinstance(space, spaces.Box) and space.is_bounded())
-        unknown = replay.prioritized or replay.her or replay.ignore_obs_next
+        unknown = replay.her or replay.ignore_obs_next
         return has_form and not unknown and replay.storage == "memory" and not part.has_statistics
 
     @property

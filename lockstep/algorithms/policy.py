@@ -48,6 +48,7 @@ from lockstep.export.hub import pretrained_checkpoint, upload_pretrained, write_
 from lockstep.learner.checkpointing import state_from_folders
 from lockstep.learner.config import check_policies_to_train, checked_spec, mapping_in_one_form
 from lockstep.learner.group import LearnerGroup
+from lockstep.learner.inputs import errors_of_rows
 from lockstep.learner.learner import STEPS_SAMPLED, Learner
 from lockstep.learner.optimizers import ALL_MODULES
 from lockstep.learner.sequences import max_seq_len_of
@@ -1018,11 +1019,7 @@ def _values_and_seconds(
 
 def row_errors(learner: Learner, module_id: str) -> np.ndarray:
     """Errors [N] of the learner's rows in the last gradient step."""
-    if module_id not in learner.row_errors:
-        raise ValueError(
-            f"{type(learner).__name__} leaves no errors for the priorities; set self.row_errors[module_id] in its loss"
-        )
-    errors = learner.row_errors[module_id].cpu().numpy()
+    errors = errors_of_rows(learner.row_errors, module_id, type(learner).__name__).cpu().numpy()
     return errors[:0] if module_id in learner.stand_ins else errors
 
 

@@ -16,6 +16,7 @@ from lockstep.connectors.memory import FrameStack
 from lockstep.data.actions import COMPOSITE, RescaleActions, apply_to_parts, map_boxes
 from lockstep.data.arrays import Constant, limited
 from lockstep.data.columns import Columns
+from lockstep.data.tensor_rollout import TensorRollout
 from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import leaves
 from lockstep.ops.statistics import RunningMoments
@@ -139,6 +140,9 @@ class NormalizeRewards:
         self.moments = RunningMoments()
         self._returns = np.zeros(0)  # [B], the running returns after the last row seen
         self._new_returns: dict[str, Any] | None = None  # those of them that the last rows led to, and from where
+        self._on_device: torch.Tensor | None = None
+        """float64 [3 + B] where `of_tensors` computes: count, mean, squares and the running returns; it stays in its
+        memory, which CUDA graphs read and write"""
 
     def __call__(self, rewards: np.ndarray, dones: np.ndarray, valid: np.ndarray | None = None) -> np.ndarray:
         """Take rewards `[T, B]` into the statistics, then return them scaled, in their own float type.
@@ -186,6 +190,42 @@ class NormalizeRewards:
         seen.update(returns.reshape(-1) if chosen is None else returns[chosen])
         return seen
 
+    def of_tensors(self, rewards: torch.Tensor, dones: torch.Tensor) -> torch.Tensor:
+        """Do what a call does with tensors `[T, B]`, where they are; the host does not wait for it.
+
+        `follow_device` brings the statistics here.
+        """
+        if self._on_device is None or len(self._on_device) != 3 + rewards.shape[1]:
+            self._on_device = torch.zeros(3 + rewards.shape[1], dtype=torch.float64, device=rewards.device)
+            self.lead_device()
+        (count, mean, squares), running = self._on_device[:3], self._on_device[3:]
+        returns = torch.empty(rewards.shape, dtype=torch.float64, device=rewards.device)
+        for t in range(len(rewards)):
+            returns[t].copy_(running.mul_(self.gamma).add_(rewards[t]))
+            running.masked_fill_(dones[t], 0.0)
+        number, seen = returns.numel(), returns.mean()
+        delta, total = seen - mean, count + number
+        squares.add_((returns - seen).square_().sum() + delta.square() * (count * (number / total)))
+        mean.add_(delta * (number / total))
+        count.copy_(total)
+        factor = 1.0 / (squares / count + self.epsilon).sqrt()
+        scaled = rewards * factor.to(rewards.dtype)
+        return scaled if self.clip is None else scaled.clamp_(-self.clip, self.clip)
+
+    def follow_device(self) -> None:
+        """Take over the statistics that `of_tensors` has changed; waits for the device."""
+        if self._on_device is not None:
+            (count, mean, squares), self._returns = np.split(self._on_device.cpu().numpy().copy(), [3])
+            self.moments.set_state({"count": count, "mean": mean, "squares": squares})
+
+    def lead_device(self) -> None:
+        """Have `of_tensors` go on from the statistics that are here."""
+        if self._on_device is not None:
+            number, moments = len(self._on_device) - 3, self.moments
+            returns = self._returns if len(self._returns) == number else np.zeros(number)
+            state = np.concatenate([[moments.count, moments.mean, moments.squares], returns])
+            self._on_device.copy_(torch.from_numpy(state))
+
     def share_returns(self, gather: Callable[[Any], list[Any]]) -> None:
         """Give each of several learners the running returns of all environments, as one learner has them.
 
@@ -210,6 +250,7 @@ class NormalizeRewards:
         moments = RunningMoments()
         moments.set_state(state["moments"])
         self.moments, self._returns = moments, np.array(state["returns"], dtype=np.float64)
+        self.lead_device()
 
 
 @dataclass
@@ -262,10 +303,12 @@ class ModuleConnectors:
                 )
         return columns
 
-    def learning_rewards(self, trajectories: Trajectories) -> np.ndarray:
+    def learning_rewards(self, trajectories: Trajectories | TensorRollout) -> Any:
         """Take rewards into the statistics, and return them `[T, B]` as the estimator reads them."""
         if self.rewards is None:
             return trajectories.rewards
+        if isinstance(trajectories, TensorRollout):
+            return self.rewards.of_tensors(trajectories.rewards, trajectories.cuts)
         seen = self.rewards.moments_of(
             trajectories.rewards, trajectories.dones, trajectories.valid, trajectories.owned, trajectories.place
         )

@@ -51,6 +51,9 @@ class DeviceUpdate:
     def launch(self, rollout: TensorRollout, options: UpdateOptions) -> None:
         """Begin an update that `run` is asked for next, with the same arguments; do not wait for it."""
         learner, module_id = self.learner, self.prepare(options)
+        rewards = learner.connectors[module_id].rewards
+        if self._launched is not None and rewards is not None:  # of a rollout that was refused
+            rewards.lead_device()
         size = min(options.minibatch_size or len(rollout), len(rollout))
         key = (id(rollout), options.num_epochs, size, options.shuffle_batch_per_epoch, *self.places())
         if key != self._key:
@@ -70,9 +73,11 @@ class DeviceUpdate:
         self.learner.note_sampler(self._module_id(), np.array([rollout.weights_seq_no]))
         per_pass = len(rollout) // size
         results = self.report(options, logged, num_bad, len(rollout), size, per_pass, passes, self._captured)
+        connectors = self.learner.connectors[self._module_id()]
+        if connectors.rewards is not None:
+            connectors.rewards.follow_device()
         if seen is not None:
             mean, squares = seen.cpu().numpy()
-            connectors = self.learner.connectors[self._module_id()]
             connectors.obs.connectors[0].take_in(RunningMoments.of(len(rollout), mean, squares))
         return results
 

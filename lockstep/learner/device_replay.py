@@ -11,22 +11,37 @@ from torch import Tensor
 
 from lockstep.data.columns import Columns
 from lockstep.learner.device import DeviceUpdate
+from lockstep.learner.inputs import errors_of_rows
 from lockstep.learner.metrics import Results
 from lockstep.learner.minibatches import TensorColumns, UpdateOptions
 from lockstep.learner.targets import TargetNetwork
 from lockstep.ops.graphs import Captured
 from lockstep.tracking.metrics import Metrics
 
-Outcome = tuple[Metrics, Tensor, TensorColumns]
-"""of an update: what was logged, how many gradients were not finite, the rows of all steps"""
+Outcome = tuple[Metrics, Tensor, list[TensorColumns]]
+"""of an update: what was logged, how many gradients were not finite, the rows that were drawn, draw by draw"""
 Counts = Mapping[str, int]
+
+
+class Prioritized(Protocol):
+    """The priorities of rows on a device, as an update needs them."""
+
+    def update(self, rows: Tensor, errors: Tensor) -> None:
+        """Set new errors `[N]` of rows `[N]`, without a wait for the device."""
 
 
 class Sampled(Protocol):
     """A replay buffer on a device, as an update needs it."""
 
+    @property
+    def priorities(self) -> Prioritized | None:
+        """What rows are drawn by; None where all have equal chances."""
+
     def sample(self, num_rows: int, generator: torch.Generator) -> dict[str, Tensor]:
-        """Return columns `[num_rows, ...]` of rows drawn with the generator, without a wait for the device."""
+        """Return columns `[num_rows, ...]` of rows drawn with the generator, without a wait for the device.
+
+        Where they have priorities, `weights` and `batch_indexes` are among them.
+        """
 
 
 class ReplayUpdate(DeviceUpdate):
@@ -34,7 +49,8 @@ class ReplayUpdate(DeviceUpdate):
     updates of one kind are one launch.
 
     The learner's own hooks compute it, as they do on the host. The rows of all steps are drawn with its stream
-    `replay`, and the noise that it asks for with `noise/<module id>`. What steps do besides others (`Learner.pattern`)
+    `replay`, and the noise that it asks for with `noise/<module id>`: of all steps at once, or, by priority, of each
+    step when the errors of the one before it are known. What steps do besides others (`Learner.pattern`)
     the host decides when they are captured, so there is a graph for each pattern; what it counts meanwhile is counted
     again at each launch.
     """
@@ -48,8 +64,13 @@ class ReplayUpdate(DeviceUpdate):
         self._known_places: list[int] = []
         self._begun: tuple[tuple[int, int, int], Captured[Outcome], Outcome] | None = None
         """an update that is under way, and what it was launched for"""
-        self.sampled: TensorColumns = {}
+        self._drawn: list[TensorColumns] = []
         """the rows of the last update"""
+
+    @property
+    def sampled(self) -> TensorColumns:
+        """The rows of the last update."""
+        return {name: torch.cat([part[name] for part in self._drawn]) for name in (self._drawn or [{}])[0]}
 
     def forget(self) -> None:
         super().forget()
@@ -84,7 +105,7 @@ class ReplayUpdate(DeviceUpdate):
         if self._begun is None or self._begun[0] != (id(replay), num_steps, batch_size):
             self.launch_steps(replay, num_steps, batch_size, options)
         assert self._begun is not None
-        (_, captured, (logged, num_bad, self.sampled)), self._begun = self._begun, None
+        (_, captured, (logged, num_bad, self._drawn)), self._begun = self._begun, None
         rows = num_steps * batch_size
         return self.report(options, logged, num_bad, rows, batch_size, num_steps, 1, captured)
 
@@ -116,15 +137,26 @@ class ReplayUpdate(DeviceUpdate):
 
     def _steps(self, module_id: str, replay: Sampled, num_steps: int, batch_size: int) -> Outcome:
         """Compute all gradient steps, each on rows of its own."""
-        learner, num_rows = self.learner, num_steps * batch_size
+        learner, drawn = self.learner, list[TensorColumns]()
+        at_once = num_steps if replay.priorities is None else 1
         with self.stepping() as metrics:
-            columns, see = self.sample(replay, num_rows), learner.connectors[module_id].obs
-            columns |= {name: see(columns[name]) for name in (Columns.OBS, Columns.NEXT_OBS)}
-            columns = {name: learner.to_tensor(column) for name, column in columns.items()}
-            columns |= self.noise(module_id, num_rows)
             learner.rows_in_step = batch_size
-            parts = {name: column.split(batch_size) for name, column in columns.items()}
-            for i in range(num_steps):
-                self.step({module_id: {name: part[i] for name, part in parts.items()}}, {module_id: None})
+            for _ in range(0, num_steps, at_once):
+                columns = self._columns(module_id, replay, at_once * batch_size)
+                drawn.append(columns)
+                learned = {name: part for name, part in columns.items() if name != Columns.BATCH_INDEXES}
+                parts = {name: column.split(batch_size) for name, column in learned.items()}
+                for i in range(at_once):
+                    self.step({module_id: {name: part[i] for name, part in parts.items()}}, {module_id: None})
+                if replay.priorities is not None:
+                    errors = errors_of_rows(learner.row_errors, module_id, type(learner).__name__)
+                    replay.priorities.update(columns[Columns.BATCH_INDEXES], errors)
             metrics.end_pass()
-        return metrics, self.num_bad(), columns
+        return metrics, self.num_bad(), drawn
+
+    def _columns(self, module_id: str, replay: Sampled, num_rows: int) -> TensorColumns:
+        """Draw rows and noise; return them as the network sees them."""
+        learner, see = self.learner, self.learner.connectors[module_id].obs
+        columns = self.sample(replay, num_rows)
+        columns |= {name: see(columns[name]) for name in (Columns.OBS, Columns.NEXT_OBS)}
+        return {name: learner.to_tensor(column) for name, column in columns.items()} | self.noise(module_id, num_rows)

@@ -339,3 +339,10 @@ class OutputsWithValues(dict[str, Any]):
             raise KeyError(name)
         self[name] = values = self._compute_values()
         return values
+
+
+def errors_of_rows(row_errors: Mapping[str, Tensor], module_id: str, learner: str) -> Tensor:
+    """Return errors `[N]` of a module's rows in the last gradient step; `ValueError` where the loss leaves none."""
+    if module_id not in row_errors:
+        raise ValueError(f"{learner} leaves no errors for the priorities; set self.row_errors[module_id] in its loss")
+    return row_errors[module_id]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack
 
 from lockstep.state.options import ConfigT, Section, option
 from lockstep.state.schedules import ScheduleLike
@@ -75,6 +75,10 @@ class ReplaySection(Section[ConfigT]):
         """Return the steps of a sequence, and those of its burn-in, for a network with memory."""
         length = 80 if self.sequence_length is None else self.sequence_length
         return length, length // 2 if self.burn_in is None else self.burn_in
+
+    def priorities(self) -> dict[str, Any] | None:
+        """Return the options of the priorities; None where all transitions have equal chances."""
+        return {"alpha": self.alpha, "beta": self.beta} if self.prioritized else None
 
     def validate(self) -> None:
         """Refuse a burn-in that is longer than what is learned from."""

@@ -7,10 +7,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from lockstep.ops import SumTree
+from lockstep.ops.tensor_sum_tree import TensorSumTree
 from lockstep.state import Schedule, ScheduleLike
 from lockstep.state.checks import is_number
+
+SMALLEST, LARGEST = 2.0**-1022, 2.0**1023
+"""priorities are kept between these"""
 
 
 def _schedule_of_beta(beta: ScheduleLike) -> Schedule:
@@ -23,7 +29,23 @@ def _schedule_of_beta(beta: ScheduleLike) -> Schedule:
     return schedule
 
 
-class Priorities:
+class BasePriorities:
+    """The options of priorities, of arrays and of tensors. `ValueError` for one that is not allowed."""
+
+    def __init__(self, alpha: float, beta: ScheduleLike, epsilon: float) -> None:
+        if not (is_number(alpha) and alpha >= 0.0):
+            raise ValueError(f"alpha={alpha!r} is not allowed; it must be at least 0 (0 draws uniformly)")
+        if not (is_number(epsilon) and epsilon > 0.0):
+            raise ValueError(f"epsilon={epsilon!r} is not allowed; it must be above 0, so that every row is drawn")
+        self.alpha, self.epsilon = float(alpha), float(epsilon)
+        self.beta = _schedule_of_beta(beta)
+
+    def options(self) -> dict[str, Any]:
+        """Return what this was made with."""
+        return {"alpha": self.alpha, "epsilon": self.epsilon, "beta": self.beta.specification}
+
+
+class Priorities(BasePriorities):
     """Proportional prioritisation (Schaul et al. 2016, arXiv:1511.05952).
 
     Row `i` is drawn with probability `p[i] = q[i] / sum(q)`, `q = (|error| + epsilon) ** alpha`, and learned from with
@@ -32,12 +54,7 @@ class Priorities:
     """
 
     def __init__(self, num_rows: int, alpha: float = 0.6, beta: ScheduleLike = 0.4, epsilon: float = 1e-6) -> None:
-        if not (is_number(alpha) and alpha >= 0.0):
-            raise ValueError(f"alpha={alpha!r} is not allowed; it must be at least 0 (0 draws uniformly)")
-        if not (is_number(epsilon) and epsilon > 0.0):
-            raise ValueError(f"epsilon={epsilon!r} is not allowed; it must be above 0, so that every row is drawn")
-        self.alpha, self.epsilon = float(alpha), float(epsilon)
-        self.beta = _schedule_of_beta(beta)
+        super().__init__(alpha, beta, epsilon)
         self.tree = SumTree(num_rows)
         self.largest = 1.0
         """largest error so far"""
@@ -45,10 +62,6 @@ class Priorities:
         self._beta_set: ScheduleLike | None = None
         """what `set_beta` was given; part of the state, as no option names it"""
         self._beta_at: int | None = None
-
-    def options(self) -> dict[str, Any]:
-        """Return what this was made with."""
-        return {"alpha": self.alpha, "epsilon": self.epsilon, "beta": self.beta.specification}
 
     def set_beta(self, beta: ScheduleLike) -> None:
         """Replace the schedule of beta."""
@@ -105,3 +118,74 @@ class Priorities:
         if "beta_set" in state:
             self.set_beta(state["beta_set"])
         self.beta.set_state(state["beta"])
+
+
+class TensorPriorities(BasePriorities):
+    """The numbers of `Priorities` on a device, for a `TensorReplay`; the host waits for none of them.
+
+    They are in memory that stays where it is, so that CUDA graphs can read and write it. The position of the schedule
+    of beta is the number of rows added.
+    """
+
+    row_bytes = 12
+    """what a row takes"""
+
+    def __init__(
+        self,
+        num_rows: int,
+        device: torch.device,
+        alpha: float = 0.6,
+        beta: ScheduleLike = 0.4,
+        epsilon: float = 1e-6,
+    ) -> None:
+        super().__init__(alpha, beta, epsilon)
+        self.tree = TensorSumTree(num_rows, device)
+        self.largest = torch.ones((), dtype=torch.float64, device=device)
+        """0-d, largest error so far"""
+        self._beta = torch.full((), self.beta.value, dtype=torch.float64, device=device)
+        self._last = torch.zeros(num_rows, dtype=torch.int32, device=device)
+        """[num_rows], which of the errors being set is a row's last one"""
+
+    def clear(self) -> None:
+        """Take all rows their priorities; the largest error is kept."""
+        self.tree.values.zero_()
+        self.tree.sum_anew()
+
+    def add(self, rows: Tensor) -> None:
+        """Give new rows `[N]` the largest priority so far."""
+        self.tree.set(rows, (self.largest**self.alpha).expand(len(rows)))
+
+    def count(self, number: int) -> None:
+        """Have the host know that so many rows were added, and move beta there."""
+        self._beta.fill_(self.beta(self.beta.timestep + number))
+
+    def weights(self, rows: Tensor) -> Tensor:
+        """Return weights float32 `[N]`, with the present beta."""
+        values = self.tree.values.index_select(0, rows)
+        return (values / values.min()).pow(-self._beta).to(torch.float32)
+
+    def update(self, rows: Tensor, errors: Tensor) -> None:
+        """Set new errors `[N]` (any sign) of rows `[N]`; of a row named twice the last counts.
+
+        Errors that are not finite leave a row as it is.
+        """
+        size = errors.abs().to(torch.float64) + self.epsilon
+        sound = size.isfinite()
+        self.largest.copy_(torch.maximum(self.largest, torch.where(sound, size, 0.0).max()))
+        numbers = torch.arange(len(rows), dtype=torch.int32, device=rows.device)
+        self._last.index_fill_(0, rows, -1)
+        self._last.scatter_reduce_(0, rows, torch.where(sound, numbers, -1), "amax")
+        last = self._last.index_select(0, rows)  # a row named twice is written twice, so with one value
+        new = size.pow(self.alpha).clamp(SMALLEST, LARGEST).index_select(0, last.clamp(min=0))
+        self.tree.set(rows, torch.where(last < 0, self.tree.values.index_select(0, rows), new))
+
+    def get_state(self, used: int) -> dict[str, Any]:
+        """Return the first `used` rows' priorities, all sums, the largest error and beta's position."""
+        return {"tree": self.tree.get_state(used), "largest": float(self.largest), "beta": self.beta.get_state()}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go back to what `get_state` gave."""
+        self.tree.set_state(state["tree"])
+        self.largest.fill_(state["largest"])
+        self.beta.set_state(state["beta"])
+        self.count(0)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lockstep.data.columns import Columns
 from lockstep.data.tensor_rollout import check_room, count_bad
+from lockstep.replay.priorities import TensorPriorities
 from lockstep.state.checks import check_whole
 
 
@@ -17,7 +18,7 @@ class TensorReplay:
     """Remembers the last vector steps, in a ring of columns `[T, B, ...]` on the device of the first observations.
 
     What changes from step to step, the place of the next one too, is in memory that stays where it is, so that CUDA
-    graphs can write and draw. Rows are drawn with equal chances.
+    graphs can write and draw. Rows are drawn with equal chances, or by priority.
 
     Args:
         capacity: transitions that are remembered, over all environments; whole vector steps of them are.
@@ -25,6 +26,7 @@ class TensorReplay:
         first_actions: `[B, ...]`, the same for actions as learned from.
         n_step, gamma: a row sums up so many rewards, discounted; fewer where the episode, or what was written, ends
             before. Its next observation is the one after them.
+        priorities: `{"alpha": .., "beta": .., "epsilon": ..}` for prioritised drawing, see `Priorities`.
 
     Raises:
         ValueError: the capacity is below one vector step, or the device has less memory; says what would fit.
@@ -34,10 +36,17 @@ class TensorReplay:
         written: int64 `[1]`, the vector steps written so far.
         size: the vector steps that are there, as the host knows it.
         row_bytes: what a transition takes.
+        priorities: of the rows; None where all have equal chances.
     """
 
     def __init__(
-        self, capacity: int, first_obs: Tensor, first_actions: Tensor, n_step: int = 1, gamma: float = 0.99
+        self,
+        capacity: int,
+        first_obs: Tensor,
+        first_actions: Tensor,
+        n_step: int = 1,
+        gamma: float = 0.99,
+        priorities: Mapping[str, Any] | None = None,
     ) -> None:
         self.n_step, self.gamma = n_step, gamma
         self.num_envs, self.device = len(first_obs), first_obs.device
@@ -55,10 +64,13 @@ class TensorReplay:
         if n_step > 1:
             first[Columns.TRUNCATEDS] = number.bool()
         self.row_bytes = sum(column[0].nbytes for column in first.values())
+        self.row_bytes += 0 if priorities is None else TensorPriorities.row_bytes
         check_room(self.device, self.row_bytes, self.num_steps * self.num_envs, "transitions", "lower replay.capacity")
         self.columns = {name: column.new_zeros(self.num_steps, *column.shape) for name, column in first.items()}
         self.written = torch.zeros(1, dtype=torch.int64, device=self.device)
         self._place = self.written
+        self.priorities = None if priorities is None else TensorPriorities(self.maxsize, self.device, **priorities)
+        self._envs = torch.arange(self.num_envs, device=self.device)
         self.size = 0
 
     def __len__(self) -> int:
@@ -82,6 +94,8 @@ class TensorReplay:
         if self.n_step > 1:
             row[Columns.TRUNCATEDS] = dones & extras["time_outs"]
         self._write(row)
+        if self.priorities is not None:
+            self.priorities.add(self._place * self.num_envs + self._envs)
         self.written.add_(1)
 
     def _write(self, row: Mapping[str, Tensor]) -> None:
@@ -96,10 +110,16 @@ class TensorReplay:
         return count_bad(*(self.columns[name].index_select(0, places) for name in names))
 
     def sample(self, num_rows: int, generator: torch.Generator) -> dict[str, Tensor]:
-        """Return columns `[num_rows, ...]` of rows drawn with the generator, which the host does not wait for."""
+        """Return columns `[num_rows, ...]` of rows drawn with the generator, which the host does not wait for.
+
+        Where they have priorities there are `weights` and `batch_indexes`, too.
+        """
         filled = self.written.clamp(max=self.num_steps) * self.num_envs
         drawn = torch.rand(num_rows, dtype=torch.float64, device=self.device, generator=generator)
-        return self.rows((drawn * filled).long())
+        if self.priorities is None:
+            return self.rows((drawn * filled).long())
+        index = torch.minimum(self.priorities.tree.draw(drawn), filled - 1)
+        return {**self.rows(index), Columns.WEIGHTS: self.priorities.weights(index), Columns.BATCH_INDEXES: index}
 
     def rows(self, index: Tensor) -> dict[str, Tensor]:
         """Return columns of the rows `index`, int64 `[N]`: `t * B + b`. Of n steps they have `discounts`."""
@@ -126,11 +146,15 @@ class TensorReplay:
     def count(self, num_steps: int) -> None:
         """Have the host know that so many vector steps were written."""
         self.size = min(self.size + num_steps, self.num_steps)
+        if self.priorities is not None:
+            self.priorities.count(num_steps * self.num_envs)
 
     def clear(self) -> None:
         """Empty it."""
         self.size = 0
         self.written.zero_()
+        if self.priorities is not None:
+            self.priorities.clear()
 
     def drop(self, num_steps: int) -> None:
         """Forget the last collect, of so many vector steps: the step before it stands in their places until the next
@@ -138,33 +162,39 @@ class TensorReplay:
         """
         last = int(self.written)
         first = max(0, last - num_steps)
+        if self.priorities is not None:
+            self.priorities.count((first - last) * self.num_envs)
         if first == 0 or num_steps >= self.num_steps:
             self.clear()
             return
-        places = torch.arange(first, last, device=self.device) % self.num_steps
-        for column in self.columns.values():
+        places, columns = torch.arange(first, last, device=self.device) % self.num_steps, [*self.columns.values()]
+        if self.priorities is not None:
+            columns.append(self.priorities.tree.values.view(self.num_steps, self.num_envs))
+        for column in columns:
             column[places] = column[(first - 1) % self.num_steps].clone()
         self.written.fill_(first)
         self.size = min(first, self.num_steps)
+        if self.priorities is not None:
+            columns[-1][self.size :] = 0.0
+            self.priorities.tree.sum_anew()
 
     # -- state ---
 
     def get_state(self) -> dict[str, Any]:
         """Return what is remembered, as arrays on the host, and the place of the next step."""
         columns = {name: column[: self.size].cpu().numpy().copy() for name, column in self.columns.items()}
-        shape = {"num_steps": self.num_steps, "num_envs": self.num_envs}
-        return {"written": int(self.written), "shape": shape, "columns": columns}
+        state = {"written": int(self.written), "shape": self._form(), "columns": columns}
+        return state if self.priorities is None else {**state, "priorities": self.priorities.get_state(len(self))}
 
     checkpoint_state = get_state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what `get_state` returned; `ValueError` for a buffer of another form, which changes nothing."""
-        here = {"num_steps": self.num_steps, "num_envs": self.num_envs}
         columns = {name: torch.as_tensor(column) for name, column in state.get("columns", {}).items()}
         forms = [{name: (tuple(c.shape[2:]), c.dtype) for name, c in each.items()} for each in (columns, self.columns)]
-        if state.get("shape") != here or forms[0] != forms[1]:
+        if state.get("shape") != self._form() or forms[0] != forms[1]:
             raise ValueError(
-                f"the state is of another buffer than this TensorReplay of {here} with {forms[1]}: it has "
+                f"the state is of another buffer than this TensorReplay of {self._form()} with {forms[1]}: it has "
                 f"{state.get('shape')} with {forms[0]}; resume with the same environments, device and replay options"
             )
         written = int(state["written"])
@@ -172,3 +202,10 @@ class TensorReplay:
         for name, column in columns.items():
             self.columns[name][: self.size].copy_(column)
         self.written.fill_(written)
+        if self.priorities is not None:
+            self.priorities.set_state(state["priorities"])
+
+    def _form(self) -> dict[str, Any]:
+        """Return what a state is to agree with."""
+        form = {"num_steps": self.num_steps, "num_envs": self.num_envs}
+        return form if self.priorities is None else {**form, "prioritized": True}

@@ -943,9 +943,9 @@ class BaseTrainer(Counters, ABC):
             with suppress(ValueError):  # it holds a function that has no name
                 found[f"policy.{name}"] = to_plain(name, value)
         for folder, replay in self._replays().items():
-            if isinstance(replay, TensorReplay):  # its size alone, which its state has to fit
-                continue
-            options = {**replay.options.keywords(), **(replay.priority_options() or {})}
+            options = {} if replay.priorities is None else replay.priorities.options()
+            if isinstance(replay, ReplayBuffer):  # of tensors its size, too, which its state has to fit
+                options = {**replay.options.keywords(), **options}
             found |= {f"{folder}.{name}": value for name, value in options.items()}
         return {name: value for name, value in found.items() if not callable(value)}
 

@@ -4,6 +4,7 @@ from collections import deque
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 
 from lockstep.connectors import ClipActions, FrameStack, NormalizeRewards, ObsPipeline, RescaleActions
@@ -217,6 +218,33 @@ def test_reward_scaling_equals_the_reference_over_several_rollouts(with_invalid)
         assert normalize.moments.count == len(seen)
         np.testing.assert_allclose(out[valid], rewards[valid] / np.sqrt(np.var(seen) + 1e-6), rtol=1e-5)
         assert out.dtype == np.float32
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_rewards_of_tensors_are_scaled_as_those_of_arrays(clip):
+    """To 1e-12, over several rollouts; a state that is set in between is gone on from in the same memory."""
+    rng = np.random.default_rng(0)
+    arrays, tensors = NormalizeRewards(0.9, clip, 1e-6), NormalizeRewards(0.9, clip, 1e-6)
+    places = set()
+    for k in range(5):
+        rewards, dones = rng.standard_normal((17, 3)) * 5 + 100.0, rng.random((17, 3)) < 0.2
+        out = tensors.of_tensors(torch.from_numpy(rewards), torch.from_numpy(dones))
+        places.add(tensors._on_device.data_ptr())
+        np.testing.assert_allclose(out.numpy(), arrays(rewards, dones), rtol=1e-12)
+        if k == 2:
+            tensors.of_tensors(torch.ones(4, 3), torch.zeros(4, 3, dtype=torch.bool))
+            tensors.set_state(arrays.get_state())
+        tensors.follow_device()
+        assert tensors.moments.count == arrays.moments.count == 51 * (k + 1)
+        np.testing.assert_allclose(tensors.moments.mean, arrays.moments.mean, rtol=1e-12)
+        np.testing.assert_allclose(tensors.moments.var, arrays.moments.var, rtol=1e-12)
+        np.testing.assert_allclose(tensors.get_state()["returns"], arrays.get_state()["returns"], rtol=1e-12)
+        if k == 3:  # what is not taken over is forgotten
+            tensors.of_tensors(torch.full((2, 3), torch.nan), torch.zeros(2, 3, dtype=torch.bool))
+            tensors.lead_device()
+    assert len(places) == 1
+    assert rewards.mean() > 90  # the input is not changed
+    assert tensors.of_tensors(torch.ones(1, 2), torch.zeros(1, 2, dtype=torch.bool)).dtype == torch.float32
 
 
 def test_rewards_are_clipped_keep_their_sign_and_the_input_is_not_changed():

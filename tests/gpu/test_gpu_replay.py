@@ -12,6 +12,7 @@ from trained_weights import difference, steps, weights
 from lockstep import get_config
 from lockstep.learner.minibatches import UpdateOptions
 from lockstep.replay import TensorReplay
+from lockstep.replay.priorities import TensorPriorities
 
 BOXES = ("sac", "td3", "tqc", "crossq")
 NAMES = [*BOXES, "dqn", "qrdqn", "c51"]
@@ -39,6 +40,62 @@ def config_of(name: str = "sac", device: str = "cuda", *, num_envs: int = 256, *
 
 def graphs(trainer: Any) -> list[bool]:
     return [each.is_graph for each in trainer.policy.learner_group.learner.device_update.graphs.values()]
+
+
+def by_priority(config: Any) -> Any:
+    """Beta rises while the steps are graphs."""
+    return config.replay(prioritized=True, beta=[[0, 0.4], [56 * config.env_runners.num_envs_per_env_runner, 1.0]])
+
+
+def priorities_are_equal(one: Any, other: Any) -> bool:
+    mine, its = one.buffer.priorities, other.buffer.priorities
+    pairs = [*zip(mine.tree.levels, its.tree.levels), (mine.largest, its.largest)]
+    return all(torch.equal(*pair) for pair in pairs) and mine.beta.get_state() == its.beta.get_state()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_graph_draws_by_priority_what_single_launches_do(name, monkeypatch):
+    """Bit for bit; each of the three steps of a graph on rows drawn when the errors of the one before are known."""
+    graphed = steps(by_priority(config_of(name)).build_trainer(), 14)
+    assert graphed.buffer.priorities.tree.values.device.type == "cuda"
+    assert len(graphed.buffer.priorities.tree.values.unique()) > 500
+    assert all(graphs(graphed))
+    monkeypatch.setattr("lockstep.ops.graphs.EAGER_CALLS", 10**9)
+    eager = steps(by_priority(config_of(name)).build_trainer(), 14)
+    assert not any(graphs(eager))
+    assert difference(graphed, eager) == 0.0
+    assert priorities_are_equal(graphed, eager)
+    sampled = graphed.policy.learner_group.learner.device_update.sampled
+    assert len(sampled["weights"]) == 3 * 512
+    assert 0.0 < float(sampled["weights"].min()) < float(sampled["weights"].max()) <= 1.0
+
+
+@pytest.mark.parametrize("name", ["sac", "dqn"])
+def test_a_run_by_priority_is_resumed_bit_for_bit(name, tmp_path):
+    one, other = (steps(by_priority(config_of(name)).build_trainer(), number) for number in (16, 9))
+    other.save_to_path(tmp_path / "half")
+    again = by_priority(config_of(name)).build_trainer()
+    again.restore_from_path(tmp_path / "half")
+    steps(again, 7)
+    assert difference(one, again) == 0.0
+    assert priorities_are_equal(one, again)
+
+
+def test_priorities_on_the_device_are_those_of_the_cpu():
+    """Through updates with rows named twice, of 100,000 rows in three levels."""
+    rng, number = np.random.default_rng(0), 100_000
+    sides = [TensorPriorities(number, torch.device(name)) for name in ("cpu", "cuda")]
+    for _ in range(20):
+        rows, errors = torch.from_numpy(rng.integers(0, number, 3000)), torch.from_numpy(rng.standard_cauchy(3000))
+        uniforms = torch.from_numpy(rng.random(3000))
+        drawn = []
+        for priorities in sides:
+            device = priorities.largest.device
+            priorities.add(rows[:500].to(device))
+            priorities.update(torch.cat([rows, rows[:1000]]).to(device), torch.cat([errors, errors[-1000:]]).to(device))
+            drawn.append(priorities.tree.draw(uniforms.to(device)).cpu())
+        assert torch.allclose(sides[0].tree.values, sides[1].tree.values.cpu(), rtol=1e-12, atol=0.0)
+        assert (drawn[0] != drawn[1]).sum() <= 2  # where a mass lies between two rows, to the last digit
 
 
 @pytest.mark.parametrize("name", NAMES)

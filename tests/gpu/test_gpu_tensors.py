@@ -49,6 +49,30 @@ def test_a_graph_collects_and_learns_what_single_launches_do(monkeypatch):
     assert difference(graphed, eager) == 0.0
 
 
+def test_rewards_are_normalised_in_a_graph_as_in_single_launches(monkeypatch, tmp_path):
+    """Bit for bit, the running returns too; and so in a run that is resumed."""
+
+    def config() -> Any:
+        return config_of(env_id="tensor/Pendulum-v1").environment(normalize_observations=True, normalize_rewards=True)
+
+    def state_of(trainer: Any) -> dict[str, Any]:
+        return trainer.policy.learner_group.learner.connectors["default_policy"].get_state()["rewards"]
+
+    graphed, half, resumed = (config().build_trainer() for _ in range(3))
+    steps(graphed, 8)
+    assert graphed.policy.learner_group.learner.device_update._captured.is_graph
+    assert state_of(graphed)["moments"]["count"] == 8 * 16 * 256
+    steps(half, 4).save_to_path(tmp_path / "half")
+    resumed.restore_from_path(tmp_path / "half")
+    steps(resumed, 4)
+    monkeypatch.setattr("lockstep.ops.graphs.EAGER_CALLS", 10**9)
+    eager = steps(config().build_trainer(), 8)
+    for other in (resumed, eager):
+        assert difference(graphed, other) == 0.0
+        assert state_of(graphed)["moments"] == state_of(other)["moments"]
+        assert np.array_equal(state_of(graphed)["returns"], state_of(other)["returns"])
+
+
 def test_a_schedule_reaches_the_graph():
     """A learning rate of 0 from the fifth iteration on leaves the weights as they are."""
     config = config_of().training(lr=[[0, 1e-3], [16_383, 1e-3], [16_384, 0.0], [10**8, 0.0]])

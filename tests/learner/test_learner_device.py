@@ -19,11 +19,16 @@ T, B = 16, 8
 
 
 def config_of(
-    make: Any = PPOConfig, env_id: str = "tensor/CartPole-v1", *, normalize: bool = False, **training: Any
+    make: Any = PPOConfig,
+    env_id: str = "tensor/CartPole-v1",
+    *,
+    normalize: bool = False,
+    normalize_rewards: bool = False,
+    **training: Any,
 ) -> Any:
     config = (
         make()
-        .environment(env_id, normalize_observations=normalize)
+        .environment(env_id, normalize_observations=normalize, normalize_rewards=normalize_rewards, clip_rewards=2.0)
         .env_runners(num_envs_per_env_runner=B, rollout_fragment_length=T)
     )
     config.training(train_batch_size=T * B, lr=1e-2, **training).framework(dtype="float64").debugging(seed=3)
@@ -79,7 +84,12 @@ CASES = {
     "ppo, rows in order": partial(config_of, minibatch_size=48, num_epochs=3, shuffle_batch_per_epoch=False),
     "ppo, stopped": partial(config_of, minibatch_size=32, num_epochs=6, target_kl=0.002),
     "ppo, observations normalised": partial(config_of, minibatch_size=32, num_epochs=2, normalize=True),
+    "ppo, rewards normalised": partial(config_of, minibatch_size=32, num_epochs=2, normalize_rewards=True),
+    "ppo, a box, rewards normalised": partial(
+        config_of, env_id="tensor/Pendulum-v1", minibatch_size=32, num_epochs=2, normalize=True, normalize_rewards=True
+    ),
     "a2c": partial(config_of, A2CConfig),
+    "a2c, rewards normalised": partial(config_of, A2CConfig, normalize_rewards=True),
 }
 
 
@@ -114,6 +124,12 @@ def test_tensors_are_learned_from_as_arrays_are(case):
                 assert mine.count == its.count == T * B * of_arrays["default_policy"]["weights_seq_no"]
                 assert np.allclose(mine.mean, its.mean, rtol=0, atol=1e-12)
                 assert np.allclose(mine.var, its.var, rtol=0, atol=1e-12)
+        states = [learner.connectors["default_policy"].get_state()["rewards"] for learner in learners]
+        assert (states[0] is not None) == ("rewards" in case)
+        for name in ("count", "mean", "squares") if states[0] else ():
+            assert states[1]["moments"][name] == pytest.approx(states[0]["moments"][name], rel=1e-12, abs=0), name
+        if states[0]:
+            np.testing.assert_allclose(states[1]["returns"], states[0]["returns"], rtol=1e-12)
     if case == "ppo, stopped":
         assert of_tensors["__all_modules__"]["num_passes"] < 6
 
@@ -135,3 +151,21 @@ def test_an_iteration_waits_for_no_value(case):
         compute()
         with pytest.raises(HostWaitError):
             float(collector.buffer.rewards[0, 0])
+
+
+def test_rewards_of_a_rollout_that_was_refused_leave_no_trace_in_the_statistics():
+    """Though the update from it had begun when the host saw them."""
+    policy, collector = collected(CASES["ppo, rewards normalised"]())
+    learner, rollout = policy.learner_group.learner, collector.buffer
+    rewards, options = learner.connectors["default_policy"].rewards, UpdateOptions({})
+    learner.device_update.run(rollout, options)
+    before, good = rewards.get_state(), rollout.rewards.clone()
+    rollout.rewards.fill_(float("nan"))
+    learner.device_update.launch(rollout, options)
+    assert rewards.get_state()["moments"] == before["moments"]
+    rollout.rewards.copy_(good)
+    learner.device_update.launch(rollout, options)
+    learner.device_update.run(rollout, options)
+    assert rewards.moments.count == 2 * T * B
+    assert 0.0 < rewards.moments.var < 100.0
+    assert np.isfinite(rewards.get_state()["returns"]).all()

@@ -16,6 +16,7 @@ from lockstep.data import SampleBatch
 from lockstep.learner import device_replay
 from lockstep.learner.minibatches import UpdateOptions
 from lockstep.learner.targets import TargetNetwork
+from lockstep.replay import Priorities
 
 B, SIZE, STEPS = 6, 16, 5
 """environments, rows of a gradient step, gradient steps of an update"""
@@ -43,6 +44,23 @@ CASES = {
     "qrdqn": partial(config_of, "qrdqn", "tensor/CartPole-v1", target_update_interval=3),
     "c51": partial(config_of, "c51", "tensor/CartPole-v1", target_update_interval=3),
 }
+BETA = [[0, 0.4], [60 * B, 1.0]]
+
+
+def by_priority(name: str, env_id: str = "tensor/Pendulum-v1", n_step: int = 1, **training: Any) -> Any:
+    return config_of(name, env_id, **training).replay(prioritized=True, beta=BETA, n_step=n_step)
+
+
+BY_PRIORITY = {
+    "sac, by priority": partial(by_priority, "sac"),
+    "td3, by priority": partial(by_priority, "td3", policy_delay=3),
+    "tqc, by priority": partial(by_priority, "tqc"),
+    "crossq, by priority": partial(by_priority, "crossq"),
+    "dqn, by priority": partial(by_priority, "dqn", "tensor/CartPole-v1", n_step=3, target_update_interval=3),
+    "qrdqn, by priority": partial(by_priority, "qrdqn", "tensor/CartPole-v1", target_update_interval=3),
+    "c51, by priority": partial(by_priority, "c51", "tensor/CartPole-v1", n_step=3),
+}
+ALL_CASES = CASES | BY_PRIORITY
 
 
 def parts_of(config: Any) -> tuple[Any, Any]:
@@ -62,8 +80,8 @@ def collected(config: Any) -> tuple[Any, Any]:
     return policy.learner_group.learner, collector.buffer
 
 
-def with_given_numbers(learner: Any, rows: torch.Tensor) -> Any:
-    """Let the learner's updates on the device take these rows, and the noise that an update of arrays takes."""
+def with_noise_of_arrays(learner: Any) -> None:
+    """Let the learner's updates on the device take the noise that an update of arrays takes."""
 
     def noise(module_id: str, number: int) -> dict[str, torch.Tensor]:
         widths = learner.noise_columns(module_id)
@@ -73,7 +91,6 @@ def with_given_numbers(learner: Any, rows: torch.Tensor) -> Any:
         drawn = torch.from_numpy(rng.standard_normal((number, sum(widths.values())), np.float32))
         return dict(zip(widths, learner.to_tensor(drawn).split(list(widths.values()), -1)))
 
-    learner.device_update.sample = lambda replay, number: replay.rows(rows[:number])
     learner.device_update.noise = noise
 
 
@@ -87,7 +104,8 @@ def test_a_tensor_replay_is_learned_from_as_a_batch_is(case):
     (of_arrays, _), (of_tensors, replay) = (collected(CASES[case]()) for _ in range(2))
     assert replay.columns["terminateds"].any() or "CartPole" not in str(CASES[case])
     rows = torch.from_numpy(np.random.default_rng(0).integers(0, len(replay), ROWS))
-    with_given_numbers(of_tensors, rows)
+    with_noise_of_arrays(of_tensors)
+    of_tensors.device_update.sample = lambda replay, number: replay.rows(rows[:number])
     batch = SampleBatch({name: column.numpy() for name, column in replay.rows(rows).items()})
     for _ in range(3):
         one = of_arrays.update_from_batch(batch, minibatch_size=SIZE)
@@ -104,6 +122,46 @@ def test_a_tensor_replay_is_learned_from_as_a_batch_is(case):
             assert (value.flat - of_tensors.registered[name].flat).abs().max() <= 1e-12
             assert value.num_steps == of_tensors.registered[name].num_steps == 3 * STEPS
     assert of_arrays.lifetime == of_tensors.lifetime
+
+
+@pytest.mark.parametrize("case", BY_PRIORITY)
+def test_rows_drawn_by_priority_are_learned_from_as_the_host_does(case):
+    """In float64: each step on rows drawn when the errors of the one before it are known, with their weights."""
+    (of_arrays, _), (of_tensors, replay) = (collected(ALL_CASES[case]()) for _ in range(2))
+    with_noise_of_arrays(of_tensors)
+    number, generator = len(replay), of_arrays.device_update.stream("replay")
+    priorities = Priorities(replay.maxsize, 0.6, BETA)
+    priorities.add(np.arange(number))
+    for _ in range(3):
+        update(of_tensors, replay, STEPS)
+        steps_weights = []
+        for _ in range(STEPS):
+            rows = priorities.tree.draw(torch.rand(SIZE, dtype=torch.float64, generator=generator).numpy())
+            columns = {name: column.numpy() for name, column in replay.rows(torch.from_numpy(rows)).items()}
+            steps_weights.append(priorities.weights(rows, number))
+            of_arrays.update_from_batch(SampleBatch({**columns, "weights": steps_weights[-1]}))
+            priorities.update(rows, of_arrays.row_errors["default_policy"].numpy())
+        found = of_tensors.device_update.sampled["weights"].numpy()
+        np.testing.assert_allclose(found, np.concatenate(steps_weights), rtol=1e-6)
+        assert np.ptp(found[SIZE:]) > 0.01
+        for (name, mine), its in zip(of_arrays.module.named_parameters(), of_tensors.module.parameters()):
+            assert (mine - its).abs().max() <= 1e-9, name  # weights are float32
+    found = replay.priorities.tree.values.numpy()
+    np.testing.assert_allclose(found, priorities.tree.values, rtol=1e-7)
+    assert len(np.unique(found[:number])) > number / 4
+
+
+def test_a_loss_that_leaves_no_errors_is_refused_by_name():
+    learner, replay = collected(BY_PRIORITY["dqn, by priority"]())
+    step = learner.device_update.step
+
+    def without_errors(*columns: Any) -> None:
+        step(*columns)
+        learner.row_errors.clear()
+
+    learner.device_update.step = without_errors
+    with pytest.raises(ValueError, match=r"DQNLearner leaves no errors .*set self.row_errors"):
+        update(learner, replay)
 
 
 class StandInGraph(device_replay.Captured):
@@ -126,10 +184,12 @@ class StandInGraph(device_replay.Captured):
         return result
 
 
-@pytest.mark.parametrize("case", ["td3", "crossq", "dqn", "sac, targets in every third step"])
+@pytest.mark.parametrize(
+    "case", ["td3", "crossq", "dqn", "sac, targets in every third step", "td3, by priority", "dqn, by priority"]
+)
 def test_what_the_host_counts_goes_on_where_graphs_are_launched(case, monkeypatch):
     """Each pattern of a delay has a graph of its own; parameters and counters are those without graphs, bit for bit."""
-    (plain, replay), (graphed, other_replay) = (collected(CASES[case]()) for _ in range(2))
+    (plain, replay), (graphed, other_replay) = (collected(ALL_CASES[case]()) for _ in range(2))
     for _ in range(14):
         update(plain, replay, STEPS)
     monkeypatch.setattr(device_replay, "Captured", StandInGraph)
@@ -143,12 +203,14 @@ def test_what_the_host_counts_goes_on_where_graphs_are_launched(case, monkeypatc
         assert torch.equal(one, other)
     assert plain.lifetime == graphed.lifetime
     assert plain.device_update.counts() == graphed.device_update.counts()
+    if replay.priorities is not None:
+        assert torch.equal(replay.priorities.tree.values, other_replay.priorities.tree.values)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ALL_CASES)
 def test_an_iteration_waits_for_no_value(case):
     """Neither the collect nor the update, which a CUDA graph holds; elsewhere than on the CPU optimizers step so."""
-    policy, collector = parts_of(CASES[case]())
+    policy, collector = parts_of(ALL_CASES[case]())
     learner = policy.learner_group.learner
     for entry in learner.optimizers:
         entry.on_host = False
@@ -158,8 +220,9 @@ def test_an_iteration_waits_for_no_value(case):
     with NoWaits():
         collector._captured(random=True).function()
         collector._captured().function()
-        columns = compute()[2]
-    assert {len(column) for column in columns.values()} == {ROWS}
+        drawn = compute()[2]
+    assert len(drawn) == (1 if collector.buffer.priorities is None else STEPS)
+    assert {len(column) for columns in drawn for column in columns.values()} == {ROWS // len(drawn)}
 
 
 def test_long_intervals_have_few_patterns():

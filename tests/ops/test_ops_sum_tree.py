@@ -1,13 +1,15 @@
-"""The sum tree against an array and loops."""
+"""The sum tree against an array and loops; that of tensors against it."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.ops import SumTree
+from lockstep.ops.tensor_sum_tree import TensorSumTree
 
 VALUES = st.one_of(st.just(0.0), st.floats(1e-6, 1e6))
 
@@ -115,3 +117,50 @@ def test_sum_tree_refuses_what_it_cannot_hold():
         tree[[0.5]]
     with pytest.raises(ValueError, match="expected 3 finite numbers"):
         tree.load([1.0])
+
+
+# -- of tensors ---
+
+
+@pytest.mark.parametrize("size", [1, 2, 63, 64, 65, 700, 4096, 4097, 9000])
+def test_a_tree_of_tensors_is_that_of_arrays(size):
+    """It finds the same rows of the same numbers, with one level and with three."""
+    rng = np.random.default_rng(size)
+    tree, arrays = TensorSumTree(size, torch.device("cpu")), SumTree(size)
+    for number in (1, size // 3 + 1, 40, 300):
+        rows = np.unique(rng.integers(0, size, number))
+        values = rng.random(len(rows)) ** 5
+        tree.set(torch.from_numpy(rows), torch.from_numpy(values))
+        arrays[rows] = values
+        np.testing.assert_array_equal(tree.values.numpy(), arrays.values)
+        assert float(tree.levels[-1].sum()) == pytest.approx(arrays.total, rel=1e-12)
+        uniforms = rng.random(500)
+        np.testing.assert_array_equal(tree.draw(torch.from_numpy(uniforms)).numpy(), arrays.draw(uniforms))
+
+
+def test_a_tree_of_tensors_goes_on_from_a_state_bit_for_bit():
+    """Its sums too, whose bits depend on how many rows were set at a time."""
+    rng = np.random.default_rng(0)
+    one, other = (TensorSumTree(9000, torch.device("cpu")) for _ in range(2))
+    for _ in range(30):
+        rows = torch.from_numpy(np.unique(rng.integers(0, 8000, 50)))
+        one.set(rows, torch.from_numpy(rng.random(len(rows))))
+    other.set(torch.arange(9000), torch.ones(9000, dtype=torch.float64))
+    other.set_state(one.get_state(8000))
+    assert all(torch.equal(mine, its) for mine, its in zip(one.levels, other.levels))
+    assert len(one.get_state(10)["values"]) == 10
+
+
+@pytest.mark.parametrize("every", [1, 2, 64])
+def test_a_mass_between_two_numbers_of_tensors_falls_to_the_second(every):
+    """Without rounding; zeros between them are never found."""
+    tree = TensorSumTree(2**13, torch.device("cpu"))
+    rows = torch.arange(0, 2**13, every)
+    tree.set(rows, torch.ones(len(rows), dtype=torch.float64))
+    assert torch.equal(tree.draw(torch.arange(len(rows), dtype=torch.float64) / len(rows)), rows)
+
+
+def test_a_number_just_below_one_falls_to_the_last_that_is_not_zero():
+    tree = TensorSumTree(5000, torch.device("cpu"))
+    tree.set(torch.arange(4999), torch.full((4999,), 0.1, dtype=torch.float64))
+    assert tree.draw(torch.tensor([1.0 - 2.0**-53, 0.0], dtype=torch.float64)).tolist() == [4998, 0]

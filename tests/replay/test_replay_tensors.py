@@ -8,16 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from host_waits import DEVICE, StandInDevice
 from scipy import stats
 
 from lockstep.data.tensor_rollout import check_room
-from lockstep.replay import TensorReplay, VectorReplayBuffer, tensor_replay
+from lockstep.replay import Priorities, TensorReplay, VectorReplayBuffer, tensor_replay
+from lockstep.replay.priorities import TensorPriorities
 
 B = 3
 
 
-def replay_of(capacity: int = 4 * B) -> TensorReplay:
-    return TensorReplay(capacity, torch.zeros(B, 2), torch.zeros(B, dtype=torch.int64))
+def replay_of(capacity: int = 4 * B, **options: Any) -> TensorReplay:
+    return TensorReplay(capacity, torch.zeros(B, 2), torch.zeros(B, dtype=torch.int64), **options)
 
 
 def write(replay: TensorReplay, number: int, first: int = 0) -> None:
@@ -175,3 +177,169 @@ def test_a_first_collect_that_failed_leaves_nothing():
     write(replay, 2)
     replay.drop(2)
     assert (len(replay), int(replay.written)) == (0, 0)
+
+
+# -- priorities ---
+
+ALL = torch.arange(4 * B)
+
+
+def prioritized(capacity: int = 4 * B, **options: Any) -> tuple[TensorReplay, Any]:
+    """Return a buffer and its priorities."""
+    replay = replay_of(capacity, priorities={"alpha": 0.5, "beta": 1.0, "epsilon": 1.0, **options})
+    return replay, replay.priorities
+
+
+def values_of(replay: Any) -> list[float]:
+    return replay.priorities.tree.values.tolist()
+
+
+def test_priorities_and_weights_are_the_written_ones():
+    """`p = (|error| + 1) ** 0.5`; a new row has the largest so far, at first 1; weights `(p / smallest p) ** -beta`."""
+    replay, priorities = prioritized(beta=[[0, 0.0], [4 * B, 2.0]])
+    write(replay, 2)
+    assert values_of(replay) == [1.0] * 2 * B + [0.0] * 2 * B
+    priorities.update(torch.tensor([0, 1, 4]), torch.tensor([-8.0, 3.0, 0.0]))
+    assert values_of(replay)[:6] == [3.0, 2.0, 1.0, 1.0, 1.0, 1.0]
+    write(replay, 1, first=2)
+    assert values_of(replay)[2 * B :] == [3.0] * B + [0.0] * B
+    assert float(priorities.largest) == 9.0
+    # beta is 1.5 at 9 of 12 rows added
+    found = priorities.weights(torch.tensor([0, 1, 2]))
+    assert found.tolist() == pytest.approx([3.0**-1.5, 2.0**-1.5, 1.0], rel=1e-7)
+    assert priorities.weights(torch.tensor([0, 1])).tolist() == pytest.approx([1.5**-1.5, 1.0], rel=1e-7)
+    assert found.dtype == torch.float32
+    assert replay.row_bytes == replay_of().row_bytes + 12
+
+
+def test_rows_are_drawn_in_proportion_to_their_priorities():
+    replay, priorities = prioritized()
+    write(replay, 2)
+    priorities.update(ALL[: 2 * B], torch.tensor([0.0, 3.0, 8.0, 0.0, 15.0, 24.0]))
+    drawn = replay.sample(20_000, torch.Generator().manual_seed(0))
+    index = drawn["batch_indexes"]
+    assert torch.equal(drawn["rewards"] * B + drawn["actions"], index.to(torch.float32))
+    assert torch.equal(drawn["weights"], priorities.weights(index))
+    expected = np.array([1.0, 2.0, 3.0, 1.0, 4.0, 5.0])
+    counts = np.bincount(index, minlength=2 * B)
+    assert stats.chisquare(counts, 20_000 * expected / expected.sum()).pvalue > 1e-3
+
+
+def test_priorities_of_tensors_are_those_of_arrays():
+    """Through many steps and updates with rows named twice and errors that are not finite, over the ring's end."""
+    steps, options = 1500, {"alpha": 0.6, "beta": [[0, 0.4], [3000, 1.0]], "epsilon": 1e-6}
+    replay, arrays = replay_of(steps * B, priorities=options), Priorities(steps * B, **options)
+    rng, added = np.random.default_rng(0), 0
+    for step in range(2 * steps):
+        write(replay, 1, first=step)
+        arrays.add(step % steps * B + np.arange(B))
+        added += B
+        if step % 20:
+            continue
+        uniforms = rng.random(64)
+        rows = arrays.tree.draw(uniforms)
+        assert np.array_equal(replay.priorities.tree.draw(torch.from_numpy(uniforms)).numpy(), rows)
+        weights = replay.priorities.weights(torch.from_numpy(rows)).numpy()
+        np.testing.assert_allclose(weights, arrays.weights(rows, added), rtol=1e-6)
+        rows[40:] = rows[:24]  # named twice, the second time with another error
+        errors = rng.standard_cauchy(64)
+        errors[rng.integers(0, 64, 5)] = rng.choice([np.nan, np.inf])
+        sound = np.isfinite(errors)
+        arrays.update(rows[sound], errors[sound])
+        replay.priorities.update(torch.from_numpy(rows), torch.from_numpy(errors))
+        np.testing.assert_allclose(values_of(replay), arrays.tree.values, rtol=1e-12)
+        assert float(replay.priorities.largest) == arrays.largest
+
+
+def test_priorities_on_a_device_wait_for_no_value_and_no_copy():
+    """With the numbers of the CPU."""
+    rows, errors = torch.tensor([0, 4, 4, 4099]), torch.tensor([2.0, 5.0, float("nan"), 8.0])
+    uniforms, found = torch.linspace(0.0, 0.99, 40, dtype=torch.float64), []
+    with StandInDevice() as stand_in:
+        for device in (DEVICE, torch.device("cpu")):
+            priorities = TensorPriorities(5000, device, alpha=0.5)
+            inputs = [value.to(device) for value in (rows, errors, uniforms)]
+            stand_in.forbids = True
+            priorities.add(inputs[0])
+            priorities.count(4)
+            priorities.update(*inputs[:2])
+            drawn = priorities.tree.draw(inputs[2])
+            weights = priorities.weights(drawn)
+            stand_in.forbids = False
+            found.append([value.cpu().tolist() for value in (priorities.tree.values, drawn, weights)])
+    assert found[0] == found[1]
+    assert set(found[0][1]) == {0, 4, 4099}
+
+
+def test_rows_that_are_not_there_are_not_drawn(monkeypatch):
+    """Where rounding leads behind the last row, it is the last."""
+    replay, priorities = prioritized(1000 * B)
+    write(replay, 30)
+    monkeypatch.setattr(priorities.tree, "draw", lambda uniforms: torch.tensor([0, 30 * B - 1, 30 * B, 30 * B + 40]))
+    drawn = replay.sample(4, torch.Generator())["batch_indexes"]
+    assert drawn.tolist() == [0, 30 * B - 1, 30 * B - 1, 30 * B - 1]
+
+
+def test_priorities_are_gone_on_from():
+    options = {"beta": [[0, 0.2], [100, 1.0]], "alpha": 0.7}
+    (one, _), (other, _) = (prioritized(200 * B, **options) for _ in range(2))
+    write(one, 150)
+    one.priorities.update(torch.arange(400), torch.linspace(0.0, 9.0, 400))
+    write(other, 170)
+    other.set_state(one.get_state())
+    drawn = []
+    for replay in (one, other):
+        write(replay, 3, first=150)
+        drawn.append(replay.sample(50, torch.Generator().manual_seed(2)))
+        replay.priorities.update(drawn[-1]["batch_indexes"], drawn[-1]["rewards"])
+    assert all(torch.equal(column, drawn[1][name]) for name, column in drawn[0].items())
+    for mine, its in zip(one.priorities.tree.levels, other.priorities.tree.levels):
+        assert torch.equal(mine, its)
+    assert len(one.get_state()["priorities"]["tree"]["values"]) == 153 * B
+
+
+def test_a_state_with_priorities_is_refused_by_a_buffer_without_and_the_other_way_round():
+    replay, _ = prioritized()
+    write(replay, 2)
+    plain = replay_of()
+    write(plain, 2)
+    for one, other in ((replay, plain), (plain, replay)):
+        with pytest.raises(ValueError, match="is of another buffer"):
+            one.set_state(other.get_state())
+
+
+def test_an_emptied_buffer_keeps_the_largest_priority_alone():
+    replay, priorities = prioritized()
+    write(replay, 6)
+    priorities.update(ALL, torch.full((4 * B,), 8.0))
+    replay.clear()
+    assert sum(values_of(replay)) == float(priorities.tree.levels[-1].sum()) == 0.0
+    write(replay, 1)
+    assert values_of(replay) == [3.0] * B + [0.0] * 3 * B
+
+
+@pytest.mark.parametrize(("before", "kept"), [(2, [1, 2]), (3, [4, 2, 4]), (6, [1, 2, 2, 2])])
+def test_a_collect_that_failed_leaves_the_priorities_of_what_was_there(before, kept):
+    """Of the steps before it, in whose places the last of them stands, if they were overwritten; 0 behind the last."""
+    replay, priorities = prioritized(beta=[[0, 0.0], [1000, 1000.0]])
+    write(replay, before)
+    errors = torch.tensor([0.0, 3.0, 15.0, 24.0])  # to priorities 1, 2, 4 and 5, by place
+    priorities.update(ALL[: len(replay)], errors[: len(replay) // B].repeat_interleave(B))
+    write(replay, 2, first=100)
+    replay.drop(2)
+    assert values_of(replay) == [float(value) for value in kept for _ in range(B)] + [0.0] * (4 - len(kept)) * B
+    assert float(priorities.tree.levels[-1].sum()) == sum(kept) * B
+    assert priorities.beta.value == before * B
+
+
+def test_a_first_collect_that_failed_leaves_no_priorities():
+    replay, priorities = prioritized(beta=[[0, 0.0], [1000, 1000.0]])
+    write(replay, 2)
+    replay.drop(2)
+    assert sum(values_of(replay)) == priorities.beta.value == 0.0
+
+
+@pytest.mark.parametrize("options", [{"alpha": -1.0}, {"epsilon": 0.0}, {"beta": -0.1}])
+def test_bad_options_of_priorities_are_refused(options):
+    with pytest.raises(ValueError, match=f"{next(iter(options))}=.* is not allowed"):
+        prioritized(**options)

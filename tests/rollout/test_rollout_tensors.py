@@ -142,12 +142,13 @@ class OwnBatch(PPOLearner):
         (ppo_config().training(learner_class=OwnBatch), Collector),
         (config_of(A2CConfig), TensorCollector),
         (ppo_config().environment(normalize_observations=True), TensorCollector),
-        (ppo_config().environment(normalize_rewards=True), Collector),
+        (ppo_config().environment(normalize_rewards=True), TensorCollector),
         (ppo_config().environment(frame_stack=2), Collector),
         (ppo_config().rl_module(model_config={"recurrent": "lstm"}), Collector),
         (ppo_config().env_runners(batch_mode="complete_episodes", rollout_fragment_length=None), Collector),
         (config_of(DQNConfig), TensorCollector),
-        (config_of(DQNConfig).replay(prioritized=True), Collector),
+        (config_of(DQNConfig).replay(prioritized=True), TensorCollector),
+        (config_of(DQNConfig).environment(normalize_rewards=True), Collector),
     ],
 )
 def test_what_the_device_cannot_do_goes_through_the_host(config, kind):
@@ -160,7 +161,7 @@ def test_a_run_is_resumed_bit_for_bit(tmp_path):
         return b"".join(value.tobytes() for value in found.values())
 
     def config() -> Any:
-        return ppo_config().environment(normalize_observations=True)
+        return ppo_config().environment(normalize_observations=True, normalize_rewards=True)
 
     whole, half, again = (config().build_trainer() for _ in range(3))
     for _ in range(4):
@@ -172,6 +173,11 @@ def test_a_run_is_resumed_bit_for_bit(tmp_path):
     for _ in range(2):
         next(again)
     assert weights(again) == weights(whole) != weights(half)
+    mine, its = (
+        trainer.policy.learner_group.learner.connectors["default_policy"].rewards for trainer in (again, whole)
+    )
+    assert mine.moments.count == its.moments.count == 4 * T * B
+    assert mine.get_state()["returns"].tolist() == its.get_state()["returns"].tolist()
     assert again.env_episode == whole.env_episode
     assert (
         again.train_collector.get_state()["returns"].tolist() == whole.train_collector.get_state()["returns"].tolist()

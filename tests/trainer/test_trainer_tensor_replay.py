@@ -15,6 +15,7 @@ from lockstep.cli import main
 from lockstep.replay import ReplayBuffer, TensorReplay
 from lockstep.rollout import Collector, TensorCollector
 from lockstep.rollout.errors import MalformedBufferError
+from lockstep.state.schedules import ConfiguredValueWarning
 from lockstep.trainer import OffpolicyTrainer
 
 B = 8
@@ -29,15 +30,28 @@ def config_of(name: str = "sac", **replay: Any) -> Any:
     return config.reporting(total_steps=10**6, steps_per_epoch=5 * B).evaluation(evaluation_interval=0)
 
 
+BY_PRIORITY = {"prioritized": True, "beta": [[0, 0.4], [100 * B, 1.0]]}
+
+
+@pytest.mark.parametrize("replay", [{}, BY_PRIORITY], ids=["uniform", "by priority"])
 @pytest.mark.parametrize("name", ENVS)
-def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(name, tmp_path):
-    one, other = steps(config_of(name).build_trainer(), 10), steps(config_of(name).build_trainer(), 5)
+def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(name, replay, tmp_path):
+    """In a ring that has begun anew when the run stops."""
+    options = {"capacity": 20 * B, **replay}
+    one = steps(config_of(name, **options).build_trainer(), 10)
+    other = steps(config_of(name, **options).build_trainer(), 5)
     assert isinstance(one.buffer, TensorReplay)
     other.save_to_path(tmp_path / "half")
-    again = config_of(name).build_trainer()
+    again = config_of(name, **options).build_trainer()
     again.restore_from_path(tmp_path / "half")
     steps(again, 5)
     assert one.gradient_step == again.gradient_step == 20  # 2.5 in each of 8 epochs that learn
+    if replay:
+        mine, its = one.buffer.priorities, again.buffer.priorities
+        assert all(torch.equal(level, other) for level, other in zip(mine.tree.levels, its.tree.levels))
+        assert len(mine.tree.values.unique()) > 20
+        assert torch.equal(mine.largest, its.largest)
+        assert mine.beta.get_state() == its.beta.get_state() == {"timestep": 50 * B, "value": 0.7}
     for key, value in weights(one).items():
         assert np.array_equal(value, weights(again)[key]), key
     for key, column in one.buffer.columns.items():
@@ -92,15 +106,15 @@ def test_noise_on_actions_follows_its_schedule():
 @pytest.mark.parametrize(
     "change",
     [
-        lambda config: config.replay(prioritized=True),
         lambda config: config.replay(ignore_obs_next=True),
         lambda config: config.replay(storage="memmap"),
         lambda config: config.environment(config.environment.env, frame_stack=2),
         lambda config: config.environment(config.environment.env, normalize_observations=True),
+        lambda config: config.environment(config.environment.env, normalize_rewards=True),
         lambda config: config.env_runners(exploration="ou"),
         lambda config: config.rl_module(model_config={"hiddens": (16,), "recurrent": "lstm"}),
     ],
-    ids=["prioritized", "ignore_obs_next", "memmap", "stacks", "normalized", "ou", "memory"],
+    ids=["ignore_obs_next", "memmap", "stacks", "observations", "rewards", "ou", "memory"],
 )
 def test_what_the_device_cannot_do_goes_through_the_host(change):
     trainer = change(config_of()).build_trainer()
@@ -194,15 +208,23 @@ def test_samples_of_large_observations_are_drawn_one_after_the_other(monkeypatch
 
 def test_a_checkpoint_of_the_host_is_refused():
     trainer = steps(config_of().build_trainer(), 3)
-    host = steps(config_of(prioritized=True).build_trainer(), 3)
+    host = steps(config_of(ignore_obs_next=True).build_trainer(), 3)
     with pytest.raises(ValueError, match="is of another buffer"):
         trainer.buffer.set_state(host.buffer.checkpoint_state())
 
 
+def test_options_of_priorities_that_changed_are_told_of(tmp_path):
+    steps(config_of(**BY_PRIORITY).build_trainer(), 3).save_to_path(tmp_path / "half")
+    again = config_of(**BY_PRIORITY, alpha=0.3).build_trainer()
+    with pytest.warns(ConfiguredValueWarning, match=r"replay.alpha=0.3 \(was 0.6\)"):
+        again.restore_from_path(tmp_path / "half")
+
+
 @pytest.mark.long
-def test_sac_learns_pendulum():
+@pytest.mark.parametrize("prioritized", [False, True], ids=["uniform", "by priority"])
+def test_sac_learns_pendulum(prioritized):
     """From -1,200 to above -300 within 20,000 steps."""
-    config = config_of(capacity=20_000, learning_starts=640, update_per_step=4 / 16)
+    config = config_of(capacity=20_000, learning_starts=640, update_per_step=4 / 16, prioritized=prioritized)
     config.env_runners(num_envs_per_env_runner=16, rollout_fragment_length=1).training(train_batch_size=128, lr=1e-3)
     config.rl_module(model_config={"hiddens": (64, 64)}).reporting(total_steps=20_000, steps_per_epoch=3_200)
     returns = [-1200.0]

@@ -219,7 +219,7 @@ class OnPolicyLearner(Learner[Training]):
     def _rewards(self, module_id: str, trajectories: Trajectories | TensorRollout, rollout: Evaluated) -> Any:
         """Return the rewards `[T, B]` that advantages and targets are made of: an array, or a tensor of tensors."""
         if isinstance(trajectories, TensorRollout):
-            return self.to_tensor(trajectories.rewards)
+            return self.to_tensor(self.connectors[module_id].learning_rewards(trajectories))
         rewards = rollout.rewards
         if rewards is None:
             rewards = self.connectors[module_id].learning_rewards(trajectories)
