@@ -18,6 +18,7 @@ from lockstep.algorithms import (
     PPOConfig,
     PQNConfig,
     QRDQNConfig,
+    RainbowConfig,
     REINFORCEConfig,
     SACConfig,
     TD3Config,
@@ -118,6 +119,11 @@ def qrdqn_cartpole() -> QRDQNConfig:
 def iqn_cartpole() -> IQNConfig:
     """As QR-DQN, with the 8 levels of the defaults, and with dueling heads as DQN."""
     return _action_values_cartpole(IQNConfig(), lr=2e-3).rl_module(model_config={"dueling": True})
+
+
+def rainbow_cartpole() -> RainbowConfig:
+    """As C51. Noise in the weights explores, and the schedule of epsilon has no effect."""
+    return _action_values_cartpole(RainbowConfig().training(v_min=0.0, v_max=100.0))
 
 
 def _action_values_cartpole(config: Config, lr: float = 1e-3) -> Config:
@@ -415,6 +421,7 @@ CLASSIC_CONTROL: tuple[Recipe, ...] = (
     Recipe("c51", "CartPole-v1", c51_cartpole, 500.0, CLEANRL_C51, 50_000, promise=475.0),
     Recipe("qrdqn", "CartPole-v1", qrdqn_cartpole, 500.0, f"{RL_ZOO}, 50k steps", 50_000, promise=475.0),
     Recipe("iqn", "CartPole-v1", iqn_cartpole, 500.0, f"{RL_ZOO}, QR-DQN, 50k steps", 50_000, promise=475.0),
+    Recipe("rainbow", "CartPole-v1", rainbow_cartpole, 500.0, CLEANRL_C51, 50_000, promise=None),
     Recipe("ppo", "Acrobot-v1", ppo_acrobot, -73.506, f"{RL_ZOO}, 1M steps", 1_000_000, promise=-75.0),
     Recipe("dqn", "Acrobot-v1", dqn_acrobot, -76.639, f"{RL_ZOO}, 100k steps", 100_000, promise=-92.0),
     Recipe("a2c", "Acrobot-v1", a2c_acrobot, -83.353, f"{RL_ZOO}, 500k steps", 500_000, promise=-88.0),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from lockstep.algorithms import PPOConfig, SACConfig
+from typing import Any
+
+from lockstep.algorithms import DQNConfig, PPOConfig, SACConfig
+from lockstep.connectors import ScaleRewards
 from lockstep.recipes.recipe import RL_ZOO, Recipe
 
 WITH_VELOCITIES = "the best there is, also where velocities are observed"
@@ -17,6 +20,33 @@ def ppo_stateless_cartpole() -> PPOConfig:
         .training(lr=[[0, 1e-3], [100_000, 0.0]], lambda_=0.95, train_batch_size=1000, num_epochs=8)
         .rl_module(model_config={"recurrent": "lstm"})
         .reporting(total_steps=100_000)
+    )
+
+
+def small_rewards(observation_space: Any, action_space: Any) -> ScaleRewards:
+    """Return a learner connector that makes a step worth 0.02, so that returns are of the order of 1."""
+    return ScaleRewards(0.02)
+
+
+def dqn_stateless_cartpole() -> DQNConfig:
+    """Sequences of 32 steps after up to 8 that only fill the memory. Rewards are small: what an LSTM gives out lies
+    between -1 and 1.
+    """
+    return (
+        DQNConfig()
+        .environment("lockstep/StatelessCartPole-v0", normalize_observations=True)
+        .env_runners(num_envs_per_env_runner=8, rollout_fragment_length=16)
+        .training(
+            lr=[[0, 1e-3], [64_000, 0.0]],
+            train_batch_size=32,
+            epsilon=[[0, 1.0], [10_000, 0.02]],
+            target_update_interval=50,
+            huber_delta=1.0,
+            learner_connector=small_rewards,
+        )
+        .replay(capacity=64_000, sequence_length=32, burn_in=8, n_step=5, update_per_step=1 / 16)
+        .rl_module(model_config={"hiddens": (64,), "activation": "tanh", "orthogonal_init": True, "recurrent": "lstm"})
+        .reporting(total_steps=64_000)
     )
 
 
@@ -38,6 +68,9 @@ def sac_stateless_pendulum() -> SACConfig:
 MEMORY: tuple[Recipe, ...] = (
     Recipe(
         "ppo", "lockstep/StatelessCartPole-v0", ppo_stateless_cartpole, 500.0, WITH_VELOCITIES, 100_000, promise=475.0
+    ),
+    Recipe(
+        "dqn", "lockstep/StatelessCartPole-v0", dqn_stateless_cartpole, 500.0, WITH_VELOCITIES, 64_000, promise=None
     ),
     Recipe(
         "sac",

@@ -223,3 +223,15 @@ def test_first_and_second_start_end_with_the_same_bits(folder, monkeypatch):
         ends.append(parameters(learner))
         monkeypatch.setattr(subprocess, "Popen", no_process)
     assert_same(*ends)
+
+
+@pytest.mark.long
+def test_a_compiler_that_does_not_know_the_processor_makes_code_all_the_same(folder, tmp_path, monkeypatch):
+    script = tmp_path / "old_compiler"
+    script.write_text('#!/bin/sh\ncase "$*" in *mavx*) exit 1;; esac\nexec g++ "$@"\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("CXX", str(script))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    tensors = inputs()
+    (sums,) = CodeToCome(graph_of(tensors), tensors).get()(tensors := inputs())
+    assert torch.allclose(sums, (inputs()[0] + 0.5).sum(0) * 2.0)
