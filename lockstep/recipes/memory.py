@@ -58,10 +58,10 @@ def sac_stateless_pendulum() -> SACConfig:
         SACConfig()
         .environment("lockstep/StatelessPendulum-v0", normalize_rewards=True)
         .env_runners(num_envs_per_env_runner=4)
-        .training(lr=[[0, 1e-3], [20_000, 0.0]], gamma=0.95, tau=0.01, initial_alpha=0.01, train_batch_size=16)
-        .replay(capacity=20_000, learning_starts=1_000, sequence_length=16, burn_in=4, update_per_step=0.5)
+        .training(lr=[[0, 1e-3], [30_000, 0.0]], gamma=0.95, tau=0.01, initial_alpha=0.01, train_batch_size=16)
+        .replay(capacity=30_000, learning_starts=1_000, sequence_length=16, burn_in=4, update_per_step=0.5)
         .rl_module(model_config={"hiddens": (64, 64), "recurrent": "lstm"})
-        .reporting(total_steps=20_000)
+        .reporting(total_steps=30_000)
     )
 
 
@@ -78,7 +78,7 @@ MEMORY: tuple[Recipe, ...] = (
         sac_stateless_pendulum,
         -156.995,
         f"{RL_ZOO}, 20k steps, velocities observed",
-        20_000,
+        30_000,
         promise=None,
     ),
 )
