@@ -124,7 +124,7 @@ def our_learner(case: n.Case, weights: n.Weights, compiled: bool) -> PPOLearner:
             adam_epsilon=case.adam_epsilon,
         )
         .rl_module(model_config={"hiddens": n.HIDDENS, "activation": "tanh"})
-        .framework(compile=compiled)
+        .framework(compile=compiled, compile_after=0)
     )
     learner: Any = config.build_learner()
     with torch.no_grad():

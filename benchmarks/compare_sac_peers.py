@@ -115,7 +115,7 @@ def our_learner(epsilon: float, compiled: bool) -> Any:
             adam_epsilon=epsilon,
         )
         .rl_module(model_config={"hiddens": n.SAC_HIDDENS})
-        .framework(compile=compiled)
+        .framework(compile=compiled, compile_after=0)
     )
     learner: Any = config.build_learner()
     weights = n.sac_weights()

@@ -34,7 +34,7 @@ def trainer_work(algorithm: str, env: str, steps_per_epoch: int, *, compiled: bo
     from lockstep import get_config
 
     config = get_config(algorithm).environment(env).evaluation(evaluation_interval=0).debugging(seed=1)
-    config.framework(compile=compiled, num_threads=1)
+    config.framework(compile=compiled, compile_after=0, num_threads=1)
     config.reporting(total_steps=1_000 * steps_per_epoch, steps_per_epoch=steps_per_epoch)
     for name, options in sections.items():
         getattr(config, name)(**options)

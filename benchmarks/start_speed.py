@@ -118,7 +118,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=102_400)
     parser.add_argument("--only", nargs="+", default=list(ENVIRONMENTS), choices=list(ENVIRONMENTS))
     parser.add_argument("--one", nargs=2, metavar=("ALGORITHM", "START"), help="run one, in this process")
-    parser.add_argument("--compile-after", type=int, default=5_000)
+    parser.add_argument("--compile-after", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
     options, _ = parser.parse_known_args()
     if options.one:

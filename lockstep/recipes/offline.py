@@ -104,7 +104,9 @@ def _half_cheetah(config: Config) -> Config:
     Products are in bfloat16.
     """
     config.environment("HalfCheetah-v5").offline_data(input_="lockstep/halfcheetah/replay-v0").training(lr=1e-3)
-    config.rl_module(model_config={"hiddens": (256, 256)}).framework(compile=True, mixed_precision=True)
+    config.rl_module(model_config={"hiddens": (256, 256)}).framework(
+        compile=True, compile_after=5_000, mixed_precision=True
+    )
     return config.reporting(total_steps=12_000, steps_per_epoch=6_000)
 
 
