@@ -27,7 +27,7 @@ from lockstep.algorithms import (
 )
 from lockstep.recipes.recipe import RL_ZOO, Recipe
 
-Config = TypeVar("Config", DQNConfig, C51Config, QRDQNConfig, IQNConfig)
+Config = TypeVar("Config", DQNConfig, C51Config, QRDQNConfig, IQNConfig, RainbowConfig)
 CLEANRL_C51 = "CleanRL, published agent CartPole-v1-c51-seed1, 500k steps"
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from gymnasium import Space
+
 from lockstep.algorithms import DQNConfig, PPOConfig, SACConfig
 from lockstep.connectors import ScaleRewards
 from lockstep.recipes.recipe import RL_ZOO, Recipe
@@ -23,7 +25,7 @@ def ppo_stateless_cartpole() -> PPOConfig:
     )
 
 
-def small_rewards(observation_space: Any, action_space: Any) -> ScaleRewards:
+def small_rewards(observation_space: Space[Any], action_space: Space[Any]) -> ScaleRewards:
     """Return a learner connector that makes a step worth 0.02, so that returns are of the order of 1."""
     return ScaleRewards(0.02)
 
