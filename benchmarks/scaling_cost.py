@@ -32,7 +32,7 @@ MEETINGS = 3
 ROW_BYTES = 44
 """of CartPole: observation, action, log-probability, advantage, value target, reward, ends"""
 MINIBATCHES = {"64x64": (256, 4096), "1024x1024": (2048, 16384)}
-LEARNERS = (1, 2, 4, 8, 16, 32)
+LEARNERS = (1, 2, 4, 8, 16, 32, 64)
 
 
 def gradient_steps(name: str) -> dict[str, Any]:
