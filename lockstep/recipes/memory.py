@@ -39,16 +39,16 @@ def dqn_stateless_cartpole() -> DQNConfig:
         .environment("lockstep/StatelessCartPole-v0", normalize_observations=True)
         .env_runners(num_envs_per_env_runner=8, rollout_fragment_length=16)
         .training(
-            lr=[[0, 1e-3], [64_000, 0.0]],
+            lr=[[0, 1e-3], [128_000, 0.0]],
             train_batch_size=32,
             epsilon=[[0, 1.0], [10_000, 0.02]],
             target_update_interval=50,
             huber_delta=1.0,
             learner_connector=small_rewards,
         )
-        .replay(capacity=64_000, sequence_length=32, burn_in=8, n_step=5, update_per_step=1 / 16)
+        .replay(capacity=128_000, sequence_length=32, burn_in=8, n_step=5, update_per_step=1 / 16)
         .rl_module(model_config={"hiddens": (64,), "activation": "tanh", "orthogonal_init": True, "recurrent": "lstm"})
-        .reporting(total_steps=64_000)
+        .reporting(total_steps=128_000)
     )
 
 
@@ -72,7 +72,7 @@ MEMORY: tuple[Recipe, ...] = (
         "ppo", "lockstep/StatelessCartPole-v0", ppo_stateless_cartpole, 500.0, WITH_VELOCITIES, 100_000, promise=475.0
     ),
     Recipe(
-        "dqn", "lockstep/StatelessCartPole-v0", dqn_stateless_cartpole, 500.0, WITH_VELOCITIES, 64_000, promise=None
+        "dqn", "lockstep/StatelessCartPole-v0", dqn_stateless_cartpole, 500.0, WITH_VELOCITIES, 128_000, promise=None
     ),
     Recipe(
         "sac",
