@@ -3,17 +3,24 @@
     python benchmarks/scaling_cost.py                                # about a minute
     python benchmarks/scaling_cost.py --hop-us 20 --gbit 100         # another network between the machines
     python benchmarks/scaling_cost.py --render
+    python benchmarks/scaling_cost.py --floor                        # what two learners on this machine can be at most
 
 Measured, with one thread: a gradient step of PPO for two networks and several numbers of rows, by the processor's time
 (least squares: a fixed part and a part for each row). From these, with the counts of `docs/scaling.md` (3 meetings for
 each gradient step; a ring of n learners makes 2 (n - 1) hops and moves 2 (n - 1) / n times the gradient through each of
 them): steps trained per second for n learners that are on n machines. Written to ``results/scaling_cost.json`` and
 ``.md``.
+
+`--floor` prints the seconds of a gradient step of 1024x1024 with 2,000 rows in one process, and with 1,000 in each of
+two that work at once and exchange nothing. Two learners cannot gain more than the ratio.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import statistics
+import sys
 import time
 from typing import Any
 
@@ -92,7 +99,32 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     return record
 
 
+def step_seconds(rows: int, steps: int) -> float:
+    """Return the median seconds of a gradient step of 1024x1024 by the clock."""
+    torch.set_num_threads(1)
+    spaces = {"observation_space": gym.spaces.Box(-5.0, 5.0, (4,)), "action_space": gym.spaces.Discrete(2)}
+    config = PPOConfig().environment(**spaces).rl_module(model_config={"hiddens": NETWORKS["1024x1024"]})
+    group = config.training(train_batch_size=rows, minibatch_size=rows).build_learner_group()
+    batch, found = made_up_batch(rows), []
+    for _ in range(steps):
+        began = time.perf_counter()
+        group.update_from_batch(batch)
+        found.append(time.perf_counter() - began)
+    return statistics.median(found[2:])
+
+
+def floor() -> None:
+    """Print what two learners can gain at most on this machine, three times."""
+    for _ in range(3):
+        alone = step_seconds(2000, 12)
+        with multiprocessing.get_context("spawn").Pool(2) as pool:
+            halves = pool.starmap(step_seconds, [(1000, 24)] * 2)
+        print(f"2,000 rows alone {alone:.3f} s, 1,000 beside another {max(halves):.3f} s: {alone / max(halves):.2f}x")
+
+
 if __name__ == "__main__":
+    if "--floor" in sys.argv:
+        sys.exit(floor())
     command = report.parser_of(__doc__)
     command.add_argument("--hop-us", type=float, default=50.0, help="from one machine to the next, microseconds")
     command.add_argument("--gbit", type=float, default=10.0, help="between machines, Gbit/s")

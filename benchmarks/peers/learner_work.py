@@ -42,7 +42,7 @@ class Work:
 WORKS = {
     "64x64": Work(),
     "256x256": Work(hiddens=(256, 256), updates=1),
-    "1024x1024": Work(hiddens=(1024, 1024), minibatch=2000, num_epochs=2, updates=1),
+    "1024x1024": Work(hiddens=(1024, 1024), minibatch=2000, updates=1),
 }
 """the last is large enough for two learners to pay"""
 
