@@ -35,6 +35,8 @@ in one piece of memory: single pieces often stand 64 bytes beside a whole number
 writing the other."""
 FROM_ENVIRONMENT = ("TORCHINDUCTOR_", "TORCH_", "CXX", "OMP_", "MKL_")
 """how names of variables begin that may change what the compiler makes"""
+ENDING: list[subprocess.Popen[bytes]] = []
+"""compilers that were told to end"""
 NOT_IN_KEY = ("TORCHINDUCTOR_CACHE_DIR",)
 
 
@@ -155,8 +157,9 @@ class CodeToCome:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process whose code nobody waits for any more, with the compilers that it started."""
+    """End a process whose code nobody waits for any more, with the compilers that it started; it takes a second."""
+    ENDING[:] = [each for each in ENDING if each.poll() is None]
     if process.poll() is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
-        process.wait()
+        ENDING.append(process)
