@@ -91,14 +91,6 @@ def render(record: dict[str, Any]) -> str:
     return "\n".join([*lines, about, report.table(header, rows), report.machine_line(record["machine"]), ""])
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure gradient steps."""
-    torch.set_num_threads(1)
-    record: dict[str, Any] = {"machine": report.machine(), "hop_us": options.hop_us, "gbit": options.gbit}
-    record["steps"] = {name: gradient_steps(name) for name in NETWORKS}
-    return record
-
-
 def step_seconds(rows: int, steps: int) -> float:
     """Return the median seconds of a gradient step of 1024x1024 by the clock."""
     torch.set_num_threads(1)
@@ -122,10 +114,19 @@ def floor() -> None:
         print(f"2,000 rows alone {alone:.3f} s, 1,000 beside another {max(halves):.3f} s: {alone / max(halves):.2f}x")
 
 
-if __name__ == "__main__":
-    if "--floor" in sys.argv:
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure gradient steps."""
+    if options.floor:
         sys.exit(floor())
+    torch.set_num_threads(1)
+    record: dict[str, Any] = {"machine": report.machine(), "hop_us": options.hop_us, "gbit": options.gbit}
+    record["steps"] = {name: gradient_steps(name) for name in NETWORKS}
+    return record
+
+
+if __name__ == "__main__":
     command = report.parser_of(__doc__)
     command.add_argument("--hop-us", type=float, default=50.0, help="from one machine to the next, microseconds")
     command.add_argument("--gbit", type=float, default=10.0, help="between machines, Gbit/s")
+    command.add_argument("--floor", action="store_true", help="only print what two learners here can be at most")
     raise SystemExit(report.command(command, "scaling_cost", measure, render))
