@@ -111,7 +111,7 @@ def test_a_planted_fault_is_named_first(name, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("algorithm", "steps"), [("ppo", 20_000), ("dqn", 15_000)])
+@pytest.mark.parametrize(("algorithm", "steps"), [("ppo", 100_000), ("dqn", 15_000)])
 @pytest.mark.long
 def test_a_sound_run_gives_no_finding(algorithm, steps, tmp_path):
     run = lockstep.train(algorithm, "CartPole-v1", total_steps=steps, root=tmp_path)
