@@ -43,7 +43,7 @@ FLUSH_EVERY = 128
 """steps of Adam between two looks for such moments; 0.9^128 of 1e-30 is not denormal yet"""
 for _method in ("add_param_group", "state_dict", "load_state_dict", "zero_grad"):
     # PyTorch keeps these from being traced, and loads torch._dynamo for that when one is first called: a second of
-    # each start. No code here traces them, so that they are called as they are until something else needs it.
+    # each start. They are called as they are instead: no code traces them.
     _plain = getattr(getattr(torch.optim.Optimizer, _method), "__wrapped__", None)
     if _plain is not None:
         _plain.__dict__.setdefault("__dynamo_disable", _plain)
