@@ -34,7 +34,7 @@ def lockstep(iterations: int, compiled: bool) -> None:
     from lockstep import PPOConfig
 
     batch = NUM_ENVS * STEPS
-    config = PPOConfig().environment("ALE/Pong-v5")
+    config = PPOConfig().environment("ALE/Pong-v5", frame_stack=4).rl_module(model_config={"vf_share_layers": True})
     config.env_runners(num_envs_per_env_runner=NUM_ENVS, rollout_fragment_length=STEPS)
     config.training(train_batch_size=batch, minibatch_size=batch // MINIBATCHES, num_epochs=PASSES, lr=2.5e-4)
     config.training(clip_param=0.1, entropy_coeff=0.01)

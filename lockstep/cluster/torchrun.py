@@ -28,6 +28,8 @@ class Place:
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
+    local_world_size: int = 1
+    """ranks on this machine; 1 where the launcher does not say"""
     host: str = ""
     """where rank 0 is met"""
     port: int = 0
@@ -45,6 +47,7 @@ class Place:
         try:
             rank, world_size, port = (int(variables[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
             local_rank = int(variables.get("LOCAL_RANK", 0))
+            local_world_size = int(variables.get("LOCAL_WORLD_SIZE", 1))
         except ValueError:
             rank, world_size = -1, 0
         if not 0 <= rank < world_size:
@@ -57,6 +60,7 @@ class Place:
             rank,
             world_size,
             local_rank,
+            local_world_size,
             variables["MASTER_ADDR"],
             port,
             variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",

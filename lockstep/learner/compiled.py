@@ -90,7 +90,8 @@ class CompiledUpdate:
             try:
                 step.code = step.get_code()
             except Exception as error:  # a kernel that the device's compiler cannot make, say
-                self._forget(step, f"{type(error).__name__}: {str(error).strip().splitlines()[0]}")
+                lines = str(error).strip().splitlines()  # the first may say only that a process failed
+                self._forget(step, f"{type(error).__name__}: {' ... '.join(dict.fromkeys(lines[:1] + lines[-1:]))}")
                 return False
         for entry in self.learner.optimizers:
             entry.has_loss = self.learner.has_loss(entry, indices)
@@ -243,7 +244,7 @@ class CompiledUpdate:
             gradients = torch.autograd.grad(total, leaf_tensors, allow_unused=True, materialize_grads=True)
             by_param: dict[nn.Parameter, Tensor] = {}
             for entry, gradient in zip(learner.optimizers, gradients):
-                entry.flat.grad.copy_(gradient)
+                entry.flat.grad.copy_(gradient if entry.on_host else torch.ops.lockstep.separate(gradient))
                 by_param.update(zip(entry.flat.params, entry.flat.grad_views))
             learner.optimizers.take_gradients(learner.postprocess_gradients(by_param))
             for entry in with_loss:
@@ -405,6 +406,13 @@ def _padded(columns: ColumnsByModule, indices: Mapping[str, Tensor | None]) -> d
 
 
 # -- the compiler ---
+
+
+# A copy that the compiler does not look into, so that no kernel lies on both sides of it: Triton 3.6 fails on one that
+# sums up a batch and takes the optimizer's step with the sum, as for the temperature of SAC.
+_LIBRARY = torch.library.Library("lockstep", "DEF")
+_LIBRARY.define("separate(Tensor x) -> Tensor")
+_LIBRARY.impl("separate", torch.clone, "CompositeExplicitAutograd")
 
 
 def compile_graph(graph: fx.GraphModule, inputs: Sequence[Tensor], on_host: bool) -> Callable[[], CompiledCode]:

@@ -196,13 +196,12 @@ class DistributedReducer(Reducer):
             raise self._error("joining the group", started, error) from error
 
     def sum_(self, tensor: Tensor) -> Tensor:
+        sent = tensor.to(self._device)  # NCCL sums on GPUs only, the others on the CPU
         if self._memory is not None:
-            self._call("a sum", self._memory.sum_, tensor)
+            self._call("a sum", self._memory.sum_, sent)
         else:
-            sent = tensor.to(self._device)  # NCCL sums on GPUs only
             self._call("a sum", lambda: self._group.allreduce([sent]).wait())
-            tensor.copy_(sent)
-        return tensor
+        return tensor if sent is tensor else tensor.copy_(sent)
 
     def gather(self, value: Tree) -> list[Tree]:
         content = torch.frombuffer(bytearray(_to_bytes(value)), dtype=torch.uint8)

@@ -274,11 +274,16 @@ def _plain_parameters(
     return weights, biases
 
 
+MANY_ROWS = {"cuda": 2048}
+"""rows from which networks run one by one, by kind of device: there the gradient of a batched product, which sums up so
+many rows, takes five times as long as those of single ones"""
+
+
 class BatchedMLP(nn.Module):
     """Evaluates `num_networks` independent multi-layer perceptrons together (twin critics, ensembles).
 
-    Each layer is one `baddbmm` instead of a Python loop over networks, equal to that loop up to rounding. Hidden layers
-    are followed by the activation, the last one is not.
+    Each layer is one `baddbmm` instead of a Python loop over networks, equal to the loop up to rounding (with many rows
+    on a CUDA device it is the loop). Hidden layers are followed by the activation, the last one is not.
     """
 
     def __init__(
@@ -328,15 +333,21 @@ class BatchedMLP(nn.Module):
                 half = torch.is_autocast_enabled("cpu")
                 return batched_mlp(inputs, weights, biases, frozen=frozen, half=half).unsqueeze(-1)
             inputs = inputs.expand(len(weights[0]), -1, -1)
-        last = len(self.sizes) - 2
-        for i, (weight, bias) in enumerate(zip(weights, biases)):
-            if frozen:
-                weight, bias = weight.detach(), bias.detach()
-            if i < last:
-                inputs = self.activation(torch.baddbmm(bias, inputs, weight))
+        if frozen:
+            weights, biases = [each.detach() for each in weights], [each.detach() for each in biases]
+        if inputs.shape[1] < MANY_ROWS.get(inputs.device.type, math.inf):
+            return self._layers(inputs, weights, biases)
+        parts = zip(inputs, zip(*map(torch.unbind, weights)), zip(*map(torch.unbind, biases)))
+        return torch.stack([self._layers(*part) for part in parts])
+
+    def _layers(self, inputs: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
+        """Run all networks (3 dimensions), or one of them (2 dimensions)."""
+        product = torch.addmm if inputs.dim() == 2 else torch.baddbmm
+        for weight, bias in zip(weights[:-1], biases[:-1]):
+            inputs = self.activation(product(bias, inputs, weight))
         if self.sizes[-1] == 1:  # a product with one column takes several times as long as a sum
-            return (inputs * weight.transpose(1, 2)).sum(-1, keepdim=True) + bias
-        return torch.baddbmm(bias, inputs, weight)
+            return (inputs * weights[-1].transpose(-2, -1)).sum(-1, keepdim=True) + biases[-1]
+        return product(biases[-1], inputs, weights[-1])
 
     def _is_plain(self, inputs: Tensor) -> bool:
         """Return whether all may run as one function (`ops.batched_mlp`): nobody looks at single operations."""

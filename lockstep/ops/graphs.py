@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 import torch
@@ -11,6 +13,19 @@ import torch
 T = TypeVar("T")
 EAGER_CALLS = 2
 """calls before the capture: libraries choose their algorithms and take their memory in them"""
+
+
+@contextmanager
+def _no_garbage() -> Iterator[None]:
+    """Free nothing in between that is garbage already: a graph that is freed while another is captured breaks it."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class Captured(Generic[T]):
@@ -83,7 +98,7 @@ class Captured(Generic[T]):
                 graph = torch.cuda.CUDAGraph()
                 for generator in self.generators:
                     graph.register_generator_state(generator)
-                with torch.cuda.graph(graph, stream=self._stream):
+                with _no_garbage(), torch.cuda.graph(graph, stream=self._stream):
                     self._result = self.function()
                 self._graph = graph
         present.wait_stream(self._stream)

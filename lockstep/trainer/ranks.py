@@ -50,14 +50,16 @@ def config_on_ranks(config: AlgorithmConfig, number: int | None = None) -> Algor
 def join(config: AlgorithmConfig) -> Reducer:
     """Return what joins this process with the other ranks; where there are none, of one alone."""
     place, device = Place.of_process(), torch.device(config.framework.device)
-    on_gpus = device.type == "cuda" and place.world_size > 1
-    if on_gpus:
-        torch.cuda.set_device(place.local_rank)
+    has_own_gpu = False
+    if device.type == "cuda" and place.world_size > 1:
+        num_gpus = torch.cuda.device_count()
+        torch.cuda.set_device(place.local_rank % num_gpus)
+        has_own_gpu = place.local_world_size <= num_gpus
     return join_ranks(
         place,
         timeout_s=config.learners.learner_timeout_s,
         meeting_timeout_s=max(config.learners.learner_timeout_s, config.env_runners.sample_timeout_s),
-        backend="nccl" if on_gpus else "gloo",
+        backend="nccl" if has_own_gpu else "gloo",  # NCCL refuses ranks that share a GPU
     )
 
 

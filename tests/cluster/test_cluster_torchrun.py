@@ -300,6 +300,8 @@ VARIABLES = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT
 def test_a_process_without_all_variables_is_alone(name):
     assert Place.of_process({**VARIABLES, name: ""}) == Place()
     assert Place.of_process(VARIABLES) == Place(1, 2, host="here", port=29500)
+    local = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    assert Place.of_process({**VARIABLES, **local}) == Place(1, 2, 1, 2, host="here", port=29500)
 
 
 @pytest.mark.parametrize(("name", "value"), [("RANK", "2"), ("WORLD_SIZE", "two"), ("MASTER_PORT", "x")])

@@ -157,6 +157,7 @@ def test_an_update_on_the_device_is_that_of_the_cpu(name):
     assert difference(*trainers) < 1e-7
 
 
+@pytest.mark.filterwarnings("error:compile=True")
 @pytest.mark.parametrize("name", ["sac", "td3"])
 def test_a_compiled_update_in_a_graph_is_the_eager_one(name):
     eager = steps(config_of(name, dtype="float64").build_trainer(), 12)

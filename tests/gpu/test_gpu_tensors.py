@@ -103,6 +103,7 @@ def test_a_restored_state_is_gone_on_from_in_a_graph(tmp_path):
     assert all(np.array_equal(after[name], value) for name, value in weights(trainer).items())
 
 
+@pytest.mark.filterwarnings("error:compile=True")
 def test_a_compiled_update_in_a_graph_is_the_eager_one():
     eager = steps(config_of().framework(device="cuda", dtype="float64").build_trainer(), 5)
     compiled = steps(config_of().framework(device="cuda", dtype="float64", compile=True).build_trainer(), 5)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from cells import configured
 from trained_weights import difference, steps, weights
 
 from lockstep import ALGORITHMS
+from lockstep.modules.layers import MANY_ROWS, BatchedMLP
+from lockstep.ops.graphs import Captured
 
 CELL = {
     "observations": "Box",
@@ -69,6 +74,7 @@ def test_a_seed_gives_the_same_bits_and_so_does_a_resumed_run(cell, tmp_path):
     assert difference(one, again) == 0.0
 
 
+@pytest.mark.filterwarnings("error:compile=True")
 @pytest.mark.parametrize("name", ["ppo", "dqn", "sac", "td3"])
 def test_a_compiled_update_is_the_eager_one(name):
     cell = {"algorithm": name, "actions": "Box" if name in BOXES else "Discrete"}
@@ -84,6 +90,36 @@ def test_bfloat16_trains(name):
     cell = {"algorithm": name, "actions": "Box" if name in BOXES else "Discrete"}
     trainer = steps(config_of(cell, "cuda", "float32", mixed_precision=True).build_trainer(), 4)
     assert all(np.isfinite(value).all() for value in weights(trainer).values())
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_networks_that_run_one_by_one_are_those_that_run_together(frozen):
+    """Outputs and gradients of several critics, of more rows than a batched product is good for there."""
+    on_cpu = BatchedMLP(3, 5, (16, 16), 1).double()
+    inputs, found = torch.randn(2 * MANY_ROWS["cuda"], 5, dtype=torch.float64), []
+    for device, networks in (("cpu", on_cpu), ("cuda", copy.deepcopy(on_cpu).to("cuda"))):
+        rows = inputs.to(device).detach().requires_grad_()
+        outputs = networks(rows, frozen=frozen)
+        outputs.square().sum().backward()
+        found.append([outputs, rows.grad, *(weight.grad for weight in networks.parameters() if not frozen)])
+    for one, other in zip(*found):
+        assert torch.allclose(one, other.cpu(), rtol=1e-9, atol=1e-9)
+
+
+def test_a_graph_that_is_garbage_does_not_break_the_next_capture():
+    def captured(function):
+        made = Captured(function, torch.device("cuda"))
+        for _ in range(4):
+            made()
+        return made
+
+    columns = torch.zeros(8, device="cuda")
+    old = captured(lambda: columns + 1)
+    old.itself = old  # only the garbage collector finds it
+    del old
+    new = captured(lambda: (gc.collect(), columns + 2)[1])
+    assert new.is_graph
+    assert float(new().sum()) == 16.0
 
 
 def test_a_policy_moves_to_the_device_and_acts_the_same():

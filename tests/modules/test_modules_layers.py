@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import lockstep.modules.layers as layers_file
 from lockstep.modules import BatchedMLP, DefaultActorCriticModule
-from lockstep.modules.layers import run_networks
+from lockstep.modules.layers import MANY_ROWS, run_networks
 
 
 @pytest.fixture
@@ -153,7 +153,10 @@ def test_hooks_on_the_default_module_see_what_they_always_saw(part, shared):
 
 @pytest.mark.parametrize("widths", [(), (8,), (16, 12)])
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
-def test_batched_networks_equal_a_loop_of_linear_layers(widths, activation):
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_batched_networks_equal_a_loop_of_linear_layers(widths, activation, one_by_one, monkeypatch):
+    if one_by_one:
+        monkeypatch.setitem(MANY_ROWS, "cpu", 7)
     torch.manual_seed(0)
     batched = BatchedMLP(3, 5, widths, 2, activation=activation).double()
     inputs = torch.randn(7, 5, dtype=torch.float64, requires_grad=True)
