@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from lockstep.algorithms import DQNConfig, PPOConfig
+from lockstep.algorithms import DQNConfig, PPOConfig, TQCConfig
+from lockstep.recipes.mujoco import off_policy
 from lockstep.recipes.recipe import RL_ZOO, Recipe
 
 
@@ -69,6 +70,13 @@ def ppo_bipedal_walker() -> PPOConfig:
     )
 
 
+def tqc_bipedal_walker() -> TQCConfig:
+    """RL Baselines3 Zoo's, with eight environments, a gradient step for each two of their steps, and without gSDE."""
+    config = off_policy(TQCConfig(), "BipedalWalker-v3").training(lr=7.3e-4, gamma=0.98, tau=0.02)
+    config.rl_module(model_config={"hiddens": (400, 300), "critic_hiddens": (400, 300), "num_critics": 2})
+    return config.reporting(total_steps=500_000)
+
+
 BOX2D: tuple[Recipe, ...] = (
     Recipe(
         "ppo",
@@ -108,6 +116,16 @@ BOX2D: tuple[Recipe, ...] = (
         f"{RL_ZOO}, 5M steps",
         2_000_000,
         promise=270.0,
+        requires="box2d",
+    ),
+    Recipe(
+        "tqc",
+        "BipedalWalker-v3",
+        tqc_bipedal_walker,
+        329.808,
+        f"{RL_ZOO}, 500k steps",
+        500_000,
+        promise=None,
         requires="box2d",
     ),
 )

@@ -45,6 +45,14 @@ def ppo_swimmer() -> PPOConfig:
     return ppo_mujoco("Swimmer-v5").training(gamma=0.9999)
 
 
+def ppo_ant() -> PPOConfig:
+    """As the other robots, with the observations and rewards of v3, where contact forces were zero: as 78 more numbers
+    that mostly tell nothing they held five seeds at 1,379 to 2,629.
+    """
+    of_v3 = {"include_cfrc_ext_in_observation": False, "contact_cost_weight": 0.0}
+    return ppo_mujoco("Ant-v5").environment(env_config=of_v3)
+
+
 OffPolicy = TypeVar("OffPolicy", SACConfig, TQCConfig, CrossQConfig)
 
 
@@ -73,6 +81,7 @@ def crossq_mujoco(env: str) -> CrossQConfig:
     return off_policy(CrossQConfig(), env).rl_module(model_config={"critic_hiddens": (256, 256)})
 
 
+OFF_POLICY_PROMISES = {("sac", "HalfCheetah-v5"): 7300.0, ("crossq", "HalfCheetah-v5"): 9600.0}
 TIANSHOU_SAC = "Tianshou's published benchmark, SAC, v3, 300k steps (10 seeds, lr 1e-3)"
 
 
@@ -83,7 +92,7 @@ MUJOCO: tuple[Recipe, ...] = (
             ("HalfCheetah-v5", ppo_half_cheetah, 5783.9, 5150.0),
             ("Hopper-v5", partial(ppo_mujoco, "Hopper-v5"), 2609.3, 2200.0),
             ("Walker2d-v5", partial(ppo_mujoco, "Walker2d-v5"), 3588.5, 900.0),
-            ("Ant-v5", partial(ppo_mujoco, "Ant-v5"), 3258.4, 1350.0),
+            ("Ant-v5", ppo_ant, 3258.4, 1350.0),
             ("Swimmer-v5", ppo_swimmer, 66.7, 42.0),
             ("InvertedDoublePendulum-v5", partial(ppo_mujoco, "InvertedDoublePendulum-v5"), 9231.3, 7900.0),
         )
@@ -96,7 +105,7 @@ MUJOCO: tuple[Recipe, ...] = (
             reference,
             TIANSHOU_SAC,
             300_000,
-            promise=7300.0 if (algorithm, env) == ("sac", "HalfCheetah-v5") else None,
+            promise=OFF_POLICY_PROMISES.get((algorithm, env)),
             requires="mujoco",
         )
         for env, reference in (("HalfCheetah-v5", 9059.256), ("Hopper-v5", 3387.66), ("Walker2d-v5", 3386.777))

@@ -19,7 +19,7 @@ from house_counts import (
 
 SOURCES = read_sources(Path(__file__).parents[2], "lockstep")
 LIMITS = {
-    "lines": (lambda: lines_in(SOURCES), 63_122),
+    "lines": (lambda: lines_in(SOURCES), 63_188),
     "files": (lambda: len(SOURCES), 288),
     "files in circles": (lambda: sum(map(len, circles(file_graph(SOURCES)))), 0),
     "accesses to another object's _private": (lambda: private_accesses(SOURCES), 41),
