@@ -156,8 +156,8 @@ def test_a_number_instead_of_limits_is_refused_and_not_taken_for_the_default(val
 
 
 def test_a_hang_beyond_the_limits_is_a_timeout_error(tmp_path):
-    env = vector_of(tmp_path, "hang", at=1, step_timeout=0.3, restarts=RestartLimits(in_run=0))
-    with pytest.raises(EnvironmentTimeoutError, match=f"environment {BAD} did not answer within step_timeout=0.3 s"):
+    env = vector_of(tmp_path, "hang", at=1, step_timeout=2.0, restarts=RestartLimits(in_run=0))
+    with pytest.raises(EnvironmentTimeoutError, match=f"environment {BAD} did not answer within step_timeout=2.0 s"):
         Collector(Acting(), env).collect(n_step=3)
 
 
