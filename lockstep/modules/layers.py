@@ -276,7 +276,7 @@ def _plain_parameters(
 
 MANY_ROWS = {"cuda": 2048}
 """rows from which networks run one by one, by kind of device: there the gradient of a batched product, which sums up so
-many rows, takes five times as long as those of single ones"""
+many rows, takes several times as long as those of single ones"""
 
 
 class BatchedMLP(nn.Module):

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import rank_runs
+from ranked_run import SETTINGS, WORDS
 from torch.distributed import TCPStore
 
 import lockstep
@@ -27,18 +28,6 @@ from lockstep.state.checkpoint import read_checkpoint
 from lockstep.trainer.ranks import config_on_ranks
 from lockstep.trainer.run import resume
 
-SETTINGS = {
-    "framework.dtype": "float64",
-    "rl_module.model_config.hiddens": [8],
-    "training.train_batch_size": 128,
-    "training.num_epochs": 2,
-    "training.lr": 0.01,
-    "reporting.steps_per_epoch": 256,
-    "evaluation.evaluation_duration": 2,
-    "checkpointing.num_to_keep": 9,
-}
-WORDS = ["train", "ppo", "CartPole-v1", "--total-steps", "768", "--num-envs", "4", "--no-recipe", "--no-check"]
-WORDS += [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]
 MANY = [pytest.mark.faults, pytest.mark.timeout(900)]
 
 

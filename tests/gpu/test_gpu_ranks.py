@@ -8,25 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ranked_run import WORDS
 
 from lockstep.state.checkpoint import read_checkpoint
 
-WORDS = ["-m", "lockstep", "train", "ppo", "CartPole-v1", "--total-steps", "768", "--num-envs", "4", "--no-recipe"]
-SETTINGS = {
-    "framework.dtype": "float64",
-    "rl_module.model_config.hiddens": [8],
-    "training.train_batch_size": 128,
-    "training.num_epochs": 2,
-    "training.lr": 0.01,
-    "reporting.steps_per_epoch": 256,
-    "evaluation.evaluation_duration": 2,
-}
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 
 def weights(root: Path, device: str, *launcher: str) -> dict[str, Any]:
-    words = [*launcher, *WORDS, "--no-check", "--device", device, "--root", str(root)]
-    words += [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]
+    words = [*launcher, "-m", "lockstep", *WORDS, "--device", device, "--root", str(root)]
     subprocess.run([sys.executable, *words], check=True, timeout=200)
     last = max(root.glob("ppo_*/checkpoints/step_*"))
     return read_checkpoint(last)["learner/rl_module/default_policy"]["weights"]
