@@ -84,7 +84,7 @@ def result_of(recipe):
         finals = [statistics.fmean(row["final_returns"]) for row in rows]
         runs = [{"steps": row["steps"], "final_episodes": len(row["final_returns"])} for row in rows]
         return {"worst": min(finals), "runs": runs, "config": json.loads(rows[0]["settings"])}
-    files = ("offline_learning.json", "offline_half_cheetah.json", "offline_half_cheetah_long.json")
+    files = ("offline_learning.json", "offline_half_cheetah.json")
     cases = [case for file in files for case in json.loads((RESULTS / file).read_text())["cases"]]
     cases = [case for case in cases if case["runs"][0]["steps"] == recipe.total_steps]
     own = (recipe.algorithm, recipe.env, data.rpartition("/")[2].removesuffix("-v0"))
