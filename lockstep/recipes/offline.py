@@ -143,8 +143,8 @@ OFFLINE: tuple[Recipe, ...] = (
     _recipe(iql_cartpole, 275.6, 250.0),
     _recipe(iql_pendulum, -203.4, -500.0),
     _recipe(td3_bc_pendulum, -153.5, -250.0),
-    _recipe(bc_half_cheetah, 7630.9),
-    _recipe(cql_half_cheetah, 592.6),
-    _recipe(iql_half_cheetah, 59.7),
-    _recipe(td3_bc_half_cheetah, 8798.9),
+    _recipe(bc_half_cheetah, 7694.0),
+    _recipe(cql_half_cheetah, -148.5),
+    _recipe(iql_half_cheetah, 3260.3),
+    _recipe(td3_bc_half_cheetah, 7483.5),
 )
