@@ -83,7 +83,7 @@ def bc_half_cheetah() -> BCConfig:
 
 
 def cql_half_cheetah() -> CQLConfig:
-    """Fewer sampled actions than the paper's 10, and fewer steps than the others: they take most of the time."""
+    """Fewer sampled actions than the paper's 10, which take most of the time, and fewer steps than the others."""
     return _half_cheetah(CQLConfig(), 12_000).training(actor_lr=3e-4, tau=0.01, num_actions=4)
 
 
