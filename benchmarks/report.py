@@ -90,12 +90,12 @@ def machine() -> dict[str, Any]:
 
 
 def revision() -> str | None:
-    """Return the git revision, with ``+`` when tracked files differ from it; None outside a repository."""
+    """Return the git revision, with ``+`` when tracked files other than results differ; None outside a repository."""
     git = ["git", "-C", str(ROOT)]
     head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False)
     if head.returncode != 0:
         return None
-    state = [*git, "status", "--porcelain", "--untracked-files=no"]
+    state = [*git, "status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)benchmarks/results"]
     changed = subprocess.run(state, capture_output=True, text=True, check=False)
     return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
 
