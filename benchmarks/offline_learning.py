@@ -5,7 +5,7 @@
     python benchmarks/offline_learning.py --only iql --envs Pendulum-v1 --seeds 2 --name trial
     python benchmarks/offline_learning.py --render               # results/offline_learning.md, from the raw results
     python benchmarks/make_offline_data.py HalfCheetah-v5 --name offline_data_half_cheetah
-    python benchmarks/offline_learning.py --envs HalfCheetah-v5 --seeds 1 --name offline_half_cheetah
+    python benchmarks/offline_learning.py --envs HalfCheetah-v5 --seeds 3 --name offline_half_cheetah
 
 The protocol. Every algorithm runs with its recipe (`lockstep/recipes/offline.py`), the same settings for all seeds, on
 `medium-replay`, where what is asked is to do better than who left the data; behaviour cloning must not, and must do as
