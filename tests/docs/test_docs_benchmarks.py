@@ -95,6 +95,23 @@ def test_every_committed_result_is_of_a_revision_that_a_commit_holds():
     assert {name: found - held for name, found in named.items() if found - held} == {}
 
 
+def test_a_revision_is_marked_for_changed_code_but_not_for_results(parsing_only, monkeypatch, tmp_path):
+    import report
+
+    files = [tmp_path / "code.py", tmp_path / "benchmarks" / "results" / "speed.json"]
+    files[1].parent.mkdir(parents=True)
+    for file in files:
+        file.write_text("before")
+    who = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for words in (["init", "-q"], ["add", "."], [*who, "commit", "-qm", "all"]):
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+    monkeypatch.setattr(report, "ROOT", tmp_path)
+    files[1].write_text("after")
+    assert re.fullmatch("[0-9a-f]{12}", report.revision())
+    files[0].write_text("after")
+    assert re.fullmatch(r"[0-9a-f]{12}\+", report.revision())
+
+
 def test_the_compiled_simple_spread_is_the_game_of_mpe2(parsing_only, monkeypatch):
     import simple_spread
 
