@@ -179,37 +179,6 @@ def functions_in(text: str) -> Iterator[tuple[str, Function]]:
     yield from visit(parsed(text), "")
 
 
-def num_lines(node: ast.AST) -> int:
-    """Return the lines of a definition, decorators, docstring and comments included."""
-    decorators = [decorator.lineno for decorator in getattr(node, "decorator_list", [])]
-    return int(node.end_lineno) - min([node.lineno, *decorators]) + 1  # type: ignore[attr-defined]
-
-
-def long_functions(sources: Sources, limit: int) -> dict[str, int]:
-    """Return `{"path:qualified name": lines}` of functions over the limit."""
-    sizes = {f"{p}:{name}": num_lines(node) for p, text in sources.items() for name, node in functions_in(text)}
-    return {name: size for name, size in sizes.items() if size > limit}
-
-
-def long_files(sources: Sources, limit: int) -> dict[str, int]:
-    """Return `{path: lines}` of files over the limit."""
-    sizes = {path: len(text.splitlines()) for path, text in sources.items()}
-    return {path: size for path, size in sizes.items() if size > limit}
-
-
-def lines_of(text: str, name: str | None) -> int:
-    """Count the lines of a class or function (`"Class.method"`), or of the file (`None`)."""
-    if name is None:
-        return len(text.splitlines())
-    node: ast.AST = parsed(text)
-    for part in name.split("."):
-        inside = [child for child in getattr(node, "body", []) if getattr(child, "name", None) == part]
-        if not inside:
-            raise KeyError(f"there is no {name!r} any more")
-        node = inside[0]
-    return num_lines(node)
-
-
 # -- names and words ---
 
 

@@ -1,6 +1,6 @@
-"""Counts the figures by which the shape of the code is judged: sizes, circles of files, reaches into other objects.
+"""Counts that show the shape of the code: circles of files, accesses to the private parts of other objects, `Any`.
 
-`python benchmarks/house.py` prints them as a table; `test_architecture_house.py` holds those that are limits.
+`test_architecture_house.py` holds their limits.
 """
 
 from __future__ import annotations
@@ -8,10 +8,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Mapping
 
-from architecture_checks import Found, Sources, functions_in, imports_of, module_name, parsed
+from architecture_checks import Found, Sources, imports_of, module_name, parsed
 
-CHECKS = ("check", "validate", "refuse")
-"""A function whose name begins so (`_` aside) only checks."""
 WRAPPERS = ("classmethod", "staticmethod", "property")
 
 
@@ -140,28 +138,7 @@ def assigned_methods(sources: Sources) -> list[Found]:
     return found
 
 
-# -- lines ---
-
-
-def checking_lines(sources: Sources) -> int:
-    """Lines of functions that only check, and elsewhere of each `raise` with the `if` around it."""
-    total = 0
-    for text in sources.values():
-        spans: list[tuple[int, int]] = []
-        for name, function in functions_in(text):
-            if name.rpartition(".")[2].lstrip("_").startswith(CHECKS):
-                spans.append((function.lineno, function.end_lineno or function.lineno))
-        spans += [
-            (node.lineno, node.end_lineno or node.lineno)
-            for node in ast.walk(parsed(text))
-            if isinstance(node, ast.Raise) or (isinstance(node, ast.If) and _raises(node))
-        ]
-        total += len({line for start, end in spans for line in range(start, end + 1)})
-    return total
-
-
-def _raises(node: ast.If) -> bool:
-    return any(isinstance(inner, ast.Raise) for inner in ast.walk(node))
+# -- types ---
 
 
 def any_parameters(sources: Sources) -> int:
@@ -171,8 +148,3 @@ def any_parameters(sources: Sources) -> int:
         for text in sources.values()
         for node in ast.walk(parsed(text))
     )
-
-
-def lines_in(sources: Sources) -> int:
-    """Lines of all files."""
-    return sum(text.count("\n") for text in sources.values())

@@ -10,9 +10,6 @@ from architecture_checks import (
     folder_of,
     imports_matching,
     imports_of,
-    lines_of,
-    long_files,
-    long_functions,
     module_name,
     optimizer_steps,
     unasserted_tests,
@@ -110,18 +107,6 @@ def test_calls_and_optimizer_steps():
     )
     assert [found.line for found in calls_of({"a.py": source}, "backward")] == [1]
     assert [found.line for found in optimizer_steps({"a.py": source})] == [4, 5, 7]
-
-
-def test_sizes():
-    source = "class A:\n    @property\n    def f(self):\n        def g():\n            return 1\n        return g\n"
-    assert lines_of(source, None) == 6
-    assert lines_of(source, "A") == 6
-    assert lines_of(source, "A.f") == 5  # with its decorator
-    with pytest.raises(KeyError, match=r"A\.h"):
-        lines_of(source, "A.h")
-    assert long_functions({"a.py": source}, 4) == {"a.py:A.f": 5}
-    assert long_functions({"a.py": source}, 1) == {"a.py:A.f": 5, "a.py:A.f.g": 2}
-    assert long_files({"a.py": source, "b.py": ""}, 5) == {"a.py": 6}
 
 
 def test_declared_names():

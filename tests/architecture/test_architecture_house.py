@@ -9,23 +9,18 @@ from architecture_checks import read_sources
 from house_counts import (
     any_parameters,
     assigned_methods,
-    checking_lines,
     circles,
     file_graph,
-    lines_in,
     owner_first,
     private_accesses,
 )
 
 SOURCES = read_sources(Path(__file__).parents[2], "lockstep")
 LIMITS = {
-    "lines": (lambda: lines_in(SOURCES), 63_188),
-    "files": (lambda: len(SOURCES), 288),
     "files in circles": (lambda: sum(map(len, circles(file_graph(SOURCES)))), 0),
     "accesses to another object's _private": (lambda: private_accesses(SOURCES), 41),
     "functions that take their owner first": (lambda: owner_first(SOURCES), 79),
     "methods assigned in class bodies": (lambda: assigned_methods(SOURCES), 0),
-    "lines that only check": (lambda: checking_lines(SOURCES), 4_306),
     "parameters annotated Any": (lambda: any_parameters(SOURCES), 606),
 }
 """what there is today: each may only become less, until the numbers of the plan are reached"""
@@ -89,6 +84,5 @@ def test_a_method_taken_from_a_module_is_found():
     assert [found.line for found in assigned_methods({"lockstep/d.py": text})] == [5, 6]
 
 
-def test_checking_lines_and_plain_any_are_counted():
-    assert checking_lines(SMALL) == 6  # `check_it` with its four lines, the `if` in `helper` with its two
+def test_plain_any_is_counted():
     assert any_parameters(SMALL) == 1

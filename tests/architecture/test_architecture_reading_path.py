@@ -3,18 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from reading_path import LOSS, PATH, counted
 from walks import PLACE, ROOMS, ROOT, WALKS, pages, rooms, tree, without_numbers
-
-
-def test_the_path_is_under_700_lines():
-    sizes = counted(PATH)
-    assert sum(size for _, _, size in sizes) < 700, sizes
-
-
-def test_the_loss_is_under_60_lines():
-    ((_, _, size),) = counted([LOSS])
-    assert 10 < size < 60
 
 
 SHOWN = {found[2]: found[3] for page in pages() for found in PLACE.finditer(page.read_text(encoding="utf-8"))}
