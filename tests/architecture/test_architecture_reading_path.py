@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from walks import PLACE, ROOMS, ROOT, WALKS, pages, rooms, tree, without_numbers
 
-
 SHOWN = {found[2]: found[3] for page in pages() for found in PLACE.finditer(page.read_text(encoding="utf-8"))}
 
 
