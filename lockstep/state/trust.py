@@ -47,6 +47,10 @@ NAME_KEYS = ("__import__", "encoder", "env", "rl_module_spec", *CLASS_KEYS)
 """Keys whose text names an object."""
 ARGUMENT_KEYS = ("env_config", "encoder_config", "optimizer_kwargs", "learner_config_dict", "evaluation_config")
 """Keys whose value is handed to a named object."""
+PETTINGZOO = ("pettingzoo", "mpe2")
+"""Packages whose modules have a function `env` or `parallel_env` that a file may name."""
+KNOWN_ENVIRONMENTS = ("ALE/", "MinAtar/", "lockstep/", "tensor/", *(f"{package}." for package in PETTINGZOO))
+"""Beginnings of the ids and module names of environments in packages that Lockstep knows."""
 
 
 class UntrustedError(ValueError):
@@ -219,7 +223,7 @@ def named_objects(tree: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return list(_entries(tree, ""))
 
 
-def _entries(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
+def _entries(tree: object, path: str) -> Iterator[tuple[str, Any]]:
     if isinstance(tree, list | tuple):
         for index, part in enumerate(tree):
             yield from _entries(part, f"{path}[{index}]")
@@ -237,20 +241,23 @@ def _entries(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def names_module(name: str) -> bool:
-    """Return whether a name says which module to import. An id that stands alone does not."""
+    """Return whether a name may say which module to import. An id that stands alone does not."""
     return any(mark in name for mark in ":/.")
 
 
 def _need_signature(entries: Sequence[tuple[str, Any]]) -> bool:
     """Return whether there is a name that a file may hold only for a user who has signed it.
 
-    Lockstep's own classes of modules, learners and sections, which every checkpoint names, need no signature.
+    Lockstep's own classes of modules, learners and sections, which every checkpoint names, need no signature, nor do
+    environments of packages that Lockstep knows.
     """
     for path, value in entries:
-        if isinstance(value, str) and names_module(value):
-            is_own_class = value.startswith("lockstep.") and path.rpartition(".")[2] in CLASS_KEYS
-            if not is_own_class:
-                return True
+        if not isinstance(value, str) or not names_module(value):
+            continue
+        is_own_class = value.startswith("lockstep.") and path.rpartition(".")[2] in CLASS_KEYS
+        is_known_env = ":" not in value and value.startswith(KNOWN_ENVIRONMENTS)
+        if not is_own_class and not is_known_env:
+            return True
     return False
 
 
