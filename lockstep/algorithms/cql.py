@@ -2,7 +2,9 @@
 
 https://arxiv.org/abs/2006.04779. SAC whose critics are pressed down where the data have nothing to say:
 
-    minimise  min_q_weight (E_data[log sum_a exp Q(s, a)] - E_data[Q(s, a)]) + the error of SAC's critics  (equation 4)
+    minimise  min_q_weight E_data[log sum_a exp Q(s, a) - Q(s, a)] + E_data[(Q(s, a) - target)^2]    (equation 4)
+
+The target is SAC's. The squared error counts whole, as in the paper's code; equation 4 itself has half of it.
 
 For discrete actions the sum is exact; for a Box it is estimated from `num_actions` uniform actions and as many of the
 policy at the observation and at the next one, each divided by its density (appendix F).
@@ -27,7 +29,7 @@ from lockstep.algorithms.families.transitions import (
     FollowedSoftActorCriticOptions,
     FollowedSoftActorCriticTraining,
     SoftActorCriticLearner,
-    critic_loss,
+    log_critic_loss,
     td_targets,
     values_of_actions,
 )
@@ -115,8 +117,10 @@ class CQLLearner(SoftActorCriticLearner[CQLTraining]):
             following = self.soft_next_values(module_id, batch, 0.0 if config.deterministic_backup else alpha)
             terms, neg_entropy = self.policy_terms(module_id, batch, fwd_out, alpha)
         taken = values_of_actions(batch, fwd_out["q_values"])
-        targets = td_targets(batch, following, config.gamma)
-        loss = critic_loss(batch, taken, targets, module_id=module_id, learner=self)
+        errors = taken - td_targets(batch, following, config.gamma)
+        # The whole squared error, not SAC's half of it: `min_q_weight` means what it does in the paper's code.
+        squared = errors.square().sum(0)
+        loss = log_critic_loss(batch, squared, taken.detach(), errors.detach(), module_id=module_id, learner=self)
         loss = loss + self.conservative_term(module_id, config, batch, fwd_out["q_values"], taken)
         if self.registered[f"{module_id}/target"].num_steps < config.bc_iters:
             dist = module.action_dist_cls.from_inputs(fwd_out[Columns.ACTION_DIST_INPUTS])

@@ -9,7 +9,8 @@ https://arxiv.org/abs/2110.06169. Nothing is asked about actions that are not in
 All three are taken at the same parameters and meet in one backward pass. For Box and Discrete actions.
 
 Defaults: those of the paper for locomotion: expectile 0.7, beta 3, target rate 0.005, batch 256, two layers of 256
-rectified units, Adam with lr 3e-4; a Gaussian in [-1, 1] whose deviations do not depend on the observation.
+rectified units, Adam with lr 3e-4; a Gaussian whose mean is squashed by tanh into [-1, 1] and whose deviations do not
+depend on the observation.
 """
 
 from __future__ import annotations
@@ -130,4 +131,4 @@ class IQLConfig(AlgorithmConfig):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rl_module(model_config=RECTIFIED)
+        self.rl_module(model_config={**RECTIFIED, "squash_mean": True})

@@ -279,6 +279,7 @@ class PlainPolicy:
         log_std = getattr(module, "log_std", None)
         self.log_std = None if log_std is None else _array(log_std)
         self._log_std_bounds = getattr(module, "log_std_bounds", None)
+        self.squashes_mean = module.squashes_mean
 
     def pick(self, out: np.ndarray, noise: Noise | None) -> np.ndarray:
         """Return the actions, in new arrays, for what the last layer gives, `[B, D]`. That may be changed."""
@@ -288,7 +289,7 @@ class PlainPolicy:
             if noise is not None:
                 np.add(out, noise, out)
             return np.asarray(out.argmax(1))
-        mean = out[:, : self._num_actions]
+        mean = self.mean_of(out)
         if self._dist is SquashedDeterministic:
             actions = np.tanh(mean)
             if noise is not None:
@@ -308,6 +309,13 @@ class PlainPolicy:
         if self._dist is SquashedGaussian:
             np.tanh(actions, actions)
         return actions
+
+    def mean_of(self, out: np.ndarray) -> np.ndarray:
+        """Return the mean `[B, A]` in what the last layer gives, `[B, D]`; one that is squashed is changed in place."""
+        mean = out[:, : self._num_actions]
+        if self.squashes_mean:
+            np.tanh(mean, mean)
+        return mean
 
     def misshaped(self, obs: np.ndarray) -> ValueError:
         """Return the error for observations that the module cannot take."""
@@ -349,6 +357,8 @@ class NumpyActor:
         """Return what actions are drawn from for raw observations `[B, ...]`: the inputs `[B, D]` of the distribution,
         in a new array."""
         out, log_std = self._outputs(obs), self._plain.log_std
+        if self._plain.squashes_mean:
+            self._plain.mean_of(out)
         return out.copy() if log_std is None else np.concatenate([out, np.broadcast_to(log_std, out.shape)], axis=1)
 
     def _outputs(self, obs: np.ndarray) -> np.ndarray:

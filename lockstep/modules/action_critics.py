@@ -255,13 +255,19 @@ class DefaultTD3Module(TransitionModule):
 
 
 class DefaultIQLModule(TransitionModule):
-    """Holds IQL's policy, state value and critics. `ValueError` for actions of other spaces than Box and Discrete."""
+    """Holds IQL's policy, state value and critics. `ValueError` for actions of other spaces than Box and Discrete.
+
+    With `model_config.squash_mean`, as IQL's configuration has it, the mean of a Gaussian is squashed by tanh.
+    """
 
     def setup(self) -> None:
         if not isinstance(self.action_space, spaces.Box | spaces.Discrete):
             raise ValueError(f"IQL needs a Box or Discrete action space, not {self.action_space}")
+        config = ModelConfig.of(self.model_config)
+        has_mean = isinstance(self.action_space, spaces.Box)
+        self.model_config = replace(config, squash_mean=config.squash_mean and has_mean)
         super().setup()
-        config: Any = self.model_config
+        config = self.model_config
         self.critics = (
             None
             if self.inference_only

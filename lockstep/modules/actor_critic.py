@@ -22,6 +22,7 @@ from lockstep.modules.layers import make_head, mask_logits, policy_head, run_net
 from lockstep.modules.memory import MemoryEncoder, State
 from lockstep.modules.model_config import ModelConfig
 from lockstep.modules.rl_module import Batch, RLModule
+from lockstep.ops.distributions import DiagGaussian
 
 T = TypeVar("T")
 
@@ -65,6 +66,9 @@ class DefaultActorCriticModule(RLModule):
         space, self.is_masked = self.action_dist_cls.split_mask(self.observation_space)
         self.encoder = self.make_encoder(space, config)
         self.policy_head, self.log_std = policy_head(self.encoder.output_size, self.action_dist_cls, config)
+        self.squashes_mean = config.squash_mean
+        if config.squash_mean and self.action_dist_cls.dist_class is not DiagGaussian:
+            raise ValueError(f"squash_mean=True needs a Gaussian over the actions of a Box, not {self.action_dist_cls}")
         self.value_encoder = self.value_head = None
         return config
 
@@ -116,6 +120,9 @@ class DefaultActorCriticModule(RLModule):
         return without_mask(batch["obs"]) if self.is_masked else batch["obs"], self.policy_head.weight.dtype
 
     def _policy(self, batch: Batch, inputs: Tensor) -> Tensor:
+        if self.squashes_mean:
+            size = self.action_dist_cls.noise_size
+            inputs = torch.cat([inputs[..., :size].tanh(), inputs[..., size:]], dim=-1)
         if self.log_std is not None:
             inputs = torch.cat([inputs, self.log_std.expand(*inputs.shape[:-1], -1)], dim=-1)
         if self.is_masked:

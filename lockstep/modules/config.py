@@ -11,6 +11,10 @@ from lockstep.modules.multi_rl_module import MultiRLModule, MultiRLModuleSpec
 from lockstep.modules.rl_module import RLModule, RLModuleSpec, import_module_class
 from lockstep.state.options import ConfigT, Section, option
 
+NEW_FIELDS = frozenset({"squash_mean"})
+"""Fields of `ModelConfig` that files of version 0.2 do not have. What these say was trained with the fields' own
+defaults, whatever an algorithm sets by now."""
+
 
 class RLModuleOptions(TypedDict, total=False):
     """Options of `RLModuleSection`."""
@@ -45,7 +49,7 @@ class RLModuleSection(Section[ConfigT]):
             options = {**options, "rl_module_spec": RLModuleSpec(module_class=import_module_class(named))}
         network = self.rl_module_spec if options.get("rl_module_spec") is None else options["rl_module_spec"]
         if isinstance(fields, Mapping):
-            if fields.keys() == vars(ModelConfig()).keys():  # whole, as `to_dict` writes it
+            if vars(ModelConfig()).keys() - fields.keys() <= NEW_FIELDS:  # whole, as `to_dict` writes it
                 options = {**options, "model_config": ModelConfig.of(fields)}
             elif network is None and isinstance(self.model_config, ModelConfig):
                 changed = ModelConfig.of({**vars(self.model_config), **fields})

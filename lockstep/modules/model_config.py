@@ -110,6 +110,9 @@ class ModelConfig:
     `env_runners(exploration="noisy")`."""
     squash_actions: bool = False
     """tanh-squashed Gaussian with actions in [-1, 1] (rescale them to the space with a connector)."""
+    squash_mean: bool = False
+    """tanh of a Gaussian's mean, which so lies in [-1, 1]; the actions that are drawn around it may lie beyond. Set by
+    IQL."""
     conv_filters: tuple[tuple[int, int, int], ...] | None = None
     """Convolutions for images as (channels, kernel, stride).
 
@@ -180,6 +183,10 @@ class ModelConfig:
         for name in ("hidden_gain", "policy_gain", "value_gain", "log_std_init"):
             if not math.isfinite(getattr(self, name)):
                 raise ValueError(f"{name} must be a finite number, got {getattr(self, name)!r}")
+        if self.squash_mean and self.squash_actions:
+            raise ValueError("squash_mean=True does not go with squash_actions=True, which squashes what is drawn")
+        if self.squash_mean and self.gsde_log_std_init is not None:
+            raise ValueError("squash_mean=True does not go with exploration='gsde', whose noise is added to the mean")
         if self.noisy_sigma is not None and not 0.0 < self.noisy_sigma < math.inf:
             raise ValueError(f"noisy_sigma must be a positive number, or None, got {self.noisy_sigma!r}")
         if self.value_range is not None:

@@ -84,6 +84,46 @@ def test_iql_is_equations_5_to_7(action_space):
     near(results, vf_loss=vf_loss, critic_loss=critic, actor_loss=actor, total_loss=vf_loss + critic + actor)
 
 
+def test_the_mean_of_iqls_policy_is_squashed_where_it_acts_and_what_is_drawn_lies_around_it():
+    policy = IQLConfig().debugging(seed=1).build_policy(spaces=(OBS, BOX))
+    module = policy.module
+    with torch.no_grad():
+        module.policy_head.weight.mul_(1e3)
+        obs = np.random.default_rng(0).uniform(-1, 1, (50, 3)).astype(np.float32)
+        linear = module.policy_head(module.encoder({"obs": torch.from_numpy(obs)}["obs"], torch.float32))
+        inputs = module.forward_inference({"obs": torch.from_numpy(obs)})["action_dist_inputs"]
+    assert linear.abs().max() > 3.0
+    np.testing.assert_allclose(inputs[:, :2], linear.tanh(), atol=1e-6)
+    np.testing.assert_allclose(policy.compute_actions(obs, explore=False), 2.0 * linear.tanh(), atol=1e-5)
+
+
+def test_a_policy_of_iql_from_version_0_2_keeps_the_mean_that_it_was_trained_with():
+    written = IQLConfig().rl_module(model_config={"hiddens": (4,)}).to_dict()
+    assert written["rl_module"]["model_config"].pop("squash_mean") is True
+    assert IQLConfig().update_from_dict(written).rl_module.model_config.squash_mean is False
+    shortened = {"rl_module": {"model_config": {"hiddens": [4]}}}
+    assert IQLConfig().update_from_dict(shortened).rl_module.model_config.squash_mean is True
+
+
+@pytest.mark.parametrize(
+    ("kind", "model_config", "words"),
+    [
+        (IQLConfig, {"squash_actions": True}, "squash_mean=True does not go with squash_actions=True"),
+        (MARWILConfig, {"squash_mean": True, "squash_actions": True}, "does not go with squash_actions"),
+    ],
+)
+def test_a_mean_is_not_squashed_twice(kind, model_config, words):
+    with pytest.raises(ValueError, match=words):
+        kind().rl_module(model_config=model_config).build_policy(spaces=(OBS, BOX))
+
+
+def test_only_the_mean_of_a_gaussian_is_squashed():
+    for config, space in ((MARWILConfig(), DISCRETE), (TD3BCConfig(), BOX)):
+        with pytest.raises(ValueError, match="squash_mean=True needs a Gaussian"):
+            config.rl_module(model_config={"squash_mean": True}).build_policy(spaces=(OBS, space))
+    assert IQLConfig().build_policy(spaces=(OBS, DISCRETE)).module.model_config.squash_mean is False
+
+
 def test_the_target_critics_of_iql_follow_after_the_gradient_step_so_compiled_ones_too():
     learner = learner_of(IQLConfig, tau=1.0)
     target = learner.registered[f"{MODULE}/target"]
@@ -153,7 +193,7 @@ def test_the_critics_of_td3_bc_are_those_of_td3_and_its_policy_waits():
 
 
 def sac_parts(learner, seen, backup):
-    """Critic loss and policy terms of SAC, row by row, by torch's own distributions."""
+    """Critic loss (the whole squared error) and policy terms of SAC, row by row, by torch's own distributions."""
     module, target = learner.module[MODULE], learner.registered[f"{MODULE}/target"].module
 
     def drawn(obs, noise):
@@ -168,7 +208,7 @@ def sac_parts(learner, seen, backup):
     following = following - (alpha * logp if backup else 0.0)
     targets = seen["rewards"] + GAMMA * goes_on(seen) * following
     taken = [q[:, 0] for q in values_of(module.critics, seen["obs"], seen["actions"])]
-    critic = sum(0.5 * ((q - targets) ** 2).mean() for q in taken)
+    critic = sum(((q - targets) ** 2).mean() for q in taken)
     own, logp = drawn(seen["obs"], seen["action_noise"])
     values = torch.stack([q[:, 0] for q in values_of(module.critics, seen["obs"], own)]).amin(0)
     return critic, (alpha * logp - values).mean(), taken, drawn, logp

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import torch
 from algorithm_kinds import ON_POLICY, taking
+from gymnasium import spaces
 
-from lockstep import SampleBatch, TD3Config, get_config
-from lockstep.envs.probes import BEST_CONTINUOUS, MEMORY_PROBES, PROBES, MemoryProbe
+from lockstep import Collector, SampleBatch, TD3Config, get_config
+from lockstep.envs.probes import BEST_CONTINUOUS, MEMORY_PROBES, PROBES, MemoryProbe, Probe
+from lockstep.replay import ReplayBuffer
 
 GAMMA = 0.5
 SOFT = {"lr": [[0, 1e-2], [600, 1e-3]], "tau": 0.05}
@@ -133,6 +135,76 @@ def test_values_and_actions_become_the_exact_ones(algorithm, probe):
     if best[0] is not None and not env.continuous and is_drawn:  # sure, not only in its mode
         drawn = policy.compute_actions(obs.repeat(200, 0), explore=True)
         assert (best == drawn.reshape(len(obs), 200).T).mean(0).min() >= 0.95
+
+
+# -- actions that are forbidden ---
+
+
+class MaskedProbe(Probe):
+    """Two steps; two of eight actions are allowed in the first, three in the second, and one is worth 1 each time.
+
+    With 0.98 of the logarithm of eight as its target the entropy could never be high enough.
+    """
+
+    observations = ((-1.0,), (1.0,))
+    masks = ([0, 0, 1, 0, 0, 1, 0, 0], [1, 0, 0, 1, 0, 0, 1, 0])
+    best = (5, 3)
+    num_allowed = (2, 3)
+
+    def __init__(self):
+        super().__init__()
+        self.observation_space = spaces.Dict(seen=self.observation_space, action_mask=spaces.MultiBinary(8))
+        self.action_space = spaces.Discrete(8)
+
+    def observe(self, number):
+        return {"seen": np.float32(self.observations[number]), "action_mask": np.int8(self.masks[number])}
+
+    def _first(self):
+        return -1.0
+
+    def _observe(self):
+        return self.observe(int(self.current > 0.0))
+
+    def step(self, action):
+        number = int(self.current > 0.0)
+        if not self.masks[number][action]:
+            raise ValueError(f"{action} is forbidden")
+        self.current = 1.0
+        return self._observe(), float(action == self.best[number]), number == 1, False, {}
+
+
+def masked_config(algorithm):
+    """Half of the replay's rows are of each step: episodes have two."""
+    config = get_config(algorithm).environment(MaskedProbe).env_runners(num_envs_per_env_runner=4)
+    if config.is_off_policy:
+        return config.replay(learning_starts=100, capacity=1_000, update_per_step=1.0).reporting(total_steps=700)
+    by_chance = Collector(config.build_policy(), MaskedProbe, buffer=ReplayBuffer(400))
+    by_chance.collect(n_step=400, random=True)
+    return config.offline_data(input_=by_chance.buffer).training(min_q_weight=0.1).reporting(total_steps=700)
+
+
+@pytest.mark.parametrize("algorithm", ["sac", "cql"])
+def test_the_entropy_of_masked_actions_becomes_0_98_of_what_the_allowed_ones_can_have(algorithm):
+    config = masked_config(algorithm).debugging(seed=0).evaluation(evaluation_interval=0)
+    config.training(gamma=GAMMA, lr=1e-2, alpha_lr=1e-2, tau=0.05, train_batch_size=64)
+    if algorithm == "cql":
+        config.training(actor_lr=1e-2)
+    config.rl_module(model_config={"hiddens": (16,), "critic_hiddens": (16,)})
+    trainer = config.build_trainer()
+    trainer.run()
+
+    policy = trainer.policy
+    rows = [MaskedProbe().observe(number) for number in range(2)]
+    obs = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+    assert policy.compute_actions(obs, explore=False).tolist() == list(MaskedProbe.best)
+    with torch.no_grad():
+        tensors = {name: torch.from_numpy(column) for name, column in obs.items()}
+        inputs = policy.module.forward_inference({"obs": tensors})["action_dist_inputs"]
+        entropy = policy.module.action_dist_cls.from_inputs(inputs).entropy().mean().item()
+    target = 0.98 * np.log(MaskedProbe.num_allowed).mean()
+    assert entropy == pytest.approx(target, abs=0.03)
+    temperature = policy.learner_group.foreach_learner(lambda learner: learner.registered["default_policy/log_alpha"])
+    assert float(temperature[0].detach().exp()) < 5.0
 
 
 # -- PPO and A2C with an LSTM, GRU or attention remember what a network without memory cannot know ---

@@ -56,6 +56,8 @@ POLICIES = [
     (DefaultActorCriticModule, CONTINUOUS, {"hiddens": ()}),
     (DefaultActorCriticModule, CONTINUOUS, {"log_std_init": -0.7}),
     (DefaultActorCriticModule, CONTINUOUS, {"activation": "relu", "squash_actions": True, "log_std_init": 0.5}),
+    (DefaultActorCriticModule, CONTINUOUS, {"squash_mean": True, "log_std_init": -0.7}),
+    (DefaultActorCriticModule, SQUARE, {"squash_mean": True, "free_log_std": False}),
     (DefaultActorCriticModule, SQUARE, {"free_log_std": False, "log_std_init": -0.7, "vf_share_layers": True}),
     (DefaultActorCriticModule, SQUARE, {"free_log_std": False, "activation": "relu"}),
     (DefaultSACModule, CONTINUOUS, {"activation": "relu", "log_std_bounds": (-0.2, 0.1)}),

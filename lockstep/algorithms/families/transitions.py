@@ -15,6 +15,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from lockstep.data.actions import ACTION_MASK, carries_mask
 from lockstep.data.columns import Columns
 from lockstep.learner.config import SampledTraining, TrainingOptions
 from lockstep.learner.learner import Learner, Outputs, Training
@@ -219,7 +220,8 @@ class SoftActorCriticTraining(ActorCriticTraining[ConfigT]):
     initial_alpha: float = option(1.0, gt=0)
     """where a learned temperature begins"""
     target_entropy: float | Literal["auto"] = option("auto", finite=True)
-    """in nats; "auto": minus the number of action dimensions, or 0.98 of the highest for discrete actions"""
+    """in nats; "auto": minus the number of action dimensions, or for discrete actions 0.98 of the highest entropy (with
+    masks, of the highest that the allowed actions of each row can have)"""
 
 
 class FollowedSoftActorCriticOptions(SoftActorCriticOptions, total=False):
@@ -338,20 +340,28 @@ class SoftActorCriticLearner(TransitionLearner[SoftTraining]):
         self.log(module_id, entropy=entropy, alpha=log_alpha.detach().exp())
         if config.alpha != "auto":
             return 0.0
-        missing = neg_entropy.detach() + self.target_entropy(module_id)
+        missing = neg_entropy.detach() + self.target_entropy(module_id, batch)
         alpha_loss = self.masked_mean(-log_alpha * missing, batch)
         self.log(module_id, alpha_loss=alpha_loss)
         return alpha_loss
 
-    def target_entropy(self, module_id: str) -> float:
-        """Return what the entropy is to be, in nats."""
+    def target_entropy(self, module_id: str, batch: TensorColumns) -> Tensor | float:
+        """Return the entropy in nats that the temperature is learned for: one number, or one for each row `[N]`.
+
+        With action masks "auto" depends on the row: the highest entropy is the logarithm of the number of actions that
+        the row allows. No policy could reach that of all actions, and the temperature would grow without bound.
+        """
         config = self.config_of(module_id)
         if config.target_entropy != "auto":
             return float(config.target_entropy)
-        space: Any = self.module[module_id].action_space
-        if isinstance(space, spaces.Discrete):
+        module: Any = self.module[module_id]
+        space: Any = module.action_space
+        if not isinstance(space, spaces.Discrete):
+            return -float(math.prod(space.shape))
+        if not carries_mask(module.observation_space):
             return DISCRETE_ENTROPY * math.log(int(space.n))
-        return -float(math.prod(space.shape))
+        num_allowed = batch[Columns.OBS][ACTION_MASK].to(torch.bool).sum(-1).clamp(min=1)
+        return DISCRETE_ENTROPY * num_allowed.to(self.dtype).log()
 
 
 class DelayedActorCriticOptions(FollowedActorCriticOptions, total=False):
