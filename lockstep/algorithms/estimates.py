@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -20,6 +21,7 @@ from lockstep.data.trees import map_tree, zip_trees
 from lockstep.ops.off_policy_estimates import (
     effective_number,
     fitted_q_evaluation,
+    fitted_q_evaluation_of_choices,
     importance_sampling,
     padded,
     weighted_importance_sampling,
@@ -71,6 +73,10 @@ def estimate(
     one-hot states), for each discrete action, or of observation and continuous action together. An episode that was
     truncated counts as it is for the first two, and goes on for "fqe".
 
+    With N steps, A discrete actions and P features (1, the numbers of an observation, and `num_features`) "fqe" holds
+    about `32 N (P + A) + 24 A P^2` bytes: 330 MB for 50,000 steps, 125 actions and 70 features. Continuous actions
+    take `40 N P`.
+
     Args:
         policy: of one agent, without memory.
         episodes: whole episodes, actions as the policy learns from them; a `SampleBatch` is split into its episodes.
@@ -92,6 +98,7 @@ def estimate(
     if part.is_stateful:
         raise ValueError("the policy has memory, and its probabilities depend on more than one observation")
     chosen = _whole_episodes(episodes)
+    _check_choices(part.action_space, chosen)
     streams = RandomStreams(seed).child("estimate")
     n = len(chosen)
     draws = streams.numpy("bootstrap").multinomial(n, np.full(n, 1.0 / n), num_bootstraps)
@@ -142,6 +149,19 @@ def _whole_episodes(episodes: Any) -> list[SingleAgentEpisode]:
     return chosen
 
 
+def _check_choices(space: spaces.Space[Any], episodes: list[SingleAgentEpisode]) -> None:
+    """Raise `ValueError` for actions that are not those of a Discrete space as a policy learns from them, from 0."""
+    if not isinstance(space, spaces.Discrete):
+        return
+    for number, episode in enumerate(episodes):
+        actions = np.asarray(episode.get_actions())
+        if actions.size and not 0 <= actions.min() <= actions.max() < space.n:
+            raise ValueError(
+                f"episode {number} has actions from {actions.min()} to {actions.max()}; a policy on {space} learns "
+                f"from 0 to {space.n - 1}. Give the actions without the space's start (policy.from_env)"
+            )
+
+
 def _recorded_logp(episode: SingleAgentEpisode) -> np.ndarray:
     try:
         logp = np.asarray(episode.get_extra_model_outputs(Columns.ACTION_LOGP), np.float64)
@@ -169,7 +189,6 @@ class _Target:
     def __init__(self, part: ActingPolicy, explore: bool) -> None:
         self.part, space = part, part.action_space
         self.num_actions = int(space.n) if isinstance(space, spaces.Discrete) else None
-        self.first = int(space.start) if isinstance(space, spaces.Discrete) else 0
         self.draws = explore and (part.exploration is None or part.exploration.keeps_density)
 
     def logp(self, episode: SingleAgentEpisode) -> np.ndarray:
@@ -184,12 +203,14 @@ class _Target:
         return np.where(same, 0.0, -np.inf)
 
     def probabilities(self, obs: Any, rows: int) -> np.ndarray:
-        """Return `[rows, A]` of discrete actions."""
+        """Return `[rows, A]` of discrete actions, which are learned from as numbers from 0."""
         numbers = np.arange(self.num_actions or 0)
         if not self.draws:
-            return np.asarray(np.asarray(self.part.act(obs, None))[:, None] == numbers + self.first, np.float64)
-        logp = [self.part.action_logp(obs, np.full(rows, a + self.first)) for a in numbers]
-        return np.exp(np.stack(logp, 1).astype(np.float64))
+            return np.asarray(np.asarray(self.part.act(obs, None))[:, None] == numbers, np.float64)
+        found = np.empty((rows, len(numbers)))
+        for number in numbers:
+            found[:, number] = np.exp(self.part.action_logp(obs, np.full(rows, number)).astype(np.float64))
+        return found
 
     def sampled(self, obs: Any, rows: int, rng: np.random.Generator) -> list[np.ndarray]:
         """Return several draws of actions `[rows, size]`, as the environment takes them."""
@@ -229,25 +250,32 @@ def _fitted_values(
     pipeline = target.part.connectors.obs
     seen = _flat(pipeline.observation_space or target.part.seen_space, pipeline(obs))
     rng = streams.numpy("features")
+    goes_on = ~terminated[here + 1][:, None]
+    fit: Callable[[np.ndarray], tuple[np.ndarray, bool]]
+    value: Callable[[np.ndarray], np.ndarray]
     if target.num_actions is not None:
         states = _Features(seen, num_features, rng)(seen)
-        taken = (actions.reshape(-1)[:, None] == np.arange(target.num_actions) + target.first).astype(np.float64)
-        expected = _outer(target.probabilities(obs, rows), states)
-        features = _outer(taken, states[here])
+        shares = target.probabilities(obs, rows)
+        taken = actions.reshape(-1).astype(np.int64)
+        seen_here, seen_next, shares_next = states[here], states[here + 1] * goes_on, shares[here + 1]
+        fit = partial(fitted_q_evaluation_of_choices, seen_here, taken, seen_next, shares_next, rewards, gamma)
+        value = partial(_first_values, states[starts], shares[starts])
     else:
         flat = target.in_env(actions)
         make = _Features(np.concatenate([seen[here], flat], 1), num_features, rng)
         features = make(np.concatenate([seen[here], flat], 1))
         drawn = target.sampled(obs, rows, streams.numpy("actions"))
-        each = [make(np.concatenate([seen, a], 1)) for a in drawn]
-        expected = sum(each[1:], each[0]) / len(each)
-    next_features = np.where(terminated[here + 1][:, None], 0.0, expected[here + 1])
-    first = expected[starts]
+        expected = make(np.concatenate([seen, drawn[0]], 1))
+        for each in drawn[1:]:
+            expected += make(np.concatenate([seen, each], 1))
+        expected /= len(drawn)
+        fit = partial(fitted_q_evaluation, features, expected[here + 1] * goes_on, rewards, gamma)
+        value = partial(np.matmul, expected[starts])
     values, converged = [], True
     for count in counts:
-        coefficients, ended = fitted_q_evaluation(features, next_features, rewards, gamma, np.repeat(count, lengths))
+        coefficients, ended = fit(np.repeat(count, lengths))
         converged &= ended
-        values.append(float(count @ (first @ coefficients) / count.sum()))
+        values.append(float(count @ value(coefficients) / count.sum()))
     if not converged:
         warnings.warn(
             "fitted Q evaluation has not converged: its action values still change, or grow without bound. Use a "
@@ -273,9 +301,10 @@ class _Features:
         return np.concatenate([np.ones((len(rows), 1)), standard, np.cos(standard @ self.weights + self.phases)], 1)
 
 
-def _outer(shares: np.ndarray, states: np.ndarray) -> np.ndarray:
-    """Return `[N, A * P]`: the features of states `[N, P]`, in the place of each action times its share `[N, A]`."""
-    return (shares[:, :, None] * states[:, None, :]).reshape(len(states), -1)
+def _first_values(states: np.ndarray, shares: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
+    """Return the value `[n]` of states `[n, P]` whose actions have the probabilities `shares` `[n, A]`."""
+    values: np.ndarray = ((states @ coefficients.T) * shares).sum(1)
+    return values
 
 
 def _flat(space: spaces.Space[Any], obs: Any) -> np.ndarray:

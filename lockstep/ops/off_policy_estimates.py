@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
+
 import numpy as np
+
+LARGEST_STEP = 1 << 22
+"""Numbers of the matrix that takes one iteration of fitted Q evaluation: 32 MiB."""
+LARGEST_CHUNK = 1 << 22
+"""Numbers of expected features that are made at once."""
 
 
 def padded(rows: list[np.ndarray]) -> np.ndarray:
@@ -89,9 +97,87 @@ def fitted_q_evaluation(
     gram += np.eye(len(gram)) * ridge * max(float(np.trace(gram)) / len(gram), 1e-12)
     solved = np.linalg.solve(gram, np.column_stack([weighted.T @ rewards, weighted.T @ next_features]))
     first, step = solved[:, 0], gamma * solved[:, 1:]
-    coefficients = np.zeros_like(first)
+    return _fixed_point(lambda coefficients: first + step @ coefficients, first.shape, num_iterations, tolerance)
+
+
+def fitted_q_evaluation_of_choices(
+    states: np.ndarray,
+    actions: np.ndarray,
+    next_states: np.ndarray,
+    probabilities: np.ndarray,
+    rewards: np.ndarray,
+    gamma: float,
+    weights: np.ndarray,
+    *,
+    num_iterations: int = 1000,
+    ridge: float = 1e-6,
+    tolerance: float = 1e-9,
+    largest_step: int = LARGEST_STEP,
+) -> tuple[np.ndarray, bool]:
+    """Return the coefficients `[A, P]` of the policy's action values, linear in the state's features for each action,
+    and whether they have converged.
+
+    The regression of `fitted_q_evaluation`, whose features would be those of the state in the place of the action and
+    zeros elsewhere: rows `[N, A * P]` that are not made here. Memory is that of the arguments, of `[A, P, P]`, and of
+    `[N, A]` or of up to `largest_step` numbers.
+
+    Args:
+        states: `[N, P]` features.
+        actions: `[N]` taken there, from 0.
+        next_states: `[N, P]`, 0 where the episode terminated.
+        probabilities: `[N, A]` of the policy's actions in the next state.
+        rewards, gamma, weights, num_iterations, ridge, tolerance: as for `fitted_q_evaluation`.
+        largest_step: the most numbers of the matrix that takes a whole iteration at once, where it is small.
+    """
+    num_actions, num_features = probabilities.shape[1], states.shape[1]
+    order = np.argsort(actions, kind="stable")
+    ends = np.searchsorted(actions[order], np.arange(num_actions + 1))
+    rows_of = [order[start:end] for start, end in itertools.pairwise(ends)]
+
+    # Each action has a regression of its own; the ridge is the same for all, as if they were one.
+    weighted = states * weights[:, None]
+    grams = np.stack([weighted[rows].T @ states[rows] for rows in rows_of])
+    trace = float(np.trace(grams, axis1=1, axis2=2).sum())
+    size = num_actions * num_features
+    grams += np.eye(num_features) * ridge * max(trace / size, 1e-12)
+    inverses = np.linalg.inv(grams)
+
+    def regressed(targets: np.ndarray) -> np.ndarray:
+        """Return the coefficients `[A, P]` that fit `targets` `[N]`."""
+        sides = np.stack([targets[rows] @ weighted[rows] for rows in rows_of])
+        return np.einsum("apq,aq->ap", inverses, sides)
+
+    first = regressed(rewards)
+    if size**2 > largest_step:
+
+        def iterate(coefficients: np.ndarray) -> np.ndarray:
+            following = np.einsum("na,na->n", probabilities, next_states @ coefficients.T)
+            return first + gamma * regressed(following)
+
+    else:
+        step = np.empty((num_actions, num_features, size))
+        for action, rows in enumerate(rows_of):
+            sides = np.zeros((num_features, size))
+            for some in np.array_split(rows, len(rows) * size // LARGEST_CHUNK + 1):
+                expected = probabilities[some, :, None] * next_states[some, None, :]
+                sides += weighted[some].T @ expected.reshape(len(some), size)
+            step[action] = gamma * inverses[action] @ sides
+        flat_step = step.reshape(size, size)
+
+        def iterate(coefficients: np.ndarray) -> np.ndarray:
+            return first + (flat_step @ coefficients.reshape(-1)).reshape(first.shape)
+
+    return _fixed_point(iterate, first.shape, num_iterations, tolerance)
+
+
+def _fixed_point(
+    iterate: Callable[[np.ndarray], np.ndarray], shape: tuple[int, ...], num_iterations: int, tolerance: float
+) -> tuple[np.ndarray, bool]:
+    """Return what repeated calls converge to, from zeros, and whether they have."""
+    coefficients = np.zeros(shape)
     for _ in range(num_iterations):
-        before, coefficients = coefficients, first + step @ coefficients
+        before = coefficients
+        coefficients = iterate(coefficients)
         largest = np.abs(coefficients).max()
         if not np.isfinite(largest):
             return before, False

@@ -1,5 +1,6 @@
 """`lockstep.estimate`: the value of a policy is in the intervals that other policies' episodes give."""
 
+import tracemalloc
 from functools import cache
 
 import numpy as np
@@ -134,6 +135,47 @@ def test_fitted_q_evaluation_takes_continuous_actions(kind):
     found = lockstep.estimate(policy, episodes, "fqe", num_bootstraps=20)
     expected = float(-np.square(inside[:, 0] - 0.5).mean())
     assert found.value == pytest.approx(expected, abs=0.1)
+
+
+@pytest.mark.parametrize("explore", [True, False])
+@pytest.mark.parametrize("method", ["wis", "fqe"])
+def test_actions_are_learned_from_as_numbers_from_0_wherever_their_space_begins(method, explore):
+    policies = []
+    for start in (0, 5):
+        config = PPOConfig().environment(observation_space=CHAIN, action_space=spaces.Discrete(2, start=start))
+        config.debugging(seed=0).rl_module(model_config={"hiddens": (8,), "policy_gain": 3.0})
+        policies.append(config.training(gamma=GAMMA).build_policy())
+    plain, moved = (
+        lockstep.estimate(policy, play(50, 0, 1), method, explore=explore, num_features=0) for policy in policies
+    )
+    assert moved == plain
+    assert moved.value == pytest.approx(value_of(policies[0], 1), abs=0.2) or not explore
+
+
+def test_actions_of_the_environment_are_refused_where_their_space_begins_elsewhere():
+    config = PPOConfig().environment(observation_space=CHAIN, action_space=spaces.Discrete(2, start=5))
+    episodes = [episode_of([0, 1], [6], [1.0], [0.0])]
+    with pytest.raises(ValueError, match="episode 0 has actions from 6 to 6; a policy on .* learns from 0 to 1"):
+        lockstep.estimate(config.build_policy(), episodes, "fqe")
+
+
+def test_the_memory_of_fitted_q_evaluation_does_not_grow_with_the_square_of_the_actions():
+    """75 actions and 20 features of 1,000 steps: their products alone would be 12 MB, and those of products 18 MB."""
+    config = PPOConfig().environment(observation_space=CHAIN, action_space=spaces.Discrete(75)).training(gamma=GAMMA)
+    policy = config.rl_module(model_config={"hiddens": (8,)}).build_policy()
+    rng = np.random.default_rng(0)
+    episodes = []
+    for _ in range(100):
+        actions = rng.integers(75, size=10)
+        episodes.append(episode_of(rng.integers(STATES, size=11), actions, rng.normal(size=10)))
+    options = {"num_features": 16, "num_bootstraps": 1}
+    lockstep.estimate(policy, episodes[:2], "fqe", **options)  # what is imported and made once
+    tracemalloc.start()
+    lockstep.estimate(policy, episodes, "fqe", **options)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    steps, features = 1_000, 20
+    assert peak < 32 * steps * (features + 75) + 24 * 75 * features**2 + 33e6  # of which 32 MiB for a matrix
 
 
 EPISODE = episode_of([0, 1], [1], [1.0])

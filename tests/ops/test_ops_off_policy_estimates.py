@@ -6,6 +6,7 @@ import pytest
 from lockstep.ops.off_policy_estimates import (
     effective_number,
     fitted_q_evaluation,
+    fitted_q_evaluation_of_choices,
     importance_sampling,
     padded,
     weighted_importance_sampling,
@@ -53,6 +54,28 @@ def test_fitted_q_evaluation_solves_the_equations_of_a_chain():
     weights = np.array([1.0, 1.0, 3.0])  # the end is three times as likely
     found, _ = fitted_q_evaluation(features, following, np.array([1.0, 2.0, 2.0]), 0.5, weights, ridge=0.0)
     np.testing.assert_allclose(found[1], 2 / (1 - 0.5 * 0.25), rtol=1e-6)
+
+
+@pytest.mark.parametrize("largest_step", [0, 1 << 22], ids=["rows", "matrix"])
+def test_fitted_q_evaluation_of_choices_is_that_of_features_in_the_place_of_the_action(largest_step):
+    rng = np.random.default_rng(0)
+    states, next_states = rng.normal(size=(2, 60, 3))
+    next_states[::7] = 0.0
+    actions = rng.integers(4, size=60)
+    actions[actions == 2] = 3  # one that nobody took
+    probabilities = rng.dirichlet(np.ones(4), 60)
+    rewards, weights = rng.normal(size=60), rng.integers(3, size=60).astype(float)
+    places = np.eye(4)[actions]
+    features, following = (
+        (shares[:, :, None] * rows[:, None, :]).reshape(60, 12)
+        for shares, rows in ((places, states), (probabilities, next_states))
+    )
+    expected, _ = fitted_q_evaluation(features, following, rewards, 0.5, weights)
+    found, converged = fitted_q_evaluation_of_choices(
+        states, actions, next_states, probabilities, rewards, 0.5, weights, largest_step=largest_step
+    )
+    assert converged
+    np.testing.assert_allclose(found.reshape(-1), expected, atol=1e-7)
 
 
 def test_values_that_grow_without_bound_are_told():
