@@ -155,7 +155,7 @@ def test_actions_are_learned_from_as_numbers_from_0_wherever_their_space_begins(
 def test_actions_of_the_environment_are_refused_where_their_space_begins_elsewhere():
     config = PPOConfig().environment(observation_space=CHAIN, action_space=spaces.Discrete(2, start=5))
     episodes = [episode_of([0, 1], [6], [1.0], [0.0])]
-    with pytest.raises(ValueError, match="episode 0 has actions from 6 to 6; a policy on .* learns from 0 to 1"):
+    with pytest.raises(ValueError, match=r"episode 0 has actions from 6 to 6; a policy on .* learns from 0 to 1"):
         lockstep.estimate(config.build_policy(), episodes, "fqe")
 
 
