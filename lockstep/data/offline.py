@@ -7,6 +7,7 @@ Behind the note stand its length (8 bytes, little-endian) and a mark of 8 bytes.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -21,6 +22,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from lockstep.data.codec import array_keys, decode_column, encode_column, naming_damage, plain_dtype
+from lockstep.data.digests import digest_of_file
 from lockstep.data.indices import row_numbers
 from lockstep.data.parquet import parquet_parts
 from lockstep.data.sample_batch import SampleBatch
@@ -314,6 +316,11 @@ class OfflineDataset:
     def paths(self) -> list[Path]:
         """The files, in order."""
         return [file.path for file in self._files]
+
+    def digest(self) -> str:
+        """Return the SHA-256 of all files and of which columns are taken; see `digest_of_file` for how it is kept."""
+        files = [digest_of_file(path) for path in self.paths]
+        return hashlib.sha256(json.dumps([self._sources, files]).encode()).hexdigest()
 
     def __repr__(self) -> str:
         size = f"{len(self)} rows of {self._layout.record.itemsize} bytes"

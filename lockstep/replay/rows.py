@@ -10,6 +10,8 @@ import numpy as np
 import torch
 
 from lockstep.data.columns import Columns
+from lockstep.data.digests import digest_of_rows
+from lockstep.data.offline import OfflineDataset
 from lockstep.data.sample_batch import SampleBatch, concat_samples
 from lockstep.data.trees import Tree, leaves
 
@@ -23,6 +25,8 @@ REQUIRED = (
 )
 """the columns of a transition"""
 TABLE_FORMATS = (".npz", ".parquet")
+ROWS_AT_ONCE = 1 << 16
+"""Rows of which a digest is taken in one piece."""
 
 
 def check_columns(batch: Mapping[str, Any]) -> None:
@@ -122,6 +126,13 @@ class OfflineRows:
 
     def __repr__(self) -> str:
         return f"OfflineRows({self.rows!r})"
+
+    def digest(self) -> str:
+        """Return the SHA-256 of every row; of rows on disk that of their files, which is kept beside them."""
+        if isinstance(self.rows, OfflineDataset):
+            return self.rows.digest()
+        starts = range(0, len(self), ROWS_AT_ONCE)
+        return digest_of_rows(self.rows[start : start + ROWS_AT_ONCE] for start in starts)
 
     def sample(self, n: int) -> SampleBatch:
         """Return the next `n` rows. `ValueError` for n < 1 or where there is no row."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, ClassVar, Unpack
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from lockstep.algorithms.offline import offline_source
 from lockstep.algorithms.policy import Policy, policy_within_training_step
 from lockstep.data.columns import Columns
-from lockstep.data.trees import named_leaves
+from lockstep.data.digests import digest_of_rows
 from lockstep.learner.learner import STEPS_SAMPLED
 from lockstep.modules import DEFAULT_MODULE_ID
 from lockstep.replay import ReplayBuffer
@@ -26,7 +26,8 @@ from lockstep.trainer.checks import check_discounts, own_options
 COLLECTS_NOTHING = "collects nothing; it learns from its buffer"
 UPDATES_AT_ONCE = 64
 """gradient steps between two events: callbacks see their common statistics"""
-ROWS_OF_FINGERPRINT = 64
+ROWS_OF_OLD_NOTE = 64
+"""rows that the note of version 0.2 is a hash of"""
 
 
 class OfflineTrainer(BaseTrainer):
@@ -91,7 +92,6 @@ class OfflineTrainer(BaseTrainer):
         if policy.is_stateful and batch_size is None:
             raise ValueError("batch_size=None is not allowed with a network that has a memory; say how many sequences")
         seed_buffer(self.buffer, options.get("seed"))
-        self.fingerprint = self._fingerprint()
 
     @property
     def dataset_passes(self) -> float:
@@ -134,7 +134,7 @@ class OfflineTrainer(BaseTrainer):
     # -- state ---
 
     def own_folders(self) -> dict[str, dict[str, Any]]:
-        """Return where drawing from the data stands, and a fingerprint of the data. The data are not saved."""
+        """Return where drawing from the data stands, and a digest of the data. The data are not saved."""
         drawing: dict[str, Any]
         if isinstance(self.buffer, ReplayBuffer):
             priorities = self.buffer.priorities
@@ -142,14 +142,16 @@ class OfflineTrainer(BaseTrainer):
             drawing = {"streams": self.buffer.streams.get_state(), "priorities": kept}
         else:
             drawing = self.buffer.get_state()
-        return {"offline": {"state": {"data": self.fingerprint, "drawing": drawing}}}
+        return {"offline": {"state": {"data": self.data_note, "drawing": drawing}}}
 
     def set_own_folders(self, folders: Mapping[str, Any]) -> None:
         """Draw on from where `own_folders` was taken; raise `ValueError` for other data."""
         if "offline" not in folders:
             raise ValueError(f"the checkpoint is not of an offline run: it has {sorted(folders)}")
         state = folders["offline"]["state"]
-        if state["data"] != self.fingerprint:
+        # Version 0.2 noted a hash of 64 rows, without a digest. The next checkpoint has the digest.
+        of_all_rows = "digest" in state["data"]
+        if state["data"] != (self.data_note if of_all_rows else self._note_of_some_rows()):
             raise ValueError(
                 f"the run was made with other data ({state['data']['num_rows']} rows, these have {len(self.buffer)}); "
                 "go on with the same"
@@ -164,14 +166,16 @@ class OfflineTrainer(BaseTrainer):
         if buffer.priorities is not None:
             buffer.priorities.set_state(drawing["priorities"])
 
-    def _fingerprint(self) -> dict[str, Any]:
-        """Return the number of rows, and a hash of some of them."""
+    @cached_property
+    def data_note(self) -> dict[str, Any]:
+        """Number of rows, and a digest of all of them. It is taken when a checkpoint is first written or read."""
+        buffer = self.buffer
+        digest = digest_of_rows(buffer.pieces()) if isinstance(buffer, ReplayBuffer) else buffer.digest()
+        return {"num_rows": len(buffer), "digest": digest}
+
+    def _note_of_some_rows(self) -> dict[str, Any]:
+        """Return what version 0.2 noted of the data: the number of rows, and a hash of some of them."""
         buffer, num_rows = self.buffer, len(self.buffer)
-        some = np.unique(np.linspace(0, num_rows - 1, ROWS_OF_FINGERPRINT).astype(np.int64))
+        some = np.unique(np.linspace(0, num_rows - 1, ROWS_OF_OLD_NOTE).astype(np.int64))
         rows = buffer[buffer.indices()[some]] if isinstance(buffer, ReplayBuffer) else buffer[some]
-        sha = hashlib.sha256()
-        for column in sorted(rows):
-            for name, leaf in named_leaves(column, rows[column]):
-                sha.update(f"{name} {leaf.dtype} {leaf.shape}".encode())
-                sha.update(np.ascontiguousarray(leaf).tobytes())
-        return {"num_rows": num_rows, "sha256": sha.hexdigest()}
+        return {"num_rows": num_rows, "sha256": digest_of_rows([rows])}

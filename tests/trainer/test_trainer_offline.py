@@ -14,6 +14,8 @@ from lockstep.state.checkpoint import newest_checkpoint, read_checkpoint
 from lockstep.trainer import Callback, CheckpointCallback, restore_trainer, save_trainer
 
 ROWS = 100
+OF_64_ROWS = "b45a2651366621f0e83a7417cad9d890269f05a14966eeb969baafe7b7baf21f"
+"""what version 0.2 noted of `batch_of()`"""
 
 
 def batch_of(rows=ROWS, seed=0):
@@ -207,6 +209,42 @@ def test_a_checkpoint_holds_no_data_and_is_refused_with_other_data(folder):
             restore_trainer(trainer_of(other, max_epoch=1), path)
     with pytest.raises(ValueError, match="not of an offline run"):
         same.set_own_folders({"trainer": {}})
+
+
+def changed_data(kind, folder, row=None):
+    """Data of 100 rows, of which one is another: in memory with and without all columns, or in a file."""
+    batch = batch_of()
+    if row is not None:
+        batch["obs"][row, 2] += 1.0
+    if kind == "transitions":
+        return batch
+    rows = SampleBatch({name: batch[name] for name in ("obs", "actions")})
+    return rows if kind == "columns" else OfflineDataset(write_rows(folder / "rows.npy", rows))
+
+
+@pytest.mark.parametrize("kind", ["transitions", "columns", "file"])
+def test_one_other_row_among_all_is_other_data(kind, folder):
+    trainer = trainer_of(changed_data(kind, folder), BCConfig, max_epoch=1, step_per_epoch=2)
+    trainer.run()
+    path = save_trainer(trainer, folder / "checkpoint")
+    restore_trainer(trainer_of(changed_data(kind, folder), BCConfig), path)
+    for row in (2, 50, 99):  # 2 is none of the 64 rows that version 0.2 looked at
+        with pytest.raises(ValueError, match="the run was made with other data"):
+            restore_trainer(trainer_of(changed_data(kind, folder, row), BCConfig), path)
+
+
+def test_a_run_of_version_0_2_resumes_by_the_note_of_64_rows_and_has_the_digest_from_then_on():
+    old_note = {"num_rows": ROWS, "sha256": OF_64_ROWS}
+    trainer = trainer_of(batch_of(), max_epoch=1)
+    trainer.run()
+    folders = trainer.own_folders()
+    digest = folders["offline"]["state"]["data"]["digest"]
+    folders["offline"]["state"]["data"] = old_note
+    again = trainer_of(batch_of(), max_epoch=1)
+    again.set_own_folders(folders)
+    assert again.own_folders()["offline"]["state"]["data"] == {"num_rows": ROWS, "digest": digest}
+    with pytest.raises(ValueError, match="the run was made with other data"):
+        trainer_of(batch_of(seed=1), max_epoch=1).set_own_folders(folders)
 
 
 @pytest.mark.parametrize("columns", [None, ("obs", "actions")])
