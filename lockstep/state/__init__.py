@@ -3,6 +3,7 @@
 from lockstep.state.checkpoint import (
     CheckpointError,
     SealedArrays,
+    SealedTree,
     newest_checkpoint,
     read_checkpoint,
     verify_checkpoint,
@@ -19,6 +20,7 @@ __all__ = [
     "Schedule",
     "ScheduleLike",
     "SealedArrays",
+    "SealedTree",
     "StateTree",
     "newest_checkpoint",
     "read_checkpoint",

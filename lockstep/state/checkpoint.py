@@ -13,16 +13,25 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from lockstep._version import __version__
-from lockstep.state.replace import clear_stale, move_into_place, sync_directory, temporary_sibling
+from lockstep.state.replace import (
+    clear_stale,
+    interrupted_replacements,
+    move_into_place,
+    present_form,
+    sync_directory,
+    temporary_sibling,
+)
 from lockstep.state.tree import (
     Array,
     StateTree,
@@ -35,51 +44,112 @@ from lockstep.state.tree import (
     why_not_storable,
 )
 
-FORMAT = 1
+FORMAT = 2
+"""Format 1 (Lockstep 0.2) has neither `attempt` and `steps` nor a checksum of the manifest itself; it is read too."""
+FIRST_READABLE_VERSION = (0, 2)
 MANIFEST = "manifest.json"
+CHECKSUM = "sha256"
+ERROR = "error"
+"""Name of the checkpoint of a run that ended with an error, beside the healthy ones."""
+VERIFIED_EACH_TIME = 256 << 20
+"""Bytes of a shared file up to which it is verified before every sharing; a larger one once in a process."""
 
 
 class CheckpointError(ValueError):
     """A checkpoint cannot be written, or is missing, damaged, foreign, or too new. The message says which."""
 
 
-class SealedArrays(dict[str, Any]):
-    """A flat dict of arrays of which the owner says: as long as this object is used, they do not change.
+@dataclass
+class _SharedFile:
+    """A file of an earlier checkpoint, which the next one may get under a second name."""
 
-    When it is written to a checkpoint as a top-level key, it remembers the file. The next checkpoint on the same
-    file system gets that file under a second name (a hard link), which costs next to nothing. Where that does not
-    work (the older checkpoint is gone, or on another disk) the arrays are written again. It is read as a dict.
+    path: Path
+    inode: int
+    changed_ns: int
+    entry: dict[str, Any]
+    """Size and SHA-256, as in the manifest."""
+    is_verified: bool = False
+    """Whether the content has been read back and compared in this process."""
+
+    def link_to(self, path: Path) -> bool:
+        """Give the file the second name `path`; return False where that is not possible or the file is damaged."""
+        if not self._is_intact():
+            return False
+        try:
+            os.link(self.path, path)
+        except OSError:
+            return False
+        found = path.stat()
+        if (found.st_ino, found.st_mtime_ns) == (self.inode, self.changed_ns):
+            return True
+        path.unlink()  # another file has taken its place
+        return False
+
+    def _is_intact(self) -> bool:
+        """Return whether the file can be read and holds what was written.
+
+        A damaged file must not be shared, or one rotten bit would be in every later checkpoint.
+        """
+        if self.entry["size"] > VERIFIED_EACH_TIME and self.is_verified:
+            return True
+        try:
+            with open(self.path, "rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError:
+            return False
+        self.is_verified = digest == self.entry["sha256"]
+        return self.is_verified
+
+
+class SealedTree(dict[str, Any]):
+    """A dict of state of which the owner promises: as long as this object is used, it does not change.
+
+    When it is written to a checkpoint as a top-level key, it remembers its files. The next checkpoint on the same
+    file system gets them under a second name (a hard link), which costs next to nothing; each is verified first. Where
+    that does not work (the older checkpoint is gone, damaged, or on another disk) they are written again. It is read
+    as a dict.
     """
 
-    __slots__ = ("_entry", "_home")
+    __slots__ = ("_files",)
 
-    def __init__(self, *arrays: Any, **more: Any) -> None:
-        super().__init__(*arrays, **more)
-        self._home: tuple[Path, int, int] | None = None
-        self._entry: dict[str, Any] = {}
+    def __init__(self, *content: Any, **more: Any) -> None:
+        super().__init__(*content, **more)
+        self._files: dict[str, _SharedFile] = {}
 
-    def link_to(self, path: Path) -> dict[str, Any] | None:
-        """Put the file written before at `path` too; return its size and SHA-256, or None where that does not work."""
-        if self._home is None:
-            return None
-        home, inode, changed = self._home
-        try:
-            os.link(home, path)
-        except OSError:
-            self._home = None
-            return None
-        found = path.stat()
-        if (found.st_ino, found.st_mtime_ns) != (inode, changed):  # another file has taken its place
-            path.unlink()
-            self._home = None
-            return None
-        return dict(self._entry)
+    def link_to(self, base: Path) -> dict[str, dict[str, Any]] | None:
+        """Give the files written before a second name: `base` and their suffix.
 
-    def written_to(self, path: Path, entry: dict[str, Any]) -> None:
-        """Remember that the file at `path` holds these arrays."""
-        with contextlib.suppress(OSError):
-            found = path.stat()
-            self._home, self._entry = (path, found.st_ino, found.st_mtime_ns), dict(entry)
+        Returns size and SHA-256 by suffix, or None where the files must be written again.
+        """
+        entries = {}
+        for suffix, file in self._files.items():
+            path = base.with_name(base.name + suffix)
+            if not file.link_to(path):
+                for linked in entries:
+                    base.with_name(base.name + linked).unlink()
+                self._files = {}
+                return None
+            entries[suffix] = dict(file.entry)
+        return entries or None
+
+    def written_to(self, base: Path, entries: Mapping[str, dict[str, Any]]) -> None:
+        """Remember that the files at `base` (and the suffixes of `entries`) hold this tree."""
+        before, self._files = self._files, {}
+        for suffix, entry in entries.items():
+            path = base.with_name(base.name + suffix)
+            try:
+                found = path.stat()
+            except OSError:
+                self._files = {}
+                return
+            is_verified = suffix in before and before[suffix].inode == found.st_ino and before[suffix].is_verified
+            self._files[suffix] = _SharedFile(path, found.st_ino, found.st_mtime_ns, dict(entry), is_verified)
+
+
+class SealedArrays(SealedTree):
+    """A `SealedTree` that is a flat dict of arrays."""
+
+    __slots__ = ()
 
 
 def write_checkpoint(
@@ -87,6 +157,9 @@ def write_checkpoint(
     folders: Mapping[str, Mapping[str, Any]],
     *,
     metadata: Mapping[str, Any] | None = None,
+    steps: int = 0,
+    attempt: int = 0,
+    carried: Mapping[str, Path] | None = None,
 ) -> Path:
     """Write trees of state as one checkpoint directory and return its absolute path.
 
@@ -95,6 +168,10 @@ def write_checkpoint(
     of arrays, else `k.json` (with `k.safetensors` beside it when there are arrays inside). `metadata`
     (plain JSON values) goes into the manifest. What `read_checkpoint` returns equals what was given, types
     included; dict subclasses come back as dict, tensors on the CPU.
+
+    `steps` and `attempt` order the checkpoints of a run: `newest_checkpoint` returns the one with the most steps of
+    the newest attempt. `carried`: other checkpoints by name, kept inside this one under hard links (copied where links
+    are not possible). They are not read with it: `carried_checkpoint` returns their path.
 
     `path` None: a new folder below the system's folder for temporary files.
     An older checkpoint at `path` is replaced at once (atomically where the system can swap two names); any
@@ -118,7 +195,16 @@ def write_checkpoint(
             for part in folder.split("/") if folder else ():
                 _check_name(part, f"folder {folder!r}")
             _write_folder(temporary, folder, tree, files)
-        _write_manifests(temporary, list(folders), files, dict(metadata or {}))
+        facts = {
+            "format": FORMAT,
+            "lockstep_version": __version__,
+            "created_ns": time.time_ns(),
+            "attempt": attempt,
+            "steps": steps,
+            "metadata": dict(metadata or {}),
+            "carried": {name: _carry(temporary, name, source) for name, source in (carried or {}).items()},
+        }
+        _write_manifests(temporary, list(folders), files, facts)
         move_into_place(temporary, target)
         _remember_sealed(target, folders, files)
     except StateTypeError as error:
@@ -137,23 +223,27 @@ def write_checkpoint(
     return target
 
 
-def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, StateTree]:
+def read_checkpoint(path: str | os.PathLike[str], *, without: Collection[str] = ()) -> dict[str, StateTree]:
     """Return the trees of a checkpoint, or of any folder inside one, as `write_checkpoint` was given them.
 
-    Every file is checked against the manifest before it is understood.
+    Every file is checked against the manifest before it is understood. Folders named in `without`, and those inside
+    them, are neither looked at nor returned.
 
     Raises:
         CheckpointError: no checkpoint there, a damaged one (the file is named), or one of a newer format.
     """
-    root = Path(path).absolute()
+    root = present_form(Path(path).absolute())
     manifest = _read_manifest(root)
     contents: dict[PurePosixPath, bytes] = {}
-    for name, entry in manifest["files"].items():
+    for name, entry in _entries(manifest, without):
         content = _read_verified(root, name, entry)
         if PurePosixPath(name).name != MANIFEST:
             contents[PurePosixPath(name)] = content
-    folders: dict[str, StateTree] = {folder: {} for folder in manifest["folders"]}
+    folders: dict[str, StateTree] = {}
     for folder, keys in manifest["folders"].items():
+        if _is_within(folder, without):
+            continue
+        folders[folder] = {}
         for key in keys:
             base = PurePosixPath(folder)
             try:
@@ -166,35 +256,91 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, StateTree]:
     return folders
 
 
-def verify_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
+def verify_checkpoint(path: str | os.PathLike[str], *, without: Collection[str] = ()) -> dict[str, Any]:
     """Check every file of a checkpoint by size and SHA-256 and return its manifest.
 
-    The manifest's keys: `format`, `lockstep_version`, `created_ns` (since 1970), `metadata`, `folders`
-    (folder -> top-level keys), `files` (name -> size, sha256).
+    The manifest's keys: `format`, `lockstep_version`, `created_ns` (since 1970), `attempt`, `steps`, `metadata`,
+    `folders` (folder -> top-level keys), `files` (name -> size, sha256), `carried` (name -> size and sha256 of that
+    checkpoint's manifest), `sha256` (of all of these). Folders named in `without` are not looked at.
 
     Raises:
         CheckpointError: as `read_checkpoint`.
     """
-    root = Path(path).absolute()
+    root = present_form(Path(path).absolute())
     manifest = _read_manifest(root)
-    for name, entry in manifest["files"].items():
+    for name, entry in _entries(manifest, without):
         _read_verified(root, name, entry)
     return manifest
 
 
-def newest_checkpoint(directory: str | os.PathLike[str]) -> Path | None:
+def damaged_files(path: str | os.PathLike[str]) -> dict[str, str]:
+    """Return the files of a checkpoint that are damaged, missing or unreadable, each with the reason.
+
+    Raises:
+        CheckpointError: the manifest itself cannot be read.
+    """
+    root = present_form(Path(path).absolute())
+    found = {}
+    for name, entry in _read_manifest(root)["files"].items():
+        try:
+            _read_verified(root, name, entry)
+        except CheckpointError as error:
+            found[name] = str(error)
+    return found
+
+
+def carried_checkpoint(path: str | os.PathLike[str], name: str) -> Path | None:
+    """Return the path of the checkpoint that `path` carries under `name`, verified; None where it carries none.
+
+    Raises:
+        CheckpointError: one of the two is damaged.
+    """
+    root = present_form(Path(path).absolute())
+    entry = _read_manifest(root).get("carried", {}).get(name)
+    if entry is None:
+        return None
+    _read_verified(root, f"{name}/{MANIFEST}", entry)
+    verify_checkpoint(root / name)
+    return root / name
+
+
+def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the manifest of a checkpoint (see `verify_checkpoint`) without looking at its other files.
+
+    Raises:
+        CheckpointError: as `read_checkpoint`.
+    """
+    return _read_manifest(present_form(Path(path).absolute()))
+
+
+def copy_checkpoint(source: str | os.PathLike[str], target: Path) -> None:
+    """Put the checkpoint `source` at `target` too, by hard links where possible; replace a checkpoint there.
+
+    Raises:
+        CheckpointError: `source` is damaged, or `target` cannot be written.
+    """
+    _check_target(target)
+    temporary = temporary_sibling(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        clear_stale(target.parent)
+        _link_checkpoint(Path(source), temporary)
+        move_into_place(temporary, target)
+    except OSError as error:
+        raise CheckpointError(f"cannot write checkpoint {target}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def newest_checkpoint(directory: str | os.PathLike[str], *, without: Collection[str] = ()) -> Path | None:
     """Return the newest intact checkpoint among the directories in `directory`; None where there is none.
 
-    Newest by the time of writing. A damaged or foreign directory is named by a warning and passed over;
-    hidden ones (a save that was killed) are not looked at.
+    The newest is the one with the most steps of the newest attempt, whatever the clock said; see `checkpoints_in`.
+    A damaged or foreign directory is named by a warning and passed over. Folders named in `without` are not looked at.
     """
-    parent = Path(directory).absolute()
-    if not parent.is_dir():
-        return None
-    candidates = [child for child in parent.iterdir() if child.is_dir() and not child.name.startswith(".")]
-    for candidate in sorted(candidates, key=_age_key, reverse=True):
+    for candidate in checkpoints_in(directory):
         try:
-            verify_checkpoint(candidate)
+            verify_checkpoint(candidate, without=without)
         except CheckpointError as error:
             warnings.warn(f"passed over {candidate.name}: {error}", RuntimeWarning, stacklevel=2)
         else:
@@ -202,11 +348,41 @@ def newest_checkpoint(directory: str | os.PathLike[str]) -> Path | None:
     return None
 
 
-def _age_key(path: Path) -> tuple[int, str]:
+def checkpoints_in(directory: str | os.PathLike[str]) -> list[Path]:
+    """Return the directories in `directory` that may be checkpoints, newest first; none is verified.
+
+    Ordered by attempt, then by steps; where both are equal, by the time of writing. Those without a readable manifest
+    come first, so that whoever wants the newest hears of them. Left out: hidden ones (a save that was killed), and
+    `error`, the state of a run at the error that ended it.
+    """
+    parent = Path(directory).absolute()
+    if not parent.is_dir():
+        return []
+    found = [child for child in parent.iterdir() if child.is_dir() and not child.name.startswith(".")]
+    found += interrupted_replacements(parent)
+    return sorted((child for child in found if child.name != ERROR), key=_age_key, reverse=True)
+
+
+def newest_attempt(directory: str | os.PathLike[str]) -> int:
+    """Return the number of the newest attempt that has a checkpoint in `directory`; 0 where there is none."""
+    attempts = [0]
+    parent = Path(directory)
+    for child in (*checkpoints_in(parent), parent / ERROR):
+        with contextlib.suppress(CheckpointError):
+            attempts.append(int(read_manifest(child).get("attempt", 0)))
+    return max(attempts)
+
+
+def _age_key(path: Path) -> tuple[int, int, int, int, str]:
     try:
-        return int(_read_manifest(path)["created_ns"]), path.name
+        manifest = read_manifest(path)
     except CheckpointError:
-        return path.stat().st_mtime_ns, path.name
+        return 1, 0, 0, 0, path.name
+    metadata = manifest["metadata"]
+    steps = manifest.get("steps")
+    if steps is None:  # format 1
+        steps = metadata.get("env_step") or metadata.get("gradient_step") or 0
+    return 0, int(manifest.get("attempt", 0)), int(steps), int(manifest["created_ns"]), path.name
 
 
 # Writing
@@ -241,16 +417,26 @@ def _write_folder(root: Path, folder: str, tree: Mapping[str, Any], files: dict[
         if key == PurePosixPath(MANIFEST).stem:
             raise CheckpointError(f"the key {key!r} is taken by the checkpoint's own manifest: use another name")
         base = f"{folder}/{key}" if folder else key
-        arrays: dict[str, Array] = {}
-        if _is_flat(value):
-            arrays = dict(value)
-        else:
-            text = json.dumps(encode(value, key, arrays), indent=1, allow_nan=False)
-            files[f"{base}.json"] = _write_file(root / f"{base}.json", [text.encode("ascii")])
-        if arrays:
-            name = f"{base}.safetensors"
-            linked = value.link_to(root / name) if isinstance(value, SealedArrays) else None
-            files[name] = linked or _write_file(root / name, tensor_file_chunks(arrays))
+        written = value.link_to(root / base) if isinstance(value, SealedTree) else None
+        if written is None:
+            written = _write_value(root / base, key, value)
+        for suffix, entry in written.items():
+            files[f"{base}{suffix}"] = entry
+
+
+def _write_value(base: Path, key: str, value: Any) -> dict[str, dict[str, Any]]:
+    """Write one top-level key as `base` with a suffix; return size and SHA-256 of its files by suffix."""
+    written = {}
+    arrays: dict[str, Array] = {}
+    if _is_flat(value):
+        arrays = dict(value)
+    else:
+        text = json.dumps(encode(value, key, arrays), indent=1, allow_nan=False)
+        written[".json"] = _write_file(base.with_name(f"{base.name}.json"), [text.encode("ascii")])
+    if arrays:
+        chunks = tensor_file_chunks(arrays)
+        written[".safetensors"] = _write_file(base.with_name(f"{base.name}.safetensors"), chunks)
+    return written
 
 
 def _remember_sealed(
@@ -258,9 +444,10 @@ def _remember_sealed(
 ) -> None:
     for folder, tree in folders.items():
         for key, value in tree.items():
-            name = f"{folder}/{key}.safetensors" if folder else f"{key}.safetensors"
-            if isinstance(value, SealedArrays) and name in files:
-                value.written_to(target / name, files[name])
+            if isinstance(value, SealedTree):
+                base = f"{folder}/{key}" if folder else key
+                names = {suffix: f"{base}{suffix}" for suffix in (".json", ".safetensors")}
+                value.written_to(target / base, {suffix: files[n] for suffix, n in names.items() if n in files})
 
 
 def _is_flat(value: object) -> bool:
@@ -286,8 +473,31 @@ def _write_file(path: Path, chunks: Iterable[Any]) -> dict[str, Any]:
     return {"size": size, "sha256": digest.hexdigest()}
 
 
+def _carry(root: Path, name: str, source: Path) -> dict[str, Any]:
+    """Put the checkpoint `source` below `root` as `name`; return size and SHA-256 of its manifest."""
+    _check_name(name, f"carried checkpoint {name!r}")
+    _link_checkpoint(source, root / name)
+    content = (root / name / MANIFEST).read_bytes()
+    return {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def _link_checkpoint(source: Path, target: Path) -> None:
+    """Verify the checkpoint `source` and give its files a second name below the new directory `target`."""
+    source = present_form(source.absolute())
+    names = [*verify_checkpoint(source)["files"], MANIFEST]
+    for directory in sorted({(target / name).parent for name in names}):
+        directory.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        try:
+            os.link(source / name, target / name)
+        except OSError:  # another disk, or a file system without hard links
+            _write_file(target / name, [(source / name).read_bytes()])
+    for directory in {(target / name).parent for name in names}:
+        sync_directory(directory)
+
+
 def _write_manifests(
-    root: Path, folders: list[str], files: dict[str, dict[str, Any]], metadata: dict[str, Any]
+    root: Path, folders: list[str], files: dict[str, dict[str, Any]], facts: Mapping[str, Any]
 ) -> None:
     """Write a manifest for each folder and each folder above one, deepest first, so that each covers those below."""
     keys: dict[str, list[str]] = {folder: [] for folder in folders}
@@ -298,24 +508,27 @@ def _write_manifests(
             keys[folder].append(key)
     above = {str(parent) for folder in folders for parent in PurePosixPath(folder).parents}
     places = {"" if place == "." else place for place in above} | set(folders) | {""}
-    created = time.time_ns()
     for place in sorted(places, key=lambda name: (-len(PurePosixPath(name).parts), name)):
         prefix = f"{place}/" if place else ""
         inside = [name for name in keys if name == place or name.startswith(prefix)]
         manifest = {
-            "format": FORMAT,
-            "lockstep_version": __version__,
-            "created_ns": created,
-            "metadata": metadata,
+            **facts,
+            "carried": {} if place else facts["carried"],
             "folders": {name[len(prefix) :]: keys[name] for name in inside},
             "files": {name[len(prefix) :]: entry for name, entry in files.items() if name.startswith(prefix)},
         }
         try:
-            text = json.dumps(manifest, indent=1, allow_nan=False)
+            text = json.dumps({**manifest, CHECKSUM: manifest_checksum(manifest)}, indent=1, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"checkpoint metadata must be plain JSON values: {error}") from error
         files[f"{prefix}{MANIFEST}"] = _write_file(root / place / MANIFEST, [text.encode("ascii")])
         sync_directory(root / place)
+
+
+def manifest_checksum(manifest: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of everything in a manifest but its own checksum, whatever the layout of its text."""
+    plain = json.loads(json.dumps({name: value for name, value in manifest.items() if name != CHECKSUM}))
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode("ascii")).hexdigest()
 
 
 # Reading
@@ -339,9 +552,39 @@ def _read_manifest(root: Path) -> dict[str, Any]:
             f"{manifest.get('lockstep_version')}; this is lockstep {__version__}, which reads formats up to "
             f"{FORMAT}. Upgrade lockstep-rl to read it."
         )
-    if version != FORMAT or not _is_sound(manifest):
+    if version not in (1, FORMAT) or not _is_sound(manifest):
         raise CheckpointError(f"no lockstep checkpoint at {root}: its {MANIFEST} is foreign or damaged")
+    # Format 1 has no checksum. One that has it nevertheless is a damaged manifest of format 2.
+    if version == FORMAT or CHECKSUM in manifest or "attempt" in manifest:
+        if manifest.get(CHECKSUM) != manifest_checksum(manifest):
+            raise CheckpointError(
+                f"damaged checkpoint {root}: the content of {MANIFEST} is not what was written (SHA-256)"
+            )
+    _check_version(root, manifest)
     return dict(manifest)
+
+
+def _check_version(root: Path, manifest: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint of a development version, whose options and networks have other names."""
+    written_by = str(manifest.get("lockstep_version"))
+    numbers = re.match(r"(\d{1,9})\.(\d{1,9})", written_by)
+    if numbers is not None and (int(numbers[1]), int(numbers[2])) < FIRST_READABLE_VERSION:
+        raise CheckpointError(
+            f"checkpoint {root} was written by lockstep {written_by}, a development version; lockstep {__version__} "
+            "cannot read it. Train again, or use it with the version that wrote it."
+        )
+
+
+def _is_within(name: str, folders: Collection[str]) -> bool:
+    """Return whether a file or folder is one of `folders` or inside one."""
+    return any(name == folder or name.startswith(f"{folder}/") for folder in folders)
+
+
+def _entries(manifest: Mapping[str, Any], without: Collection[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield name, size and SHA-256 of the files that are not inside the folders `without`."""
+    for name, entry in manifest["files"].items():
+        if not _is_within(name, without):
+            yield name, entry
 
 
 def _is_sound(manifest: dict[str, Any]) -> bool:
@@ -349,6 +592,9 @@ def _is_sound(manifest: dict[str, Any]) -> bool:
     return (
         isinstance(manifest.get("created_ns"), int)
         and isinstance(manifest.get("metadata"), dict)
+        and isinstance(manifest.get("carried", {}), dict)
+        and isinstance(manifest.get("attempt", 0), int)
+        and isinstance(manifest.get("steps", 0), int)
         and isinstance(files, dict)
         and all(isinstance(entry, dict) and {"size", "sha256"} <= set(entry) for entry in files.values())
         and isinstance(folders, dict)

@@ -2,6 +2,8 @@
 
 import contextlib
 import ctypes
+import glob
+import hashlib
 import os
 import secrets
 import shutil
@@ -10,27 +12,75 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _PREFIX = ".lockstep-tmp"
+_REPLACED = ".lockstep-old"
+"""Prefix of an old directory that was moved aside while the new one takes its place."""
+
+
+def _host() -> str:
+    return socket.gethostname().replace("~", "-")[:60]
 
 
 def temporary_sibling(target: Path) -> Path:
     """Return a hidden, unused name beside `target` that tells which machine and process it belongs to."""
-    host = socket.gethostname().replace("~", "-")[:60]
-    return target.with_name(f"{_PREFIX}~{host}~{os.getpid()}~{secrets.token_hex(6)}")
+    return target.with_name(f"{_PREFIX}~{_host()}~{os.getpid()}~{secrets.token_hex(6)}")
+
+
+def _machine() -> str:
+    """Return a short text for this machine: with it and a long name, a hidden name is still a legal file name."""
+    return hashlib.sha256(_host().encode()).hexdigest()[:12]
+
+
+def _moved_aside(target: Path) -> Path:
+    """Return the hidden name under which this process keeps the old `target` while it is replaced."""
+    return target.with_name(f"{_REPLACED}~{_machine()}~{os.getpid()}~{target.name}")
 
 
 def clear_stale(directory: Path) -> None:
-    """Remove what processes of this machine that are no longer alive have left half-written in
-    `directory`.
+    """Remove half-written files of dead processes of this machine from `directory`.
+
+    An old directory that such a process had moved aside, and not yet replaced, gets its name back.
     """
     for leftover in directory.glob(f"{_PREFIX}~*"):
         fields = leftover.name.split("~")
-        if len(fields) != 4 or fields[1] != socket.gethostname().replace("~", "-")[:60] or not fields[2].isdigit():
+        if len(fields) != 4 or fields[1] != _host() or not fields[2].isdigit():
             continue
         if not _is_alive(int(fields[2])):
-            if leftover.is_dir():
-                shutil.rmtree(leftover, ignore_errors=True)
-            else:
-                leftover.unlink(missing_ok=True)
+            _remove(leftover)
+
+    for leftover in directory.glob(f"{_REPLACED}~*~*~*"):
+        _, machine, process, name = leftover.name.split("~", 3)
+        if machine != _machine() or not process.isdigit() or _is_alive(int(process)):
+            continue
+        if leftover.with_name(name).exists():
+            _remove(leftover)
+        else:
+            with contextlib.suppress(OSError):  # another process may have done it meanwhile
+                os.rename(leftover, leftover.with_name(name))
+
+
+def _remove(leftover: Path) -> None:
+    if leftover.is_dir():
+        shutil.rmtree(leftover, ignore_errors=True)
+    else:
+        leftover.unlink(missing_ok=True)
+
+
+def present_form(target: Path) -> Path:
+    """Return where the content of the directory `target` is: there, or moved aside by a replacement under way.
+
+    Between the two renames of a replacement (see `move_into_place`), and after a kill between them, only the old
+    directory exists, under a hidden name.
+    """
+    if target.exists():
+        return target
+    aside = sorted(target.parent.glob(f"{_REPLACED}~*~*~{glob.escape(target.name)}"))
+    return aside[-1] if aside else target
+
+
+def interrupted_replacements(directory: Path) -> list[Path]:
+    """Return the directories that are missing in `directory` but whose old content is still there, moved aside."""
+    names = {leftover.name.split("~", 3)[3] for leftover in directory.glob(f"{_REPLACED}~*~*~*")}
+    return [directory / name for name in sorted(names) if not (directory / name).exists()]
 
 
 def _is_alive(process_id: int) -> bool:
@@ -55,8 +105,9 @@ def sync_directory(path: Path) -> None:
 def move_into_place(temporary: Path, target: Path) -> None:
     """Rename a finished directory to `target`; one that is there already is replaced and deleted.
 
-    Where the system cannot swap two names in one step, the old directory is first renamed out of the way: a
-    kill between the two renames then leaves `target` missing.
+    Where the system cannot swap two names in one step, the old directory is first renamed out of the way. A kill
+    between the two renames leaves `target` missing: readers then find the old one with `present_form`, and the next
+    writer gives it its name back (`clear_stale`).
     """
     try:
         os.rename(temporary, target)  # an empty directory in the way is replaced by this too
@@ -64,9 +115,14 @@ def move_into_place(temporary: Path, target: Path) -> None:
         if not target.is_dir():
             raise
         if not _exchange(temporary, target):
-            aside = temporary_sibling(target)
+            aside = _moved_aside(target)
+            _remove(aside)
             os.rename(target, aside)
-            os.rename(temporary, target)
+            try:
+                os.rename(temporary, target)
+            except OSError:
+                os.rename(aside, target)
+                raise
             temporary = aside
         sync_directory(target.parent)
         shutil.rmtree(temporary, ignore_errors=True)

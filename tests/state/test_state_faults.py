@@ -161,3 +161,36 @@ def test_an_interrupt_while_saving_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         write_checkpoint(tmp_path / "c", {"": {"written": 1}, "inner": Interrupted()})
     assert list(tmp_path.iterdir()) == []
+
+
+# A file system that cannot swap two names (NFS, say), on which a kill comes between the two renames
+KILLED_BETWEEN = """
+import os, signal, sys
+from lockstep.state import replace, write_checkpoint
+
+replace._exchange = lambda first, second: False  # what renameat2 says there
+write_checkpoint(sys.argv[1], {"": {"state": {"step": 2}}})
+rename = os.rename
+
+def rename_and_die(source, target):
+    rename(source, target)
+    if os.path.basename(source) == "best":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+os.rename = rename_and_die
+write_checkpoint(sys.argv[1], {"": {"state": {"step": 3}}})
+"""
+
+
+def test_a_kill_between_the_two_renames_of_a_replacement_loses_nothing(tmp_path: Path) -> None:
+    target = tmp_path / "best"
+    write_checkpoint(target, {"": {"state": {"step": 1}}})
+    done = subprocess.run([sys.executable, "-c", KILLED_BETWEEN, str(target)], check=False)
+    assert done.returncode == -9
+    assert not target.exists()
+    assert read_checkpoint(target) == {"": {"state": {"step": 2}}}
+    assert newest_checkpoint(tmp_path) == target
+    write_checkpoint(tmp_path / "other", {"": {"state": {"step": 5}}})  # whoever writes next gives it its name back
+    assert sorted(child.name for child in tmp_path.iterdir()) == ["best", "other"]
+    write_checkpoint(target, {"": {"state": {"step": 4}}})
+    assert read_checkpoint(target) == {"": {"state": {"step": 4}}}
