@@ -284,11 +284,13 @@ class Resume:
     """Go on with a run from its newest intact checkpoint."""
 
     folder: Positional[Annotated[Path, arg(metavar="RUN")]]
-    """The run's folder."""
+    """The run's folder, or one of its checkpoints to go on from."""
     total_steps: MaybeCount = None
     """A new length of the whole run, the steps that it has included."""
     set: UseAppendAction[tuple[str, ...]] = ()
     """Another value from here on: section.option=value, e.g. training.lr=1e-4. May be repeated."""
+    drop_damaged_replay: bool = False
+    """Where nothing but the replay buffer of a checkpoint is damaged: go on from it with an empty one."""
 
     def run(self) -> int:
         """Go on with the run; return the exit code."""
@@ -297,7 +299,12 @@ class Resume:
         with Interruption(display) as interruption:
             settings = dict(parse_setting(text) for text in self.set)
             try:
-                resumption = prepare_resume(self.folder, total_steps=self.total_steps, settings=settings)
+                resumption = prepare_resume(
+                    self.folder,
+                    total_steps=self.total_steps,
+                    settings=settings,
+                    drop_damaged_replay=self.drop_damaged_replay,
+                )
                 if resumption.is_finished:
                     raise CommandFailedError(
                         f"{shown} has made all its {resumption.step:,} steps; give more with --total-steps"
@@ -620,6 +627,8 @@ def _finish(run: Run, config: AlgorithmConfig, interruption: Interruption) -> in
         then = f"The run's folder: {shown}."
         if any((folder.path / "checkpoints").glob("step_*/manifest.json")):
             then += f" To go on from its last checkpoint: lockstep resume {shown}"
+        if run.folder.error_checkpoint.is_dir():
+            then += f". The state at the error: {shown_path(run.folder.error_checkpoint)}"
         raise CommandFailedError(f"{describe(error)}\n{then}", FAILED) from error
     if run.writes:
         show_result(folder)

@@ -156,6 +156,10 @@ class TensorReplay:
         if self.priorities is not None:
             self.priorities.clear()
 
+    def reset(self) -> None:
+        """Forget all transitions, as a replay buffer on the host does."""
+        self.clear()
+
     def drop(self, num_steps: int) -> None:
         """Forget the last collect, of so many vector steps: the step before it stands in their places until the next
         one writes there. Waits for the device.

@@ -116,12 +116,16 @@ class SealedTree(dict[str, Any]):
         super().__init__(*content, **more)
         self._files: dict[str, _SharedFile] = {}
 
+    def content(self) -> Mapping[str, Any]:
+        """Return what is written: the dict itself. A subclass may make it only when it is needed."""
+        return self
+
     def link_to(self, base: Path) -> dict[str, dict[str, Any]] | None:
         """Give the files written before a second name: `base` and their suffix.
 
         Returns size and SHA-256 by suffix, or None where the files must be written again.
         """
-        entries = {}
+        entries: dict[str, dict[str, Any]] = {}
         for suffix, file in self._files.items():
             path = base.with_name(base.name + suffix)
             if not file.link_to(path):
@@ -171,7 +175,8 @@ def write_checkpoint(
 
     `steps` and `attempt` order the checkpoints of a run: `newest_checkpoint` returns the one with the most steps of
     the newest attempt. `carried`: other checkpoints by name, kept inside this one under hard links (copied where links
-    are not possible). They are not read with it: `carried_checkpoint` returns their path.
+    are not possible); a damaged one is left out with a warning. They are not read with it: `carried_checkpoint` returns
+    their path.
 
     `path` None: a new folder below the system's folder for temporary files.
     An older checkpoint at `path` is replaced at once (atomically where the system can swap two names); any
@@ -202,7 +207,7 @@ def write_checkpoint(
             "attempt": attempt,
             "steps": steps,
             "metadata": dict(metadata or {}),
-            "carried": {name: _carry(temporary, name, source) for name, source in (carried or {}).items()},
+            "carried": _carry_all(temporary, carried or {}),
         }
         _write_manifests(temporary, list(folders), files, facts)
         move_into_place(temporary, target)
@@ -419,7 +424,7 @@ def _write_folder(root: Path, folder: str, tree: Mapping[str, Any], files: dict[
         base = f"{folder}/{key}" if folder else key
         written = value.link_to(root / base) if isinstance(value, SealedTree) else None
         if written is None:
-            written = _write_value(root / base, key, value)
+            written = _write_value(root / base, key, value.content() if isinstance(value, SealedTree) else value)
         for suffix, entry in written.items():
             files[f"{base}{suffix}"] = entry
 
@@ -473,12 +478,20 @@ def _write_file(path: Path, chunks: Iterable[Any]) -> dict[str, Any]:
     return {"size": size, "sha256": digest.hexdigest()}
 
 
-def _carry(root: Path, name: str, source: Path) -> dict[str, Any]:
-    """Put the checkpoint `source` below `root` as `name`; return size and SHA-256 of its manifest."""
-    _check_name(name, f"carried checkpoint {name!r}")
-    _link_checkpoint(source, root / name)
-    content = (root / name / MANIFEST).read_bytes()
-    return {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+def _carry_all(root: Path, carried: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
+    """Put other checkpoints below `root` by their names; return size and SHA-256 of the manifest of each."""
+    entries = {}
+    for name, source in carried.items():
+        _check_name(name, f"carried checkpoint {name!r}")
+        try:
+            _link_checkpoint(source, root / name)
+        except CheckpointError as error:
+            shutil.rmtree(root / name, ignore_errors=True)
+            warnings.warn(f"not kept in the new checkpoint: {error}", RuntimeWarning, stacklevel=3)
+            continue
+        content = (root / name / MANIFEST).read_bytes()
+        entries[name] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    return entries
 
 
 def _link_checkpoint(source: Path, target: Path) -> None:

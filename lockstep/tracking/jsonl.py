@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from lockstep.tracking.logger import BaseLogger, RestoredData
-from lockstep.tracking.records import flatten, read_metrics, to_strict_json
+from lockstep.tracking.records import flatten, parse_record, read_metrics, to_strict_json
+
+_BLOCK = 1 << 16
 
 
 class JsonlLogger(BaseLogger):
@@ -76,7 +78,7 @@ class JsonlLogger(BaseLogger):
         with open(self.path, "rb") as file:
             for line in file:
                 position += len(line)
-                record = json.loads(line)
+                record = parse_record(line)
                 if _is_save(record):
                     data = record["data"]
                     counters = (int(data["epoch"]), int(data["env_step"]), int(data["gradient_step"]))
@@ -147,7 +149,7 @@ class JsonlLogger(BaseLogger):
             return
         note = self._save_note(offset)
         if note:
-            record = json.loads(note)
+            record = parse_record(note)
             self._wall_before = max(self._wall_before, float(record["wall_s"]))
             self._kept_save = tuple(record["data"][name] for name in ("epoch", "env_step", "gradient_step"))
         self.truncate_to(offset + len(note))
@@ -159,20 +161,22 @@ class JsonlLogger(BaseLogger):
             super().record_save(epoch, env_step, gradient_step, path)
 
     def _save_note(self, offset: int) -> bytes:
-        """Return the line at `offset` if it records a save, else nothing."""
-        with open(self.path, "rb") as reader:
-            reader.seek(offset)
-            line = reader.readline()
-        return line if line and _is_save(json.loads(line)) else b""
+        """Return the line at `offset` if it is whole and records a save, else nothing."""
+        try:
+            with open(self.path, "rb") as reader:
+                reader.seek(offset)
+                line = reader.readline()
+            return line if line.endswith(b"\n") and _is_save(parse_record(line)) else b""
+        except (OSError, ValueError):
+            return b""  # what follows the checkpoint is cut away in any case
 
     def _open(self) -> BinaryIO:
-        """Return the file, opened at its end; a last line without an end is cut off first."""
+        """Return the file, opened at its end; a damaged end is cut off first."""
         if self._file is None:
             # Unbuffered: a record is in the system's hands when `write` returns.
             file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (kept open until finalize)
-            content = self.path.read_bytes()
-            self._size = content.rfind(b"\n") + 1
-            if self._size != len(content):
+            self._size = _intact_size(self.path)
+            if self._size != self.path.stat().st_size:
                 file.truncate(self._size)
             self._file = file
         return self._file
@@ -187,6 +191,41 @@ class JsonlLogger(BaseLogger):
             file.truncate(self._size)
             raise OSError(error.errno, f"cannot log to {self.path}: {error.strerror}") from error
         self._size += len(line)
+
+
+def _intact_size(path: Path) -> int:
+    """Return the size of a file of records without the damaged lines at its end.
+
+    A kill tears the last line; a power failure may leave zeros instead of the last ones, and a bad sector there cannot
+    be read. The file is read from its end, only as far as needed.
+    """
+    end = path.stat().st_size
+    with open(path, "rb") as reader:
+        while end > 0:
+            start, tail, length = end, b"", _BLOCK
+            # The last line ends at `end`: find where it begins, in a stretch that doubles.
+            while start > 0 and b"\n" not in tail[:-1]:
+                start, length = max(0, end - length), 2 * length
+                reader.seek(start)
+                try:
+                    tail = reader.read(end - start)
+                except OSError:
+                    tail = b""
+                    break
+            begin = start + tail[:-1].rfind(b"\n") + 1
+            line = tail[begin - start :]
+            if line.endswith(b"\n") and _is_record(line):
+                return end
+            end = begin
+    return 0
+
+
+def _is_record(line: bytes) -> bool:
+    try:
+        parse_record(line)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_save(record: Mapping[str, Any]) -> bool:

@@ -373,14 +373,21 @@ class Metrics:
         """Return what all processes logged, in the order of steps and processes."""
         logged: Logged = {}
         for part in parts:
-            keys = [tuple(key) for key in part["keys"]]
-            for key, how in zip(keys, part["reductions"]):
-                if _how(*how) != self._hows.get(key, MEAN):
-                    self._declare(key, _how(*how))
-            for index, value, rows, step in np.reshape(part["entries"], (-1, 4)).tolist():
-                logged.setdefault(keys[int(index)], []).append((value, rows, int(step)))
+            for key, entries in self._unpacked(part).items():
+                logged.setdefault(key, []).extend(entries)
         for entries in logged.values():
             entries.sort(key=_step_of)
+        return logged
+
+    def _unpacked(self, part: Part) -> Logged:
+        """Return the entries of a part by key, in the order in which they were packed."""
+        logged: Logged = {}
+        keys = [tuple(key) for key in part["keys"]]
+        for key, how in zip(keys, part["reductions"]):
+            if _how(*how) != self._hows.get(key, MEAN):
+                self._declare(key, _how(*how))
+        for index, value, rows, step in np.reshape(part["entries"], (-1, 4)).tolist():
+            logged.setdefault(keys[int(index)], []).append((value, rows, int(step)))
         return logged
 
     # -- state ---
@@ -399,8 +406,9 @@ class Metrics:
         """Continue from `get_state`."""
         self._forget()
         self._hows = {tuple(key): _how(*how) for key, *how in state["reductions"]}
-        self._kept = self._merged([state["kept"]])
-        logged = self._merged([state["logged"]])
+        # In the order in which they were kept: their steps are those of several reports, each of which began at 0.
+        self._kept = self._unpacked(state["kept"])
+        logged = self._unpacked(state["logged"])
         self._values = [(key, *entry) for key, entries in logged.items() for entry in entries]
         keys = [tuple(key) for key in state["reported"]]
         self._reported = dict(zip(keys, np.asarray(state["numbers"]).tolist()))

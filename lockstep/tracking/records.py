@@ -177,27 +177,36 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Return the records of a `metrics.jsonl` (or of the run folder that holds one), NaN and infinities as floats.
 
     Each record: `scope` ("train", "test", ...), `step_type` ("env_step", "gradient_step", "epoch"), `step`,
-    `wall_s` (seconds since the run began, stops not counted), `data` (name -> value). A last line that was
-    torn by a kill is left out.
+    `wall_s` (seconds since the run began, stops not counted), `data` (name -> value). Damaged lines at the end of the
+    file are left out: a kill tears the last line, and a power failure may leave zeros in place of the last ones.
 
-    Raises `ValueError`: a line before the last is damaged; its number is named. `FileNotFoundError`: there is no such
-    file.
+    Raises `ValueError`: a line before an intact one is damaged; its number is named. `FileNotFoundError`: there is no
+    such file.
     """
     file = Path(path)
     if file.is_dir():
         file = file / "metrics.jsonl"
-    lines = file.read_bytes().split(b"\n")
     records: list[dict[str, Any]] = []
-    for number, line in enumerate(lines, start=1):
+    damage: ValueError | None = None
+    for number, line in enumerate(file.read_bytes().split(b"\n"), start=1):
         if not line.strip():
             continue
         try:
-            record = from_strict_json(json.loads(line))
-            if not {"scope", "step_type", "step", "data"} <= set(record):
-                raise ValueError("no record with scope, step_type, step and data")
-        except (ValueError, TypeError) as error:
-            if number == len(lines):
-                break
-            raise ValueError(f"{file}: line {number} is damaged ({error})") from error
+            record = from_strict_json(parse_record(line))
+        except ValueError as error:
+            damage = damage or ValueError(f"{file}: line {number} is damaged ({error})")
+            continue
+        if damage is not None:
+            raise damage
         records.append(record)
     return records
+
+
+def parse_record(line: bytes) -> dict[str, Any]:
+    """Return the record in a line of a `metrics.jsonl`, NaN and infinities as texts. `ValueError`: it is damaged."""
+    record = json.loads(line)
+    if not isinstance(record, dict) or not {"scope", "step_type", "step", "data"} <= set(record):
+        raise ValueError("no record with scope, step_type, step and data")
+    if not isinstance(record["data"], dict):
+        raise ValueError("its data are not values by name")
+    return record

@@ -9,12 +9,23 @@ import re
 import shutil
 import subprocess
 import time
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lockstep._version import __version__
-from lockstep.state.checkpoint import newest_checkpoint
+from lockstep.state.checkpoint import (
+    ERROR,
+    MANIFEST,
+    CheckpointError,
+    carried_checkpoint,
+    checkpoints_in,
+    copy_checkpoint,
+    newest_checkpoint,
+    read_manifest,
+)
+from lockstep.state.replace import present_form
 from lockstep.tracking.records import from_strict_json, leaves, write_json
 
 _PACKAGES = (
@@ -33,6 +44,7 @@ _PACKAGES = (
 
 
 CONFIG, METRICS = "config.json", "metrics.jsonl"
+CHECKPOINTS, BEST = "checkpoints", "best"
 NAMED_RUNS = 5
 """runs that an error names, at most"""
 
@@ -72,7 +84,7 @@ class RunFolder:
     def __init__(self, path: Path, info: Mapping[str, Any]) -> None:
         self.path = path
         self.metrics_path, self.summary_path = path / METRICS, path / "summary.json"
-        self.checkpoints, self.best, self.curve_path = path / "checkpoints", path / "best", path / "curve.png"
+        self.checkpoints, self.best, self.curve_path = path / CHECKPOINTS, path / BEST, path / "curve.png"
         self.info = dict(info)
         self.algo = str(info["algo"])
         self.env = str(info["env"])
@@ -121,7 +133,7 @@ class RunFolder:
         parent.mkdir(parents=True, exist_ok=True)
         path = _make_unused(parent, f"{name}_s{seed}_{stamp}")
         try:
-            for inner in ("checkpoints", "best"):
+            for inner in (CHECKPOINTS, BEST):
                 (path / inner).mkdir()
             write_json(path / CONFIG, info)
             (path / METRICS).touch()
@@ -176,9 +188,47 @@ class RunFolder:
         """Return the path of the checkpoint at an environment step; names sort by step."""
         return self.checkpoints / f"step_{env_step:012d}"
 
+    @property
+    def error_checkpoint(self) -> Path:
+        """Path of the checkpoint at the error that ended the run, apart from the healthy ones."""
+        return self.checkpoints / ERROR
+
+    @property
+    def best_policy(self) -> Path:
+        """Path of the policy of the best evaluation."""
+        return self.best / "policy"
+
     def newest_checkpoint(self) -> Path | None:
         """Return the newest intact checkpoint; damaged ones are named by warnings."""
         return newest_checkpoint(self.checkpoints)
+
+    def carried_best(self) -> dict[str, Path]:
+        """Return what each checkpoint carries of `best/`, for `write_checkpoint`."""
+        has_best = (present_form(self.best_policy) / MANIFEST).exists()
+        return {BEST: self.best_policy} if has_best else {}
+
+    def restore_best(self, checkpoint: Path, *, has_best: bool) -> None:
+        """Make `best/policy` the best policy at a checkpoint from which the run goes on.
+
+        A run that was killed later may have left a better one, which the run that goes on with other settings never
+        has. `has_best`: whether there was an evaluation before the checkpoint. A checkpoint of 0.2 carries no policy:
+        then `best/policy` stays as it is.
+        """
+        if read_manifest(checkpoint)["format"] == 1:
+            return
+        try:
+            carried = carried_checkpoint(checkpoint, BEST)
+        except CheckpointError as error:
+            warnings.warn(f"{self.best_policy} stays as it is: {error}", RuntimeWarning, stacklevel=2)
+            return
+        if carried is None:
+            if not has_best:
+                shutil.rmtree(present_form(self.best_policy), ignore_errors=True)
+            return
+        with contextlib.suppress(OSError):
+            if (present_form(self.best_policy) / MANIFEST).read_bytes() == (carried / MANIFEST).read_bytes():
+                return
+        copy_checkpoint(carried, self.best_policy)
 
     def record_changes(self, config: Mapping[str, Any], entry: Mapping[str, Any]) -> None:
         """Write another config into config.json, and what has changed into its `history` (once).
@@ -256,9 +306,22 @@ def stage_seconds(summary: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
 
 
 def prune_checkpoints(directory: Path, keep: int) -> None:
-    """Delete all but the last `keep` (at least 1) of the checkpoints `step_*` in a directory."""
-    for old in sorted(directory.glob("step_*"))[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+    """Delete all but the newest `keep` (at least 1) of the checkpoints `step_*` in a directory.
+
+    Newest by attempt and steps, see `newest_checkpoint`; those without a readable manifest are the first to go.
+    """
+    found = [path for path in checkpoints_in(directory) if path.name.startswith("step_")]
+    found.sort(key=_has_readable_manifest, reverse=True)
+    for old in found[keep:]:
+        shutil.rmtree(present_form(old), ignore_errors=True)
+
+
+def _has_readable_manifest(checkpoint: Path) -> bool:
+    try:
+        read_manifest(checkpoint)
+    except CheckpointError:
+        return False
+    return True
 
 
 def _make_unused(parent: Path, name: str) -> Path:

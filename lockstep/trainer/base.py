@@ -23,11 +23,12 @@ from lockstep.rollout import Collector, CollectorLike, MultiAgentCollector, Tens
 from lockstep.rollout.base_collector import exactly_one
 from lockstep.rollout.callbacks import restore_callbacks, states_of
 from lockstep.rollout.group_collector import GroupCollector
-from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
+from lockstep.state.checkpoint import newest_attempt, read_checkpoint, read_manifest, write_checkpoint
 from lockstep.state.checks import check_choice, check_flags, check_functions, check_whole, check_wholes, no_copies
 from lockstep.state.schedules import ConfiguredValueWarning
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking import BaseLogger, LazyLogger
+from lockstep.tracking.history import HistoryPieces, joined_history
 from lockstep.tracking.metrics import Metrics, named
 from lockstep.tracking.statistics import (
     CollectStats,
@@ -69,6 +70,10 @@ from lockstep.trainer.evaluation import (
 )
 from lockstep.trainer.interrupt import DeferredInterrupt
 
+HISTORY = "history"
+"""Folder of a checkpoint with the statistics of all epochs."""
+REPLAY = "replay"
+"""Folder of a checkpoint with the replay buffer; of several agents it has one for each module."""
 REPLAYS = (ReplayBuffer, MultiAgentReplayBuffer, TensorReplay)
 OPTIONS = (
     *("batch_size", "step_per_epoch", "step_per_collect", "episode_per_collect", "repeat_per_collect"),
@@ -199,6 +204,11 @@ class BaseTrainer(Counters, ABC):
         self._attach_callbacks(policy.config.callbacks.classes)
         self.set_seed(seed)
         self._interrupt, self._phase = DeferredInterrupt(), "new"
+        self.attempt = 0
+        """How often the run has been started; part of a checkpoint's manifest, and raised by each start."""
+        self._history_pieces = HistoryPieces()
+        self.checkpoint_directory: Path | None = None
+        """Folder whose checkpoints are those of this run: each start counts after all that are there."""
         self._zero()
 
     def _check_parts(self, compute_score_fn: Callable[..., Any] | None, reward_metric: object) -> None:
@@ -236,6 +246,8 @@ class BaseTrainer(Counters, ABC):
         """the rollout or sample whose update gave a loss or gradient that is not finite"""
         self._saved_at: tuple[int, ...] | None = None
         self._is_stepping = False
+        self._is_torn = False
+        """Whether a step has begun to change the state, and has not ended."""
         self._waiting: list[Callable[[], None]] = []
         """changes of modules that were asked for within a training step"""
         self._clock = time.monotonic()
@@ -276,11 +288,15 @@ class BaseTrainer(Counters, ABC):
 
     @contextmanager
     def _ending_in_order(self) -> Iterator[None]:
-        """End the run with a last checkpoint at Ctrl-C, and at any other error before it is raised."""
+        """End the run with a last checkpoint at Ctrl-C, and at any other error before it is raised.
+
+        A `KeyboardInterrupt` in the midst of a step (a second Ctrl-C, or one that an environment raises) leaves a state
+        from which the run cannot go on bit by bit: then no checkpoint is written, and it goes on from the one before.
+        """
         try:
             yield
         except KeyboardInterrupt:
-            self._end("interrupted")
+            self._end("interrupted", save=self.is_whole)
         except BaseException as error:
             try:
                 self._end("error", save=not isinstance(error, SystemExit))
@@ -342,7 +358,8 @@ class BaseTrainer(Counters, ABC):
                     self.train_fn(self.epoch, self.env_step)
                 self._is_stepping = True
                 try:
-                    *_, stop = self.training_step()
+                    with self._changing_state():
+                        *_, stop = self.training_step()
                 finally:
                     self._is_stepping = False
                 self._make_changes()
@@ -351,11 +368,13 @@ class BaseTrainer(Counters, ABC):
                 self._interrupt.check()
                 if self.stop_reason == "interrupted":  # a callback's request: the same as Ctrl-C
                     raise KeyboardInterrupt
-            stats = self._epoch_stats(self._test_epoch())
-            self.history.append(stats)
-            self.in_epoch, self.tested_in_train, self.epoch_end_due = False, False, True
-            self.epoch_steps -= self.step_per_epoch
-            self.collected, self.updates = CollectTotals(), TrainingTotals()
+            tested = self._test_epoch()
+            with self._changing_state():
+                stats = self._epoch_stats(tested)
+                self.history.append(stats)
+                self.in_epoch, self.tested_in_train, self.epoch_end_due = False, False, True
+                self.epoch_steps -= self.step_per_epoch
+                self.collected, self.updates = CollectTotals(), TrainingTotals()
             if self.epoch % self.checkpoint_interval == 0:
                 self._checkpoint()
             self._end_epoch()
@@ -370,6 +389,18 @@ class BaseTrainer(Counters, ABC):
     @abstractmethod
     def policy_update_fn(self, collect_stats: CollectStatsBase) -> TrainingStats:
         """Learn from what was collected, within a training step of the policy, and return the statistics."""
+
+    @contextmanager
+    def _changing_state(self) -> Iterator[None]:
+        """Mark the state as torn until the block has ended; an error leaves the mark."""
+        self._is_torn = True
+        yield
+        self._is_torn = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the run could go on from its present state: no step was left in its midst."""
+        return not self._is_torn
 
     @contextmanager
     def _keeping_bad_batch(self) -> Iterator[None]:
@@ -398,7 +429,8 @@ class BaseTrainer(Counters, ABC):
 
     def _report_test(self) -> tuple[CollectStats, bool]:
         """Wait for the evaluation under way, count and score it, and tell callbacks."""
-        found = self.evaluator.finish()
+        with self._changing_state():
+            found = self.evaluator.finish()
         stats, where = with_reward_metric(self.reward_metric, found.stats).without_values(), found.where
         tell(self.callbacks, "on_evaluate_end", stats)
         self.test_env_step += stats.n_collected_steps
@@ -466,6 +498,7 @@ class BaseTrainer(Counters, ABC):
         self.gradient_step += stats.gradient_steps
         self.updates.add(stats)
         self.seconds["update"] += stats.train_time
+        self._is_torn = False  # what follows only watches
         self._emit(UpdateEnd(*self._where(), stats=stats))
         bad = stats.bad_losses()
         if bad and self.nan_policy == "stop":
@@ -556,6 +589,9 @@ class BaseTrainer(Counters, ABC):
     def _start(self) -> None:
         """Begin a run, or go on with the one that was restored: `RunStart`, first evaluation."""
         self._phase = "running"
+        self._is_torn = False
+        before = 0 if self.checkpoint_directory is None else newest_attempt(self.checkpoint_directory)
+        self.attempt = 1 + max(self.attempt, before)
         self._clock = time.monotonic() - self.seconds["total"]
         self._emit(RunStart(*self._where(), trainer=TrainerView(self)))
         if self.epoch_end_due:
@@ -626,7 +662,9 @@ class BaseTrainer(Counters, ABC):
         """Write a checkpoint and record it; without one its counters, unless callbacks write and record checkpoints."""
         written = None if self.save_checkpoint_fn is None else self.save_checkpoint_fn(*self._where())
         path = None if written is None else Path(written)
-        if path is not None or not any(isinstance(callback, CheckpointCallback) for callback in self.callbacks):
+        is_of_error = path is not None and self.stop_reason == "error"
+        writes_itself = path is not None or not any(isinstance(each, CheckpointCallback) for each in self.callbacks)
+        if writes_itself and not is_of_error:  # a run that goes on from its log must not begin with an error's state
             self.logger.save_data(*self._where(), lambda *_: path)
         self._saved_at = self._progress()
         if path is not None:
@@ -731,6 +769,9 @@ class BaseTrainer(Counters, ABC):
 
     def get_state(self) -> dict[str, Any]:
         """Return counters, statistics, best score, collectors, callbacks and logger (the policy is saved beside it)."""
+        return {**self._state_beside_history(), "history": [stats.get_state() for stats in self.history]}
+
+    def _state_beside_history(self) -> dict[str, Any]:
         return {
             "options": self._options(),
             "counters": copy.deepcopy({name: getattr(self, name) for name in vars(Counters())}),
@@ -738,7 +779,6 @@ class BaseTrainer(Counters, ABC):
             "last_test": None if self.last_test is None else self.last_test.get_state(),
             "collected": self.collected.stats().get_state(),
             "updates": self.updates.get_state(),
-            "history": [stats.get_state() for stats in self.history],
             "train_collector": None if self.train_collector is None else self.train_collector.get_state(),
             "test_collector": self.evaluator.collector_state(),
             "evaluated_meanwhile": self.evaluator.under_way(),
@@ -788,16 +828,19 @@ class BaseTrainer(Counters, ABC):
 
     def set_own_folders(self, folders: Mapping[str, Any]) -> None:
         """Restore what `own_folders` gave, from all folders of a checkpoint; `ValueError` where it does not fit."""
-        agents = folders["trainer"].get("state", {}).get("replay_agents")
-        collector = self.train_collector
-        if agents is not None and isinstance(collector, MultiAgentCollector | GroupCollector):
-            names = list(collector.observation_space)
-            collector.fit_replay({module_id: [names[i] for i in numbers] for module_id, numbers in agents})
+        self._fit_replay_to(folders["trainer"].get("state", {}))
         replays = self._replays()
         if not set(replays) <= set(folders):
             raise ValueError(f"the checkpoint has no replay buffer, only {sorted(folders)}; a run needs its own")
         for folder, buffer in replays.items():
             buffer.set_state(folders[folder])
+
+    def _fit_replay_to(self, state: Mapping[str, Any]) -> None:
+        """Give each module the replay buffer for the agents that it had when the state was taken."""
+        agents, collector = state.get("replay_agents"), self.train_collector
+        if agents is not None and isinstance(collector, MultiAgentCollector | GroupCollector):
+            names = list(collector.observation_space)
+            collector.fit_replay({module_id: [names[i] for i in numbers] for module_id, numbers in agents})
 
     def _replay_agents(self) -> dict[str, Any]:
         """Return which agents' transitions the buffer of each module keeps, by their numbers."""
@@ -809,23 +852,39 @@ class BaseTrainer(Counters, ABC):
     def _replays(self) -> dict[str, ReplayBuffer | TensorReplay]:
         """Return the replay buffers by their folders in a checkpoint: of several agents one for each module."""
         if isinstance(self.buffer, MultiAgentReplayBuffer):
-            return {f"replay/{module_id}": replay for module_id, replay in self.buffer.buffers.items()}
-        return {"replay": self.buffer} if isinstance(self.buffer, ReplayBuffer | TensorReplay) else {}
+            return {f"{REPLAY}/{module_id}": replay for module_id, replay in self.buffer.buffers.items()}
+        return {REPLAY: self.buffer} if isinstance(self.buffer, ReplayBuffer | TensorReplay) else {}
 
-    def save_to_path(self, path: str | Path) -> Path:
+    def save_to_path(
+        self, path: str | Path, *, attempt: int | None = None, carried: Mapping[str, Path] | None = None
+    ) -> Path:
         """Write a full checkpoint and return its path: policy and all its state in its own folders, the trainer's in
         `trainer`.
 
+        `attempt`: the number of this start of the run, by default the trainer's own. `carried`: see `write_checkpoint`.
         Records that the logger holds back for its next interval are part of the state, so saving changes no record.
         """
         counters = {name: getattr(self, name) for name in ("epoch", "env_step", "gradient_step", "stop_reason")}
-        return write_checkpoint(path, self.checkpoint_folders(), metadata=counters)
+        return write_checkpoint(
+            path,
+            self.checkpoint_folders(),
+            metadata=counters,
+            steps=self.position,
+            attempt=self.attempt if attempt is None else attempt,
+            carried=carried,
+        )
 
     def checkpoint_folders(self) -> dict[str, dict[str, Any]]:
-        """Return the folders of a full checkpoint."""
+        """Return the folders of a full checkpoint.
+
+        The statistics of past epochs are a folder of their own, in pieces that checkpoints share: written with each
+        checkpoint, they would soon be most of what a long run writes.
+        """
+        state = {**self._state_beside_history(), "history": len(self.history)}
         folders = {
             **self.policy.checkpoint_folders(),
-            "trainer": {"state": self.get_state(), "made_by": {"algorithm": self.policy.config.algorithm}},
+            "trainer": {"state": state, "made_by": {"algorithm": self.policy.config.algorithm}},
+            HISTORY: dict(self._history_pieces.by_name(self.history)),
             **self.own_folders(),
             **self.evaluator.folders(self._where()),
         }
@@ -833,17 +892,28 @@ class BaseTrainer(Counters, ABC):
             folders["bad_batch"] = {"batch": self.bad_batch}
         return folders
 
-    def restore_from_path(self, path: str | Path | None) -> None:
+    def restore_from_path(self, path: str | Path | None, *, drop_replay: bool = False) -> None:
         """Continue a run bit by bit from a full checkpoint.
+
+        `drop_replay`: leave out the replay buffer of the checkpoint, which may be damaged, and go on with an empty one;
+        nothing is learned until it has filled to `learning_starts` again.
 
         Raises `ValueError`, and changes nothing, where it is damaged or of a run of another shape, and for None, which
         `newest_checkpoint` gives where there is no checkpoint. Warns where this trainer has other options.
         """
         if path is None:
             raise ValueError("path=None: there is no checkpoint to go on from (newest_checkpoint found no intact one)")
-        self._restore(path, _read_run(path))
+        folders = _read_run(path, without=[REPLAY] if drop_replay else ())
+        self._restore(path, folders, drop_replay=drop_replay)
 
-    def _restore(self, path: str | Path, folders: dict[str, dict[str, Any]], *, keep_record: bool = False) -> None:
+    def _restore(
+        self,
+        path: str | Path,
+        folders: dict[str, dict[str, Any]],
+        *,
+        keep_record: bool = False,
+        drop_replay: bool = False,
+    ) -> None:
         state, made_by = folders["trainer"]["state"], folders["trainer"]["made_by"]["algorithm"]
         algorithm = self.policy.config.algorithm
         if made_by != algorithm:
@@ -855,9 +925,17 @@ class BaseTrainer(Counters, ABC):
         with self._put_back_where_refused():
             self.policy.set_checkpoint_folders(folders)
             self._set_collectors(state)
-            self.set_own_folders(folders)
+            if drop_replay:
+                self._fit_replay_to(state)
+                for replay in self._replays().values():
+                    replay.reset()
+            else:
+                self.set_own_folders(folders)
             self.evaluator.take_folders(folders)
         self.set_state(state)  # its collectors once more: they write boundaries into the buffer that is restored now
+        if drop_replay:
+            self.learning_resumes_at = self.env_step + getattr(self, "learning_starts", 0)
+        self.attempt = int(read_manifest(path).get("attempt", 0))
         self._warn_of_other_options(state["options"])
         reason = state["counters"]["stop_reason"]
         ended_early = reason in ("interrupted", "error") or (reason == "max_epoch" and not self.is_complete)
@@ -980,9 +1058,12 @@ def _set_seed(learner: Learner, seed: int) -> None:
     learner.streams.set_state(RandomStreams(seed).child("learner").get_state())
 
 
-def _read_run(path: str | Path) -> dict[str, dict[str, Any]]:
+def _read_run(path: str | Path, without: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
     """Read a checkpoint; raise `ValueError` for one that is damaged or not of a whole run."""
-    folders = read_checkpoint(path)
+    folders = read_checkpoint(path, without=without)
     if "trainer" not in folders:
         raise ValueError(f"{path} holds a policy only, not a whole run; give a folder below `checkpoints/`")
+    state = folders["trainer"]["state"]
+    if not isinstance(state["history"], list):  # of 0.2 the state has it
+        state["history"] = joined_history(folders.pop(HISTORY, {}), state["history"])
     return folders

@@ -176,13 +176,18 @@ def _keep_files(trainer: Trainer, folder: RunFolder, num_to_keep: int, *, writes
         if not writes:
             trainer.checkpoint_folders()
             return None
-        path = trainer.save_to_path(folder.checkpoint_path(trainer.position))
+        if trainer.stop_reason == "error":
+            # It may be torn, or hold weights that are no numbers: it must not push out a healthy one.
+            return trainer.save_to_path(folder.error_checkpoint, carried=folder.carried_best())
+        path = trainer.save_to_path(folder.checkpoint_path(trainer.position), carried=folder.carried_best())
         prune_checkpoints(folder.checkpoints, num_to_keep)
         return path
 
     def save_best(policy: Policy) -> None:
-        policy.save_to_path(folder.best / "policy")
+        policy.save_to_path(folder.best_policy)
 
+    if writes:
+        trainer.checkpoint_directory = folder.checkpoints
     trainer.save_checkpoint_fn, trainer.save_best_fn = save_checkpoint, save_best if writes else None
 
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from lockstep.rollout import CollectorLike, EnvironmentCallback, GroupCollector
 from lockstep.rollout.callbacks import overridden_events
+from lockstep.state.checkpoint import ERROR, newest_attempt
 from lockstep.state.checks import check_number, check_whole, check_wholes
 from lockstep.tracking import BaseLogger, LazyLogger, prune_checkpoints
 from lockstep.tracking.statistics import CollectStats, EpochStats, InfoStats, TrainingStats
@@ -244,18 +245,21 @@ class CheckpointCallback(Callback):
     """Writes full checkpoints to `directory/step_<environment step>` (of a run that collects nothing: gradient step),
     and keeps the newest `num_to_keep`.
 
-    After every `interval`-th epoch and at the end, whatever ended the run. For a trainer made by hand; one that is made
-    with a run's folder does so by itself. `restore_trainer(trainer, newest_checkpoint(directory))` goes on.
+    After every `interval`-th epoch and at the end, whatever ended the run; the state at an error goes to
+    `directory/error`, which `newest_checkpoint` leaves out. For a trainer made by hand; one that is made with a run's
+    folder does so by itself. `restore_trainer(trainer, newest_checkpoint(directory))` goes on.
     """
 
     def __init__(self, directory: str | Path, *, interval: int = 1, num_to_keep: int = 3) -> None:
         self.interval, self.num_to_keep = check_wholes(interval=interval, num_to_keep=num_to_keep)
         self.directory = Path(directory)
         self._trainer: Any = None
+        self._attempt = 0
         self._saved_at: tuple[int, int] | None = None
 
     def on_run_start(self, event: RunStart) -> None:
         self._trainer, self._saved_at = event.trainer, None
+        self._attempt = max(event.trainer.attempt, 1 + newest_attempt(self.directory))
 
     def on_epoch_end(self, event: EpochEnd) -> None:
         if event.epoch % self.interval == 0:
@@ -263,11 +267,15 @@ class CheckpointCallback(Callback):
 
     def on_run_end(self, event: RunEnd) -> None:
         """Save what is not saved yet of a run that began."""
-        if self._trainer is not None and self._saved_at != (event.epoch, event.position):
+        if self._trainer is None or self._saved_at == (event.epoch, event.position):
+            return
+        if event.reason == "error":
+            self._trainer.save_to_path(self.directory / ERROR, attempt=self._attempt)
+        elif self._trainer.is_whole:
             self._save(event)
 
     def _save(self, event: Event) -> None:
-        path = self._trainer.save_to_path(self.directory / f"step_{event.position:012d}")
+        path = self._trainer.save_to_path(self.directory / f"step_{event.position:012d}", attempt=self._attempt)
         # named in the log, so that `resume_from_log` finds it; `restore_trainer` writes the same record again
         self._trainer.logger.save_data(event.epoch, event.env_step, event.gradient_step, lambda *_: path)
         prune_checkpoints(self.directory, self.num_to_keep)

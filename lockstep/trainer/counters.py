@@ -35,5 +35,7 @@ class Counters:
     """off-policy: collected steps that gradient steps are due for"""
     updates_made: int = 0
     """off-policy: gradient steps that were made for them"""
+    learning_resumes_at: int = 0
+    """off-policy: environment step before which nothing is learned, as the replay buffer was lost and fills again"""
     samples_seen: int = 0
     """offline: transitions in all gradient steps"""

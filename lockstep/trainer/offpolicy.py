@@ -115,12 +115,13 @@ class OffpolicyTrainer(BaseTrainer):
     def training_step(self) -> tuple[CollectStatsBase, TrainingStats | None, bool]:
         """Collect once, and make the gradient steps that are due for it, where there are any."""
         random = self.env_step < self.learning_starts
+        refills = self.env_step < self.learning_resumes_at
         with policy_within_training_step(self.policy):
             amounts: dict[str, Any] = {"n_step": self.step_per_collect, "n_episode": self.episode_per_collect}
-            if isinstance(self.collector, TensorCollector) and self.learns_ahead and not random:
+            if isinstance(self.collector, TensorCollector) and self.learns_ahead and not (random or refills):
                 amounts["then"] = self._launch_update
             stats = self.collector.collect(**amounts, random=random)
-        if not random:
+        if not random and not refills:
             self.steps_learned_from += stats.n_collected_steps
         self._count_collect(stats)
         due = self._num_due(self.steps_learned_from)

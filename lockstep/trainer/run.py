@@ -18,13 +18,21 @@ from lockstep.cluster.torchrun import Place
 from lockstep.envs.make import name_of_env
 from lockstep.export.exported import CHECKPOINT
 from lockstep.learner.reduction import Reducer
-from lockstep.state.checkpoint import newest_checkpoint, read_checkpoint
+from lockstep.state.checkpoint import (
+    CheckpointError,
+    checkpoints_in,
+    damaged_files,
+    newest_checkpoint,
+    read_checkpoint,
+    verify_checkpoint,
+)
 from lockstep.state.checks import check_whole
 from lockstep.state.schedules import ConfiguredValueWarning
 from lockstep.tracking import RunFolder, RunFolderError, plot_runs
 from lockstep.tracking.records import leaves
-from lockstep.tracking.run_folder import find_run
+from lockstep.tracking.run_folder import CHECKPOINTS, CONFIG, find_run
 from lockstep.tracking.statistics import EpochStats, InfoStats
+from lockstep.trainer.base import REPLAY
 from lockstep.trainer.build import RunLength, Trainer, build_trainer, stretched_schedules
 from lockstep.trainer.callbacks import Callback
 from lockstep.trainer.ranks import config_on_ranks, join, run_begun_before
@@ -129,24 +137,31 @@ class Run:
             "update": timing.train_time_update,
             "evaluation": timing.test_time,
         }
-        folder.write_summary(
-            {
-                **info.to_dict(),
-                "final_return": None if last is None else last.mean,
-                "final_return_std": None if last is None else last.std,
-                "final_return_step": trainer.last_test_at,
-                "steps_per_second": timing.update_speed,
-                "seconds_by_stage": stages,
-                "update_seconds_by_stage": dict(update_seconds),
-            }
-        )
+        # The summary says that the run has ended, so it is written last: a run that is killed before is finished later.
+        try:
+            self._draw_curve()
+        finally:
+            folder.write_summary(
+                {
+                    **info.to_dict(),
+                    "final_return": None if last is None else last.mean,
+                    "final_return_std": None if last is None else last.std,
+                    "final_return_step": trainer.last_test_at,
+                    "steps_per_second": timing.update_speed,
+                    "seconds_by_stage": stages,
+                    "update_seconds_by_stage": dict(update_seconds),
+                }
+            )
+
+    def _draw_curve(self) -> None:
+        folder = self.folder
         try:
             plot_runs([folder.path], folder.curve_path)
         except (ImportError, ValueError):
             return  # no matplotlib, or no evaluation to draw
         except OSError as error:
             folder.curve_path.unlink(missing_ok=True)
-            warnings.warn(f"{folder.curve_path} could not be written: {error}", stacklevel=2)
+            warnings.warn(f"{folder.curve_path} could not be drawn: {error}", stacklevel=3)
 
 
 def prepare_run(
@@ -203,14 +218,22 @@ def resume(
     total_steps: int | None = None,
     settings: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback] = (),
+    drop_damaged_replay: bool = False,
 ) -> TrainResult:
     """Continue the run in a folder from its newest intact checkpoint, bit by bit.
 
-    `total_steps`: a new length of the whole run. `settings`: other options by path from here on,
-    `{"training.lr": 1e-4}`; so are those edited in the run's `config.json`. Raises `ValueError`, changing nothing, for
-    options that a run keeps, and for fewer steps than it has. One that has all its steps trains no more.
+    `path`: the run's folder, or one of its checkpoints to go on from, e.g. `checkpoints/error`, which is used only
+    where it is asked for. `total_steps`: a new length of the whole run. `settings`: other options by path from here on,
+    `{"training.lr": 1e-4}`; so are those edited in the run's `config.json`. `drop_damaged_replay`: where nothing but
+    the replay buffer of a checkpoint is damaged, go on from it with an empty one.
+
+    Raises `ValueError`, changing nothing, for options that a run keeps, for fewer steps than it has, and where no
+    checkpoint is intact. One that has all its steps trains no more.
     """
-    return prepare_resume(path, total_steps=total_steps, settings=settings).build(callbacks).finish()
+    resumption = prepare_resume(
+        path, total_steps=total_steps, settings=settings, drop_damaged_replay=drop_damaged_replay
+    )
+    return resumption.build(callbacks).finish()
 
 
 def find_policy(path: str | Path, *, last: bool = False) -> Path:
@@ -303,6 +326,8 @@ class Resumption:
     """the run has all its steps, and its end was noted"""
     end_reason: str | None = None
     """the run had come to this end, but the process was killed before it was noted"""
+    drops_replay: bool = False
+    """The replay buffer of the checkpoint is damaged, and the run goes on with an empty one."""
 
     def build(self, callbacks: Sequence[Callback] = (), *, reducer: Reducer | None = None) -> Run:
         """Return the run with its trainer restored; note the changes in the run's `config.json`.
@@ -314,9 +339,11 @@ class Resumption:
             with warnings.catch_warnings():
                 if self.changes:  # they are in the sources
                     warnings.simplefilter("ignore", ConfiguredValueWarning)
-                trainer.restore_from_path(self.checkpoint)
-            if self.changes and trainer.policy.learner_group.reducer.rank == 0:
-                self.folder.record_changes(self.config.named_options(), _history_entry(self.changes, self.step))
+                trainer.restore_from_path(self.checkpoint, drop_replay=self.drops_replay)
+            if trainer.policy.learner_group.reducer.rank == 0:
+                self.folder.restore_best(self.checkpoint, has_best=trainer.best_score is not None)
+                if self.changes:
+                    self.folder.record_changes(self.config.named_options(), _history_entry(self.changes, self.step))
         except BaseException:
             trainer.close()
             raise
@@ -325,16 +352,26 @@ class Resumption:
 
 
 def prepare_resume(
-    path: str | Path, *, total_steps: int | None = None, settings: Mapping[str, Any] | None = None
+    path: str | Path,
+    *,
+    total_steps: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+    drop_damaged_replay: bool = False,
 ) -> Resumption:
     """Decide how the run in a folder goes on, changing nothing; see `resume`."""
     asked = dict(settings or {})
     if check_whole("total_steps", total_steps, 1, optional=True) is not None:
         asked[TOTAL] = int(total_steps or 0)
-    folder = RunFolder.open(path)
-    checkpoint = folder.newest_checkpoint()
-    if checkpoint is None:
-        raise ValueError(f"{folder.path} has no intact checkpoint to go on from; start a new run")
+    folder, chosen = _folder_and_checkpoint(Path(path).absolute())
+    checkpoint = _intact_checkpoint(folder, chosen, drop_damaged_replay)
+    damaged = damaged_files(checkpoint) if drop_damaged_replay else {}
+    if damaged:
+        warnings.warn(
+            f"{checkpoint}: its replay buffer is damaged ({', '.join(damaged)}); the run goes on with an empty one, "
+            "and learns nothing until it has filled again",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     saved = read_checkpoint(checkpoint / "policy")[""]["state"]["config"]
     before, config = (get_config(folder.algo).update_from_dict(options) for options in (saved, folder.config))
     edited = changes_between(before, config)
@@ -348,7 +385,8 @@ def prepare_resume(
     check_changes(changes, config.first_values)
     counters = read_checkpoint(checkpoint / "trainer")[""]["state"]["counters"]
     step, total = int(counters["env_step"] or counters["gradient_step"]), config.reporting.total_steps
-    if step - total >= RunLength.of(config).per_update:  # more than the last whole collect brought
+    is_shorter = total < before.reporting.total_steps
+    if is_shorter and step - total >= RunLength.of(config).per_update:  # more than the last whole collect brought
         raise ValueError(
             f"total_steps={total} is not allowed; the run in {folder.path} has {step} steps already, give as many or "
             "more"
@@ -371,7 +409,54 @@ def prepare_resume(
     reason = counters["stop_reason"]
     if has_ended or reason in ("interrupted", "error", "max_epoch"):
         reason = None
-    return Resumption(folder, checkpoint, config, step, changes, tuple(sources), is_finished, reason)
+    return Resumption(folder, checkpoint, config, step, changes, tuple(sources), is_finished, reason, bool(damaged))
+
+
+def _folder_and_checkpoint(path: Path) -> tuple[RunFolder, Path | None]:
+    """Return the run in a folder; or the run that a checkpoint is of, and the checkpoint."""
+    run = path.parent.parent
+    if path.parent.name == CHECKPOINTS and (run / CONFIG).exists():
+        return RunFolder.open(run), path
+    return RunFolder.open(path), None
+
+
+def _intact_checkpoint(folder: RunFolder, chosen: Path | None, drop_damaged_replay: bool) -> Path:
+    """Return the checkpoint to go on from: the one chosen, else the newest intact one.
+
+    `drop_damaged_replay`: one whose replay buffer alone is damaged is as good. Raises `ValueError` where there is none.
+    """
+    without = [REPLAY] if drop_damaged_replay else []
+    if chosen is not None:
+        try:
+            verify_checkpoint(chosen, without=without)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}{_advice_for(chosen)}") from None
+        return chosen
+    found = newest_checkpoint(folder.checkpoints, without=without)
+    if found is not None:
+        return found
+    advice = next((words for path in checkpoints_in(folder.checkpoints) if (words := _advice_for(path))), "")
+    if not advice:
+        there = ""
+        if folder.error_checkpoint.is_dir():
+            there = f" (the state at its error is kept: lockstep resume {folder.error_checkpoint})"
+        advice = f"; start a new run{there}"
+    raise ValueError(f"{folder.path} has no intact checkpoint to go on from{advice}")
+
+
+def _advice_for(checkpoint: Path) -> str:
+    """Return how to go on from a checkpoint of which only the replay buffer is damaged; "" for any other."""
+    try:
+        damaged = damaged_files(checkpoint)
+    except CheckpointError:
+        return ""
+    if not damaged or not all(name.startswith(f"{REPLAY}/") for name in damaged):
+        return ""
+    return (
+        f"; of {checkpoint.name} only its replay buffer is damaged ({', '.join(damaged)}): to go on with all the rest "
+        "and an empty replay buffer, lockstep resume RUN --drop-damaged-replay, or resume(path, "
+        "drop_damaged_replay=True)"
+    )
 
 
 def _follow_total(before: AlgorithmConfig, after: AlgorithmConfig, asked: Mapping[str, Any]) -> list[str]:

@@ -388,3 +388,51 @@ def test_an_argument_that_a_logger_of_a_configuration_does_not_have_is_refused_b
 def test_a_place_that_cannot_be_written_is_told_at_once(place: str, error: type[OSError], tmp_path: Path) -> None:
     with pytest.raises(error, match=str(tmp_path / place)):
         JsonlLogger(tmp_path / place)
+
+
+TAILS = {
+    "torn": b'{"scope": "test", "step_ty',
+    "torn, then a new line": b'{"scope": "te\n',
+    "zeros": b"\0" * 200,
+    "zeros over several lines": b"\0" * 70_000 + b"\n" + b"\0" * 70_000 + b"\n",
+    "another text": b"[1, 2]\nnull\n",
+}
+
+
+@pytest.mark.parametrize("tail", TAILS.values(), ids=TAILS)
+def test_a_damaged_end_of_the_records_is_cut_off_wherever_it_is_met(tail: bytes, tmp_path: Path) -> None:
+    """A kill tears a line, a power failure leaves zeros: the run goes on from its checkpoint or its log."""
+    path = tmp_path / "metrics.jsonl"
+    with JsonlLogger(path) as logger:
+        logger.log_test_data({"score": 1.0}, 1)
+        logger.save_data(1, 1, 1)
+        state = logger.get_state()
+    whole = path.read_bytes()
+    assert len(read_metrics(path)) == 2
+    path.write_bytes(whole + tail)
+    assert len(read_metrics(path)) == 2
+    with JsonlLogger(path, resume=True) as again:
+        again.set_state(state)
+    assert path.read_bytes() == whole
+    path.write_bytes(whole + tail)
+    with JsonlLogger(path, resume=True) as again:
+        assert again.last_checkpoint() is None
+        assert again.restore_data() == (1, 1, 1)
+        again.log_test_data({"score": 2.0}, 2)
+    assert [record["step"] for record in read_metrics(path)] == [1, 1, 2]
+
+
+def test_a_save_note_that_is_damaged_after_the_file_was_opened_is_no_note(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    logger = JsonlLogger(path)
+    logger.log_test_data({"score": 1.0}, 1)
+    state, size = logger.get_state(), path.stat().st_size
+    logger.save_data(1, 1, 1)
+    logger.log_test_data({"score": 2.0}, 2)
+    content = path.read_bytes()
+    path.write_bytes(
+        content[:size] + content[size:].replace(b"{", b"\0", 1)
+    )  # only that line; those after it are whole
+    again = JsonlLogger(path, resume=True)
+    again.set_state(state)
+    assert path.stat().st_size == size

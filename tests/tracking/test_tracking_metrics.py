@@ -191,3 +191,22 @@ def test_peek_names_the_keys_that_there_are():
     metrics.report()
     with pytest.raises(KeyError, match=r"nothing was logged under 'c'.*a/b"):
         metrics.peek("c")
+
+
+@pytest.mark.parametrize("reduce", ["mean", "sum", "max", "percentiles"])
+def test_a_window_over_several_reports_drops_its_oldest_values_after_a_restore_too(reduce: str) -> None:
+    """The steps of each report begin at 0: the order of the values is not that of their steps."""
+
+    def log(metrics: Metrics, values: tuple[float, ...]) -> dict[Any, float]:
+        for value in values:
+            metrics.log_value("x", value, reduce, window=4)
+            metrics.end_step()
+        return metrics.report()
+
+    straight, first, restored = Metrics(), Metrics(), Metrics()
+    for metrics in (straight, first):
+        log(metrics, (9.0, 1.0, 2.0))
+        log(metrics, (5.0, 3.0))
+    restored.set_state(first.get_state())
+    for values in ((7.0,), (4.0, 8.0), (6.0,)):
+        assert log(restored, values) == log(straight, values)

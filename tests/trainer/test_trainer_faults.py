@@ -22,9 +22,10 @@ def expected(shared_folder):
     return bits_of(run_kind(shared_folder / "whole", "on-policy", WHOLE)), records_of(shared_folder / "whole")
 
 
-def assert_whole(path, checkpoints):
+def assert_whole(path, checkpoints, error=False):
     """Only these checkpoints, each intact; whole records; nothing half-written."""
-    assert sorted(child.name for child in (path / "checkpoints").iterdir()) == [f"step_{n:012d}" for n in checkpoints]
+    names = ["error"] * error + [f"step_{n:012d}" for n in checkpoints]
+    assert sorted(child.name for child in (path / "checkpoints").iterdir()) == names
     for child in (path / "checkpoints").iterdir():
         verify_checkpoint(child)
     assert (path / "metrics.jsonl").read_bytes().endswith(b"\n")
@@ -39,7 +40,7 @@ def test_a_full_disk_in_mid_run_loses_nothing_that_was_whole(folder, file_size_l
     limits = ExitStack()
 
     def fill():
-        size = 1 << 14 if what == "checkpoint" else (folder / "run" / "metrics.jsonl").stat().st_size + 10
+        size = 1 << 13 if what == "checkpoint" else (folder / "run" / "metrics.jsonl").stat().st_size + 10
         limits.enter_context(file_size_limit(size))
 
     with limits, pytest.raises((OSError, CheckpointError), match=message) as caught:
@@ -84,8 +85,8 @@ def test_an_environment_that_raises_leaves_a_checkpoint_to_go_on_from(folder):
         frames.append(trace.tb_frame.f_code)
         trace = trace.tb_next
     assert Fragile.step.__code__ in frames
-    assert_whole(run.path, [128, 256, 320])  # the last one holds the updates of the epoch that broke
-    assert verify_checkpoint(run.newest_checkpoint())["metadata"] == {
+    assert_whole(run.path, [128, 256], error=True)  # which holds the updates of the epoch that broke
+    assert verify_checkpoint(run.error_checkpoint)["metadata"] == {
         "epoch": 3,
         "env_step": 320,
         "gradient_step": 20,

@@ -40,7 +40,7 @@ def test_n_and_a_new_process_and_n_are_2n_to_the_last_bit(kind, processes, folde
 def state_of(folder):
     """What the newest checkpoint holds, wall times left out."""
     folders = read_checkpoint(RunFolder.open(folder).newest_checkpoint())
-    state = folders["trainer"].pop("state")
+    state = {**folders["trainer"].pop("state"), "history": folders.pop("history")}
     timed = ("collect_time", "env_time", "act_time", "train_time", "stage_seconds", "timing", "update_speed", "seconds")
 
     def kept(tree):
