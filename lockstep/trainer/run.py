@@ -363,7 +363,7 @@ def prepare_resume(
     if check_whole("total_steps", total_steps, 1, optional=True) is not None:
         asked[TOTAL] = int(total_steps or 0)
     folder, chosen = _folder_and_checkpoint(Path(path).absolute())
-    checkpoint = _intact_checkpoint(folder, chosen, drop_damaged_replay)
+    checkpoint = _intact_checkpoint(chosen, folder, drop_damaged_replay)
     damaged = damaged_files(checkpoint) if drop_damaged_replay else {}
     if damaged:
         warnings.warn(
@@ -420,7 +420,7 @@ def _folder_and_checkpoint(path: Path) -> tuple[RunFolder, Path | None]:
     return RunFolder.open(path), None
 
 
-def _intact_checkpoint(folder: RunFolder, chosen: Path | None, drop_damaged_replay: bool) -> Path:
+def _intact_checkpoint(chosen: Path | None, folder: RunFolder, drop_damaged_replay: bool) -> Path:
     """Return the checkpoint to go on from: the one chosen, else the newest intact one.
 
     `drop_damaged_replay`: one whose replay buffer alone is damaged is as good. Raises `ValueError` where there is none.
