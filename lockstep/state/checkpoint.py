@@ -429,11 +429,11 @@ def _write_folder(root: Path, folder: str, tree: Mapping[str, Any], files: dict[
             files[f"{base}{suffix}"] = entry
 
 
-def _write_value(base: Path, key: str, value: Any) -> dict[str, dict[str, Any]]:
+def _write_value(base: Path, key: str, value: object) -> dict[str, dict[str, Any]]:
     """Write one top-level key as `base` with a suffix; return size and SHA-256 of its files by suffix."""
     written = {}
     arrays: dict[str, Array] = {}
-    if _is_flat(value):
+    if isinstance(value, Mapping) and _is_flat(value):
         arrays = dict(value)
     else:
         text = json.dumps(encode(value, key, arrays), indent=1, allow_nan=False)
