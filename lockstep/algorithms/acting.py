@@ -33,6 +33,7 @@ from lockstep.replay import OfflineRows, ReplayBuffer
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.state.schedules import stages_of, value_at
 from lockstep.state.streams import RandomStreams
+from lockstep.state.trust import IN_MEMORY
 
 NOT_LEARNED_FROM = (Columns.BATCH_INDEXES, Columns.TRUNCATEDS)
 AT_ONCE = 65_536
@@ -424,7 +425,7 @@ class AgentsActingPolicy:
     def _built(self, module_id: str, weights: ActingWeights) -> ActingPolicy:
         if module_id not in weights.recipes:
             raise ValueError(f"the weights are of the module {module_id!r}, this policy has {list(self.acting)}")
-        new = NewModule.of_recipe(self.config, weights.recipes[module_id])
+        new = NewModule.of_recipe(self.config, weights.recipes[module_id], IN_MEMORY)
         parts, (observations, actions) = new.to_act(getattr(torch, self.config.framework.dtype)), new.spaces
         part = ActingPolicy(self.config, *parts, observation_space=observations, action_space=actions)
         part.timesteps = self.timesteps

@@ -61,6 +61,7 @@ from lockstep.state.checks import install_hint, suggestion
 from lockstep.state.options import FROZEN
 from lockstep.state.schedules import stages_of, value_at
 from lockstep.state.streams import RandomStreams
+from lockstep.state.trust import SIGNATURE, FileNames, signed
 from lockstep.tracking.config import CallbacksSection, CheckpointingSection, DebuggingSection, ReportingSection
 
 Section = Any
@@ -340,11 +341,15 @@ class BaseConfig:
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all options as plain JSON values: `{"algorithm": ..., section: {option: value}}`."""
+        """Return all options as plain JSON values: `{"algorithm": ..., section: {option: value}}`.
+
+        Where options are classes or functions, there is also the user's "signature" over their names and arguments, by
+        which `update_from_dict` recognises the user's own work.
+        """
         out: dict[str, Any] = {"algorithm": self.algorithm}
         for name, section in self.sections.items():
             out[name] = {option: to_plain(f"{name}.{option}", value) for option, value in section.options().items()}
-        return out
+        return signed(out)
 
     def to_json(self, path: str | Path | None = None) -> str:
         """Return `to_dict` as JSON text, and write it to `path` if there is one."""
@@ -353,16 +358,32 @@ class BaseConfig:
             Path(path).write_text(text + "\n")
         return text
 
-    def update_from_dict(self, data: Mapping[str, Any]) -> Self:
-        """Set the options of a nested dict `{section: {option: value}}`, as read from a file."""
+    def update_from_dict(
+        self, data: Mapping[str, Any], *, trust: bool = False, file: str | Path = "the configuration"
+    ) -> Self:
+        """Set the options of a nested dict `{section: {option: value}}`, as read from a file.
+
+        Args:
+            data: what `to_dict` returned, or a part of it.
+            trust: take all objects that it names. Otherwise these are classes of the kind that their options expect,
+                unless this user has signed the names.
+            file: where the dict was read, for messages, and for the signatures that may lie beside it.
+
+        Raises:
+            UntrustedError: an object that needs `trust=True`; the error names it and its option.
+            ValueError: an unknown section or option, or another algorithm.
+        """
+        names = FileNames(file, data, trust)
         for name, options in data.items():
+            if name == SIGNATURE:
+                continue
             if name == "algorithm":
                 if options != self.algorithm:
                     raise ValueError(f"the configuration is for {options!r}, this one for {self.algorithm!r}")
                 continue
             if name not in self.sections or not isinstance(options, Mapping):
                 raise ValueError(f"unknown section {name!r}{self._suggest(name, list(self.sections))}")
-            getattr(self, name)(**section_from_plain(name, options))
+            getattr(self, name)(**section_from_plain(name, options, names))
         return self
 
     def named_options(self) -> dict[str, Any]:

@@ -1,4 +1,8 @@
-"""The form of options in JSON: plain values, with spaces, specs, classes and functions by name."""
+"""The form of options in JSON: plain values, with spaces, specs, classes and functions by name.
+
+What is read comes from a file, which may name few objects: each is found by the file's `FileNames`, with the kind of
+class that its option expects.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +14,36 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Space
 from torch import nn
+from torch.optim import Optimizer
 
+from lockstep.connectors import Connector, RescaleActions
 from lockstep.data.codec import describe_space, space_from
+from lockstep.envs.make import ENVIRONMENT_CLASS
+from lockstep.learner.learner import Learner
 from lockstep.modules import MultiRLModuleSpec, RLModuleSpec
-from lockstep.state.options import import_path, imported
+from lockstep.modules.model_config import NETWORK
+from lockstep.state.options import import_path
+from lockstep.state.trust import ARGUMENT_KEYS, FileNames, Kind, NameInFile, UntrustedError
+from lockstep.tracking.config import CALLBACK
 
 RENAMED = {"evaluation.evaluation_episodes": "evaluation_duration"}
 """options by the path that they had in files of earlier versions, and their name today"""
+OVERRIDES = "rl_module.algorithm_config_overrides_per_module."
+CONNECTOR = Kind("a subclass of lockstep.connectors.Connector", (Connector, RescaleActions))
+OPTIMIZER = Kind("a subclass of torch.optim.Optimizer", (Optimizer,))
+KINDS = {
+    "environment.env": ENVIRONMENT_CLASS,
+    "env_runners.env_to_module_connector": CONNECTOR,
+    "env_runners.module_to_env_connector": CONNECTOR,
+    "training.learner_connector": CONNECTOR,
+    "training.optimizer": OPTIMIZER,
+    "training.learner_class": Kind("a subclass of lockstep.learner.Learner", (Learner,), takes_others=False),
+    "training.intrinsic_reward": NETWORK,
+    "callbacks.callbacks_class": CALLBACK,
+}
+"""the classes that a file may name, by option; every other object that it names needs the user's word"""
+NAMED_BY_TEXT = ("environment.env", "model_config.encoder", "rl_module.rl_module_spec")
+"""ends of the paths of options whose text may name an object"""
 
 
 def to_plain(path: str, value: Any) -> Any:
@@ -45,25 +72,52 @@ def to_plain(path: str, value: Any) -> Any:
         return {"__path__": str(value)}
     if isinstance(value, np.generic):
         value = value.item()
+    if isinstance(value, NameInFile) and value.is_object:
+        return {"__import__": value}
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return {"__import__": import_path(path, value)}
 
 
-def from_plain(value: Any) -> Any:
-    """Return the value that `to_plain` wrote."""
+def from_plain(path: str, value: Any, names: FileNames) -> Any:
+    """Return the value of the option `path` that `to_plain` wrote, with the objects that the file may name.
+
+    Raises `UntrustedError` for an object that needs the user's word.
+    """
     if isinstance(value, list):
-        return [from_plain(part) for part in value]
+        return [from_plain(path, part, names) for part in value]
     if not isinstance(value, Mapping):
         return value
-    if len(value) == 1 and (kind := next(iter(value))) in _READERS:
-        return _READERS[kind](value[kind])
-    return {key: from_plain(part) for key, part in value.items()}
+    if len(value) == 1 and (form := next(iter(value))) in _READERS:
+        return _READERS[form](path, value[form], names)
+    return {key: _named_or_plain(f"{path}.{key}", part, names) for key, part in value.items()}
 
 
-def section_from_plain(section: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def section_from_plain(section: str, options: Mapping[str, Any], names: FileNames) -> dict[str, Any]:
     """Return the options of a section that `to_plain` wrote, by the names of today."""
-    return {RENAMED.get(f"{section}.{name}", name): from_plain(value) for name, value in options.items()}
+    return {
+        RENAMED.get(f"{section}.{name}", name): _named_or_plain(f"{section}.{name}", value, names)
+        for name, value in options.items()
+    }
+
+
+def _named_or_plain(path: str, value: object, names: FileNames) -> Any:
+    """Return an option's value; a text that names an object is looked up when it is used, with the same checks."""
+    is_argument = any(f".{key}." in path for key in ARGUMENT_KEYS if key != "evaluation_config")
+    if isinstance(value, str) and path.endswith(NAMED_BY_TEXT) and not is_argument:
+        return names.text(path, value)
+    return from_plain(path, value, names)
+
+
+def kind_of(path: str) -> Kind | None:
+    """Return the classes that a file may name for an option; None where every object needs the user's word.
+
+    Options of one module are those of training, options of evaluation those that they replace.
+    """
+    path = path.removeprefix("evaluation.evaluation_config.")
+    if path.startswith(OVERRIDES):
+        path = f"training.{path.removeprefix(OVERRIDES).partition('.')[2]}"
+    return NETWORK if path.endswith("model_config.encoder") else KINDS.get(path)
 
 
 def _plain_spec(path: str, spec: RLModuleSpec) -> dict[str, Any]:
@@ -73,15 +127,31 @@ def _plain_spec(path: str, spec: RLModuleSpec) -> dict[str, Any]:
     return {**plain, "model_config": to_plain(f"{path}.model_config", plain["model_config"])}
 
 
-def _spec(plain: Mapping[str, Any]) -> RLModuleSpec:
-    return RLModuleSpec.from_dict({**plain, "model_config": from_plain(plain["model_config"])})
+def _imported(path: str, name: object, names: FileNames) -> Any:
+    """Return the object that a file names. An environment that needs the word is refused when it is made."""
+    try:
+        return names.find(path, name, kind_of(path))
+    except UntrustedError:
+        if path != "environment.env":
+            raise
+        return NameInFile(str(name), names, path, is_object=True)
 
 
-_READERS: dict[str, Callable[[Any], Any]] = {
-    "__import__": imported,
-    "__path__": Path,
-    "__space__": space_from,
-    "__set__": set,
+def _spec(path: str, plain: Mapping[str, Any], names: FileNames) -> RLModuleSpec:
+    names = names.of_part(plain)
+    model_config = from_plain(f"{path}.model_config", plain["model_config"], names)
+    return RLModuleSpec.from_dict({**plain, "model_config": model_config}, names=names)
+
+
+def _multi_spec(path: str, plain: Mapping[str, Any], names: FileNames) -> MultiRLModuleSpec:
+    return MultiRLModuleSpec({module_id: _spec(path, spec, names) for module_id, spec in plain.items()})
+
+
+_READERS: dict[str, Callable[[str, Any, FileNames], Any]] = {
+    "__import__": _imported,
+    "__path__": lambda path, value, names: Path(value),
+    "__space__": lambda path, value, names: space_from(value),
+    "__set__": lambda path, value, names: set(value),
     "__spec__": _spec,
-    "__multi_spec__": lambda specs: MultiRLModuleSpec({mid: _spec(spec) for mid, spec in specs.items()}),
+    "__multi_spec__": _multi_spec,
 }

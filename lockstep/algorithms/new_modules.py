@@ -19,6 +19,7 @@ from lockstep.modules import RLModule, RLModuleSpec
 from lockstep.state.checkpoint import read_checkpoint
 from lockstep.state.schedules import stages_of
 from lockstep.state.streams import RandomStreams
+from lockstep.state.trust import FileNames
 
 
 class Source(NamedTuple):
@@ -30,8 +31,11 @@ class Source(NamedTuple):
     """the state of its connectors"""
 
     @classmethod
-    def of_checkpoint(cls, module_id: str, path: str | Path) -> Self:
-        """Return the module of a checkpoint: of a module alone, or of a policy that has this one, or only one."""
+    def of_checkpoint(cls, module_id: str, path: str | Path, *, trust: bool = False) -> Self:
+        """Return the module of a checkpoint: of a module alone, or of a policy that has this one, or only one.
+
+        `trust`: the user's word that what the checkpoint names may be used.
+        """
         folders = read_checkpoint(Path(path))
         if {"weights", "spec"} <= set(folders.get("", {})):
             tree, connectors = folders[""], ModuleConnectors().get_state()
@@ -45,7 +49,8 @@ class Source(NamedTuple):
                     f"init_from={path!r} has the modules {sorted(trees)}; {module_id!r} is needed, or only one"
                 )
             tree, connectors = trees[chosen], state_from_folders(folders)["connectors"][chosen]
-        return cls(RLModuleSpec.from_dict(tree["spec"]), tree["weights"], connectors)
+        names = FileNames(Path(path), tree["spec"], trust)
+        return cls(RLModuleSpec.from_dict(tree["spec"], names=names), tree["weights"], connectors)
 
     def statistics(self) -> dict[str, Any]:
         """Return the statistics of its connectors, for episodes of others."""
@@ -87,10 +92,11 @@ class NewModule:
         return cls(module, connectors, spaces)
 
     @classmethod
-    def of_recipe(cls, config: BaseConfig, recipe: Mapping[str, Any]) -> Self:
+    def of_recipe(cls, config: BaseConfig, recipe: Mapping[str, Any], names: FileNames) -> Self:
         """Build it as a policy's state says; its weights come with the learners' state."""
         spaces = space_from(recipe["observation_space"]), space_from(recipe["action_space"])
-        return cls(RLModuleSpec.from_dict(recipe["spec"]).build(), config.build_connectors(*spaces)[0], spaces)
+        spec = RLModuleSpec.from_dict(recipe["spec"], names=names)
+        return cls(spec.build(), config.build_connectors(*spaces)[0], spaces)
 
     def to_act(self, dtype: torch.dtype) -> tuple[RLModule, ModuleConnectors]:
         """Return what acts where learners are in other processes."""
@@ -98,17 +104,26 @@ class NewModule:
         return self.module.to(dtype), self.connectors
 
 
-def with_modules(config: Any, modules: Mapping[str, Any]) -> Any:
-    """Return a configuration with the modules of a policy's state, if they are others than its own."""
+def overrides_in(recipe: Mapping[str, Any], names: FileNames) -> Any:
+    """Return the training options of a module that a policy's state has."""
+    return from_plain("training", recipe["config_overrides"], names)
+
+
+def with_modules(config: Any, modules: Mapping[str, Any], file: FileNames) -> Any:
+    """Return a configuration with the modules of a policy's state, if they are others than its own.
+
+    `file`: finds the objects that the state names.
+    """
     has_critic = any("critic_space" in recipe["spec"] for recipe in modules.values())  # only the environment knows it
     if list(config.module_specs()) == list(modules) and not has_critic:
         return config
-    specs = {
-        mid: replace(RLModuleSpec.from_dict(recipe["spec"]), observation_space=None, action_space=None)
-        for mid, recipe in modules.items()
-    }
+    specs, added = {}, {}
+    for mid, recipe in modules.items():
+        names = file.of_part(recipe)
+        spec = RLModuleSpec.from_dict(recipe["spec"], names=names)
+        specs[mid] = replace(spec, observation_space=None, action_space=None)
+        added[mid] = overrides_in(recipe, names)
     configured = config.rl_module.algorithm_config_overrides_per_module
-    added = {mid: from_plain(recipe["config_overrides"]) for mid, recipe in modules.items()}
     overrides = {mid: added[mid] or configured.get(mid) for mid in modules if added[mid] or mid in configured}
     who_learns = [
         [step, allowed if allowed is None or callable(allowed) else [mid for mid in allowed if mid in modules]]

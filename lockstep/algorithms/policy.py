@@ -20,8 +20,8 @@ from torch import Tensor
 
 from lockstep.algorithms.acting import ActingPolicy, checked_observations
 from lockstep.algorithms.base_config import BaseConfig
-from lockstep.algorithms.json_form import from_plain, to_plain
-from lockstep.algorithms.new_modules import NewModule, Source, with_modules
+from lockstep.algorithms.json_form import to_plain
+from lockstep.algorithms.new_modules import NewModule, Source, overrides_in, with_modules
 from lockstep.algorithms.saved_policy import (
     described,
     differences,
@@ -60,6 +60,7 @@ from lockstep.state.checkpoint import CheckpointError, read_checkpoint, write_ch
 from lockstep.state.checks import check_whole
 from lockstep.state.schedules import stages_of, value_at
 from lockstep.state.streams import RandomStreams
+from lockstep.state.trust import IN_MEMORY, FileNames, signed
 from lockstep.tracking.run_folder import versions
 from lockstep.tracking.statistics import TrainingStats, merge_training_stats
 
@@ -533,7 +534,7 @@ class Policy:
         """Replace the learners by one in this process, as `config` says, with their state."""
         state = self.learner_group.get_state()
         self.learner_group.shutdown()
-        config = with_modules(config, self._modules_state()) if self.is_multi_agent else config
+        config = with_modules(config, self._modules_state(), IN_MEMORY) if self.is_multi_agent else config
         self.learner_group = config.build_learner_group(spaces=(self.observation_space, self.action_space))
         self.learner_group.set_state(state)
         for module_id, part in self.acting.items():
@@ -561,6 +562,7 @@ class Policy:
         init_from: str | Path | None = None,
         *,
         frozen: bool = False,
+        trust: bool = False,
     ) -> None:
         """Add a module that agents may be mapped to; it learns from the next update on.
 
@@ -570,6 +572,7 @@ class Policy:
             init_from: a module of this policy, or a checkpoint (of a module, or of a policy that has one of this id, or
                 only one): its weights and its connectors' statistics are taken.
             frozen: it only acts: it never learns, and has neither critic nor optimizer.
+            trust: take all objects that the checkpoint names, see `from_checkpoint`.
 
         Raises `ValueError`, changing nothing, for an id that is there or is no id, a policy of one agent, weights that
         do not fit, and where nothing says what the module's spaces are.
@@ -582,7 +585,7 @@ class Policy:
             raise ValueError(f"there is a module {module_id!r} already; remove it first, or take another id")
         check_module_id(module_id)
         spec = checked_spec(module_id, module_spec) if isinstance(module_spec, Mapping) else module_spec
-        source = None if init_from is None else self._source(module_id, init_from)
+        source = None if init_from is None else self._source(module_id, init_from, trust)
         if spec is None and source is not None:
             spec = replace(source.spec, observation_space=None, action_space=None, inference_only=False)
         spec = RLModuleSpec() if spec is None else spec
@@ -611,7 +614,7 @@ class Policy:
             self._overrides[module_id] = plain
         self._recipes[module_id] = self._recipe_of(module_id)
 
-    def _source(self, module_id: str, init_from: str | Path) -> Source:
+    def _source(self, module_id: str, init_from: str | Path, trust: bool) -> Source:
         """Return the module that another one begins as. `ValueError` where `init_from` names none."""
         if isinstance(init_from, str) and init_from in self.acting:
             networks = [f"learner/rl_module/{init_from}", f"learner/connectors/{init_from}"]
@@ -622,7 +625,7 @@ class Policy:
             raise ValueError(
                 f"init_from={init_from!r} is neither a module (there are {sorted(self.acting)}) nor a checkpoint"
             )
-        return Source.of_checkpoint(module_id, init_from)
+        return Source.of_checkpoint(module_id, init_from, trust=trust)
 
     def _spaces_for(self, module_id: str, spec: Any, init_from: str | Path | None) -> tuple[Any, Any]:
         """Return the spaces of a new module: its spec's, those of `init_from`, or those that all modules have."""
@@ -673,15 +676,16 @@ class Policy:
 
     def _recipe_of(self, module_id: str) -> dict[str, Any]:
         part = self.acting[module_id]
-        return {
+        recipe = {
             "spec": part.module.spec().to_dict(),
             "observation_space": describe_space(part.observation_space),
             "action_space": describe_space(part.action_space),
             "config_overrides": self._overrides.get(module_id),
         }
+        return signed(recipe)
 
-    def _follow_modules(self, saved: Mapping[str, Any]) -> None:
-        """Have the modules of a saved state, in their order."""
+    def _follow_modules(self, saved: Mapping[str, Any], file: FileNames) -> None:
+        """Have the modules of a saved state, in their order. `file` finds the objects that the state names."""
         present, wanted = list(self.acting), list(saved)
         same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(present, wanted)))
         for module_id in present[max(1, same) :]:
@@ -690,7 +694,8 @@ class Policy:
             if module_id in self.acting:  # the first one, which comes later now
                 self.remove_module(module_id)
             recipe = saved[module_id]
-            self._add(module_id, NewModule.of_recipe(self.config, recipe), from_plain(recipe["config_overrides"]))
+            names = file.of_part(recipe)
+            self._add(module_id, NewModule.of_recipe(self.config, recipe, names), overrides_in(recipe, names))
         if same == 0 and present[0] not in saved:
             self.remove_module(present[0])
 
@@ -793,10 +798,13 @@ class Policy:
         agents = {} if self.agents is None else {"agents": self.agents}
         return {"modules": self._modules_state(), **agents} if self.is_multi_agent else {}
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `get_state` returned; modules that have come or gone since go or come again."""
+    def set_state(self, state: Mapping[str, Any], *, names: FileNames = IN_MEMORY) -> None:
+        """Restore what `get_state` returned; modules that have come or gone since go or come again.
+
+        `names` finds the objects that the state names, where it was read from a file.
+        """
         if "modules" in state:
-            self._follow_modules(state["modules"])
+            self._follow_modules(state["modules"], names)
         self.learner_group.set_state(state["learner_group"])
         self._set_time_and_rng(state)
 
@@ -832,11 +840,16 @@ class Policy:
         }
         return {"policy": {"state": state}, **self.learner_group.checkpoint_folders()}
 
-    def set_checkpoint_folders(self, folders: Mapping[str, dict[str, Any]]) -> None:
-        """Restore from the folders of a checkpoint; `ValueError` where there is no policy in it."""
-        state = policy_in(folders, "the checkpoint")
+    def set_checkpoint_folders(
+        self, folders: Mapping[str, dict[str, Any]], *, trust: bool = False, file: str | Path = "the checkpoint"
+    ) -> None:
+        """Restore from the folders of a checkpoint; `ValueError` where there is no policy in it.
+
+        `trust`: take all objects that it names, see `from_checkpoint`. `file`: where it was read.
+        """
+        state = policy_in(folders, file)
         if "modules" in state:
-            self._follow_modules(state["modules"])
+            self._follow_modules(state["modules"], FileNames(file, {}, trust))
         self.learner_group.set_checkpoint_folders(folders)
         self._set_time_and_rng(state)
 
@@ -845,15 +858,26 @@ class Policy:
         self.learner_group.last_checkpoint = str(write_checkpoint(path, self.checkpoint_folders()))
         return self.learner_group.last_checkpoint
 
-    def restore_from_path(self, path: str | Path) -> None:
-        """Restore from a checkpoint folder."""
-        self.set_checkpoint_folders(read_checkpoint(Path(path)))
+    def restore_from_path(self, path: str | Path, *, trust: bool = False) -> None:
+        """Restore from a checkpoint folder. `trust`: take all objects that it names, see `from_checkpoint`."""
+        self.set_checkpoint_folders(read_checkpoint(Path(path)), trust=trust, file=path)
 
     @classmethod
-    def from_checkpoint(cls, path: str | Path, *, policy_mapping_fn: Callable[..., str] | None = None) -> Policy:
-        """Return the policy in a checkpoint folder; no environment is made. `ValueError` where there is none in it.
+    def from_checkpoint(
+        cls, path: str | Path, *, policy_mapping_fn: Callable[..., str] | None = None, trust: bool = False
+    ) -> Policy:
+        """Return the policy in a checkpoint folder; no environment is made.
 
-        `policy_mapping_fn` takes the place of the saved one; a function without a name is not saved.
+        Args:
+            path: the folder.
+            policy_mapping_fn: takes the place of the saved one; a function without a name is not saved.
+            trust: take all objects that the checkpoint names. Without it they must be classes of the kind that their
+                options expect, in installed modules, unless this user has made the checkpoint: what a stranger's file
+                names is run. An environment is not checked before it is made.
+
+        Raises:
+            UntrustedError: the checkpoint names an object that needs `trust=True`.
+            ValueError: there is no policy in it.
         """
         try:
             folders = read_checkpoint(Path(path))
@@ -865,18 +889,19 @@ class Policy:
                 ) from error
             raise
         saved = policy_in(folders, path)
-        config = BaseConfig.of_algorithm(saved["config"]["algorithm"]).update_from_dict(saved["config"])
+        config = BaseConfig.of_algorithm(saved["config"]["algorithm"])
+        config.update_from_dict(saved["config"], trust=trust, file=path)
         config.learners(num_learners=0)
         if policy_mapping_fn is not None:
             config.multi_agent(policy_mapping_fn=policy_mapping_fn)
         spaces = space_of(saved["observation_space"]), space_of(saved["action_space"])
         if "modules" in saved:
-            config = with_modules(config, saved["modules"])
+            config = with_modules(config, saved["modules"], FileNames(path, {}, trust))
         with same_threads():
             group = config.build_learner_group(spaces=spaces)
             agents = saved.get("agents")
             policy = Policy(config, group, observation_space=spaces[0], action_space=spaces[1], agents=agents)
-            policy.set_checkpoint_folders(folders)
+            policy.set_checkpoint_folders(folders, trust=trust, file=path)
         return policy
 
     # -- for use elsewhere ---
@@ -933,13 +958,13 @@ class Policy:
         return write_pretrained(save_directory, self._facts(), self.save_to_path)
 
     @classmethod
-    def from_pretrained(cls, name_or_path: str | Path, **options: Any) -> Policy:
+    def from_pretrained(cls, name_or_path: str | Path, *, trust: bool = False, **options: Any) -> Policy:
         """Return the policy in a folder of `save_pretrained`, or in a repository of the Hugging Face Hub.
 
-        `options`: for `huggingface_hub.snapshot_download` (`revision=`, `token=`, `cache_dir=`). `ValueError` where
-        there is none.
+        `trust`: take all objects that it names, see `from_checkpoint`. `options`: for
+        `huggingface_hub.snapshot_download` (`revision=`, `token=`, `cache_dir=`). `ValueError` where there is none.
         """
-        return cls.from_checkpoint(pretrained_checkpoint(name_or_path, **options))
+        return cls.from_checkpoint(pretrained_checkpoint(name_or_path, **options), trust=trust)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
         """Upload what `save_pretrained` writes to the Hugging Face Hub (extra `hub`), and return its address.
@@ -976,7 +1001,7 @@ class Policy:
         """Return a policy with a learner in this process that acts and learns on as this one would."""
         config = self.config.copy().learners(num_learners=0)
         if self.is_multi_agent:
-            config = with_modules(config, self._modules_state())
+            config = with_modules(config, self._modules_state(), IN_MEMORY)
         spaces = self.observation_space, self.action_space
         group = config.build_learner_group(spaces=spaces)
         twin = Policy(config, group, observation_space=spaces[0], action_space=spaces[1], agents=self.agents)

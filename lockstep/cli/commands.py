@@ -39,6 +39,7 @@ from lockstep.cli.report import (
     show_table,
     shown_path,
 )
+from lockstep.cli.trusting import Trust
 from lockstep.cli.tune import Tune
 from lockstep.cluster.torchrun import Place
 from lockstep.diagnosis import doctor
@@ -50,6 +51,7 @@ from lockstep.recipes.training import Settings, find_settings
 from lockstep.rollout import Collector
 from lockstep.state.checks import check_whole
 from lockstep.state.streams import RandomStreams
+from lockstep.state.trust import let_typed_names_reach_current_folder
 from lockstep.tracking import RunFolder
 from lockstep.tracking.run_folder import find_run, stage_seconds
 from lockstep.trainer import Callback, ProgressDisplay
@@ -123,6 +125,8 @@ class Train:
     algorithm's defaults."""
     check: bool = True
     """Take some random steps in the environment first and refuse one that is broken."""
+    trust: bool = False
+    """Take all objects that the file of --config names, such as functions, which are run. Your own need no word."""
     root: Path = field(default_factory=lambda: Path("runs"))
     """Where the run's folder is made."""
 
@@ -233,6 +237,7 @@ class Train:
             options={path: value for path, value in options.items() if value is not None}
             | dict(parse_setting(text) for text in self.set),
             file=None if self.config is None else (str(self.config), read_config_file(self.config)),
+            trust=self.trust,
         )
         settings.config.validate()
         return settings
@@ -291,6 +296,8 @@ class Resume:
     """Another value from here on: section.option=value, e.g. training.lr=1e-4. May be repeated."""
     drop_damaged_replay: bool = False
     """Where nothing but the replay buffer of a checkpoint is damaged: go on from it with an empty one."""
+    trust: bool = False
+    """Take all objects that the run's files name, such as functions, which are run. Your own runs need no word."""
 
     def run(self) -> int:
         """Go on with the run; return the exit code."""
@@ -304,6 +311,7 @@ class Resume:
                     total_steps=self.total_steps,
                     settings=settings,
                     drop_damaged_replay=self.drop_damaged_replay,
+                    trust=self.trust,
                 )
                 if resumption.is_finished:
                     raise CommandFailedError(
@@ -336,6 +344,8 @@ class Eval:
     """Also write a video (.mp4 or .gif) of the first episodes."""
     video_episodes: Count = 1
     """Episodes in the video."""
+    trust: bool = False
+    """Take all objects that the run's files name, such as functions, which are run. Your own runs need no word."""
 
     def run(self) -> int:
         """Play episodes with the run's best policy and print their returns; return the exit code."""
@@ -346,7 +356,7 @@ class Eval:
         if not self.folder.exists():
             raise ValueError(f"there is no {self.folder}; give a run's folder (runs/...) or one of its checkpoints")
         path = find_policy(self.folder)
-        policy = load_policy(path)
+        policy = load_policy(path, trust=self.trust)
         if policy.is_multi_agent:
             raise ValueError(
                 f"{shown_path(path)} is of several agents; play it with MultiAgentCollector(policy, make_env)"
@@ -392,6 +402,8 @@ class Export:
     """The folder to write; else export_onnx or export_torch in RUN."""
     sample: bool = False
     """Draw actions, by an input of noise, instead of taking the most likely ones."""
+    trust: bool = False
+    """Take all objects that the run's files name, such as functions, which are run. Your own runs need no word."""
 
     def run(self) -> int:
         """Write the artefact and say how it was proven; return the exit code."""
@@ -400,7 +412,7 @@ class Export:
         is_last = self.checkpoint == "last"
         run = find_run(self.folder)
         path = find_policy(run, last=is_last)
-        policy = load_policy(path)
+        policy = load_policy(path, trust=self.trust)
         target = run / f"export_{self.format}" if self.output is None else self.output
         evaluation = evaluation_of(run, last=is_last)
         written = policy.export(target, self.format, deterministic=not self.sample, evaluation=evaluation)
@@ -449,6 +461,8 @@ class Doctor:
     """Of a run: below this return, one that no longer gets better counts as one that does not learn."""
     play: bool = True
     """Of a run: play some hundred steps with its newest checkpoint, to look at rewards, actions and hidden units."""
+    trust: bool = False
+    """Of a run: take all objects that its files name, such as functions, which are run. Your own runs need no word."""
 
     def run(self) -> int:
         """Examine a run's folder where there is one of that name, else an environment; return the exit code."""
@@ -469,7 +483,7 @@ class Doctor:
 
     def _examine_run(self, path: Path) -> int:
         """Print what keeps the run from learning; and where its time went, from summary.json, if it has ended."""
-        for line in doctor(path, expected_return=self.expected_return, play=self.play).lines():
+        for line in doctor(path, expected_return=self.expected_return, play=self.play, trust=self.trust).lines():
             say(line)
         folder = RunFolder.open(path)
         if not folder.summary_path.exists():
@@ -651,12 +665,13 @@ Command = (
     | Annotated[Doctor, tyro.conf.subcommand("doctor")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
     | Annotated[Tune, tyro.conf.subcommand("tune")]
+    | Annotated[Trust, tyro.conf.subcommand("trust")]
 )
 
 
 def parse(
     words: list[str],
-) -> Train | Launch | Resume | Eval | Export | Eject | Plot | Compare | Report | List | Doctor | Bench | Tune:
+) -> Train | Launch | Resume | Eval | Export | Eject | Plot | Compare | Report | List | Doctor | Bench | Tune | Trust:
     """Return the command that the words name. Ends the process with help (0) or a message about what is wrong (2)."""
     return tyro.cli(
         Command,
@@ -680,8 +695,7 @@ def run_command(words: list[str]) -> int:
         if ending.code:
             sys.stderr.write(f"error: {first_words(said.getvalue())}\n")
         return ending.code if isinstance(ending.code, int) else WRONG_INPUT
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # `module:Class` may name a file beside the user
+    let_typed_names_reach_current_folder()  # `module:Class` may name a file beside the user
     try:
         place = Place.of_process()
         if place.world_size > 1 and not isinstance(command, Train | Resume):

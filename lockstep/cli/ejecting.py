@@ -35,6 +35,8 @@ class Eject:
     """JSON file of options by section, or the config.json of a run."""
     recipe: bool = True
     """Use the recipe for this algorithm and environment where there is one; else the algorithm's defaults."""
+    trust: bool = False
+    """Take all objects that the file of --config names, such as functions, which are run. Your own need no word."""
 
     def run(self) -> int:
         """Write the file; return the exit code."""
@@ -47,6 +49,7 @@ class Eject:
             options={path: value for path, value in named.items() if value is not None}
             | dict(parse_setting(text) for text in self.set),
             file=None if self.config is None else (str(self.config), read_config_file(self.config)),
+            trust=self.trust,
         )
         path = eject(settings.config, self.output or f"{self.algorithm}_{self.env}.py", sources=settings.sources)
         say_facts(

@@ -55,6 +55,8 @@ class Tune:
     """JSON file of options by section, or the config.json of a run, that all trials begin with."""
     recipe: bool = True
     """Start from the recipe where there is one; else from the algorithm's defaults."""
+    trust: bool = False
+    """Take all objects that the file of --config names, such as functions, which are run. Your own need no word."""
     root: Path = field(default_factory=lambda: Path("runs/tune"))
     """Where the study's folder is made."""
 
@@ -123,7 +125,9 @@ class Tune:
         if self.total_steps is not None and not whole:
             settings = {"reporting.total_steps": self.total_steps, **settings}
         file = None if self.config is None else (str(self.config), read_config_file(self.config))
-        return find_settings(self.algorithm, self.env, recipe=self.recipe, options=settings, file=file).config
+        return find_settings(
+            self.algorithm, self.env, recipe=self.recipe, options=settings, file=file, trust=self.trust
+        ).config
 
     def plan(self, config: AlgorithmConfig) -> str:
         """Return how many runs and steps the search has, in words."""

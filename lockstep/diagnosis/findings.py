@@ -88,19 +88,22 @@ class Examination:
         return lines
 
 
-def doctor(path: str | Path, *, expected_return: float | None = None, play: bool = True) -> Examination:
+def doctor(
+    path: str | Path, *, expected_return: float | None = None, play: bool = True, trust: bool = False
+) -> Examination:
     """Say what is wrong with the run in a folder: what its options, its records and its newest checkpoint show.
 
     `expected_return`: below it a run that no longer gets better counts as one that does not learn; None: its
     `evaluation.stop_return`, else the reward threshold that gymnasium has for the environment. `play`: make the
     environment and play some hundred steps with the newest checkpoint, for dead units, saturated actions and the scale
-    of rewards. Nothing in the folder is changed.
+    of rewards. `trust`: take all objects that the run's files name, see `Policy.from_checkpoint`; where one needs it,
+    the examination's note says so. Nothing in the folder is changed.
 
     Raises `RunFolderError`: there is no run, or it is empty.
     """
     check_number("expected_return", expected_return, optional=True)
     run = RunRecords(path)
-    return Doctor(run, Glimpse.of_run(run.folder, play=play), expected_return).examine()
+    return Doctor(run, Glimpse.of_run(run.folder, play=play, trust=trust), expected_return).examine()
 
 
 class Doctor:

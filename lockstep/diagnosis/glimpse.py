@@ -61,13 +61,13 @@ class Glimpse:
     layers: list[Layer] = field(default_factory=list)
 
     @classmethod
-    def of_run(cls, folder: RunFolder, *, play: bool) -> Glimpse:
+    def of_run(cls, folder: RunFolder, *, play: bool, trust: bool = False) -> Glimpse:
         """Load the newest checkpoint and play with it; what is not possible is noted, not raised."""
         checkpoint = folder.newest_checkpoint()
         if checkpoint is None:
             return cls("it has no intact checkpoint")
         try:
-            policy = load_policy(checkpoint)
+            policy = load_policy(checkpoint, trust=trust)
         except Exception as error:  # networks of the user's own, classes that are gone, another version
             return cls(f"its checkpoint could not be loaded ({type(error).__name__}: {error})")
         seen = cls()

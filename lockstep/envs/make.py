@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -29,8 +28,19 @@ from lockstep.envs.vec_env import VecEnvBoundary, is_vec_env
 from lockstep.envs.workers import WorkerVectorEnv
 from lockstep.state.checks import check_whole, is_number
 from lockstep.state.restarts import RestartLimits
+from lockstep.state.trust import PETTINGZOO, Kind, NameInFile, is_in_current_folder, module_named
 
 MODES = ("auto", "sync", "async", "vector", "envpool")
+ENVIRONMENT_CLASS = Kind(
+    "a class of gymnasium, PettingZoo, vector or tensor environments",
+    (gym.Env, VectorEnv, TensorVecEnv),
+    foreign_bases=(
+        "pettingzoo.utils.env:AECEnv",
+        "pettingzoo.utils.env:ParallelEnv",
+        "stable_baselines3.common.vec_env.base_vec_env:VecEnv",
+    ),
+)
+"""the classes that a file may name as an environment"""
 AnyEnv = Any
 """An id, a spec, a function or class that makes one environment, an environment, or a vector of them."""
 
@@ -238,10 +248,13 @@ def named_environment(name: str) -> Any:
     PettingZoo module (`pettingzoo.classic.connect_four_v3`) has a function `parallel_env` or `env`.
 
     Raises:
+        UntrustedError: a file gives the name, and what it stands for needs the user's word.
         ValueError: the module is not installed, or has nothing of that name (with the nearest names).
     """
     module_name, colon, rest = name.partition(":")
     if is_module_name(name):
+        if isinstance(name, NameInFile) and not name.startswith(tuple(f"{package}." for package in PETTINGZOO)):
+            raise name.names.refusal(name.option, name, "a module that is not one of PettingZoo's own")
         module = _imported(name, name)
         for function in FUNCTIONS:
             if callable(getattr(module, function, None)):
@@ -254,6 +267,8 @@ def named_environment(name: str) -> Any:
         return name
     made: Any = getattr(_imported(module_name, name), rest, None)
     if callable(made) or isinstance(made, gym.Env):
+        if isinstance(name, NameInFile) and not ENVIRONMENT_CLASS.fits(made):
+            raise name.names.refusal(name.option, name, f"which is not {ENVIRONMENT_CLASS.words}")
         return made
     known_id(name)
     return name
@@ -263,6 +278,7 @@ def known_id(env_id: str) -> str:
     """Return the full id in gymnasium's registry; the package that registers it is imported, as far as the name tells.
 
     Raises:
+        UntrustedError: a file gives the id, whose package is in the current folder.
         ValueError: gymnasium does not know the id all the same (with the nearest known ones).
     """
     module_name, colon, name = env_id.rpartition(":")
@@ -273,7 +289,7 @@ def known_id(env_id: str) -> str:
         advice = f"The module {module_name!r} has no class or function {name!r}, and does not register such an id."
     namespace, slash, _ = name.partition("/")
     if slash and _registered(name) is None:
-        advice = _register(namespace) or advice
+        advice = _register(namespace, env_id) or advice
     full = _registered(name)
     if full is None:
         raise ValueError(f"the environment id {env_id!r} is unknown.{did_you_mean(name, known)} {advice}")
@@ -292,8 +308,8 @@ def _registered(env_id: str) -> str | None:
     return None if highest is None else f"{env_id}-v{highest}"
 
 
-def _register(namespace: str) -> str:
-    """Import the package of a namespace; return what to install where that is known and missing, else nothing."""
+def _register(namespace: str, env_id: str) -> str:
+    """Import the package of an id's namespace; return what to install where that is known and missing, else nothing."""
     if namespace == "lockstep":
         register_environments()
         return ""
@@ -304,7 +320,7 @@ def _register(namespace: str) -> str:
     if not package.module:
         return ""
     try:
-        module = importlib.import_module(package.module)
+        module = module_named(package.module, env_id)
     except ModuleNotFoundError as error:
         if not f"{package.module}.".startswith(f"{error.name}."):
             raise
@@ -317,14 +333,20 @@ def _register(namespace: str) -> str:
 
 
 def _imported(module_name: str, name: str) -> Any:
+    """Return the module that the name of an environment is about; `ValueError` says what to install."""
     try:
-        return importlib.import_module(module_name)
+        return module_named(module_name, name)
     except ModuleNotFoundError as error:
         package, _, rest = module_name.partition(".")
+        if isinstance(name, NameInFile) and is_in_current_folder(str(error.name)):
+            raise name.names.refusal(
+                name.option, name, f"whose module {error.name!r} is in the current folder"
+            ) from None
         if f"{module_name}.".startswith(f"{error.name}."):
+            near = _near_module(module_name, name)
             raise ValueError(
-                f"{name!r}: there is no module {module_name!r}.{_near_module(module_name)} Is it in this directory, or "
-                f"the package that has it installed (pip install {_TO_INSTALL.get(package, '...')})?"
+                f"{name!r}: there is no module {module_name!r}.{near} Is it in this directory, or the "
+                f"package that has it installed (pip install {_TO_INSTALL.get(package, '...')})?"
             ) from None
         if package == "pettingzoo":
             extra = rest.partition(".")[0]
@@ -341,11 +363,11 @@ _TO_INSTALL = {
 """first part of a module's name -> what `pip install` takes"""
 
 
-def _near_module(module_name: str) -> str:
+def _near_module(module_name: str, env_name: str) -> str:
     """Return words about a module beside it with a similar name."""
     parent, _, name = module_name.rpartition(".")
     try:
-        folders = importlib.import_module(parent).__path__ if parent else []
+        folders = module_named(parent, env_name).__path__ if parent else []
     except (ImportError, AttributeError):
         return ""
     return did_you_mean(name, [module.name for module in pkgutil.iter_modules(folders)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 from collections.abc import Collection, Mapping
 from dataclasses import fields
 from typing import Any
@@ -15,6 +14,7 @@ from lockstep.connectors import ModuleConnectors
 from lockstep.learner.config import FrameworkSection, TrainingSection
 from lockstep.modules import MultiRLModule, RLModule
 from lockstep.state.options import Section
+from lockstep.state.trust import FileNames, Kind, UntrustedError, WrongKindError
 
 State = dict[str, Any]
 COMPONENTS = (
@@ -243,27 +243,33 @@ def learner_in(
     module_configs: Mapping[str, Section] | None = None,
     modules: Mapping[str, RLModule] | None = None,
     policies_to_train: object = None,
+    names: FileNames | None = None,
 ) -> tuple[dict[str, Any], str, State]:
     """Return what the learner in a checkpoint is made of: arguments, its class by import path, its state.
 
-    What is passed in stands in the place of what was saved. `ValueError` saying what has to be.
+    What is passed in stands in the place of what was saved. `ValueError` saying what has to be. `names` finds the
+    objects that the checkpoint names; None: as in a file that the user has not trusted.
     """
     state = state_to_restore(folders, None, {})
     recipe = folders["learner"].get("recipe")
     if recipe is None:
         raise ValueError("the checkpoint does not say how its learner is built; build one and use restore_from_path")
+    names = (names or FileNames("the checkpoint", {})).of_part(recipe)
     configs, built = module_configs or {}, modules or {}
     if connectors is None:
         check_no_statistics(state["connectors"])
     arguments = {
         "module_spec": MultiRLModule(
-            {mid: built.get(mid) or RLModule.from_state_tree(tree) for mid, tree in _module_folders(folders).items()}
+            {
+                mid: built.get(mid) or RLModule.from_state_tree(tree, names=names)
+                for mid, tree in _module_folders(folders).items()
+            }
         ),
-        "config": built_section(recipe["training"], config, TrainingSection),
-        "framework": built_section(recipe["framework"], framework, FrameworkSection),
+        "config": built_section(recipe["training"], config, TrainingSection, names),
+        "framework": built_section(recipe["framework"], framework, FrameworkSection, names),
         "connectors": connectors,
         "module_configs": {
-            mid: built_section(saved, configs.get(mid), TrainingSection)
+            mid: built_section(saved, configs.get(mid), TrainingSection, names)
             for mid, saved in recipe["module_configs"].items()
         },
         "policies_to_train": policies_to_train,
@@ -285,7 +291,7 @@ def section_recipe(section: Section) -> State:
     }
 
 
-def built_section(saved: Mapping[str, Any], section: Section | None, base: type) -> Any:
+def built_section(saved: Mapping[str, Any], section: Section | None, base: type, names: FileNames) -> Any:
     """Return `section`, or build the one that was saved; `ValueError` saying what has to be passed in."""
     if section is not None:
         return section
@@ -294,16 +300,18 @@ def built_section(saved: Mapping[str, Any], section: Section | None, base: type)
         raise ValueError(
             f"the options {saved['functions']} are functions or objects, which a checkpoint does not hold; pass {name}="
         )
-    return imported_class(saved["class"], base, f"pass {name}=")(**saved["options"])
+    return class_in_file(saved["class"], base, f"pass {name}=", names)(**saved["options"])
 
 
-def imported_class(path: str, base: type, otherwise: str) -> Any:
+def class_in_file(path: str, base: type, otherwise: str, names: FileNames) -> Any:
     """Return the class at `package.module:Class`; `ValueError` unless it is importable and a subclass of `base`."""
-    module, _, name = path.partition(":")
+    kind = Kind(f"a subclass of {base.__name__}", (base,), takes_others=False)
     try:
-        found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
+        found: Any = names.find(f"the {base.__name__} class", path, kind)
+    except WrongKindError:
+        found = None
+    except UntrustedError as error:
+        raise UntrustedError(f"{error}; {otherwise}") from None
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"the class {path} cannot be imported ({error}); {otherwise}") from error
     if not (isinstance(found, type) and issubclass(found, base)):

@@ -25,6 +25,7 @@ from lockstep.learner.request_queue import Kind, OnFull, Outcome, RequestQueue, 
 from lockstep.learner.sharding import check_episodes, shards_of
 from lockstep.modules import MultiRLModuleSpec, RLModule, RLModuleSpec
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
+from lockstep.state.trust import FileNames
 
 STATE_AFTER_UPDATE = "_rl_module_state_after_update"
 Data = Any
@@ -440,13 +441,16 @@ class LearnerGroup:
             self.last_checkpoint = str(Path(path).absolute())
 
     @classmethod
-    def from_checkpoint(cls, path: str | Path, *, section: LearnersSection | None = None, **parts: Any) -> Self:
+    def from_checkpoint(
+        cls, path: str | Path, *, section: LearnersSection | None = None, trust: bool = False, **parts: Any
+    ) -> Self:
         """Return a group as the checkpoint describes it, however many learners wrote it.
 
-        `section` says how many there are now (None: one in this process); `parts` as `Learner.from_checkpoint`.
+        `section` says how many there are now (None: one in this process); `trust` and `parts` as
+        `Learner.from_checkpoint`.
         """
         folders, chosen = read_checkpoint(Path(path)), section or LearnersSection()
-        build = partial(Learner.from_folders, folders, **parts)
+        build = partial(Learner.from_folders, folders, names=FileNames(path, {}, trust), **parts)
         group = cls(cls.start_learners(build, chosen) if chosen.num_learners else build(), chosen)
         group.last_checkpoint = str(Path(path).absolute())
         return group

@@ -73,6 +73,7 @@ from lockstep.ops import RunningMoments
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
 from lockstep.state.schedules import Schedule, ScheduleLike
 from lockstep.state.streams import RandomStreams
+from lockstep.state.trust import FileNames, signed
 from lockstep.tracking.metrics import Metrics
 
 STEPS_SAMPLED = "num_env_steps_sampled_lifetime"
@@ -1180,7 +1181,7 @@ class Learner(Generic[Training]):
             },
         }
         folders: dict[str, checkpointing.State] = {
-            "learner": {"state": state, "recipe": recipe},
+            "learner": {"state": state, "recipe": signed(recipe)},
             "learner/optimizer": optimizer,
         }
         for module_id, module in self.module.items():
@@ -1205,28 +1206,40 @@ class Learner(Generic[Training]):
         self.set_state(checkpointing.state_to_restore(read_checkpoint(Path(path)), component, self.get_state()))
 
     @classmethod
-    def from_checkpoint(cls, path: str | Path, **parts: Any) -> Self:
+    def from_checkpoint(cls, path: str | Path, *, trust: bool = False, **parts: Any) -> Self:
         """Return the learner of a checkpoint, built as it was and restored; on `Learner`, of the class that was saved.
+
+        `trust`: take all objects that the checkpoint names, such as an encoder that is a function; `UntrustedError`
+        names one that needs it.
 
         `parts`: what a file cannot hold: `config` (with schedules that are functions), `framework`, `connectors` (with
         statistics), `module_configs`, `modules` by id (of classes that cannot be imported, or wrapped),
         `policies_to_train` (a function). Raises `CheckpointError` for a damaged or foreign checkpoint, `ValueError`
         saying what has to be passed in.
         """
-        return cls.from_folders(read_checkpoint(Path(path)), **parts)
+        return cls.from_folders(read_checkpoint(Path(path)), names=FileNames(path, {}, trust), **parts)
 
     @classmethod
     def from_folders(
-        cls, folders: Mapping[str, checkpointing.State], *, reducer: Reducer | None = None, **parts: Any
+        cls,
+        folders: Mapping[str, checkpointing.State],
+        *,
+        reducer: Reducer | None = None,
+        names: FileNames | None = None,
+        **parts: Any,
     ) -> Self:
         """Return the learner in the folders of a checkpoint; with a `reducer` one of several that act as one.
 
-        `parts`: see `from_checkpoint`.
+        `names` finds the objects that they name; None: as in a file that the user has not trusted. `parts`: see
+        `from_checkpoint`.
         """
-        arguments, class_path, state = checkpointing.learner_in(folders, **parts)
+        names = FileNames("the checkpoint", {}) if names is None else names
+        arguments, class_path, state = checkpointing.learner_in(folders, names=names, **parts)
         learner_class = cls
         if cls is Learner:
-            learner_class = checkpointing.imported_class(class_path, Learner, "build it and use restore_from_path")
+            names = names.of_part(folders["learner"]["recipe"])
+            otherwise = "build it and use restore_from_path"
+            learner_class = checkpointing.class_in_file(class_path, Learner, otherwise, names)
         learner = learner_class(**arguments, reducer=reducer)
         learner.build()
         learner.set_state(state)

@@ -7,9 +7,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
-from lockstep.state.checks import check_choice, check_whole, is_whole, suggestion
-from lockstep.state.options import import_path, imported
+from torch import nn
 
+from lockstep.state.checks import check_choice, check_whole, is_whole, suggestion
+from lockstep.state.options import import_path
+from lockstep.state.trust import Kind, UntrustedError, find_named
+
+NETWORK = Kind("a subclass of torch.nn.Module", (nn.Module,))
+"""the classes that a file may name as a network"""
 ACTIVATIONS = ("tanh", "relu", "gelu", "silu", "elu")
 RECURRENT = ("lstm", "gru")
 ENCODERS = ("nature", "impala")
@@ -249,8 +254,11 @@ def _known(cls: type, options: Mapping[str, Any], name: str) -> Mapping[str, Any
 
 
 def _encoder_named(name: str) -> Any:
+    """Return the class or function that the user or a file has named; `ValueError` where there is none."""
     try:
-        return imported(name)
+        return find_named("model_config.encoder", name, NETWORK)
+    except UntrustedError:
+        raise
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(
             f"encoder={name!r} cannot be imported ({error}); write 'package.module:Class' of a file that can be, or "

@@ -7,6 +7,7 @@ import operator
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from lockstep.modules.rl_module import ModuleState, RLModule, RLModuleSpec, copy_values, warn_of_connectors
 from lockstep.state.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
+from lockstep.state.trust import FileNames
 
 DEFAULT_MODULE_ID = "default_policy"
 ALL_MODULES = "__all_modules__"
@@ -167,10 +169,13 @@ class MultiRLModule(nn.Module):
             warn_of_connectors(tree, self[module_id].acting_connectors)
 
     @classmethod
-    def from_checkpoint(cls, path: str | os.PathLike[str]) -> Self:
-        """Build all modules of a checkpoint. Warns as `RLModule.from_checkpoint` does."""
+    def from_checkpoint(cls, path: str | os.PathLike[str], *, trust: bool = False) -> Self:
+        """Build all modules of a checkpoint. Warns, and takes `trust`, as `RLModule.from_checkpoint` does."""
         trees = _module_trees(path)
-        built = {module_id: RLModule.from_state_tree(tree) for module_id, tree in trees.items()}
+        built = {}
+        for module_id, tree in trees.items():
+            names = FileNames(Path(path) / module_id, tree["spec"], trust)
+            built[module_id] = RLModule.from_state_tree(tree, names=names)
         for tree in trees.values():
             warn_of_connectors(tree)
         return cls(built)

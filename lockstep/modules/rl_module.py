@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -20,6 +20,7 @@ from lockstep.modules.action_dist import ActionDist
 from lockstep.modules.layers import mask_logits
 from lockstep.modules.model_config import ModelConfig
 from lockstep.state.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
+from lockstep.state.trust import FileNames, Kind, NameInFile, UntrustedError, find_named, signed
 
 Batch = Mapping[str, Any]
 ModuleState = dict[str, np.ndarray]
@@ -256,22 +257,28 @@ class RLModule(nn.Module):
         warn_of_connectors(tree, self.acting_connectors)
 
     @classmethod
-    def from_checkpoint(cls, path: str | os.PathLike[str], *, module_class: type[RLModule] | None = None) -> RLModule:
+    def from_checkpoint(
+        cls, path: str | os.PathLike[str], *, module_class: type[RLModule] | None = None, trust: bool = False
+    ) -> RLModule:
         """Build the module whose checkpoint is in `path`, weights included: the network alone.
 
-        `module_class` is needed for a class that cannot be imported by name (one made in a script or a function). Warns
-        where the network was trained with connectors around it, which are not restored with it; `lockstep.load_policy`
-        acts with both.
+        `module_class` is needed for a class that cannot be imported by name (one made in a script or a function).
+        `trust=True` allows what the file of a stranger may not name, such as an encoder that is a function
+        (`UntrustedError` otherwise). Warns where the network was trained with connectors around it, which are not
+        restored with it; `lockstep.load_policy` acts with both.
         """
         tree = _module_tree(path)
-        module = cls.from_state_tree(tree, module_class=module_class)
+        names = FileNames(Path(path), tree["spec"], trust)
+        module = cls.from_state_tree(tree, module_class=module_class, names=names)
         warn_of_connectors(tree)
         return module
 
     @staticmethod
-    def from_state_tree(tree: Mapping[str, Any], *, module_class: type[RLModule] | None = None) -> RLModule:
-        """Build the module that `state_tree` described."""
-        module = RLModuleSpec.from_dict(tree["spec"], module_class=module_class).build()
+    def from_state_tree(
+        tree: Mapping[str, Any], *, module_class: type[RLModule] | None = None, names: FileNames | None = None
+    ) -> RLModule:
+        """Build the module that `state_tree` described; `names` as for `RLModuleSpec.from_dict`."""
+        module = RLModuleSpec.from_dict(tree["spec"], module_class=module_class, names=names).build()
         module.set_state(tree["weights"])
         module.acting_connectors = tuple(tree["spec"]["acting_connectors"])
         return module
@@ -321,9 +328,9 @@ class RLModuleSpec:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for a file; the class by its import path."""
+        """Return plain values for a file; the class by its import path. The user's signature is over own names."""
         config, cls = self.model_config, self.module_class
-        return {
+        plain = {
             "module_class": None if cls is None else f"{cls.__module__}:{cls.__qualname__}",
             "observation_space": describe_space(self.observation_space),
             "action_space": describe_space(self.action_space),
@@ -332,15 +339,28 @@ class RLModuleSpec:
             "model_config": config.to_dict() if isinstance(config, ModelConfig) else config and dict(config),
             **({} if self.critic_space is None else {"critic_space": describe_space(self.critic_space)}),
         }
+        return signed(plain)
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any], *, module_class: type[RLModule] | None = None) -> Self:
-        """Return the spec that `to_dict` wrote. `ValueError` if its class cannot be imported and none is passed in."""
+    def from_dict(
+        cls,
+        data: Mapping[str, Any],
+        *,
+        module_class: type[RLModule] | None = None,
+        names: FileNames | None = None,
+    ) -> Self:
+        """Return the spec that `to_dict` wrote. `ValueError` if its class cannot be imported and none is passed in.
+
+        `names`: how the objects are found that it names; None: as in a file that the user has not trusted.
+        """
+        names = FileNames("the module's spec", data) if names is None else names.of_part(data)
         config = data["model_config"]
+        if isinstance(config, Mapping) and "encoder" in config:
+            config = {**config, "encoder": names.text("model_config.encoder", config["encoder"])}
         if data["model_config_class"] == "ModelConfig":
             config = ModelConfig.of(config)
         if module_class is None and data["module_class"] is not None:
-            module_class = import_module_class(data["module_class"])
+            module_class = import_module_class(NameInFile(data["module_class"], names, "module_class"))
         observation_space, action_space = space_from(data["observation_space"]), space_from(data["action_space"])
         critic_space = space_from(data["critic_space"]) if "critic_space" in data else None
         return cls(module_class, observation_space, action_space, bool(data["inference_only"]), config, critic_space)
@@ -379,12 +399,12 @@ def _module_tree(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def import_module_class(name: str) -> type[RLModule]:
-    """Return the RLModule subclass at an import path `package.module:Class`."""
-    source, _, qualified = name.partition(":")
+    """Return the RLModule subclass at an import path `package.module:Class`, which the user or a file has named."""
+    kind = Kind("an RLModule", (RLModule,), takes_others=False)
     try:
-        found: Any = importlib.import_module(source)
-        for part in qualified.split("."):
-            found = getattr(found, part)
+        found: Any = find_named("rl_module_spec", name, kind)
+    except UntrustedError:
+        raise
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(
             f"the module class {name} cannot be imported ({error}); give 'module:Class' of a file that can be "

@@ -65,14 +65,16 @@ def find_settings(
     num_envs: int | None = None,
     options: Mapping[str, Any] | None = None,
     file: tuple[str, Mapping[str, Any]] | None = None,
+    trust: bool = False,
 ) -> Settings:
     """Return the settings of a run: the recipe (or those for the environment's family, or the algorithm's defaults, or
     a copy of a configuration), then the options by section of `file`, `(name, options)`, then `options` by path.
 
     `env`: an id, `module:Class`, a PettingZoo module, a class or a function. `num_envs`: environments of all env
     runners together. The number of all environments stays the same where only the number of env runners is set. The
-    schedules of a recipe are stretched where `options` set other `reporting.total_steps`. Raises `ValueError` for
-    mistakes.
+    schedules of a recipe are stretched where `options` set other `reporting.total_steps`. `trust`: take all objects
+    that the file names. Raises `ValueError` for mistakes, and (`UntrustedError`) for an object in the file that needs
+    `trust=True`.
     """
     options = dict(options or {})
     if isinstance(env, str):
@@ -84,7 +86,7 @@ def find_settings(
     if file is not None:
         name, sections = file
         runners, total = sections.get("env_runners"), config.env_runners.num_envs
-        config.update_from_dict(sections)
+        config.update_from_dict(sections, trust=trust, file=name)
         if config.training.options().keys() <= sections.get("training", {}).keys():
             length = config.reporting.total_steps
         settings.sources.append(name)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
-import importlib
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, field, fields, replace
@@ -304,9 +302,3 @@ def import_path(path: str, value: Any) -> str:
     else:
         why = "use plain values, or a class or function that can be imported by name"
     raise ValueError(f"{path}={value!r} cannot be written to JSON: {why}")
-
-
-def imported(name: str) -> Any:
-    """Return the class or function that `import_path` named."""
-    module, _, qualified = name.partition(":")
-    return functools.reduce(getattr, qualified.split("."), importlib.import_module(module))

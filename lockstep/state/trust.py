@@ -17,6 +17,7 @@ import hmac
 import importlib
 import importlib.machinery
 import importlib.util
+import inspect
 import json
 import os
 import secrets
@@ -55,6 +56,10 @@ KNOWN_ENVIRONMENTS = ("ALE/", "MinAtar/", "lockstep/", "tensor/", *(f"{package}.
 
 class UntrustedError(ValueError):
     """A file names, or holds, something that it may hold only if the user trusts it. The message says what to do."""
+
+
+class WrongKindError(UntrustedError):
+    """A file names an object of another kind than its option takes. No word of the user helps."""
 
 
 # -- the user's word and signature ---
@@ -266,12 +271,28 @@ def signed(tree: Mapping[str, Any]) -> dict[str, Any]:
 
     A tree with a name that came from a stranger's file, and that the user has not trusted, is not signed.
     """
-    plain = {key: value for key, value in tree.items() if key != SIGNATURE}
+    plain = without_signature(tree)
     entries = named_objects(plain)
-    if any(isinstance(value, NameInFile) for _, value in entries) or not _need_signature(entries):
+    if any(isinstance(value, NameInFile) for _, value in entries):
+        return {key: _as_text(value) for key, value in plain.items()}
+    if not _need_signature(entries):
         return plain
     signature = signature_of(entries)
     return plain if signature is None else {**plain, SIGNATURE: signature}
+
+
+def _as_text(tree: object) -> Any:
+    """Return the tree with plain text in the place of names that remember their file."""
+    if isinstance(tree, Mapping):
+        return {key: _as_text(part) for key, part in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(_as_text(part) for part in tree)
+    return str(tree) if isinstance(tree, NameInFile) else tree
+
+
+def without_signature(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tree without its signature, to be compared or shown."""
+    return {key: value for key, value in tree.items() if key != SIGNATURE}
 
 
 # -- from names to objects ---
@@ -324,7 +345,8 @@ class FileNames:
         `kind`: the classes that need no word; None where every object needs it.
 
         Raises:
-            UntrustedError: it needs the word, or it is no object that the option takes.
+            UntrustedError: it needs the word.
+            WrongKindError: the option never takes such an object.
             ImportError, AttributeError, ValueError: there is no such object.
         """
         if not isinstance(name, str):
@@ -344,10 +366,12 @@ class FileNames:
         found = _member(module, qualified)
         if kind.fits(found):
             return found
-        what = f"{_a_kind(found)}, not {kind.words}"
         if kind.takes_others:
-            raise self.refusal(option, name, f"which is {what}")
-        raise UntrustedError(f"{option}={name!r} in {self.file} is {what}; a file may not name it here")
+            raise self.refusal(option, name, f"which is {_a_kind(found)}, not {kind.words}")
+        raise WrongKindError(
+            f"{option} in {self.file} names {_a_kind(found)}: {name} is not {kind.words}; the file is foreign, or its "
+            "class has changed"
+        )
 
     def text(self, option: str, name: object) -> Any:
         """Return a text that may name an object, to be looked up later with the checks for this file."""
@@ -421,18 +445,21 @@ def imported(name: str) -> Any:
 
 
 def _is_signed_tree(tree: Mapping[str, Any], file: str | Path) -> bool:
-    entries = named_objects({key: value for key, value in tree.items() if key != SIGNATURE})
+    entries = named_objects(without_signature(tree))
     return _need_signature(entries) and is_signature(entries, tree.get(SIGNATURE), file)
 
 
 def _member(module: ModuleType, qualified: str) -> Any:
-    """Return a class or function of a module; parts of a class by its own namespace, so that no property is asked."""
+    """Return an object of a module, or one inside of a class, of which no property or descriptor is asked.
+
+    What is inside of anything else, such as another module, is not looked up: then the answer is None.
+    """
     first, *others = qualified.split(".")
     found: Any = getattr(module, first)
     for part in others:
-        if not isinstance(found, type) or part not in vars(found):
-            raise AttributeError(f"{module.__name__}:{qualified} names no class: {part!r} is not in a class")
-        found = vars(found)[part]
+        if not isinstance(found, type):
+            return None
+        found = inspect.getattr_static(found, part)
     return found
 
 
@@ -526,3 +553,7 @@ def _outside_current_folder() -> Iterator[None]:
         yield
     finally:
         sys.meta_path = [finder for finder in sys.meta_path if finder is not hook]
+
+
+IN_MEMORY = FileNames("this process", {}, trust=True)
+"""Finds the objects that a state names which no file has held."""

@@ -9,11 +9,17 @@ from typing import Any, Literal, TypedDict, Unpack
 
 from lockstep.state.checks import suggestion
 from lockstep.state.options import ConfigT, Section, option
+from lockstep.state.trust import Kind
 from lockstep.tracking.jsonl import JsonlLogger
 from lockstep.tracking.logger import BaseLogger
 from lockstep.tracking.services import MLflowLogger, WandbLogger
 from lockstep.tracking.tensorboard import TensorboardLogger
 
+CALLBACK = Kind(
+    "a subclass of lockstep.trainer.Callback",
+    foreign_bases=("lockstep.trainer.callbacks:Callback",),  # which is above this folder
+    takes_others=False,
+)
 LOGGERS: dict[str, type[BaseLogger]] = {
     "jsonl": JsonlLogger,
     "tensorboard": TensorboardLogger,
@@ -131,7 +137,7 @@ class CallbacksSection(Section[ConfigT]):
     def prepare(self, name: str, value: object) -> Any:
         """Refuse with `TypeError` what is no class of callbacks."""
         for each in _listed(value):
-            if not isinstance(each, type) or not callable(getattr(each, "on_event", None)):
+            if not CALLBACK.fits(each):
                 raise TypeError(
                     f"callbacks.callbacks_class={each!r} is not allowed; it must be a subclass of "
                     "lockstep.trainer.Callback (give callbacks that are made already to build_trainer(callbacks=[...]))"

@@ -26,6 +26,7 @@ from lockstep.state.checkpoint import (
     read_manifest,
 )
 from lockstep.state.replace import present_form
+from lockstep.state.trust import without_signature
 from lockstep.tracking.records import from_strict_json, leaves, write_json
 
 _PACKAGES = (
@@ -78,7 +79,7 @@ class RunFolder:
     `config.json` (who, what, with which versions), `metrics.jsonl`, `checkpoints/`, `best/`, `summary.json`,
     `curve.png`. Made by `create`, found again by `open`. Attributes: `path`, those of its parts (`metrics_path`,
     `checkpoints`, `best`, `summary_path`, `curve_path`), `algo`, `env`, `seed`, `config` (the full config as JSON
-    values), `info` (all of config.json).
+    values, without the user's signature), `info` (all of config.json).
     """
 
     def __init__(self, path: Path, info: Mapping[str, Any]) -> None:
@@ -89,7 +90,7 @@ class RunFolder:
         self.algo = str(info["algo"])
         self.env = str(info["env"])
         self.seed = info["seed"]
-        self.config: dict[str, Any] = dict(info["config"])
+        self.config = without_signature(info["config"])
 
     def __repr__(self) -> str:
         return f"RunFolder({str(self.path)!r})"
@@ -240,7 +241,7 @@ class RunFolder:
             history.append(dict(entry))
         info = {**self.info, "config": dict(config), "history": history}
         write_json(self.path / CONFIG, info)
-        self.info, self.config = info, dict(config)
+        self.info, self.config = info, without_signature(config)
 
     def has_recorded(self, entry: Mapping[str, Any]) -> bool:
         """Return whether the last entry of the history is this one, whenever it was made."""

@@ -892,8 +892,8 @@ class BaseTrainer(Counters, ABC):
             folders["bad_batch"] = {"batch": self.bad_batch}
         return folders
 
-    def restore_from_path(self, path: str | Path | None, *, drop_replay: bool = False) -> None:
-        """Continue a run bit by bit from a full checkpoint.
+    def restore_from_path(self, path: str | Path | None, *, drop_replay: bool = False, trust: bool = False) -> None:
+        """Continue a run bit by bit from a full checkpoint. `trust`: take all objects that it names.
 
         `drop_replay`: leave out the replay buffer of the checkpoint, which may be damaged, and go on with an empty one;
         nothing is learned until it has filled to `learning_starts` again.
@@ -904,7 +904,7 @@ class BaseTrainer(Counters, ABC):
         if path is None:
             raise ValueError("path=None: there is no checkpoint to go on from (newest_checkpoint found no intact one)")
         folders = _read_run(path, without=[REPLAY] if drop_replay else ())
-        self._restore(path, folders, drop_replay=drop_replay)
+        self._restore(path, folders, drop_replay=drop_replay, trust=trust)
 
     def _restore(
         self,
@@ -913,6 +913,7 @@ class BaseTrainer(Counters, ABC):
         *,
         keep_record: bool = False,
         drop_replay: bool = False,
+        trust: bool = False,
     ) -> None:
         state, made_by = folders["trainer"]["state"], folders["trainer"]["made_by"]["algorithm"]
         algorithm = self.policy.config.algorithm
@@ -923,7 +924,7 @@ class BaseTrainer(Counters, ABC):
             )
         self._leave()
         with self._put_back_where_refused():
-            self.policy.set_checkpoint_folders(folders)
+            self.policy.set_checkpoint_folders(folders, trust=trust, file=path)
             self._set_collectors(state)
             if drop_replay:
                 self._fit_replay_to(state)
@@ -931,7 +932,7 @@ class BaseTrainer(Counters, ABC):
                     replay.reset()
             else:
                 self.set_own_folders(folders)
-            self.evaluator.take_folders(folders)
+            self.evaluator.take_folders(folders, trust=trust, file=path)
         self.set_state(state)  # its collectors once more: they write boundaries into the buffer that is restored now
         if drop_replay:
             self.learning_resumes_at = self.env_step + getattr(self, "learning_starts", 0)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, TypedDict
 
 import numpy as np
@@ -248,12 +249,14 @@ class Evaluator:
             return {}
         return {f"{SNAPSHOT}{name}": folder for name, folder in self.policy.checkpoint_folders().items()}
 
-    def take_folders(self, folders: Mapping[str, dict[str, Any]]) -> None:
-        """Take over the policy that `folders` returned, if there is one."""
+    def take_folders(
+        self, folders: Mapping[str, dict[str, Any]], *, trust: bool = False, file: str | Path = "the checkpoint"
+    ) -> None:
+        """Take over the policy that `folders` returned, if there is one. `trust`, `file`: as `restore_from_path`."""
         found = {name.removeprefix(SNAPSHOT): each for name, each in folders.items() if name.startswith(SNAPSHOT)}
         self._has_snapshot = self.beside_training and bool(found)
         if self._has_snapshot:
-            self.policy.set_checkpoint_folders(found)
+            self.policy.set_checkpoint_folders(found, trust=trust, file=file)
 
 
 def _numbers_in(result: Any) -> dict[str, float]:

@@ -12,6 +12,7 @@ import torch
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.cluster.torchrun import Place, join_ranks
 from lockstep.learner.reduction import Reducer
+from lockstep.state.trust import without_signature
 from lockstep.tracking import RunFolder
 from lockstep.tracking.run_folder import CONFIG, RunFolderError
 from lockstep.trainer.callbacks import Callback, CheckpointSaved, Event, RunEnd, RunStart, Stop, TrainerView
@@ -87,7 +88,7 @@ def run_begun_before(root: str | Path, config: Mapping[str, Any]) -> Path | None
     place = Place.of_process()
     if place.run_id is None:
         return None
-    wanted, found = json.loads(json.dumps(config)), None
+    wanted, found = json.loads(json.dumps(without_signature(config))), None
     for file in sorted(Path(root).glob(f"*/{CONFIG}"), key=lambda file: file.stat().st_mtime):
         try:
             folder = RunFolder.open(file.parent)

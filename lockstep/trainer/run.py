@@ -28,6 +28,7 @@ from lockstep.state.checkpoint import (
 )
 from lockstep.state.checks import check_whole
 from lockstep.state.schedules import ConfiguredValueWarning
+from lockstep.state.trust import without_signature
 from lockstep.tracking import RunFolder, RunFolderError, plot_runs
 from lockstep.tracking.records import leaves
 from lockstep.tracking.run_folder import CHECKPOINTS, CONFIG, find_run
@@ -219,19 +220,21 @@ def resume(
     settings: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback] = (),
     drop_damaged_replay: bool = False,
+    trust: bool = False,
 ) -> TrainResult:
     """Continue the run in a folder from its newest intact checkpoint, bit by bit.
 
     `path`: the run's folder, or one of its checkpoints to go on from, e.g. `checkpoints/error`, which is used only
     where it is asked for. `total_steps`: a new length of the whole run. `settings`: other options by path from here on,
     `{"training.lr": 1e-4}`; so are those edited in the run's `config.json`. `drop_damaged_replay`: where nothing but
-    the replay buffer of a checkpoint is damaged, go on from it with an empty one.
+    the replay buffer of a checkpoint is damaged, go on from it with an empty one. `trust`: take all objects that the
+    run's files name, such as functions; a run that this user has made needs no `trust=True`.
 
     Raises `ValueError`, changing nothing, for options that a run keeps, for fewer steps than it has, and where no
-    checkpoint is intact. One that has all its steps trains no more.
+    checkpoint is intact, and (`UntrustedError`) for an object that needs `trust=True`. A run that has all its steps trains no more.
     """
     resumption = prepare_resume(
-        path, total_steps=total_steps, settings=settings, drop_damaged_replay=drop_damaged_replay
+        path, total_steps=total_steps, settings=settings, drop_damaged_replay=drop_damaged_replay, trust=trust
     )
     return resumption.build(callbacks).finish()
 
@@ -251,9 +254,12 @@ def find_policy(path: str | Path, *, last: bool = False) -> Path:
     return path
 
 
-def load_policy(path: str | Path) -> Policy:
-    """Return the best policy of a run's folder, or the policy in a checkpoint, an export or a saved policy."""
-    return Policy.from_checkpoint(find_policy(path))
+def load_policy(path: str | Path, *, trust: bool = False) -> Policy:
+    """Return the best policy of a run's folder, or the policy in a checkpoint, an export or a saved policy.
+
+    `trust`: take all objects that it names, see `Policy.from_checkpoint`.
+    """
+    return Policy.from_checkpoint(find_policy(path), trust=trust)
 
 
 def evaluation_of(path: str | Path, *, last: bool = False) -> dict[str, float] | None:
@@ -277,7 +283,7 @@ Changes = dict[str, tuple[Any, Any]]
 
 def changes_between(before: AlgorithmConfig, after: AlgorithmConfig) -> Changes:
     """Return the options that differ."""
-    old, new = dict(leaves(before.named_options())), dict(leaves(after.named_options()))
+    old, new = (dict(leaves(without_signature(config.named_options()))) for config in (before, after))
     pairs = {path: (old.get(path), new.get(path)) for path in {**old, **new}}
     return {path: (left, right) for path, (left, right) in pairs.items() if left != right}
 
@@ -328,6 +334,8 @@ class Resumption:
     """the run had come to this end, but the process was killed before it was noted"""
     drops_replay: bool = False
     """The replay buffer of the checkpoint is damaged, and the run goes on with an empty one."""
+    trust: bool = False
+    """The user's word that the checkpoint may name any object."""
 
     def build(self, callbacks: Sequence[Callback] = (), *, reducer: Reducer | None = None) -> Run:
         """Return the run with its trainer restored; note the changes in the run's `config.json`.
@@ -339,7 +347,7 @@ class Resumption:
             with warnings.catch_warnings():
                 if self.changes:  # they are in the sources
                     warnings.simplefilter("ignore", ConfiguredValueWarning)
-                trainer.restore_from_path(self.checkpoint, drop_replay=self.drops_replay)
+                trainer.restore_from_path(self.checkpoint, drop_replay=self.drops_replay, trust=self.trust)
             if trainer.policy.learner_group.reducer.rank == 0:
                 self.folder.restore_best(self.checkpoint, has_best=trainer.best_score is not None)
                 if self.changes:
@@ -357,6 +365,7 @@ def prepare_resume(
     total_steps: int | None = None,
     settings: Mapping[str, Any] | None = None,
     drop_damaged_replay: bool = False,
+    trust: bool = False,
 ) -> Resumption:
     """Decide how the run in a folder goes on, changing nothing; see `resume`."""
     asked = dict(settings or {})
@@ -373,7 +382,9 @@ def prepare_resume(
             stacklevel=2,
         )
     saved = read_checkpoint(checkpoint / "policy")[""]["state"]["config"]
-    before, config = (get_config(folder.algo).update_from_dict(options) for options in (saved, folder.config))
+    before, config = get_config(folder.algo), get_config(folder.algo)
+    before.update_from_dict(saved, trust=trust, file=checkpoint)
+    config.update_from_dict(folder.info["config"], trust=trust, file=folder.path / CONFIG)
     edited = changes_between(before, config)
     for option, value in asked.items():
         config.set_path(option, value)
@@ -409,7 +420,9 @@ def prepare_resume(
     reason = counters["stop_reason"]
     if has_ended or reason in ("interrupted", "error", "max_epoch"):
         reason = None
-    return Resumption(folder, checkpoint, config, step, changes, tuple(sources), is_finished, reason, bool(damaged))
+    return Resumption(
+        folder, checkpoint, config, step, changes, tuple(sources), is_finished, reason, bool(damaged), trust
+    )
 
 
 def _folder_and_checkpoint(path: Path) -> tuple[RunFolder, Path | None]:

@@ -25,6 +25,7 @@ from lockstep.envs.make import name_of_env
 from lockstep.recipes import Recipe, bench
 from lockstep.recipes.training import find_settings
 from lockstep.state.checks import check_whole, install_hint
+from lockstep.state.trust import without_signature
 from lockstep.tracking import Interval, iqm_bootstrap
 from lockstep.tracking.records import leaves, write_json
 from lockstep.trainer.processes import EndsWithCommand, check_ended, processes
@@ -171,7 +172,7 @@ class Search:
         )
         now = {
             "space": {path: values.plain() for path, values in self.space.items()},
-            "settings": json.loads(self.config.to_json()),
+            "settings": without_signature(json.loads(self.config.to_json())),
         }
         if MADE_WITH in study.user_attrs:
             check_same(study.user_attrs[MADE_WITH], now, self.name)
@@ -199,7 +200,17 @@ class Search:
         return TrialRow(trial.number, STATES[trial.state.name], step, score, values, trial.user_attrs.get(ERROR, ""))
 
     def config_of(self, number: int, values: Mapping[str, Any]) -> AlgorithmConfig:
-        """Return a copy of the configuration with the values of a trial; the first one has the start, unchanged."""
+        """Return a copy of the configuration with the values of a trial; the first one has the start, unchanged.
+
+        Raises `ValueError` for a value that the study's storage holds and the space does not have.
+        """
+        for path, value in values.items():
+            choices = self.space[path].choices
+            if number != START and choices and value not in choices:
+                raise ValueError(
+                    f"the study {self.name} ({self.storage}) holds {path}={value!r} of trial {number}, which is not "
+                    "in the space: the storage was changed; give this search another name (study=, --study)"
+                )
         return self.config.copy() if number == START else apply(self.config, values)
 
     def best(self, rows: Sequence[TrialRow]) -> TrialRow:

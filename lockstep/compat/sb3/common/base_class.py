@@ -20,7 +20,7 @@ from gymnasium import spaces
 from torch import nn
 
 from lockstep.algorithms import AlgorithmConfig, Policy, get_config
-from lockstep.algorithms.json_form import from_plain, to_plain
+from lockstep.algorithms.json_form import OPTIMIZER, from_plain, to_plain
 from lockstep.algorithms.saved_policy import described, space_of
 from lockstep.compat.sb3.common import noise
 from lockstep.compat.sb3.common.callbacks import BaseCallback, CallbackList, ConvertCallback, ProgressBarCallback
@@ -35,9 +35,11 @@ from lockstep.data.trees import map_tree
 from lockstep.envs import StepResult
 from lockstep.envs.vec_env import VecEnvBoundary
 from lockstep.learner.learner import STEPS_SAMPLED
+from lockstep.modules.model_config import NETWORK
 from lockstep.rollout import Collector
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
-from lockstep.state.options import import_path, imported
+from lockstep.state.options import import_path
+from lockstep.state.trust import FileNames, Kind, signed
 from lockstep.tracking.run_folder import versions
 from lockstep.trainer import Callback, OffpolicyTrainer, OnpolicyTrainer
 from lockstep.trainer.callbacks import CollectEnd
@@ -47,6 +49,9 @@ NAMES = {"policy_loss": "policy_gradient_loss", "vf_loss": "value_loss", "alpha"
 """our metric -> its name in the logger"""
 GRID = np.linspace(0.0, 1.0, 101)
 """of the progress that remains: where schedules are written down"""
+KINDS = {"features_extractor_class": NETWORK, "activation_fn": NETWORK, "optimizer_class": OPTIMIZER}
+"""the classes that a file may name in `policy_kwargs`"""
+NOISES = (noise.NormalActionNoise, noise.OrnsteinUhlenbeckActionNoise)
 POLICIES = ("MlpPolicy", "CnnPolicy", "MultiInputPolicy")
 
 
@@ -368,7 +373,7 @@ class BaseAlgorithm(ABC):
         about |= {"spaces": [described(self.observation_space), described(self.action_space)], "options": plain}
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            write_checkpoint(f"{folder}/model", {"sb3": about, "policy": {"state": self.lockstep.get_state()}})
+            write_checkpoint(f"{folder}/model", {"sb3": signed(about), "policy": {"state": self.lockstep.get_state()}})
             shutil.move(shutil.make_archive(f"{folder}/packed", "zip", f"{folder}/model"), path)
 
     @classmethod
@@ -380,9 +385,15 @@ class BaseAlgorithm(ABC):
         custom_objects: Mapping[str, Any] | None = None,
         print_system_info: bool = False,
         force_reset: bool = True,
+        *,
+        trust: bool = False,
         **kwargs: Any,
     ) -> Self:
-        """Return a model that `save` wrote, with other options where `custom_objects` or `kwargs` have some."""
+        """Return a model that `save` wrote, with other options where `custom_objects` or `kwargs` have some.
+
+        `trust`: take all objects that the file names. Otherwise these are classes of the kind that their options
+        expect, unless this user has saved the model; `UntrustedError` names another one.
+        """
         path = Path(path) if Path(path).suffix or Path(path).exists() else Path(f"{path}.zip")
         with tempfile.TemporaryDirectory() as folder:
             try:
@@ -393,16 +404,17 @@ class BaseAlgorithm(ABC):
                     f"{path} is no file of `save` ({error}); one of Stable-Baselines3 is not read"
                 ) from error
         about = found["sb3"]
-        kind = imported(about["class"])
+        names = FileNames(path, about, trust)
+        kind = names.find("the class", about["class"], Kind("a BaseAlgorithm", (BaseAlgorithm,), takes_others=False))
         if not issubclass(kind, cls):
             raise ValueError(f"{path} is of {kind.__name__}, not of {cls.__name__}")
-        options = {name: _value(plain) for name, plain in about["options"].items()}
+        options = {name: _value(name, plain, names) for name, plain in about["options"].items()}
         options |= {**(custom_objects or {}), **kwargs, "device": device, "_init_setup_model": False}
         model = kind(about["policy"], None if env is None else vector_of(env), **options)
         model.n_envs = about["n_envs"] if env is None else model.env.num_envs
         model.total[0], model.num_timesteps = about["total"], about["num_timesteps"]
         model.set_up(*map(space_of, about["spaces"]))
-        model.lockstep.set_state(found["policy"]["state"])
+        model.lockstep.set_state(found["policy"]["state"], names=names)
         if print_system_info:
             sys.stdout.write(f"{versions()}\n")
         return model
@@ -416,12 +428,25 @@ def _plain(name: str, value: Any) -> Any:
     return to_plain(name, value)
 
 
-def _value(plain: Any) -> Any:
+def _value(name: str, plain: Any, names: FileNames) -> Any:
+    """Return the option that `_plain` wrote, with the objects that the file may name."""
     if isinstance(plain, Mapping) and "noise" in plain:
-        return getattr(noise, plain["noise"])(**{name: part for name, part in plain.items() if name != "noise"})
+        kinds = {kind.__name__: kind for kind in NOISES}
+        if plain["noise"] not in kinds:
+            raise ValueError(f"{name} in {names.file} is {plain['noise']!r}; it must be one of {', '.join(kinds)}")
+        return kinds[plain["noise"]](**{key: part for key, part in plain.items() if key != "noise"})
     if isinstance(plain, Mapping) and "progress" in plain:
         return Progress(plain["progress"])
-    return from_plain(plain)
+    if name != "policy_kwargs" or not isinstance(plain, Mapping):
+        return from_plain(name, plain, names)
+    found = {}
+    for key, part in plain.items():
+        is_object = isinstance(part, Mapping) and list(part) == ["__import__"]
+        if is_object and key in KINDS:
+            found[key] = names.find(f"policy_kwargs.{key}", part["__import__"], KINDS[key])
+        else:
+            found[key] = from_plain(f"policy_kwargs.{key}", part, names)
+    return found
 
 
 @dataclass(frozen=True)
