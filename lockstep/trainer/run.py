@@ -230,8 +230,9 @@ def resume(
     the replay buffer of a checkpoint is damaged, go on from it with an empty one. `trust`: take all objects that the
     run's files name, such as functions; a run that this user has made needs no `trust=True`.
 
-    Raises `ValueError`, changing nothing, for options that a run keeps, for fewer steps than it has, and where no
-    checkpoint is intact, and (`UntrustedError`) for an object that needs `trust=True`. A run that has all its steps trains no more.
+    Raises `ValueError`, changing nothing, for options that a run keeps, for fewer steps than it has, where no
+    checkpoint is intact, and (`UntrustedError`) for an object that needs `trust=True`. A run that has all its steps
+    trains no more.
     """
     resumption = prepare_resume(
         path, total_steps=total_steps, settings=settings, drop_damaged_replay=drop_damaged_replay, trust=trust
