@@ -220,3 +220,61 @@ def game_config(env: Any = CountingGame, algorithm: Any = PPOConfig, *, num_envs
     if algorithm is PPOConfig and config.minibatch_size == "auto":
         config.training(minibatch_size=8, num_epochs=2)
     return config
+
+
+class SetGame:
+    """A dict environment that makes all its dicts from sets of names, and whose state depends on the actions' order.
+
+    `form` says where the agents are named: in `possible_agents` as a list or a set, or in `observation_spaces` only.
+    """
+
+    names = ("wolf", "hare", "stork", "fox", "newt", "owl")
+
+    def __init__(self, form: str = "list", length: int = 5) -> None:
+        self.length = length
+        self.observation_spaces, self.action_spaces = dict.fromkeys(self.names, OBS), dict.fromkeys(self.names, TWO)
+        if form != "spaces":
+            self.possible_agents = list(self.names) if form == "list" else set(self.names)
+        self.orders: list[list[str]] = []
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        self.t, self.value = 0, float(seed or 0) % 7
+        return self._of_all(lambda agent: self._obs(agent)), {}
+
+    def _obs(self, agent: str) -> np.ndarray:
+        return np.array([self.value, self.names.index(agent)], np.float32)
+
+    def _of_all(self, value_of: Any) -> dict[str, Any]:
+        return {agent: value_of(agent) for agent in set(self.names)}
+
+    def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+        self.orders.append(list(actions))
+        self.t += 1
+        for agent, action in actions.items():
+            self.value = (self.value * 1.7 + self.names.index(agent) * (1 + action)) % 10.0
+        ends, no = self._of_all(lambda agent: self.t == self.length), self._of_all(lambda agent: False)
+        return self._of_all(self._obs), self._of_all(lambda agent: self.value), ends, no, self._of_all(lambda agent: {})
+
+
+class ParallelSetGame(SetGame):
+    """The same in PettingZoo's parallel form."""
+
+    def __init__(self, form: str = "list", length: int = 5) -> None:
+        super().__init__(form, length)
+        self.agents: list[str] = []
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return OBS
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return TWO
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        self.agents = list(self.names)
+        return super().reset(seed=seed, options=options)
+
+    def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+        outcome = super().step(actions)
+        if self.t == self.length:
+            self.agents = []
+        return outcome

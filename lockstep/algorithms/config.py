@@ -34,7 +34,7 @@ from lockstep.rollout import (
     GroupCollector,
     MultiAgentCollector,
 )
-from lockstep.rollout.callbacks import overridden_events
+from lockstep.rollout.callbacks import misspelt_event, overridden_events
 from lockstep.rollout.collector import WholeEpisodeCollector
 from lockstep.rollout.config import EnvRunnersSection
 from lockstep.rollout.env_runner import MultiAgentEnvRunner
@@ -104,6 +104,7 @@ class AlgorithmConfig(BaseConfig):
         runs_elsewhere = self.evaluation.evaluation_num_env_runners
         env, defaults = self.environment, self.env_runners.add_default_connectors
         left_out = "asks for a default connector, and env_runners.add_default_connectors=False leaves all of them out"
+        misspelt = next(filter(None, map(misspelt_event, self.callbacks.classes)), None)
         decays = any(self.training.optimizer_kwargs.get(name) for name in ("weight_decay", "amsgrad"))
         return [
             ("environment.frame_stack", not defaults and env.frame_stack > 1, left_out),
@@ -115,6 +116,7 @@ class AlgorithmConfig(BaseConfig):
                 f"is not allowed for {self.algorithm}, which does not explore by epsilon; "
                 "evaluation(evaluation_explore=True) draws from its policy, or with its noise",
             ),
+            ("callbacks.callbacks_class", misspelt is not None, f"is not allowed: {misspelt}"),
             *self._rules_of_exploration(),
             (
                 "evaluation.evaluation_num_env_runners",

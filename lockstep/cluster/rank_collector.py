@@ -20,7 +20,7 @@ from lockstep.rollout.runner_group import BuildRunner, EnvRunnerGroup
 
 BY_ENV = (
     *("returns", "lengths", "env", "obs", "memory", "exploring"),
-    *("begun", "agent_returns", "states"),
+    *("begun", "agent_returns", "states", "remembered"),
 )
 """parts of a collector's state that have one entry for each environment; the last ones of several agents"""
 FRAGMENTS: dict[str, Any] = {"Fragment": Fragment, "AgentFragment": AgentFragment}

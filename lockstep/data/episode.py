@@ -267,7 +267,7 @@ class SingleAgentEpisode:
         new: dict[str, Sequence[Any]] = {OBSERVATIONS: self._new_obs}
         if self._new_steps:
             new[ACTIONS], new[REWARDS], extras = zip(*self._new_steps)
-            for key in self.extra_keys or ():
+            for key in sorted(self.extra_keys or ()):  # a set has another order in each process
                 outputs = [extra[key] for extra in extras]
                 self._extras[key] = self._appended(self._extras.get(key), f"{EXTRAS}/{key}", outputs)
         for name, rows in new.items():

@@ -213,6 +213,24 @@ def copy_leaf(leaf: Leaf) -> Any:
     return deepcopy(leaf) if leaf.dtype == object else leaf.copy()
 
 
+def copy_arrays(value: Any) -> Any:
+    """Return `value` with its numpy arrays and tensors copied, also those in nested dicts, lists and tuples.
+
+    Everything else, and the objects in an array of objects, is the same as in `value`.
+    """
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        return {key: copy_arrays(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [copy_arrays(part) for part in value]
+    if isinstance(value, tuple):
+        return _same_tuple(value, [copy_arrays(part) for part in value])
+    return value
+
+
 def to_numpy_leaf(leaf: Leaf) -> np.ndarray:
     """Return a numpy array, sharing memory where the tensor lies on the CPU (bfloat16 becomes float32)."""
     if not isinstance(leaf, torch.Tensor):

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
-from lockstep.data.trees import Tree, map_tree
+from lockstep.data.trees import Tree, copy_arrays, map_tree
 from lockstep.envs.errors import EnvironmentStepError
 from lockstep.envs.trees import check_supported
 
@@ -61,6 +61,15 @@ class StepResult:
         self.infos: Mapping[int, dict[str, Any]] | None = None
         self.any_done = False
 
+    def copy(self) -> StepResult:
+        """Return one with arrays of its own, which later steps leave alone."""
+        twin = StepResult(copy_arrays(self.obs), 0)
+        twin.rewards, twin.terminateds = self.rewards.copy(), self.terminateds.copy()
+        twin.truncateds, twin.valid = self.truncateds.copy(), copy_arrays(self.valid)
+        twin.final_obs, twin.lost = copy_arrays(self.final_obs), copy_arrays(self.lost)
+        twin.infos, twin.any_done = copy_arrays(self.infos), self.any_done
+        return twin
+
 
 class RowInfos:
     """The newest infos of each row, of environments that were asked to keep them."""
@@ -76,7 +85,7 @@ class RowInfos:
 
         def kept(action: Any) -> Any:
             outcome = step(action)
-            self.of_step[row] = dict(outcome[4])
+            self.of_step[row] = copy_arrays(dict(outcome[4]))  # the environment may write into its arrays again
             return outcome
 
         return kept
@@ -86,7 +95,7 @@ class RowInfos:
 
         def kept(**options: Any) -> Any:
             outcome = reset(**options)
-            self.of_reset[row] = dict(outcome[1])
+            self.of_reset[row] = copy_arrays(dict(outcome[1]))
             return outcome
 
         return kept

@@ -27,7 +27,7 @@ from lockstep.data.actions import (
 )
 from lockstep.data.trees import Tree, leaves_of_space, map_tree, rows_of, trees_equal
 from lockstep.envs import trees
-from lockstep.envs.errors import FORMS, OLD_API
+from lockstep.envs.errors import FORMS, OLD_API, RAISED
 from lockstep.envs.make import AnyEnv, named_environment, one_env, single_env_factory
 from lockstep.envs.multi_agent import Play, is_agent_env, play_of
 
@@ -85,7 +85,7 @@ def check_environment(
         made = make()
     except ValueError:
         raise
-    except Exception as error:
+    except RAISED as error:
         message = f"making the environment raised {type(error).__name__}: {error}"
         return [Finding("error", "cannot_be_made", message)]
     kind = _AgentsExamination if is_agent_env(made) else _Examination
@@ -321,7 +321,7 @@ class _Examination:
         begun = time.perf_counter()
         try:
             answer = getattr(self.env, method)(*arguments, **options)
-        except Exception as error:
+        except RAISED as error:
             *_, place = traceback.extract_tb(error.__traceback__)
             where = f"{place.filename}:{place.lineno}"
             self.add("error", f"{method}_raises", f"{name} raised {type(error).__name__}: {error} (at {where})")
@@ -374,7 +374,7 @@ class _AgentsExamination(_Examination):
         except MultiAgentEnvError as error:
             self.add("error", "agents_data", str(error))
             return False
-        except Exception as error:
+        except RAISED as error:
             *_, place = traceback.extract_tb(error.__traceback__)
             kind = "reset" if anew else "step"
             where = f"at {place.filename}:{place.lineno}"

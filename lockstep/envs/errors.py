@@ -35,6 +35,9 @@ class WorkerTraceback(Exception):
         super().__init__(f"\n{text}")
 
 
+RAISED = (Exception, SystemExit)
+"""What an environment may raise; `sys.exit(0)` in its code would end a run as if all had gone well."""
+
 OLD_API = (
     "Before version 0.26 gym had step return four, with one flag `done`, and reset one: give terminated and truncated "
     "apart, or wrap the environment (shimmy.GymV21CompatibilityV0)."

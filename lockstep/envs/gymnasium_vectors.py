@@ -20,11 +20,12 @@ import numpy.typing as npt
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from lockstep.data.trees import Tree, rows_of
+from lockstep.data.trees import Tree, copy_arrays, rows_of
 from lockstep.envs import trees
 from lockstep.envs.boundary import Flags, RowInfos, StepResult, VectorBoundary
 from lockstep.envs.env_state import env_state, set_env_state, tells_state
 from lockstep.envs.errors import (
+    RAISED,
     EnvironmentStepError,
     EnvironmentTimeoutError,
     WorkerTraceback,
@@ -93,7 +94,7 @@ class VectorEnvBoundary(VectorBoundary):
             return trees.as_arrays(obs)
         except EnvironmentStepError:
             raise
-        except Exception as error:
+        except RAISED as error:
             raise self._error_at(_row_in_traceback(error), error) from error
 
     def _env_reset(self, seed: Any, **options: Any) -> tuple[Tree, Mapping[str, Any]]:
@@ -114,7 +115,7 @@ class VectorEnvBoundary(VectorBoundary):
     def _keep_reset(self, infos: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         mask = options.get("options", {}).get("reset_mask")
         for row in range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist():
-            self.infos.of_reset[row] = _info_of_row(infos, row)  # type: ignore[union-attr]
+            self.infos.of_reset[row] = copy_arrays(_info_of_row(infos, row))  # type: ignore[union-attr]
 
     def _keeping(self, env_step: Callable[[Tree], Any]) -> Callable[[Tree], Any]:
         """Return the back end's step, whose infos are kept row by row."""
@@ -126,7 +127,7 @@ class VectorEnvBoundary(VectorBoundary):
                 name: value for name, value in infos.items() if name.strip("_") not in ("final_obs", "final_info")
             }
             for row in range(self.num_envs):
-                info = _info_of_row(present, row)
+                info = copy_arrays(_info_of_row(present, row))
                 is_reset = self._pending is not None and self._pending[row]
                 if done[row] and self._has_final_infos:
                     self.infos.of_step[row] = _info_of_row(infos.get("final_info") or {}, row)  # type: ignore[union-attr]
@@ -147,10 +148,11 @@ class VectorEnvBoundary(VectorBoundary):
         if not self._started or self._closed:
             self._check_started()
         try:
-            obs, rewards, terminateds, truncateds, infos = self._env_step(actions)
+            # copied, as environments may write into what they get
+            obs, rewards, terminateds, truncateds, infos = self._env_step(copy_arrays(actions))
         except EnvironmentStepError:
             raise
-        except Exception as error:
+        except RAISED as error:
             raise self._error_at(_row_in_traceback(error), error, actions) from error
         result = self._result
         if type(obs) is not np.ndarray:
@@ -268,7 +270,7 @@ def _autoreset_mode(env: VectorEnv) -> AutoresetMode:
     )
 
 
-def _row_in_traceback(error: Exception) -> int | None:
+def _row_in_traceback(error: BaseException) -> int | None:
     """Return the row that failed: gymnasium does not tell it, but its loop variable does."""
     codes = (SyncVectorEnv.step.__code__, SyncVectorEnv.reset.__code__)
     traceback = error.__traceback__

@@ -7,7 +7,7 @@ PettingZoo's parallel ones, where all agents act at once, its turn-based (AEC) o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -17,6 +17,7 @@ from lockstep.data import MultiAgentEnvError, MultiAgentEpisode
 from lockstep.data.actions import ACTION_MASK
 from lockstep.data.agent_steps import spaces_by_agent
 from lockstep.data.columns import Columns
+from lockstep.data.trees import copy_arrays
 from lockstep.envs.env_state import agents_env_state, set_agents_env_state
 from lockstep.envs.make import named_environment
 from lockstep.envs.trees import as_row
@@ -41,6 +42,7 @@ FORMS = (
 class Play(ABC):
     """Plays an environment and writes what happens into `episode`; `to_act` has the observations to answer.
 
+    Agents come in the order of `possible_agents`, in whatever order the environment's dicts have them.
     `episode` may be replaced by its successor (`episode.cut()`) between two steps.
 
     `agent_ids`: observations have the agent's number in `possible_agents`, one-hot. `critic`: infos have what a
@@ -61,8 +63,10 @@ class Play(ABC):
         self._seen: dict[AgentID, Any] = {}
         """the last observation of each agent, where a critic sees them all"""
         self.episode = MultiAgentEpisode()
-        self.keeps_whole, self.whole = False, MultiAgentEpisode()
-        """is the whole episode recorded a second time, with actions as the environment takes them; and that record"""
+        self.keeps_whole = False
+        """Whether the whole of each episode that begins is recorded a second time, in `whole`."""
+        self.whole: MultiAgentEpisode | None = None
+        """The whole episode, with actions as the environment takes them; None where it is not recorded."""
         self.to_act: dict[AgentID, Any] = {}
         self._spaces: dict[AgentID, Any] = {}
         self.seen: Callable[[dict[AgentID, Any], AgentDict], dict[AgentID, Any]] | None = None
@@ -70,8 +74,9 @@ class Play(ABC):
 
     def begin(self, *, seed: int | None = None, options: dict[str, Any] | None = None, id_: str | None = None) -> None:
         """Reset the environment and begin a new episode."""
-        observations, infos = self._reset(seed, options)
+        outcome = self._reset(seed, options)
         self._spaces, action_spaces = self.env_spaces()
+        observations, infos = map(self._in_order, outcome)
         if self._critic in (True, "state"):
             self._critic = self._critic_of_env()
         self._seen = {}
@@ -83,9 +88,10 @@ class Play(ABC):
         self.episode = MultiAgentEpisode(id_, **options_of_episodes)
         observations, infos = self._observed(observations, {}, infos)
         self.episode.add_env_reset(observations, infos)
+        self.whole = None
         if self.keeps_whole:
             self.whole = MultiAgentEpisode(id_, **options_of_episodes)
-            self.whole.add_env_reset(observations, infos)
+            self.whole.add_env_reset(copy_arrays(observations), copy_arrays(infos))
         self._choose_who_acts(observations)
 
     def step(
@@ -100,7 +106,8 @@ class Play(ABC):
         Raises:
             MultiAgentEnvError: data that cannot be.
         """
-        observations, rewards, terminateds, truncateds, infos = self._step(actions)
+        sent = self._in_order(copy_arrays(dict(actions)))  # an environment may write into the arrays that it gets
+        observations, rewards, terminateds, truncateds, infos = map(self._in_order, self._step(sent))
         observations, infos = self._observed(observations, rewards, infos)
         self.episode.add_env_step(
             observations,
@@ -111,9 +118,10 @@ class Play(ABC):
             truncateds=truncateds,
             extra_model_outputs=extras,
         )
-        if self.keeps_whole:
+        if self.whole is not None:
             flags: dict[str, Any] = {"terminateds": terminateds, "truncateds": truncateds}
-            self.whole.add_env_step(observations, actions, rewards, infos, **flags)
+            seen = copy_arrays(observations)  # a callback that writes into its episode changes no other
+            self.whole.add_env_step(seen, copy_arrays(actions), rewards, copy_arrays(infos), **flags)
         self._choose_who_acts(observations)
         return rewards
 
@@ -134,6 +142,16 @@ class Play(ABC):
             agent: with_agent_id_space(space, number) if self._agent_ids else space
             for agent, space in observation_spaces.items()
         }
+
+    def _in_order(self, data: Any) -> Any:
+        """Return a dict by agent in the order of `possible_agents`, unknown agents behind; all else as it is.
+
+        An environment may make its dicts from sets of names, which each process iterates over in another order.
+        """
+        if not isinstance(data, Mapping):
+            return data  # refused by the episode, with its name
+        ordered = {agent: data[agent] for agent in self._spaces if agent in data}
+        return ordered if len(ordered) == len(data) else {**ordered, **data}
 
     def _observed(
         self, observations: AgentDict, rewards: AgentDict, infos: AgentDict
@@ -193,7 +211,7 @@ class Play(ABC):
     def env_spaces(self) -> tuple[dict[AgentID, Any], dict[AgentID, Any]]:
         """Return the spaces as the environment has them."""
         env = self.env
-        agents = getattr(env, "possible_agents", None) or ()
+        agents = _possible_agents(env) or ()
         return {a: env.observation_space(a) for a in agents}, {a: env.action_space(a) for a in agents}
 
     def get_state(self) -> dict[str, Any] | None:
@@ -204,6 +222,7 @@ class Play(ABC):
         return {
             "env": state,
             "episode": self.episode.get_state(),
+            "whole": None if self.whole is None else self.whole.get_state(),
             "to_act": [*map(list, self.to_act.items())],
             "seen": [*map(list, self._seen.items())],
         }
@@ -215,6 +234,10 @@ class Play(ABC):
         if self._critic in (True, "state"):
             self._critic = self._critic_of_env()
         self.episode = MultiAgentEpisode.from_state(state["episode"], self.mapping_fn)
+        self.whole = None
+        whole = state.get("whole")  # not in checkpoints of 0.2
+        if self.keeps_whole and whole is not None:
+            self.whole = MultiAgentEpisode.from_state(whole, self.mapping_fn)
         self.to_act, self._seen = dict(state["to_act"]), dict(state["seen"])
 
     @abstractmethod
@@ -272,7 +295,7 @@ class ParallelPlay(PettingZooPlay):
         return observations, infos
 
     def _outcome(self, actions: AgentDict) -> StepOutcome:
-        observations, rewards, terminateds, truncateds, infos = self.env.step(dict(actions))
+        observations, rewards, terminateds, truncateds, infos = self.env.step(actions)
         rewards = {agent: reward for agent, reward in rewards.items() if agent in actions or agent in observations}
         infos = {agent: info for agent, info in infos.items() if agent in observations}
         return observations, rewards, terminateds, truncateds, infos
@@ -334,12 +357,12 @@ class DictPlay(Play):
         return observations, _of_agents(infos, observations)
 
     def _step(self, actions: AgentDict) -> StepOutcome:
-        observations, rewards, terminateds, truncateds, infos = self.env.step(dict(actions))
+        observations, rewards, terminateds, truncateds, infos = self.env.step(actions)
         return observations, rewards, terminateds, truncateds, _of_agents(infos, observations)
 
     def _choose_who_acts(self, observations: AgentDict) -> None:
         able = () if self.episode.is_done else self.episode.get_agents_to_act()
-        self.to_act = {agent: observations[agent] for agent in able}
+        self.to_act = {agent: value for agent, value in observations.items() if agent in able}
 
     def _is_there(self, agent: AgentID) -> bool:
         single = self.episode.agent_episodes.get(agent)
@@ -350,7 +373,7 @@ class DictPlay(Play):
         both = []
         for kind in ("observation", "action"):
             named = spaces_by_agent(getattr(self.env, f"{kind}_spaces", None), f"{kind}_spaces")
-            agents = getattr(self.env, "possible_agents", None) or named
+            agents = _possible_agents(self.env) or named
             get: Callable[[AgentID], Any] = getattr(self.env, f"get_{kind}_space", lambda _: None)
             found = {agent: named[agent] if agent in named else get(agent) for agent in agents}
             lacking = [agent for agent, space in found.items() if space is None]
@@ -361,6 +384,12 @@ class DictPlay(Play):
                 )
             both.append(found)
         return both[0], both[1]
+
+
+def _possible_agents(env: AgentEnv) -> Collection[AgentID]:
+    """Return the agents that an environment names, in their order; that of a set is made by sorting the names."""
+    agents: Collection[AgentID] = getattr(env, "possible_agents", None) or ()
+    return sorted(agents, key=str) if isinstance(agents, set | frozenset) else agents
 
 
 def _of_agents(infos: AgentDict, observations: AgentDict) -> AgentDict:

@@ -18,11 +18,11 @@ from gymnasium.spaces import Discrete
 from gymnasium.vector.utils import batch_space, iterate
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
-from lockstep.data.trees import Tree
+from lockstep.data.trees import Tree, copy_arrays
 from lockstep.envs import trees
 from lockstep.envs.boundary import RowInfos, StepResult, VectorBoundary
 from lockstep.envs.env_state import elapsed_steps, env_state, set_elapsed_steps, set_env_state
-from lockstep.envs.errors import step_error
+from lockstep.envs.errors import RAISED, step_error
 
 NO_LIMIT = sys.maxsize
 _LARGEST_SET = 4096
@@ -60,6 +60,7 @@ class LightSyncVectorEnv(VectorBoundary):
         self._resets = [env.reset for env in self.envs]
         self._batched_actions = batch_space(self.action_space, self.num_envs)
         self._rows_of_actions = isinstance(self.action_space, trees.ARRAY_SPACES)
+        self._gives_arrays = not self._rows_of_actions or bool(self.action_space.shape)
         self._obs = trees.allocate(self.observation_space, self.num_envs)
         self._flat = isinstance(self._obs, np.ndarray)
         self._result = StepResult(self._obs, self.num_envs)
@@ -90,7 +91,7 @@ class LightSyncVectorEnv(VectorBoundary):
                 obs, _ = reset() if seeds is None else reset(seed=seeds[row])
                 trees.check_shape(self.observation_space, obs)
                 trees.scatter(self._obs, row, obs)
-            except Exception as error:
+            except RAISED as error:
                 raise step_error(error, backend=self.backend, env_index=row, during="reset") from error
         self._begin(list(self._limits))
         return self._obs
@@ -114,6 +115,8 @@ class LightSyncVectorEnv(VectorBoundary):
             if self._rows_of_actions:
                 self._check_number("step", "actions", actions, self.num_envs)
             self._unchecked = False
+        if self._gives_arrays:  # an environment may write into what it gets
+            actions = copy_arrays(actions)
         if not self._rows_of_actions:
             actions = tuple(iterate(self._batched_actions, actions))
         obs, rewards, deadlines = self._obs, result.rewards, self._deadlines
@@ -127,14 +130,14 @@ class LightSyncVectorEnv(VectorBoundary):
                 if terminated or truncated or clock >= deadlines[row]:
                     if ended is None:
                         ended = []
-                    ended.append((row, trees.one_row(self.observation_space, row_obs), info))
+                    ended.append((row, trees.one_row(self.observation_space, row_obs), copy_arrays(info)))
                     row_obs = self._begin_episode(row, terminated, truncated)
                 if flat:
                     obs[row] = row_obs
                 else:
                     trees.scatter(obs, row, row_obs)
                 row += 1
-        except Exception as error:
+        except RAISED as error:
             self._fail(error, row, actions, row_obs)
         if ended is not None:
             rows = np.array([row for row, _, _ in ended], np.int64)
@@ -151,7 +154,7 @@ class LightSyncVectorEnv(VectorBoundary):
         self._deadlines[row] = NO_LIMIT if limit == NO_LIMIT else self._clock + limit
         return self._resets[row]()[0]
 
-    def _fail(self, error: Exception, row: int, actions: Tree, row_obs: Tree) -> NoReturn:
+    def _fail(self, error: BaseException, row: int, actions: Tree, row_obs: Tree) -> NoReturn:
         action = actions[row] if row < len(actions) else None
         if row_obs is not None and isinstance(error, ValueError | KeyError):
             try:

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.data.trees import map_tree
+from lockstep.data.trees import copy_arrays, map_tree
 from lockstep.envs.boundary import RowInfos, StepResult, VectorBoundary
+from lockstep.envs.errors import step_error
 from lockstep.envs.trees import concatenate
 
 
@@ -27,6 +28,8 @@ class VecEnvBoundary(VectorBoundary):
     """
 
     backend, autoreset_mode = "vec_env", "SAME_STEP"
+    _keeps_infos = False
+    """Whether someone keeps the infos, so that their arrays must be their own."""
 
     def __init__(self, env: Any) -> None:
         self.env, self.num_envs = env, env.num_envs
@@ -36,7 +39,10 @@ class VecEnvBoundary(VectorBoundary):
     def _reset(self, seeds: list[int] | None) -> Any:
         if seeds is not None and hasattr(self.env, "seed"):
             self.env.seed(seeds[0] % 2**31)
-        self._result.obs = self.env.reset()
+        try:
+            self._result.obs = self.env.reset()
+        except SystemExit as error:
+            raise step_error(error, backend=self.backend, env_index=None, during="reset") from error
         return self._result.obs
 
     def step(self, actions: Any) -> StepResult:
@@ -44,10 +50,14 @@ class VecEnvBoundary(VectorBoundary):
         self._check_started()
         result = self._result
         result.forget_endings()
-        result.obs, result.rewards, dones, infos = self.env.step(actions)
+        try:
+            # copied, as environments may write into what they get
+            result.obs, result.rewards, dones, infos = self.env.step(copy_arrays(actions))
+        except SystemExit as error:
+            raise step_error(error, backend=self.backend, env_index=None, action=actions, during="step") from error
         result.truncateds[:] = [done and info.get("TimeLimit.truncated", False) for done, info in zip(dones, infos)]
         result.terminateds[:] = dones & ~result.truncateds
-        self.infos.of_step = infos  # type: ignore[union-attr]
+        self.infos.of_step = copy_arrays(list(infos)) if self._keeps_infos else infos  # type: ignore[union-attr]
         if result.truncateds.any() or result.terminateds.any():
             rows = np.flatnonzero(dones)
             last = [map_tree(lambda leaf: np.asarray(leaf)[None], infos[row]["terminal_observation"]) for row in rows]
@@ -56,7 +66,8 @@ class VecEnvBoundary(VectorBoundary):
         return result
 
     def keep_infos(self) -> None:
-        """Do nothing: they are always kept."""
+        """Have the infos keep what they say when the environments step on."""
+        self._keeps_infos = True
 
     def close(self) -> None:
         if not self._closed:

@@ -21,11 +21,11 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import CloudpickleWrapper, batch_space, iterate
 
-from lockstep.data.trees import Tree, map_tree
+from lockstep.data.trees import Tree, copy_arrays, map_tree
 from lockstep.envs import trees
 from lockstep.envs.boundary import RowInfos, StepResult, VectorBoundary
 from lockstep.envs.env_state import env_state, set_env_state
-from lockstep.envs.errors import EnvironmentStepError, EnvironmentTimeoutError, WorkerTraceback, step_error
+from lockstep.envs.errors import RAISED, EnvironmentStepError, EnvironmentTimeoutError, WorkerTraceback, step_error
 from lockstep.state.checks import no_copies
 from lockstep.state.restarts import RestartBudget, RestartLimits
 
@@ -369,14 +369,14 @@ def _work(
                 return
             try:
                 answer = _pickled(name, commands[name](argument))
-            except Exception as error:
+            except RAISED as error:
                 answer = ForkingPickler.dumps((False, _summary(error), traceback.format_exc()))
             pipe.send_bytes(answer)
     except (EOFError, OSError):
         return
 
 
-def _summary(error: Exception) -> str:
+def _summary(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
@@ -424,6 +424,7 @@ class _ServedEnv:
         final = first = None
         if terminated or truncated:
             final = trees.one_row(self.env.observation_space, obs)
+            info = copy_arrays(info)  # the reset may write into its arrays
             obs, first = self.env.reset()
         self._write(obs)
         kept = ((info, first),) if self.keeps_infos else ()

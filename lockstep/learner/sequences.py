@@ -111,7 +111,9 @@ def evaluate_sequences(
         for name, leaf in out[Columns.STATE_OUT].items():
             states[name][to_tensor(chosen[goes_on] + 1)] = leaf[to_tensor(goes_on)]
         real = within(to_tensor(plan.lengths[chosen]), length)
-        for name in {Columns.ACTION_DIST_INPUTS, Columns.VF_PREDS} & out.keys():
+        for name in (Columns.ACTION_DIST_INPUTS, Columns.VF_PREDS):
+            if name not in out:
+                continue
             if name not in found:
                 found[name] = out[name].new_zeros((num_rows + num_boot, *out[name].shape[2:]))
             found[name][rows[real]] = out[name][real]

@@ -10,6 +10,7 @@ import numpy as np
 from lockstep.data import MultiAgentEpisode, SingleAgentEpisode
 from lockstep.data.trees import map_tree
 from lockstep.envs import StepResult, VectorBoundary
+from lockstep.state.checks import misspelt_method
 from lockstep.tracking.metrics import Metrics
 
 Episode = SingleAgentEpisode | MultiAgentEpisode
@@ -77,6 +78,27 @@ def overridden_events(callback: EnvironmentCallback | type[EnvironmentCallback])
     return [event for event, method in own.items() if method is not getattr(EnvironmentCallback, event)]
 
 
+ELSEWHERE = {
+    "on_algorithm_init": "on_run_start",
+    "on_train_result": "on_epoch_end",
+    "on_learn_on_batch": "on_update_end",
+    "on_episode_created": "on_episode_start",
+    "on_training_start": "on_run_start",
+    "on_training_end": "on_run_end",
+    "on_rollout_end": "on_collect_end",
+    "on_step": "on_episode_step",
+}
+"""Events of RLlib and Stable-Baselines3, and the nearest ones here."""
+
+
+def misspelt_event(callback: EnvironmentCallback | type[EnvironmentCallback]) -> str | None:
+    """Return words about a method of a callback, or of a class of them, that is named as an event and is none.
+
+    Without such a method None.
+    """
+    return misspelt_method(callback, ("on_",), ELSEWHERE)
+
+
 def states_of(callbacks: Sequence[EnvironmentCallback]) -> list[Any]:
     """Return the states of callbacks, `[name of the class, state]` each."""
     return [[type(callback).__name__, dict(callback.get_state())] for callback in callbacks]
@@ -133,11 +155,16 @@ class EpisodeView:
 class EnvironmentEvents:
     """Calls callbacks for the environments of one collector, with one instance of `metrics` for all of them.
 
+    Raises `ValueError` for a callback with a method that is named as an event and is none.
+
     A callback's own metrics (those of the trainer) are put back after each call. What a callback raises goes on as it
     is, with a note that names the class, its method and the environment.
     """
 
     def __init__(self, callbacks: Sequence[EnvironmentCallback], runner: Any) -> None:
+        for callback in callbacks:
+            if words := misspelt_event(callback):
+                raise ValueError(f"callbacks: {words}")
         self.callbacks, self.runner = list(callbacks), runner
         self.metrics = Metrics()
         handled = [(callback, overridden_events(callback)) for callback in callbacks]

@@ -32,7 +32,7 @@ class Collector(BaseCollector):
     `env`: a boundary, a gymnasium environment or vector, an EnvPool pool, or an id. With a `buffer` every step is
     stored; without one (evaluation) only returns and lengths are kept. It explores within a training step, and
     everywhere where `exploration_noise` is set, or `epsilon`: with it a policy of action values takes any action with
-    that probability, whatever it does in training. `on_step_hook(step_result)` and
+    that probability, whatever it does in training. `on_step_hook(step_result)` (with arrays of its own) and
     `on_episode_done_hook(env_index, episode_return, length)` observe. What the policy's connectors are to record (frame
     stacks, previous actions, resized images) is stored, from a copy of them of its own. `seed`: for its own random
     streams (episodes, exploration, random actions); without one each collector plays other episodes, and a trainer
@@ -85,6 +85,8 @@ class Collector(BaseCollector):
         self._obs: Any = None
         self.store: RolloutStore | None = None
         self.buffer = buffer
+        self.step_of_end = 0
+        """Row of the buffer in which the newest episode ended; without a buffer, vector step of the run under way."""
         self.recorder: EpisodeRecorder | None = None
         """records whole episodes, where a callback reads them"""
 
@@ -243,7 +245,7 @@ class Collector(BaseCollector):
             if self.recorded is not None or step.any_done:
                 obs = self._after_step(step, sent, t)
             if self.on_step_hook is not None:
-                self.on_step_hook(step)
+                self.on_step_hook(step.copy())  # the next step writes into the arrays of this one
             t += 1
             if counting is not None and step.any_done and not counting.any():
                 break
@@ -265,6 +267,7 @@ class Collector(BaseCollector):
         if self.store is not None:
             self.store.final_index.append(t * self.num_envs + np.asarray(indices, np.int64))
             self.store.final_obs.append(map_tree(np.copy, final_obs))
+        self.step_of_end = t
         for b in indices:
             self._end_episode(int(b))
         return obs

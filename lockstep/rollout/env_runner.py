@@ -10,7 +10,7 @@ import numpy as np
 
 from lockstep.data.rollout import EpisodeStore, RolloutStore
 from lockstep.data.trees import map_tree
-from lockstep.envs import StepResult, VectorBoundary
+from lockstep.envs import VectorBoundary
 from lockstep.envs.multi_agent import AgentEnvs
 from lockstep.modules import ActingWeights
 from lockstep.rollout.callbacks import EnvironmentCallback, overridden_events, restore_callbacks, states_of
@@ -96,7 +96,6 @@ class EnvRunner:
             env,
             exploration_noise=explore,
             epsilon=epsilon,
-            on_step_hook=None if stores else self._count_step,
             on_episode_done_hook=None if stores else self._note_episode,
             raise_on_nan_in_buffer=raise_on_nan,
             streams=self._streams(streams, index, generation),
@@ -109,7 +108,6 @@ class EnvRunner:
         self.collector.buffer = self.store
         if self.store is not None:
             self.store.keeps_states = with_states
-        self._vector_steps = 0
         self._ended: list[Ended] = []
 
     @staticmethod
@@ -195,7 +193,6 @@ class EnvRunner:
         return self._play(num_vector_steps, random=random, renew=renew)
 
     def _play(self, num_vector_steps: int, *, random: bool, renew: bool) -> Played:
-        self._vector_steps = 0
         self._ended = []
         stats = self.collector.collect_vector_steps(num_vector_steps, random=random, renew=renew)
         return Played(self._ended, stats)
@@ -204,11 +201,13 @@ class EnvRunner:
         """Begin new episodes now."""
         self.collector.reset(reset_buffer=False, reset_stats=False)
 
-    def _count_step(self, step: StepResult) -> None:
-        self._vector_steps += 1
+    def _vector_step_of_end(self) -> int:
+        """Return the vector step of this play in which an episode has just ended."""
+        step: int = self.collector.step_of_end
+        return step
 
     def _note_episode(self, b: int, episode_return: float, length: int) -> None:
-        self._ended.append(Ended(self._vector_steps, self.collector.rows.start + b, episode_return, length))
+        self._ended.append(Ended(self._vector_step_of_end(), self.collector.rows.start + b, episode_return, length))
 
     def describe(self) -> RunnersEnv:
         """Return what the environments are."""
@@ -300,9 +299,9 @@ class MultiAgentEnvRunner(EnvRunner):
         """
         self.collector.begun[:] = self._begun + counted[self.collector.rows]
 
-    def _note_episode(self, b: int, episode_return: float, length: int) -> None:
-        self._vector_steps = self.collector.ended_in_step[-1]
-        super()._note_episode(b, episode_return, length)
+    def _vector_step_of_end(self) -> int:
+        step: int = self.collector.ended_in_step[-1]
+        return step
 
     def _sample(self, num_timesteps: int | None, num_episodes: int | None, **options: Any) -> AgentFragment:
         self._own_store().clear()

@@ -14,11 +14,11 @@ from lockstep.data import MultiAgentEpisode
 from lockstep.data.actions import one_action, random_actions
 from lockstep.data.columns import Columns
 from lockstep.data.trees import map_tree, named_leaves, rows_of, zip_trees
-from lockstep.envs.errors import step_error
+from lockstep.envs.errors import RAISED, step_error
 from lockstep.envs.multi_agent import AgentEnvs, Play
 from lockstep.envs.trees import stack_rows
 from lockstep.rollout.base_collector import CHUNK, BaseCollector, masks_in
-from lockstep.rollout.callbacks import EnvironmentCallback, Episode
+from lockstep.rollout.callbacks import EnvironmentCallback, Episode, EpisodeView
 from lockstep.rollout.errors import MalformedBufferError, not_finite
 from lockstep.rollout.protocols import ActingPart, LearningPolicy, State
 from lockstep.rollout.replay_writer import AgentBuffer, PieceWriter
@@ -43,6 +43,20 @@ class AgentMemories:
     def forget(self) -> None:
         """Begin an episode."""
         self._pipelines, self._earned = {}, {}
+
+    def get_state(self) -> list[list[Any]]:
+        """Return `[agent, state of its connectors, reward since its last observation]` of each agent."""
+        return [
+            [agent, pipeline.get_state(), self._earned.get(agent, 0.0)] for agent, pipeline in self._pipelines.items()
+        ]
+
+    def set_state(self, state: Sequence[Sequence[Any]]) -> None:
+        """Continue from `get_state`; the play must have the episode of that time."""
+        self.forget()
+        for agent, of_connectors, earned in state:
+            pipeline = self._part_of(self._play.episode.module_for(agent), agent).recorded.copy()
+            pipeline.set_state(of_connectors)
+            self._pipelines[agent], self._earned[agent] = pipeline, earned
 
     def note(self, agent: AgentID, actions: np.ndarray) -> None:
         """Take note of an agent's action `[1, ...]`."""
@@ -152,7 +166,8 @@ class MultiAgentCollector(BaseCollector):
         self._views = [None] * self.num_envs  # those under way are not told of
 
     def _running_episodes(self) -> Sequence[Episode]:
-        return [play.whole for play, view in zip(self.plays, self._views) if view is not None]
+        told = [play.whole for play, view in zip(self.plays, self._views) if view is not None]
+        return [episode for episode in told if episode is not None]
 
     @property
     def buffer(self) -> AgentBuffer | None:
@@ -318,8 +333,9 @@ class MultiAgentCollector(BaseCollector):
         """Tell callbacks of the episodes that have begun."""
         if self.events is not None and self.events.needs_episodes:
             for b in envs:
-                if self._views[b] is None and self.plays[b].episode.env_t == 0:
-                    self._views[b] = self.events.start(self.plays[b].whole, b)
+                whole = self.plays[b].whole
+                if self._views[b] is None and whole is not None and whole.env_t == 0:
+                    self._views[b] = self.events.start(whole, b)
             self.events.metrics.end_step()
 
     def _begin(self, b: int) -> None:
@@ -330,7 +346,7 @@ class MultiAgentCollector(BaseCollector):
             self._followed[b].forget()
         try:
             self.plays[b].begin(seed=seed, id_=str(begun * self.num_envs_in_all + number))
-        except Exception as error:
+        except RAISED as error:
             raise step_error(error, backend=self.env.backend, env_index=b, action=None, during="reset") from error
         self.begun[b] += 1
         self._is_running[b], self._states[b], self._views[b] = True, {}, None
@@ -338,7 +354,7 @@ class MultiAgentCollector(BaseCollector):
     def _step(self, b: int, actions: ByAgent, stored: ByAgent, extras: ByAgent) -> None:
         try:
             rewards = self.plays[b].step(actions, stored=stored, extras=extras)
-        except Exception as error:
+        except RAISED as error:
             raise step_error(error, backend=self.env.backend, env_index=b, action=actions, during="step") from error
         for agent, reward in rewards.items():
             self._agent_returns[b, self._agent_index[agent]] += float(reward)
@@ -422,10 +438,12 @@ class MultiAgentCollector(BaseCollector):
         `ValueError` while there is data to be learned from.
         """
         plays = [play.get_state() if runs else {} for play, runs in zip(self.plays, self._is_running)]
+        remembered = [memory.get_state() for memory in self._followed]
         return {
             **super().get_state(),
             "begun": self.begun.copy(),
-            "env": None if None in plays or self._followed else plays,  # what connectors remember is not kept
+            "env": None if None in plays else plays,
+            **({"remembered": remembered} if remembered else {}),
             "agent_returns": self._agent_returns.copy(),
             "states": [[*map(list, states.items())] for states in self._states],
         }
@@ -443,7 +461,11 @@ class MultiAgentCollector(BaseCollector):
         for b in (b for b, saved in enumerate(plays) if saved):
             self.plays[b].mapping_fn = self.policy.policy_mapping_fn
             self.plays[b].set_state(plays[b])
+            if self._followed:
+                self._followed[b].set_state(state["remembered"][b])
             self._is_running[b], self._states[b] = True, dict(state["states"][b])
+            whole = self.plays[b].whole
+            self._views[b] = None if whole is None else EpisodeView(whole)
         self._returns[:], self._lengths[:] = state["returns"], state["lengths"]
         self._agent_returns[:], self._left_open = state["agent_returns"], left_open
         self._writer.go_on(np.flatnonzero(self._is_running).tolist())

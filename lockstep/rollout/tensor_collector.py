@@ -14,7 +14,8 @@ from torch import Tensor
 
 from lockstep.data.columns import Columns
 from lockstep.data.tensor_rollout import TensorRollout
-from lockstep.envs.tensor import TensorBoundary, arrived_at
+from lockstep.envs.errors import step_error
+from lockstep.envs.tensor import TensorBoundary, TensorEnv, arrived_at
 from lockstep.ops.graphs import Captured
 from lockstep.replay import TensorReplay
 from lockstep.rollout.base_collector import no_copies_of_collectors
@@ -52,6 +53,9 @@ class TensorCollector:
         streams: RandomStreams | None = None,
     ) -> None:
         self.policy, self.env, self.tensors = policy, env, env.tensors
+        is_ours = isinstance(env.tensors, TensorEnv) and type(env.tensors).__module__.startswith("lockstep.")
+        self._copies_actions = not is_ours
+        """Whether the environments may write into the actions that they get, which are stored afterwards."""
         part = sole_part(policy)
         part.check_spaces(env.observation_space, env.action_space)
         where = next(part.module.parameters()).device
@@ -264,7 +268,14 @@ class TensorCollector:
             buffer.begin_step(t, obs)
             actions = act(obs)
             acted_on = obs
-            obs, rewards, dones, extras = self.tensors.step(self._to_env(part, actions))
+            sent = self._to_env(part, actions)
+            if self._copies_actions:
+                sent = sent.clone()
+            try:
+                obs, rewards, dones, extras = self.tensors.step(sent)
+            except SystemExit as error:  # it would end a run as if all had gone well
+                backend = self.env.backend
+                raise step_error(error, backend=backend, env_index=None, action=sent, during="step") from error
             buffer.end_step(
                 t, actions, rewards, dones, {**extras, "final_obs": arrived_at(acted_on, obs, dones, extras)}
             )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, requires
@@ -58,6 +59,29 @@ def suggestion(name: object, known: Iterable[str], *, elsewhere: Sequence[str] =
     names = list(dict.fromkeys(known))
     near = elsewhere or get_close_matches(str(name), names, n=most, cutoff=0.5)
     return f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(names)}"
+
+
+def misspelt_method(thing: object, prefixes: tuple[str, ...], elsewhere: Mapping[str, str] | None = None) -> str | None:
+    """Return words about a method that nothing calls, with the nearest name; None where there is no such method.
+
+    That is one whose name begins with one of the prefixes, and that no class of Lockstep above it has.
+
+    Args:
+        thing: an object, or its class.
+        elsewhere: names of other libraries, and what the same is called here.
+    """
+    kind = thing if isinstance(thing, type) else type(thing)
+    found = {**dict.fromkeys(dir(kind)), **(getattr(thing, "__dict__", None) or {})}
+    ours = [vars(each) for each in kind.__mro__ if each.__module__.startswith("lockstep.")]
+    known = sorted({name for names in ours for name in names if name.startswith(prefixes)})
+    for name in found:
+        if not name.startswith(prefixes) or name in known:
+            continue
+        if callable(inspect.getattr_static(thing, name)):
+            nearest = (elsewhere or {}).get(name)
+            advice = suggestion(name, known, elsewhere=[nearest] if nearest in known else ())
+            return f"{kind.__name__} has a method {name}, which nothing calls; {advice}"
+    return None
 
 
 def check_whole(name: str, value: Any, least: int, *, optional: bool = False) -> Any:

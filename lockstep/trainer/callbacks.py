@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from lockstep.rollout import CollectorLike, EnvironmentCallback, GroupCollector
-from lockstep.rollout.callbacks import overridden_events
+from lockstep.rollout.callbacks import misspelt_event, overridden_events
 from lockstep.state.checkpoint import ERROR, newest_attempt
 from lockstep.state.checks import check_number, check_whole, check_wholes
 from lockstep.tracking import BaseLogger, LazyLogger, prune_checkpoints
@@ -210,12 +210,15 @@ def attach_callbacks(
 
 
 def check_callbacks(callbacks: object) -> None:
-    """Raise `ValueError` unless it is a list of callbacks."""
+    """Raise `ValueError` unless it is a list of callbacks, without methods that are named as events and are none."""
     if not isinstance(callbacks, Sequence) or not all(isinstance(each, Callback) for each in callbacks):
         hint = "; put it into one, callbacks=[...]" if isinstance(callbacks, Callback) else ""
         raise ValueError(
             f"callbacks={callbacks!r} is not allowed; it must be a list of lockstep.trainer.Callback{hint}"
         )
+    for callback in callbacks:
+        if words := misspelt_event(callback):
+            raise ValueError(f"callbacks: {words}")
 
 
 class LoggingCallback(Callback):

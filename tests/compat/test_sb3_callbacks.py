@@ -79,6 +79,45 @@ def test_false_ends_the_training_within_the_rollout():
     assert model.num_timesteps == 14
 
 
+class Keeping(BaseCallback):
+    """Keeps what it sees at each step, and what that was then."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept, self.was = [], []
+
+    def _on_step(self):
+        seen = [self.locals[name] for name in ("rewards", "dones", "new_obs")]
+        self.kept.append(seen)
+        self.was.append([part.tolist() for part in seen])
+        return True
+
+
+@pytest.mark.parametrize("algorithm", [PPO, DQN])
+@pytest.mark.parametrize("n_envs", [1, 2])
+def test_arrays_that_a_callback_keeps_stay_as_they_were(algorithm, n_envs):
+    venv, keeping = make_vec_env(Count, n_envs=n_envs), Keeping()
+    sizes = {"n_steps": 8, "batch_size": 8} if algorithm is PPO else {"learning_starts": 4, "buffer_size": 50}
+    algorithm("MlpPolicy", venv, policy_kwargs=SMALL, **sizes).learn(16, keeping)
+    assert [[part.tolist() for part in seen] for seen in keeping.kept] == keeping.was
+    assert len({str(seen) for seen in keeping.was}) > 1
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("_on_rollout_ended", "_on_rollout_end"),
+        ("on_training_start", "_on_training_start"),
+        ("_on_steps", "_on_step"),
+    ],
+)
+def test_a_method_that_is_never_called_is_refused_with_the_nearest(name, nearest):
+    watching = type("Watching", (BaseCallback,), {name: lambda self: True})()
+    for callback in (watching, [Recorder(), watching], EveryNTimesteps(4, watching)):
+        with pytest.raises(ValueError, match=f"{name}, which nothing calls; did you mean '{nearest}'"):
+            a2c().learn(6, callback)
+
+
 def test_off_policy_rollouts_are_what_lies_between_two_updates():
     recorder = Recorder()
     model = DQN("MlpPolicy", Copy(), train_freq=2, learning_starts=2, policy_kwargs=SMALL)

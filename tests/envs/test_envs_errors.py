@@ -1,6 +1,7 @@
 """An environment that raises, dies or hangs: which one, after which action, with its own traceback."""
 
 import os
+import sys
 import threading
 import time
 import traceback
@@ -31,7 +32,7 @@ class Breaking(CountingEnv):
     """Does something bad at its third step (or at its second reset)."""
 
     def __init__(self, how=None):
-        super().__init__(((2, "terminate"),) if how == "reset" else ((9, "terminate"),))
+        super().__init__(((2, "terminate"),) if how and "reset" in how else ((9, "terminate"),))
         self.how = how
 
     def step(self, action):
@@ -42,6 +43,8 @@ class Breaking(CountingEnv):
     def reset(self, *, seed=None, options=None):
         if self.how == "reset" and self.episode_number == 0:
             raise Broke("the reset failed")
+        if self.how == "exit in reset" and self.episode_number == 0:
+            sys.exit(0)
         return super().reset(seed=seed)
 
     def break_down(self):
@@ -55,6 +58,8 @@ class Breaking(CountingEnv):
             raise error
         if self.how == "die":
             os._exit(3)
+        if self.how == "exit":
+            sys.exit(0)
         if self.how == "hang":
             time.sleep(60)
 
@@ -99,6 +104,15 @@ def test_an_error_tells_row_last_action_and_original_traceback(how, words, backe
         assert int(error.action) == 3
         assert "last action: " in str(error)
         assert "break_down" in printed
+
+
+@pytest.mark.parametrize("backend", ["light", "sync", "workers"])
+@pytest.mark.parametrize("how", ["exit", "exit in reset"])
+def test_an_environment_that_ends_the_process_is_an_error_and_not_an_end_as_if_all_were_well(how, backend):
+    with BACKENDS[backend](how) as boundary:
+        with pytest.raises(EnvironmentStepError, match=rf"environment {BAD_ROW} .* raised SystemExit: 0") as caught:
+            step_until_failure(boundary)
+        assert caught.value.env_index == BAD_ROW
 
 
 @pytest.mark.parametrize("how", ["raise needs", "raise unpicklable"])

@@ -1,16 +1,19 @@
 """Callbacks in the environments' process: episodes whole in every autoreset mode, metrics the same however many run."""
 
+from copy import deepcopy
 from functools import partial
 
 import numpy as np
 import pytest
 from acting_tools import Exploring
-from agent_games import CountingGame, game_config
+from agent_games import CountingGame, TellingCountingGame, TellingTurnGame, game_config
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from runner_tools import ManyRunners, config_of
 
 from lockstep import MultiAgentCollector, RolloutStore
+from lockstep.connectors import PreviousActions, PreviousRewards
 from lockstep.data import MultiAgentEpisode, SingleAgentEpisode
+from lockstep.data.rollout import EpisodeStore
 from lockstep.envs import LightSyncVectorEnv, WorkerVectorEnv, make_vector
 from lockstep.envs.counting import CountingEnv
 from lockstep.replay import VectorReplayBuffer
@@ -285,6 +288,14 @@ def test_callbacks_have_their_state_in_that_of_the_runner():
     assert runners[1].callbacks[0].number == runners[0].callbacks[0].number > 0
 
 
+def see_what_was_done(observation_space, action_space):
+    return [PreviousActions(action_space), PreviousRewards()]
+
+
+STACKED = {"environment": {"frame_stack": 3}}
+PREVIOUS = {"env_runners": {"env_to_module_connector": see_what_was_done}}
+
+
 class Gaming(EnvironmentCallback):
     """Takes down the episodes of several agents."""
 
@@ -319,6 +330,45 @@ def test_episodes_of_several_agents_are_whole_though_collects_cut_them():
     assert stats.metrics["length"] == stats.lens.mean()
     with pytest.raises(AttributeError, match="add_env_step"):
         gaming.ended[0].add_env_step({}, {}, {})
+
+
+@pytest.mark.parametrize("game", [TellingCountingGame, TellingTurnGame])
+@pytest.mark.parametrize("connectors", [{}, STACKED, PREVIOUS])
+def test_a_collector_of_several_agents_goes_on_in_the_middle_of_episodes_that_callbacks_read(game, connectors):
+    def made(with_callback=True):
+        policy, gaming = game_config(game, **connectors).build_policy(), Gaming()
+        collector = MultiAgentCollector(policy, game, num_envs=2, seed=5)
+        collector.set_callbacks([gaming] if with_callback else [])
+        collector.buffer = EpisodeStore()
+        return collector, gaming
+
+    def rest(collector, gaming):
+        number = len(gaming.ended)
+        stats = collector.collect(n_step=30)
+        pieces = [
+            (agent, repr(single.get_observations()), repr(single.get_actions()))
+            for piece in collector.buffer.episodes()
+            for agent, single in piece.agent_episodes.items()
+        ]
+        told = [episode.get_observations() for episode in gaming.ended[number:]]
+        return pieces, stats.returns.tolist(), stats.metrics.get("length"), repr(told)
+
+    straight, gaming = made()
+    straight.collect(n_step=14)
+    straight.reset_buffer()
+    state = deepcopy(straight.get_state())
+    assert straight._lengths.any()
+    expected = rest(straight, gaming)
+    resumed = made()
+    resumed[0].set_state(state)
+    assert resumed[0].episodes_cut == 0
+    assert rest(*resumed) == expected
+    unwatched, _ = made(with_callback=False)  # its own record is not there: callbacks read from the next episode on
+    unwatched.set_state({name: part for name, part in state.items() if name != "events"})
+    assert rest(unwatched, Gaming())[:2] == expected[:2]
+    late = made()
+    late[0].set_state({**state, "env": [{**play, "whole": None} for play in state["env"]]})
+    assert rest(*late)[:2] == expected[:2]
 
 
 def test_environments_that_answer_when_they_are_ready_are_told_of_too():

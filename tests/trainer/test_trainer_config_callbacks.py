@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from agent_games import CountingGame, game_config
 from scenario_tools import config_of
 
-from lockstep import PPOConfig
+from lockstep import MultiAgentCollector, PPOConfig
+from lockstep.rollout import EnvironmentCallback
 from lockstep.trainer import Callback
 
 
@@ -47,3 +49,45 @@ def test_one_class_needs_no_list_and_json_keeps_its_name() -> None:
 def test_what_is_no_class_of_callbacks_is_refused(wrong: Any) -> None:
     with pytest.raises(TypeError, match="must be a subclass of"):
         PPOConfig().environment("CartPole-v1").callbacks(wrong).validate()
+
+
+def watching(*names: str, base: type = Callback) -> Any:
+    """A class of callbacks with methods of these names."""
+    return type("Watching", (base,), dict.fromkeys(names, lambda *_: None))
+
+
+def by_hand(watch: Any) -> Any:
+    return game_config().build_trainer(callbacks=[watch])
+
+
+def in_configuration(watch: Any) -> Any:
+    return game_config().callbacks(type(watch)).validate()
+
+
+def in_a_collector(watch: Any) -> Any:
+    return MultiAgentCollector(game_config().build_policy(), CountingGame).set_callbacks([watch])
+
+
+@pytest.mark.parametrize("enter", [by_hand, in_configuration, in_a_collector])
+@pytest.mark.parametrize(
+    ("watch", "nearest"),
+    [
+        (watching("on_epoch_finished"), "on_epoch_finished, which nothing calls; did you mean 'on_epoch_end'"),
+        (watching("on_epoch_end", "on_episode_ended"), "on_episode_ended, .* did you mean 'on_episode_end'"),
+        (watching("on_train_result"), "on_train_result, .* did you mean 'on_epoch_end'"),
+    ],
+)
+def test_a_method_named_as_an_event_that_there_is_not_is_refused_with_the_nearest(
+    watch: Any, nearest: str, enter: Any
+) -> None:
+    with pytest.raises(ValueError, match=nearest):
+        enter(watch())
+
+
+def test_events_of_the_run_are_none_for_a_callback_of_environments_and_other_names_are_free() -> None:
+    collector = MultiAgentCollector(game_config().build_policy(), CountingGame)
+    with pytest.raises(ValueError, match="on_update_end, which nothing calls"):
+        collector.set_callbacks([watching("on_update_end", base=EnvironmentCallback)()])
+    fine = watching("on_episode_end", "once", "online", "_on_call")
+    collector.set_callbacks([fine()])
+    game_config().callbacks(fine).validate()

@@ -3,11 +3,19 @@
 import math
 import os
 import signal
+import sys
 import threading
 
 import pytest
+from agent_games import CountingGame, game_config
 from trainer_tools import Recorder, build
 
+from lockstep import PPOConfig
+from lockstep.compat.sb3.common.vec_env import DummyVecEnv
+from lockstep.compat.sb3.common.vec_env.base_vec_env import VecEnvWrapper
+from lockstep.envs import EnvironmentStepError
+from lockstep.envs.counting import CountingEnv
+from lockstep.envs.tensor import make_tensor_env
 from lockstep.state.checkpoint import read_checkpoint
 from lockstep.tracking.statistics import CollectStats
 from lockstep.trainer import EarlyStop, save_trainer
@@ -121,3 +129,69 @@ def test_an_empty_evaluation_is_an_error(own_score):
     with pytest.raises(ValueError, match="the evaluation has no finished episode; raise episode_per_test"):
         trainer.run()
     assert (trainer.stop_reason, trainer.best_score) == ("error", None)
+
+
+class Leaving(CountingEnv):
+    """Ends the process at its fifth step."""
+
+    def __init__(self, leaves=True):
+        super().__init__(((9, "terminate"),))
+        self.leaves = leaves
+
+    def step(self, action):
+        if self.leaves and self.step_number == 4:
+            sys.exit(0)
+        return super().step(action)
+
+
+class LeavingGame(CountingGame):
+    def step(self, actions):
+        sys.exit(0)
+
+
+class LeavingVecEnv(VecEnvWrapper):
+    def step_wait(self):
+        sys.exit(0)
+
+
+def leaving_tensors():
+    env = make_tensor_env("tensor/CartPole-v1", 2)
+    env.advance = lambda state, actions, draws: sys.exit(0)
+    return env
+
+
+def ppo(env, **runners):
+    config = PPOConfig().environment(env).env_runners(**{"num_envs_per_env_runner": 2, **runners})
+    config.training(train_batch_size=16, minibatch_size=8).rl_module(model_config={"hiddens": (4,)})
+    return config.evaluation(evaluation_interval=0).reporting(total_steps=32)
+
+
+LEAVING = {
+    "one process": lambda: ppo(Leaving),
+    "workers": lambda: ppo(Leaving, vectorize_mode="async"),
+    "agents": lambda: game_config(LeavingGame),
+    "VecEnv": lambda: ppo(LeavingVecEnv(DummyVecEnv([CountingEnv] * 2))),
+    "tensors": lambda: ppo(leaving_tensors()),
+}
+
+
+@pytest.mark.parametrize("where", LEAVING)
+def test_an_environment_that_calls_sys_exit_ends_the_run_with_an_error(where):
+    trainer = LEAVING[where]().build_trainer()
+    with pytest.raises(EnvironmentStepError, match="raised SystemExit: 0"):
+        trainer.run()
+    trainer.close()
+
+
+def test_an_environment_that_calls_sys_exit_in_evaluation_or_in_an_env_runner_ends_the_run_with_an_error():
+    config = ppo(lambda: Leaving(leaves=False)).evaluation(evaluation_interval=1, evaluation_num_envs=2)
+    trainer = config.build_trainer()
+    for env in trainer.test_collector.env.envs:
+        env.leaves = True
+    with pytest.raises(EnvironmentStepError, match="raised SystemExit: 0"):
+        trainer.run()
+    config = ppo(Leaving)
+    policy = config.build_policy(spaces=(Leaving().observation_space, Leaving().action_space))
+    runner = config.build_env_runner((policy.observation_space, policy.action_space))
+    with pytest.raises(EnvironmentStepError, match="raised SystemExit: 0"):
+        runner.sample(32)

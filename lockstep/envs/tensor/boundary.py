@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lockstep.envs.boundary import RowInfos, StepResult, VectorBoundary
+from lockstep.envs.errors import step_error
 from lockstep.envs.tensor.base import TensorVecEnv
 
 
@@ -46,9 +47,12 @@ class TensorBoundary(VectorBoundary):
         self._check_started()
         result = self._result
         result.forget_endings()
-        sent = torch.as_tensor(np.ascontiguousarray(actions), device=self.tensors.device)
+        sent = torch.tensor(np.ascontiguousarray(actions), device=self.tensors.device)  # a copy, on the CPU too
         acted_on = None if self.tensors.gives_final_obs else self.tensors.get_observations()
-        obs, rewards, dones, extras = self.tensors.step(sent)
+        try:
+            obs, rewards, dones, extras = self.tensors.step(sent)
+        except SystemExit as error:  # it would end a run as if all had gone well
+            raise step_error(error, backend=self.backend, env_index=None, action=actions, during="step") from error
         result.obs, result.rewards = obs.cpu().numpy(), rewards.cpu().numpy()
         ended = dones.cpu().numpy()
         result.truncateds[:] = ended & extras["time_outs"].cpu().numpy()

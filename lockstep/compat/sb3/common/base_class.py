@@ -264,6 +264,7 @@ class BaseAlgorithm(ABC):
         listed = list(callback) if isinstance(callback, list | tuple) else [callback] if callback else []
         callbacks = [each if isinstance(each, BaseCallback) else ConvertCallback(each) for each in listed]
         self.callback = CallbackList([*callbacks, ProgressBarCallback()] if progress_bar else callbacks)
+        self.callback.check()
         self.trainer.collector.on_step_hook = self._on_vector_step if self.callback.children else None
         if self.callback.children:
             self.boundary.keep_infos()

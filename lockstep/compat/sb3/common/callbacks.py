@@ -14,6 +14,7 @@ from rich.progress import Progress
 from lockstep.compat.sb3.common.env_util import vector_of
 from lockstep.compat.sb3.common.evaluation import evaluate_policy
 from lockstep.compat.sb3.common.vec_env import sync_envs_normalization
+from lockstep.state.checks import misspelt_method
 
 Values = dict[str, Any]
 
@@ -43,6 +44,13 @@ class BaseCallback:
     def logger(self) -> Any:
         """The logger of the model."""
         return self.model.logger
+
+    def check(self) -> None:
+        """Raise `ValueError` where this callback or a child has a method that is named as an event and is none."""
+        if words := misspelt_method(self, ("_on_", "on_")):
+            raise ValueError(f"callback: {words}")
+        for child in self.children:
+            child.check()
 
     def begin(self, model: Any, locals_: Values, globals_: Values) -> None:
         """Handle the beginning of `learn`; `locals_` changes with each step."""
