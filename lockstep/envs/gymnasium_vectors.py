@@ -123,9 +123,7 @@ class VectorEnvBoundary(VectorBoundary):
         def step(actions: Tree) -> Any:
             outcome = env_step(actions)
             infos, done = outcome[4], np.logical_or(outcome[2], outcome[3])
-            present = {
-                name: value for name, value in infos.items() if name.strip("_") not in ("final_obs", "final_info")
-            }
+            present = {key: value for key, value in infos.items() if str(key).strip("_") not in _FINAL}
             for row in range(self.num_envs):
                 info = copy_arrays(_info_of_row(present, row))
                 is_reset = self._pending is not None and self._pending[row]
@@ -193,7 +191,14 @@ class VectorEnvBoundary(VectorBoundary):
                 f"{rows.tolist()}: without it the last observation of an episode is lost."
             )
         if isinstance(final, np.ndarray) and final.dtype == object:
-            return trees.stack_rows(self.observation_space, [final[row] for row in rows])
+            try:
+                return trees.stack_rows(self.observation_space, [final[row] for row in rows])
+            except (TypeError, ValueError, KeyError) as error:
+                raise ValueError(
+                    f"infos['final_obs'] has {[final[row] for row in rows]!r} for rows {rows.tolist()}, which are no "
+                    f"observations ({error}). gymnasium's vectors keep the last observation of an episode under this "
+                    "key: an environment must not use it in its own info"
+                ) from error
         return trees.gather(trees.as_arrays(final), rows)  # a plain batch, as AtariVectorEnv gives
 
     def _stateful_envs(self) -> list[Any]:
@@ -238,12 +243,17 @@ class VectorEnvBoundary(VectorBoundary):
             self.env.close()
 
 
+_FINAL = ("final_obs", "final_info")
+"""Keys under which a vector tells how episodes ended; their masks have an underscore before."""
+
+
 def _info_of_row(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
     """Return what gymnasium's dict of arrays (with masks of the rows that have a key) says of one row."""
     info = {}
+    masks = {f"_{key}" for key in infos}  # that of a key that is no text, too
     for key, value in infos.items():
         mask = infos.get(f"_{key}")
-        if (key.startswith("_") and key[1:] in infos) or (mask is not None and not mask[row]):
+        if key in masks or (mask is not None and not mask[row]):
             continue
         if isinstance(value, Mapping):
             info[key] = _info_of_row(value, row)

@@ -380,3 +380,50 @@ def test_environments_that_answer_when_they_are_ready_are_told_of_too():
     assert sorted(len(episode) for _, episode in noting.ended) == sorted(stats.lens)
     assert sorted(episode.get_return() for _, episode in noting.ended) == sorted(stats.returns)
     assert [info["at"] for info in noting.ended[-1][1].get_infos()] == [*range(len(noting.ended[-1][1]) + 1)]
+
+
+ODD = {7: 1, (1, 2): 2, None: 3, "nested": {8: 4, "text": 5}, "_own": 6}
+
+
+class OddlyInformed(CountingEnv):
+    def step(self, action):
+        return *super().step(action)[:4], dict(ODD)
+
+
+class OddGame(CountingGame):
+    def step(self, actions):
+        *outcome, infos = super().step(actions)
+        return *outcome, {agent: dict(ODD) for agent in infos}
+
+
+@pytest.mark.parametrize("backend", ["sync", "workers", "NextStep", "SameStep", "Disabled"])
+def test_keys_of_infos_may_be_other_things_than_text(backend):
+    makers = [partial(OddlyInformed, EPISODES)] * 2
+    if backend == "workers":
+        env = WorkerVectorEnv(makers)
+    else:
+        env = LightSyncVectorEnv(makers) if backend == "sync" else SyncVectorEnv(makers, autoreset_mode=backend)
+    collector, noting = Collector(Exploring(), make_vector(env), streams=RandomStreams(1)), Noting()
+    collector.set_callbacks([noting])
+    collector.collect(n_step=20)
+    collector.close()
+    assert noting.ended
+    assert all(info == ODD for _, episode in noting.ended for info in episode.get_infos()[1:])
+
+
+def test_keys_of_infos_of_several_agents_may_be_other_things_than_text():
+    collector, gaming = MultiAgentCollector(game_config().build_policy(), OddGame, num_envs=2, seed=5), Gaming()
+    collector.set_callbacks([gaming])
+    collector.collect(n_step=20)
+    singles = [single for episode in gaming.ended for single in episode.agent_episodes.values()]
+    assert all(info == ODD for single in singles if single.agent_id != "c" for info in single.get_infos()[1:])
+
+
+def test_a_key_that_hides_gymnasiums_last_observation_is_named():
+    class Hiding(CountingEnv):
+        def reset(self, *, seed=None, options=None):
+            return super().reset(seed=seed)[0], {"final_obs": "mine"}
+
+    env = make_vector(SyncVectorEnv([partial(Hiding, EPISODES)], autoreset_mode="SameStep"))
+    with pytest.raises(ValueError, match=r"infos\['final_obs'\] has \['mine'\].* must not use it in its own info"):
+        Collector(Exploring(), env, seed=1).collect(n_step=4)
