@@ -131,7 +131,7 @@ class APPOLearner(OnPolicyLearner[APPOTraining]):
             self.log(module_id, mean_kl_loss=mean_kl)
         return loss
 
-    def after_gradient_based_update(self, *, timesteps: Mapping[str, int]) -> None:
+    def after_gradient_based_update(self, *, timesteps: Mapping[str, int] | None = None) -> None:
         """Let target networks follow, and KL penalties adapt."""
         for module_id in self.learning_modules():
             config = self.config_of(module_id)

@@ -497,6 +497,11 @@ class BaseConfig:
         return asked or self.environment.frame_stack > 1
 
     @property
+    def modules_are_known(self) -> bool:
+        """Whether the ids of all modules follow from the configuration, without a look at its environment."""
+        return self._modules_are_named or not _may_have_agents(self.environment.env)
+
+    @property
     def _modules_are_named(self) -> bool:
         """Whether the configuration names its modules, whose specs may then bring spaces."""
         return self.multi_agent.policies is not None or isinstance(

@@ -186,12 +186,10 @@ class AlgorithmConfig(BaseConfig):
         ]
         rules += self._rules_of_critics()
         if section.policies is None:
-            return rules
+            return [*rules, *self._rules_of_unnamed_policies()]
         ids = list(section.policies)
         specs = list(spec) if isinstance(spec, MultiRLModule) else ids
         specs = list(spec.rl_module_specs) if isinstance(spec, MultiRLModuleSpec) else specs
-        who_learns = [allowed for _, allowed in stages_of("policies_to_train", section.policies_to_train)]
-        named = {mid for allowed in who_learns if allowed is not None and not callable(allowed) for mid in allowed}
         overrides = self.rl_module.algorithm_config_overrides_per_module
         here = f"multi_agent.policies={ids}"
         mappings = [mapping for _, mapping in stages_of("policy_mapping_fn", section.policy_mapping_fn)]
@@ -216,7 +214,7 @@ class AlgorithmConfig(BaseConfig):
             ),
             (
                 "multi_agent.policies_to_train",
-                not named <= set(ids),
+                not self._modules_that_learn() <= set(ids),
                 f"names others than {here}",
             ),
             (
@@ -225,6 +223,27 @@ class AlgorithmConfig(BaseConfig):
                 f"names others than {here}",
             ),
         ]
+
+    def _rules_of_unnamed_policies(self) -> list[Rule]:
+        """Where no policies are named, the modules are known unless the environment may be of several agents."""
+        if not self.modules_are_known:
+            return []
+        ids = set(self.module_specs())
+        named = {
+            "multi_agent.policies_to_train": self._modules_that_learn(),
+            "rl_module.algorithm_config_overrides_per_module": set(
+                self.rl_module.algorithm_config_overrides_per_module
+            ),
+        }
+        return [
+            (path, not names <= ids, f"names {sorted(names - ids)}; the modules are {sorted(ids)}")
+            for path, names in named.items()
+        ]
+
+    def _modules_that_learn(self) -> set[str]:
+        """Return the ids that `policies_to_train` names, of all stages."""
+        stages = stages_of("policies_to_train", self.multi_agent.policies_to_train)
+        return {mid for _, allowed in stages if allowed is not None and not callable(allowed) for mid in allowed}
 
     def _rules_of_critics(self) -> list[Rule]:
         """Return what does not go with a centralised critic."""

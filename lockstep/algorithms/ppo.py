@@ -161,7 +161,7 @@ class PPOLearner(OnPolicyLearner[PPOTraining]):
         ]
         return reduce(torch.logical_or, above) if above else False
 
-    def after_gradient_based_update(self, *, timesteps: Mapping[str, int]) -> None:
+    def after_gradient_based_update(self, *, timesteps: Mapping[str, int] | None = None) -> None:
         """Adapt the KL penalty (section 4)."""
         for module_id in self.learning_modules():
             config = self.config_of(module_id)

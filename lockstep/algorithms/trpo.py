@@ -173,7 +173,7 @@ class TRPOLearner(OnPolicyLearner[TRPOTraining]):
         self.log(module_id, policy_loss=found.loss, mean_kl_loss=found.distance, line_search_share=found.share)
         return found.step
 
-    def before_gradient_based_update(self, *, timesteps: Mapping[str, int]) -> None:
+    def before_gradient_based_update(self, *, timesteps: Mapping[str, int] | None = None) -> None:
         """Let the policy learn in the first gradient step."""
         super().before_gradient_based_update(timesteps=timesteps)
         self.policy_learns, self.searched = True, {}

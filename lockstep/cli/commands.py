@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, Literal, Self
 
+import numpy as np
 import tyro
 from tyro.conf import Positional, UseAppendAction, arg
 
@@ -48,15 +49,17 @@ from lockstep.envs.errors import EnvironmentStepError
 from lockstep.envs.make import name_of_env
 from lockstep.export import exported_in, read_card
 from lockstep.recipes.training import Settings, find_settings
-from lockstep.rollout import Collector
+from lockstep.rollout import Collector, MultiAgentCollector
 from lockstep.state.checks import check_whole
 from lockstep.state.streams import RandomStreams
 from lockstep.state.trust import let_typed_names_reach_current_folder
 from lockstep.tracking import RunFolder
 from lockstep.tracking.run_folder import find_run, stage_seconds
+from lockstep.tracking.statistics import CollectStats
 from lockstep.trainer import Callback, ProgressDisplay
 from lockstep.trainer.callbacks import Event, Stop
 from lockstep.trainer.display import SeedsDisplay
+from lockstep.trainer.evaluation import with_reward_metric
 from lockstep.trainer.ranks import config_on_ranks
 from lockstep.trainer.run import Run, evaluation_of, find_policy, load_policy, prepare_resume, prepare_run
 from lockstep.trainer.seeds import SeedBegun, SeedEnded, SeedProgress, run_seeds
@@ -330,7 +333,7 @@ class Resume:
 
 @dataclass
 class Eval:
-    """Evaluate the best policy of a run on new episodes."""
+    """Evaluate the best policy of a run on new episodes, with the return of each agent where there are several."""
 
     folder: Positional[Annotated[Path, arg(metavar="RUN")]]
     """A run's folder, or one of its checkpoints."""
@@ -357,15 +360,10 @@ class Eval:
             raise ValueError(f"there is no {self.folder}; give a run's folder (runs/...) or one of its checkpoints")
         path = find_policy(self.folder)
         policy = load_policy(path, trust=self.trust)
-        if policy.is_multi_agent:
-            raise ValueError(
-                f"{shown_path(path)} is of several agents; play it with MultiAgentCollector(policy, make_env)"
-            )
+        if self.video is not None and policy.is_multi_agent:
+            raise ValueError(f"--video is for one agent, and {shown_path(path)} is of several; leave it out")
         policy.config.set_num_threads()
-        with policy.config.make_envs(min(MAX_EVALUATION_ENVS, self.episodes)) as envs:
-            streams = RandomStreams(self.seed).child("eval")
-            collector = Collector(policy, envs, exploration_noise=self.stochastic, streams=streams)
-            stats = collector.collect(n_episode=self.episodes)
+        stats = self._played(policy)
         returns, lens = stats.returns_stat, stats.lens_stat
         if returns is None or lens is None:
             raise RuntimeError("no episode ended")
@@ -379,6 +377,8 @@ class Eval:
                 "length": f"{return_text(lens.mean, lens.std)}",
             }
         )
+        if policy.is_multi_agent:
+            show_table(("of", "return", "episodes", "modules"), returns_of_agents(stats))
         if self.video is not None:
             filmed = record_video(
                 policy, self.video, num_episodes=self.video_episodes, explore=self.stochastic, seed=self.seed
@@ -386,6 +386,57 @@ class Eval:
             shown = ", ".join(f"{value:.4g}" for value in filmed.returns)
             say(f"  video     {shown_path(self.video)} (return {shown})")
         return 0
+
+    def _played(self, policy: Policy) -> CollectStats:
+        """Return the statistics of the episodes, of several agents with the returns that `reward_metric` makes."""
+        config, num_envs = policy.config, min(MAX_EVALUATION_ENVS, self.episodes)
+        options: dict[str, Any] = {
+            "exploration_noise": self.stochastic,
+            "streams": RandomStreams(self.seed).child("eval"),
+        }
+        if policy.is_multi_agent:
+            assert isinstance(config, AlgorithmConfig)  # others build no policies
+            agent_envs = config.make_agent_envs(num_envs)
+            with closing(agent_envs):
+                stats = MultiAgentCollector(policy, agent_envs, **options).collect(n_episode=self.episodes)
+            return with_reward_metric(config.multi_agent.reward_metric, stats)
+        with config.make_envs(num_envs) as envs:
+            return Collector(policy, envs, **options).collect(n_episode=self.episodes)
+
+
+def returns_of_agents(stats: CollectStats) -> list[tuple[str, str, str, str]]:
+    """Return rows of a table: each agent and each module, its return, in how many episodes, and who acted for it.
+
+    The return of a module is that of its agents, one number for each agent and episode.
+    """
+    of_agents: dict[str, list[float]] = {}
+    of_modules: dict[str, list[float]] = {}
+    acted_for: dict[str, list[str]] = {}
+    episodes_of_modules: dict[str, int] = {}
+    for returns, modules in zip(stats.agent_returns, stats.agent_modules):
+        for agent, value, module_id in zip(stats.agents, returns, modules):
+            if not module_id:
+                continue  # the agent was not there
+            of_agents.setdefault(agent, []).append(value)
+            of_modules.setdefault(module_id, []).append(value)
+            if module_id not in acted_for.setdefault(agent, []):
+                acted_for[agent].append(module_id)
+        for module_id in dict.fromkeys(filter(None, modules)):
+            episodes_of_modules[module_id] = episodes_of_modules.get(module_id, 0) + 1
+
+    def text(values: list[float]) -> str:
+        return return_text(float(np.mean(values)), float(np.std(values)))
+
+    rows = [
+        (f"agent {agent}", text(of_agents[agent]), str(len(of_agents[agent])), ", ".join(acted_for[agent]))
+        for agent in stats.agents
+        if agent in of_agents
+    ]
+    rows += [
+        (f"module {module_id}", text(values), str(episodes_of_modules[module_id]), "")
+        for module_id, values in of_modules.items()
+    ]
+    return rows
 
 
 @dataclass

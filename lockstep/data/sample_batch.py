@@ -522,9 +522,9 @@ class SampleBatch(dict[str, Any], Columns):
         """Return the same columns as tensors, sharing memory where it can be; strings and objects stay arrays."""
         return self.trusted({name: map_tree(to_torch_leaf, column) for name, column in self.items()}, self)
 
-    def as_multi_agent(self, module_id: str = DEFAULT_MODULE_ID) -> MultiAgentBatch:
-        """Return the `MultiAgentBatch` with this batch under `module_id`."""
-        return MultiAgentBatch({module_id: self}, self.env_steps())
+    def as_multi_agent(self, module_id: str | None = None) -> MultiAgentBatch:
+        """Return the `MultiAgentBatch` with this batch under `module_id`; None: under "default_policy"."""
+        return MultiAgentBatch({DEFAULT_MODULE_ID if module_id is None else module_id: self}, self.env_steps())
 
     def compress(self, bulk: bool = False, columns: Collection[str] = compressed.DEFAULT_COLUMNS) -> SampleBatch:
         """Compress columns in place (lz4, extra `compression`); return self.
@@ -786,8 +786,12 @@ class MultiAgentBatch:
         wanted = compressed.wanted_columns(columns, everywhere)
         return [(batch, [name for name in wanted if name in batch]) for batch in self.policy_batches.values()]
 
-    def as_multi_agent(self) -> MultiAgentBatch:
-        """Return self."""
+    def as_multi_agent(self, module_id: str | None = None) -> MultiAgentBatch:
+        """Return self. `ValueError` for a `module_id`: the batches have theirs."""
+        if module_id is not None:
+            raise ValueError(
+                f"module_id={module_id!r} is not allowed: this batch has the modules {list(self.policy_batches)}"
+            )
         return self
 
     def timeslices(self, k: int) -> list[MultiAgentBatch]:

@@ -753,9 +753,12 @@ class Learner(Generic[Training]):
 
     # -- hooks ---
 
-    def before_gradient_based_update(self, *, timesteps: Mapping[str, int]) -> None:
-        """Called once before the gradient steps of an update: schedules take their value at the given time."""
-        now = int(timesteps.get(STEPS_SAMPLED, 0))
+    def before_gradient_based_update(self, *, timesteps: Mapping[str, int] | None = None) -> None:
+        """Called once before the gradient steps of an update: schedules take their value at the given time.
+
+        `timesteps`: None for the time 0.
+        """
+        now = int((timesteps or {}).get(STEPS_SAMPLED, 0))
         for entry in self.optimizers:
             if entry.schedule is not None and not entry.schedule.constant:
                 entry.set_lr(entry.schedule(now))
@@ -763,7 +766,7 @@ class Learner(Generic[Training]):
             if not schedule.constant:
                 value.fill_(schedule(now))
 
-    def after_gradient_based_update(self, *, timesteps: Mapping[str, int]) -> None:
+    def after_gradient_based_update(self, *, timesteps: Mapping[str, int] | None = None) -> None:
         """Called once after the gradient steps of an update, e.g. for a coefficient that adapts."""
 
     def after_gradient_step(self) -> None:

@@ -147,6 +147,8 @@ def collecting(recurrent, **options):
 
 OTHERS = MultiRLModuleSpec({"a": RLModuleSpec(), "c": RLModuleSpec()})
 STRANGER = small_config().multi_agent(policies_to_train=["default_policy", "other"])
+ON_A_POLE = PPOConfig().environment("CartPole-v1").multi_agent(policies_to_train=[[0, None], [9, ["later"]]])
+OF_SPECS = small_config().rl_module(rl_module_spec=OTHERS).multi_agent(policies_to_train=["a", "z"])
 HALF_OF_DOUBLE = small_config().framework(mixed_precision=True, dtype="float64")
 COMPILED = small_config().environment("CartPole-v1").framework(compile=True)
 UNBOUNDED, NO_MODULES = spaces.Box(-np.inf, np.inf, (2,)), MultiRLModuleSpec({})
@@ -188,6 +190,9 @@ REFUSED = [
     (agents_with(algorithm_config_overrides_per_module={"z": {"lr": 0.1}}), "'z'", "names others than multi_agent.p"),
     (agents_with(rl_module_spec=RLModuleSpec(DefaultActorCriticModule, BOX, TWO).build()), "one built module for"),
     (STRANGER.build_learner, "policies_to_train=", "'other'", "the modules are ['default_policy']"),
+    (STRANGER.validate, "policies_to_train=", "names ['other']; the modules are ['default_policy']"),
+    (ON_A_POLE.validate, "policies_to_train=", "names ['later']; the modules are ['default_policy']"),
+    (OF_SPECS.validate, "policies_to_train=", "names ['z']; the modules are ['a', 'c']"),
     (small_config().rl_module(rl_module_spec=NO_MODULES).build_learner, "no modules; a learner needs at least one"),
     # environments, spaces, networks
     (PPOConfig().validate, 'environment.env is not set; give an id such as "CartPole-v1"'),

@@ -8,9 +8,10 @@ from pathlib import Path
 import imageio.v3 as iio
 import numpy as np
 import pytest
+from agent_games import CountingGame, game_config
 from conftest import SMALL, Said, Trained, run_process
 
-from lockstep import ALGORITHMS, AlgorithmConfig, load_policy
+from lockstep import ALGORITHMS, AlgorithmConfig, load_policy, train
 from lockstep.recipes import RECIPES
 from lockstep.tracking import RunFolder
 from lockstep.trainer.video import VideoCallback, record_video
@@ -66,6 +67,40 @@ def test_video_of_a_policy_without_pictures_says_so(lockstep: Command, tmp_path:
     assert said.code == 2
     assert "cannot be filmed" in said.err
     assert not (tmp_path / "out.mp4").exists()
+
+
+def test_eval_plays_several_agents_and_shows_the_return_of_each_and_of_each_module(
+    lockstep: Command, tmp_path: Path
+) -> None:
+    config = game_config(CountingGame, reporting={"total_steps": 32})
+    run = train(config, root=tmp_path / "runs").path
+    said = lockstep("eval", str(run), "--episodes=4")
+    assert said.code == 0, said.err
+    again = lockstep("eval", str(run), "--episodes=4")
+    assert said.out == again.out
+    found = {row[0]: row[1] for row in re.findall(r"((?:agent|module) \w+) +(-?[\d.]+) ± ", said.out)}
+    a, b, c = (float(found[f"agent {agent}"]) for agent in "abc")
+    assert b == 20.0  # ten for each of two steps, whatever the length
+    assert (a - 1.0) * 100.0 == pytest.approx(c, rel=1e-3)  # who comes one step later has one less
+    assert float(found["module first"]) == a
+    assert float(found["module others"]) == pytest.approx((b + c) / 2, rel=1e-3)
+    total = float(re.search(r"return +([\d.]+)", said.out)[1])
+    assert total == pytest.approx(a + b + c, rel=1e-3)
+    refused = lockstep("eval", str(run), "--episodes=1", "--video", "out.gif")
+    assert refused.code == 2
+    assert "--video is for one agent" in refused.err
+
+
+def test_eval_of_several_agents_has_the_return_that_reward_metric_makes(lockstep: Command, tmp_path: Path) -> None:
+    config = game_config(CountingGame, reporting={"total_steps": 32}, multi_agent={"reward_metric": of_the_second})
+    run = train(config, root=tmp_path / "runs").path
+    said = lockstep("eval", str(run), "--episodes=2", "--stochastic")
+    assert re.search(r"return +20 ± 0", said.out), said.out
+    assert "2, drawn actions" in said.out
+
+
+def of_the_second(returns: np.ndarray) -> np.ndarray:
+    return returns[:, 1]
 
 
 def test_video_callback_records_and_leaves_the_run_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

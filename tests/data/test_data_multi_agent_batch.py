@@ -94,7 +94,9 @@ def test_copy_to_device_and_size():
 
 def test_as_multi_agent_is_itself_and_repr_shows_modules():
     batch = make()
-    assert batch.as_multi_agent() is batch
+    assert batch.as_multi_agent() is batch.as_multi_agent(None) is batch
+    with pytest.raises(ValueError, match=r"module_id='q' is not allowed: this batch has the modules \['p', 'q'\]"):
+        batch.as_multi_agent("q")
     lines = repr(batch).splitlines()
     assert lines[0] == "MultiAgentBatch(5 env steps, 6 agent steps)"
     assert lines[1] == "'p': SampleBatch(4 rows)"

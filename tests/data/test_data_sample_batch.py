@@ -210,6 +210,7 @@ def test_as_multi_agent_wraps_under_a_module_id():
     assert whole["default_policy"] is batch
     assert whole.env_steps() == 4
     assert list(batch.as_multi_agent("p1")) == ["p1"]
+    assert list(batch.as_multi_agent(None)) == ["default_policy"]
 
 
 def test_single_step_input_dict_last_is_the_input_after_the_last_row():
