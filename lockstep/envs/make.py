@@ -296,6 +296,19 @@ def known_id(env_id: str) -> str:
     return full
 
 
+def with_version(env_id: str) -> str:
+    """Return an id with the version that gymnasium takes for it now, its highest; the same where it has one.
+
+    So does an id that gymnasium does not know.
+    """
+    module_name, colon, name = env_id.rpartition(":")
+    try:
+        has_version = parse_env_id(name)[2] is not None
+        return env_id if has_version else f"{module_name}{colon}{known_id(env_id)}"
+    except (ValueError, gym.error.Error):
+        return env_id
+
+
 def _registered(env_id: str) -> str | None:
     """Return the id as it is registered, None where it is not; one without a version means the highest one."""
     if env_id in gym.registry:

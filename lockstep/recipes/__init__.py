@@ -6,6 +6,7 @@
 What Lockstep itself reaches with them stands in `benchmarks/results/bench` (`lockstep bench`).
 """
 
+from lockstep.envs.make import with_version
 from lockstep.recipes.box2d import BOX2D
 from lockstep.recipes.classic_control import CLASSIC_CONTROL
 from lockstep.recipes.games import GAMES
@@ -20,7 +21,11 @@ RECIPES: tuple[Recipe, ...] = (*CLASSIC_CONTROL, *BOX2D, *MEMORY, *MUJOCO, *GAME
 
 
 def find_recipe(algorithm: str, env_id: object) -> Recipe | None:
-    """Return the recipe of an algorithm for an environment's id; None where there is none."""
+    """Return the recipe of an algorithm for an environment's id; None where there is none.
+
+    An id without a version means the highest one, as in gymnasium.
+    """
+    env_id = with_version(env_id) if isinstance(env_id, str) else env_id
     for recipe in RECIPES:
         if recipe.algorithm == algorithm and recipe.env == env_id:
             return recipe

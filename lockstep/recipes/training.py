@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.algorithms import AlgorithmConfig, get_config
-from lockstep.envs.make import is_module_name, named_environment
+from lockstep.envs.make import is_module_name, named_environment, with_version
 from lockstep.recipes import Recipe, find_recipe
 from lockstep.recipes.families import Family, find_family
 from lockstep.state.checks import check_whole
@@ -70,7 +70,8 @@ def find_settings(
     """Return the settings of a run: the recipe (or those for the environment's family, or the algorithm's defaults, or
     a copy of a configuration), then the options by section of `file`, `(name, options)`, then `options` by path.
 
-    `env`: an id, `module:Class`, a PettingZoo module, a class or a function. `num_envs`: environments of all env
+    `env`: an id, `module:Class`, a PettingZoo module, a class or a function. An id without a version gets the highest
+    one, which the configuration names, so that it is the same environment for ever. `num_envs`: environments of all env
     runners together. The number of all environments stays the same where only the number of env runners is set. The
     schedules of a recipe are stretched where `options` set other `reporting.total_steps`. `trust`: take all objects
     that the file names. Raises `ValueError` for mistakes, and (`UntrustedError`) for an object in the file that needs
@@ -79,7 +80,7 @@ def find_settings(
     options = dict(options or {})
     if isinstance(env, str):
         named = named_environment(env)
-        env = env if is_module_name(env) else named
+        env = env if is_module_name(env) else with_version(named) if isinstance(named, str) else named
     settings, found = _first_settings(algorithm, env, recipe)
     config = settings.config
     length = None  # of the run that a whole configuration in a file is made for, with its schedules

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import random
 
 import numpy as np
 import pytest
@@ -71,6 +72,32 @@ def test_policies_are_found_where_stable_baselines3_has_them():
         assert importlib.import_module(f"lockstep.compat.sb3.{name}.policies").MlpPolicy is MlpPolicy
     assert importlib.import_module("lockstep.compat.sb3.ppo").PPO is PPO
     assert PPO(MlpPolicy, Copy(), n_steps=8).policy_name == "MlpPolicy"
+
+
+def drawn(venv):
+    return random.random(), np.random.random(), torch.rand(1).item(), int(venv.action_space.sample())  # noqa: NPY002
+
+
+def test_a_seed_is_that_of_python_numpy_torch_and_the_action_space_too(tmp_path):
+    def made(seed):
+        venv = make_vec_env(Count, n_envs=2)
+        return venv, A2C("MlpPolicy", venv, n_steps=4, seed=seed, policy_kwargs=SMALL)
+
+    found = [drawn(made(seed)[0]) for seed in (3, 3, 4)]
+    assert found[0] == found[1]
+    assert all(one != other for one, other in zip(found[0][:3], found[2][:3]))
+    venv, model = made(3)
+    venv.action_space.seed(0)
+    random.seed(0)
+    model.save(tmp_path / "model")
+    A2C.load(tmp_path / "model", env=venv)
+    assert drawn(venv)[0] == found[0][0]
+    model.set_random_seed(4)
+    assert drawn(venv)[0] == found[2][0]
+    random.seed(7)
+    before = random.getstate()
+    made(None)
+    assert random.getstate() == before
 
 
 def test_the_same_seed_gives_the_same_weights():

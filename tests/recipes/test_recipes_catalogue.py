@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import statistics
 from pathlib import Path
 
@@ -24,7 +25,10 @@ def name(recipe):
 def test_recipes_are_found_by_algorithm_and_environment():
     for recipe in RECIPES:
         assert find_recipe(recipe.algorithm, recipe.env) is recipe
+        assert find_recipe(recipe.algorithm, re.sub(r"-v\d+$", "", recipe.env)) is recipe, "the highest version"
     assert find_recipe("ppo", "CartPole-v0") is None
+    assert find_recipe("ppo", "HalfCheetah-v4") is None
+    assert find_recipe("ppo", "NothingLikeIt") is None
     assert find_recipe("dqn", "Pendulum-v1") is None
     assert find_recipe("ppo", gym.make) is None
 

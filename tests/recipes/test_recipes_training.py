@@ -31,6 +31,15 @@ def test_the_same_words_give_the_same_settings_in_python_and_on_the_command_line
     assert plain.sources == [f"the defaults of {recipe.algorithm}"]
 
 
+@pytest.mark.parametrize("recipe", [True, False])
+def test_an_id_without_a_version_gets_the_highest_one_and_its_recipe(recipe):
+    here, full = (find_settings("sac", name, recipe=recipe) for name in ("HalfCheetah", "HalfCheetah-v5"))
+    assert here == full
+    assert here.config.environment.env == "HalfCheetah-v5"
+    assert ("recipe for sac on HalfCheetah-v5" in here.sources[0]) == recipe
+    assert find_settings("ppo", "lockstep.envs:CartPole").config.environment.env == "lockstep.envs:CartPole-v1"
+
+
 SMALL = {"reporting.total_steps": 32, "training.train_batch_size": 32, "training.minibatch_size": 16}
 SMALL |= {"training.num_epochs": 1, "evaluation.evaluation_duration": 1}
 

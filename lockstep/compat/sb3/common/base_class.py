@@ -27,7 +27,7 @@ from lockstep.compat.sb3.common.callbacks import BaseCallback, CallbackList, Con
 from lockstep.compat.sb3.common.env_util import vector_of
 from lockstep.compat.sb3.common.logger import Logger
 from lockstep.compat.sb3.common.torch_layers import model_config_of
-from lockstep.compat.sb3.common.utils import OverSteps
+from lockstep.compat.sb3.common.utils import OverSteps, set_random_seed
 from lockstep.compat.sb3.common.vec_env import VecNormalize
 from lockstep.compat.sb3.common.vec_env.base_vec_env import BoundaryVecEnv, infos_of
 from lockstep.compat.sb3.common.vec_env.wrappers import normalize_of
@@ -162,6 +162,7 @@ class BaseAlgorithm(ABC):
     def set_up(self, observation_space: Any, action_space: Any) -> None:
         """Build configuration and policy and, where there are environments, the trainer."""
         self.observation_space, self.action_space = observation_space, action_space
+        self.set_random_seed(self.seed)
         self.config = self.make_config()
         self.lockstep: Policy = self.config.build_policy(spaces=(observation_space, action_space))
         self.policy, self.buffer = BasePolicy(self), self.make_buffer()
@@ -341,6 +342,18 @@ class BaseAlgorithm(ABC):
         return (actions[0] if is_single else actions), state
 
     # -- environments, seeds, parameters ---
+
+    def set_random_seed(self, seed: int | None = None) -> None:
+        """Seed Python, NumPy, torch, the action space and the environments' next reset; None leaves them alone.
+
+        What `learn` draws follows from the option `seed` alone.
+        """
+        if seed is None:
+            return
+        set_random_seed(seed)
+        self.action_space.seed(seed)
+        if self.env is not None and hasattr(self.env, "seed"):
+            self.env.seed(seed)
 
     def get_env(self) -> Any:
         """Return the environments, or None."""
