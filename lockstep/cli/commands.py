@@ -378,7 +378,13 @@ class Eval:
             }
         )
         if policy.is_multi_agent:
-            show_table(("of", "return", "episodes", "modules"), returns_of_agents(stats))
+            found = {f"agent {agent}": values for agent, values in stats.returns_by_agent().items()}
+            found |= {f"module {module_id}": values for module_id, values in stats.returns_by_module().items()}
+            rows = [
+                (name, return_text(float(np.mean(values)), float(np.std(values))), str(len(values)))
+                for name, values in found.items()
+            ]
+            show_table(("of", "return", "episodes of an agent"), rows)
         if self.video is not None:
             filmed = record_video(
                 policy, self.video, num_episodes=self.video_episodes, explore=self.stochastic, seed=self.seed
@@ -402,41 +408,6 @@ class Eval:
             return with_reward_metric(config.multi_agent.reward_metric, stats)
         with config.make_envs(num_envs) as envs:
             return Collector(policy, envs, **options).collect(n_episode=self.episodes)
-
-
-def returns_of_agents(stats: CollectStats) -> list[tuple[str, str, str, str]]:
-    """Return rows of a table: each agent and each module, its return, in how many episodes, and who acted for it.
-
-    The return of a module is that of its agents, one number for each agent and episode.
-    """
-    of_agents: dict[str, list[float]] = {}
-    of_modules: dict[str, list[float]] = {}
-    acted_for: dict[str, list[str]] = {}
-    episodes_of_modules: dict[str, int] = {}
-    for returns, modules in zip(stats.agent_returns, stats.agent_modules):
-        for agent, value, module_id in zip(stats.agents, returns, modules):
-            if not module_id:
-                continue  # the agent was not there
-            of_agents.setdefault(agent, []).append(value)
-            of_modules.setdefault(module_id, []).append(value)
-            if module_id not in acted_for.setdefault(agent, []):
-                acted_for[agent].append(module_id)
-        for module_id in dict.fromkeys(filter(None, modules)):
-            episodes_of_modules[module_id] = episodes_of_modules.get(module_id, 0) + 1
-
-    def text(values: list[float]) -> str:
-        return return_text(float(np.mean(values)), float(np.std(values)))
-
-    rows = [
-        (f"agent {agent}", text(of_agents[agent]), str(len(of_agents[agent])), ", ".join(acted_for[agent]))
-        for agent in stats.agents
-        if agent in of_agents
-    ]
-    rows += [
-        (f"module {module_id}", text(values), str(episodes_of_modules[module_id]), "")
-        for module_id, values in of_modules.items()
-    ]
-    return rows
 
 
 @dataclass

@@ -213,7 +213,7 @@ def copy_leaf(leaf: Leaf) -> Any:
     return deepcopy(leaf) if leaf.dtype == object else leaf.copy()
 
 
-def copy_arrays(value: Any) -> Any:
+def copy_arrays(value: Tree) -> Tree:
     """Return `value` with its numpy arrays and tensors copied, also those in nested dicts, lists and tuples.
 
     Everything else, and the objects in an array of objects, is the same as in `value`.

@@ -143,7 +143,7 @@ class Play(ABC):
             for agent, space in observation_spaces.items()
         }
 
-    def _in_order(self, data: Any) -> Any:
+    def _in_order(self, data: AgentDict | bool | None) -> Any:
         """Return a dict by agent in the order of `possible_agents`, unknown agents behind; all else as it is.
 
         An environment may make its dicts from sets of names, which each process iterates over in another order.

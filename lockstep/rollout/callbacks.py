@@ -91,7 +91,7 @@ ELSEWHERE = {
 """Events of RLlib and Stable-Baselines3, and the nearest ones here."""
 
 
-def misspelt_event(callback: EnvironmentCallback | type[EnvironmentCallback]) -> str | None:
+def misspelt_event(callback: object) -> str | None:
     """Return words about a method of a callback, or of a class of them, that is named as an event and is none.
 
     Without such a method None.

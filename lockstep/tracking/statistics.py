@@ -156,6 +156,24 @@ class CollectStats(CollectStatsBase):
 
     __hash__ = None  # type: ignore[assignment]
 
+    def returns_by_agent(self) -> dict[str, list[float]]:
+        """Return the returns of each of several agents, those of the episodes in which it was there."""
+        found: dict[str, list[float]] = {}
+        for returns, modules in zip(self.agent_returns, self.agent_modules):
+            for agent, value, module_id in zip(self.agents, returns, modules):
+                if module_id:
+                    found.setdefault(agent, []).append(value)
+        return {agent: found[agent] for agent in self.agents if agent in found}
+
+    def returns_by_module(self) -> dict[str, list[float]]:
+        """Return the returns of all agents for which a module acted, one for each agent and episode."""
+        found: dict[str, list[float]] = {}
+        for returns, modules in zip(self.agent_returns, self.agent_modules):
+            for value, module_id in zip(returns, modules):
+                if module_id:
+                    found.setdefault(module_id, []).append(value)
+        return found
+
     def without_values(self) -> Self:
         """Return the statistics without the values behind `metrics`, which are not kept for ever."""
         return self if self.logged is None else replace(self, logged=None)
