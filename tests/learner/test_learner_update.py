@@ -46,6 +46,14 @@ def by_hand_networks(learner):
     return policy, value
 
 
+def test_no_timesteps_are_the_time_0():
+    learner = ppo_config(lr=[[0, 0.5], [100, 0.0]]).build_learner()
+    for timesteps, lr in (({"num_env_steps_sampled_lifetime": 50}, 0.25), (None, 0.5)):
+        learner.before_gradient_based_update(timesteps=timesteps)
+        learner.after_gradient_based_update(timesteps=timesteps)
+        assert next(iter(learner.optimizers)).optimizer.param_groups[0]["lr"] == lr
+
+
 def test_many_updates_on_flat_parameters_equal_a_loop_by_hand_in_plain_torch():
     options = {"lr": 0.01, "grad_clip": 0.3, "adam_epsilon": 1e-5, "entropy_coeff": 0.02}
     learner = ppo_config(**options).build_learner()
