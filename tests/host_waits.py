@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import traceback
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, Self
 
@@ -179,7 +179,11 @@ def _unwrapped(value: Any, tensors: list[Tensor]) -> Any:
 def _wrapped(value: Any, known: dict[int, DeviceTensor]) -> Any:
     """Return results as tensors of the device: those that are arguments as themselves."""
     if isinstance(value, Tensor):
-        return known[id(value)] if id(value) in known else DeviceTensor(value)
+        if id(value) in known:
+            return known[id(value)]
+        # A view of a parameter is no inference tensor, even where it is made in inference mode; nor may its outer be.
+        with torch.inference_mode(value.is_inference()) if torch.is_inference_mode_enabled() else nullcontext():
+            return DeviceTensor(value)
     return type(value)(_wrapped(each, known) for each in value) if type(value) in (list, tuple) else value
 
 
