@@ -248,9 +248,19 @@ class BaseConfig:
         return self
 
     def set_path(self, path: str, value: Any) -> Self:
-        """Set one option by its path, `"training.lr"` or `"rl_module.model_config.hiddens"`."""
+        """Set one option by its path, `"training.lr"` or `"rl_module.model_config.hiddens"`.
+
+        The name of a section alone takes a mapping of its options.
+        """
         name, _, option = path.partition(".")
-        if name not in self.sections or not option:
+        if name in self.sections and not option:
+            if not isinstance(value, Mapping):
+                raise ValueError(
+                    f"{name}={value!r} is not allowed; {name!r} is a section: give one option of it by its path, such "
+                    f"as '{name}.{next(iter(self.sections[name].options()))}', or a mapping of its options"
+                )
+            return getattr(self, name)(**value)
+        if name not in self.sections:
             hint = self._suggest(name, list(self.sections))
             raise ValueError(f"unknown option {path!r}{hint}; write section.option, e.g. training.lr")
         option, _, inner = option.partition(".")

@@ -42,6 +42,7 @@ from lockstep.rollout.group_collector import AsyncGroupCollector, EvaluationColl
 from lockstep.rollout.protocols import sole_part
 from lockstep.rollout.runner_group import BuildRunner, LocalRunner
 from lockstep.rollout.tensor_collector import TensorCollector
+from lockstep.state.options import by_path
 from lockstep.state.schedules import stages_of
 from lockstep.state.streams import RandomStreams
 
@@ -485,7 +486,7 @@ class AlgorithmConfig(BaseConfig):
             batch_mode="truncate_episodes",
             explore=section.evaluation_explore,
         )
-        for path, value in section.evaluation_config.items():
+        for path, value in by_path(section.evaluation_config).items():
             try:
                 config.set_path(path, value)
             except (TypeError, ValueError) as error:
@@ -632,7 +633,8 @@ class AlgorithmConfig(BaseConfig):
         """
         section, batch = self.env_runners, self.training.train_batch_size
         num_envs = section.num_envs_per_env_runner
-        length = section.rollout_fragment_length or -(-batch // (section.num_env_runners * num_envs))
+        num_runners = max(1, section.num_env_runners)  # without runners this process is the one
+        length = section.rollout_fragment_length or -(-batch // (num_runners * num_envs))
         return length, max(1, -(-batch // (length * num_envs)))
 
     @property

@@ -993,7 +993,13 @@ class Policy:
             self.learner_group.foreach_learner(_start_learner, state["rl_module"], state["connectors"])
         except (TypeError, ValueError) as error:
             other = differences(self.config.named_options(), saved["config"])
-            raise ValueError(f"init_from={path} does not fit: {other}{error}") from error
+            if other:
+                # Which tensors differ follows from the options, and would be a list of all of them.
+                raise ValueError(
+                    f"init_from={path} does not fit: {other}Or take all options of that run: add --config "
+                    "RUN/config.json (lockstep.train: settings=)"
+                ) from error
+            raise ValueError(f"init_from={path} does not fit: {error}") from error
         self._take_over()
         self._take_over_statistics()
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import pkgutil
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -347,6 +351,8 @@ def _register(namespace: str, env_id: str) -> str:
 
 def _imported(module_name: str, name: str) -> Any:
     """Return the module that the name of an environment is about; `ValueError` says what to install."""
+    if _is_path(module_name):
+        return _module_in_file(module_name, name)
     try:
         return module_named(module_name, name)
     except ModuleNotFoundError as error:
@@ -358,8 +364,9 @@ def _imported(module_name: str, name: str) -> Any:
         if f"{module_name}.".startswith(f"{error.name}."):
             near = _near_module(module_name, name)
             raise ValueError(
-                f"{name!r}: there is no module {module_name!r}.{near} Is it in this directory, or the "
-                f"package that has it installed (pip install {_TO_INSTALL.get(package, '...')})?"
+                f"{name!r}: there is no module {module_name!r}.{_near_member(module_name, name)}{near} Is it in this "
+                f"directory, or the package that has it installed (pip install {_TO_INSTALL.get(package, '...')})? "
+                f"{FORMS}"
             ) from None
         if package == "pettingzoo":
             extra = rest.partition(".")[0]
@@ -374,6 +381,44 @@ _TO_INSTALL = {
     **dict.fromkeys(("pettingzoo", "mpe2"), "'pettingzoo>=1.25' 'mpe2>=1.0'"),
 }
 """first part of a module's name -> what `pip install` takes"""
+
+
+FORMS = "A class or function of your own is named 'module:Class' or 'path/file.py:Class'."
+
+
+def _is_path(module_name: str) -> bool:
+    """Return whether what stands before the colon is the path of a file, and not the name of a module."""
+    return module_name.endswith(".py") or "/" in module_name or os.sep in module_name
+
+
+def _module_in_file(file: str, name: str) -> Any:
+    """Import a file by its path, as the module that it is in its folder.
+
+    The folder is added to where Python looks for modules, so that processes which this one starts find it too.
+    """
+    if isinstance(name, NameInFile):
+        raise name.names.refusal(name.option, name, "a file of code by its path")
+    path = Path(file).expanduser().resolve()
+    if not path.is_file() or path.suffix != ".py" or not path.stem.isidentifier():
+        raise ValueError(f"{name!r}: there is no Python file {file!r}. {FORMS}")
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    module = importlib.import_module(path.stem)
+    if module.__file__ is None or Path(module.__file__).resolve() != path:
+        raise ValueError(
+            f"{name!r}: another module is called {path.stem!r} ({module.__file__}); give the file another name"
+        )
+    return module
+
+
+def _near_member(module_name: str, env_name: str) -> str:
+    """Return a question where the last part of a name is a class or function of the module before it."""
+    parent, _, member = module_name.rpartition(".")
+    try:
+        is_member = bool(parent) and callable(getattr(module_named(parent, env_name), member, None))
+    except ImportError:
+        return ""
+    return f" Did you mean '{parent}:{member}'?" if is_member else ""
 
 
 def _near_module(module_name: str, env_name: str) -> str:

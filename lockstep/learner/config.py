@@ -324,8 +324,16 @@ class FrameworkSection(Section[ConfigT]):
     num_threads: int | None = option(None, ge=1)
     """threads of torch in this process; `None`: 1, which is fastest for small networks"""
 
-    def __call__(self, **options: Unpack[FrameworkOptions]) -> ConfigT:
-        """Set options; return the configuration."""
+    def __call__(self, framework: str | None = None, **options: Unpack[FrameworkOptions]) -> ConfigT:
+        """Set options; return the configuration.
+
+        `framework` is RLlib's word, and "torch" its only value here. `ValueError` for another.
+        """
+        if framework not in (None, "torch"):
+            raise ValueError(
+                f"framework={framework!r} is not allowed; Lockstep has 'torch' alone. What it computes on is "
+                "framework(device=...)"
+            )
         return self.change(options)
 
     def validate(self) -> None:

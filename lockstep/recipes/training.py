@@ -12,6 +12,7 @@ from lockstep.envs.make import is_module_name, named_environment, with_version
 from lockstep.recipes import Recipe, find_recipe
 from lockstep.recipes.families import Family, find_family
 from lockstep.state.checks import check_whole
+from lockstep.state.options import by_path
 from lockstep.trainer.build import stretched_schedules
 from lockstep.trainer.callbacks import Callback
 from lockstep.trainer.run import TrainResult, prepare_run
@@ -77,7 +78,7 @@ def find_settings(
     that the file names. Raises `ValueError` for mistakes, and (`UntrustedError`) for an object in the file that needs
     `trust=True`.
     """
-    options = dict(options or {})
+    options = by_path(options or {})
     if isinstance(env, str):
         named = named_environment(env)
         env = env if is_module_name(env) else with_version(named) if isinstance(named, str) else named
@@ -151,15 +152,18 @@ def train(
     """Train and return the policy, the history and the run's folder.
 
     `algorithm`: a name such as "ppo", or a configuration. `env`: an id, `module:Class`, a class or a function. A name
-    begins with the recipe for this algorithm and environment where there is one (`recipe=False`: with the algorithm's
-    defaults), as the command `lockstep train` does; `result.sources` says with which. A configuration is taken as it
-    is. `num_envs`: environments in all, however many env runners share them. `settings`: more options by path,
-    `{"training.lr": 1e-3}`. `init_from`: a run or a checkpoint to begin with the weights and the connectors' statistics
-    of; everything else is new. Raises `ValueError` for unknown names (with a suggestion).
+    begins with the recipe for this algorithm and environment where there is one (`recipe=False`: with the
+    algorithm's defaults), as the command `lockstep train` does; `result.sources` says with which. A configuration
+    is taken as it is. `num_envs`: environments in all, however many env runners share them. `settings`: more
+    options by path, `{"training.lr": 1e-3}`, or nested, `{"training": {"lr": 1e-3}}`. `init_from`: a run or a
+    checkpoint to begin with the weights and the connectors' statistics of; everything else is new. Raises
+    `ValueError` for unknown names (with a suggestion).
     """
     named = {"reporting.total_steps": total_steps, "debugging.seed": seed}
     options = {path: value for path, value in named.items() if value is not None}
-    chosen = find_settings(algorithm, env, recipe=recipe, num_envs=num_envs, options={**options, **(settings or {})})
+    chosen = find_settings(
+        algorithm, env, recipe=recipe, num_envs=num_envs, options={**options, **by_path(settings or {})}
+    )
     if init_from is not None:
         chosen.sources.append(f"weights of {init_from}")
     run = prepare_run(chosen.config, root, callbacks=callbacks, init_from=init_from, sources=chosen.sources)

@@ -45,7 +45,9 @@ class Hindsight:
         if not (is_number(future_k) and future_k >= 0.0):
             raise ValueError(f"future_k={future_k!r} is not allowed; it must be at least 0 (0 relabels nothing)")
         self.compute_reward, self.compute_terminated = compute_reward, compute_terminated
-        self.strategy, self.share = strategy, float(future_k) / (1.0 + float(future_k))
+        self.strategy = strategy
+        self.future_k = float(future_k)
+        self.share = self.future_k / (1.0 + self.future_k)
 
     def choose(self, ring: Ring, rows: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Return which of the rows are relabelled (positions [M]), and the rows whose achieved goals they get [M]."""

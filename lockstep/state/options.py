@@ -302,3 +302,14 @@ def import_path(path: str, value: Any) -> str:
     else:
         why = "use plain values, or a class or function that can be imported by name"
     raise ValueError(f"{path}={value!r} cannot be written to JSON: {why}")
+
+
+def by_path(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by path, `{"training.lr": 1e-3}`; they may come nested, as `{"training": {"lr": 1e-3}}`."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if "." not in name and isinstance(value, Mapping):
+            flat |= {f"{name}.{option}": each for option, each in value.items()}
+        else:
+            flat[name] = value
+    return flat

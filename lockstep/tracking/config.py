@@ -85,8 +85,8 @@ class CheckpointingSection(Section[ConfigT]):
 
     name = "checkpointing"
 
-    checkpoint_interval: int = option(1, ge=1)
-    """epochs between checkpoints; one is always written at the end"""
+    checkpoint_interval: int = option(1, ge=0)
+    """epochs between checkpoints; one is always written at the end. 0: never, so that the run cannot be resumed"""
     num_to_keep: int = option(3, ge=1)
     """older ones are deleted; the best policy is kept apart"""
 

@@ -126,11 +126,12 @@ class BaseTrainer(Counters, ABC):
     `compute_score_fn(CollectStats)`: the score to compare, by default the mean return. `save_best_fn(policy)`: called
     on a new best score. `reward_metric(returns[episode, agent]) -> [episode]`: the return of an episode of several
     agents (None: their sum). `save_checkpoint_fn(epoch, env_step, gradient_step) -> path`: called every
-    `checkpoint_interval` epochs and at the end. `test_in_train`: evaluate once more in an epoch whose training return
-    satisfies `stop_fn`. `resume_from_log`: the first run goes on from the logger's last save: from its full checkpoint
-    with everything, else from its three counters. `seed`: of all random numbers but the initial weights, as
-    `debugging(seed=)` of a configuration. `verbose`: print a line for each epoch; `show_progress`: a live display on a
-    terminal. `nan_policy`: "stop" ends the run at a loss that is not finite, "ignore" goes on.
+    `checkpoint_interval` epochs and at the end (0: never).
+    `test_in_train`: evaluate once more in an epoch whose training return satisfies `stop_fn`. `resume_from_log`: the
+    first run goes on from the logger's last save: from its full checkpoint with everything, else from its three
+    counters. `seed`: of all random numbers but the initial weights, as `debugging(seed=)` of a configuration.
+    `verbose`: print a line for each epoch; `show_progress`: a live display on a terminal.
+    `nan_policy`: "stop" ends the run at a loss that is not finite, "ignore" goes on.
 
     Raises `ValueError` with the parameter's name, its value and what is allowed.
     """
@@ -176,9 +177,10 @@ class BaseTrainer(Counters, ABC):
     ) -> None:
         self.policy, self.train_collector, self.test_collector = policy, train_collector, test_collector
         self.max_epoch: int = check_whole("max_epoch", max_epoch, 0)
-        self.step_per_epoch, self.test_interval, self.checkpoint_interval = check_wholes(
-            step_per_epoch=step_per_epoch, test_interval=test_interval, checkpoint_interval=checkpoint_interval
+        self.step_per_epoch, self.test_interval = check_wholes(
+            step_per_epoch=step_per_epoch, test_interval=test_interval
         )
+        self.checkpoint_interval: int = check_whole("checkpoint_interval", checkpoint_interval, 0)
         self.batch_size: int | None = check_whole("batch_size", batch_size, 1, optional=True)
         self.total_steps: int | None = check_whole("total_steps", total_steps, 1, optional=True)
         seed = check_whole("seed", seed, 0, optional=True)
@@ -375,7 +377,7 @@ class BaseTrainer(Counters, ABC):
                 self.in_epoch, self.tested_in_train, self.epoch_end_due = False, False, True
                 self.epoch_steps -= self.step_per_epoch
                 self.collected, self.updates = CollectTotals(), TrainingTotals()
-            if self.epoch % self.checkpoint_interval == 0:
+            if self.checkpoint_interval and self.epoch % self.checkpoint_interval == 0:
                 self._checkpoint()
             self._end_epoch()
         return stats
@@ -660,7 +662,9 @@ class BaseTrainer(Counters, ABC):
 
     def _checkpoint(self) -> None:
         """Write a checkpoint and record it; without one its counters, unless callbacks write and record checkpoints."""
-        written = None if self.save_checkpoint_fn is None else self.save_checkpoint_fn(*self._where())
+        written = None
+        if self.save_checkpoint_fn is not None and self.checkpoint_interval > 0:
+            written = self.save_checkpoint_fn(*self._where())
         path = None if written is None else Path(written)
         is_of_error = path is not None and self.stop_reason == "error"
         writes_itself = path is not None or not any(isinstance(each, CheckpointCallback) for each in self.callbacks)

@@ -27,6 +27,7 @@ from lockstep.state.checkpoint import (
     verify_checkpoint,
 )
 from lockstep.state.checks import check_whole
+from lockstep.state.options import by_path
 from lockstep.state.schedules import ConfiguredValueWarning
 from lockstep.state.trust import without_signature
 from lockstep.tracking import RunFolder, RunFolderError, plot_runs
@@ -226,9 +227,9 @@ def resume(
 
     `path`: the run's folder, or one of its checkpoints to go on from, e.g. `checkpoints/error`, which is used only
     where it is asked for. `total_steps`: a new length of the whole run. `settings`: other options by path from here on,
-    `{"training.lr": 1e-4}`; so are those edited in the run's `config.json`. `drop_damaged_replay`: where nothing but
-    the replay buffer of a checkpoint is damaged, go on from it with an empty one. `trust`: take all objects that the
-    run's files name, such as functions; a run that this user has made needs no `trust=True`.
+    `{"training.lr": 1e-4}`, or nested; so are those edited in the run's `config.json`. `drop_damaged_replay`: where
+    nothing but the replay buffer of a checkpoint is damaged, go on from it with an empty one. `trust`: take all objects
+    that the run's files name, such as functions; a run that this user has made needs no `trust=True`.
 
     Raises `ValueError`, changing nothing, for options that a run keeps, for fewer steps than it has, where no
     checkpoint is intact, and (`UntrustedError`) for an object that needs `trust=True`. A run that has all its steps
@@ -369,7 +370,7 @@ def prepare_resume(
     trust: bool = False,
 ) -> Resumption:
     """Decide how the run in a folder goes on, changing nothing; see `resume`."""
-    asked = dict(settings or {})
+    asked = by_path(settings or {})
     if check_whole("total_steps", total_steps, 1, optional=True) is not None:
         asked[TOTAL] = int(total_steps or 0)
     folder, chosen = _folder_and_checkpoint(Path(path).absolute())

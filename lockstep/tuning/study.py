@@ -25,6 +25,7 @@ from lockstep.envs.make import name_of_env
 from lockstep.recipes import Recipe, bench
 from lockstep.recipes.training import find_settings
 from lockstep.state.checks import check_whole, install_hint
+from lockstep.state.options import by_path
 from lockstep.state.trust import without_signature
 from lockstep.tracking import Interval, iqm_bootstrap
 from lockstep.tracking.records import leaves, write_json
@@ -125,7 +126,7 @@ def tune(
     check_whole("jobs", jobs, 1)
     check_whole("final_seeds", final_seeds, 0)
     options = {} if total_steps is None else {"reporting.total_steps": total_steps}
-    config = find_settings(algorithm, env, recipe=recipe, options={**options, **(settings or {})}).config
+    config = find_settings(algorithm, env, recipe=recipe, options={**options, **by_path(settings or {})}).config
     config.debugging(seed=seed)
     ranges = (
         default_space(config)

@@ -8,7 +8,7 @@ import torch
 from algorithm_tools import BOX, TWO, small_config, two_specs
 from gymnasium import spaces
 
-from lockstep import A2CConfig, ModelConfig, PPOConfig, SampleBatch, get_config
+from lockstep import A2CConfig, DQNConfig, ModelConfig, PPOConfig, SACConfig, SampleBatch, get_config
 from lockstep.algorithms.ppo import PPOLearner
 from lockstep.data import write_rows
 from lockstep.data.sample_batch import MultiAgentBatch
@@ -304,6 +304,19 @@ def test_batch_mode_complete_episodes_trains_on_whole_episodes_only():
         assert stats.n_collected_steps == sum(stats.lens) >= 60
         assert stats.n_collected_episodes % 3 == 0
     assert info.train_step == sum(stats.n_collected_steps for stats in collects)
+
+
+@pytest.mark.parametrize("kind", [SACConfig, PPOConfig, DQNConfig])
+def test_a_fresh_configuration_has_a_number_of_steps_in_a_batch(kind):
+    """Without env runners this process collects a fragment of the whole batch."""
+    config = kind()
+    num_envs = config.env_runners.num_envs_per_env_runner
+    assert config.steps_per_batch == -(-config.training.train_batch_size // num_envs) * num_envs
+
+
+def test_a_framework_may_be_named_where_it_is_torch():
+    config = PPOConfig().framework("torch", compile=True)
+    assert config == PPOConfig().framework(framework="torch", compile=True) == PPOConfig().framework(compile=True)
 
 
 # -- checks when it is built ---

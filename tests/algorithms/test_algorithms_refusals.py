@@ -160,6 +160,8 @@ REFUSED = [
     (path("training.learning_rat"), "training has no option 'learning_rat'"),
     (path("rl_module.model_config.hidens"), "did you mean 'hiddens'"),
     (path("lr"), "write section.option, e.g. training.lr"),
+    (path("training"), "'training' is a section"),
+    (lambda: A2CConfig().framework("tf2"), "framework='tf2' is not allowed; Lockstep has 'torch' alone"),
     (from_dict(A2CConfig().to_dict()), "is for 'a2c', this one for 'ppo'"),
     (from_dict({"trainig": {}}), "unknown section 'trainig'; did you mean 'training'"),
     (from_dict({"training": {"gama": 0.1}}), "no option 'gama'; did you mean 'gamma'"),

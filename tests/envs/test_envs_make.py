@@ -65,6 +65,10 @@ def test_environments_of_atari_need_no_import_by_the_user():
         ("gymnasium:CartPol-v1", "Did you mean 'CartPole-v1'.*no class or function 'CartPol-v1'"),
         ("lockstep.envs.counting:CountingEnf", "Did you mean 'CountingEnv'"),
         ("no_such.module", "there is no module 'no_such.module'.*pip install"),
+        ("no_such.module", r"named 'module:Class' or 'path/file\.py:Class'"),
+        ("./no_file.py:Env", r"there is no Python file '\./no_file\.py'. .*'module:Class' or 'path/file\.py:Class'"),
+        ("no/folder:Env", "there is no Python file 'no/folder'"),
+        ("lockstep.envs.counting.CountingEnv", "Did you mean 'lockstep.envs.counting:CountingEnv'"),
         ("pettingzoo.classic.connect_for_v3", "Did you mean 'connect_four_v3'.*pip install 'pettingzoo>="),
         ("lockstep.envs.counting", "has no function parallel_env or env.*'module:Class'"),
     ],
@@ -73,6 +77,21 @@ def test_environments_of_atari_need_no_import_by_the_user():
 def test_a_name_that_cannot_be_found_says_what_to_do(name, words, make):
     with pytest.raises(ValueError, match=words):
         make(name)
+
+
+def test_a_class_in_a_file_is_named_by_the_files_path(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    source = "from lockstep.envs.probes import ActionProbe\n\n\nclass Own(ActionProbe):\n    pass\n"
+    (tmp_path / "folder" / "probe_in_a_file.py").write_text(source)
+    for name in ("folder/probe_in_a_file.py:Own", str(tmp_path / "folder/probe_in_a_file.py:Own")):
+        assert make.named_environment(name).__module__ == "probe_in_a_file"
+    with pytest.raises(ValueError, match="Did you mean 'Own'"):
+        make.named_environment("folder/probe_in_a_file.py:Omn")
+    (tmp_path / "json.py").write_text("class Own:\n    pass\n")
+    with pytest.raises(ValueError, match="another module is called 'json'"):
+        make.named_environment("./json.py:Own")
 
 
 def test_a_missing_package_of_a_known_namespace_is_named(monkeypatch):

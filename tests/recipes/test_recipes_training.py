@@ -44,6 +44,16 @@ SMALL = {"reporting.total_steps": 32, "training.train_batch_size": 32, "training
 SMALL |= {"training.num_epochs": 1, "evaluation.evaluation_duration": 1}
 
 
+def test_settings_may_be_nested_by_section():
+    nested = {"reporting": {"total_steps": 32}, "training": {"lr": 1e-2, "minibatch_size": 16}}
+    nested["rl_module"] = {"model_config": {"hiddens": (8,)}}
+    flat = {"reporting.total_steps": 32, "training.lr": 1e-2, "training.minibatch_size": 16}
+    flat["rl_module.model_config.hiddens"] = (8,)
+    found, expected = (find_settings("ppo", "CartPole-v1", options=options).config for options in (nested, flat))
+    assert found == expected
+    assert (found.total_steps, found.lr, found.model_config.hiddens) == (32, 1e-2, (8,))
+
+
 @pytest.mark.parametrize("recipe", [True, False])
 def test_train_runs_with_the_recipe_unless_it_is_told_not_to_and_says_which(recipe, tmp_path, capfd):
     result = lockstep.train("ppo", "CartPole-v1", recipe=recipe, settings=SMALL, root=tmp_path)

@@ -91,8 +91,10 @@ def test_a_source_that_does_not_fit_is_refused_with_the_option_and_leaves_no_fol
     if not (shared_folder / "source").exists():
         config().build_policy().save_to_path(shared_folder / "source")
     sections, words = REFUSED[name]
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=words) as refused:
         prepare_run(config(**sections), folder / "runs", init_from=shared_folder / "source")
+    assert len(str(refused.value)) < 400
+    assert ("add --config RUN/config.json" in str(refused.value)) == (name != "other spaces")
     assert not list((folder / "runs").glob("*"))
 
 

@@ -26,7 +26,7 @@ EVERY = {
     "episode_per_test": [0, 2.5],
     "custom_evaluation_function": ["evaluate"],
     "test_interval": [0],
-    "checkpoint_interval": [0, "often"],
+    "checkpoint_interval": [-1, "often"],
     "train_fn": [3],
     "test_fn": ["now"],
     "stop_fn": [475.0],
@@ -205,3 +205,60 @@ def test_one_environment_of_a_configuration_cannot_be_trained_on_and_evaluated_a
         config_for(env=vector, num_envs=2).build_trainer()
     trainer = config_for(env=vector, num_envs=2, evaluation={"evaluation_interval": 0}).build_trainer()
     assert next(trainer).train_collect_stat.n_collected_steps == 128
+
+
+# -- a buffer of the user's own beside the replay section ---
+
+ASKED = [
+    ({"n_step": 3}, {}, "the replay buffer has n_step=1, the configuration replay(n_step=3)"),
+    ({"prioritized": True}, {}, "has prioritized=False"),
+    ({"prioritized": True, "alpha": 0.3}, {"priorities": {"alpha": 0.6}}, "has alpha=0.6"),
+    ({"prioritized": True, "beta": 1.0}, {"priorities": {"beta": 0.4}}, "has beta=0.4"),
+    ({"ignore_obs_next": True}, {}, "has ignore_obs_next=False"),
+    ({"storage": "memmap"}, {}, "has storage='memory'"),
+    ({"her": True}, {}, "has her=False"),
+]
+
+
+EACH_STEP = {"step_per_epoch": 8, "step_per_collect": 1, "batch_size": 8}
+
+
+def with_own_buffer(replay, buffer_options, kind="dqn"):
+    """Trainers of all kinds that learn from a buffer of the user's own."""
+    plain = {"n_step": 1, "prioritized": False} if kind == "dqn" else {}
+    config = config_for(kind, replay={**plain, **replay})
+    policy = config.build_policy()
+
+    def collecting():
+        buffer = ReplayBuffer(64, **buffer_options)
+        collector = Collector(policy, "CartPole-v1", buffer=buffer)
+        return OffpolicyTrainer(policy, train_collector=collector, max_epoch=1, **EACH_STEP)
+
+    def from_data():
+        data = Collector(policy, "CartPole-v1", buffer=ReplayBuffer(64, **buffer_options))
+        data.collect(n_step=32, random=True)
+        return OfflineTrainer(policy, buffer=data.buffer, max_epoch=1, step_per_epoch=1, batch_size=8)
+
+    return collecting, from_data
+
+
+@pytest.mark.parametrize(("replay", "buffer_options", "words"), ASKED, ids=[row[2] for row in ASKED])
+def test_a_buffer_that_does_not_do_what_replay_asks_for_is_refused(replay, buffer_options, words):
+    for build in with_own_buffer(replay, buffer_options):
+        with pytest.raises(ValueError, match=re.escape(words)):
+            build()
+
+
+def test_a_buffer_that_does_it_or_more_is_taken():
+    for replay, options in (
+        ({"n_step": 3, "prioritized": True}, {"n_step": 3, "priorities": {"beta": [[0, 0.4], [100_000, 1.0]]}}),
+        ({}, {"n_step": 2, "priorities": {"alpha": 0.3}}),
+    ):
+        for build in with_own_buffer(replay, options):
+            build()
+
+
+def test_rainbow_does_not_learn_from_single_steps_that_are_drawn_alike():
+    for build in with_own_buffer({}, {}, kind="rainbow"):
+        with pytest.raises(ValueError, match="which only a buffer made from it has"):
+            build()

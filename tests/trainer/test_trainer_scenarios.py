@@ -63,6 +63,7 @@ SCENARIOS = {
     ),
     "evaluation every second epoch and at the end": ({"test_interval": 2}, {**END, "evaluations": 3}),
     "checkpoints every second epoch and at the end": ({"checkpoint_interval": 2}, {"saves": SAVED[1:]}),
+    "no checkpoints with an interval of 0, not at the end either": ({"checkpoint_interval": 0}, {**END, "saves": []}),
     "no evaluation": ({"evaluate": False}, {**END, "evaluations": 0, "best": None, "saves": SAVED}),
     "no checkpoints": ({"save_checkpoint_fn": None}, END),
     "a checkpoint without a path is no event": ({"save_checkpoint_fn": lambda *where: None}, END),
