@@ -255,7 +255,7 @@ def test_a_buffer_that_does_it_or_more_is_taken():
         ({}, {"n_step": 2, "priorities": {"alpha": 0.3}}),
     ):
         for build in with_own_buffer(replay, options):
-            build()
+            assert build().buffer.options.n_step == options["n_step"]
 
 
 def test_rainbow_does_not_learn_from_single_steps_that_are_drawn_alike():
