@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, Unpack
 
+from lockstep.replay.buffer import ReplayBuffer
+from lockstep.replay.multi_agent import MultiAgentReplayBuffer
+from lockstep.replay.tensor_replay import TensorReplay
 from lockstep.state.options import ConfigT, Section, option
-from lockstep.state.schedules import ScheduleLike
+from lockstep.state.schedules import Schedule, ScheduleLike
 
 
 class ReplayOptions(TypedDict, total=False):
@@ -86,3 +89,62 @@ class ReplaySection(Section[ConfigT]):
         length, burn_in = self.sequences()
         if burn_in > length:
             raise ValueError(f"replay.burn_in={burn_in} is not allowed; it may be up to sequence_length={length}")
+
+    def check_buffer(
+        self, buffer: ReplayBuffer | MultiAgentReplayBuffer | TensorReplay, *, is_stateful: bool = False
+    ) -> None:
+        """Raise `ValueError` for a replay buffer that does not do what this section asks for.
+
+        Trainers that are built from a configuration make their buffers from this section. A buffer of the user's own
+        has options of its own: where they are others, the section would be passed over. Compared is what the section
+        changes. `is_stateful`: the network has a memory, and learns from sequences.
+        """
+        if isinstance(buffer, MultiAgentReplayBuffer):
+            for part in buffer.buffers.values():
+                self.check_buffer(part)
+            return
+
+        plain = type(self)()
+        found = self._options_of(buffer)
+        # The capacity is left to the buffer: whoever makes one of their own has just written its size.
+        names = ["n_step", "prioritized", "her", "ignore_obs_next", "storage"]
+        if self.prioritized:
+            names += ["alpha", "beta"]
+        if self.her:
+            names += ["her_future_k", "her_strategy"]
+        if is_stateful:
+            names += ["sequence_length", "burn_in"]
+
+        for name in names:
+            default, wanted = getattr(plain, name), getattr(self, name)
+            if name == "beta":
+                default, wanted = (Schedule(value, "replay.beta").specification for value in (default, wanted))
+            if wanted != default and found[name] != wanted:
+                raise ValueError(
+                    f"the replay buffer has {name}={found[name]!r}, the configuration replay({name}={wanted!r}), which "
+                    f"only a buffer made from it has. Leave the buffer out, make it with what replay asks for, or set "
+                    f"replay({name}={found[name]!r})"
+                )
+
+    @staticmethod
+    def _options_of(buffer: ReplayBuffer | TensorReplay) -> dict[str, Any]:
+        """Return what a buffer does, by the names that this section has for it."""
+        priorities, hindsight = buffer.priorities, getattr(buffer, "hindsight", None)
+        found: dict[str, Any] = {
+            "n_step": buffer.n_step if isinstance(buffer, TensorReplay) else buffer.options.n_step,
+            "prioritized": priorities is not None,
+            "alpha": None if priorities is None else priorities.alpha,
+            "beta": None if priorities is None else priorities.beta.specification,
+            "her": hindsight is not None,
+            "her_future_k": None if hindsight is None else hindsight.future_k,
+            "her_strategy": None if hindsight is None else hindsight.strategy,
+            "ignore_obs_next": False,
+            "storage": "memory",
+            "sequence_length": None,
+            "burn_in": 0,
+        }
+        if isinstance(buffer, ReplayBuffer):
+            options = buffer.options
+            found |= {name: getattr(options, name) for name in ("ignore_obs_next", "sequence_length", "burn_in")}
+            found["storage"] = buffer.store.storage
+        return found

@@ -6,13 +6,11 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from lockstep.algorithms.base_config import BaseConfig
 from lockstep.algorithms.policy import Policy
-from lockstep.replay import MultiAgentReplayBuffer, ReplayBuffer, TensorReplay
+from lockstep.replay import ReplayBuffer
 from lockstep.rollout import AsyncCollector, CollectorLike
 from lockstep.rollout.group_collector import AsyncGroupCollector
 from lockstep.state.checks import check_functions, suggestion
-from lockstep.state.schedules import Schedule
 from lockstep.tracking import BaseLogger, LazyLogger
 
 
@@ -122,70 +120,3 @@ def check_discounts(gamma: float, buffer: ReplayBuffer) -> None:
             f"the buffer sums n_step={options.n_step} rewards with gamma={options.gamma}, the policy learns with "
             f"gamma={gamma}; give both the same (the buffer's gamma= has a default of its own)"
         )
-
-
-def check_replay_options(
-    config: BaseConfig,
-    buffer: ReplayBuffer | MultiAgentReplayBuffer | TensorReplay,
-    *,
-    is_stateful: bool,
-) -> None:
-    """Raise `ValueError` for a replay buffer that does not do what the `replay` section of `config` asks for.
-
-    Trainers that are built from a configuration make their buffers from that section. A buffer of the user's own has
-    options of its own: where they are others, the section would be passed over. Compared is what the section changes.
-
-    `is_stateful`: the network has a memory, and learns from sequences.
-    """
-    if "replay" not in config.sections:
-        return
-    if isinstance(buffer, MultiAgentReplayBuffer):
-        for part in buffer.buffers.values():
-            check_replay_options(config, part, is_stateful=False)
-        return
-
-    asked = config.replay
-    plain = type(asked)()
-    found = _options_of_buffer(buffer)
-    # The capacity is left to the buffer: whoever makes one of their own has just written its size.
-    names = ["n_step", "prioritized", "her", "ignore_obs_next", "storage"]
-    if asked.prioritized:
-        names += ["alpha", "beta"]
-    if asked.her:
-        names += ["her_future_k", "her_strategy"]
-    if is_stateful:
-        names += ["sequence_length", "burn_in"]
-
-    for name in names:
-        default, wanted = getattr(plain, name), getattr(asked, name)
-        if name == "beta":
-            default, wanted = (Schedule(value, "replay.beta").specification for value in (default, wanted))
-        if wanted != default and found[name] != wanted:
-            raise ValueError(
-                f"the replay buffer has {name}={found[name]!r}, the configuration replay({name}={wanted!r}), which "
-                f"only a buffer made from it has. Leave the buffer out, make it with what replay asks for, or set "
-                f"replay({name}={found[name]!r})"
-            )
-
-
-def _options_of_buffer(buffer: ReplayBuffer | TensorReplay) -> dict[str, Any]:
-    """Return what a buffer does, by the names that the `replay` section has for it."""
-    priorities, hindsight = buffer.priorities, getattr(buffer, "hindsight", None)
-    found: dict[str, Any] = {
-        "n_step": buffer.n_step if isinstance(buffer, TensorReplay) else buffer.options.n_step,
-        "prioritized": priorities is not None,
-        "alpha": None if priorities is None else priorities.alpha,
-        "beta": None if priorities is None else priorities.beta.specification,
-        "her": hindsight is not None,
-        "her_future_k": None if hindsight is None else hindsight.future_k,
-        "her_strategy": None if hindsight is None else hindsight.strategy,
-        "ignore_obs_next": False,
-        "storage": "memory",
-        "sequence_length": None,
-        "burn_in": 0,
-    }
-    if isinstance(buffer, ReplayBuffer):
-        options = buffer.options
-        found |= {name: getattr(options, name) for name in ("ignore_obs_next", "sequence_length", "burn_in")}
-        found["storage"] = buffer.store.storage
-    return found

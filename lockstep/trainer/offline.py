@@ -21,7 +21,7 @@ from lockstep.rollout.collector import Collector
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.tracking.statistics import CollectStatsBase, InfoStats, TrainingStats
 from lockstep.trainer.base import BaseTrainer, TrainerOptions, seed_buffer
-from lockstep.trainer.checks import check_discounts, check_replay_options, own_options
+from lockstep.trainer.checks import check_discounts, own_options
 
 COLLECTS_NOTHING = "collects nothing; it learns from its buffer"
 UPDATES_AT_ONCE = 64
@@ -82,7 +82,8 @@ class OfflineTrainer(BaseTrainer):
             raise MalformedBufferError(f"buffer cannot be learned from: {error}") from error
         if isinstance(self.buffer, ReplayBuffer):  # the algorithm may have made another one
             policy.acting[DEFAULT_MODULE_ID].check_action_form(self.buffer)
-            check_replay_options(policy.config, self.buffer, is_stateful=policy.is_stateful)
+            if "replay" in policy.config.sections:
+                policy.config.replay.check_buffer(self.buffer, is_stateful=policy.is_stateful)
             if Columns.REWARDS in policy.required_columns:
                 check_discounts(policy.config.training.gamma, self.buffer)
             if self.buffer.priorities is not None and not policy.config.can_prioritize:

@@ -19,7 +19,7 @@ from lockstep.rollout.protocols import sole_part
 from lockstep.state.checks import check_number, check_whole
 from lockstep.tracking.statistics import CollectStatsBase, TrainingStats
 from lockstep.trainer.base import REPLAYS, BaseTrainer, TrainerOptions, seed_buffer
-from lockstep.trainer.checks import check_discounts, check_replay_options, own_options
+from lockstep.trainer.checks import check_discounts, own_options
 
 
 class OffpolicyTrainer(BaseTrainer):
@@ -81,7 +81,7 @@ class OffpolicyTrainer(BaseTrainer):
         """a `ReplayBuffer`; of several agents a `MultiAgentReplayBuffer`, of tensor environments a `TensorReplay`"""
         if isinstance(self.buffer, ReplayBuffer):
             check_discounts(policy.config.training.gamma, self.buffer)
-        check_replay_options(policy.config, self.buffer, is_stateful=policy.is_stateful)
+        policy.config.replay.check_buffer(self.buffer, is_stateful=policy.is_stateful)
         if max_epoch and learning_starts >= self.steps_in_all:
             warnings.warn(
                 f"learning_starts={learning_starts} is not below the {self.steps_in_all} steps of the run: nothing "
