@@ -37,7 +37,8 @@ def main(num_updates=40, num_steps=128, num_envs=8):
         batch = SampleBatch(obs=flat_obs, actions=flat_actions, action_logp=logp)
         batch.update(advantages=torch.from_numpy(advantages.ravel()), value_targets=torch.from_numpy(targets.ravel()))
         learner.update_from_batch(batch, num_epochs=10, minibatch_size=256, shuffle_batch_per_epoch=True)
-    return rewards.size / max(1, np.count_nonzero(terminateds | truncateds))  # steps for each ended episode
+    num_ended = np.count_nonzero(np.logical_or(terminateds, truncateds))
+    return rewards.size / max(1, num_ended)  # steps for each ended episode
 
 
 if __name__ == "__main__":

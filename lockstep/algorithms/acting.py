@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -40,10 +41,20 @@ AT_ONCE = 65_536
 """rows that statistics take in together"""
 
 
+class _Memory(threading.local):
+    """Connectors with a memory, which follow the rows of `compute_actions`. Each thread has its own."""
+
+    def __init__(self, recorded: ObsPipeline) -> None:
+        self.recorded = recorded.copy()
+        self.num_rows: int | None = None
+        """Number of rows of `compute_actions`; None where episodes begin."""
+
+
 class ActingPolicy:
     """The part of a policy that acts with one network: what an env runner has of a policy.
 
-    Acting reads the parameters' memory, so new values are acted on at once.
+    Acting reads the parameters' memory, so new values are acted on at once. Any number of threads may ask it; what its
+    connectors remember belongs to the calling thread.
     """
 
     def __init__(
@@ -70,9 +81,7 @@ class ActingPolicy:
         """whether this is a training step, in which `compute_actions` explores"""
         self.seed(config.debugging.seed)
         self.act_with(module, connectors)
-        self._recorded = connectors.recorded.copy()
-        self._num_rows: int | None = None
-        """of what `compute_actions` was called with, where it remembers rows"""
+        self._memory = _Memory(connectors.recorded)
 
     def twin(self) -> ActingPolicy:
         """Return one that acts with the same network and connectors, and remembers nothing of what this one saw."""
@@ -217,22 +226,23 @@ class ActingPolicy:
 
         It concerns connectors with a memory; what a collector remembers is its own.
         """
-        self._recorded.reset(env_index)
+        self._memory.recorded.reset(env_index)
         if env_index is None:
-            self._num_rows = None
+            self._memory.num_rows = None
 
     def _followed(self, obs: Any, rows: int, state: Any, explore: bool | None, rewards: Any) -> Any:
         """Return what `compute_actions` does, for `rows` raw observations that are checked already."""
-        recorded = self._recorded
+        memory = self._memory
+        recorded = memory.recorded
         if recorded.is_identity:
             return self.actions_of(obs, rows, state, explore)
         if recorded.has_memory:
-            if self._num_rows not in (None, rows):
+            if memory.num_rows not in (None, rows):
                 raise ValueError(
-                    f"{rows} observations, and the policy remembers {self._num_rows} rows; call policy.reset() where "
+                    f"{rows} observations, and the policy remembers {memory.num_rows} rows; call policy.reset() where "
                     "other episodes begin"
                 )
-            self._num_rows = rows
+            memory.num_rows = rows
         if rewards is not None:
             recorded.after_step(None, np.asarray(rewards))
         result = self.actions_of(recorded(obs), rows, state, explore)

@@ -15,10 +15,12 @@ from lockstep.algorithms.base_config import BaseConfig, Spaces, without_ray
 from lockstep.algorithms.families.on_policy import OnPolicyLearner
 from lockstep.algorithms.offline import open_data
 from lockstep.algorithms.policy import Policy
+from lockstep.algorithms.protocols import TrainerLike
 from lockstep.cluster.rank_collector import RankCollector
 from lockstep.connectors import NormalizeObs, ObsPipeline
+from lockstep.envs.make import TimeLimitedMaker
 from lockstep.envs.multi_agent import AgentEnvs
-from lockstep.envs.tensor import TensorBoundary
+from lockstep.envs.tensor import TENSOR_ENVS, TensorBoundary
 from lockstep.learner.config import AgentMapping
 from lockstep.learner.group import LearnerGroup
 from lockstep.learner.learner import Learner
@@ -70,7 +72,7 @@ class AlgorithmConfig(BaseConfig):
 
     learns_from_tensors: ClassVar[bool] = False
     """whether its learner takes a `TensorRollout`, or draws from a `TensorReplay`"""
-    trainer_factory: ClassVar[Callable[..., Any] | None] = None
+    trainer_factory: ClassVar[Callable[..., TrainerLike] | None] = None
     """set by the trainer's floor, which stands above this one"""
 
     # -- checks across sections ---
@@ -359,7 +361,7 @@ class AlgorithmConfig(BaseConfig):
         """Open the data that `offline_data(input_=...)` names, see `open_data`. `ValueError` where it names none."""
         return open_data(self.offline_data)
 
-    def build_trainer(self, **options: Any) -> Any:
+    def build_trainer(self, **options: Any) -> TrainerLike:
         """Build the trainer with its policy, collectors, evaluation and (with `folder=`) the run's files."""
         factory = type(self).trainer_factory
         if factory is None:
@@ -496,7 +498,29 @@ class AlgorithmConfig(BaseConfig):
                     f"evaluation.evaluation_config[{path!r}]={value!r} is not allowed: it is the same in training and "
                     f"evaluation, or an option of evaluation(...); others are {', '.join(OF_EVALUATION)}"
                 )
+        if section.max_episode_steps is not None:
+            config.environment(config._time_limited_env(section.max_episode_steps))
         return config
+
+    def _time_limited_env(self, limit: int) -> TimeLimitedMaker:
+        """Return a function that makes the environment with episodes of at most `limit` steps. `ValueError` where
+        single environments are not made."""
+        env, mode = self.environment.env, self.env_runners.vectorize_mode
+        reason = ""
+        if self.is_multi_agent:
+            reason = "for several agents"
+        elif isinstance(env, str) and env in TENSOR_ENVS:
+            reason = f"for {env}, whose rows are stepped together"
+        elif mode in ("vector", "envpool"):
+            reason = f"with env_runners.vectorize_mode={mode!r}, where rows are stepped together"
+        elif not isinstance(env, str) and not callable(env):
+            reason = f"for environment.env={env!r}, which is finished; give an id, a class or a function"
+        if reason:
+            raise ValueError(
+                f"evaluation.max_episode_steps={limit} is not allowed {reason}; limit the episodes in the environment "
+                "itself, and leave the option out"
+            )
+        return TimeLimitedMaker(env, limit)
 
     def make_agent_envs(self, num_envs: int) -> AgentEnvs:
         """Make the environments of several agents; `ValueError` for options that do not go with them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -81,6 +82,13 @@ class IncompatibleKeys(NamedTuple):
     unexpected_keys: list[str]
 
 
+class _AgentsMemory(threading.local):
+    """What the observations of each of several agents go through in `compute_actions`. Each thread has its own."""
+
+    def __init__(self) -> None:
+        self.recorded: dict[AgentID, ObsPipeline] = {}
+
+
 class Policy:
     """The two verbs of both worlds: it acts (`compute_actions`) and learns (`update`, `learn_on_batch`).
 
@@ -91,6 +99,8 @@ class Policy:
 
     With a learner in this process it acts on that learner's memory, so what was just learned is acted on at once.
     Where learners are in other processes it acts with copies that get their weights after each update.
+
+    Any number of threads may ask it for actions; what its connectors remember belongs to the calling thread.
 
     Args:
         config: the configuration that the group was built from.
@@ -118,7 +128,8 @@ class Policy:
             observation_space, action_space = config.policy_spaces()
         self.config, self.learner_group = config, learner_group
         self.is_multi_agent = config.is_multi_agent
-        self.observation_space, self.action_space = observation_space, action_space
+        self.observation_space: Any = observation_space
+        self.action_space: Any = action_space
         self.agents = None if agents is None else list(agents)
         self._mapping = config.multi_agent.policy_mapping_fn
         self._who_learns = config.multi_agent.policies_to_train
@@ -128,8 +139,7 @@ class Policy:
         self._recipes: dict[str, Any] = {}
         """what they are built from"""
         self.acting: dict[str, ActingPolicy] = {}
-        self._recorded: dict[AgentID, ObsPipeline] = {}
-        """of several agents: what the observations of each go through in `compute_actions`"""
+        self._memory = _AgentsMemory()
         for module_id, (observations, actions) in self._spaces_by_module().items():
             if learner_group.is_local:
                 part = self._part_of_learner(module_id)
@@ -244,6 +254,32 @@ class Policy:
             return self._compute_for_agents(observations, state or {}, explore, rewards or {})
         return self.acting[DEFAULT_MODULE_ID].compute_actions(observations, state, explore, rewards)
 
+    def compute_single_action(
+        self, obs: Any, state: Any = None, explore: bool | None = False, rewards: Any = None
+    ) -> Any:
+        """Return the environment's action for one observation (a plain int for a Discrete space).
+
+        A recurrent policy returns `(action, state)`; the state `{name: [...]}` goes back in with the next observation.
+        `rewards`: that of the step before, see `compute_actions`. `AttributeError` for several agents, for which
+        `compute_actions` takes a dict.
+        """
+        return self._sole_part("compute_single_action").compute_single_action(obs, state, explore, rewards)
+
+    def to_env(self, actions: np.ndarray) -> Any:
+        """Return actions as the environment takes them, for actions as learned from. Of a single agent."""
+        return self._sole_part("to_env").to_env(actions)
+
+    @property
+    def seen_space(self) -> Any:
+        """The space of the observations that are acted on and stored. Of a single agent."""
+        return self._sole_part("seen_space").seen_space
+
+    def _sole_part(self, name: str) -> ActingPolicy:
+        """Return the part that acts for a single agent; `AttributeError` where there are several."""
+        if self.is_multi_agent:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r} for several agents")
+        return self.acting[DEFAULT_MODULE_ID]
+
     def reset(self, env_index: Any = None) -> None:
         """Begin episodes in these rows of `compute_actions` (an index or several), or of this agent; None: in all.
 
@@ -252,9 +288,9 @@ class Policy:
         if not self.is_multi_agent:
             self.acting[DEFAULT_MODULE_ID].reset(env_index)
         elif env_index is None:
-            self._recorded.clear()
+            self._memory.recorded.clear()
         else:
-            self._recorded.pop(env_index, None)
+            self._memory.recorded.pop(env_index, None)
 
     def _compute_for_agents(
         self,
@@ -284,8 +320,8 @@ class Policy:
                 taken, new = taken
                 after |= {agent: {name: leaf[i] for name, leaf in new.items()} for i, agent in enumerate(agents)}
             for i, agent in enumerate(agents):
-                if agent in self._recorded:
-                    self._recorded[agent].after_step(rows_of(taken, slice(i, i + 1)), None)
+                if agent in self._memory.recorded:
+                    self._memory.recorded[agent].after_step(rows_of(taken, slice(i, i + 1)), None)
                 actions[agent] = one_action(taken, i)
         return (actions, after) if self.is_stateful else actions
 
@@ -305,11 +341,12 @@ class Policy:
         )
         if part.recorded.is_identity:
             return observation
-        if agent not in self._recorded:
-            self._recorded[agent] = part.recorded.copy()
+        memory = self._memory.recorded
+        if agent not in memory:
+            memory[agent] = part.recorded.copy()
         if reward is not None:
-            self._recorded[agent].after_step(None, np.array([reward]))
-        return rows_of(self._recorded[agent](checked), 0)
+            memory[agent].after_step(None, np.array([reward]))
+        return rows_of(memory[agent](checked), 0)
 
     def module_for(self, agent: AgentID, episode: MultiAgentEpisode | None = None) -> str:
         """Return the id of the module that acts for an agent. `KeyError` for a module that is not there."""

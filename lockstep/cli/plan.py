@@ -179,7 +179,21 @@ class Plan:
         if trainer.evaluator.custom_function is not None:
             amount = getattr(trainer.evaluator.custom_function, "__name__", "a function of yours")
         beside = ", beside training" if trainer.evaluator.beside_training else ""
-        return f"{amount} every {every:,} steps, {how}{beside}{stop}"
+        return f"{amount} every {every:,} steps, {how}{beside}{stop}{self._evaluation_share_text(every)}"
+
+    def _evaluation_share_text(self, every: int) -> str:
+        """Return words about evaluations that may take more than a third of all environment steps, else nothing."""
+        trainer, collector = self.trainer, self.trainer.test_collector
+        if trainer.evaluator.custom_function is not None or isinstance(trainer, OfflineTrainer) or collector is None:
+            return ""
+        most = trainer.step_per_test
+        if trainer.episode_per_test is not None:
+            limits = (getattr(collector.env, "max_episode_steps", None), self.config.evaluation.max_episode_steps)
+            known = [limit for limit in limits if limit is not None]
+            most = trainer.episode_per_test * min(known) if known else None
+        if most is None or 2 * most <= every:
+            return ""
+        return f"; each may take {most:,} steps, then more than a third of the run's steps are evaluation"
 
 
 def _store_bytes(store: Any) -> int:

@@ -194,6 +194,19 @@ def single_env_factory(env: AnyEnv, env_config: Mapping[str, Any] | None = None)
     )
 
 
+class TimeLimitedMaker:
+    """A function that makes an environment whose episodes are truncated after `limit` steps. It can be pickled."""
+
+    def __init__(self, env: AnyEnv, limit: int) -> None:
+        self._env = env
+        self._limit = limit
+        self.__name__ = name_of_env(env)
+
+    def __call__(self, **env_config: Any) -> gym.Env:
+        """Return an environment."""
+        return gym.wrappers.TimeLimit(single_env_factory(self._env, env_config)(), self._limit)
+
+
 def one_env(made: object, maker: Callable[..., Any]) -> gym.Env:
     """Return what `maker` made, where that is one environment."""
     if isinstance(made, gym.Env):

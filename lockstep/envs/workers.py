@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import signal
 import time
 import traceback
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection
-from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -24,15 +23,15 @@ from gymnasium.vector.utils import CloudpickleWrapper, batch_space, iterate
 from lockstep.data.trees import Tree, copy_arrays, map_tree
 from lockstep.envs import trees
 from lockstep.envs.boundary import RowInfos, StepResult, VectorBoundary
+from lockstep.envs.channel import Channel, seconds_until
 from lockstep.envs.env_state import env_state, set_env_state
 from lockstep.envs.errors import RAISED, EnvironmentStepError, EnvironmentTimeoutError, WorkerTraceback, step_error
+from lockstep.envs.worker_process import begin_worker, worker_context
 from lockstep.state.checks import no_copies
 from lockstep.state.restarts import RestartBudget, RestartLimits
 
 _GRACE = 1.0
 """Seconds that a worker is given to end by itself."""
-ORPHAN_SECONDS = 2.0
-"""How long a worker whose parent was killed lives on at most."""
 
 
 @dataclass(frozen=True)
@@ -96,10 +95,12 @@ class WorkerVectorEnv(VectorBoundary):
         self._rows_of_actions = isinstance(self.action_space, trees.ARRAY_SPACES)
         self._result = StepResult(self.observations, self.num_envs)
         self._seeds: list[int | None] = [None] * self.num_envs
-        self._sent: dict[int, tuple[float, Tree]] = {}  # row -> when, which action
+        self._sent: dict[int, tuple[float | None, Tree]] = {}  # row -> deadline, action
         self._dropped: set[str] = set()
         self._pipes: list[Any] = [None] * self.num_envs
         self._processes: list[Any] = [None] * self.num_envs
+        # A vector that is dropped without `close` leaves no processes.
+        self._finalizer = weakref.finalize(self, _end_workers, self._pipes, self._processes, os.getpid())
         for row in range(self.num_envs):
             self._start(row)
 
@@ -109,29 +110,26 @@ class WorkerVectorEnv(VectorBoundary):
         return self.restarts.num_restarts
 
     def _allocate(self, size: int) -> Any:
-        self._memory.append(multiprocessing.RawArray("b", size))
+        self._memory.append(worker_context().RawArray("b", size))
         return self._memory[-1]
 
     def _start(self, row: int) -> None:
-        ours, theirs = multiprocessing.Pipe()
-        arguments = (self._env_fns[row], row, self.num_envs, theirs, self._memory, os.getpid())
-        process = multiprocessing.Process(target=_work, args=arguments, daemon=True, name=f"environment {row}")
+        ours, theirs = Channel.pair()
+        arguments = (self._env_fns[row], row, self.num_envs, theirs, self._memory)
+        process = worker_context().Process(target=_work, args=arguments, daemon=True, name=f"environment {row}")
         process.start()
         theirs.close()
         self._pipes[row], self._processes[row] = ours, process
 
     # -- asking and answering ---
 
-    def _ask(self, row: int, name: str, argument: Any = None) -> None:
-        with contextlib.suppress(OSError):  # where it is dead, reading its answer tells so
-            self._pipes[row].send((name, argument))
+    def _ask(self, row: int, name: str, argument: Any = None, *, deadline: float | None) -> None:
+        _ask(self._pipes[row], name, argument, deadline)
 
     def _answer(self, row: int, deadline: float | None, action: Tree, during: str) -> Any:
         """Return a row's answer, `Arrived(lost=True)` where its worker was started again; raise what its env raised."""
         try:
-            if not self._pipes[row].poll(_seconds_until(deadline)):
-                raise TimeoutError
-            is_told, answer, more = self._pipes[row].recv()
+            is_told, answer, more = ForkingPickler.loads(self._receive(row, deadline))
         except (EOFError, OSError) as error:
             self._restart(row, error, action, during)
             return Arrived(row, lost=True)
@@ -160,6 +158,11 @@ class WorkerVectorEnv(VectorBoundary):
             self._ask_all("keep_infos", [None] * self.num_envs)
             self.infos = RowInfos(self.num_envs)
 
+    def _receive(self, row: int, deadline: float | None) -> bytes:
+        """Return a row's next message; `TimeoutError` where it is not there in time, `EOFError` where none comes."""
+        message: bytes = self._pipes[row].receive(deadline)
+        return message
+
     def _deadline(self) -> float | None:
         return None if self.step_timeout is None else time.monotonic() + self.step_timeout
 
@@ -167,7 +170,7 @@ class WorkerVectorEnv(VectorBoundary):
         """Return every row's answer, all read before one raises."""
         deadline = self._deadline()
         for row, argument in enumerate(arguments):
-            self._ask(row, name, argument)
+            self._ask(row, name, argument, deadline=deadline)
         answers: list[Any] = []
         failed: EnvironmentStepError | None = None
         for row, argument in enumerate(arguments):
@@ -203,13 +206,14 @@ class WorkerVectorEnv(VectorBoundary):
             stacklevel=2,
         )
         self._start(row)
+        deadline = self._deadline()
         if self.infos is not None:
-            self._ask(row, "keep_infos")
-            self._answer(row, self._deadline(), None, "keep_infos")
+            self._ask(row, "keep_infos", deadline=deadline)
+            self._answer(row, deadline, None, "keep_infos")
         seed = self._seeds[row]
         self._seeds[row] = None if seed is None else (seed + 1_000_003) % 2**31  # not the episodes that it had
-        self._ask(row, "reset", self._seeds[row])
-        self._answer(row, self._deadline(), None, "reset")
+        self._ask(row, "reset", self._seeds[row], deadline=deadline)
+        self._answer(row, deadline, None, "reset")
 
     # -- all rows together ---
 
@@ -256,18 +260,33 @@ class WorkerVectorEnv(VectorBoundary):
 
     def send(self, rows: Sequence[int], actions: Tree) -> None:
         """Hand an action to each of these rows (array spaces only), without waiting."""
-        now = time.monotonic()
+        deadline = self._deadline()
         for row, action in zip(rows, self._split(actions, len(rows)), strict=True):
-            self._sent[row] = (now, action)
-            self._ask(row, "step", action)
+            self._sent[row] = (deadline, action)
+            self._ask(row, "step", action, deadline=deadline)
 
     def receive(self, most: int) -> list[Arrived]:
-        """Wait until one sent row has answered; return all that have, at most `most`, in the order of sending."""
-        first, (sent_at, _) = next(iter(self._sent.items()))
-        deadline = None if self.step_timeout is None else sent_at + self.step_timeout
-        ready = set(connection.wait([self._pipes[row] for row in self._sent], _seconds_until(deadline)))
-        rows = [row for row in self._sent if self._pipes[row] in ready] or [first]  # which has had its time
-        return [self._answer(row, time.monotonic(), self._sent.pop(row)[1], "step") for row in rows[:most]]
+        """Wait until one sent row has answered; return all that have, at most `most`, in the order of sending.
+
+        A row that has had its time counts as one that has answered: its worker was started again.
+        """
+        answers = []
+        for row in self._rows_to_receive()[:most]:
+            deadline, action = self._sent.pop(row)
+            answers.append(self._answer(row, deadline, action, "step"))
+        return answers
+
+    def _rows_to_receive(self) -> list[int]:
+        """Wait until a sent row has answered or has had its time; return the rows of which that is true."""
+        first_deadline, _ = next(iter(self._sent.values()))
+        ready = connection.wait([self._pipes[row] for row in self._sent], seconds_until(first_deadline))
+        now = time.monotonic()
+        rows = []
+        for row, (deadline, _) in self._sent.items():
+            is_late = deadline is not None and deadline <= now
+            if is_late or self._pipes[row] in ready:
+                rows.append(row)
+        return rows
 
     def drain(self) -> None:
         """Take in and forget all answers that are still to come."""
@@ -297,26 +316,19 @@ class WorkerVectorEnv(VectorBoundary):
     def render(self, row: int = 0) -> Any:
         """Return the frame of one row."""
         self.check_open()
-        self._ask(row, "render")
-        frame = self._answer(row, self._deadline(), None, "render")
+        deadline = self._deadline()
+        self._ask(row, "render", deadline=deadline)
+        frame = self._answer(row, deadline, None, "render")
         if isinstance(frame, Arrived):
             raise step_error(None, backend=self.backend, env_index=row, during="render")
         return frame
 
-    def _end_worker(self, row: int, grace: float = 0.0) -> None:
-        process = self._processes[row]
-        process.join(grace)
-        process.kill()
-        process.join()
-        self._pipes[row].close()
+    def _end_worker(self, row: int) -> None:
+        _end_process(self._processes[row], self._pipes[row], grace=0.0)
 
     def _end_all(self) -> None:
         self._sent.clear()
-        rows = [row for row in range(self.num_envs) if not self._pipes[row].closed]
-        for row in rows:
-            self._ask(row, "close")
-        for row in rows:
-            self._end_worker(row, grace=0.0 if self._failure else _GRACE)
+        _end_workers(self._pipes, self._processes, os.getpid(), grace=0.0 if self._failure else _GRACE)
 
     def close(self) -> None:
         """End the workers; a second call does nothing."""
@@ -325,8 +337,29 @@ class WorkerVectorEnv(VectorBoundary):
             self._end_all()
 
 
-def _seconds_until(deadline: float | None) -> float | None:
-    return None if deadline is None else max(0.0, deadline - time.monotonic())
+def _ask(channel: Channel, name: str, argument: Any, deadline: float | None) -> None:
+    # Where the worker is dead, or does not read in time, the answer that is then missing tells so.
+    with contextlib.suppress(OSError):
+        channel.send(ForkingPickler.dumps((name, argument)), deadline)
+
+
+def _end_workers(channels: list[Any], processes: list[Any], owner: int, grace: float = _GRACE) -> None:
+    """End the workers that still run, in order where they do so within `grace` seconds."""
+    if os.getpid() != owner:
+        return  # a forked copy of the vector: the workers are not this process's
+    deadline = time.monotonic() + grace
+    open_rows = [row for row, channel in enumerate(channels) if channel is not None and not channel.closed]
+    for row in open_rows:
+        _ask(channels[row], "close", None, deadline)
+    for row in open_rows:
+        _end_process(processes[row], channels[row], grace)
+
+
+def _end_process(process: Any, channel: Channel, grace: float) -> None:
+    process.join(grace)
+    process.kill()
+    process.join()
+    channel.close()
 
 
 # -- in the process of one environment ---
@@ -341,14 +374,13 @@ def _shared_tree(space: spaces.Space[Any], num_envs: int, make: Callable[[int], 
     return map_tree(on_shared, trees.allocate(space, num_envs))
 
 
-def _work(
-    make_env: Callable[[], gym.Env], row: int, num_envs: int, pipe: Connection, memory: list[Any], parent: int
-) -> None:
-    """Answer `(True, result, dropped)` or `(False, summary, traceback)` until the pipe closes or the parent is gone.
+def _work(make_env: Callable[[], gym.Env], row: int, num_envs: int, channel: Channel, memory: list[Any]) -> None:
+    """Answer `(True, result, dropped)` or `(False, summary, traceback)` until the channel closes.
 
     `dropped`: keys of an info that cannot be pickled, each with the reason.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which ends the run in order
+    begin_worker()
     try:
         served = _ServedEnv(make_env(), row, num_envs, memory)
         commands: dict[str, Callable[[Any], Any]] = {
@@ -360,10 +392,7 @@ def _work(
             "render": lambda _: served.env.render(),
         }
         while True:
-            while not pipe.poll(ORPHAN_SECONDS):
-                if os.getppid() != parent:
-                    return
-            name, argument = pipe.recv()
+            name, argument = ForkingPickler.loads(channel.receive())
             if name == "close":
                 served.env.close()
                 return
@@ -371,7 +400,7 @@ def _work(
                 answer = _pickled(name, commands[name](argument))
             except RAISED as error:
                 answer = ForkingPickler.dumps((False, _summary(error), traceback.format_exc()))
-            pipe.send_bytes(answer)
+            channel.send(answer)
     except (EOFError, OSError):
         return
 

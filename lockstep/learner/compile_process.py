@@ -13,6 +13,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from pathlib import Path
 
 QUICK = {
@@ -26,6 +28,7 @@ QUICK = {
 def main() -> None:
     """Write the library and its checksum to the place that is asked for, each of them at once or not at all."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by an exception, so that the folder goes
+    threading.Thread(target=end_with_parent, args=(os.getppid(),), daemon=True).start()
     received = sys.stdin.buffer.read()  # all of it before torch is loaded: the learner waits until it is read
     import torch
     from torch._inductor import aot_compile
@@ -50,6 +53,13 @@ def main() -> None:
         checksum.write_text(hashlib.sha256(Path(str(made)).read_bytes()).hexdigest())
         os.replace(str(made), target)
         os.replace(checksum, f"{target}.sha256")
+
+
+def end_with_parent(parent: int) -> None:
+    """End this process and the compilers that it started when the process that asked for the code is gone."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os.killpg(0, signal.SIGTERM)  # it has a session, and so a group, of its own
 
 
 if __name__ == "__main__":

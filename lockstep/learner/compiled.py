@@ -27,6 +27,7 @@ from lockstep.learner.minibatches import TensorColumns, gather
 from lockstep.learner.optimizers import NO_AVG, NO_AVG_SQ, RegisteredOptimizer
 from lockstep.learner.recorded import NotRecordedError, record
 from lockstep.learner.targets import TargetNetwork
+from lockstep.state.streams import global_generator
 from lockstep.tracking.metrics import Key
 
 MAX_SHAPES = 4
@@ -210,7 +211,7 @@ class CompiledUpdate:
         learner.row_errors, learner.row_values = {}, {}
         streams = learner.streams.get_state()
         try:
-            with torch.random.fork_rng(devices=[]):
+            with global_generator():
                 graph, recorded = record(step, inputs)
         except NotRecordedError as error:
             _warn_of_eager(str(error))

@@ -15,6 +15,7 @@ from lockstep.learner.minibatches import TensorColumns
 from lockstep.learner.reduction import Reducer
 from lockstep.modules import Encoder, ModelConfig
 from lockstep.ops.statistics import RunningMoments
+from lockstep.state.streams import global_generator
 
 NOVELTY = "novelty"
 """name of the optimizer, and end of the name of the registered state"""
@@ -95,7 +96,6 @@ def make_intrinsic_reward(kind: Any, observation_space: Space[Any], coeff: float
 
     `kind`: "rnd", or a function of the observation space that returns a network.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
+    with global_generator(seed):
         network = (RandomNetworkDistillation if kind == "rnd" else kind)(observation_space)
     return IntrinsicReward(network, coeff)

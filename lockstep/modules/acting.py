@@ -8,6 +8,7 @@ operations). They work on the memory of the parameters themselves, so new values
 from __future__ import annotations
 
 import operator
+import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self, cast
@@ -31,6 +32,8 @@ from lockstep.ops.distributions import Categorical, DiagGaussian, SquashedDeterm
 
 Noise = npt.NDArray[np.float32]
 State = dict[str, np.ndarray]
+Plan = tuple[list[tuple[Any, Any, Any]], tuple[Any, Any, Any]]
+"""Weight, bias and memory for the outputs of each hidden layer, and of the last one."""
 
 
 @dataclass(frozen=True)
@@ -325,6 +328,16 @@ class PlainPolicy:
         )
 
 
+class _Plans(threading.local):
+    """The weights and biases of an actor with memory for the outputs of each layer, by shape of the observations.
+
+    Each thread has its own, so that a policy may be asked by several threads at once.
+    """
+
+    def __init__(self) -> None:
+        self.by_shape: dict[tuple[int, ...], Plan] = {}
+
+
 class NumpyActor:
     """Acts with a plain module through compiled layers and numpy.
 
@@ -338,7 +351,7 @@ class NumpyActor:
         self._pipeline = _used(obs_pipeline)
         self._dense, self._rectify, self._pick = dense, plain.rectify, plain.pick
         self._shape, self._dtype = plain.space.shape, plain.dtype
-        self._plans: dict[int, tuple[list[tuple[Any, Any, Any]], tuple[Any, Any, Any]]] = {}
+        self._plans = _Plans()
 
     @classmethod
     def build(cls, module: RLModule, obs_pipeline: Pipeline | None = None) -> Self | None:
@@ -362,16 +375,13 @@ class NumpyActor:
         return out.copy() if log_std is None else np.concatenate([out, np.broadcast_to(log_std, out.shape)], axis=1)
 
     def _outputs(self, obs: np.ndarray) -> np.ndarray:
-        """Return what the last layer gives, `[B, D]`, in memory that the next call writes anew."""
+        """Return what the last layer gives, `[B, D]`, in memory that the next call of this thread overwrites."""
         if self._pipeline is not None:
             obs = self._pipeline(obs)
-        if obs.shape[1:] != self._shape:
-            raise self._plain.misshaped(obs)
-        num_rows = len(obs)
-        plan = self._plans.get(num_rows)
-        hidden, (weight, bias, out) = plan if plan is not None else self._make_plan(num_rows)
+        plan = self._plans.by_shape.get(obs.shape)
+        hidden, (weight, bias, out) = plan if plan is not None else self._make_plan(obs)
         dense, rectify = self._dense, self._rectify
-        x = obs if obs.ndim == 2 else obs.reshape(num_rows, -1)
+        x = obs if obs.ndim == 2 else obs.reshape(len(obs), -1)
         if x.dtype != self._dtype or not x.flags.carray:
             x = np.array(x, self._dtype, order="C")
         for hidden_weight, hidden_bias, buffer in hidden:
@@ -380,13 +390,20 @@ class NumpyActor:
         dense(x, weight, bias, False, out)
         return out
 
-    def _make_plan(self, num_rows: int) -> tuple[list[tuple[Any, Any, Any]], tuple[Any, Any, Any]]:
-        """Return weights and biases with a buffer for the outputs of each layer, kept for each number of rows."""
-        if len(self._plans) >= MAX_PLANS:
-            self._plans.clear()
+    def _make_plan(self, obs: np.ndarray) -> Plan:
+        """Return weights and biases with a buffer for the outputs of each layer, kept for observations of this shape.
+
+        `ValueError` for a shape that the module cannot take.
+        """
+        if obs.shape[1:] != self._shape:
+            raise self._plain.misshaped(obs)
+        num_rows = len(obs)
+        plans = self._plans.by_shape
+        if len(plans) >= MAX_PLANS:
+            plans.clear()
         steps = [(weight, bias, np.empty((num_rows, bias.size), self._dtype)) for weight, bias in self._plain.layers]
-        self._plans[num_rows] = steps[:-1], steps[-1]
-        return self._plans[num_rows]
+        plans[obs.shape] = steps[:-1], steps[-1]
+        return plans[obs.shape]
 
 
 class NumpyRecurrentActor(RecurrentActor):

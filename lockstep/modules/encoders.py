@@ -21,6 +21,7 @@ from lockstep.data.trees import map_tree
 from lockstep.modules.layers import Network, initialise, is_watched, make_activation, make_mlp, run_networks
 from lockstep.modules.model_config import ModelConfig
 from lockstep.state.checks import is_whole
+from lockstep.state.streams import global_generator
 
 NATURE_FILTERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 SMALL_FILTERS = ((16, 3, 1), (32, 3, 1))
@@ -272,7 +273,7 @@ class OwnFeatures(Features):
         drawn = batch_space(self.space, 2)
         drawn.seed(0)
         training = self.network.training
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), global_generator():
             self.network.eval()
             try:
                 out = self(map_tree(torch.as_tensor, drawn.sample()))

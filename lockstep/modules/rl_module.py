@@ -20,6 +20,7 @@ from lockstep.modules.action_dist import ActionDist
 from lockstep.modules.layers import mask_logits
 from lockstep.modules.model_config import ModelConfig
 from lockstep.state.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
+from lockstep.state.streams import global_generator
 from lockstep.state.trust import FileNames, Kind, NameInFile, UntrustedError, find_named, signed
 
 Batch = Mapping[str, Any]
@@ -54,8 +55,8 @@ class RLModule(nn.Module):
             critic_space: of `batch["critic_obs"]` `[N, ...]`, which a centralised critic sees besides in training.
         """
         super().__init__()
-        self.observation_space = observation_space
-        self.action_space = action_space
+        self.observation_space: Any = observation_space
+        self.action_space: Any = action_space
         self.inference_only = inference_only
         self.model_config = ModelConfig() if model_config is None else model_config
         self.critic_space = critic_space
@@ -316,9 +317,7 @@ class RLModuleSpec:
                 f"module_class must be a subclass of RLModule, got {self.module_class!r}; wrap_module() takes a plain "
                 "nn.Module"
             )
-        with torch.random.fork_rng(devices=[], enabled=seed is not None):
-            if seed is not None:
-                torch.default_generator.manual_seed(seed)
+        with global_generator(seed, keep=seed is not None):
             return self.module_class(
                 self.observation_space,
                 self.action_space,

@@ -21,9 +21,14 @@ from lockstep.tracking.statistics import CollectStats, returns_and_lens
 
 CHUNK = 128
 """vector steps that are collected at a time, with random numbers drawn in bulk"""
+MAY_NEVER_END = 50_000
+"""Number of steps after which a collect by episodes warns of an episode."""
 NEVER_ENDS = 1_000_000
 """steps after which a collect by episodes gives up on an episode"""
-LIMIT_THEM = "limit the episodes' length (gymnasium.wrappers.TimeLimit, gymnasium.make(id, max_episode_steps=...))"
+LIMIT_THEM = (
+    "limit the episodes' length (gymnasium.wrappers.TimeLimit, gymnasium.make(id, max_episode_steps=...); in "
+    "evaluation alone: evaluation(max_episode_steps=...))"
+)
 no_copies_of_collectors = no_copies(
     "environments and random generators",
     "make another one on environments of its own, then other.set_state(collector.get_state())",
@@ -251,6 +256,7 @@ class BaseCollector(ABC):
     def _collect_counting(self, counting: np.ndarray, random: bool) -> None:
         """Collect until no environment has an episode under way that counts; `counting` has those that begin with."""
         self._counting = counting
+        has_warned = False
         while self._counting.any():
             self._steps += self._run(CHUNK * self.num_envs, random)
             longest = int(self._lengths[self._counting].max(initial=0))
@@ -258,6 +264,9 @@ class BaseCollector(ABC):
                 raise RuntimeError(
                     f"an episode has not ended in {longest} steps, and {NEVER_ENDS} are the limit; {LIMIT_THEM}"
                 )
+            if longest > MAY_NEVER_END and not has_warned:
+                has_warned = True
+                warn_of_long_episode(longest)
         self._counting = None
 
     @abstractmethod
@@ -329,6 +338,16 @@ class BaseCollector(ABC):
     @abstractmethod
     def buffer(self) -> Any:
         """Where steps are stored; may be replaced between collects."""
+
+
+def warn_of_long_episode(steps: int) -> None:
+    """Warn that an episode of a collect by episodes has not ended in so many steps."""
+    warnings.warn(
+        f"an episode has not ended in {steps:,} steps, and a collect of whole episodes waits for its end, up to "
+        f"{NEVER_ENDS:,} steps; if episodes never end, {LIMIT_THEM}",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 def exactly_one(**amounts: int | None) -> int:

@@ -127,6 +127,7 @@ class EvaluationOptions(TypedDict, total=False):
     evaluation_explore: bool
     epsilon: float
     stop_return: float | None
+    max_episode_steps: int | None
 
 
 @dataclass
@@ -157,6 +158,8 @@ class EvaluationSection(Section[ConfigT]):
     """of DQN and its kin: the probability of a chance action in evaluation"""
     stop_return: float | None = None
     """end the run when an evaluation's mean return reaches this"""
+    max_episode_steps: int | None = option(None, ge=1)
+    """Truncate an episode of evaluation after this number of steps. `None`: the environment's own limit alone."""
 
     def __call__(self, **options: Unpack[EvaluationOptions]) -> ConfigT:
         """Set options; return the configuration."""

@@ -15,10 +15,12 @@ from lockstep.replay import ReplayBuffer
 from lockstep.rollout.base_collector import (
     CHUNK,
     LIMIT_THEM,
+    MAY_NEVER_END,
     NEVER_ENDS,
     check_no_data,
     exactly_one,
     no_copies_of_collectors,
+    warn_of_long_episode,
 )
 from lockstep.rollout.env_runner import Ended, MultiAgentEnvRunner, RunnersEnv
 from lockstep.rollout.fragment_writers import AgentFragmentWriter, FragmentWriter
@@ -247,6 +249,7 @@ class EvaluationCollector(GroupCollector):
         ended: list[Ended] = []
         played: list[CollectStats] = []
         steps = idle = 0
+        has_warned = False
         while counting.any() if n_step is None else steps < amount:
             number = CHUNK if n_step is None else min(CHUNK, -(-(amount - steps) // num_envs))
             parts = self.group.play(number, random=random)
@@ -265,6 +268,9 @@ class EvaluationCollector(GroupCollector):
                 to_start -= 1
             if n_step is None and idle > NEVER_ENDS:
                 raise RuntimeError(f"no episode has ended in {idle} steps of {num_envs} environments; {LIMIT_THEM}")
+            if n_step is None and idle > MAY_NEVER_END and not has_warned:
+                has_warned = True
+                warn_of_long_episode(idle)
         if n_step is None:
             self.group.renew()
             steps = sum(episode.length for episode in ended)

@@ -5,13 +5,45 @@ an evaluation, a logger or one more environment cannot change the numbers that t
 """
 
 import hashlib
-from collections.abc import Mapping
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
 from lockstep.state.checks import check_whole
+
+
+class _GeneratorLock:
+    """The lock of torch's global generator, which a process that is forked while it is held gets as a free one."""
+
+    def __init__(self) -> None:
+        self.renew()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self.renew)
+
+    def renew(self) -> None:
+        self.lock = threading.RLock()
+
+
+_GENERATOR = _GeneratorLock()
+
+
+@contextmanager
+def global_generator(seed: int | None = None, *, keep: bool = True) -> Iterator[None]:
+    """Have torch's global generator for this thread alone, seeded with `seed`, and leave it as it was.
+
+    Networks are built with it: torch's own initialisers know no other. So threads that build at once take turns.
+
+    `keep=False`: it goes on from where it is, and stays where it comes to.
+    """
+    with _GENERATOR.lock, torch.random.fork_rng(devices=[], enabled=keep):
+        if seed is not None:
+            torch.default_generator.manual_seed(seed)
+        yield
 
 
 def _derive(key: bytes, kind: str, name: str, index: int = 0) -> bytes:

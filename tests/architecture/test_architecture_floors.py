@@ -41,7 +41,7 @@ FLOORS = {
 WITH_ENTRY = {**FLOORS, "__main__": 11}
 NOT_AN_ALGORITHM = (
     *("__init__", "acting", "base_config", "config", "connectors", "json_form", "new_modules", "offline", "policy"),
-    *("estimates", "saved_policy", "tensor_updates"),
+    *("estimates", "protocols", "saved_policy", "tensor_updates"),
 )
 ALGORITHM_FILES = sorted(
     path.stem for path in (ROOT / "lockstep/algorithms").glob("*.py") if path.stem not in NOT_AN_ALGORITHM

@@ -6,7 +6,6 @@
 import os
 import random
 import signal
-import statistics
 import subprocess
 import sys
 import threading
@@ -24,7 +23,6 @@ REPEATS = int(os.environ.get("FAULT_REPEATS", "20"))
 OPTIONS = {"minibatch_size": 4, "num_epochs": 2, "shuffle_batch_per_epoch": True}
 STEPS = 10
 TIMEOUT_S = 4.0
-RECOVERY_S = 15.0
 
 
 def tolerant(config):
@@ -51,16 +49,6 @@ def update_both(group, one, number):
     return seconds
 
 
-def assert_fast(seconds, limit=RECOVERY_S):
-    """Where a process takes more than two seconds to start, as low in priority as Ray starts its own, a recovery may
-    take that longer (two of them start, and one is built); the half, at least.
-    """
-    began = time.monotonic()
-    subprocess.run(["nice", "-n", "15", sys.executable, "-c", "import lockstep, ray"], check=True, timeout=300)
-    start = time.monotonic() - began
-    assert statistics.median(seconds) < limit + 3 * max(0.0, start - 2), (start, sorted(seconds))
-
-
 def kill_later(process_id, seconds, how=signal.SIGKILL):
     def kill():
         try:
@@ -75,55 +63,48 @@ def kill_later(process_id, seconds, how=signal.SIGKILL):
 
 def test_kill_9_at_any_moment_of_an_update_is_recovered_in_the_same_call(groups):
     group, one = groups
-    usual, seconds = update_both(group, one, 0), []
+    usual = update_both(group, one, 0)
     for number in range(1, REPEATS + 1):
         timer = kill_later(random.choice(group._backend.process_ids()), random.random() * usual)
-        seconds.append(update_both(group, one, number))
+        update_both(group, one, number)
         timer.join()
     assert group.get_stats()["num_restarts"] >= REPEATS // 2
-    assert_fast(seconds)
 
 
 @pytest.mark.parametrize(("where", "share"), [("in_sum", 0.5), ("after_sum", 0.9), ("raise", 1.0)])
 def test_kill_9_around_the_all_reduce_and_errors_update_no_side_alone(groups, tmp_path, where, share):
     group, one = groups
-    seconds = []
     for number in range(REPEATS):
         (tmp_path / str(random.randrange(2))).write_text(f"{where} {random.randint(1, STEPS)}")
-        seconds.append(update_both(group, one, number))
+        update_both(group, one, number)
     assert group.get_stats()["num_restarts"] >= REPEATS * share
-    assert_fast(seconds)
 
 
 def test_kill_9_during_saving_leaves_a_whole_checkpoint_of_the_present_state(groups, tmp_path):
     group, one = groups
     began = time.monotonic()
     group.save_to_path(tmp_path / "first")
-    usual, seconds = time.monotonic() - began, []
+    usual = time.monotonic() - began
     for number in range(REPEATS):
         timer = kill_later(group._backend.process_ids()[0], random.random() * usual)
-        began = time.monotonic()
         path = group.save_to_path(tmp_path / f"saved{number}")
-        seconds.append(time.monotonic() - began)
         timer.join()
         verify_checkpoint(path)
         restored = ppo().build_learner_group()
         restored.restore_from_path(path)
         assert_near(restored.get_weights(), one.get_weights())
         update_both(group, one, number)
-    assert_fast(seconds)
 
 
 @pytest.mark.parametrize("how", ["SIGSTOP", "loop"])
 def test_a_learner_that_hangs_is_ended_after_the_timeout_and_the_update_is_made_once(pool, tmp_path, how):
     config = tolerant(faulty(2, tmp_path, seconds=0.002)).learners(learner_timeout_s=TIMEOUT_S)
     group = pool.group(config)
-    one, seconds = as_configured(group), []
+    one = as_configured(group)
     for number in range(max(1, REPEATS // 2)):
         (tmp_path / str(random.randrange(2))).write_text(f"{how} {random.randint(1, STEPS)}")
-        seconds.append(update_both(group, one, number))
+        update_both(group, one, number)
     assert group.get_stats()["num_restarts"] >= REPEATS // 2
-    assert_fast(seconds, TIMEOUT_S + RECOVERY_S)
     group.shutdown()
 
 
@@ -191,9 +172,8 @@ def said_by(process, seconds):
 
 def test_a_removed_node_is_recovered_in_the_same_call():
     out = said_by(driver("node", REPEATS), 240 + 60 * REPEATS)
-    seconds = [float(line.split()[1]) for line in out.splitlines() if line.startswith("recovered")]
-    assert len(seconds) == REPEATS
-    assert_fast(seconds)
+    recovered = [line for line in out.splitlines() if line.startswith("recovered")]
+    assert len(recovered) == REPEATS
     assert "LearnerError" in next(line for line in out.splitlines() if line.startswith("no room"))
 
 

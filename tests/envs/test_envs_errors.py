@@ -178,13 +178,15 @@ def test_an_info_that_cannot_be_pickled_is_left_out_and_told_by_its_key():
 
 def test_a_worker_that_hangs_is_named_and_nothing_is_left_of_the_vector():
     """After gymnasium's time-out the pipes answer the question before: a further step is refused."""
-    workers = AsyncVectorEnv(makers("hang"), autoreset_mode="SameStep")
-    boundary = make_vector(workers, step_timeout=0.5)
-    begun = time.monotonic()
-    with pytest.raises(EnvironmentTimeoutError, match=rf"environments \[{BAD_ROW}\] did not answer") as caught:
-        step_until_failure(boundary)
-    assert time.monotonic() - begun < 20
-    assert caught.value.env_index == BAD_ROW
+    workers = AsyncVectorEnv([lambda: Breaking("hang")] * NUM_ENVS, autoreset_mode="SameStep")
+    boundary = make_vector(workers)
+    boundary.reset([0] * NUM_ENVS)
+    for _ in range(2):
+        boundary.step(np.zeros(NUM_ENVS, dtype=np.int64))
+    boundary._step_timeout = 0.05  # from here on no row answers, however long it is waited for
+    with pytest.raises(EnvironmentTimeoutError, match=r"environments \[0, 1, 2\] did not answer") as caught:
+        boundary.step(np.zeros(NUM_ENVS, dtype=np.int64))
+    assert caught.value.env_index == 0
     check_all_workers_are_gone(boundary)
 
 

@@ -12,7 +12,7 @@ from scipy.stats import kstest
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lockstep.envs import TENSOR_ENVS, JaxEnv, RslRlEnv, make_tensor_env
+from lockstep.envs import TENSOR_ENVS, JaxEnv, RslRlEnv, TensorEnv, make_tensor_env
 
 CLASSIC = ("CartPole-v1", "Pendulum-v1", "Acrobot-v1")
 RESETS = {"CartPole-v1": 0.05 * np.ones(4), "Pendulum-v1": np.array([math.pi, 1.0]), "Acrobot-v1": 0.1 * np.ones(4)}
@@ -544,3 +544,115 @@ def test_gymnaxs_cartpole_is_ours():
         ends += int(dones.sum())
     assert ends > 20
     assert JaxEnv.from_gymnax("Pendulum-v1", num_envs=2).step(torch.zeros(2, 1))[0].shape == (2, 3)
+
+
+# -- memory that a subclass hands on ---
+
+
+class HandedOn(TensorEnv):
+    """A place that moves on, beside a goal that stays in an episode. It hands on what it can, as it is."""
+
+    num_draws = 1
+    time_limit = 3
+    single_observation_space = gym.spaces.Box(-9, 9, (3,), np.float32)
+    single_action_space = gym.spaces.Discrete(2)
+
+    def make_state(self):
+        names = ("goal", "place", "last_place", "earned")
+        self.buffer = torch.zeros(self.num_envs, 3)
+        return {name: torch.zeros(self.num_envs) for name in names}
+
+    def begin(self, draws):
+        return {"place": torch.zeros_like(draws[:, 0]), "goal": draws[:, 0], "earned": torch.zeros_like(draws[:, 0])}
+
+    def advance(self, state, actions, draws):
+        after = {
+            "goal": state["goal"],
+            "place": state["place"] + 1,
+            "last_place": state["place"],  # of its state before, which is overwritten
+            "earned": state["earned"] + 1,
+        }
+        return after, state["earned"], torch.zeros(self.num_envs, dtype=torch.bool)
+
+    def observe(self, state):
+        return torch.stack([state["place"], state["goal"], state["last_place"]], -1)
+
+
+class ObservesInto(HandedOn):
+    """The same, whose observations are always the same tensor."""
+
+    def observe(self, state):
+        return torch.stack([state["place"], state["goal"], state["last_place"]], -1, out=self.buffer)
+
+
+class ObservesState(HandedOn):
+    """The same, whose observations are part of its state."""
+
+    def make_state(self):
+        return {"seen": torch.zeros(self.num_envs, 3), "earned": torch.zeros(self.num_envs)}
+
+    def begin(self, draws):
+        zeros = torch.zeros_like(draws[:, 0])
+        return {"seen": torch.stack([zeros, draws[:, 0], zeros], -1), "earned": zeros}
+
+    def advance(self, state, actions, draws):
+        place, goal, _ = state["seen"].unbind(-1)
+        after = {"seen": torch.stack([place + 1, goal, place], -1), "earned": state["earned"] + 1}
+        return after, state["earned"], torch.zeros(self.num_envs, dtype=torch.bool)
+
+    def observe(self, state):
+        return state["seen"]
+
+
+@pytest.mark.parametrize("make", [HandedOn, ObservesInto, ObservesState])
+def test_a_step_gives_the_last_observation_of_its_own_episode_whatever_is_handed_on(make):
+    env = make(4, seed=0)
+    obs, time = env.reset(seed=1), 0
+    actions = torch.zeros(4, dtype=torch.int64)
+    steps = []
+    for _ in range(7):
+        after, rewards, dones, extras = env.step(actions)
+        steps.append((after, rewards, dones, extras["final_obs"]))
+        ends = time == 2
+        final = extras["final_obs"]
+        assert final[:, 0].tolist() == [time + 1] * 4
+        assert torch.equal(final[:, 1], obs[:, 1])
+        assert final[:, 2].tolist() == [time] * 4
+        assert rewards.tolist() == [time] * 4
+        assert dones.tolist() == [ends] * 4
+        assert ends or torch.equal(after, final)
+        assert not ends or not torch.equal(after[:, 1], final[:, 1])
+        assert torch.equal(env.get_observations(), after)
+        kept = [tensor.clone() for step in steps for tensor in step]
+        obs, time = after.clone(), 0 if ends else time + 1
+    env.step(actions)
+    assert all(map(torch.equal, kept, [tensor for step in steps for tensor in step]))  # a step's own
+
+
+@pytest.mark.parametrize("env_id", TENSOR_ENVS)
+def test_what_a_step_gave_is_left_alone_by_later_steps(env_id):
+    env = make_tensor_env(env_id, 5)
+    generator = torch.Generator().manual_seed(0)
+    given, kept = [env.reset(seed=1)], []
+    for _ in range(30):
+        kept += [tensor.clone() for tensor in given[len(kept) :]]
+        *tensors, extras = env.step(random_actions(env, generator))
+        given += [*tensors, *extras.values(), env.get_observations()]
+    assert all(map(torch.equal, kept, given))
+
+
+def test_an_environment_in_the_form_of_rsl_rl_may_have_a_limit_for_each_row():
+    class Limited:
+        num_envs, num_actions = 2, 1
+        max_episode_length = torch.tensor([3, 5])
+        episode_length_buf = torch.zeros(2, dtype=torch.int64)
+
+        def get_observations(self):
+            return torch.zeros(2, 1)
+
+        def step(self, actions):
+            return torch.zeros(2, 1), torch.zeros(2), torch.zeros(2), {}
+
+    assert RslRlEnv(Limited()).max_episode_length == 5
+    Limited.max_episode_length = torch.tensor(4.0)
+    assert RslRlEnv(Limited()).max_episode_length == 4

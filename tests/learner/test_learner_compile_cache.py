@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -236,3 +238,23 @@ def test_a_compiler_that_does_not_know_the_processor_makes_code_all_the_same(fol
     tensors = inputs()
     (sums,) = CodeToCome(graph_of(tensors), tensors).get()(tensors := inputs())
     assert torch.allclose(sums, (inputs()[0] + 0.5).sum(0) * 2.0)
+
+
+@pytest.mark.faults
+def test_a_compiler_ends_when_the_process_that_waits_for_it_is_killed(folder):
+    code = """
+import time
+from test_learner_compile_cache import CodeToCome, graph_of, inputs
+tensors = inputs()
+code = CodeToCome(graph_of(tensors), tensors)
+print(code._process.pid, flush=True)
+time.sleep(1000)
+"""
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": path}
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment, text=True) as parent:
+        compiler = Path("/proc") / parent.stdout.readline().strip()
+        parent.kill()
+    while compiler.exists() and (compiler / "stat").read_text().rpartition(") ")[2][0] != "Z":
+        time.sleep(0.05)
+    assert list(folder.iterdir()) == []

@@ -33,7 +33,7 @@ class GatedLearner(ValueLearner):
 
     def before_gradient_based_update(self, *, timesteps):
         super().before_gradient_based_update(timesteps=timesteps)
-        assert self.gate.wait(20)
+        self.gate.wait()
         time.sleep(self.delay())
 
 
@@ -50,11 +50,8 @@ def update_threads():
 
 
 def wait_until(condition):
-    for _ in range(2000):
-        if condition():
-            return
+    while not condition():  # what never happens is ended by the time-out of the test
         time.sleep(0.005)
-    raise AssertionError("nothing happened in 10 seconds")
 
 
 def call_ids(results):

@@ -83,29 +83,37 @@ def test_async_collector_refuses_nan_in_a_new_row_by_name_unless_it_may_be_store
 
 
 class SlowToBreak(CountingEnv):
-    """Breaks in the first step that it ever makes, when the others have made several."""
+    """Breaks in the first step that it ever makes, when the file is there."""
+
+    def __init__(self, episodes, file):
+        super().__init__(episodes)
+        self.file = file
 
     def step(self, action):
         answer = super().step(action)
         if self.episode_number == 0 and self.step_number == 1:
-            time.sleep(0.5)
+            while not self.file.exists():
+                time.sleep(0.001)
             raise LookupError("the wheel came off")
         return answer
 
 
 @pytest.mark.parametrize("name", ["reset_env", "set_state"])
-def test_after_an_error_in_a_step_that_was_under_way_all_environments_begin_new_episodes(name):
+def test_after_an_error_in_a_step_that_was_under_way_all_environments_begin_new_episodes(name, tmp_path):
     long = ((50, "terminate"),)
-    with WorkerVectorEnv([partial(CountingEnv, long), partial(SlowToBreak, long)]) as env:
+    with WorkerVectorEnv([partial(CountingEnv, long), partial(SlowToBreak, long, tmp_path / "file")]) as env:
         collector = AsyncCollector(Acting(), env, buffer_of())
         collector.reset()
         state = collector.get_state()
         collector.collect(n_step=3)
         assert 1 in env.in_flight
+        (tmp_path / "file").touch()
         with pytest.raises(EnvironmentStepError, match="LookupError: the wheel came off"):
             collector.reset_env() if name == "reset_env" else collector.set_state(state)
+        (tmp_path / "file").unlink()
         assert collector.collect(n_step=20).n_collected_steps == 20
         batch = collector.buffer.all()
+        (tmp_path / "file").touch()
     np.testing.assert_array_equal(batch["new_obs"][:, 0] - batch["obs"][:, 0], 1)  # the broken step is in no row
     assert len(batch) == 23
 

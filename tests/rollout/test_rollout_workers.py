@@ -5,6 +5,7 @@ import signal
 import time
 import traceback
 from functools import partial
+from multiprocessing import connection
 
 import numpy as np
 import pytest
@@ -21,31 +22,65 @@ BAD = 1
 
 
 class Breaking(CountingEnv):
-    """Breaks once (`how`) at its `at`-th step, of all its lives; the file remembers that it did."""
+    """Breaks once (`how`) at its `at`-th step, of all its lives; the file remembers that it did.
 
-    def __init__(self, how, at, marker, offset, wait=0.0):
+    `until`: number of steps after which it waits until the file is there.
+    """
+
+    def __init__(self, how, at, marker, offset, until=None):
         super().__init__(EPISODES, offset=offset)
-        self.how, self.at, self.marker, self.wait, self.steps = how, at, marker, wait, 0
+        self.how, self.at, self.marker, self.until, self.steps = how, at, marker, until, 0
 
     def step(self, action):
         self.steps += 1
-        time.sleep(self.wait)
+        while self.steps == self.until and not os.path.exists(self.marker):
+            time.sleep(0.001)
         if self.how and self.steps == self.at and (self.how == "always" or not os.path.exists(self.marker)):
             open(self.marker, "w").close()
-            if self.how == "hang":
-                time.sleep(60)
+            while self.how == "hang":
+                time.sleep(1)
             if self.how == "raise":
                 raise LookupError("the wheel came off")
             os.kill(os.getpid(), signal.SIGKILL)
         return super().step(action)
 
 
-def vector_of(folder, how="die", at=7, num_envs=3, waits=(0.0, 0.0, 0.0), **options):
+class WorkersWithoutClock(WorkerVectorEnv):
+    """Workers of which `BAD` has had its `step_timeout` when it has written the marker, and the others never.
+
+    So which row is late does not depend on how busy the machine is.
+    """
+
+    marker = None
+
+    def _receive(self, row, deadline):
+        waits = row == BAD and self.marker is not None
+        while waits and not connection.wait([self._pipes[row]], 0.01):
+            self._end_time_of_bad()
+        return super()._receive(row, None)
+
+    def _rows_to_receive(self):
+        rows = super()._rows_to_receive()
+        if self.marker is not None and BAD in self.in_flight and self.marker.exists():
+            return [BAD, *(row for row in rows if row != BAD)]
+        return rows
+
+    def _end_time_of_bad(self):
+        if self.marker.exists():
+            self.marker = None  # once
+            raise TimeoutError
+
+
+def vector_of(folder, how="die", at=7, num_envs=3, until=None, **options):
+    """Return workers of which row `BAD` breaks. One that hangs is noticed at once, whatever `step_timeout` is."""
+    marker = folder / "marker"
     makers = [
-        partial(Breaking, how if row == BAD else "", at, str(folder / "marker"), row, waits[row])
+        partial(Breaking, how if row == BAD else "", at, str(marker), row, None if row == BAD else until)
         for row in range(num_envs)
     ]
-    return WorkerVectorEnv(makers, **options)
+    vector = WorkersWithoutClock(makers, step_timeout=600.0 if how == "hang" else None, **options)
+    vector.marker = marker if how == "hang" else None
+    return vector
 
 
 def check_transitions(obs, next_obs, rewards, terminateds):
@@ -58,10 +93,10 @@ def check_transitions(obs, next_obs, rewards, terminateds):
 
 @pytest.mark.parametrize("how", ["die", "hang"])
 def test_a_worker_is_started_again_and_only_its_own_unfinished_episode_is_lost(how, tmp_path):
-    env = vector_of(tmp_path, how, step_timeout=0.5 if how == "hang" else None)
+    env = vector_of(tmp_path, how)
     collector = Collector(Acting(), env)
     collector.buffer = RolloutStore(10, 3, env.observation_space, env.action_space)
-    what = "did not answer within step_timeout=0.5 s" if how == "hang" else "ended without an answer .*exit code -9"
+    what = "did not answer within step_timeout=600.0 s" if how == "hang" else "ended without an answer .*exit code -9"
     with env, pytest.warns(RuntimeWarning, match=f"environment {BAD} {what}.*started again .1 of 10"):
         stats = collector.collect(n_step=36)
     # row 1: 3 steps and a truncation, then 3 of 5 when it breaks at its 7th; then new episodes of 5, 3, ...
@@ -156,9 +191,12 @@ def test_a_number_instead_of_limits_is_refused_and_not_taken_for_the_default(val
 
 
 def test_a_hang_beyond_the_limits_is_a_timeout_error(tmp_path):
-    env = vector_of(tmp_path, "hang", at=1, step_timeout=2.0, restarts=RestartLimits(in_run=0))
-    with pytest.raises(EnvironmentTimeoutError, match=f"environment {BAD} did not answer within step_timeout=2.0 s"):
-        Collector(Acting(), env).collect(n_step=3)
+    makers = [partial(Breaking, "hang", 1, str(tmp_path / "marker"), 0)]
+    env = WorkerVectorEnv(makers, restarts=RestartLimits(in_run=0))
+    env.reset([0])
+    env.step_timeout = 0.05
+    with pytest.raises(EnvironmentTimeoutError, match=r"environment 0 did not answer within step_timeout=0\.05 s"):
+        env.step(np.zeros(1, np.int64))
 
 
 def test_an_exception_arrives_with_traceback_index_and_last_action_and_no_restart_is_made(tmp_path):
@@ -192,17 +230,20 @@ def test_workers_tell_their_state_and_take_that_of_environments_in_one_process()
 
 
 def test_async_collector_waits_for_no_slow_environment_and_counts_exactly(tmp_path):
-    env = vector_of(tmp_path, "", waits=(0.0, 0.0, 0.03))
+    marker = tmp_path / "marker"
+    makers = [partial(Breaking, "", 0, str(marker), row, 3 if row == 2 else None) for row in range(3)]
+    env = WorkerVectorEnv(makers)
     buffer = VectorReplayBuffer(600, 3)
     with env:
         collector = AsyncCollector(Acting(), env, buffer)
-        stats = [collector.collect(n_step=n) for n in (1, 7, 50, 100)]
+        stats = [collector.collect(n_step=n) for n in (1, 7, 50)]
+        counts = np.bincount(buffer.permutation() % 3, minlength=3)  # rows of sub-buffers take turns
+        assert counts[2] == 2  # it is still in its third step
+        marker.touch()
+        stats.append(collector.collect(n_step=100))
         assert [one.n_collected_steps for one in stats] == [1, 7, 50, 100]
         assert len(buffer) == collector.collect_step == 158
-        rows = buffer.permutation()
-        counts = np.bincount(rows % 3, minlength=3)  # rows of sub-buffers take turns
-        assert counts[2] < counts[0] / 2
-        batch = buffer[rows]
+        batch = buffer[buffer.permutation()]
         check_transitions(batch["obs"], batch[Columns.NEXT_OBS], batch["rewards"], batch["terminateds"])
         lens = [n for one in stats for n in one.lens]
         assert set(lens) == {5, 3}
@@ -214,8 +255,7 @@ def test_async_collector_waits_for_no_slow_environment_and_counts_exactly(tmp_pa
 
 @pytest.mark.parametrize("how", ["die", "hang"])
 def test_async_collector_restarts_workers_without_gluing_episodes(how, tmp_path):
-    slow = 0.02 if how == "hang" else 0.002  # the others must not be done before the hang is noticed
-    env = vector_of(tmp_path, how, at=3, waits=(slow, 0.0, slow), step_timeout=1.0 if how == "hang" else None)
+    env = vector_of(tmp_path, how, at=3, until=20)  # the others are not done before
     buffer = VectorReplayBuffer(900, 3, n_step=3, gamma=0.5)
     with env, pytest.warns(RuntimeWarning, match="started again"):
         stats = AsyncCollector(Acting(), env, buffer).collect(n_step=200)

@@ -119,10 +119,8 @@ def test_a_run_ends_cleanly_when_the_process_above_is_killed(tmp_path: Path) -> 
     command = [sys.executable, str(script), str(tmp_path / "runs")]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as parent:
         process = int(parent.stdout.readline())
-        time.sleep(0.5)
         parent.kill()
-    deadline = time.monotonic() + 60
-    while Path(f"/proc/{process}").exists() and time.monotonic() < deadline:
+    while Path(f"/proc/{process}").exists():
         time.sleep(0.1)
     (run,) = (tmp_path / "runs").iterdir()
     assert RunFolder.open(run).read_summary()["stop_reason"] == "interrupted"

@@ -71,7 +71,7 @@ class QLearner(TransitionLearner[Training]):
             self.check_parts(module_id, *self.parts)
         self.register_state(f"{module_id}/target", TargetNetwork(self.module[module_id]))
         if self.loss_has_kernel and self.device.type == "cpu" and self.reducer.world_size == 1:
-            load_q_kernel(int(self.module[module_id].action_space.n), self.dtype)  # type: ignore[attr-defined]
+            load_q_kernel(int(self.module[module_id].action_space.n), self.dtype)
 
     def noise_columns(self, module_id: str) -> dict[str, int]:
         """Return what noise in the weights is made of: here, and for the next observation, of both networks."""

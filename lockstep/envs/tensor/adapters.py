@@ -55,7 +55,9 @@ class RslRlEnv(TensorVecEnv):
             )
         self.env, self.policy_group, self.critic_group = env, policy_group, critic_group
         self._privileged = getattr(env, "get_privileged_observations", lambda: None)  # Legged Gym
-        self.num_envs, self.max_episode_length = int(env.num_envs), int(env.max_episode_length)
+        self.num_envs = int(env.num_envs)
+        # A number, or a tensor with one for each environment: an episode is at most as long as the largest.
+        self.max_episode_length = int(torch.as_tensor(env.max_episode_length).max())
         self.critic_obs: Tensor | None = None
         self._obs = self._observed()
         self.device = self._obs.device

@@ -126,6 +126,9 @@ class TensorEnv(TensorVecEnv):
     draw_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
     """where they lie, evenly spread"""
     time_limit: ClassVar[int | None]
+    gives_new_tensors: ClassVar[bool] = False
+    """True where `advance` returns new tensors in each call, and `observe` none that it writes to again: then nothing
+    has to be copied."""
 
     def __init__(
         self,
@@ -166,11 +169,14 @@ class TensorEnv(TensorVecEnv):
 
     @abstractmethod
     def advance(self, state: State, actions: Tensor, draws: Tensor) -> tuple[State, Tensor, Tensor]:
-        """Return the state that follows, rewards float32 [B], and where the task ended, bool [B]."""
+        """Return the state that follows, rewards float32 [B], and where the task ended, bool [B].
+
+        Tensors of `state` may be handed on as they are.
+        """
 
     @abstractmethod
     def observe(self, state: State) -> Tensor:
-        """Return the observations [B, ...] of a state."""
+        """Return the observations [B, ...] of a state. They are copied: they may be a tensor that is kept."""
 
     # -- what follows from it ---
 
@@ -203,7 +209,7 @@ class TensorEnv(TensorVecEnv):
 
     @torch.no_grad()
     def get_observations(self) -> Tensor:
-        return self.observe({name: kept.clone() for name, kept in self._state.items()})
+        return self._own(self.observe({name: kept.clone() for name, kept in self._state.items()}))
 
     def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
         self.check_actions(actions)
@@ -218,20 +224,32 @@ class TensorEnv(TensorVecEnv):
             draws: [B, num_draws], as `draw` returns.
         """
         arrived, rewards, dones = self.advance(self._state, actions, draws)
+        # What a subclass returns may be part of the state, which is overwritten below, or memory that it writes to
+        # again in the next call. So all that leaves a step is a copy, made before either.
+        final_obs, rewards = self._own(self.observe(arrived)), self._own(rewards)
         self._length.add_(1)
         if self.max_episode_length is None:
             time_outs = torch.zeros_like(dones)
+            dones = self._own(dones)
         else:
             limited = self._length >= self.max_episode_length
             time_outs = limited > dones  # and not
             dones = limited | dones
         self._length.masked_fill_(dones, 0)
-        after = dict(arrived)
-        for name, first in self.begin(draws).items():
-            after[name] = torch.where(dones.view(-1, *[1] * (first.ndim - 1)), first, arrived[name])
+        first = self.begin(draws)
+        after = {}
+        for name, value in arrived.items():
+            if name in first:
+                after[name] = torch.where(dones.view(-1, *[1] * (value.ndim - 1)), first[name], value)
+            else:
+                after[name] = self._own(value)
         for name, kept in self._state.items():
             kept.copy_(after[name])
-        return self.observe(after), rewards, dones, {"time_outs": time_outs, "final_obs": self.observe(arrived)}
+        obs = self._own(self.observe(after))
+        return obs, rewards, dones, {"time_outs": time_outs, "final_obs": final_obs}
+
+    def _own(self, tensor: Tensor) -> Tensor:
+        return tensor if self.gives_new_tensors else tensor.clone()
 
     def get_state(self) -> dict[str, Any]:
         """Return copies of the state, the lengths of the episodes, and the generator's state, on the host."""

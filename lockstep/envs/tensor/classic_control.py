@@ -24,6 +24,7 @@ class CartPole(TensorEnv):
     """
 
     num_draws, draw_range, time_limit = 4, (-0.05, 0.05), 500
+    gives_new_tensors = True
     gravity, total_mass, length, force, tau = 9.8, 1.1, 0.5, 10.0, 0.02
     mass_ratio: ClassVar[float] = 0.1 / 1.1
     """of the pole to all"""
@@ -69,6 +70,7 @@ class Pendulum(TensorEnv):
     """
 
     num_draws, draw_range, time_limit = 2, (-1.0, 1.0), 200
+    gives_new_tensors = True
     max_speed, max_torque, dt, gravity, mass, length = 8.0, 2.0, 0.05, 10.0, 1.0, 1.0
     single_action_space = spaces.Box(-max_torque, max_torque, (1,), np.float32)
     _high = np.array([1.0, 1.0, max_speed], np.float32)
@@ -108,6 +110,7 @@ class Acrobot(TensorEnv):
     """
 
     num_draws, draw_range, time_limit = 4, (-0.1, 0.1), 500
+    gives_new_tensors = True
     gravity, dt = 9.8, 0.2
     max_speeds = (4 * math.pi, 9 * math.pi)
     single_action_space = spaces.Discrete(3)

@@ -24,6 +24,7 @@ class Breakout(TensorEnv):
     """
 
     num_draws, time_limit = 2, None
+    gives_new_tensors = True
     single_action_space = spaces.Discrete(3)
     single_observation_space = spaces.Box(0.0, 1.0, (SIZE, SIZE, 4), dtype=bool)
 

@@ -15,6 +15,7 @@ from lockstep.data.trees import map_tree, rows_of
 from lockstep.envs import StepResult, VectorBoundary
 from lockstep.envs.gymnasium_vectors import AsyncVectorEnvBoundary
 from lockstep.envs.sync import LightSyncVectorEnv
+from lockstep.envs.worker_process import MadeInWorker
 
 VecEnvStepReturn = tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]
 
@@ -147,7 +148,7 @@ class SubprocVecEnv(BoundaryVecEnv):
     """Environments in processes of their own; `env_method` and its kin reach all of them at once."""
 
     def __init__(self, env_fns: Sequence[Callable[[], gym.Env]], start_method: str | None = None) -> None:
-        self.vector = AsyncVectorEnv(env_fns, context=start_method)
+        self.vector = AsyncVectorEnv([MadeInWorker(make) for make in env_fns], context=start_method)
         super().__init__(AsyncVectorEnvBoundary(self.vector), self.vector.render_mode)
 
     def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
