@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 import time
@@ -49,7 +50,7 @@ def _end_with_parent() -> None:
     above = os.getppid()
     while parent.is_alive() and os.getppid() == above:
         time.sleep(ORPHAN_SECONDS)
-    os._exit(1)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class MadeInWorker:
