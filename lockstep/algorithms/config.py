@@ -499,8 +499,28 @@ class AlgorithmConfig(BaseConfig):
                     f"evaluation, or an option of evaluation(...); others are {', '.join(OF_EVALUATION)}"
                 )
         if section.max_episode_steps is not None:
-            config.environment(_time_limited_env(config, section.max_episode_steps))
+            config.environment(config.time_limited_env(section.max_episode_steps))
         return config
+
+    def time_limited_env(self, limit: int) -> TimeLimitedMaker:
+        """Return a function that makes the environment with episodes of at most `limit` steps. `ValueError` where
+        single environments are not made."""
+        env, mode = self.environment.env, self.env_runners.vectorize_mode
+        reason = ""
+        if self.is_multi_agent:
+            reason = "for several agents"
+        elif isinstance(env, str) and env in TENSOR_ENVS:
+            reason = f"for {env}, whose rows are stepped together"
+        elif mode in ("vector", "envpool"):
+            reason = f"with env_runners.vectorize_mode={mode!r}, where rows are stepped together"
+        elif not isinstance(env, str) and not callable(env):
+            reason = f"for environment.env={env!r}, which is finished; give an id, a class or a function"
+        if reason:
+            raise ValueError(
+                f"evaluation.max_episode_steps={limit} is not allowed {reason}; limit the episodes in the environment "
+                "itself, and leave the option out"
+            )
+        return TimeLimitedMaker(env, limit)
 
     def make_agent_envs(self, num_envs: int) -> AgentEnvs:
         """Make the environments of several agents; `ValueError` for options that do not go with them."""
@@ -675,24 +695,3 @@ def _statistics_on_device(pipeline: ObsPipeline) -> bool:
         return True
     first = pipeline.connectors[0]
     return with_statistics == [first] and isinstance(first, NormalizeObs) and first.takes_moments
-
-
-def _time_limited_env(config: AlgorithmConfig, limit: int) -> TimeLimitedMaker:
-    """Return a function that makes the environment with episodes of at most `limit` steps. `ValueError` where
-    single environments are not made."""
-    env, mode = config.environment.env, config.env_runners.vectorize_mode
-    reason = ""
-    if config.is_multi_agent:
-        reason = "for several agents"
-    elif isinstance(env, str) and env in TENSOR_ENVS:
-        reason = f"for {env}, whose rows are stepped together"
-    elif mode in ("vector", "envpool"):
-        reason = f"with env_runners.vectorize_mode={mode!r}, where rows are stepped together"
-    elif not isinstance(env, str) and not callable(env):
-        reason = f"for environment.env={env!r}, which is finished; give an id, a class or a function"
-    if reason:
-        raise ValueError(
-            f"evaluation.max_episode_steps={limit} is not allowed {reason}; limit the episodes in the environment "
-            "itself, and leave the option out"
-        )
-    return TimeLimitedMaker(env, limit)

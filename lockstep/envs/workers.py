@@ -124,7 +124,7 @@ class WorkerVectorEnv(VectorBoundary):
     # -- asking and answering ---
 
     def _ask(self, row: int, name: str, argument: Any = None, *, deadline: float | None) -> None:
-        _ask(self._pipes[row], name, argument, deadline)
+        _ask(name, argument, self._pipes[row], deadline)
 
     def _answer(self, row: int, deadline: float | None, action: Tree, during: str) -> Any:
         """Return a row's answer, `Arrived(lost=True)` where its worker was started again; raise what its env raised."""
@@ -337,7 +337,7 @@ class WorkerVectorEnv(VectorBoundary):
             self._end_all()
 
 
-def _ask(channel: Channel, name: str, argument: Any, deadline: float | None) -> None:
+def _ask(name: str, argument: Any, channel: Channel, deadline: float | None) -> None:
     # Where the worker is dead, or does not read in time, the answer that is then missing tells so.
     with contextlib.suppress(OSError):
         channel.send(ForkingPickler.dumps((name, argument)), deadline)
@@ -350,7 +350,7 @@ def _end_workers(channels: list[Any], processes: list[Any], owner: int, grace: f
     deadline = time.monotonic() + grace
     open_rows = [row for row, channel in enumerate(channels) if channel is not None and not channel.closed]
     for row in open_rows:
-        _ask(channels[row], "close", None, deadline)
+        _ask("close", None, channels[row], deadline)
     for row in open_rows:
         _end_process(processes[row], channels[row], grace)
 
