@@ -255,7 +255,7 @@ class Policy:
         return self.acting[DEFAULT_MODULE_ID].compute_actions(observations, state, explore, rewards)
 
     def compute_single_action(
-        self, obs: Any, state: Any = None, explore: bool | None = False, rewards: Any = None
+        self, obs: object, state: object = None, explore: bool | None = False, rewards: object = None
     ) -> Any:
         """Return the environment's action for one observation (a plain int for a Discrete space).
 

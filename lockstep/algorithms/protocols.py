@@ -78,7 +78,7 @@ class TrainerLike(Protocol):
     def add_module(
         self,
         module_id: str,
-        module_spec: Any = None,
+        module_spec: object = None,
         config_overrides: Mapping[str, Any] | None = None,
         init_from: str | Path | None = None,
         *,
@@ -91,11 +91,11 @@ class TrainerLike(Protocol):
         """Remove a module from the run."""
         ...
 
-    def set_policies_to_train(self, policies_to_train: Any) -> None:
+    def set_policies_to_train(self, policies_to_train: object) -> None:
         """Choose which modules learn."""
         ...
 
-    def set_policy_mapping_fn(self, policy_mapping_fn: Any) -> None:
+    def set_policy_mapping_fn(self, policy_mapping_fn: object) -> None:
         """Choose which module acts for which agent."""
         ...
 

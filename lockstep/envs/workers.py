@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection
+from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -123,7 +124,7 @@ class WorkerVectorEnv(VectorBoundary):
 
     # -- asking and answering ---
 
-    def _ask(self, row: int, name: str, argument: Any = None, *, deadline: float | None) -> None:
+    def _ask(self, row: int, name: str, argument: object = None, *, deadline: float | None) -> None:
         _ask(name, argument, self._pipes[row], deadline)
 
     def _answer(self, row: int, deadline: float | None, action: Tree, during: str) -> Any:
@@ -337,7 +338,7 @@ class WorkerVectorEnv(VectorBoundary):
             self._end_all()
 
 
-def _ask(name: str, argument: Any, channel: Channel, deadline: float | None) -> None:
+def _ask(name: str, argument: object, channel: Channel, deadline: float | None) -> None:
     # Where the worker is dead, or does not read in time, the answer that is then missing tells so.
     with contextlib.suppress(OSError):
         channel.send(ForkingPickler.dumps((name, argument)), deadline)
@@ -355,7 +356,7 @@ def _end_workers(channels: list[Any], processes: list[Any], owner: int, grace: f
         _end_process(processes[row], channels[row], grace)
 
 
-def _end_process(process: Any, channel: Channel, grace: float) -> None:
+def _end_process(process: BaseProcess, channel: Channel, grace: float) -> None:
     process.join(grace)
     process.kill()
     process.join()
