@@ -301,6 +301,8 @@ class Resume:
     """Where nothing but the replay buffer of a checkpoint is damaged: go on from it with an empty one."""
     trust: bool = False
     """Take all objects that the run's files name, such as functions, which are run. Your own runs need no word."""
+    take_over: bool = False
+    """Take the run over from the process that trains it now, which ends at its next write."""
 
     def run(self) -> int:
         """Go on with the run; return the exit code."""
@@ -320,7 +322,7 @@ class Resume:
                     raise CommandFailedError(
                         f"{shown} has made all its {resumption.step:,} steps; give more with --total-steps"
                     )
-                run = resumption.build([display, interruption])
+                run = resumption.build([display, interruption], take_over=self.take_over)
             except KeyError as error:
                 raise ValueError(
                     f"the checkpoint of {shown} lacks {error}: another version of lockstep wrote it (config.json says "

@@ -18,6 +18,7 @@ from lockstep.tracking.plots import plot_runs, read_curve
 from lockstep.tracking.records import read_metrics, write_json
 from lockstep.tracking.report import write_report
 from lockstep.tracking.run_folder import RunFolder, RunFolderError, git_revision, prune_checkpoints, versions
+from lockstep.tracking.run_lock import RunLock, RunLockError
 from lockstep.tracking.services import MLflowLogger, WandbLogger
 from lockstep.tracking.statistics import (
     CollectStats,
@@ -49,6 +50,8 @@ __all__ = [
     "MultiLogger",
     "RunFolder",
     "RunFolderError",
+    "RunLock",
+    "RunLockError",
     "RunningMeanStd",
     "SequenceSummaryStats",
     "TensorboardLogger",

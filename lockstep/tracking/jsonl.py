@@ -117,11 +117,13 @@ class JsonlLogger(BaseLogger):
 
     def finalize(self) -> None:
         """Write what is waiting, sync the file to the disk and close it."""
-        super().finalize()
-        if self._file is not None:
-            os.fsync(self._file.fileno())
-            self._file.close()
-            self._file = None
+        try:
+            super().finalize()
+        finally:
+            if self._file is not None:
+                os.fsync(self._file.fileno())
+                self._file.close()
+                self._file = None
 
     def get_state(self) -> dict[str, Any]:
         """Return the state of the base, the clock and the file's length, all of which is on the disk by then."""

@@ -65,8 +65,13 @@ class BaseLogger(ABC):
         intervals = {"train": train_interval, "test": test_interval, "update": update_interval, "info": info_interval}
         self.intervals = {name: check_whole(f"{name}_interval", interval, 1) for name, interval in intervals.items()}
         self._scopes = {name: _Scope() for name in intervals}
+        self._guard: Callable[[], None] | None = None
 
     # What the trainer calls
+
+    def set_guard(self, guard: Callable[[], None]) -> None:
+        """Have `guard` called before anything is written; it raises where nothing may be written any more."""
+        self._guard = guard
 
     def log_train_data(self, data: Mapping[str, Any], env_step: int) -> None:
         """Record statistics of a collect (scope `train/`)."""
@@ -117,6 +122,7 @@ class BaseLogger(ABC):
 
     def remark(self, step_type: str, step: int, data: Mapping[str, Any]) -> None:
         """Write a record that only a resumed run has, and one that never stopped has not."""
+        self.check_guard()
         self.write(step_type, step, data)
 
     def flush(self) -> None:
@@ -150,8 +156,14 @@ class BaseLogger(ABC):
 
     def record_save(self, epoch: int, env_step: int, gradient_step: int, path: Any) -> None:
         """Record the counters and the path of a checkpoint that was written (scope `save/`)."""
+        self.check_guard()
         counters = {"save/epoch": epoch, "save/env_step": env_step, "save/gradient_step": gradient_step}
         self.write("env_step", env_step, {**counters, "save/path": None if path is None else str(path)})
+
+    def check_guard(self) -> None:
+        """Call the guard, if there is one."""
+        if self._guard is not None:
+            self._guard()
 
     def _continue_from(self, epoch: int, env_step: int, gradient_step: int) -> None:
         steps = {"env_step": env_step, "gradient_step": gradient_step, "epoch": epoch}
@@ -175,6 +187,7 @@ class BaseLogger(ABC):
         scope = self._scopes[name]
         if not scope.pending:
             return
+        self.check_guard()
         record = aggregate(scope.pending)
         scope.pending = []
         scope.last_written = scope.pending_step
@@ -202,6 +215,10 @@ class MultiLogger(BaseLogger):
         if not loggers:
             raise ValueError("MultiLogger needs at least one logger; use LazyLogger to log nothing")
         self.loggers = list(loggers)
+
+    def set_guard(self, guard: Callable[[], None]) -> None:
+        for logger in self.loggers:
+            logger.set_guard(guard)
 
     def write(self, step_type: str, step: int, data: Mapping[str, Any]) -> None:
         for logger in self.loggers:

@@ -28,6 +28,7 @@ from lockstep.state.checkpoint import (
 from lockstep.state.replace import present_form
 from lockstep.state.trust import without_signature
 from lockstep.tracking.records import from_strict_json, leaves, write_json
+from lockstep.tracking.run_lock import RunLock
 
 _PACKAGES = (
     "torch",
@@ -86,6 +87,8 @@ class RunFolder:
         self.path = path
         self.metrics_path, self.summary_path = path / METRICS, path / "summary.json"
         self.checkpoints, self.best, self.curve_path = path / CHECKPOINTS, path / BEST, path / "curve.png"
+        self.lock = RunLock(path)
+        """Held by the process that trains the run."""
         self.info = dict(info)
         self.algo = str(info["algo"])
         self.env = str(info["env"])
@@ -236,6 +239,7 @@ class RunFolder:
 
         Raises `OSError`: it cannot be written; it stays as it was.
         """
+        self.lock.check()
         history = list(self.info.get("history", ()))
         if not self.has_recorded(entry):
             history.append(dict(entry))
@@ -253,6 +257,7 @@ class RunFolder:
 
         Raises `OSError`: it cannot be written; an older summary stays as it was.
         """
+        self.lock.check()
         fields = ("algo", "env", "seed", "created", "git_revision", "versions")
         keep = {key: self.info.get(key) for key in fields}
         write_json(self.summary_path, {**keep, **summary})

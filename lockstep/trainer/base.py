@@ -8,7 +8,7 @@ import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from lockstep.state.checkpoint import newest_attempt, read_checkpoint, read_mani
 from lockstep.state.checks import check_choice, check_flags, check_functions, check_whole, check_wholes, no_copies
 from lockstep.state.schedules import ConfiguredValueWarning
 from lockstep.state.streams import RandomStreams
-from lockstep.tracking import BaseLogger, LazyLogger
+from lockstep.tracking import BaseLogger, LazyLogger, RunLock
 from lockstep.tracking.history import HistoryPieces, joined_history
 from lockstep.tracking.metrics import Metrics, named
 from lockstep.tracking.statistics import (
@@ -209,6 +209,9 @@ class BaseTrainer(Counters, ABC):
         self.attempt = 0
         """How often the run has been started; part of a checkpoint's manifest, and raised by each start."""
         self._history_pieces = HistoryPieces()
+        self.lock: RunLock | None = None
+        """Lock of the run's folder, held from the start of the run to its end."""
+        self._holding = ExitStack()
         self.checkpoint_directory: Path | None = None
         """Folder whose checkpoints are those of this run: each start counts after all that are there."""
         self._zero()
@@ -347,6 +350,8 @@ class BaseTrainer(Counters, ABC):
                 collector.close()
         if not self.policy.learner_group.is_alone:  # an error ended the run, or its learners are lost
             self.policy.learner_group.shutdown()
+        if self.lock is not None:
+            self.lock.release()
 
     # -- the loop ---
 
@@ -590,6 +595,8 @@ class BaseTrainer(Counters, ABC):
 
     def _start(self) -> None:
         """Begin a run, or go on with the one that was restored: `RunStart`, first evaluation."""
+        if self.lock is not None:
+            self._holding.enter_context(self.lock)
         self._phase = "running"
         self._is_torn = False
         before = 0 if self.checkpoint_directory is None else newest_attempt(self.checkpoint_directory)
@@ -645,7 +652,10 @@ class BaseTrainer(Counters, ABC):
                 except Exception as error:
                     failures.append(error)
         finally:
-            self.logger.finalize()
+            try:
+                self.logger.finalize()
+            finally:
+                self._holding.close()
         if failures:
             raise failures[0]
 

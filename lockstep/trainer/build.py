@@ -13,6 +13,7 @@ from typing import Any
 
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.policy import Policy
+from lockstep.cluster.torchrun import Place
 from lockstep.learner.reduction import Reducer
 from lockstep.state.schedules import Schedule
 from lockstep.tracking import (
@@ -96,6 +97,8 @@ def build_trainer(
     _warn_of_zero_rates(config.training.options(), length)
     config.set_num_threads()
     reducer = join(config) if reducer is None else reducer
+    if folder is not None and reducer.rank == 0:
+        take_lock(folder)
     policy, training, evaluation = config.build_policy(reducer=reducer), config.training, config.evaluation
     evaluate = evaluation.evaluation_interval > 0 and not (config.is_offline and config.environment.env is None)
     try:
@@ -130,10 +133,18 @@ def build_trainer(
     except BaseException:
         if not policy.learner_group.is_alone:
             policy.learner_group.shutdown()
+        if folder is not None:
+            folder.lock.release()
         raise
     if folder is not None:
         _keep_files(trainer, folder, config.checkpointing.num_to_keep, writes=reducer.rank == 0)
     return trainer
+
+
+def take_lock(folder: RunFolder, take_over: bool = False) -> None:
+    """Take the lock of a run's folder for this process, which trains the run from now on. See `RunLock.take`."""
+    place = Place.of_process()
+    folder.lock.take(take_over=take_over, job=place.run_id, restarts=place.num_restarts)
 
 
 def _check_run(config: AlgorithmConfig, callbacks: Sequence[Callback]) -> None:
@@ -176,6 +187,7 @@ def _keep_files(trainer: Trainer, folder: RunFolder, num_to_keep: int, *, writes
         if not writes:
             trainer.checkpoint_folders()
             return None
+        folder.lock.check()
         if trainer.stop_reason == "error":
             # It may be torn, or hold weights that are no numbers: it must not push out a healthy one.
             return trainer.save_to_path(folder.error_checkpoint, carried=folder.carried_best())
@@ -184,10 +196,13 @@ def _keep_files(trainer: Trainer, folder: RunFolder, num_to_keep: int, *, writes
         return path
 
     def save_best(policy: Policy) -> None:
+        folder.lock.check()
         policy.save_to_path(folder.best_policy)
 
     if writes:
         trainer.checkpoint_directory = folder.checkpoints
+        trainer.lock = folder.lock
+        trainer.logger.set_guard(folder.lock.check)
     trainer.save_checkpoint_fn, trainer.save_best_fn = save_checkpoint, save_best if writes else None
 
 

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from lockstep.state.checkpoint import (
     CheckpointError,
     checkpoints_in,
     damaged_files,
+    newest_attempt,
     newest_checkpoint,
     read_checkpoint,
     verify_checkpoint,
@@ -35,7 +37,7 @@ from lockstep.tracking.records import leaves
 from lockstep.tracking.run_folder import CHECKPOINTS, CONFIG, find_run
 from lockstep.tracking.statistics import EpochStats, InfoStats
 from lockstep.trainer.base import REPLAY
-from lockstep.trainer.build import RunLength, Trainer, build_trainer, stretched_schedules
+from lockstep.trainer.build import RunLength, Trainer, build_trainer, stretched_schedules, take_lock
 from lockstep.trainer.callbacks import Callback
 from lockstep.trainer.ranks import config_on_ranks, join, run_begun_before
 
@@ -104,6 +106,10 @@ class Run:
 
     def finish(self) -> TrainResult:
         """Run to the end; write `summary.json` and `curve.png` and close the environments whatever ends the run."""
+        with self.folder.lock if self.writes else nullcontext():
+            return self._finish()
+
+    def _finish(self) -> TrainResult:
         trainer = self.trainer
         try:
             info = trainer.run()
@@ -122,8 +128,11 @@ class Run:
 
     def write_summary(self) -> None:
         """Write returns, speed by stage and how the run ended; and the curve where matplotlib is installed."""
-        if not self.writes:
-            return
+        if self.writes:
+            with self.folder.lock:
+                self._write_summary()
+
+    def _write_summary(self) -> None:
         trainer, folder = self.trainer, self.folder
         info = trainer.info()
         timing = info.timing
@@ -222,6 +231,7 @@ def resume(
     callbacks: Sequence[Callback] = (),
     drop_damaged_replay: bool = False,
     trust: bool = False,
+    take_over: bool = False,
 ) -> TrainResult:
     """Continue the run in a folder from its newest intact checkpoint, bit by bit.
 
@@ -229,16 +239,17 @@ def resume(
     where it is asked for. `total_steps`: a new length of the whole run. `settings`: other options by path from here on,
     `{"training.lr": 1e-4}`, or nested; so are those edited in the run's `config.json`. `drop_damaged_replay`: where
     nothing but the replay buffer of a checkpoint is damaged, go on from it with an empty one. `trust`: take all objects
-    that the run's files name, such as functions; a run that this user has made needs no `trust=True`.
+    that the run's files name, such as functions; a run that this user has made needs no `trust=True`. `take_over`: from
+    the process that trains the run now, which then ends with an error at its next write.
 
     Raises `ValueError`, changing nothing, for options that a run keeps, for fewer steps than it has, where no
-    checkpoint is intact, and (`UntrustedError`) for an object that needs `trust=True`. A run that has all its steps
-    trains no more.
+    checkpoint is intact, where another process trains the run (`RunLockError`, which names it), and
+    (`UntrustedError`) for an object that needs `trust=True`. A run that has all its steps trains no more.
     """
     resumption = prepare_resume(
         path, total_steps=total_steps, settings=settings, drop_damaged_replay=drop_damaged_replay, trust=trust
     )
-    return resumption.build(callbacks).finish()
+    return resumption.build(callbacks, take_over=take_over).finish()
 
 
 def find_policy(path: str | Path, *, last: bool = False) -> Path:
@@ -338,12 +349,22 @@ class Resumption:
     """The replay buffer of the checkpoint is damaged, and the run goes on with an empty one."""
     trust: bool = False
     """The user's word that the checkpoint may name any object."""
+    seen: tuple[int, tuple[str, ...]] = (0, ())
+    """The checkpoints that the decision was made with, see `seen_checkpoints`."""
 
-    def build(self, callbacks: Sequence[Callback] = (), *, reducer: Reducer | None = None) -> Run:
+    def build(
+        self, callbacks: Sequence[Callback] = (), *, reducer: Reducer | None = None, take_over: bool = False
+    ) -> Run:
         """Return the run with its trainer restored; note the changes in the run's `config.json`.
 
-        `reducer`: what joins this process with the other ranks, where they have met already.
+        `reducer`: what joins this process with the other ranks, where they have met already. `take_over`: see `resume`.
         """
+        reducer = join(config_on_ranks(self.config)) if reducer is None else reducer
+        if reducer.rank == 0:
+            take_lock(self.folder, take_over)
+            if self.seen != seen_checkpoints(self.folder.checkpoints):
+                self.folder.lock.release()
+                raise ValueError(f"{self.folder.path} was trained by another process meanwhile; resume it again")
         trainer = build_trainer(self.config, folder=self.folder, callbacks=callbacks, resume=True, reducer=reducer)
         try:
             with warnings.catch_warnings():
@@ -374,6 +395,7 @@ def prepare_resume(
     if check_whole("total_steps", total_steps, 1, optional=True) is not None:
         asked[TOTAL] = int(total_steps or 0)
     folder, chosen = _folder_and_checkpoint(Path(path).absolute())
+    seen = seen_checkpoints(folder.checkpoints)
     checkpoint = _intact_checkpoint(chosen, folder, drop_damaged_replay)
     damaged = damaged_files(checkpoint) if drop_damaged_replay else {}
     if damaged:
@@ -423,8 +445,23 @@ def prepare_resume(
     if has_ended or reason in ("interrupted", "error", "max_epoch"):
         reason = None
     return Resumption(
-        folder, checkpoint, config, step, changes, tuple(sources), is_finished, reason, bool(damaged), trust
+        folder,
+        checkpoint,
+        config,
+        step,
+        changes,
+        tuple(sources),
+        is_finished,
+        reason,
+        drops_replay=bool(damaged),
+        trust=trust,
+        seen=seen,
     )
+
+
+def seen_checkpoints(directory: Path) -> tuple[int, tuple[str, ...]]:
+    """Return the newest attempt and the names of all checkpoints, newest first: they change where a run is trained."""
+    return newest_attempt(directory), tuple(path.name for path in checkpoints_in(directory))
 
 
 def _folder_and_checkpoint(path: Path) -> tuple[RunFolder, Path | None]:

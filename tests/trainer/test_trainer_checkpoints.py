@@ -146,6 +146,7 @@ def module_of(policy):
     return digest(dict(policy.module.state_dict()))
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("interval, epoch", [(2, 3), (4, 5)])
 def test_the_best_policy_of_a_future_that_was_killed_does_not_outlive_it(
     interval, epoch, processes, folder, monkeypatch
@@ -316,6 +317,7 @@ def train_and_die_drawing(folder):
     prepare_run(config_of("on"), folder, callbacks=[KillWhenDrawing()]).finish()
 
 
+@pytest.mark.faults
 def test_a_run_that_is_killed_at_its_curve_gets_one_when_it_is_finished(processes, folder):
     pytest.importorskip("matplotlib")
     process = processes.Process(target=train_and_die_drawing, args=(folder,))
