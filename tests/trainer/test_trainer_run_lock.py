@@ -46,7 +46,6 @@ def other(processes, folder):
     told.wait()
     (path,) = (folder / "runs").iterdir()
     yield process, word, answers, path
-    word.set()
     process.kill()
     process.join()
 
