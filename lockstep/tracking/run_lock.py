@@ -44,6 +44,7 @@ class Holder:
 
     @classmethod
     def of_this_process(cls, job: str | None, restarts: int) -> Self:
+        """Return this process as a new holder; `job` and `restarts` are those of torchrun."""
         process = os.getpid()
         started = _start_of(process) or ""
         return cls(socket.gethostname(), _machine(), process, started, job or "", restarts, secrets.token_hex(16))
@@ -71,6 +72,7 @@ class Holder:
 
     @property
     def words(self) -> str:
+        """Process and host, as an error names them."""
         return f"process {self.process} on {self.host}"
 
 
