@@ -98,7 +98,7 @@ def build_trainer(
     config.set_num_threads()
     reducer = join(config) if reducer is None else reducer
     if folder is not None and reducer.rank == 0:
-        take_lock(folder)
+        take_lock(False, folder)
     policy, training, evaluation = config.build_policy(reducer=reducer), config.training, config.evaluation
     evaluate = evaluation.evaluation_interval > 0 and not (config.is_offline and config.environment.env is None)
     try:
@@ -141,7 +141,7 @@ def build_trainer(
     return trainer
 
 
-def take_lock(folder: RunFolder, take_over: bool = False) -> None:
+def take_lock(take_over: bool, folder: RunFolder) -> None:
     """Take the lock of a run's folder for this process, which trains the run from now on. See `RunLock.take`."""
     place = Place.of_process()
     folder.lock.take(take_over=take_over, job=place.run_id, restarts=place.num_restarts)

@@ -361,7 +361,7 @@ class Resumption:
         """
         reducer = join(config_on_ranks(self.config)) if reducer is None else reducer
         if reducer.rank == 0:
-            take_lock(self.folder, take_over)
+            take_lock(take_over, self.folder)
             if self.seen != seen_checkpoints(self.folder.checkpoints):
                 self.folder.lock.release()
                 raise ValueError(f"{self.folder.path} was trained by another process meanwhile; resume it again")
