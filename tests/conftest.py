@@ -10,6 +10,7 @@ import resource
 import secrets
 import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -26,6 +27,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the backg
 os.environ.setdefault("RAY_worker_niceness", "0")
 # Tests have small networks and run side by side: a second thread would only wait, and keep a core busy with it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Runs are signed with a key in the user's configuration folder. Tests have a folder of their own for it, which the
+# processes that they start inherit.
+if "XDG_CONFIG_HOME" not in os.environ:
+    _configuration = tempfile.TemporaryDirectory(prefix="lockstep-tests-")
+    os.environ["XDG_CONFIG_HOME"] = _configuration.name
 # A checkpoint syncs every file, which on a disk takes longer than a small training: `tmp_path` lies in memory.
 if os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > 8 << 30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
