@@ -18,6 +18,7 @@ from lockstep.data import SampleBatch
 from lockstep.data.actions import ActionForm, in_words, one_action
 from lockstep.data.columns import Columns
 from lockstep.data.trees import Tree, map_tree
+from lockstep.data.values import held
 from lockstep.learner.learner import STEPS_SAMPLED
 from lockstep.modules import (
     ActingWeights,
@@ -496,8 +497,7 @@ def _array(space: spaces.Space[Any], obs: Any, batched: bool, name: str) -> np.n
     broken = np.argwhere(np.isnan(array))
     if len(broken):
         raise ValueError(f"{name}{broken[0].tolist() or ''} is NaN: no action can be chosen for it")
-    if array.dtype.kind == "f" and np.dtype(space.dtype).kind != "f" and (array != np.rint(array)).any():
-        raise ValueError(f"{name} has fractions (dtype {array.dtype}), expected whole numbers of {space}")
+    array = held(space, array, name, array.shape[: array.ndim - len(shape)])
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         sizes = space.n if isinstance(space, spaces.Discrete) else space.nvec
         outside = np.argwhere((array < space.start) | (array >= space.start + sizes))

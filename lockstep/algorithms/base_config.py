@@ -21,6 +21,7 @@ from lockstep.algorithms.json_form import section_from_plain, to_plain
 from lockstep.connectors import ModuleConnectors
 from lockstep.data import MultiAgentEpisode
 from lockstep.data.config import OfflineDataSection
+from lockstep.data.values import check_entries
 from lockstep.envs import VectorBoundary, goal_functions, make_vector
 from lockstep.envs.config import EnvironmentSection
 from lockstep.envs.make import is_module_name, named_environment, single_env_factory
@@ -52,6 +53,7 @@ from lockstep.modules import (
 )
 from lockstep.modules.config import RLModuleSection
 from lockstep.modules.exploration import LOG_STD_INIT, NOISY_SIGMA, make_exploration, needs_box
+from lockstep.modules.lazy_layers import initialise_lazy
 from lockstep.modules.model_config import ModelConfig
 from lockstep.replay import MultiAgentReplayBuffer, ReplayBuffer
 from lockstep.replay.config import ReplaySection
@@ -859,6 +861,7 @@ class BaseConfig:
     ) -> RLModule:
         """Build a network; its initial weights depend on the seed of its streams only."""
         if isinstance(spec, RLModule):
+            initialise_lazy(spec)
             return spec
         section = self.rl_module
         model_config = spec.model_config if spec.model_config is not None else section.model_config
@@ -889,6 +892,8 @@ class BaseConfig:
             ValueError: connectors that do not go together, spaces that they cannot take, or in which the algorithm
                 cannot act.
         """
+        check_entries(observation_space, "the observation space")
+        check_entries(action_space, "the action space")
         builder = ConnectorBuilder(
             self.environment,
             self.env_runners,

@@ -81,7 +81,7 @@ def _minari_batch(dataset_id: str) -> SampleBatch:
         ) from None
 
 
-def offline_source(data: Any, policy: Policy) -> OfflineData:
+def offline_source(data: Any, policy: Policy, origin: str = "") -> OfflineData:
     """Return data in the form from which gradient steps draw, checked against the policy.
 
     Args:
@@ -90,6 +90,7 @@ def offline_source(data: Any, policy: Policy) -> OfflineData:
             an `OfflineDataset`, the id of a local Minari dataset, or the path of a file. Batches with all columns of a
             transition become a `ReplayBuffer`, others `OfflineRows`.
         policy: the policy, of a single agent.
+        origin: where the data come from, for errors; a path that is given says it itself.
 
     Raises:
         MalformedBufferError: data that are empty, have NaN or infinity, lack columns, do not fit the policy's spaces,
@@ -97,6 +98,7 @@ def offline_source(data: Any, policy: Policy) -> OfflineData:
         FileNotFoundError: a path or dataset that is not there.
     """
     if isinstance(data, str | Path) or (isinstance(data, list | tuple) and data and isinstance(data[0], str | Path)):
+        origin = origin or str(data)
         data = open_data(OfflineDataSection(input_=data))
     part = policy.acting[DEFAULT_MODULE_ID]
     if part.recorded.has_memory and not isinstance(data, ReplayBuffer):
@@ -105,30 +107,32 @@ def offline_source(data: Any, policy: Policy) -> OfflineData:
             f"the policy has {', '.join(names)}, which follows environments step by step; give a ReplayBuffer that a "
             "collector of the policy has filled, whose observations are those that it has made"
         )
-    source = _source(data, part)
+    source = _source(data, part, origin)
     if len(source) == 0:
         raise MalformedBufferError(f"the offline data are empty ({source!r}); give some with transitions")
     _check_rows(source, part, policy.required_columns)
     if isinstance(source, ReplayBuffer):
         part.check_action_form(source)
         check_numbers(source, "the offline data")
-        _check_actions(source.column(Columns.ACTIONS), part)
+        (actions,) = leaves(source.column(Columns.ACTIONS))
+        _check_action_shape(actions, part.action_space, origin)
+        _check_actions(actions, part)
     return source
 
 
-def _source(data: Any, part: ActingPolicy) -> OfflineData:
+def _source(data: Any, part: ActingPolicy, origin: str) -> OfflineData:
     if isinstance(data, ReplayBuffer | OfflineRows):
         return data
     seed = RandomStreams(part.config.debugging.seed).seed("replay")
     if isinstance(data, OfflineDataset):
-        return OfflineRows(data, seed=seed, convert=partial(_to_learn_from, part=part))
+        return OfflineRows(data, seed=seed, convert=partial(_to_learn_from, part=part, origin=origin))
     if not isinstance(data, SampleBatch):
         raise MalformedBufferError(
             f"the offline data are a {type(data).__name__}; give a ReplayBuffer, a SampleBatch, an OfflineDataset, "
             "the id of a Minari dataset, or the path of a file"
         )
     batch = SampleBatch({name: column for name, column in data.to_numpy().items() if name != Columns.INFOS})
-    batch = _to_learn_from(batch, part)
+    batch = _to_learn_from(batch, part, origin)
     if len(batch) and all(name in batch for name in REQUIRED):
         buffer = ReplayBuffer.from_batch(batch, gamma=part.config.training.gamma, seed=seed)
         buffer.action_form = part.action_form
@@ -136,12 +140,15 @@ def _source(data: Any, part: ActingPolicy) -> OfflineData:
     return OfflineRows(batch, seed=seed)
 
 
-def _to_learn_from(batch: SampleBatch, part: ActingPolicy) -> SampleBatch:
+def _to_learn_from(batch: SampleBatch, part: ActingPolicy, origin: str = "") -> SampleBatch:
     """Return the batch with actions as the policy learns from them."""
     _check_finite(batch, "the offline data")
     if Columns.ACTIONS not in batch:
         return batch
-    actions = part.from_env(map_tree(np.asarray, batch[Columns.ACTIONS]))
+    given = map_tree(np.asarray, batch[Columns.ACTIONS])
+    if isinstance(given, np.ndarray):
+        _check_action_shape(given, part.random_space, origin)
+    actions = part.from_env(given)
     _check_actions(actions, part)
     return SampleBatch({**dict(batch.items()), Columns.ACTIONS: actions})
 
@@ -190,6 +197,20 @@ def _dims(tree: Any) -> Any:
     if isinstance(tree, Shape):
         return tree.shape
     return {k: _dims(v) for k, v in tree.items()} if isinstance(tree, dict) else tuple(_dims(part) for part in tree)
+
+
+def _check_action_shape(column: np.ndarray, space: spaces.Space[Any], origin: str) -> None:
+    """Raise `MalformedBufferError` for rows of actions that are wider or narrower than those of `space`."""
+    if isinstance(space, COMPOSITE):
+        return
+    found, wanted = column.shape[1:], tuple(space.shape or ())
+    fits = found == wanted if isinstance(space, spaces.Discrete) else np.prod(found) == np.prod(wanted)
+    if not fits:
+        where = f"column 'actions' of the offline data{f' ({origin})' if origin else ''}"
+        raise MalformedBufferError(
+            f"{where} has rows of shape {found}, the policy's actions have shape {wanted} ({space}); give data of an "
+            "environment with the policy's actions"
+        )
 
 
 def _check_actions(actions: Any, part: ActingPolicy) -> None:

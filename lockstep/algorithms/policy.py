@@ -340,7 +340,7 @@ class Policy:
             part.observation_space, observation, batched=False, name=f"observations[{agent!r}]"
         )
         if part.recorded.is_identity:
-            return observation
+            return rows_of(checked, 0)
         memory = self._memory.recorded
         if agent not in memory:
             memory[agent] = part.recorded.copy()

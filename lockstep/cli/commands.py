@@ -21,7 +21,7 @@ import tyro
 from tyro.conf import Positional, UseAppendAction, arg
 
 from lockstep._version import __version__
-from lockstep.algorithms import AlgorithmConfig, Policy
+from lockstep.algorithms import AlgorithmConfig, Policy, get_config
 from lockstep.cli.arguments import Count, MaybeCount, MaybeNumber, MaybePath, MaybeText, parse_setting, read_config_file
 from lockstep.cli.bench import Bench
 from lockstep.cli.comparing import Compare, Plot, Report
@@ -524,12 +524,12 @@ class Doctor:
         inner = summary.get("update_seconds_by_stage") or {}
         if inner:
             say("within the update: " + ", ".join(f"{name} {float(seconds):.2f} s" for name, seconds in inner.items()))
-        for line in advice({name: share for name, (_, share) in stages.items()}, folder.config):
+        for line in advice({name: share for name, (_, share) in stages.items()}, folder.config, folder.algo):
             say(line)
         return 0
 
 
-def advice(shares: Mapping[str, float], config: Mapping[str, Any]) -> list[str]:
+def advice(shares: Mapping[str, float], config: Mapping[str, Any], algo: str) -> list[str]:
     """Return what to try, from where the time went: shares by stage, and the options of the run by section."""
     mode = (config.get("env_runners") or {}).get("vectorize_mode", "auto")
     compiled = (config.get("framework") or {}).get("compile", False)
@@ -540,10 +540,7 @@ def advice(shares: Mapping[str, float], config: Mapping[str, Any]) -> list[str]:
             "async (one process each, for slow environments)."
         )
     if shares.get("update", 0) > 0.5 and not compiled:
-        lines.append(
-            "The update takes most: try --compile, larger minibatches (training.minibatch_size) or fewer passes "
-            "(training.num_epochs)."
-        )
+        lines.append(f"The update takes most: try --compile, {_fewer_steps(algo)}.")
     if shares.get("evaluation", 0) > 0.3:
         lines.append(
             "Evaluation takes much: fewer episodes (evaluation.evaluation_duration) or longer epochs "
@@ -555,6 +552,16 @@ def advice(shares: Mapping[str, float], config: Mapping[str, Any]) -> list[str]:
             "(checkpointing.checkpoint_interval)."
         )
     return lines or ["No stage stands out."]
+
+
+def _fewer_steps(algo: str) -> str:
+    """Return the options by which an algorithm takes fewer or cheaper gradient steps."""
+    algorithm = get_config(algo)
+    if algorithm.is_offline:
+        return "or smaller networks (rl_module.model_config)"
+    if algorithm.is_off_policy:
+        return "fewer gradient steps (replay.update_per_step) or smaller networks (rl_module.model_config)"
+    return "larger minibatches (training.minibatch_size) or fewer passes (training.num_epochs)"
 
 
 def _check_environment(config: AlgorithmConfig) -> None:
@@ -571,8 +578,12 @@ def _check_environment(config: AlgorithmConfig) -> None:
     if broken:
         lines = "\n".join(f"  {finding.message}" for finding in broken)
         raise ValueError(f"the environment is broken (lockstep doctor looks closer, --no-check skips this):\n{lines}")
+    scaled = {
+        "reward_scale": config.environment.normalize_rewards,
+        "observation_scale": config.environment.normalize_observations,
+    }
     for finding in findings:
-        if finding.level != "info":
+        if finding.level != "info" and not scaled.get(finding.code):
             say(f"warning: the environment: {finding.message}")
 
 

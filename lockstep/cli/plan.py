@@ -17,12 +17,20 @@ from lockstep.data.tensor_rollout import TensorRollout
 from lockstep.data.trees import leaves
 from lockstep.envs.make import name_of_env
 from lockstep.learner.learner import Learner
+from lockstep.modules.action_critics import ActionCritics
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout import CollectorLike
 from lockstep.rollout.protocols import sole_part
 from lockstep.trainer import OfflineTrainer, OnpolicyTrainer
 from lockstep.trainer.build import Trainer
 from lockstep.trainer.offline import UPDATES_AT_ONCE
+
+SECONDS_OF_A_GRADIENT_STEP, SECONDS_OF_AN_ENV_STEP = 5e-4, 5e-5
+"""Time of a gradient step beside its arithmetic, and of an environment step with its action."""
+FLOPS_OF_A_ROW = 6
+"""Operations for each parameter and row: two forward, four backward."""
+FLOPS_OF_A_THREAD = 1e10
+"""Operations of a thread in a second."""
 
 
 class Plan:
@@ -41,8 +49,6 @@ class Plan:
         if collector is not None:
             envs, name = collector.env, name_of_env(config.environment.env)
             where = f"{envs.num_envs} x {name} ({envs.backend}, {envs.autoreset_mode}): "
-        parameters = [p for p in policy.module.parameters() if p.requires_grad]
-        num_bytes = sum(p.numel() * p.element_size() for p in parameters)
         framework, threads = config.framework, torch.get_num_threads()
         how = "eager"
         if framework.compile:
@@ -54,10 +60,52 @@ class Plan:
             "environments": f"{where}{_space_text(policy.observation_space)} -> {_space_text(policy.action_space)}",
             **self._updates(),
             "learning rate": self._rates_text(),
-            "networks": f"{sum(p.numel() for p in parameters):,} parameters ({size_text(num_bytes)})",
+            "networks": self._networks_text(),
             "device": f"{framework.device}, {framework.dtype}, {_count(threads, 'thread', 'threads')}, {how}",
             "evaluation": self._evaluation_text(),
+            **self._time(),
         }
+
+    # -- networks and time ---
+
+    @property
+    def _parameters(self) -> list[torch.nn.Parameter]:
+        return [p for p in self.trainer.policy.module.parameters() if p.requires_grad]
+
+    def _networks_text(self) -> str:
+        """Return the number of parameters, and how many of them are the critics', whose widths are their own."""
+        module, parameters = self.trainer.policy.module, self._parameters
+        num_bytes = sum(p.numel() * p.element_size() for p in parameters)
+        text = f"{sum(p.numel() for p in parameters):,} parameters ({size_text(num_bytes)})"
+        critics = [part for part in module.modules() if isinstance(part, ActionCritics)]
+        if critics:
+            number = sum(p.numel() for part in critics for p in part.parameters())
+            widths = ", ".join(map(str, critics[0].hiddens))
+            text += f", {number:,} of them in critics with layers of {widths} (model_config.critic_hiddens)"
+        return text
+
+    def _time(self) -> dict[str, str]:
+        """Return a first guess of the time that the run takes on a processor; nothing for other devices."""
+        if self.config.framework.device != "cpu":
+            return {}
+        steps, rows = self._steps_and_rows()
+        num_parameters = sum(p.numel() for p in self._parameters)
+        work = FLOPS_OF_A_ROW * num_parameters * rows / (FLOPS_OF_A_THREAD * torch.get_num_threads())
+        of_envs = 0 if isinstance(self.trainer, OfflineTrainer) else self.left * SECONDS_OF_AN_ENV_STEP
+        guess = duration_text(steps * SECONDS_OF_A_GRADIENT_STEP + work + of_envs)
+        return {"time": f"a first guess is {guess}; images, memory and slow environments take longer"}
+
+    def _steps_and_rows(self) -> tuple[float, float]:
+        """Return how many gradient steps are to come, and how many rows they read in all."""
+        trainer, left = self.trainer, self.left
+        if isinstance(trainer, OfflineTrainer):
+            return left, left * (trainer.batch_size or len(trainer.buffer))
+        if isinstance(trainer, OnpolicyTrainer):
+            rows = left * trainer.repeat_per_collect
+            per_update = trainer.step_per_collect or trainer.buffer.num_steps * trainer.collector.num_envs
+            return rows / (trainer.batch_size or per_update), rows
+        steps = trainer.gradient_steps_left
+        return steps, steps * (trainer.batch_size or len(trainer.buffer))
 
     def _agents(self) -> dict[str, str]:
         """Return which policy acts for which agents, where there are several."""
@@ -226,6 +274,13 @@ def _rates(learner: Learner, first: int, last: int) -> dict[str, str]:
         else:
             found[entry.key] = f"{schedule.at(first):g} at the first update, {schedule.at(last):g} at the last"
     return found
+
+
+def duration_text(seconds: float) -> str:
+    """Return `"25 s"`, `"12 min"` or `"3.5 h"`."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def size_text(num_bytes: int) -> str:

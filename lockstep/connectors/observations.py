@@ -24,8 +24,9 @@ from lockstep.state.checks import check_whole
 class NormalizeObs(LeafConnector):
     """Gives `(obs - mean) / sqrt(var + epsilon)`, limited to [-clip, clip], by running statistics of each entry.
 
-    Every Box that is not an image is normalised and comes out as float32; other leaves pass. Before the first
-    `update` the mean is 0 and the variance 1. Statistics change by `update` only.
+    Every Box that is not an image is normalised and comes out as float32; other leaves pass. Numbers that float32 may
+    not tell apart (float64, and whole numbers of 32 or 64 bits, as a clock has) are normalised in float64. Before the
+    first `update` the mean is 0 and the variance 1. Statistics change by `update` only.
     """
 
     def __init__(self, clip: float = 10.0, epsilon: float = 1e-8) -> None:
@@ -80,12 +81,18 @@ class NormalizeObs(LeafConnector):
 
 
 class _Normalizer:
-    """Normalises one leaf. Mean and factor are float32, so that numpy and torch compute the same numbers."""
+    """Normalises one leaf, in float32 or, where its space has more digits, in float64.
+
+    Mean and factor are of the dtype that it computes in, so that numpy and torch compute the same numbers.
+    """
 
     def __init__(self, space: spaces.Box, clip: float, epsilon: float) -> None:
         self.space = space
         self._epsilon, self._clip = epsilon, clip
-        self._high, self._low = np.full((), clip, np.float32), np.full((), -clip, np.float32)
+        # float32 has 24 binary digits: seconds since 1970 would be rounded to steps of 128
+        is_exact = np.can_cast(space.dtype, np.float32, "safe")
+        self._dtype: type[np.floating[Any]] = np.float32 if is_exact else np.float64
+        self._high, self._low = np.full((), clip, self._dtype), np.full((), -clip, self._dtype)
         self._tensors: dict[torch.device, list[torch.Tensor]] = {}
         """mean and factor by device; they stay in their memory, which CUDA graphs read"""
         self.take(RunningMoments(space.shape))
@@ -93,8 +100,8 @@ class _Normalizer:
     def take(self, moments: RunningMoments) -> None:
         """Normalise with these moments from now on."""
         self.moments = moments
-        self._mean = moments.mean.astype(np.float32)
-        self._factor = np.asarray(1.0 / np.sqrt(moments.var + self._epsilon), np.float32)
+        self._mean = moments.mean.astype(self._dtype)
+        self._factor = np.asarray(1.0 / np.sqrt(moments.var + self._epsilon), self._dtype)
         for tensors in self._tensors.values():
             for tensor, array in zip(tensors, (self._mean, self._factor)):
                 tensor.copy_(torch.from_numpy(array))
@@ -114,13 +121,14 @@ class _Normalizer:
             if x.device not in self._tensors:
                 self._tensors[x.device] = [torch.tensor(array, device=x.device) for array in (self._mean, self._factor)]
             mean, factor = self._tensors[x.device]
-            return ((x.to(torch.float32) - mean) * factor).clamp_(-self._clip, self._clip)
-        if x.dtype != np.float32:
-            x = x.astype(np.float32)
+            normalised = ((x.to(mean.dtype) - mean) * factor).clamp_(-self._clip, self._clip)
+            return normalised.to(torch.float32)
+        if x.dtype != self._dtype:
+            x = x.astype(self._dtype)
         out = np.subtract(x, self._mean)
         out = np.multiply(out, self._factor, out)
         np.minimum(out, self._high, out=out)
-        return np.maximum(out, self._low, out=out)
+        return np.maximum(out, self._low, out=out).astype(np.float32, copy=False)
 
 
 class OneHot(LeafConnector):

@@ -31,6 +31,7 @@ from lockstep.data.trees import (
     trees_equal,
     zip_trees,
 )
+from lockstep.data.values import as_reward
 
 AgentID = Any
 AgentDict = Mapping[AgentID, Any]
@@ -159,11 +160,10 @@ class AgentSteps:
                     return f"{name} came, but the agent was done at t={self.ended_at}"
                 if data[agent] is None:
                     return f"None in {name}; leave the agent out of the dict instead"
-        reward = step.rewards.get(agent, 0.0)
         try:
-            float(reward)
-        except (TypeError, ValueError):
-            return f"the reward {reward!r} is a {type(reward).__name__}; one number is needed"
+            as_reward(step.rewards.get(agent, 0.0))
+        except ValueError as error:
+            return str(error)
         if acts:
             return self._action_problem(step, observes) or self._end_problem(step, observes)
         if agent in step.extra_model_outputs:
@@ -212,7 +212,7 @@ class AgentSteps:
         """Take the agent's part of a step that leads to time `now`; return whether the agent ends with it."""
         terminated, truncated = step.flags(self.agent)
         ends = terminated or truncated
-        reward = float(step.rewards.get(self.agent, 0.0))
+        reward = as_reward(step.rewards.get(self.agent, 0.0))
         if self.agent in step.actions:
             self.waiting = Waiting(step.actions[self.agent], step.extra_model_outputs.get(self.agent))
             if self.times[-1] != now - 1:

@@ -12,6 +12,7 @@ from gymnasium import spaces
 
 from lockstep.diagnosis.glimpse import Glimpse
 from lockstep.diagnosis.records import Returns, RunRecords
+from lockstep.envs.check import LARGE_SCALE, SMALL_SCALE
 from lockstep.state.checks import check_number
 from lockstep.state.schedules import Schedule
 
@@ -19,8 +20,7 @@ LOSSES = ("loss", "norm", "q_mean", "entropy", "td_error_mean")
 """parts of the names of metrics that are finite in a sound run"""
 FEW_STEPS = 500
 """steps of an environment within which an episode may well not end"""
-LARGE, SMALL = 100.0, 1e-3
-"""root mean squares of rewards and observations between which networks learn with the usual settings"""
+LARGE, SMALL = LARGE_SCALE, SMALL_SCALE
 NORMAL_ENTROPY = 0.5 * math.log(2.0 * math.pi * math.e)
 """in nats, of a normal distribution with deviation 1"""
 

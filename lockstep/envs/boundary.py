@@ -19,7 +19,8 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
 from lockstep.data.trees import Tree, copy_arrays, map_tree
-from lockstep.envs.errors import EnvironmentStepError
+from lockstep.data.values import BoundsWatch, ObservationForm, OutsideError
+from lockstep.envs.errors import EnvironmentStepError, step_error
 from lockstep.envs.trees import check_supported
 
 Flags = npt.NDArray[np.bool_]
@@ -126,6 +127,9 @@ class VectorBoundary(ABC):
     _closed = False
     _started = False
     _result: StepResult
+    _form: ObservationForm
+    _watch: BoundsWatch | None = None
+    """compares observations with their bounds, until the first episodes are over"""
     _failure = ""
     """what made the workers end, where the back end has any"""
 
@@ -153,6 +157,8 @@ class VectorBoundary(ABC):
         self._check_number("reset", "seeds", seeds, self.num_envs)
         obs = self._reset(None if seeds is None else [int(seed) for seed in seeds])
         self._started = True
+        if self._watch is not None:
+            self._compare_bounds(obs, during="reset")
         return obs
 
     @abstractmethod
@@ -227,6 +233,28 @@ class VectorBoundary(ABC):
         check_supported(observation_space, "the observation space")
         check_supported(action_space, "the action space")
         self.observation_space, self.action_space = observation_space, action_space
+        self._form = ObservationForm.of(observation_space)
+        watch = BoundsWatch(observation_space, self.num_envs)
+        self._watch = None if watch.is_over else watch
+
+    def _watch_step(self, result: StepResult) -> None:
+        """Compare the observations of a step with their bounds; called while there is a `_watch`."""
+        if result.final_obs is not None:
+            rows, final = result.final_obs
+            self._compare_bounds(final, rows, len(rows))
+        self._compare_bounds(result.obs)
+
+    def _compare_bounds(self, obs: Tree, rows: Any = None, num_ended: int = 0, during: str = "step") -> None:
+        """Compare observations `[k, ...]` of these rows with their bounds, and end the watch when it is over."""
+        watch = self._watch
+        if watch is None:
+            return
+        try:
+            watch.look(obs, num_ended, rows)
+        except OutsideError as error:
+            raise step_error(error, backend=self.backend, env_index=error.row, during=during) from error
+        if watch.is_over:
+            self._watch = None
 
     def _check_started(self) -> None:
         self.check_open()

@@ -26,6 +26,7 @@ from lockstep.data.actions import (
     mask_size,
 )
 from lockstep.data.trees import Tree, leaves_of_space, map_tree, rows_of, trees_equal
+from lockstep.data.values import as_reward, held
 from lockstep.envs import trees
 from lockstep.envs.errors import FORMS, OLD_API, RAISED
 from lockstep.envs.make import AnyEnv, named_environment, one_env, single_env_factory
@@ -33,6 +34,8 @@ from lockstep.envs.multi_agent import Play, is_agent_env, play_of
 
 LEVELS = ("error", "warning", "info")
 _SEEDED_STEPS = 50
+LARGE_SCALE, SMALL_SCALE = 100.0, 1e-3
+"""Root mean squares of rewards and observations between which networks learn with the usual settings."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,25 @@ def _factory(env: AnyEnv, env_config: Mapping[str, Any] | None) -> Callable[[], 
     return make
 
 
+class _MeanSquare:
+    """The mean of the squares of all finite numbers taken."""
+
+    def __init__(self) -> None:
+        self._sum, self._count = 0.0, 0
+
+    def take(self, values: Any) -> None:
+        """Take in a number or an array."""
+        array = np.atleast_1d(np.asarray(values, np.float64))
+        finite = array[np.isfinite(array)]
+        with np.errstate(over="ignore"):
+            self._sum += float(np.square(finite).sum())
+        self._count += finite.size
+
+    def root(self) -> float:
+        """Return the root mean square; 0 before the first number."""
+        return math.sqrt(self._sum / self._count) if self._count else 0.0
+
+
 class _Examination:
     """The findings so far, and the steps of the examination in order."""
 
@@ -123,6 +145,8 @@ class _Examination:
         self._masked = False
         self._returns: list[float] = []
         """of the episodes that ended"""
+        self._reward_size, self._obs_size = _MeanSquare(), _MeanSquare()
+        """of rewards, and of observations that are plain numbers"""
         self._spent = 0.0
         """seconds in the environment"""
 
@@ -210,7 +234,8 @@ class _Examination:
                     "observation_reused",
                     "step gives the same array object each time; whoever keeps it must copy (Lockstep does)",
                 )
-            obs, length, total = answer[0], length + 1, total + _as_reward(answer[1])
+            obs, length, total = answer[0], length + 1, total + _counted(answer[1])
+            self._reward_size.take(_counted(answer[1]))
             if answer[2] or answer[3]:
                 self._returns.append(total)
                 length, total = 0, 0.0
@@ -229,6 +254,32 @@ class _Examination:
         speed = number / max(self._spent, 1e-9)
         message = f"{speed:,.0f} environment steps in a second, one environment, resets included"
         self.add("info", "speed", message, speed)
+        self._examine_scales()
+
+    def _examine_scales(self) -> None:
+        """Note rewards and observations of sizes that networks do not learn from with the usual settings."""
+        rewards, obs = self._reward_size.root(), self._obs_size.root()
+        if rewards >= LARGE_SCALE or 0.0 < rewards < SMALL_SCALE:
+            self.add(
+                "warning",
+                "reward_scale",
+                f"the root mean square of rewards is {rewards:,.3g}; networks learn well from rewards between "
+                f"{SMALL_SCALE:g} and {LARGE_SCALE:g}: set environment.normalize_rewards=True, or scale them",
+            )
+        if obs >= LARGE_SCALE:
+            self.add(
+                "warning",
+                "observation_scale",
+                f"the root mean square of observations is {obs:,.3g}; networks learn well from numbers around 1: set "
+                "environment.normalize_observations=True, or scale them",
+            )
+
+    def _measure(self, space: Any, obs: Tree) -> None:
+        """Take an observation's plain numbers into their mean square; images and choices are scaled elsewhere."""
+        for leaf, part, _ in leaves_of_space(space, obs, "observation"):
+            is_plain = isinstance(leaf, spaces.Box) and leaf.dtype != np.uint8
+            if is_plain and np.shape(part) == leaf.shape:
+                self._obs_size.take(np.asarray(part, np.float64))
 
     def _examine_endless(self, length: int) -> None:
         limit = getattr(getattr(self.env, "spec", None), "max_episode_steps", None)
@@ -265,7 +316,7 @@ class _Examination:
         seen = [map_tree(np.array, obs)]
         for _ in range(_SEEDED_STEPS):
             obs, reward, terminated, truncated, _ = env.step(self._action(obs))
-            seen.append((map_tree(np.array, obs), float(reward)))
+            seen.append((map_tree(np.array, obs), as_reward(reward)))
             if terminated or truncated:
                 break
         return seen
@@ -273,10 +324,11 @@ class _Examination:
     def _examine_step(self, answer: tuple[Any, ...], number: int) -> None:
         obs, reward, terminated, truncated, info = answer
         self._examine_observation(obs, f"at step {number}")
-        if np.shape(reward) != () or np.asarray(reward).dtype.kind not in "biuf":
+        try:
+            if not np.isfinite(as_reward(reward)):
+                self.add("error", "reward_not_finite", f"the reward at step {number} is {reward!r}")
+        except ValueError:
             self.add("error", "reward_type", f"the reward at step {number} is {reward!r}, expected one number")
-        elif not np.isfinite(float(reward)):
-            self.add("error", "reward_not_finite", f"the reward at step {number} is {reward!r}")
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
             if not isinstance(flag, bool | np.bool_):
                 self.add("error", f"{name}_not_bool", f"{name} is {flag!r} ({type(flag).__name__}), not a bool")
@@ -290,6 +342,7 @@ class _Examination:
         try:
             for leaf, part, name in leaves_of_space(space, obs, called):
                 self._examine_leaf(leaf, part, f"{name} {where}")
+            self._measure(space, obs)
         except ValueError as error:
             self.add("error", "observation_keys", f"{error} ({where})")
 
@@ -302,6 +355,8 @@ class _Examination:
             self.add("error", "observation_shape", f"{name} has shape {shape}, its space says {space.shape}")
         elif dtype.kind == "f" and not np.isfinite(part).all():
             self.add("error", "observation_not_finite", f"{name} has NaN or infinite values")
+        elif dtype != space.dtype and not self._can_hold(space, part, name):
+            return
         elif not isinstance(space, spaces.Box):
             if not space.contains(part):
                 self.add("error", "observation_outside", is_outside)
@@ -309,6 +364,15 @@ class _Examination:
             self.add("error", "observation_outside", is_outside)
         elif dtype != space.dtype:
             self.add("warning", "observation_dtype", f"{name} is {dtype}, its space says {space.dtype}")
+
+    def _can_hold(self, space: Any, part: Any, name: str) -> bool:
+        """Return whether a space can hold numbers of another dtype; note where it cannot."""
+        try:
+            held(space, part, name)
+        except ValueError as error:
+            self.add("error", "observation_not_held", str(error))
+            return False
+        return True
 
     def _examine_info(self, info: object, source: str) -> None:
         if not isinstance(info, dict):
@@ -384,6 +448,7 @@ class _AgentsExamination(_Examination):
         for agent, obs in play.to_act.items():
             self._examine_part(self._spaces["observation"][agent], obs, f"agent {agent!r}: the observation", "")
         for agent, reward in rewards.items():
+            self._reward_size.take(float(reward))
             if not np.isfinite(float(reward)):
                 self.add("error", "reward_not_finite", f"the reward of agent {agent!r} at step {number} is {reward!r}")
         return True
@@ -427,6 +492,9 @@ def _mask_in(space: spaces.Space[Any], obs: Tree) -> np.ndarray | None:
     return flat if flat is not None and flat.shape == (mask_size(space),) else None
 
 
-def _as_reward(reward: Any) -> float:
+def _counted(reward: Any) -> float:
     """Return a reward as a number; NaN for one that is none, which is a finding already."""
-    return float(reward) if np.shape(reward) == () and np.asarray(reward).dtype.kind in "biuf" else math.nan
+    try:
+        return as_reward(reward)
+    except ValueError:
+        return math.nan

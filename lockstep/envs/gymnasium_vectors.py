@@ -21,6 +21,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from lockstep.data.trees import Tree, copy_arrays, rows_of
+from lockstep.data.values import as_rewards
 from lockstep.envs import trees
 from lockstep.envs.boundary import Flags, RowInfos, StepResult, VectorBoundary
 from lockstep.envs.env_state import env_state, set_env_state, tells_state
@@ -75,6 +76,8 @@ class VectorEnvBoundary(VectorBoundary):
         self._resets_twice = isinstance(base, AsyncVectorEnv) and self.has_invalid_rows and not base.shared_memory
         self._result = StepResult(None, self.num_envs)
         self._env_step: Callable[[Any], Any] = env.step
+        self._given: list[Any] = getattr(base, "_env_obs", []) if isinstance(base, SyncVectorEnv) else []
+        """observations as the environments gave them, before gymnasium casts them; empty where it does not tell"""
 
     def _reset(self, seeds: list[int] | None) -> Tree:
         seed: Any = seeds
@@ -91,11 +94,28 @@ class VectorEnvBoundary(VectorBoundary):
             obs, infos = self._env_reset(seed, **options)
             if self.infos is not None:
                 self._keep_reset(infos, options)
-            return trees.as_arrays(obs)
+            self._check_given()
+            return self._form.hold(trees.as_arrays(obs), (self.num_envs,))
         except EnvironmentStepError:
             raise
         except RAISED as error:
+            self._check_given(error)
             raise self._error_at(_row_in_traceback(error), error) from error
+
+    def _check_given(self, error: BaseException | None = None, actions: Tree = None) -> None:
+        """Check what single environments gave, which gymnasium casts before it can be seen here.
+
+        Raises:
+            EnvironmentStepError: naming the row, with `error` as its cause, where the space cannot hold an observation.
+        """
+        for row, obs in enumerate(self._given):
+            if obs is None:  # of an environment that has not been reset
+                continue
+            try:
+                self._form.hold(obs)
+            except ValueError as wrong:
+                wrong.__cause__ = error
+                raise self._error_at(row, wrong, actions) from wrong
 
     def _env_reset(self, seed: Any, **options: Any) -> tuple[Tree, Mapping[str, Any]]:
         """Reset the back end; return observations and infos."""
@@ -151,13 +171,20 @@ class VectorEnvBoundary(VectorBoundary):
         except EnvironmentStepError:
             raise
         except RAISED as error:
+            self._check_given(error, actions)
             raise self._error_at(_row_in_traceback(error), error, actions) from error
+        if self._given:
+            self._check_given(actions=actions)
         result = self._result
         if type(obs) is not np.ndarray:
             obs = trees.as_arrays(obs)
         if type(rewards) is not np.ndarray:
-            rewards, terminateds, truncateds = map(np.asarray, (rewards, terminateds, truncateds))
-        result.obs, result.rewards = obs, rewards
+            terminateds, truncateds = map(np.asarray, (terminateds, truncateds))
+        try:
+            result.obs = self._form.hold(obs, (self.num_envs,))
+            result.rewards = as_rewards(rewards, self.num_envs)
+        except ValueError as error:
+            raise self._error_at(None, error, actions) from error
         result.terminateds, result.truncateds = terminateds, truncateds
         result.valid = None
         if self._pending is not None:
@@ -167,6 +194,8 @@ class VectorEnvBoundary(VectorBoundary):
             self._end_episodes(result, done, infos)
         elif result.any_done:
             result.any_done, result.final_obs, result.infos = False, None, None
+        if self._watch is not None:
+            self._watch_step(result)
         return result
 
     def _end_episodes(self, result: StepResult, done: Flags, infos: Mapping[str, Any]) -> None:
@@ -192,14 +221,15 @@ class VectorEnvBoundary(VectorBoundary):
             )
         if isinstance(final, np.ndarray) and final.dtype == object:
             try:
-                return trees.stack_rows(self.observation_space, [final[row] for row in rows])
+                return trees.checked_rows(self._form, [final[row] for row in rows])
             except (TypeError, ValueError, KeyError) as error:
                 raise ValueError(
                     f"infos['final_obs'] has {[final[row] for row in rows]!r} for rows {rows.tolist()}, which are no "
                     f"observations ({error}). gymnasium's vectors keep the last observation of an episode under this "
                     "key: an environment must not use it in its own info"
                 ) from error
-        return trees.gather(trees.as_arrays(final), rows)  # a plain batch, as AtariVectorEnv gives
+        held = self._form.hold(trees.as_arrays(final), (self.num_envs,))
+        return trees.gather(held, rows)  # a plain batch, as AtariVectorEnv gives
 
     def _stateful_envs(self) -> list[Any]:
         """Return the environments that can tell a state, those of a `SyncVectorEnv` or a native vector; else none."""

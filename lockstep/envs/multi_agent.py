@@ -6,6 +6,7 @@ PettingZoo's parallel ones, where all agents act at once, its turn-based (AEC) o
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal
@@ -17,10 +18,10 @@ from lockstep.data import MultiAgentEnvError, MultiAgentEpisode
 from lockstep.data.actions import ACTION_MASK
 from lockstep.data.agent_steps import spaces_by_agent
 from lockstep.data.columns import Columns
-from lockstep.data.trees import copy_arrays
+from lockstep.data.trees import copy_arrays, map_tree
+from lockstep.data.values import BoundsWatch, ObservationForm, as_reward
 from lockstep.envs.env_state import agents_env_state, set_agents_env_state
 from lockstep.envs.make import named_environment
-from lockstep.envs.trees import as_row
 from lockstep.state.checks import check_whole
 
 AgentID = Any
@@ -69,6 +70,8 @@ class Play(ABC):
         """The whole episode, with actions as the environment takes them; None where it is not recorded."""
         self.to_act: dict[AgentID, Any] = {}
         self._spaces: dict[AgentID, Any] = {}
+        self._forms: dict[AgentID, ObservationForm] = {}
+        self._watches: dict[AgentID, BoundsWatch] = {}
         self.seen: Callable[[dict[AgentID, Any], AgentDict], dict[AgentID, Any]] | None = None
         """`seen(observations, rewards)`: the observations as they are acted on and stored; None: as they are"""
 
@@ -108,6 +111,7 @@ class Play(ABC):
         """
         sent = self._in_order(copy_arrays(dict(actions)))  # an environment may write into the arrays that it gets
         observations, rewards, terminateds, truncateds, infos = map(self._in_order, self._step(sent))
+        rewards = {agent: self._reward_of(agent, reward) for agent, reward in rewards.items()}
         observations, infos = self._observed(observations, rewards, infos)
         self.episode.add_env_step(
             observations,
@@ -257,10 +261,33 @@ class Play(ABC):
         copies = {}
         for agent, observation in observations.items():
             try:
-                copies[agent] = as_row(self._spaces.get(agent), observation)
+                copies[agent] = self._copy_of(agent, observation)
             except ValueError as error:
                 raise MultiAgentEnvError(f"agent {agent!r} at t={self.episode.env_t}: {error}") from None
         return copies
+
+    def _reward_of(self, agent: AgentID, reward: Any) -> float:
+        """Return an agent's reward as a number."""
+        try:
+            return as_reward(reward)
+        except ValueError as error:
+            advice = "; leave the agent out of the dict instead" if reward is None else ""
+            raise MultiAgentEnvError(f"agent {agent!r} in env step {self.episode.env_t}: {error}{advice}") from None
+
+    def _copy_of(self, agent: AgentID, observation: Any) -> Any:
+        """Return a copy of an agent's observation. `ValueError` where its space cannot hold it."""
+        space = self._spaces.get(agent)
+        if space is None:
+            return copy.deepcopy(observation)
+        form = self._forms.get(agent)
+        if form is None or form.space is not space:
+            form = self._forms[agent] = ObservationForm.of(space)
+            self._watches.setdefault(agent, BoundsWatch(space))
+        held = form.copy(observation)
+        watch = self._watches[agent]
+        if not watch.is_over:
+            watch.look(map_tree(lambda leaf: np.asarray(leaf)[None], held), num_ended=int(not self.episode.env_t))
+        return held
 
 
 class PettingZooPlay(Play):

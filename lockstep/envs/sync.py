@@ -19,6 +19,7 @@ from gymnasium.vector.utils import batch_space, iterate
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from lockstep.data.trees import Tree, copy_arrays
+from lockstep.data.values import ARRAY_SPACES, NOT_A_ROW, as_reward, row_views
 from lockstep.envs import trees
 from lockstep.envs.boundary import RowInfos, StepResult, VectorBoundary
 from lockstep.envs.env_state import elapsed_steps, env_state, set_elapsed_steps, set_env_state
@@ -59,15 +60,28 @@ class LightSyncVectorEnv(VectorBoundary):
         self._limits = list(map(_shortest, self._time_limits))
         self._resets = [env.reset for env in self.envs]
         self._batched_actions = batch_space(self.action_space, self.num_envs)
-        self._rows_of_actions = isinstance(self.action_space, trees.ARRAY_SPACES)
+        self._rows_of_actions = isinstance(self.action_space, ARRAY_SPACES)
         self._gives_arrays = not self._rows_of_actions or bool(self.action_space.shape)
         self._obs = trees.allocate(self.observation_space, self.num_envs)
-        self._flat = isinstance(self._obs, np.ndarray)
         self._result = StepResult(self._obs, self.num_envs)
+        self._take_views()
         self._clock = 0
         self._deadlines: list[int] = []
         """the clock at which the episode of each row is truncated"""
         self._unchecked = True
+
+    def _take_views(self) -> None:
+        """Look at observations and rewards in the form that checks what is written."""
+        self._row_views = row_views(self._obs)
+        rewards: Any = self._result.rewards
+        self._reward_view: Any = memoryview(rewards)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if key not in ("_row_views", "_reward_view")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._take_views()
 
     def _check_equal_spaces(self) -> None:
         rows: dict[int, int] = {}
@@ -89,8 +103,7 @@ class LightSyncVectorEnv(VectorBoundary):
         for row, reset in enumerate(self._resets):
             try:
                 obs, _ = reset() if seeds is None else reset(seed=seeds[row])
-                trees.check_shape(self.observation_space, obs)
-                trees.scatter(self._obs, row, obs)
+                self._form.write(self._obs, row, obs)
             except RAISED as error:
                 raise step_error(error, backend=self.backend, env_index=row, during="reset") from error
         self._begin(list(self._limits))
@@ -119,31 +132,40 @@ class LightSyncVectorEnv(VectorBoundary):
             actions = copy_arrays(actions)
         if not self._rows_of_actions:
             actions = tuple(iterate(self._batched_actions, actions))
-        obs, rewards, deadlines = self._obs, result.rewards, self._deadlines
-        flat = self._flat
+        obs, rewards, deadlines = self._obs, self._reward_view, self._deadlines
+        write, views = self._form.write, self._row_views
         clock = self._clock = self._clock + 1
-        row, row_obs = 0, None
+        row = 0
         ended: list[tuple[int, Tree, dict[str, Any]]] | None = None
         try:
             for step, action in zip(self._steps, actions):
-                row_obs, rewards[row], terminated, truncated, info = step(action)
+                row_obs, reward, terminated, truncated, info = step(action)
+                try:
+                    rewards[row] = reward
+                except TypeError:
+                    rewards[row] = as_reward(reward)
                 if terminated or truncated or clock >= deadlines[row]:
                     if ended is None:
                         ended = []
-                    ended.append((row, trees.one_row(self.observation_space, row_obs), copy_arrays(info)))
+                    ended.append((row, trees.one_row(self._form, row_obs), copy_arrays(info)))
                     row_obs = self._begin_episode(row, terminated, truncated)
-                if flat:
-                    obs[row] = row_obs
+                if views is None:
+                    write(obs, row, row_obs)
                 else:
-                    trees.scatter(obs, row, row_obs)
+                    try:
+                        views[row][:] = row_obs
+                    except NOT_A_ROW:
+                        write(obs, row, row_obs)
                 row += 1
         except RAISED as error:
-            self._fail(error, row, actions, row_obs)
+            self._fail(error, row, actions)
         if ended is not None:
             rows = np.array([row for row, _, _ in ended], np.int64)
             result.final_obs = (rows, trees.concatenate([last for _, last, _ in ended]))
             result.infos = {row: info for row, _, info in ended if info} or None
             result.any_done = True
+        if self._watch is not None:
+            self._watch_step(result)
         return result
 
     def _begin_episode(self, row: int, terminated: bool, truncated: bool) -> Tree:
@@ -154,13 +176,8 @@ class LightSyncVectorEnv(VectorBoundary):
         self._deadlines[row] = NO_LIMIT if limit == NO_LIMIT else self._clock + limit
         return self._resets[row]()[0]
 
-    def _fail(self, error: BaseException, row: int, actions: Tree, row_obs: Tree) -> NoReturn:
+    def _fail(self, error: BaseException, row: int, actions: Tree) -> NoReturn:
         action = actions[row] if row < len(actions) else None
-        if row_obs is not None and isinstance(error, ValueError | KeyError):
-            try:
-                trees.check_shape(self.observation_space, row_obs)  # is it what could not be written?
-            except ValueError as wrong:
-                wrong.__cause__, error = error, wrong
         raise step_error(error, backend=self.backend, env_index=row, action=action, during="step") from error
 
     def _env_states(self) -> list[Any]:

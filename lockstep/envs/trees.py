@@ -10,15 +10,15 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import create_empty_array
 
-from lockstep.data.trees import Tree, leaves_of_space, map_tree, space_parts, zip_trees
+from lockstep.data.trees import Tree, map_tree, zip_trees
+from lockstep.data.values import ARRAY_SPACES, ObservationForm, check_entries
 
-ARRAY_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 Rows = Any
 """An index, a list of indices, a mask or a slice of rows."""
 
 
 def check_supported(space: spaces.Space, name: str) -> None:
-    """Raise `ValueError` for a space that has no array of fixed size (Text, Graph, Sequence, ...)."""
+    """Raise `ValueError` for a space that has no array of fixed size (Text, Graph, Sequence, ...), or no entries."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
         for key, part in parts:
@@ -28,6 +28,8 @@ def check_supported(space: spaces.Space, name: str) -> None:
             f"{name} is {space!r}, which has no array of fixed size. Allowed: Box, Discrete, MultiDiscrete, "
             "MultiBinary, and Dict or Tuple of these. Wrap the environment so that it gives one of them."
         )
+    else:
+        check_entries(space, name)
 
 
 def space_of(env: Any, name: str) -> spaces.Space:
@@ -74,10 +76,17 @@ def stack_rows(space: spaces.Space, rows: list[Tree]) -> Tree:
     return tree
 
 
-def one_row(space: spaces.Space, obs: Tree) -> Tree:
-    """Return a copy [1, ...] of an observation; `ValueError` where it has another shape than its space."""
-    check_shape(space, obs)
-    return stack_rows(space, [obs])
+def one_row(form: ObservationForm, obs: Tree) -> Tree:
+    """Return a copy [1, ...] of an observation; `ValueError` where its space cannot hold it."""
+    return checked_rows(form, [obs])
+
+
+def checked_rows(form: ObservationForm, rows: list[Tree]) -> Tree:
+    """Return a new tree [len(rows), ...] of single observations; `ValueError` where their space cannot hold them."""
+    tree = allocate(form.space, len(rows))
+    for index, row in enumerate(rows):
+        form.write(tree, index, row)
+    return tree
 
 
 def as_arrays(tree: Tree) -> Tree:
@@ -100,34 +109,10 @@ def pairs(tree: Tree, other: Tree) -> Iterator[tuple[Any, Any]]:
 # -- single observations ---
 
 
-def check_shape(space: spaces.Space, value: Tree) -> None:
-    """Raise `ValueError` where an observation has not the shape of its space.
-
-    A plain write would broadcast a scalar over the whole row without a word.
-    """
-    for leaf, part, name in leaves_of_space(space, value, "observation"):
-        if np.shape(part) != leaf.shape:
-            raise ValueError(
-                f"{name} has shape {np.shape(part)}, its space says {leaf.shape}; return observations of that shape, "
-                "or declare theirs in observation_space"
-            )
-
-
 def as_row(space: spaces.Space | None, value: Tree, name: str = "observation") -> Tree:
     """Return a copy of an observation, its arrays of the dtypes of `space`; of other spaces (None: unknown) as it is.
 
     Raises:
-        ValueError: another form or shape, or fractions where the space has whole numbers.
+        ValueError: another form or shape, or values that the space cannot hold.
     """
-    parts = space_parts(space, value, name)
-    if parts is not None:
-        rows = {key: as_row(part, inner, inner_name) for key, part, inner, inner_name in parts}
-        return rows if isinstance(space, spaces.Dict) else tuple(rows.values())
-    if not isinstance(space, ARRAY_SPACES):
-        return copy.deepcopy(value)
-    array, dtype = np.asarray(value), np.dtype(space.dtype)
-    if array.shape != space.shape:
-        raise ValueError(f"{name} has shape {array.shape}, its space says {space.shape}")
-    if array.dtype.kind not in ("iub" if dtype.kind in "iu" else "iubf"):
-        raise ValueError(f"{name} has values of dtype {array.dtype}, its space {dtype}")
-    return array.astype(dtype)[()]
+    return copy.deepcopy(value) if space is None else ObservationForm.of(space, name).copy(value)

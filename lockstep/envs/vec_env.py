@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.data.trees import copy_arrays, map_tree
+from lockstep.data.trees import copy_arrays
+from lockstep.data.values import as_rewards
 from lockstep.envs.boundary import RowInfos, StepResult, VectorBoundary
 from lockstep.envs.errors import step_error
-from lockstep.envs.trees import concatenate
+from lockstep.envs.trees import checked_rows
 
 
 def is_vec_env(env: object) -> bool:
@@ -40,9 +41,10 @@ class VecEnvBoundary(VectorBoundary):
         if seeds is not None and hasattr(self.env, "seed"):
             self.env.seed(seeds[0] % 2**31)
         try:
-            self._result.obs = self.env.reset()
+            obs = self.env.reset()
         except SystemExit as error:
             raise step_error(error, backend=self.backend, env_index=None, during="reset") from error
+        self._result.obs = self._form.hold(obs, (self.num_envs,))
         return self._result.obs
 
     def step(self, actions: Any) -> StepResult:
@@ -52,17 +54,20 @@ class VecEnvBoundary(VectorBoundary):
         result.forget_endings()
         try:
             # copied, as environments may write into what they get
-            result.obs, result.rewards, dones, infos = self.env.step(copy_arrays(actions))
+            obs, rewards, dones, infos = self.env.step(copy_arrays(actions))
         except SystemExit as error:
             raise step_error(error, backend=self.backend, env_index=None, action=actions, during="step") from error
+        result.obs, result.rewards = self._form.hold(obs, (self.num_envs,)), as_rewards(rewards, self.num_envs)
         result.truncateds[:] = [done and info.get("TimeLimit.truncated", False) for done, info in zip(dones, infos)]
         result.terminateds[:] = dones & ~result.truncateds
         self.infos.of_step = copy_arrays(list(infos)) if self._keeps_infos else infos  # type: ignore[union-attr]
         if result.truncateds.any() or result.terminateds.any():
             rows = np.flatnonzero(dones)
-            last = [map_tree(lambda leaf: np.asarray(leaf)[None], infos[row]["terminal_observation"]) for row in rows]
-            result.final_obs, result.any_done = (rows, concatenate(last)), True
+            last = [infos[row]["terminal_observation"] for row in rows]
+            result.final_obs, result.any_done = (rows, checked_rows(self._form, last)), True
             result.infos = {int(row): infos[row] for row in rows}
+        if self._watch is not None:
+            self._watch_step(result)
         return result
 
     def keep_infos(self) -> None:

@@ -22,6 +22,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import CloudpickleWrapper, batch_space, iterate
 
 from lockstep.data.trees import Tree, copy_arrays, map_tree
+from lockstep.data.values import ARRAY_SPACES, ObservationForm, as_reward
 from lockstep.envs import trees
 from lockstep.envs.boundary import RowInfos, StepResult, VectorBoundary
 from lockstep.envs.channel import Channel, seconds_until
@@ -93,7 +94,7 @@ class WorkerVectorEnv(VectorBoundary):
         self.observations = _shared_tree(self.observation_space, self.num_envs, self._allocate)
         """the newest observation of every row, a tree `[B, ...]`, written to by later steps"""
         self._batched_actions = batch_space(self.action_space, self.num_envs)
-        self._rows_of_actions = isinstance(self.action_space, trees.ARRAY_SPACES)
+        self._rows_of_actions = isinstance(self.action_space, ARRAY_SPACES)
         self._result = StepResult(self.observations, self.num_envs)
         self._seeds: list[int | None] = [None] * self.num_envs
         self._sent: dict[int, tuple[float | None, Tree]] = {}  # row -> deadline, action
@@ -243,6 +244,8 @@ class WorkerVectorEnv(VectorBoundary):
             result.valid = np.ones(self.num_envs, np.bool_)
             result.valid[lost] = False
         result.any_done = bool(done or lost)
+        if self._watch is not None:
+            self._watch_step(result)
         return result
 
     def _split(self, actions: Tree, num_rows: int) -> list[Tree]:
@@ -275,7 +278,17 @@ class WorkerVectorEnv(VectorBoundary):
         for row in self._rows_to_receive()[:most]:
             deadline, action = self._sent.pop(row)
             answers.append(self._answer(row, deadline, action, "step"))
+        if self._watch is not None:
+            self._watch_rows(answers)
         return answers
+
+    def _watch_rows(self, answers: Sequence[Arrived]) -> None:
+        """Compare the observations of single rows with their bounds; see `_watch_step`."""
+        for answer in answers:
+            if answer.final_obs is not None:
+                self._compare_bounds(answer.final_obs, [answer.row], num_ended=1)
+        rows = [answer.row for answer in answers]
+        self._compare_bounds(trees.gather(self.observations, rows), rows)
 
     def _rows_to_receive(self) -> list[int]:
         """Wait until a sent row has answered or has had its time; return the rows of which that is true."""
@@ -435,6 +448,7 @@ class _ServedEnv:
         self.keeps_infos = False
         parts = iter(memory)
         self.obs = _shared_tree(env.observation_space, num_envs, lambda size: next(parts))
+        self._form = ObservationForm.of(env.observation_space)
 
     def keep_infos(self, _: None) -> None:
         """Give the infos of all steps and resets from now on."""
@@ -443,7 +457,7 @@ class _ServedEnv:
     def reset(self, seed: int | None) -> dict[str, Any] | None:
         """Begin an episode; return its info, where infos are kept."""
         obs, info = self.env.reset() if seed is None else self.env.reset(seed=seed)
-        self._write(obs)
+        self._form.write(self.obs, self.row, obs)
         return info if self.keeps_infos else None
 
     def step(self, action: Tree) -> tuple[Any, ...]:
@@ -453,14 +467,10 @@ class _ServedEnv:
         obs, reward, terminated, truncated, info = self.env.step(action)
         final = first = None
         if terminated or truncated:
-            final = trees.one_row(self.env.observation_space, obs)
+            final = trees.one_row(self._form, obs)
             info = copy_arrays(info)  # the reset may write into its arrays
             obs, first = self.env.reset()
-        self._write(obs)
+        self._form.write(self.obs, self.row, obs)
         kept = ((info, first),) if self.keeps_infos else ()
         last = info if final is not None and info else None
-        return (float(reward), bool(terminated), bool(truncated), final, last, *kept)
-
-    def _write(self, obs: Tree) -> None:
-        trees.check_shape(self.env.observation_space, obs)
-        trees.scatter(self.obs, self.row, obs)
+        return (as_reward(reward), bool(terminated), bool(truncated), final, last, *kept)

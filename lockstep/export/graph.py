@@ -184,6 +184,9 @@ class ActingGraph(nn.Module):
                 data, memory = connector.export_call(data, memory)
                 data = _tensors_only(data)
             memories.append(memory)
+        weight = next((p for p in self.module.parameters() if p.is_floating_point()), None)
+        if weight is not None:  # as a policy hands them to its network
+            data = map_tree(lambda leaf: leaf.to(weight.dtype) if leaf.is_floating_point() else leaf, data)
         with blamed(self.module):
             if not self.is_stateful:
                 return dict(self.module.forward_inference({"obs": data})), memories, {}

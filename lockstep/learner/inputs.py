@@ -82,6 +82,15 @@ def columns_of_batch(to_tensor: ToTensor, module: RLModule, batch: SampleBatch, 
     return columns
 
 
+def check_loss(loss: object, method: str, module_id: str) -> None:
+    """Raise `TypeError` or `ValueError`, with the method that gave it, for a loss that is not one number of torch."""
+    wanted = "a tensor of one number is needed, shape () (self.masked_mean(values, batch) gives the mean over the rows)"
+    if not isinstance(loss, Tensor):
+        raise TypeError(f"{method} returned a {type(loss).__name__} for module {module_id!r} ({loss!r}); {wanted}")
+    if loss.numel() != 1:
+        raise ValueError(f"{method} returned a loss of shape {tuple(loss.shape)} for module {module_id!r}; {wanted}")
+
+
 def flat_actions(actions: Tree, space: spaces.Space[Any]) -> np.ndarray:
     """Return actions as learned from, for those of the environment where they are trees; others as they are.
 

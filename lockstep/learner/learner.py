@@ -393,7 +393,8 @@ class Learner(Generic[Training]):
         }
         self.end_update(options.timesteps or {}, agreed, trajectories, first_values)
         if self._is_first_count("rows_left_out", counts["num_rows_left_out"]):
-            warn_of_rows_left_out(counts["num_rows_left_out"] // passes, num_rows, options)
+            left_out, wanted = counts["num_rows_left_out"] // passes, self.config.train_batch_size
+            warn_of_rows_left_out(left_out, num_rows, options, wanted)
         return self.summarize(self.reducer.sum_counts(trained), counts, time.perf_counter() - started)
 
     def end_update(
@@ -560,6 +561,8 @@ class Learner(Generic[Training]):
             names = {module_id: type(module).__name__ for module_id, module in self.module.items()}
             inputs.check_read(error.args[0] if error.args else None, fwd_out, batch, names, type(self).__name__)
             raise
+        for module_id, loss in losses.items():
+            inputs.check_loss(loss, f"{type(self).__name__}.compute_losses", module_id)
         self.modules_in_step = tuple(batch)
         self.row_values = {
             module_id: outputs[Columns.VF_PREDS].detach()
@@ -619,6 +622,7 @@ class Learner(Generic[Training]):
                 loss = self.fused_loss(module_id, config, part, outputs)
             if loss is None:
                 loss = self.compute_loss_for_module(module_id=module_id, config=config, batch=part, fwd_out=outputs)
+                inputs.check_loss(loss, f"{type(self).__name__}.compute_loss_for_module", module_id)
             losses[module_id] = loss
         metrics.weight = rows_in_all
         return losses
@@ -1275,7 +1279,8 @@ class Learner(Generic[Training]):
     def to_tensor(self, value: np.ndarray | Tensor) -> Tensor:
         """Return an array on the learner's device; floats in the learner's dtype; no copy where none is needed."""
         if isinstance(value, np.ndarray):  # torch has no negative strides, as those of `array[::-1]`
+            value = value.astype(value.dtype.newbyteorder("="), copy=False)
             value = torch.from_numpy(value.copy() if any(step < 0 for step in value.strides) else value)
-        tensor: Tensor = value
+        tensor: Tensor = value.detach()  # no gradient reaches whoever made the column
         dtype = self.dtype if tensor.is_floating_point() else tensor.dtype
         return tensor if tensor.dtype == dtype and tensor.device == self.device else tensor.to(self.device, dtype)

@@ -94,15 +94,20 @@ def rows_on_device(
     return [{mid: None if index is None else next(found) for mid, index in rows.items()} for rows, _ in minibatches]
 
 
-def warn_of_rows_left_out(num_left_out: int, num_rows: int, options: UpdateOptions) -> None:
-    """Warn that each pass leaves rows of the batch out."""
+def warn_of_rows_left_out(num_left_out: int, num_rows: int, options: UpdateOptions, train_batch_size: int) -> None:
+    """Warn that each pass leaves rows of the batch out; `train_batch_size`: the configured one."""
     which = (
         "another random part in each pass" if options.shuffle_batch_per_epoch else "they come first in the next pass"
     )
+    size = options.minibatch_size or num_rows
+    advice = "Set minibatch_size to a number that divides the rows, None for the whole batch at once"
+    if train_batch_size % size:
+        advice += ", or train_batch_size to a multiple of minibatch_size"
+    elif train_batch_size != num_rows:
+        advice += f" (train_batch_size={train_batch_size} is a multiple of it, but {num_rows} rows came to this update)"
     warnings.warn(
         f"{num_left_out} of {num_rows} rows are left out of each pass, because they fill no minibatch of "
-        f"{options.minibatch_size} ({which}). Set minibatch_size to a number that divides the rows, None for the whole "
-        "batch at once, or train_batch_size to a multiple of minibatch_size; results count them as num_rows_left_out",
+        f"{options.minibatch_size} ({which}). {advice}; results count them as num_rows_left_out",
         stacklevel=2,
     )
 

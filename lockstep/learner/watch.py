@@ -107,6 +107,17 @@ def _has_tensors(part: nn.Module | Tensor | None) -> bool:
     return part is not None
 
 
+WITHOUT_GRADIENT = (
+    "had no gradient, or one of zeros only, in a whole update. Either units behind them are saturated (a tanh far from "
+    "0, a relu below 0: lower training.lr, set environment.normalize_observations=True, begin with smaller weights), "
+    "or the loss does not depend on them: freeze what is not to learn (requires_grad_(False))"
+)
+WITHOUT_OPTIMIZER = (
+    "have no optimizer, and stay as they are: register_optimizer gives them one. Freeze what is not to learn "
+    "(requires_grad_(False))"
+)
+
+
 class GradientWatch:
     """Finds trainable parameters that get no gradient in a whole update, or that no optimizer steps.
 
@@ -173,10 +184,10 @@ class GradientWatch:
         goes_on = self._steps[""] < STEPS_OF_A_LOOK
         self.missing = {p: e for p, e in self.missing.items() if goes_on and self._name(p) not in without}
         warnings = [
-            f"the trainable parameters {', '.join(new)} {problem}. Freeze what is not to learn (requires_grad_(False))"
+            f"the trainable parameters {', '.join(new)} {problem}"
             for names, problem in (
-                (without, "had no gradient, or one of zeros only, in a whole update: the loss may not depend on them"),
-                (self._unstepped, "have no optimizer, and stay as they are: register_optimizer gives them one"),
+                (without, WITHOUT_GRADIENT),
+                (self._unstepped, WITHOUT_OPTIMIZER),
             )
             if (new := [name for name in names if name not in self._named])
         ]

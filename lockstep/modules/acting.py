@@ -161,6 +161,7 @@ class _OnDevice:
         self.module = module
         self._pipeline = _used(obs_pipeline)
         self._device = _device_of(module)
+        self._dtype = _dtype_of(module)
 
     def is_stale(self) -> bool:
         """Return whether the module was moved; see `Actor.is_stale`."""
@@ -187,6 +188,11 @@ class _OnDevice:
         array = np.asarray(array)
         return torch.from_numpy(array if array.flags.writeable else array.copy()).to(self._device)
 
+    def _of_weights(self, array: Any) -> Tensor:
+        """Return observations as a tensor, floats in the dtype of the weights: so does the learner hand them in."""
+        tensor = self._to_tensor(array)
+        return tensor.to(self._dtype) if tensor.is_floating_point() and self._dtype is not None else tensor
+
 
 class TorchActor(_OnDevice):
     """Acts with any `RLModule` that has no state, on its device."""
@@ -200,7 +206,7 @@ class TorchActor(_OnDevice):
     def act(self, obs: Any, noise: Noise | None = None) -> np.ndarray:
         if self._pipeline is not None:
             obs = self._pipeline(obs)
-        return self._pick(self._forward({"obs": map_tree(self._to_tensor, obs)}, noise), noise)
+        return self._pick(self._forward({"obs": map_tree(self._of_weights, obs)}, noise), noise)
 
 
 class RecurrentActor(_OnDevice):
@@ -226,7 +232,7 @@ class RecurrentActor(_OnDevice):
         if self._pipeline is not None:
             obs = self._pipeline(obs)
         batch = {
-            "obs": map_tree(lambda leaf: self._to_tensor(leaf).unsqueeze(1), obs),
+            "obs": map_tree(lambda leaf: self._of_weights(leaf).unsqueeze(1), obs),
             "state_in": map_tree(self._to_tensor, dict(state)),
         }
         outputs = self._forward(batch, noise)
@@ -237,6 +243,11 @@ class RecurrentActor(_OnDevice):
 
 def _used(pipeline: Pipeline | None) -> Pipeline | None:
     return None if pipeline is None or pipeline.is_identity else pipeline
+
+
+def _dtype_of(module: nn.Module) -> torch.dtype | None:
+    """Return the dtype of the first weights that are floats; None for a network without any."""
+    return next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
 
 
 def _device_of(module: nn.Module) -> torch.device:

@@ -56,10 +56,11 @@ class ActionCritics(nn.Module):
         num_actions, self.num_outputs = action_dist.noise_size, config.num_value_outputs
         num_inputs = self.features.output_size + (0 if self.is_discrete else num_actions)
         gains = (config.hidden_gain, config.value_gain) if config.orthogonal_init else (None, None)
+        self.hiddens = config.hiddens if config.critic_hiddens is None else config.critic_hiddens
         self.mlp = self.mlp_class(
             config.num_critics,
             num_inputs,
-            config.hiddens if config.critic_hiddens is None else config.critic_hiddens,
+            self.hiddens,
             num_actions if self.is_discrete else self.num_outputs,
             activation=config.activation,
             hidden_gain=gains[0],

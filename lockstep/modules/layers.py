@@ -74,7 +74,7 @@ def policy_head(size: int, action_dist: ActionDist, config: ModelConfig) -> tupl
         noisy: nn.Linear = StateDependentHead(size, num_log_stds, config.gsde_log_std_init)
         return initialise(noisy, config.policy_gain if config.orthogonal_init else None), None
     if num_log_stds and config.free_log_std:
-        log_std = nn.Parameter(torch.full((num_log_stds,), config.log_std_init))
+        log_std = nn.Parameter(torch.full((num_log_stds,), float(config.log_std_init)))
         return make_head(size, num_outputs - num_log_stds, config.policy_gain, config), log_std
     head = make_head(size, num_outputs, config.policy_gain, config)
     nn.init.constant_(head.bias[num_outputs - num_log_stds :], config.log_std_init)

@@ -130,7 +130,8 @@ class ModelConfig:
     """Networks of action values of SAC and of algorithms for continuous actions; the smallest value counts (TQC: the
     mean)."""
     critic_hiddens: tuple[int, ...] | None = None
-    """Widths of the hidden layers of critics `Q(s, a)`; None: `hiddens`."""
+    """Widths of the hidden layers of critics `Q(s, a)`. Defaults to `hiddens`, except for TQC (512, 512, 512) and
+    CrossQ (2048, 2048): their critics follow this option alone."""
     log_std_bounds: tuple[float, float] = (-20.0, 2.0)
     """Bounds of the logarithm of the standard deviations of SAC."""
     recurrent: str | None = None

@@ -18,6 +18,7 @@ from lockstep.data.actions import ACTION_MASK, carries_mask
 from lockstep.data.codec import describe_space, space_from
 from lockstep.modules.action_dist import ActionDist
 from lockstep.modules.layers import mask_logits
+from lockstep.modules.lazy_layers import initialise_lazy
 from lockstep.modules.model_config import ModelConfig
 from lockstep.state.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
 from lockstep.state.streams import global_generator
@@ -318,13 +319,15 @@ class RLModuleSpec:
                 "nn.Module"
             )
         with global_generator(seed, keep=seed is not None):
-            return self.module_class(
+            module = self.module_class(
                 self.observation_space,
                 self.action_space,
                 inference_only=self.inference_only,
                 model_config=self.model_config,
                 **({} if self.critic_space is None else {"critic_space": self.critic_space}),
             )
+            initialise_lazy(module)
+            return module
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for a file; the class by its import path. The user's signature is over own names."""

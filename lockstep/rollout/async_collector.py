@@ -11,6 +11,7 @@ import numpy as np
 from lockstep.data.columns import Columns
 from lockstep.data.rollout import RolloutStore
 from lockstep.data.trees import map_tree, named_leaves
+from lockstep.data.values import ARRAY_SPACES
 from lockstep.envs import WorkerVectorEnv, make_vector
 from lockstep.envs import trees as env_trees
 from lockstep.envs.workers import Arrived
@@ -58,7 +59,7 @@ class AsyncCollector(Collector):
     ) -> None:
         if isinstance(env, str) or callable(env):
             env = make_vector(env, num_envs=num_envs, mode="async")
-        if not isinstance(env, WorkerVectorEnv) or not isinstance(env.action_space, env_trees.ARRAY_SPACES):
+        if not isinstance(env, WorkerVectorEnv) or not isinstance(env.action_space, ARRAY_SPACES):
             raise ValueError(
                 "AsyncCollector needs environments in processes of their own, with plain actions; give "
                 "make_vector(env, num_envs=n, mode='async')"

@@ -33,6 +33,10 @@ class Limits:
             and (math.isfinite(number) if self.finite else not math.isnan(number))
         )
 
+    def allow_after(self, number: float) -> bool:
+        """Return whether a schedule may come to `number`: also to a limit that its start must be above or below."""
+        return self.allow(number) or number in (self.gt, self.lt)
+
     def __str__(self) -> str:
         if self.ge is not None and self.le is not None:
             return f" between {self.ge:g} and {self.le:g}"

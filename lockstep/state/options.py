@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, field, fields, replace
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Generic, Literal, NoReturn, Self, TypeVar, Union, cast
@@ -149,20 +149,22 @@ def _limits_of(section: type, name: str) -> Limits:
 
 def _check(name: str, value: object, hint: object, limits: Limits) -> None:
     wrong = not _fits(value, hint)
-    if wrong or not all(map(limits.allow, _numbers_in(name, value, hint))):
+    if wrong or not _are_allowed(name, value, hint, limits):
         kind = TypeError if wrong and not _is_unknown_choice(value, hint) else ValueError
         raise kind(f"{name}={value!r} is not allowed; it must be {_spoken(hint, limits)}")
 
 
-def _numbers_in(name: str, value: Any, hint: object) -> Iterator[float]:
-    """The number that `value` is, or the values of its points or of a dict."""
+def _are_allowed(name: str, value: Any, hint: object, limits: Limits) -> bool:
+    """Return whether the limits allow the number that `value` is, or the values of its points or of a dict."""
     if is_number(value):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from (part for part in value.values() if is_number(part))
-    elif _is_schedule(hint) and isinstance(value, _POINTS):
+        return limits.allow(value)
+    if isinstance(value, Mapping):
+        return all(limits.allow(part) for part in value.values() if is_number(part))
+    if _is_schedule(hint) and isinstance(value, _POINTS):
         Schedule(value, name)
-        yield from (point[1] for point in value)
+        first, *later = (point[1] for point in value)
+        return limits.allow(first) and all(map(limits.allow_after, later))
+    return True
 
 
 def _is_schedule(hint: object) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
 import numpy as np
@@ -75,7 +76,9 @@ class OfflineTrainer(BaseTrainer):
         options = own_options(type(self), self.elsewhere, TrainerOptions.__annotations__, options)
         super().__init__(policy, max_epoch, batch_size, None, test_collector, step_per_epoch, **options)
         try:
-            self.buffer = policy.process_buffer(offline_source(buffer, policy))
+            named = policy.config.offline_data.input_
+            origin = str(named) if isinstance(named, str | Path) else ""
+            self.buffer = policy.process_buffer(offline_source(buffer, policy, origin))
         except (KeyError, ValueError) as error:
             if isinstance(error, MalformedBufferError):
                 raise

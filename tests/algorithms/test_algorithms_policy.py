@@ -148,7 +148,7 @@ WRONG_OBS = [
     (NESTED, ({"a": OBS[:2], "b": PAIR}, {}), WITHOUT_INFO),
     (NESTED, {"a": OBS[:2, :2], "b": PAIR}, "obs['a'] has the shape (2, 2), expected [B, 3]"),
     (NESTED, {"a": OBS[:2], "b": PAIR[:1]}, "obs['b'] has the keys [0], expected a Tuple of [0, 1]"),
-    (NESTED, {"a": OBS[:2], "b": (PAIR[0], PAIR[1] + 0.5)}, "obs['b'][1] has fractions (dtype float64)"),
+    (NESTED, {"a": OBS[:2], "b": (PAIR[0], PAIR[1] + 0.5)}, "obs['b'][1][0, 0] is 0.5 (dtype float64)"),
     (NESTED, {"a": OBS[:2], "b": (np.array([0, 2]), PAIR[1])}, "obs['b'][0][1] is 2, outside of Discrete(2)"),
     (NESTED, {"a": OBS[:2].astype(str), "b": PAIR}, "obs['a'] has the dtype <U"),
     (NESTED, {"a": OBS[:3], "b": PAIR}, "different numbers of rows: {\"obs['a']\": 3, \"obs['b'][0]\": 2"),

@@ -8,8 +8,9 @@ import pytest
 import torch
 from agent_games import CountingGame, game_config
 
-from lockstep import BCConfig, DQNConfig, PPOConfig, SACConfig, SampleBatch
+from lockstep import BCConfig, CrossQConfig, DQNConfig, PPOConfig, SACConfig, SampleBatch, TQCConfig
 from lockstep.algorithms.ppo import PPOLearner
+from lockstep.cli.commands import advice
 from lockstep.cli.plan import Plan, size_text
 from lockstep.trainer.run import prepare_run
 
@@ -178,3 +179,41 @@ class WithOwnRate(PPOLearner):
 def test_an_optimizer_with_a_rate_of_its_own_has_a_plan():
     config = ppo(learner_class=WithOwnRate)
     assert "0.002 throughout" in str(Plan(config.build_trainer(), config).facts(["test"]))
+
+
+@pytest.mark.parametrize("config, widths", [(TQCConfig, "512, 512, 512"), (CrossQConfig, "2048, 2048")])
+def test_the_plan_names_the_critics_that_hiddens_leave_and_a_first_guess_of_the_time(config, widths):
+    wide = off_policy(config, "Pendulum-v1")
+    narrow = off_policy(config, "Pendulum-v1").rl_module(model_config={"hiddens": (8,), "critic_hiddens": (8,)})
+    texts = []
+    for each in (wide, narrow):
+        trainer = each.reporting(total_steps=20_000).build_trainer()
+        texts.append(Plan(trainer, each).facts(["test"]))
+        module = trainer.policy.module
+        number = sum(p.numel() for p in module.critics.parameters())
+        assert f"{number:,} of them in critics" in texts[-1]["networks"]
+    assert f"layers of {widths} (model_config.critic_hiddens)" in texts[0]["networks"]
+    assert "layers of 8 (model_config.critic_hiddens)" in texts[1]["networks"]
+    assert all(re.match(r"a first guess is [\d.]+ (s|min|h);", text["time"]) for text in texts)
+    assert texts[0]["time"] != texts[1]["time"]
+
+
+@pytest.mark.parametrize("make", [ppo, off_policy, offline])
+def test_every_plan_has_a_first_guess_of_the_time(make):
+    config = make()
+    assert "first guess" in Plan(config.build_trainer(), config).facts(["test"])["time"]
+
+
+@pytest.mark.parametrize(
+    "algo, has, has_not",
+    [
+        ("sac", "replay.update_per_step", "minibatch_size"),
+        ("dqn", "replay.update_per_step", "num_epochs"),
+        ("cql", "rl_module.model_config", "minibatch_size"),
+        ("ppo", "training.minibatch_size", "update_per_step"),
+    ],
+)
+def test_advice_on_slow_updates_names_options_that_the_algorithm_has(algo, has, has_not):
+    (line,) = advice({"update": 0.9}, {}, algo)
+    assert has in line
+    assert has_not not in line

@@ -182,3 +182,25 @@ def test_a_reused_array_is_told():
     findings = check_environment(Reusing, num_steps=50)
     assert [finding.code for finding in findings] == ["observation_reused", "random_return", "speed"]
     assert {finding.level for finding in findings} == {"info"}
+
+
+class Large(Sound):
+    """Has rewards of 338 and observations of 3,000."""
+
+    observation_space = spaces.Box(-1e4, 1e4, (2,), dtype=np.float32)
+
+    def observe(self):
+        return np.float32(3000) * self.np_random.uniform(0.5, 1, 2).astype(np.float32)
+
+    def reward(self):
+        return 338.0
+
+
+def test_rewards_and_observations_of_odd_scale_are_told_with_what_to_set():
+    warned = {each.code: each.message for each in check_environment(Large) if each.level == "warning"}
+    assert "338" in warned["reward_scale"]
+    assert "environment.normalize_rewards=True" in warned["reward_scale"]
+    assert "environment.normalize_observations=True" in warned["observation_scale"]
+    codes = {each.code for each in check_environment(fault(reward=lambda self: 1e-5))}
+    assert "reward_scale" in codes
+    assert not {"reward_scale", "observation_scale"} & {each.code for each in check_environment(Sound)}

@@ -320,6 +320,8 @@ def test_parameters_that_get_no_gradient_in_a_whole_update_are_named_once():
 
     (text,) = told(update)
     assert "had no gradient, or one of zeros only, in a whole update" in text
+    assert "saturated (a tanh far from 0" in text
+    assert text.index("saturated") < text.index("freeze")
     own = f"rl_modules.{MODULE}."
     for name in ("encoder.mlp.0.weight", "encoder.mlp.0.bias", "policy_head.weight", "policy_head.bias"):
         assert own + name in text

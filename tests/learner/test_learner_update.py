@@ -224,6 +224,17 @@ def test_rows_left_out_are_counted_and_told_once(shuffle):
         assert learner.update_from_batch(numbered(12), **options)[ALL]["num_rows_left_out"] == 0
 
 
+@pytest.mark.parametrize("wanted, advised", [(12, False), (10, True)])
+def test_a_multiple_is_advised_only_where_train_batch_size_is_none(wanted, advised):
+    learner = value_learner()
+    learner.config.train_batch_size = wanted
+    with pytest.warns(UserWarning, match="2 of 10 rows are left out") as told:
+        learner.update_from_batch(numbered(10), minibatch_size=4)
+    text = str(told[0].message)
+    assert ("train_batch_size to a multiple" in text) == advised
+    assert ("10 rows came to this update" in text) != advised
+
+
 def test_rows_left_out_of_several_modules_are_counted_together():
     learner = value_learner(modules=("a", "b"))
     with pytest.warns(UserWarning, match=r"3 of 18 rows"):

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.data.values import as_rewards
 from lockstep.envs.boundary import RowInfos, StepResult, VectorBoundary
 from lockstep.envs.errors import step_error
 from lockstep.envs.tensor.base import TensorVecEnv
@@ -39,8 +40,13 @@ class TensorBoundary(VectorBoundary):
 
     def _reset(self, seeds: list[int] | None) -> np.ndarray:
         obs = self.tensors.reset(None if seeds is None else seeds[0])
-        self._result.obs = obs.cpu().numpy()
+        self._result.obs = self._on_host(obs)
         return self._result.obs
+
+    def _on_host(self, obs: Tensor) -> np.ndarray:
+        """Return observations `[B, ...]` as an array of the space's dtype."""
+        held: np.ndarray = self._form.hold(obs.cpu().numpy(), (self.num_envs,))
+        return held
 
     def step(self, actions: Any) -> StepResult:
         """Take one action in every row; see `VectorBoundary.step`."""
@@ -53,14 +59,16 @@ class TensorBoundary(VectorBoundary):
             obs, rewards, dones, extras = self.tensors.step(sent)
         except SystemExit as error:  # it would end a run as if all had gone well
             raise step_error(error, backend=self.backend, env_index=None, action=actions, during="step") from error
-        result.obs, result.rewards = obs.cpu().numpy(), rewards.cpu().numpy()
+        result.obs, result.rewards = self._on_host(obs), as_rewards(rewards.cpu().numpy(), self.num_envs)
         ended = dones.cpu().numpy()
         result.truncateds[:] = ended & extras["time_outs"].cpu().numpy()
         result.terminateds[:] = ended & ~result.truncateds
         if ended.any():
             rows = np.flatnonzero(ended)
             final = arrived_at(acted_on, obs, dones, extras)
-            result.final_obs, result.any_done = (rows, final.cpu().numpy()[rows]), True
+            result.final_obs, result.any_done = (rows, self._on_host(final)[rows]), True
+        if self._watch is not None:
+            self._watch_step(result)
         return result
 
     def get_state(self) -> dict[str, Any] | None:
@@ -70,7 +78,7 @@ class TensorBoundary(VectorBoundary):
     def set_state(self, state: dict[str, Any]) -> np.ndarray:
         self.tensors.set_state(state["tensors"])
         self._started = True
-        self._result.obs = self.tensors.get_observations().cpu().numpy()
+        self._result.obs = self._on_host(self.tensors.get_observations())
         return self._result.obs
 
     def keep_infos(self) -> None:
