@@ -15,11 +15,12 @@ from __future__ import annotations
 import copy
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector.utils import create_empty_array
 
 from lockstep.data.trees import Tree, leaves_of_space
 
@@ -167,6 +168,13 @@ class ObservationForm(ABC):
     @abstractmethod
     def copy(self, value: Tree) -> Tree:
         """Return a copy of one observation in the dtypes of the space; errors as for `hold`."""
+
+    def rows(self, values: Sequence[Tree]) -> Tree:
+        """Return copies of single observations as one tree `[len(values), ...]`; errors as for `hold`."""
+        tree = create_empty_array(self.space, n=len(values), fn=np.zeros)
+        for row, value in enumerate(values):
+            self.write(tree, row, value)
+        return tree
 
 
 class _ArrayForm(ObservationForm):

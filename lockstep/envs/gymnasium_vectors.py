@@ -221,7 +221,7 @@ class VectorEnvBoundary(VectorBoundary):
             )
         if isinstance(final, np.ndarray) and final.dtype == object:
             try:
-                return trees.checked_rows(self._form, [final[row] for row in rows])
+                return self._form.rows([final[row] for row in rows])
             except (TypeError, ValueError, KeyError) as error:
                 raise ValueError(
                     f"infos['final_obs'] has {[final[row] for row in rows]!r} for rows {rows.tolist()}, which are no "

@@ -147,7 +147,7 @@ class LightSyncVectorEnv(VectorBoundary):
                 if terminated or truncated or clock >= deadlines[row]:
                     if ended is None:
                         ended = []
-                    ended.append((row, trees.one_row(self._form, row_obs), copy_arrays(info)))
+                    ended.append((row, self._form.rows([row_obs]), copy_arrays(info)))
                     row_obs = self._begin_episode(row, terminated, truncated)
                 if views is None:
                     write(obs, row, row_obs)

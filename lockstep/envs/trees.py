@@ -76,19 +76,6 @@ def stack_rows(space: spaces.Space, rows: list[Tree]) -> Tree:
     return tree
 
 
-def one_row(form: ObservationForm, obs: Tree) -> Tree:
-    """Return a copy [1, ...] of an observation; `ValueError` where its space cannot hold it."""
-    return checked_rows(form, [obs])
-
-
-def checked_rows(form: ObservationForm, rows: list[Tree]) -> Tree:
-    """Return a new tree [len(rows), ...] of single observations; `ValueError` where their space cannot hold them."""
-    tree = allocate(form.space, len(rows))
-    for index, row in enumerate(rows):
-        form.write(tree, index, row)
-    return tree
-
-
 def as_arrays(tree: Tree) -> Tree:
     """Return the same tree with numpy arrays as leaves (jax and torch arrays are converted)."""
     return tree if isinstance(tree, np.ndarray) else map_tree(np.asarray, tree)

@@ -10,7 +10,6 @@ from lockstep.data.trees import copy_arrays
 from lockstep.data.values import as_rewards
 from lockstep.envs.boundary import RowInfos, StepResult, VectorBoundary
 from lockstep.envs.errors import step_error
-from lockstep.envs.trees import checked_rows
 
 
 def is_vec_env(env: object) -> bool:
@@ -64,7 +63,7 @@ class VecEnvBoundary(VectorBoundary):
         if result.truncateds.any() or result.terminateds.any():
             rows = np.flatnonzero(dones)
             last = [infos[row]["terminal_observation"] for row in rows]
-            result.final_obs, result.any_done = (rows, checked_rows(self._form, last)), True
+            result.final_obs, result.any_done = (rows, self._form.rows(last)), True
             result.infos = {int(row): infos[row] for row in rows}
         if self._watch is not None:
             self._watch_step(result)

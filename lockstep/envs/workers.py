@@ -467,7 +467,7 @@ class _ServedEnv:
         obs, reward, terminated, truncated, info = self.env.step(action)
         final = first = None
         if terminated or truncated:
-            final = trees.one_row(self._form, obs)
+            final = self._form.rows([obs])
             info = copy_arrays(info)  # the reset may write into its arrays
             obs, first = self.env.reset()
         self._form.write(self.obs, self.row, obs)
