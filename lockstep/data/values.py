@@ -35,7 +35,7 @@ _FIRST_STEPS = 10_000
 # -- one array ---
 
 
-def held(space: spaces.Space[Any], value: Any, name: str, leading: tuple[int, ...] = ()) -> np.ndarray:
+def held(space: spaces.Space[Any], value: Tree, name: str, leading: tuple[int, ...] = ()) -> np.ndarray:
     """Return `value` as an array `[*leading, *space.shape]` of the space's dtype; the same array where it is one.
 
     Raises:
@@ -86,7 +86,7 @@ def short(space: spaces.Space[Any]) -> str:
     return text if len(text) < 120 else f"{type(space).__name__}(shape={space.shape}, dtype={space.dtype})"
 
 
-def check_entries(space: Any, name: str) -> None:
+def check_entries(space: spaces.Space[Any], name: str) -> None:
     """Raise `ValueError` for a space that is, or has in it, an array without entries."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         parts: Any = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
@@ -99,7 +99,7 @@ def check_entries(space: Any, name: str) -> None:
         )
 
 
-def as_reward(reward: Any, name: str = "the reward") -> float:
+def as_reward(reward: Tree, name: str = "the reward") -> float:
     """Return a reward as a float: a number, or an array or tensor with one.
 
     Raises:
@@ -116,7 +116,7 @@ def as_reward(reward: Any, name: str = "the reward") -> float:
     raise ValueError(f"{name} {reward!r} is a {type(reward).__name__}; one number is needed")
 
 
-def as_rewards(rewards: Any, num_envs: int) -> np.ndarray:
+def as_rewards(rewards: Tree, num_envs: int) -> np.ndarray:
     """Return the rewards of a vector step as an array `[num_envs]`.
 
     Raises:
@@ -188,12 +188,12 @@ class _ArrayForm(ObservationForm):
         if not self._shape:
             self._scalars = frozenset((np.int64, int) if self._dtype == np.int64 else (self._dtype.type,))
 
-    def hold(self, value: Any, leading: tuple[int, ...] = ()) -> Any:
+    def hold(self, value: Tree, leading: tuple[int, ...] = ()) -> Any:
         if type(value) is np.ndarray and value.dtype is self._dtype and value.shape == (*leading, *self._shape):
             return value
         return held(self.space, value, self.name, leading)
 
-    def write(self, target: np.ndarray, row: int, value: Any) -> None:
+    def write(self, target: np.ndarray, row: int, value: Tree) -> None:
         kind = type(value)
         if kind is np.ndarray:
             if value.dtype is self._dtype and value.shape == self._shape:
@@ -204,7 +204,7 @@ class _ArrayForm(ObservationForm):
             return
         target[row] = held(self.space, value, self.name)
 
-    def copy(self, value: Any) -> Any:
+    def copy(self, value: Tree) -> Any:
         return np.array(self.hold(value))[()]
 
 
@@ -217,7 +217,7 @@ class _TreeForm(ObservationForm):
         parts: Any = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
         self._parts = {key: ObservationForm.of(part, f"{name}[{key!r}]") for key, part in parts}
 
-    def _check_keys(self, value: Any) -> None:
+    def _check_keys(self, value: Tree) -> None:
         """Check that a value has the parts of the space, no others."""
         if self._is_dict:
             fits = isinstance(value, Mapping) and value.keys() == self._parts.keys()
@@ -229,16 +229,16 @@ class _TreeForm(ObservationForm):
     def _joined(self, parts: dict[Any, Any]) -> Tree:
         return parts if self._is_dict else tuple(parts.values())
 
-    def hold(self, value: Any, leading: tuple[int, ...] = ()) -> Any:
+    def hold(self, value: Tree, leading: tuple[int, ...] = ()) -> Any:
         self._check_keys(value)
         return self._joined({key: form.hold(value[key], leading) for key, form in self._parts.items()})
 
-    def write(self, target: Any, row: int, value: Any) -> None:
+    def write(self, target: Tree, row: int, value: Tree) -> None:
         self._check_keys(value)
         for key, form in self._parts.items():
             form.write(target[key], row, value[key])
 
-    def copy(self, value: Any) -> Any:
+    def copy(self, value: Tree) -> Any:
         self._check_keys(value)
         return self._joined({key: form.copy(value[key]) for key, form in self._parts.items()})
 
@@ -246,13 +246,13 @@ class _TreeForm(ObservationForm):
 class _FreeForm(ObservationForm):
     """An observation without an array of fixed size."""
 
-    def hold(self, value: Any, leading: tuple[int, ...] = ()) -> Any:
+    def hold(self, value: Tree, leading: tuple[int, ...] = ()) -> Any:
         return value
 
-    def write(self, target: Any, row: int, value: Any) -> None:
+    def write(self, target: Tree, row: int, value: Tree) -> None:
         target[row] = value
 
-    def copy(self, value: Any) -> Any:
+    def copy(self, value: Tree) -> Any:
         return copy.deepcopy(value)
 
 
@@ -312,7 +312,7 @@ class BoundsWatch:
         """Whether there is nothing more to look at."""
         return not self._bounds or self._episodes_left <= 0 or self._steps_left <= 0
 
-    def look(self, obs: Tree, num_ended: int = 0, rows: Any = None) -> None:
+    def look(self, obs: Tree, num_ended: int = 0, rows: Tree = None) -> None:
         """Look at observations `[k, ...]`, a step in which `num_ended` episodes ended.
 
         Args:
@@ -331,7 +331,7 @@ class BoundsWatch:
             if outside.any():
                 self._report(bounds, values, outside, rows)
 
-    def _report(self, bounds: _Bounds, values: np.ndarray, outside: np.ndarray, rows: Any) -> None:
+    def _report(self, bounds: _Bounds, values: np.ndarray, outside: np.ndarray, rows: Tree) -> None:
         row, *place = np.argwhere(outside)[0].tolist()
         value = values[(row, *place)].item()
         row = row if rows is None else int(rows[row])

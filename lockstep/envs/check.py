@@ -122,7 +122,7 @@ class _MeanSquare:
     def __init__(self) -> None:
         self._sum, self._count = 0.0, 0
 
-    def take(self, values: Any) -> None:
+    def take(self, values: Tree) -> None:
         """Take in a number or an array."""
         array = np.atleast_1d(np.asarray(values, np.float64))
         finite = array[np.isfinite(array)]
@@ -274,7 +274,7 @@ class _Examination:
                 "environment.normalize_observations=True, or scale them",
             )
 
-    def _measure(self, space: Any, obs: Tree) -> None:
+    def _measure(self, space: spaces.Space[Any], obs: Tree) -> None:
         """Take an observation's plain numbers into their mean square; images and choices are scaled elsewhere."""
         for leaf, part, _ in leaves_of_space(space, obs, "observation"):
             is_plain = isinstance(leaf, spaces.Box) and leaf.dtype != np.uint8
@@ -365,7 +365,7 @@ class _Examination:
         elif dtype != space.dtype:
             self.add("warning", "observation_dtype", f"{name} is {dtype}, its space says {space.dtype}")
 
-    def _can_hold(self, space: Any, part: Any, name: str) -> bool:
+    def _can_hold(self, space: spaces.Space[Any], part: Tree, name: str) -> bool:
         """Return whether a space can hold numbers of another dtype; note where it cannot."""
         try:
             held(space, part, name)
@@ -492,7 +492,7 @@ def _mask_in(space: spaces.Space[Any], obs: Tree) -> np.ndarray | None:
     return flat if flat is not None and flat.shape == (mask_size(space),) else None
 
 
-def _counted(reward: Any) -> float:
+def _counted(reward: Tree) -> float:
     """Return a reward as a number; NaN for one that is none, which is a finding already."""
     try:
         return as_reward(reward)

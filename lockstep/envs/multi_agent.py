@@ -18,7 +18,7 @@ from lockstep.data import MultiAgentEnvError, MultiAgentEpisode
 from lockstep.data.actions import ACTION_MASK
 from lockstep.data.agent_steps import spaces_by_agent
 from lockstep.data.columns import Columns
-from lockstep.data.trees import copy_arrays, map_tree
+from lockstep.data.trees import Tree, copy_arrays, map_tree
 from lockstep.data.values import BoundsWatch, ObservationForm, as_reward
 from lockstep.envs.env_state import agents_env_state, set_agents_env_state
 from lockstep.envs.make import named_environment
@@ -266,7 +266,7 @@ class Play(ABC):
                 raise MultiAgentEnvError(f"agent {agent!r} at t={self.episode.env_t}: {error}") from None
         return copies
 
-    def _reward_of(self, agent: AgentID, reward: Any) -> float:
+    def _reward_of(self, agent: AgentID, reward: Tree) -> float:
         """Return an agent's reward as a number."""
         try:
             return as_reward(reward)
@@ -274,7 +274,7 @@ class Play(ABC):
             advice = "; leave the agent out of the dict instead" if reward is None else ""
             raise MultiAgentEnvError(f"agent {agent!r} in env step {self.episode.env_t}: {error}{advice}") from None
 
-    def _copy_of(self, agent: AgentID, observation: Any) -> Any:
+    def _copy_of(self, agent: AgentID, observation: Tree) -> Any:
         """Return a copy of an agent's observation. `ValueError` where its space cannot hold it."""
         space = self._spaces.get(agent)
         if space is None:

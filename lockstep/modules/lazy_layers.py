@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from lockstep.data.columns import Columns
-from lockstep.data.trees import map_tree
+from lockstep.data.trees import Tree, map_tree
 
 
-def initialise_lazy(module: Any) -> None:
+def initialise_lazy(module: nn.Module) -> None:
     """Give lazy layers (`nn.LazyLinear`) their sizes by one forward pass on an observation drawn from the space.
 
     Raises:
@@ -48,13 +48,13 @@ def _lazy_names(module: nn.Module) -> list[str]:
     return [name for name, tensor in named if is_lazy(tensor)]
 
 
-def _drawn_batch(module: Any) -> dict[str, Any]:
+def _drawn_batch(module: nn.Module) -> dict[str, Any]:
     """Return a batch of two observations from the space, for a module with memory of two sequences of one step."""
     space = batch_space(module.observation_space, 2)
     space.seed(0)
     state = module.get_initial_state()
 
-    def tensor(leaf: Any) -> Tensor:
+    def tensor(leaf: np.ndarray) -> Tensor:
         found = torch.from_numpy(np.array(leaf))
         found = found.to(torch.get_default_dtype()) if found.is_floating_point() else found
         return found.unsqueeze(1) if state else found
@@ -65,7 +65,7 @@ def _drawn_batch(module: Any) -> dict[str, Any]:
     return batch
 
 
-def _plain_tree(tree: Any) -> Any:
+def _plain_tree(tree: Tree) -> Any:
     """Return a sample of a Dict space as a plain dict."""
     if isinstance(tree, Mapping):
         return {key: _plain_tree(part) for key, part in tree.items()}
