@@ -10,7 +10,7 @@ observation in another place. Behind this boundary there is one: for each row a 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -244,9 +244,7 @@ class VectorBoundary(ABC):
             self._compare_bounds(final, rows, len(rows))
         self._compare_bounds(result.obs)
 
-    def _compare_bounds(
-        self, obs: Tree, rows: Sequence[int] | None = None, num_ended: int = 0, during: str = "step"
-    ) -> None:
+    def _compare_bounds(self, obs: Tree, rows: Tree = None, num_ended: int = 0, during: str = "step") -> None:
         """Compare observations `[k, ...]` of these rows with their bounds, and end the watch when it is over."""
         watch = self._watch
         if watch is None:

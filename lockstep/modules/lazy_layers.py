@@ -14,8 +14,11 @@ from torch.nn.parameter import is_lazy
 from lockstep.data.columns import Columns
 from lockstep.data.trees import Tree, map_tree
 
+LazyNetwork = Any
+"""An `RLModule`, whose file imports this one."""
 
-def initialise_lazy(module: nn.Module) -> None:
+
+def initialise_lazy(module: LazyNetwork) -> None:
     """Give lazy layers (`nn.LazyLinear`) their sizes by one forward pass on an observation drawn from the space.
 
     Raises:
@@ -48,7 +51,7 @@ def _lazy_names(module: nn.Module) -> list[str]:
     return [name for name, tensor in named if is_lazy(tensor)]
 
 
-def _drawn_batch(module: nn.Module) -> dict[str, Any]:
+def _drawn_batch(module: LazyNetwork) -> dict[str, Any]:
     """Return a batch of two observations from the space, for a module with memory of two sequences of one step."""
     space = batch_space(module.observation_space, 2)
     space.seed(0)
