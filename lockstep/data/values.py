@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector.utils import create_empty_array
 
 from lockstep.data.trees import Tree, leaves_of_space
 
@@ -169,9 +168,13 @@ class ObservationForm(ABC):
     def copy(self, value: Tree) -> Tree:
         """Return a copy of one observation in the dtypes of the space; errors as for `hold`."""
 
+    @abstractmethod
+    def empty(self, number: int) -> Tree:
+        """Return room for a number of observations, `[number, ...]`."""
+
     def rows(self, values: Sequence[Tree]) -> Tree:
         """Return copies of single observations as one tree `[len(values), ...]`; errors as for `hold`."""
-        tree = create_empty_array(self.space, n=len(values), fn=np.zeros)
+        tree = self.empty(len(values))
         for row, value in enumerate(values):
             self.write(tree, row, value)
         return tree
@@ -206,6 +209,9 @@ class _ArrayForm(ObservationForm):
 
     def copy(self, value: Tree) -> Any:
         return np.array(self.hold(value))[()]
+
+    def empty(self, number: int) -> Tree:
+        return np.zeros((number, *self._shape), self._dtype)
 
 
 class _TreeForm(ObservationForm):
@@ -242,6 +248,9 @@ class _TreeForm(ObservationForm):
         self._check_keys(value)
         return self._joined({key: form.copy(value[key]) for key, form in self._parts.items()})
 
+    def empty(self, number: int) -> Tree:
+        return self._joined({key: form.empty(number) for key, form in self._parts.items()})
+
 
 class _FreeForm(ObservationForm):
     """An observation without an array of fixed size."""
@@ -254,6 +263,9 @@ class _FreeForm(ObservationForm):
 
     def copy(self, value: Tree) -> Any:
         return copy.deepcopy(value)
+
+    def empty(self, number: int) -> Tree:
+        return [None] * number
 
 
 NOT_A_ROW = (TypeError, ValueError, BufferError)
