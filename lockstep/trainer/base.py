@@ -637,8 +637,11 @@ class BaseTrainer(Counters, ABC):
         self.seconds["total"] = time.monotonic() - self._clock
         failures = []
         try:
-            if save and self._saved_at != self._progress():
-                self._checkpoint()
+            if save:
+                # Callbacks that asked for modules within the step which ends here have them in their states.
+                self._make_changes()
+                if self._saved_at != self._progress():
+                    self._checkpoint()
         except Exception as error:
             self.stop_reason = "error"
             failures.append(error)

@@ -230,6 +230,27 @@ def _rest(trainer):
             return
 
 
+class Leaves(Callback):
+    """Raises at the end of an update in which a copy was asked for, before it has joined."""
+
+    def on_update_end(self, event):
+        if event.env_step == 128:
+            raise KeyboardInterrupt
+
+
+def test_a_run_that_ends_in_the_step_in_which_a_copy_was_asked_for_goes_on_bit_by_bit(folder):
+    (straight, one), (half, two), (again, three) = (run_of() for _ in range(3))
+    straight.run()
+    half.callbacks.append(Leaves())
+    half.save_checkpoint_fn = lambda *where: save_trainer(half, folder / "checkpoint")
+    half.run()
+    assert set(two.copies) < set(half.policy.acting)
+    restore_trainer(again, folder / "checkpoint")
+    again.run()
+    assert three.get_state() == one.get_state()
+    assert learned(again) == learned(straight)
+
+
 def test_a_learner_in_its_own_pool_learns_from_every_seat_and_such_games_are_no_results():
     callback = SelfPlay("main", win_rate_threshold=0.9, window=4, begin_with_copy=False, opponents=["main"])
     trainer = duel_config().build_trainer(callbacks=[callback])
