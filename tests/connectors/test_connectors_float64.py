@@ -25,7 +25,7 @@ class Clock(gym.Env):
     """Shows the time, one of twenty seconds; an episode has one step, and the reward is 1 for "is it late?"."""
 
     def __init__(self, dtype=np.float64):
-        high = np.inf if np.dtype(dtype).kind == "f" else np.iinfo(dtype).max
+        high = np.inf if np.dtype(dtype).kind == "f" else np.iinfo(dtype).max - 1  # gymnasium draws up to high + 1
         self.observation_space, self.action_space = spaces.Box(0, high, (1,), dtype), spaces.Discrete(2)
 
     def show(self):
