@@ -24,6 +24,7 @@ from lockstep._version import __version__
 from lockstep.algorithms import AlgorithmConfig, Policy, get_config
 from lockstep.cli.arguments import Count, MaybeCount, MaybeNumber, MaybePath, MaybeText, parse_setting, read_config_file
 from lockstep.cli.bench import Bench
+from lockstep.cli.caching import Cache
 from lockstep.cli.comparing import Compare, Plot, Report
 from lockstep.cli.ejecting import Eject
 from lockstep.cli.launching import launch_script, words_of
@@ -51,6 +52,7 @@ from lockstep.export import exported_in, read_card
 from lockstep.recipes.training import Settings, find_settings
 from lockstep.rollout import Collector, MultiAgentCollector
 from lockstep.state.checks import check_whole
+from lockstep.state.markup import number_text
 from lockstep.state.streams import RandomStreams
 from lockstep.state.trust import let_typed_names_reach_current_folder
 from lockstep.tracking import RunFolder
@@ -374,8 +376,8 @@ class Eval:
             {
                 "policy": policy_text(policy, path),
                 "episodes": f"{returns.count}, {how} actions, seed {self.seed}",
-                "return": f"{return_text(returns.mean, returns.std)}, median {returns.median:.4g}, "
-                f"{returns.min:.4g} to {returns.max:.4g}",
+                "return": f"{return_text(returns.mean, returns.std)}, median {number_text(returns.median)}, "
+                f"{number_text(returns.min)} to {number_text(returns.max)}",
                 "length": f"{return_text(lens.mean, lens.std)}",
             }
         )
@@ -391,7 +393,7 @@ class Eval:
             filmed = record_video(
                 policy, self.video, num_episodes=self.video_episodes, explore=self.stochastic, seed=self.seed
             )
-            shown = ", ".join(f"{value:.4g}" for value in filmed.returns)
+            shown = ", ".join(number_text(value) for value in filmed.returns)
             say(f"  video     {shown_path(self.video)} (return {shown})")
         return 0
 
@@ -698,6 +700,7 @@ Command = (
     | Annotated[Report, tyro.conf.subcommand("report")]
     | Annotated[List, tyro.conf.subcommand("list")]
     | Annotated[Doctor, tyro.conf.subcommand("doctor")]
+    | Annotated[Cache, tyro.conf.subcommand("cache")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
     | Annotated[Tune, tyro.conf.subcommand("tune")]
     | Annotated[Trust, tyro.conf.subcommand("trust")]
@@ -706,7 +709,23 @@ Command = (
 
 def parse(
     words: list[str],
-) -> Train | Launch | Resume | Eval | Export | Eject | Plot | Compare | Report | List | Doctor | Bench | Tune | Trust:
+) -> (
+    Train
+    | Launch
+    | Resume
+    | Eval
+    | Export
+    | Eject
+    | Plot
+    | Compare
+    | Report
+    | List
+    | Doctor
+    | Cache
+    | Bench
+    | Tune
+    | Trust
+):
     """Return the command that the words name. Ends the process with help (0) or a message about what is wrong (2)."""
     return tyro.cli(
         Command,

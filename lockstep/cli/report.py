@@ -13,6 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from lockstep.state.markup import number_text
 from lockstep.tracking import RunFolder, iqm_bootstrap
 from lockstep.tracking.run_folder import stage_seconds
 from lockstep.trainer.display import clock_text
@@ -66,12 +67,15 @@ def show_result(folder: RunFolder) -> dict[str, Any]:
     summary = folder.read_summary()
     stages = "  ".join(f"{name} {share:.0%}" for name, (_, share) in stage_seconds(summary).items())
     best = summary.get("best_score")
+    best_return = "none"
+    if best is not None:
+        best_return = f"{number_text(best)} (epoch {summary.get('best_epoch')}, kept in best/)"
     say()
     say_facts(
         {
             "final return": return_text(summary.get("final_return"), summary.get("final_return_std"))
             + _evaluated_text(summary),
-            "best return": "none" if best is None else f"{best:.4g} (epoch {summary.get('best_epoch')}, kept in best/)",
+            "best return": best_return,
             "steps": _steps_text(summary),
             "speed": f"{summary['steps_per_second']:,.0f} steps/s while training, "
             f"{clock_text(summary['timing']['total_time'])} in all",
@@ -111,7 +115,7 @@ def show_seeds(folders: Sequence[Path]) -> None:
             (
                 f"seed {folder.seed}",
                 return_text(final, summary.get("final_return_std")),
-                "none" if summary.get("best_score") is None else f"{summary['best_score']:.4g}",
+                "none" if summary.get("best_score") is None else number_text(summary["best_score"]),
                 f"{summary['steps_per_second']:,.0f}",
                 shown_path(path),
             )
@@ -120,8 +124,9 @@ def show_seeds(folders: Sequence[Path]) -> None:
     if finals:
         interval = iqm_bootstrap(np.array(finals))
         say(
-            f"{len(finals)} runs: median {np.median(finals):.4g}, worst {min(finals):.4g}, interquartile mean "
-            f"{float(interval.value):.4g} (95 % interval {float(interval.low):.4g} to {float(interval.high):.4g})"
+            f"{len(finals)} runs: median {number_text(np.median(finals))}, worst {number_text(min(finals))}, "
+            f"interquartile mean {number_text(interval.value)} "
+            f"(95 % interval {number_text(interval.low)} to {number_text(interval.high)})"
         )
 
 
@@ -129,4 +134,4 @@ def return_text(mean: float | None, std: float | None) -> str:
     """Return `"412.3 ± 50.1"`, or `"none"`."""
     if mean is None:
         return "none"
-    return f"{mean:.4g}" if std is None else f"{mean:.4g} ± {std:.3g}"
+    return number_text(mean) if std is None else f"{number_text(mean)} ± {number_text(std, 3)}"

@@ -18,6 +18,7 @@ from lockstep.algorithms import AlgorithmConfig
 from lockstep.cli.arguments import Count, MaybeCount, MaybePath, MaybeText, parse_setting, read_config_file
 from lockstep.cli.report import make_console, say, say_facts, show_table, shown_path
 from lockstep.recipes.training import find_settings
+from lockstep.state.markup import number_text
 from lockstep.tuning import TrialRow, tune
 from lockstep.tuning.study import COMPLETE, RUNNING, START
 
@@ -90,7 +91,7 @@ class Tune:
         say_facts(
             {
                 "trials": ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)),
-                "best": f"trial {best.number}, return {best.score:.4g}: {values_text(best)}",
+                "best": f"trial {best.number}, return {number_text(best.score)}: {values_text(best)}",
                 "train with it": train,
                 "folder": shown_path(path),
             }
@@ -101,9 +102,9 @@ class Tune:
             rows = [
                 (
                     names[which],
-                    f"{float(interval.value):.4g}",
-                    f"{float(interval.low):.4g} to {float(interval.high):.4g}",
-                    f"{min(result.final_returns[which]):.4g}",
+                    number_text(interval.value),
+                    f"{number_text(interval.low)} to {number_text(interval.high)}",
+                    number_text(min(result.final_returns[which])),
                 )
                 for which, interval in result.final.items()
             ]
@@ -163,7 +164,7 @@ class LiveTrials:
         ended = {row.number for row in rows if row.state != RUNNING}
         for row in rows:
             if self.live is None and row.number in ended - (self.told or set()):
-                score = "" if row.score is None else f", return {row.score:.4g}"
+                score = "" if row.score is None else f", return {number_text(row.score)}"
                 say(f"trial {row.number} {row.state}{score}: {row.error or values_text(row)}")
         self.told = ended
 
@@ -177,7 +178,7 @@ def trials_table(rows: Sequence[TrialRow]) -> Table:
     for name in ("trial", "state", "steps", "return", "settings"):
         table.add_column(name, justify="right" if name in ("trial", "steps", "return") else "left")
     for row in [*running, *ranked][:SHOWN]:
-        score = "" if row.score is None else f"{row.score:.4g}"
+        score = "" if row.score is None else number_text(row.score)
         table.add_row(str(row.number), row.state, f"{row.step:,}", score, values_text(row))
     return table
 

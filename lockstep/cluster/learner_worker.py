@@ -10,7 +10,7 @@ from typing import Any
 from lockstep.cluster.processes import Worker
 from lockstep.learner.group import run_request
 from lockstep.learner.learner import Learner
-from lockstep.learner.reduction import DistributedReducer, LearnerError, LocalReducer, Reducer, distributed
+from lockstep.learner.reduction import DistributedReducer, LearnerError, LocalReducer, Reducer, serve_store
 from lockstep.learner.request_queue import UpdateRequest
 
 BuildLearner = Callable[..., Learner]
@@ -58,7 +58,7 @@ class LearnerWorker(Worker):
             from ray.util import get_node_ip_address
 
             host = get_node_ip_address()
-            self._store = distributed.TCPStore(host, 0, num_learners, is_master=True, wait_for_workers=False)
+            self._store = serve_store(host, 0, num_learners, wait_for_workers=False)
             return f"tcp://{host}:{self._store.port}"
 
         return _answer(work)

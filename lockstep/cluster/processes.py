@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import math
 import os
@@ -179,11 +180,34 @@ def start_ray(address: str | None = None, num_cpus: float = 0.0) -> bool:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         return True
     room = max(os.cpu_count() or 1, math.ceil(num_cpus))
-    with _importable():
+    with _importable(), _on_loopback():
         ray.init(
             address="local", num_cpus=room, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
         )
     return True
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Let Ray's services that are started meanwhile, and the workers that they start, listen on loopback alone.
+
+    Ray asks nobody who they are, so whoever reached its ports could run programs. It listens on loopback where it is
+    told that clusters are not wanted, which it reads from a constant (in processes that have imported it) and from a
+    variable of the environment (in those to come). The address of `ray.init` cannot say so: it is replaced there.
+    """
+    constants: Any = importlib.import_module("ray._private.ray_constants")
+    before = os.environ.get(constants.ENABLE_RAY_CLUSTERS_ENV_VAR)
+    is_enabled = constants.ENABLE_RAY_CLUSTER
+    os.environ[constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"
+    constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = is_enabled
+        if before is None:
+            del os.environ[constants.ENABLE_RAY_CLUSTERS_ENV_VAR]
+        else:
+            os.environ[constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = before
 
 
 @contextmanager

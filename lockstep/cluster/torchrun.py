@@ -15,7 +15,16 @@ from datetime import timedelta
 from functools import cache
 from typing import Any, Literal, Self
 
-from lockstep.learner.reduction import DistributedReducer, LearnerError, LocalReducer, Reducer, distributed
+from lockstep.learner.reduction import (
+    LOOPBACK,
+    DistributedReducer,
+    LearnerError,
+    LocalReducer,
+    Reducer,
+    distributed,
+    is_loopback,
+    serve_store,
+)
 
 NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 POLL_S = 0.02
@@ -90,6 +99,8 @@ def join_ranks(
             "(learners.learner_timeout_s). Look at what they print; start as many processes as WORLD_SIZE says"
         )
     options: Any = {"name": name, "timeout_s": meeting_timeout_s, "backend": backend}
+    if is_loopback(place.host):
+        options["host"] = LOOPBACK
     reducer = DistributedReducer(place.rank, place.world_size, store, **options)
     if place.rank == 0:
         store.delete_key("round")  # who is started again waits for the next one
@@ -100,10 +111,12 @@ def join_ranks(
 def _store(place: Place, timeout_s: float) -> Any:
     """Return the store that all ranks reach, which lasts as long as this process."""
     limit, serves = timedelta(seconds=timeout_s), place.rank == 0 and not place.is_served
-    options: Any = {"is_master": serves, "timeout": limit, "wait_for_workers": False}
+    options: Any = {"timeout": limit, "wait_for_workers": False}
     where = f"{place.host}:{place.port} (MASTER_ADDR, MASTER_PORT)"
     try:
-        return distributed.TCPStore(place.host, place.port, place.world_size, **options)
+        if serves:
+            return serve_store(place.host, place.port, place.world_size, **options)
+        return distributed.TCPStore(place.host, place.port, place.world_size, is_master=False, **options)
     except RuntimeError as error:
         if serves:
             raise LearnerError(

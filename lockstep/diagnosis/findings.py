@@ -14,6 +14,7 @@ from lockstep.diagnosis.glimpse import Glimpse
 from lockstep.diagnosis.records import Returns, RunRecords
 from lockstep.envs.check import LARGE_SCALE, SMALL_SCALE
 from lockstep.state.checks import check_number
+from lockstep.state.markup import number_text
 from lockstep.state.schedules import Schedule
 
 LOSSES = ("loss", "norm", "q_mean", "entropy", "td_error_mean")
@@ -452,7 +453,7 @@ class Doctor:
             "same_returns",
             "No episode was better than another",
             0.65,
-            f"all {count:,} training episodes had the return {episodes[0].mean:.4g}",
+            f"all {count:,} training episodes had the return {number_text(episodes[0].mean)}",
             "explore more or longer (training.epsilon, training.exploration_noise, training.entropy_coeff), or give "
             "rewards on the way to the goal",
         )

@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from lockstep.state.markup import number_text
 from lockstep.tracking import RunFolder, RunFolderError, read_metrics
 
 Series = list[tuple[int, float]]
@@ -157,8 +158,9 @@ class RunRecords:
             return f"no return was recorded in {self.env_steps or self.gradient_steps:,} steps"
         first, last = curve[0], curve[-1]
         return (
-            f"{len(curve)} {kind}: mean return {first.mean:.4g} at step {first.step:,}, "
-            f"{last.mean:.4g} at step {last.step:,}" + ("" if expected is None else f" ({expected:g} is expected)")
+            f"{len(curve)} {kind}: mean return {number_text(first.mean)} at step {first.step:,}, "
+            f"{number_text(last.mean)} at step {last.step:,}"
+            + ("" if expected is None else f" ({expected:g} is expected)")
         )
 
 

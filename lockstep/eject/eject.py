@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from gymnasium import spaces
 
 from lockstep._version import __version__
@@ -103,7 +105,9 @@ def file_text(config: AlgorithmConfig, name: str = "agent.py", sources: Sequence
 
 
 def _origin(name: str, sources: str) -> str:
-    text = " ".join(ORIGIN.format(version=__version__, name=name, sources=sources).replace("\\", "/").split())
+    """Return the words of the file's docstring. Names of files come into it: without quotes they cannot end it."""
+    text = ORIGIN.format(version=__version__, name=name, sources=sources)
+    text = " ".join(text.replace("\\", "/").replace('"', "'").split())
     return textwrap.fill(text, 118, break_on_hyphens=False)
 
 
@@ -125,19 +129,35 @@ def _constants(rows: Sequence[tuple[str, str, str]], values: Mapping[str, Any]) 
 
 
 def _written(value: Any) -> str:
-    """Return a value as a person writes it: 100_000, [[0, 0.001], [100_000, 0.0]]."""
+    """Return a value as a Python literal, as a person writes it: 100_000, [[0, 0.001], [100_000, 0.0]].
+
+    Options may come from a file, and the text becomes code. `EjectError` for a value that has no literal.
+    """
     if isinstance(value, Code):
         return value
-    if isinstance(value, str):
-        return f'"{value}"'
-    if isinstance(value, dict):
+    if isinstance(value, np.generic):
+        value = value.item()
+    if type(value) is str:
+        return _quoted(value)
+    if type(value) is dict:
         return "{" + ", ".join(f"{_written(key)}: {_written(each)}" for key, each in value.items()) + "}"
-    if isinstance(value, list | tuple):
+    if type(value) in (list, tuple):
         inner = ", ".join(map(_written, value))
         return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' * (len(value) == 1)})"
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10_000:
+    if type(value) is int and abs(value) >= 10_000:
         return f"{value:_}"
-    return repr(value)
+    if value is None or type(value) in (bool, int) or (type(value) is float and math.isfinite(value)):
+        return repr(value)
+    raise EjectError(
+        f"{value!r:.100} cannot be ejected: it is a {type(value).__name__} that Python has no literal for; use plain "
+        "finite numbers, text, lists and dicts"
+    )
+
+
+def _quoted(text: str) -> str:
+    """Return a text as a literal, between double quotes where it holds no quotes itself."""
+    literal = repr(text)
+    return literal if '"' in literal or literal[0] != "'" else f'"{literal[1:-1]}"'
 
 
 __all__ = ["EjectError", "eject", "file_text"]

@@ -17,7 +17,7 @@ from gymnasium.spaces import Space
 from lockstep.connectors import ModuleConnectors
 from lockstep.data.codec import describe_space
 from lockstep.envs import VectorBoundary
-from lockstep.export.exported import CARD, CHECKPOINT, ExportedPolicy, sha256_of
+from lockstep.export.exported import CARD, CHECKPOINT, EVALUATED, ExportedPolicy, sha256_of, signed_part
 from lockstep.export.formats import FILES, Format, versions_of, write
 from lockstep.export.graph import ActingGraph, ExportError, tree_of
 from lockstep.export.model_card import model_card
@@ -25,6 +25,7 @@ from lockstep.export.parity import Acting, Proof
 from lockstep.modules import RLModule
 from lockstep.ops.distributions import Bernoulli, Categorical, Composite, DiagGaussian, Distribution
 from lockstep.state.replace import clear_stale, move_into_place, temporary_sibling
+from lockstep.state.trust import SIGNATURE, signature_of
 
 ACT, README = "act.py", "README.md"
 DRAWN: Mapping[type[Distribution], str] = {
@@ -106,8 +107,10 @@ def _write(part: ActingPart, folder: Path, origin: Origin, file_format: Any, dra
     write(graph, file, file_format)
     card = {"format": file_format, "file": file.name, "sha256": sha256_of(file), **_described(graph, origin)}
     card["versions"] = {**card["versions"], **versions_of(file_format)}
+    if file_format in EVALUATED:
+        card[SIGNATURE] = signature_of(signed_part(card))
     _write_json(folder / CARD, card)
-    card["parity"] = Proof(part, ExportedPolicy(folder), graph).run(origin.make_envs).to_dict()
+    card["parity"] = Proof(part, ExportedPolicy(folder, trust=True), graph).run(origin.make_envs).to_dict()
     _write_json(folder / CARD, card)
     (folder / README).write_text(model_card(card))
     if file_format == "onnx":

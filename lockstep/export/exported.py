@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lockstep.export.formats import read
+from lockstep.export.formats import FILES, read
 from lockstep.export.graph import NOISE, REWARD, STATE_IN, STATE_OUT, ExportError
+from lockstep.state.trust import HOW_TO_TRUST, SIGNATURE, UntrustedError, has_word, is_signature
 
 CARD, CHECKPOINT = "card.json", "checkpoint"
 """beside the artefact: what it is, and the policy that it was made of, from which a new run can begin"""
+ONNX = ".onnx"
+EVALUATED = ("torch",)
+"""Formats whose files can run code where they are loaded."""
+NOISES = ("gumbel", "logistic", "standard_normal")
+"""Methods of numpy's generators that draw the noise of an export."""
+MAX_ELEMENTS = 2**28
+"""Numbers of an observation, a state or the noise of one row, at most."""
 
 
 class ExportedPolicy:
@@ -24,11 +33,13 @@ class ExportedPolicy:
     call to call, until `reset`.
     """
 
-    def __init__(self, folder: str | Path) -> None:
-        """Read an artefact. `ExportError` naming the file that is missing or damaged."""
+    def __init__(self, folder: str | Path, *, trust: bool = False) -> None:
+        """Read an artefact. See `load_export`."""
         self.folder = Path(folder)
         self.card = read_card(self.folder)
         path = self.folder / self.card["file"]
+        _check_card(self.card, path)
+        _check_trusted(self.card, path, trust)
         names = [str(port["name"]) for port in self.card["observation"]]
         names += [REWARD] * self.card["reads_reward"] + [NOISE] * bool(self.card["noise"])
         self._run = read(path, [*names, *(str(port["name"]) for port in self.card["state"])])
@@ -79,9 +90,54 @@ class ExportedPolicy:
         }
 
 
-def load_export(folder: str | Path) -> ExportedPolicy:
-    """Return what acts with an artefact; `ExportError` naming the file that is missing or damaged."""
-    return ExportedPolicy(folder)
+def load_export(folder: str | Path, *, trust: bool = False) -> ExportedPolicy:
+    """Return what acts with an artefact.
+
+    torch evaluates expressions in a torch export (`.pt2`), so it is loaded only with `trust=True` (or
+    `LOCKSTEP_TRUST=1`) or where the same user has written it. An ONNX file is data and needs neither.
+
+    Raises:
+        ExportError: a file that is missing or damaged, by name.
+        UntrustedError: a torch export that somebody else has written.
+    """
+    return ExportedPolicy(folder, trust=trust)
+
+
+def signed_part(card: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the signature of an export covers: its file, by the checksum."""
+    return {"export": card["sha256"]}
+
+
+def _check_trusted(card: Mapping[str, Any], path: Path, trust: bool) -> None:
+    if path.suffix == ONNX or has_word(trust) or is_signature(signed_part(card), card.get(SIGNATURE), path):
+        return
+    raise UntrustedError(
+        f"{path} is a torch export, and loading it can run code that it holds: it has no signature of yours. If you "
+        f"trust who made it, {HOW_TO_TRUST}; an ONNX export needs no trust"
+    )
+
+
+def _check_card(card: Mapping[str, Any], path: Path) -> None:
+    """Raise `ExportError` for a card that asks for what no export of Lockstep has."""
+    try:
+        names = [port["name"] for part in ("observation", "state", "actions") for port in card[part]]
+        sizes = [math.prod(port["shape"]) for part in ("observation", "state", "actions") for port in card[part]]
+        sizes.append(sum(size for _, size in card["noise"]))
+        is_sound = (
+            card["file"] in FILES.values()
+            and all(isinstance(name, str) for name in names)
+            and all(0 <= size <= MAX_ELEMENTS for size in sizes)
+            and all(kind in NOISES for kind, _ in card["noise"])
+            and all(np.dtype(port["dtype"]).kind in "biuf" for port in (*card["observation"], *card["state"]))
+            and isinstance(card["outputs"], list)
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ExportError(f"{path.parent / CARD} is damaged ({error}); export the policy again") from error
+    if not is_sound:
+        raise ExportError(
+            f"{path.parent / CARD} is damaged: it names another file, kind of noise or dtype than exports have, or "
+            f"more than {MAX_ELEMENTS:,} numbers in a row; export the policy again"
+        )
 
 
 def read_card(folder: Path) -> dict[str, Any]:
@@ -112,9 +168,23 @@ def sha256_of(path: Path) -> str:
 
 
 def _leaf(observations: Any, port: Mapping[str, Any]) -> np.ndarray:
-    for key in port["path"]:
-        observations = observations[key]
-    return np.ascontiguousarray(observations, port["dtype"])
+    """Return one input `[B, ...]` from observations. `ValueError` for what the policy would refuse too."""
+    low, high = port.get("low", -np.inf), port.get("high", np.inf)
+    try:
+        for key in port["path"]:
+            observations = observations[key]
+        given = np.asarray(observations)
+        with np.errstate(all="ignore"):  # what a cast changes is compared below
+            array = np.ascontiguousarray(given, port["dtype"])
+        if given.dtype.kind in "biuf" and given.shape[1:] == tuple(port["shape"]) and given.ndim > 0:
+            is_kept = array.dtype.kind == "f" or np.array_equal(array, given)
+            is_inside = (array >= low) & (array <= high)  # False for NaN
+            if is_kept and is_inside.all():
+                return array
+    except (LookupError, TypeError, ValueError, ArithmeticError):
+        pass
+    shape = f"[{', '.join(map(str, ('B', *port['shape'])))}]"
+    raise ValueError(f"{port['name']} must be {port['dtype']} {shape} from {low} to {high}; not {observations!r:.150}")
 
 
 def _built(tree: Any, found: Mapping[str, np.ndarray]) -> Any:

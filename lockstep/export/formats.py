@@ -33,6 +33,7 @@ def write(graph: ActingGraph, path: Path, file_format: Format) -> None:
     with quietly():
         program = _traced(graph)
         if file_format == "torch":
+            program.example_inputs = None  # else a pickle in the file, which loading may unpickle
             torch.export.save(program, path)
             return
         try:
@@ -56,9 +57,16 @@ def read(path: Path, names: list[str]) -> Run:
         runtime: Any = importlib.import_module("onnxruntime")
         options = runtime.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = 1, 3
-        session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        with _named_failure(path):
+            session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         known = {each.name for each in session.get_inputs()}
-        return lambda inputs: session.run(None, {name: inputs[name] for name in known})
+
+        def run_session(inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+            with _named_failure(path):
+                found: list[np.ndarray] = session.run(None, {name: inputs[name] for name in known})
+            return found
+
+        return run_session
     module = torch.export.load(path).module()
 
     def run(inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
@@ -66,6 +74,18 @@ def read(path: Path, names: list[str]) -> Run:
             return [out.numpy() for out in module(*(torch.from_numpy(inputs[name]) for name in names))]
 
     return run
+
+
+@contextmanager
+def _named_failure(path: Path) -> Iterator[None]:
+    """Raise `ExportError` with the file's name where onnxruntime fails: its own errors are no `ValueError`."""
+    try:
+        yield
+    except Exception as error:
+        raise ExportError(
+            f"onnxruntime cannot run {path.name}: {str(error).strip()}; it lacks some operations in float64 (LSTM, "
+            'GRU): train in float32, or export with format="torch"'
+        ) from error
 
 
 def check_installed() -> None:

@@ -6,7 +6,7 @@ import copy
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -41,14 +41,20 @@ class Port:
     dtype: np.dtype[Any]
     initial: Any = 0
     """of a state, where an episode begins: a number, or nested lists of the row's shape"""
+    low: Any = None
+    """Smallest value of an observation, as `initial`; None where the policy takes any."""
+    high: Any = None
+    """Largest value of an observation."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for the card."""
-        fields = {"name": self.name, "shape": list(self.shape), "dtype": self.dtype.name}
-        return {
-            **fields,
-            **({"initial": self.initial} if self.name.startswith(STATE_IN) else {"path": list(self.path)}),
-        }
+        fields: dict[str, Any] = {"name": self.name, "shape": list(self.shape), "dtype": self.dtype.name}
+        if self.name.startswith(STATE_IN):
+            return {**fields, "initial": self.initial}
+        fields["path"] = list(self.path)
+        if self.low is not None:
+            fields |= {"low": self.low, "high": self.high}
+        return fields
 
     def rows(self, number: int) -> np.ndarray:
         """Return the value at an episode's start in each of some rows."""
@@ -61,12 +67,24 @@ def ports_of(name: str, space: Space[Any], path: tuple[str | int, ...] = ()) -> 
         for key, part in space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces):
             yield from ports_of(f"{name}/{key}", part, (*path, key))
     elif isinstance(space, NUMERIC):
-        yield Port(name, path, tuple(space.shape or ()), np.dtype(space.dtype))
+        low, high = _ends(space)
+        yield Port(name, path, tuple(space.shape or ()), np.dtype(space.dtype), low=low, high=high)
     else:
         raise ExportError(
             f"{name} is {space}, which has no array of fixed size; Box, Discrete, MultiDiscrete, MultiBinary, Dict and "
             "Tuple can be exported"
         )
+
+
+def _ends(space: Space[Any]) -> tuple[Any, Any]:
+    """Return the smallest and largest value of a space of choices; None for a Box, whose bounds a policy ignores."""
+    if isinstance(space, spaces.Discrete):
+        return int(space.start), int(space.start + space.n - 1)
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.start.tolist(), (space.start + space.nvec - 1).tolist()
+    if isinstance(space, spaces.MultiBinary):
+        return 0, 1
+    return None, None
 
 
 def tree_of(space: Space[Any], leaves: Iterator[Any]) -> Any:
@@ -156,6 +174,18 @@ class ActingGraph(nn.Module):
         if NOISE in given:
             scores = torch.cat([scores[:, : self.dist.noise_size] + given[NOISE], scores[:, self.dist.noise_size :]], 1)
         return scores
+
+    def in_float64(self) -> ActingGraph:
+        """Return a copy whose network computes in float64, and takes its state in float64."""
+        exact = copy.deepcopy(self).double()
+        # Memories of connectors come first and keep their dtypes: connectors compute as before.
+        num_memories = sum(map(len, self._memory_names))
+        exact.states = [
+            port if place < num_memories or port.dtype.kind != "f" else replace(port, dtype=np.dtype(np.float64))
+            for place, port in enumerate(self.states)
+        ]
+        exact.inputs = [*self.observations, *self.extra, *exact.states]
+        return exact
 
     def examples(self, rows: int) -> tuple[Tensor, ...]:
         """Return inputs to trace with: observations from their space, as a network may refuse all others."""

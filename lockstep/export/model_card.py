@@ -6,10 +6,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from lockstep.state.markup import markdown_code, markdown_text, number_text, one_line
+
 
 def model_card(card: Mapping[str, Any]) -> str:
     """Return README.md for what `card.json` says of an export."""
-    lines = [*front_matter(card), f"# {title(card)}", "", *_origin(card), ""]
+    lines = [*front_matter(card), f"# {markdown_text(title(card))}", "", *_origin(card), ""]
     lines += ["## Inputs and outputs", "", "The batch size B is free.", "", "| name | shape | dtype |", "|---|---|---|"]
     lines += [_row(port["name"], port["shape"], port["dtype"]) for port in card["observation"]]
     if card["reads_reward"]:
@@ -28,14 +30,14 @@ def model_card(card: Mapping[str, Any]) -> str:
 
 def title(card: Mapping[str, Any]) -> str:
     """Return the heading."""
-    return f"{str(card['algorithm']).upper()} on {card['environment']}"
+    return one_line(f"{str(card['algorithm']).upper()} on {card['environment']}")
 
 
 def front_matter(card: Mapping[str, Any]) -> list[str]:
     """Return the lines that the Hub reads; strings are quoted as JSON, which YAML is a superset of."""
     environment = json.dumps(str(card["environment"]))
-    lines = ["---", "library_name: lockstep", "tags:", "- reinforcement-learning", f"- {card['algorithm']}"]
-    lines += [f"- {environment}"]
+    lines = ["---", "library_name: lockstep", "tags:", "- reinforcement-learning"]
+    lines += [f"- {json.dumps(str(card['algorithm']))}", f"- {environment}"]
     if card.get("evaluation"):
         value = f"{card['evaluation']['return_mean']:.2f}"
         if card["evaluation"].get("return_std") is not None:
@@ -52,12 +54,12 @@ def front_matter(card: Mapping[str, Any]) -> list[str]:
 
 
 def _origin(card: Mapping[str, Any]) -> list[str]:
-    lines = [
-        f"A policy trained with Lockstep {card['versions']['lockstep']} ({card['algorithm']}, {card['steps']:,} steps)."
-    ]
+    version = markdown_text(card["versions"]["lockstep"])
+    algorithm = markdown_text(card["algorithm"])
+    lines = [f"A policy trained with Lockstep {version} ({algorithm}, {card['steps']:,} steps)."]
     if card.get("evaluation"):
         number = card["evaluation"]["return_mean"]
-        lines.append(f"Its mean return in the evaluation was {number:.4g}.")
+        lines.append(f"Its mean return in the evaluation was {number_text(number)}.")
     return lines
 
 
@@ -97,12 +99,22 @@ def _proof(parity: Mapping[str, Any]) -> str:
 
 
 def _row(name: str, shape: list[int], dtype: str) -> str:
-    return f"| `{name}` | [{', '.join(map(str, ['B', *shape]))}] | {dtype} |"
+    shown = markdown_text(f"[{', '.join(map(str, ['B', *shape]))}]")
+    return f"| {markdown_code(name)} | {shown} | {markdown_text(dtype)} |"
 
 
 def pretrained_card(facts: Mapping[str, Any]) -> str:
     """Return README.md for a policy that `save_pretrained` wrote."""
-    lines = [*front_matter(facts), f"# {title(facts)}", "", *_origin(facts), "", "## Use", "", "```python"]
+    lines = [
+        *front_matter(facts),
+        f"# {markdown_text(title(facts))}",
+        "",
+        *_origin(facts),
+        "",
+        "## Use",
+        "",
+        "```python",
+    ]
     lines += ["from lockstep import Policy", "", "policy = Policy.from_pretrained(folder_or_repository)"]
     lines += ["action = policy.compute_single_action(observation)", "```", ""]
     return "\n".join(lines)

@@ -25,7 +25,11 @@ MEASURED = 500
 TOLERANCE = 1e-6
 """of continuous actions; of those above 1 in size, times the size: float32 has no finer numbers"""
 ROUNDING = 32 * float(np.finfo(np.float32).eps)
-"""how near two choices must be, as a share of the largest score, for float32 not to tell them apart"""
+"""Two choices whose scores differ by less than this share of the largest score are a tie in float32."""
+OWN_ERRORS = 4.0
+"""An artefact's number may be this many times as far from the exact one as the policy's own number is."""
+FORBIDDEN = -1e8
+"""Scores below this one are those of actions that a mask forbids (`mask_logits`)."""
 SEED, RANDOM_ENDS, LARGEST = 0, 0.02, 100.0
 Frame = tuple[Any, np.ndarray, np.ndarray]
 """observations `[B, ...]`, the rows `[B]` where an episode begins, the rewards `[B]` of the step before"""
@@ -78,6 +82,9 @@ class Proof:
         """the graph in float64"""
         self._own_error = 0.0
         """how far the policy's own continuous actions are from the exact ones, at most"""
+        self._own_score_error = 0.0
+        """Largest distance of a score in float32 from the exact one. The mean of a distribution is a sum of terms that
+        may be far larger than itself, so its size says nothing about its rounding."""
 
     def run(self, make_envs: Callable[[int], VectorBoundary] | None) -> Parity:
         """Return how the two compare, over `OBSERVATIONS`. `ExportError` where the artefact acts otherwise."""
@@ -109,7 +116,7 @@ class Proof:
         rows = _differing(expected, actions)
         floats = [float(np.abs(a - b).max()) for a, b in _pairs(expected, actions) if a.dtype.kind == "f"]
         self.found.largest_difference = max([self.found.largest_difference, *floats])
-        if rows.any() or (floats and self.found.observations < MEASURED):
+        if rows.any() or self.found.observations < MEASURED:
             self.judge(inputs, expected, actions, rows)
         return expected, rows
 
@@ -127,8 +134,9 @@ class Proof:
     def judge(self, inputs: Mapping[str, Any], expected: Any, actions: Any, rows: np.ndarray) -> None:
         """Count rows that differ by float32's rounding alone. `ExportError` for all others.
 
-        The same graph in float64 tells: two choices whose scores are the same up to rounding are a tie, and continuous
-        actions may be no farther from the exact ones than four times as far as the policy's own are.
+        The same graph in float64 decides: two choices whose exact scores are nearer to each other than the policy's own
+        rounding are a tie, and continuous actions may be at most `OWN_ERRORS` times as far from the exact ones as the
+        policy's own actions are.
         """
         try:
             ties, outputs = self._exactly(inputs, expected, actions)
@@ -140,7 +148,8 @@ class Proof:
         for (a, b), exact in zip(_pairs(expected, actions), outputs):
             if a.dtype.kind == "f":
                 self._own_error = max(self._own_error, float(np.abs(a - exact).max()))
-                fine &= (np.abs(b - exact) <= max(TOLERANCE, 4.0 * self._own_error)).reshape(len(a), -1).all(1)
+                near = np.abs(b - exact) <= max(TOLERANCE, OWN_ERRORS * self._own_error)
+                fine &= near.reshape(len(a), -1).all(1)
             else:
                 fine &= ties | (a == b).reshape(len(a), -1).all(1)
         if not fine[rows].all():
@@ -150,14 +159,29 @@ class Proof:
     @torch.no_grad()
     def _exactly(self, inputs: Mapping[str, Any], expected: Any, actions: Any) -> tuple[np.ndarray, list[np.ndarray]]:
         """Return the rows `[B]` in which both sides' actions are as likely, and what the graph gives in float64."""
-        graph = self._exact = self._exact or copy.deepcopy(self.graph).double()
+        if self._exact is None:
+            self._exact = self.graph.in_float64()
+        graph = self._exact
         tensors = graph.inputs_from(inputs)
-        outputs, scores = [out.numpy() for out in graph(*tensors)], graph.scores(*tensors)
+        outputs = [out.numpy() for out in graph(*tensors)]
+        scores = graph.scores(*tensors)
         if scores is None or not graph.dist.num_choices:
             return np.zeros(len(next(leaves(expected))), bool), outputs
-        dist, space = graph.dist.from_inputs(scores), graph.dist.action_space
-        first, second = (dist.log_prob(torch.from_numpy(from_space(space, each))) for each in (expected, actions))
-        return ((first - second).abs() <= ROUNDING * scores.abs().amax(-1)).numpy(), outputs
+
+        rounded = self.graph.scores(*self.graph.inputs_from(inputs))
+        assert rounded is not None
+        allowed = scores > FORBIDDEN
+        errors = torch.where(allowed, (rounded - scores).abs(), 0.0)
+        self._own_score_error = max(self._own_score_error, float(errors.max()))
+
+        dist = graph.dist.from_inputs(scores)
+        space = graph.dist.action_space
+        first = dist.log_prob(torch.from_numpy(from_space(space, expected)))
+        second = dist.log_prob(torch.from_numpy(from_space(space, actions)))
+        largest = torch.where(allowed, scores.abs(), 0.0).amax(-1)
+        # Both of two equal scores may be off, in opposite directions.
+        rounding = (ROUNDING * largest).clamp(min=2 * OWN_ERRORS * self._own_score_error)
+        return ((first - second).abs() <= rounding).numpy(), outputs
 
     def _mismatch(self, expected: Any, actions: Any, rows: np.ndarray) -> ExportError:
         row = int(np.flatnonzero(rows)[0])

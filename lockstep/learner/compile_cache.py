@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, fx
 
 from lockstep.learner import compile_process
+from lockstep.learner.code_folder import CHECKSUM, bound, is_own_file, make_private, place_of_kept_code
 
 CompiledCode = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 """from the inputs of a graph to what it gives out; inputs that it writes to are written to"""
@@ -43,11 +44,12 @@ NOT_IN_KEY = ("TORCHINDUCTOR_CACHE_DIR",)
 def cache_folder() -> Path:
     """Return the folder of compiled code: `lockstep/compiled` in the user's cache folder (`$XDG_CACHE_HOME`).
 
-    Where that cannot be written, it is one for this process alone, and goes with it.
+    It is the user's own with mode 0700. Where it cannot be that or cannot be written, it is a folder for this process
+    alone, and goes with it.
     """
     try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lockstep" / "compiled"
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = place_of_kept_code()
+        make_private(folder)
         tempfile.TemporaryFile(dir=folder).close()
         return folder
     except (OSError, RuntimeError) as error:  # there is no home, say
@@ -118,6 +120,7 @@ class CodeToCome:
             assert self._process is not None
             _, said = self._process.communicate()
             self._code = self._load()
+            bound(self._path.parent)
             if self._code is None:
                 lines = said.decode(errors="replace").strip().splitlines()
                 raise RuntimeError(lines[-1] if lines else f"it ended with code {self._process.returncode}")
@@ -126,10 +129,14 @@ class CodeToCome:
     def _load(self) -> CompiledCode | None:
         """Return the code of the file; None where it is missing or damaged."""
         try:
-            expected = Path(f"{self._path}.sha256").read_text()
+            checksum = Path(f"{self._path}{CHECKSUM}")
+            if not (is_own_file(self._path) and is_own_file(checksum)):
+                return None
+            expected = checksum.read_text()
             if hashlib.sha256(self._path.read_bytes()).hexdigest() == expected:
                 os.environ.setdefault("AOTI_RUNTIME_CHECK_INPUTS", "1")  # else it takes memory as it was laid out
                 runner: Any = torch._C._aoti.AOTIModelContainerRunnerCpu(str(self._path), 1)
+                os.utime(self._path)  # the folder is bounded by the time of last use
                 run: CompiledCode = runner.run
                 return run
         except (OSError, ValueError, RuntimeError):

@@ -6,7 +6,10 @@ Every learner makes the same calls in the same order. A call that another learne
 
 from __future__ import annotations
 
+import errno
+import ipaddress
 import json
+import socket
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -298,6 +301,9 @@ def _joined(states: Sequence[Any], like: RunningMoments) -> RunningMoments:
     return joined
 
 
+LOOPBACK = "127.0.0.1"
+
+
 def _gloo_options(host: str, limit: timedelta) -> Any:
     options = distributed.ProcessGroupGloo._Options()
     options._devices = [distributed.ProcessGroupGloo.create_device(hostname=host)]
@@ -316,7 +322,33 @@ def _open_store(store: object, rank: int, world_size: int, limit: timedelta) -> 
     host, _, port = text.removeprefix("tcp://").rpartition(":")
     if not host or not port.isdigit():
         raise ValueError(f"store={text!r}; a TCP store is written 'tcp://host:port'")
-    return distributed.TCPStore(host, int(port), world_size, is_master=rank == 0, timeout=limit)
+    if rank == 0:
+        return serve_store(host, int(port), world_size, timeout=limit)
+    return distributed.TCPStore(host, int(port), world_size, is_master=False, timeout=limit)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address is one of this machine alone."""
+    try:
+        return ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
+    except (OSError, ValueError):
+        return False
+
+
+def serve_store(host: str, port: int, world_size: int, **options: Any) -> Any:
+    """Return a store that is served by this process at `host` alone; torch's own listens on all interfaces.
+
+    Raises `RuntimeError`: the port is in use.
+    """
+    try:
+        listener = socket.create_server((host, port), backlog=socket.SOMAXCONN)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise RuntimeError(f"cannot listen at {host}:{port}: {error.strerror}") from error
+        # The address is another one from inside: behind a router, say.
+        return distributed.TCPStore(host, port, world_size, is_master=True, **options)
+    place = listener.getsockname()[1]
+    return distributed.TCPStore(host, place, world_size, is_master=True, master_listen_fd=listener.detach(), **options)
 
 
 def _to_bytes(value: Tree) -> bytes:

@@ -6,13 +6,14 @@ Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Prec
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lockstep.state.checks import check_whole, suggestion
+from lockstep.state.markup import markdown_text, number_text, picture_text
 from lockstep.tracking.groups import RunGroup, RunPath, group_runs, open_runs, value_text
 from lockstep.tracking.intervals import (
     Interval,
@@ -57,6 +58,8 @@ class Comparison:
     """share of runs above each threshold, for each side"""
     notes: tuple[str, ...] = ()
     """what a reader should know, in words"""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """The options of each side by its label, where they are too long for a label."""
 
     def rows(self) -> list[tuple[str, ...]]:
         """Return the table's rows, as in `COLUMNS`: for each task, then for all tasks in scaled scores."""
@@ -80,6 +83,7 @@ class Comparison:
         ends = [f"{task} {value_text(low)} to {value_text(high)}" for task, (low, high) in self.scale.items()]
         return {
             "compared": f"{first} against {second}",
+            **self.settings,
             **({"scaled": f"to 0 and 1: {', '.join(ends)}"} if ends else {}),
             "difference": f"{self.difference} between interquartile means",
             "improvement": f"{self.improvement} is the probability that a run of the first is better",
@@ -91,12 +95,12 @@ class Comparison:
         """Return the table and the answers as Markdown."""
         numbers = ("---:",) * (len(COLUMNS) - 2)
         lines = [COLUMNS, ("---", "---", *numbers), *self.rows()]
-        table = "".join(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |\n" for cells in lines)
-        return table + "\n" + "".join(f"- {name}: {text}\n" for name, text in self.facts().items())
+        table = "".join(f"| {' | '.join(map(markdown_text, cells))} |\n" for cells in lines)
+        return table + "\n" + "".join(f"- {name}: {markdown_text(text)}\n" for name, text in self.facts().items())
 
     def draw(self) -> Any:
         """Return a matplotlib figure: interquartile means, probability of improvement, performance profiles."""
-        figure, (means, chance, profiles) = new_figure(3)
+        figure, (means, chance, profiles) = new_figure(3, self.settings)
         unit = "scaled return" if self.scale else "return"
         for number, (label, interval) in enumerate(zip(self.labels, self.iqms)):
             _draw_interval(means, interval, number, COLOURS[number], label)
@@ -107,8 +111,9 @@ class Comparison:
         for panel in (means, chance):
             panel.set_yticks([])
         for colour, label, shares in zip(COLOURS, self.labels, self.profiles):
+            name = picture_text(label)
             profiles.plot(
-                self.thresholds, shares.value, color=colour, linewidth=2.0, drawstyle="steps-post", label=label
+                self.thresholds, shares.value, color=colour, linewidth=2.0, drawstyle="steps-post", label=name
             )
             profiles.fill_between(self.thresholds, shares.low, shares.high, step="post", color=colour, alpha=0.2, lw=0)
         band = ["95 % bootstrap interval"]
@@ -175,7 +180,8 @@ def compare_runs(
         labels = _side_labels(sides, groups)
     notes = [*_notes(sides, groups, labels), *_notes_on_length(ends, at_step)]
     comparison = compare_scores(*scores, labels=labels, scale=scale, num_resamples=num_resamples, seed=seed)
-    return replace(comparison, notes=(*notes, *comparison.notes))
+    settings = {group.label: group.settings for group in groups if group.settings and group.label in labels}
+    return replace(comparison, notes=(*notes, *comparison.notes), settings=settings)
 
 
 def compare_scores(
@@ -256,6 +262,12 @@ def _labels_in(side: Sequence[RunFolder], groups: Sequence[RunGroup]) -> dict[st
     return found
 
 
+def _names_in(labels: Sequence[str], groups: Sequence[RunGroup]) -> str:
+    """Return labels in words, with the settings that they stand for."""
+    settings = {group.label: group.settings for group in groups}
+    return "; ".join(f"{label} ({settings[label]})" if settings[label] else label for label in labels)
+
+
 def _side_labels(sides: Sequence[Sequence[RunFolder]], groups: Sequence[RunGroup]) -> list[str]:
     """Return the sides' names: their settings, else their algorithms where these are enough, else letters."""
     settings = [{label for labels in _labels_in(side, groups).values() for label in labels} for side in sides]
@@ -271,7 +283,7 @@ def _notes(sides: Sequence[Sequence[RunFolder]], groups: Sequence[RunGroup], lab
     for label, side in zip(labels, sides):
         for task, found in _labels_in(side, groups).items():
             if len(found) > 1:
-                yield f"{label} mixes runs of different settings on {task}: {'; '.join(found)}"
+                yield f"{label} mixes runs of different settings on {task}: {_names_in(found, groups)}"
         settings = Counter((run.task, run.seed, json.dumps(run.settings(), sort_keys=True)) for run in side)
         twice = [f"{task} seed {seed}" for (task, seed, _), count in settings.items() if count > 1]
         if twice:
@@ -323,9 +335,9 @@ def _row(task: str, label: str, scores: np.ndarray, interval: Interval) -> tuple
         task,
         label,
         str(len(scores)),
-        f"{float(interval.value):.4g}",
-        f"{float(interval.low):.4g} to {float(interval.high):.4g}",
-        *(f"{number:.4g}" for number in numbers),
+        number_text(interval.value),
+        f"{number_text(interval.low)} to {number_text(interval.high)}",
+        *(number_text(number) for number in numbers),
     )
 
 
@@ -334,5 +346,5 @@ def _draw_interval(panel: Any, interval: Interval, row: int, colour: str, label:
     value, low, high = (float(part) for part in interval)
     panel.barh(row, high - low, left=low, height=0.3, color=colour, alpha=0.3)
     panel.plot([value, value], [row - 0.15, row + 0.15], color=colour, linewidth=3.0, solid_capstyle="butt")
-    text = f"{label}: {interval}" if label else str(interval)
+    text = f"{picture_text(label)}: {interval}" if label else str(interval)
     panel.text(0.02, row - 0.2, text, transform=panel.get_yaxis_transform(), va="bottom", color=colour)

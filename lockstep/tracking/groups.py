@@ -3,17 +3,19 @@
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from lockstep.tracking.run_folder import RunFolder, RunFolderError
+from lockstep.tracking.run_folder import OBJECT, RunFolder, RunFolderError
 
 SEED = "debugging.seed"
 MISSING = "-"
 """stands for the value of an option that an algorithm does not have"""
 _MAX_TEXT = 40
+MAX_LABEL = 48
+"""Letters of the longest label; longer ones would cover the curves of a picture."""
 RunPath = str | os.PathLike[str]
 
 
@@ -22,7 +24,10 @@ class RunGroup:
     """Runs of one algorithm with the same values of the options that count."""
 
     label: str
+    """Short name, as it stands in a legend."""
     runs: tuple[RunFolder, ...]
+    settings: str = ""
+    """The options by which the group differs from the others, where they do not fit into the label."""
 
 
 def differing_options(runs: Iterable[RunFolder]) -> list[str]:
@@ -57,36 +62,62 @@ def group_runs(
     """Return the runs in groups of equal settings, in the order in which they first appear.
 
     Runs of different algorithms never share a group. Those of one algorithm are apart where options differ between its
-    runs in the same environment (`group_by`: where these do). The label names the algorithm and these options; `labels`
-    are other names, one for each group.
+    runs in the same environment (`group_by`: where these do). The label names the algorithm and these options:
+    `PPO learner=Mine`. Where that is longer than a legend can hold, labels are `PPO 1`, `PPO 2`, and `settings` has the
+    options. `labels` are other names, one for each group.
 
     Raises `ValueError`: no run has an option of `group_by`; as many labels as groups are needed.
     """
     _check_known(runs, group_by)
     counting = {algo: _counting_options([run for run in runs if run.algo == algo], group_by) for algo in _algos(runs)}
+    objects = {path for run in runs for path, value in run.settings().items() if is_object(value)}
     found: dict[str, list[RunFolder]] = {}
-    names: dict[str, str] = {}
+    options: dict[str, str] = {}
     for run in runs:
         settings, paths = run.settings(), counting[run.algo]
         values = {path: _value(settings, path) for path in paths}
         key = json.dumps([run.algo, values], sort_keys=True, default=str)
         found.setdefault(key, []).append(run)
-        names[key] = " ".join([run.algo.upper(), ", ".join(_named(paths, values))]).strip()
+        options[key] = ", ".join(_named(paths, values, objects))
+    algorithms = [members[0].algo.upper() for members in found.values()]
+    names = [f"{algorithm} {text}".strip() for algorithm, text in zip(algorithms, options.values())]
     if labels and len(labels) != len(found):
         raise ValueError(
-            f"{len(labels)} labels for {len(found)} groups of runs; give one for each of: {'; '.join(names.values())}"
+            f"{len(labels)} labels for {len(found)} groups of runs; give one for each of: {'; '.join(names)}"
         )
-    titles = _distinct(list(names.values()) if not labels else list(labels))
-    return [RunGroup(title, tuple(members)) for title, members in zip(titles, found.values())]
+    if labels or max(map(len, names)) <= MAX_LABEL:
+        titles = _distinct(list(labels) or names)
+        return [RunGroup(title, tuple(members)) for title, members in zip(titles, found.values())]
+    numbers: Counter[str] = Counter()
+    groups = []
+    for algorithm, text, members in zip(algorithms, options.values(), found.values()):
+        numbers[algorithm] += 1
+        label = f"{algorithm} {numbers[algorithm]}" if algorithms.count(algorithm) > 1 else algorithm
+        groups.append(RunGroup(label, tuple(members), text))
+    return groups
 
 
 def value_text(value: Any) -> str:
-    """Return the value of an option in few letters."""
-    if isinstance(value, float):
-        text = f"{value:g}"
+    """Return the value of an option in few letters: of a class its name, of numbers six digits."""
+    if is_object(value):
+        text = str(value[OBJECT]).rpartition(":")[2]
     else:
-        text = value if isinstance(value, str) else json.dumps(value, default=str)
+        text = value if isinstance(value, str) else json.dumps(_rounded(value), default=str)
     return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 1]}…"
+
+
+def is_object(value: Any) -> bool:
+    """Return whether the value of an option names a class or function of somebody's own."""
+    return isinstance(value, Mapping) and set(value) == {OBJECT}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        short = float(f"{value:g}")
+        return int(short) if short.is_integer() and abs(short) < 1e15 else short
+    if isinstance(value, list):
+        return [_rounded(part) for part in value]
+    return value
 
 
 def _check_known(runs: Sequence[RunFolder], group_by: Sequence[str]) -> None:
@@ -120,14 +151,24 @@ def _value(settings: Mapping[str, Any], path: str) -> Any:
     return settings.get(path, MISSING)
 
 
-def _named(paths: Sequence[str], values: Mapping[str, Any]) -> list[str]:
-    """Return `lr=0.001` for each option; with its section where two end in the same name."""
-    ends = [(path, path.rpartition(".")[2]) for path in paths]
-    short = Counter(end for _, end in ends)
-    return [
-        f"no {name}" if values[path] == MISSING else f"{name}={value_text(values[path])}"
-        for path, name in ((path, path if short[end] > 1 else end) for path, end in ends)
-    ]
+def _named(paths: Sequence[str], values: Mapping[str, Any], objects: Collection[str]) -> list[str]:
+    """Return `lr=0.001` for each option; with its section where two end in the same name.
+
+    An option of `objects` names a class in some run: it is `learner=Mine`, and left out where it is at its default.
+    """
+    ends = {path: path.rpartition(".")[2].removesuffix("_class") for path in paths}
+    short = Counter(ends.values())
+    names = []
+    for path, end in ends.items():
+        name = path if short[end] > 1 else end
+        value = values[path]
+        if path in objects and value is None:
+            continue
+        if value == MISSING:
+            names.append(f"no {name}")
+        else:
+            names.append(f"{name}={value_text(value)}")
+    return names
 
 
 def _distinct(labels: Sequence[str]) -> list[str]:

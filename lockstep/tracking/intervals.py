@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lockstep.state.markup import number_text
+
 Strata = np.ndarray | Sequence[np.ndarray]
 """Scores of one task `[runs, ...]`, or of several: runs may differ, trailing axes are the same."""
 _CHUNK = 64  # resamples at once: enough to spare Python's time, few enough to spare memory
@@ -22,7 +24,7 @@ class Interval(NamedTuple):
     high: np.ndarray
 
     def __str__(self) -> str:
-        return f"{float(self.value):.4g} ({float(self.low):.4g} to {float(self.high):.4g})"
+        return f"{number_text(self.value)} ({number_text(self.low)} to {number_text(self.high)})"
 
 
 def iqm(scores: np.ndarray, axis: int = 0) -> np.ndarray:

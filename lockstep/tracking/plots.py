@@ -2,19 +2,26 @@
 
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from lockstep.state.checks import check_whole, install_hint, suggestion
-from lockstep.tracking.groups import RunGroup, RunPath, group_runs, open_runs
+from lockstep.state.markup import picture_text
+from lockstep.tracking.groups import MAX_LABEL, RunGroup, RunPath, group_runs, open_runs
 from lockstep.tracking.intervals import iqm_bootstrap
 from lockstep.tracking.records import read_metrics
 
 RETURN = "returns_stat/mean"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _LINES = ("-", "--", ":", "-.")
+_PANEL_WIDTH, _PANEL_HEIGHT = 6.4, 4.2
+"""Size of a panel in inches."""
+_TABLE_FONT = 7.0
+_LETTER_WIDTH, _LINE_HEIGHT = 0.0605, 0.145
+"""Size in inches of a letter and a line of the table below a picture, in the monospaced font of that size."""
 MAX_POINTS = 500
 """of an aligned curve: more cannot be told apart on a picture"""
 Axis = Literal["steps", "seconds", "gradient_steps"]
@@ -187,19 +194,27 @@ def draw_runs(
     """Return the matplotlib figure that `plot_runs` saves (same arguments, same errors)."""
     opened = open_runs(runs)
     curves = {run.path: smoothed(read_curve(run.path, metric, scope, x), smooth) for run in opened}
-    panels = by_environment(group_runs(opened, group_by=group_by, labels=labels))
+    found = group_runs(opened, group_by=group_by, labels=labels)
+    panels = by_environment(found)
     groups = {
-        env: {group.label: [curves[run.path] for run in group.runs] for group in found} for env, found in panels.items()
+        env: {group.label: [curves[run.path] for run in group.runs] for group in parts} for env, parts in panels.items()
     }
     learned_offline = x == "steps" and all(run.is_offline for run in opened)
-    return draw_curves(groups, metric=metric, scope=scope, x="gradient_steps" if learned_offline else x, smooth=smooth)
+    return draw_curves(
+        groups,
+        metric=metric,
+        scope=scope,
+        x="gradient_steps" if learned_offline else x,
+        smooth=smooth,
+        settings={group.label: group.settings for group in found if group.settings},
+    )
 
 
 def by_environment(groups: Sequence[RunGroup]) -> dict[str, list[RunGroup]]:
     """Return the parts of groups that belong to each environment."""
     panels: dict[str, list[RunGroup]] = {}
     for env in dict.fromkeys(run.env for group in groups for run in group.runs):
-        parts = [RunGroup(each.label, tuple(run for run in each.runs if run.env == env)) for each in groups]
+        parts = [replace(each, runs=tuple(run for run in each.runs if run.env == env)) for each in groups]
         panels[env] = [part for part in parts if part.runs]
     return panels
 
@@ -211,9 +226,13 @@ def draw_curves(
     scope: str = "test",
     x: Axis = "steps",
     smooth: int = 1,
+    settings: Mapping[str, str] | None = None,
 ) -> Any:
-    """Return the matplotlib figure of curves by panel and label, as `plot_runs` draws them."""
-    figure, panels = new_figure(len(groups))
+    """Return the matplotlib figure of curves by panel and label, as `plot_runs` draws them.
+
+    `settings`: what labels stand for, written below the panels as a table.
+    """
+    figure, panels = new_figure(len(groups), settings or {})
     labels = list(dict.fromkeys(label for group in groups.values() for label in group))
     for panel, (title, group) in zip(panels, groups.items(), strict=True):
         bands: set[str] = set()
@@ -226,12 +245,17 @@ def draw_curves(
             panel.xaxis.set_major_formatter(EngFormatter(sep=""))
     if smooth > 1:
         points = "evaluations" if scope == "test" else "records"
-        figure.supxlabel(f"smoothed: each point is the mean of {smooth} {points}", fontsize="small")
+        panels[0].get_figure(root=False).supxlabel(
+            f"smoothed: each point is the mean of {smooth} {points}", fontsize="small"
+        )
     return figure
 
 
-def new_figure(num_panels: int) -> tuple[Any, list[Any]]:
-    """Return a matplotlib figure without a display, and its panels, three in a row."""
+def new_figure(num_panels: int, settings: Mapping[str, str] | None = None) -> tuple[Any, list[Any]]:
+    """Return a matplotlib figure without a display, and its panels, three in a row.
+
+    Below the panels `settings` (label -> text) become a table.
+    """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -239,18 +263,48 @@ def new_figure(num_panels: int) -> tuple[Any, list[Any]]:
         raise ImportError(f"plots need matplotlib: {install_hint('plot')}") from error
     columns = min(num_panels, 3)
     rows = -(-num_panels // columns)
-    figure = Figure(figsize=(6.4 * columns, 4.2 * rows), layout="constrained")
+    width, height = _PANEL_WIDTH * columns, _PANEL_HEIGHT * rows
+    table = _table_rows(settings or {}, width)
+    table_height = _LINE_HEIGHT * sum(len(lines) for _, lines in table)
+    figure = Figure(figsize=(width, height + table_height), layout="constrained")
     FigureCanvasAgg(figure)  # drawn without a display, and without pyplot's state
-    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+    picture: Any = figure
+    if table:
+        parts: Any = figure.subfigures(2, 1, height_ratios=(height, table_height))
+        picture, below = parts
+        _write_table(below, table)
+    panels = list(picture.subplots(rows, columns, squeeze=False).flat)
     for unused in panels[num_panels:]:
         unused.set_axis_off()
     return figure, panels[:num_panels]
 
 
+def _table_rows(settings: Mapping[str, str], width: float) -> list[tuple[str, list[str]]]:
+    """Return each label with its text, cut into lines that fit into the width of a picture in inches."""
+    longest = max(map(len, settings), default=0)
+    letters = int(width / _LETTER_WIDTH) - longest - 4
+    return [(label, textwrap.wrap(text, letters) or ["-"]) for label, text in settings.items()]
+
+
+def _write_table(figure: Any, table: Sequence[tuple[str, Sequence[str]]]) -> None:
+    """Write the rows of a table into a part of a figure, all of its lines at equal distances."""
+    total = sum(len(lines) for _, lines in table)
+    longest = max(len(label) for label, _ in table)
+    width, _ = figure.get_figure(root=True).get_size_inches()
+    start = (longest + 3) * _LETTER_WIDTH / width
+    style = {"family": "monospace", "fontsize": _TABLE_FONT, "va": "top"}
+    line = 0
+    for label, lines in table:
+        figure.text(_LETTER_WIDTH / width, 1 - line / total, picture_text(label), weight="bold", **style)
+        for text in lines:
+            figure.text(start, 1 - line / total, picture_text(text), **style)
+            line += 1
+
+
 def _draw_group(panel: Any, label: str, curves: Sequence[Curve], number: int, bands: set[str]) -> None:
     """Draw the curves of one group; add what its band shows to `bands`."""
     colour, line = COLOURS[number % len(COLOURS)], _LINES[number // len(COLOURS) % len(_LINES)]
-    label = textwrap.fill(label, 48)
+    label = textwrap.fill(picture_text(label), MAX_LABEL)
     if len(curves) == 1:
         x, values, spread = curves[0]
         panel.plot(x, values, line, color=colour, linewidth=1.8, marker="o", markersize=3, label=label)
@@ -269,9 +323,9 @@ def _draw_group(panel: Any, label: str, curves: Sequence[Curve], number: int, ba
 
 def dress(panel: Any, title: str, x_label: str, y_label: str, bands: Iterable[str] = ()) -> None:
     """Give a panel its words, a grid and a legend, where it has entries; `bands` are entries for shaded areas."""
-    panel.set_title(title)
-    panel.set_xlabel(x_label)
-    panel.set_ylabel(y_label)
+    panel.set_title(picture_text(title))
+    panel.set_xlabel(picture_text(x_label))
+    panel.set_ylabel(picture_text(y_label))
     panel.grid(True, alpha=0.3, linewidth=0.6)
     panel.spines[["top", "right"]].set_visible(False)
     panel.margins(x=0.01)

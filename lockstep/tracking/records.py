@@ -38,11 +38,13 @@ def flatten(data: Mapping[str, Any], prefix: str = "", *, exclude_arrays: bool =
     return flat
 
 
-def leaves(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield what is in nested dicts by path, `a.b`; an empty dict is a value, too."""
+def leaves(options: Mapping[str, Any], prefix: str = "", *, value_key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield what is in nested dicts by path, `a.b`. An empty dict is a value, and so is one whose only key is
+    `value_key`.
+    """
     for name, value in options.items():
-        if isinstance(value, Mapping) and value:
-            yield from leaves(value, f"{prefix}{name}.")
+        if isinstance(value, Mapping) and value and set(value) != {value_key}:
+            yield from leaves(value, f"{prefix}{name}.", value_key=value_key)
         else:
             yield f"{prefix}{name}", value
 

@@ -12,10 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 
 from lockstep._version import __version__
+from lockstep.state.markup import number_text
 from lockstep.state.replace import replacing_file
 from lockstep.tracking.groups import (
     MISSING,
@@ -241,10 +243,12 @@ def _finals(groups: Sequence[RunGroup], read: Mapping[Path, _Read]) -> str:
         for part in parts:
             scores = np.array([read[run.path].curve("test", RETURN).values[-1] for run in part.runs])
             interval = iqm_bootstrap(scores)
-            ends = "-" if len(scores) == 1 else f"{float(interval.low):.4g} to {float(interval.high):.4g}"
+            ends = "-"
+            if len(scores) > 1:
+                ends = f"{number_text(interval.low)} to {number_text(interval.high)}"
             numbers = (scores.mean(), np.median(scores), scores.min(), scores.max())
-            shown = [f"{number:.4g}" for number in numbers]
-            rows.append((env, _named(part, groups), str(len(scores)), f"{float(interval.value):.4g}", ends, *shown))
+            shown = [number_text(number) for number in numbers]
+            rows.append((env, _named(part, groups), str(len(scores)), number_text(interval.value), ends, *shown))
     columns = ("environment", "runs of", "runs", "IQM", "95 % interval", "mean", "median", "worst", "best")
     return _table(columns, rows)
 
@@ -254,7 +258,7 @@ def _runs_table(groups: Sequence[RunGroup], read: Mapping[Path, _Read]) -> str:
     for group in groups:
         for run in group.runs:
             curve, summary = read[run.path].curve("test", RETURN), read[run.path].summary
-            spread = "" if not np.isfinite(curve.spread[-1]) else f" ± {curve.spread[-1]:.3g}"
+            spread = "" if not np.isfinite(curve.spread[-1]) else f" ± {number_text(curve.spread[-1], 3)}"
             rows.append(
                 (
                     run.path.name,
@@ -262,8 +266,8 @@ def _runs_table(groups: Sequence[RunGroup], read: Mapping[Path, _Read]) -> str:
                     run.env,
                     str(run.seed),
                     f"{int(curve.x[-1]):,}",
-                    f"{curve.values[-1]:.4g}{spread}",
-                    f"{curve.values.max():.4g}",
+                    f"{number_text(curve.values[-1])}{spread}",
+                    number_text(curve.values.max()),
                     f"{summary['steps_per_second']:,.0f}" if summary else "-",
                     _duration(float(summary["timing"]["total_time"])) if summary else "-",
                     str(summary.get("stop_reason")) if summary else "not ended",
@@ -323,7 +327,7 @@ def _times(groups: Sequence[RunGroup], read: Mapping[Path, _Read]) -> str:
                 words = f"{share:.0%}" if share >= 0.07 else ""
                 style = f"width:{100 * share:.2f}%;background:{colour}"
                 bars.append(f'<span style="{style}" title="{text}">{words}</span>')
-            name = f"{_named(group, groups)}, {html.escape(run.env)}, seed {run.seed}"
+            name = f"{_named(group, groups)}, {html.escape(run.env)}, seed {html.escape(str(run.seed))}"
             rows.append(f'<div class="run">{name}</div><div class="bar">{"".join(bars)}</div>')
     if not rows:
         return "<p>Known when a run has ended.</p>"
@@ -341,7 +345,10 @@ def _videos(runs: Sequence[RunFolder], folder: Path) -> str:
     """Return the newest video of each run, embedded where it is small, and links to the others."""
     shown, links, total = [], [], 0
     for run in runs:
+        inside = run.path.resolve()
         found = sorted(path for path in run.path.rglob("*") if path.suffix.lower() in VIDEOS)
+        # A link in a run that somebody else made may show any file of this machine.
+        found = [path for path in found if path.resolve().is_relative_to(inside)]
         newest = max(found, key=lambda path: path.stat().st_mtime, default=None)
         for path in found:
             name = html.escape(f"{run.path.name}/{path.relative_to(run.path)}")
@@ -350,7 +357,8 @@ def _videos(runs: Sequence[RunFolder], folder: Path) -> str:
                 total += size
                 shown.append(f"<figure>{_player(path)}<figcaption>{name} (embedded)</figcaption></figure>")
             else:
-                link = html.escape(os.path.relpath(path, folder), quote=True)
+                # Quoted, so that a folder named `javascript:...` is a folder.
+                link = html.escape(quote(os.path.relpath(path, folder)), quote=True)
                 links.append(f'<li><a href="{link}">{name}</a> ({size / 2**20:.1f} MiB)</li>')
     if not shown and not links:
         return "<p>There are none. <code>lockstep eval RUN --video RUN/video.mp4</code> makes one.</p>"

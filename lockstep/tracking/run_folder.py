@@ -47,6 +47,8 @@ _PACKAGES = (
 
 CONFIG, METRICS = "config.json", "metrics.jsonl"
 CHECKPOINTS, BEST = "checkpoints", "best"
+OBJECT = "__import__"
+"""Key in config.json of a class or function, which is named by module and name."""
 NAMED_RUNS = 5
 """runs that an error names, at most"""
 
@@ -165,7 +167,7 @@ class RunFolder:
 
     def settings(self) -> dict[str, Any]:
         """Return the options by path; also where its weights came from, and what was changed on the way."""
-        found = {path: value for path, value in leaves(self.config) if value != {}}
+        found = {path: value for path, value in leaves(self.config, value_key=OBJECT) if value != {}}
         if self.info.get("init_from") is not None:
             found["init_from"] = self.info["init_from"]
         changes = [

@@ -15,6 +15,7 @@ from lockstep.rollout import CollectorLike, EnvironmentCallback, GroupCollector
 from lockstep.rollout.callbacks import misspelt_event, overridden_events
 from lockstep.state.checkpoint import ERROR, newest_attempt
 from lockstep.state.checks import check_number, check_whole, check_wholes
+from lockstep.state.markup import number_text
 from lockstep.tracking import BaseLogger, LazyLogger, prune_checkpoints
 from lockstep.tracking.statistics import CollectStats, EpochStats, InfoStats, TrainingStats
 
@@ -317,7 +318,7 @@ class EarlyStop(Callback):
     def on_evaluation_end(self, event: EvaluationEnd) -> Stop:
         self.num_without_best = 0 if event.is_best else self.num_without_best + 1
         if self.threshold is not None and event.score >= self.threshold:
-            return f"score {event.score:.4g} reached the threshold {self.threshold:g}"
+            return f"score {number_text(event.score)} reached the threshold {self.threshold:g}"
         if self.patience is not None and self.num_without_best >= self.patience:
             return f"no better score in {self.patience} evaluations"
         return None

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from lockstep.state.markup import number_text
 from lockstep.tracking.statistics import CollectStats, EpochStats, TrainingStats
 from lockstep.trainer.callbacks import Callback, CollectEnd, EpochEnd, EvaluationEnd, RunEnd, RunStart, UpdateEnd
 
@@ -177,7 +178,7 @@ class ProgressDisplay(Callback):
         )
         body = Table.grid(padding=(0, 2))
         if self._test is not None:
-            best = "" if self._best is None else f"best {self._best[0]:.4g} at {self._best[1]:,}"
+            best = "" if self._best is None else f"best {number_text(self._best[0])} at {self._best[1]:,}"
             body.add_row("evaluation", _episodes_text(self._test), best)
         if not self._is_offline:
             body.add_row("training", _episodes_text(self._train), _metrics_text(self._train))
@@ -255,8 +256,8 @@ class SeedsDisplay:
                 ProgressBar(total=max(1, progress.total), completed=progress.step, width=20),
                 f"{progress.step:,}/{progress.total:,} steps",
                 f"{progress.speed:,.0f} steps/s",
-                "" if progress.score is None else f"return {progress.score:.4g}",
-                "" if progress.best is None else f"best {progress.best:.4g}",
+                "" if progress.score is None else f"return {number_text(progress.score)}",
+                "" if progress.best is None else f"best {number_text(progress.best)}",
                 state if state != "training" else f"{progress.left_text()} left",
             )
         parts: list[Any] = [Text(self.title, style="bold")] if self.title else []
@@ -274,7 +275,7 @@ def _episodes_text(stats: CollectStats) -> str:
     returns, lens = stats.returns_stat, stats.lens_stat
     if returns is None or lens is None or returns.mean is None or returns.std is None:
         return "no episode ended yet"
-    return f"return {returns.mean:.4g} ± {returns.std:.3g}, length {lens.mean:.4g}"
+    return f"return {number_text(returns.mean)} ± {number_text(returns.std, 3)}, length {number_text(lens.mean)}"
 
 
 def _metrics_text(stats: CollectStats) -> str:

@@ -25,6 +25,7 @@ from lockstep.envs.make import name_of_env
 from lockstep.recipes import Recipe, bench
 from lockstep.recipes.training import find_settings
 from lockstep.state.checks import check_whole, install_hint
+from lockstep.state.markup import number_text
 from lockstep.state.options import by_path
 from lockstep.state.trust import without_signature
 from lockstep.tracking import Interval, iqm_bootstrap
@@ -84,7 +85,7 @@ class TuneResult:
         """Return the best trial and the folder in one line."""
         best = self.best
         which = f"trial {best.number} of {len(self.trials)} is the best"
-        return f"{which}, return {best.score:.4g}: {best.values} ({self.path})"
+        return f"{which}, return {number_text(best.score)}: {best.values} ({self.path})"
 
 
 def tune(

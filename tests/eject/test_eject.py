@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -290,3 +291,56 @@ def test_the_command_writes_what_runs_and_never_over_a_file(tmp_path, capsys):
     assert ended.stdout.splitlines()[-1].startswith("evaluation: return ")
     assert main(words) == 2
     assert path.read_text() == text
+
+
+HOSTILE = (
+    'x"; open("marker", "w"); "',
+    "x'; open('marker', 'w'); '",
+    "both ' and \" \\ and\nopen('marker', 'w')\n",
+    '\\"; open("marker", "w") #',
+    '\u2028"""\nopen("marker", "w")',
+)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_text_of_a_file_stays_a_literal(text):
+    options = {"sutton_barto_reward": [text, {text: (text, 1)}, True, None, -1, 2.5, 123_456]}
+    config = PPOConfig().environment("CartPole-v1", env_config=options)
+    found = {
+        node.targets[0].id: node.value
+        for node in ast.parse(file_text(config)).body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+    assert ast.literal_eval(found["ENV_CONFIG"]) == options
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_the_name_of_a_source_does_not_end_the_docstring(text):
+    config = settings_of("ppo CartPole").config
+    plain, hostile = (ast.parse(file_text(config, sources=[words])).body for words in ("a file", text))
+    assert list(map(ast.dump, hostile[1:])) == list(map(ast.dump, plain[1:]))
+    assert isinstance(hostile[0], ast.Expr)
+    assert isinstance(hostile[0].value, ast.Constant)
+
+
+@pytest.mark.parametrize("value", [float("inf"), Path("x"), {1, 2}, np.zeros(2), b"x"], ids=repr)
+def test_a_value_without_a_literal_is_refused(value):
+    config = PPOConfig().environment("CartPole-v1", env_config={"sutton_barto_reward": value})
+    with pytest.raises(EjectError, match="cannot be ejected"):
+        file_text(config)
+
+
+@pytest.mark.parametrize("path", ["framework.dtype", "framework.num_threads", "rl_module.model_config.activation"])
+def test_an_option_that_is_written_as_code_takes_known_words_only(path, tmp_path):
+    (tmp_path / "run.json").write_text(json.dumps({"algorithm": "ppo", "environment": {"env": "CartPole-v1"}}))
+    settings = json.loads((tmp_path / "run.json").read_text())
+    section, _, option = path.partition(".")
+    *between, option = option.split(".")
+    place = settings.setdefault(section, {})
+    for name in between:
+        place = place.setdefault(name, {})
+    place[option] = "float32; open('marker', 'w')"
+    (tmp_path / "run.json").write_text(json.dumps(settings))
+    words = ["eject", "ppo", "CartPole-v1", "--config", str(tmp_path / "run.json"), "-o", str(tmp_path / "agent.py")]
+    assert main(words) == 2
+    assert not (tmp_path / "agent.py").exists()

@@ -10,6 +10,8 @@ import re
 import runpy
 import shutil
 import warnings
+import zipfile
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +23,14 @@ from exported_policies import ACTIONS, OBSERVATIONS, as_plain, make_policy, poli
 from gymnasium import spaces
 from huggingface_hub import ModelCard
 
-from lockstep import PPOConfig
+from lockstep import Policy, PPOConfig, get_config
 from lockstep.algorithms.acting import ActingPolicy
 from lockstep.connectors import Connector, FrameStack, Grayscale, ObsPipeline, Resize
-from lockstep.data.trees import leaves, rows_of
+from lockstep.data.trees import leaves, map_tree, rows_of
 from lockstep.export import ExportError, Origin, export_policies, formats, load_export, parity
+from lockstep.export.graph import ports_of
 from lockstep.modules import RLModule, RLModuleSpec
+from lockstep.state.trust import UntrustedError
 from lockstep.trainer.run import prepare_run
 
 BOX, CHOICES = OBSERVATIONS["Box"], ACTIONS["Discrete"]
@@ -88,26 +92,62 @@ def test_act_py_has_40_lines_and_needs_numpy_and_onnxruntime_alone(plain):
     text = (plain / "act.py").read_text()
     assert len(text.splitlines()) <= 40
     assert max(map(len, text.splitlines())) <= 120
-    imported = set(re.findall(r"^(?:import|from) (\w+)", text, re.MULTILINE))
+    statements = re.findall(r"^(?:import|from) (\w+(?:, \w+)*)", text, re.MULTILINE)
+    imported = {name for names in statements for name in names.split(", ")}
     assert imported == {"hashlib", "json", "pathlib", "numpy", "onnxruntime"}
 
 
 @pytest.mark.parametrize(
     "wrong, words",
     [
-        ({"place": None}, r"obs/place must be float64 of shape \[2, 2\]"),
-        ({"place": [[0.0, 1.0]]}, r"obs/place must be float64 of shape \[2, 2\]"),
-        ({"kind": [0]}, r"obs/kind/0 must be int64 of shape \[2\]"),
-        ({"action_mask": [1]}, r"obs/action_mask must be int8 of shape \[4\]"),
-        ({"action_mask": "none"}, r"obs/action_mask must be int8 of shape \[4\]"),
+        ({"place": None}, r"obs/place must be float64 \[2, 2\]"),
+        ({"place": [[0.0, 1.0]]}, r"obs/place must be float64 \[2, 2\]"),
+        ({"kind": [0]}, r"obs/kind/0 must be int64 \[2\]"),
+        ({"action_mask": [1]}, r"obs/action_mask must be int8 \[4\]"),
+        ({"action_mask": "none"}, r"obs/action_mask must be int8 \[4\]"),
+        ({"place": [[0.0, 1.0], [np.nan, 0.0]]}, "obs/place must be float64 .* not .*nan"),
+        ({"kind": ([3, 0], [0, 1, 1])}, r"obs/kind/0 must be .* \[0, 0\] to \[2, 3\]"),
+        ({"kind": ([0, -1], [0, 1, 1])}, r"obs/kind/0 must be .* \[0, 0\] to \[2, 3\]"),
+        ({"kind": ([0, 0.5], [0, 1, 1])}, "obs/kind/0 must be int64"),
+        ({"kind": ([0, np.nan], [0, 1, 1])}, "obs/kind/0 must be int64"),
+        ({"kind": ([0, 1], [0, 2, 1])}, "obs/kind/1 must be int8 .* 0 to 1"),
+        ({"action_mask": [1, 300, 1, 1]}, "obs/action_mask must be int8"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:invalid value encountered in cast")
 def test_act_py_names_the_part_of_an_observation_that_does_not_fit(wrong, words, masked):
     actor, space = runpy.run_path(str(masked / "act.py"))["Actor"](masked), OBSERVATIONS["Dict"]
     whole = {**as_plain(space.sample()), "action_mask": np.int8([1, 0, 1, 1])}
     actor.act(whole)
+    obs = {key: value for key, value in {**whole, **wrong}.items() if value is not None}
     with pytest.raises(ValueError, match=words):
-        actor.act({key: value for key, value in {**whole, **wrong}.items() if value is not None})
+        actor.act(obs)
+    rows = map_tree(lambda leaf: np.asarray(leaf)[None], {**obs, "kind": tuple(map(np.asarray, obs["kind"]))})
+    with pytest.raises(ValueError, match=words.partition(" ")[0]):
+        load_export(masked).compute_actions(rows)
+
+
+@pytest.mark.parametrize(
+    "space, wrong",
+    [
+        (BOX, [0.0, np.nan, 0.0, 0.0]),
+        (OBSERVATIONS["Discrete"], 1),
+        (OBSERVATIONS["Discrete"], 9),
+        (OBSERVATIONS["Discrete"], 2.5),
+        (spaces.Box(0, 255, (2,), np.uint8), [0, 300]),
+        (spaces.Box(0, 255, (2,), np.uint8), [0, -1]),
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:invalid value encountered in cast")
+def test_act_py_refuses_what_a_policy_refuses(space, wrong, tmp_path):
+    text = resources.files("lockstep.export").joinpath("act.py.txt").read_text()
+    (tmp_path / "act.py").write_text(text)
+    part = runpy.run_path(str(tmp_path / "act.py"))["part"]
+    (port,) = (json.loads(json.dumps(each.to_dict())) for each in ports_of("obs", space))
+    assert part(space.sample(), port).dtype == space.dtype
+    with pytest.raises(ValueError, match="obs must be"):
+        part(wrong, port)
 
 
 def test_the_card_says_what_it_is(tmp_path):
@@ -339,8 +379,6 @@ def test_an_algorithm_that_does_not_draw_is_refused_with_sample(algorithm, tmp_p
 
 
 def test_spaces_without_arrays_are_refused(tmp_path):
-    from lockstep.export.graph import ports_of
-
     with pytest.raises(ExportError, match=r"obs/note is Text.* has no array of fixed size"):
         list(ports_of("obs", spaces.Dict({"note": spaces.Text(5)})))
 
@@ -360,6 +398,43 @@ def test_choices_that_float32_does_not_tell_apart_are_counted_and_others_are_mis
     assert proof.found.ties == 1
     with pytest.raises(ExportError, match="2 instead of 0"):
         proof.judge(inputs, np.array([0, 0]), np.array([2, 0]), rows)
+
+
+@pytest.mark.parametrize("memory", ["lstm", "gru"])
+def test_ties_of_a_network_with_memory_are_counted(memory):
+    policy = make_policy("ppo", BOX, spaces.Discrete(3), model={"recurrent": memory, "recurrent_size": 8})
+    graph = formats_graph(policy)
+    with torch.no_grad():
+        graph.module.policy_head.weight.zero_()
+        graph.module.policy_head.bias.copy_(torch.tensor([1.0, 1.0, 0.5]))
+    inputs = {port.name: port.rows(2) for port in graph.inputs}
+    proof, rows = parity.Proof(policy.acting["default_policy"], None, graph), np.array([True, False])
+    proof.judge(inputs, np.array([0, 0]), np.array([1, 0]), rows)
+    assert proof.found.ties == 1
+    with pytest.raises(ExportError, match="2 instead of 0"):
+        proof.judge(inputs, np.array([0, 0]), np.array([2, 0]), rows)
+
+
+@pytest.mark.parametrize("algorithm", ["c51", "rainbow"])
+def test_means_near_zero_of_a_wide_distribution_are_ties(algorithm, tmp_path):
+    """The atoms reach from -100 to 100, the means are near 0: what rounds is the sum, not the mean."""
+    config = get_config(algorithm).debugging(seed=0).training(v_min=-100, v_max=100)
+    config.rl_module(model_config={"hiddens": (16,)})
+    group = config.build_learner_group(spaces=(BOX, spaces.Discrete(18)))
+    policy = Policy(config, group, observation_space=BOX, action_space=spaces.Discrete(18))
+    found = card_of(policy.export(tmp_path / "exported"))["parity"]
+    assert found["observations"] >= 10_000
+    assert found["ties"] < 100
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("memory", ["lstm", "gru"])
+def test_a_memory_in_float64_is_refused_for_onnx_by_name_and_is_exported_with_torch(memory, tmp_path):
+    model = {"recurrent": memory, "recurrent_size": 8}
+    policy = make_policy("ppo", BOX, CHOICES, model=model, dtype="float64")
+    with pytest.raises(ExportError, match=r"onnxruntime cannot run policy\.onnx.*format=\"torch\""):
+        policy.export(tmp_path / "exported")
+    assert card_of(policy.export(tmp_path / "exported", format="torch"))["parity"]["observations"] >= 10_000
 
 
 def formats_graph(policy: Any) -> Any:
@@ -495,3 +570,71 @@ def test_a_network_of_ones_own_that_picks_actions_and_begins_with_a_state(tmp_pa
         assert actor.act(obs) == expected
         seen.add(expected)
     assert len(seen) > 1
+
+
+# -- files from strangers ---
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory):
+    """A torch export, whose user has a key in a configuration folder of the test's."""
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(home))
+        patch.delenv("LOCKSTEP_TRUST", raising=False)
+        yield make_policy("ppo", BOX, CHOICES).export(tmp_path_factory.mktemp("torch") / "exported", format="torch")
+
+
+def test_a_torch_export_of_the_same_user_needs_no_word_and_holds_no_pickle_of_inputs(evaluated):
+    assert load_export(evaluated).compute_actions(np.zeros((2, 4), np.float32)).shape == (2,)
+    with zipfile.ZipFile(evaluated / "policy.pt2") as archive:
+        sizes = {entry.filename: entry.file_size for entry in archive.infolist() if "sample_inputs" in entry.filename}
+    assert list(sizes.values()) == [0]
+
+
+@pytest.mark.parametrize("stranger", ["another key", "no signature", "another file", "no home"])
+def test_a_torch_export_of_a_stranger_needs_the_word(stranger, evaluated, tmp_path, monkeypatch):
+    folder = Path(shutil.copytree(evaluated, tmp_path / "exported"))
+    card = card_of(folder)
+    if stranger == "another key":
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
+    elif stranger == "no signature":
+        del card["signature"]
+    elif stranger == "another file":
+        with zipfile.ZipFile(folder / "policy.pt2", "a") as archive:
+            archive.writestr("policy/extra/marker", "x")
+        card["sha256"] = hashlib.sha256((folder / "policy.pt2").read_bytes()).hexdigest()
+    else:
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
+    (folder / "card.json").write_text(json.dumps(card))
+    with pytest.raises(UntrustedError, match=r"policy\.pt2 is a torch export.*trust=True.*LOCKSTEP_TRUST=1"):
+        load_export(folder)
+    obs = np.zeros((2, 4), np.float32)
+    assert load_export(folder, trust=True).compute_actions(obs).shape == (2,)
+    monkeypatch.setenv("LOCKSTEP_TRUST", "1")
+    assert load_export(folder).compute_actions(obs).shape == (2,)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"file": "../policy.onnx"},
+        {"file": "/etc/passwd"},
+        {"file": "policy.pkl"},
+        {"noise": [["standard_normal", 10**15]]},
+        {"noise": [["bytes", 1]]},
+        {"state": [{"name": "state_in_h", "shape": [10**5, 10**10], "dtype": "float32", "initial": 0}]},
+        {"state": [{"name": "state_in_h", "shape": [2], "dtype": "object", "initial": 0}]},
+        {"observation": [{"name": "obs", "path": [], "shape": ["x"], "dtype": "float32"}]},
+        {"outputs": 3},
+    ],
+    ids=str,
+)
+def test_a_card_that_no_export_has_is_refused_before_memory_is_taken(change, plain, tmp_path):
+    folder = Path(shutil.copytree(plain, tmp_path / "exported"))
+    (folder / "policy.pkl").write_bytes((folder / "policy.onnx").read_bytes())
+    card = card_of(folder) | change
+    (folder / "card.json").write_text(json.dumps(card))
+    with pytest.raises(ExportError):
+        load_export(folder)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
 from exported_policies import ACTIONS, OBSERVATIONS, make_policy, move
+from huggingface_hub import ModelCard
 from local_hub import LocalHub
 
 from lockstep import Policy, PPOConfig
 from lockstep.cli import main
+from lockstep.export.model_card import model_card, pretrained_card
 from lockstep.trainer.run import load_policy
 
 BOX, CHOICES = OBSERVATIONS["Box"], ACTIONS["Discrete"]
@@ -95,3 +99,22 @@ def test_the_commands_read_a_saved_policy(tmp_path, monkeypatch, capsys):
     trained = load_policy(next((tmp_path / "runs").iterdir())).module.get_state()
     for name, value in saved.module.get_state().items():
         np.testing.assert_allclose(trained[name], value, atol=1e-6, err_msg=name)
+
+
+def test_a_model_card_shows_every_text_as_text():
+    hostile = "x](javascript:alert(1))\n---\n# `Title` <script>|*a*"
+    port = {"name": hostile, "shape": [2], "dtype": hostile}
+    card: dict[str, Any] = dict.fromkeys(("algorithm", "environment"), hostile)
+    card |= {"steps": 1, "versions": {"lockstep": hostile}, "evaluation": {"return_mean": 1.0, "return_std": 0.0}}
+    card |= {"format": "onnx", "reads_reward": False, "noise": [], "observation": [port], "state": [port]}
+    card |= {"actions": [port]}
+    card["parity"] = {"observations": 1, "source": "random", "largest_difference": 0.0, "ties": 0}
+    for page in (model_card(card), pretrained_card(card)):
+        assert page.splitlines().count("---") == 2, "the front matter ends where it ends"
+        body = page.split("\n---\n")[1]
+        outside_code = re.sub(r"(?<!\\)`[^`]*`", "", body)
+        assert "<script>" not in outside_code
+        assert "](" not in outside_code.replace(r"\](", "")
+        assert [line for line in body.splitlines() if line.startswith("# ")] == body.splitlines()[1:2]
+        front = ModelCard(page).data
+        assert front.tags == ["reinforcement-learning", hostile]

@@ -1,6 +1,8 @@
 """Compiled code is kept between processes, and a run's bits do not depend on whether it was there."""
 
 import os
+import shutil
+import stat
 import subprocess
 import sys
 import time
@@ -10,7 +12,8 @@ import pytest
 import torch
 from learner_parts import assert_same, parameters, ppo_batch, ppo_config
 
-from lockstep.learner import compile_cache
+from lockstep.cli import main
+from lockstep.learner import code_folder, compile_cache
 from lockstep.learner.compile_cache import CodeToCome, key_of
 from lockstep.learner.recorded import NotRecordedError, record
 
@@ -257,4 +260,88 @@ time.sleep(1000)
         parent.kill()
     while compiler.exists() and (compiler / "stat").read_text().rpartition(") ")[2][0] != "Z":
         time.sleep(0.05)
+
+
+# -- whose folder it is ---
+
+
+def mode_of(folder):
+    return stat.S_IMODE(folder.stat().st_mode)
+
+
+def test_the_folder_is_private(folder):
+    assert mode_of(folder) == 0o700
+
+
+def test_a_folder_that_others_could_write_to_is_closed_and_emptied(folder):
+    (folder / "foreign.so").write_bytes(b"x")
+    (folder / "making-1").mkdir()
+    folder.chmod(0o777)
+    assert compile_cache.cache_folder() == folder
+    assert mode_of(folder) == 0o700
+    assert list(folder.iterdir()) == []
+
+
+def test_a_folder_that_others_could_only_read_is_closed_and_kept(folder):
+    (folder / "own.so").write_bytes(b"x")
+    folder.chmod(0o755)
+    compile_cache.cache_folder()
+    assert mode_of(folder) == 0o700
+    assert [path.name for path in folder.iterdir()] == ["own.so"]
+
+
+def test_a_link_is_no_folder_of_code(folder, tmp_path):
+    elsewhere = folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(elsewhere)
+    compile_cache._folder_of_process.cache_clear()
+    with pytest.warns(UserWarning, match="is a link or a file"):
+        assert compile_cache.cache_folder() != folder
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_the_folder_of_another_user_is_not_used(folder):
+    os.chown(folder, 12345, -1)
+    compile_cache._folder_of_process.cache_clear()
+    with pytest.warns(UserWarning, match="belongs to another user"):
+        assert compile_cache.cache_folder() != folder
+
+
+@pytest.mark.parametrize("change", ["open", "foreign", "link"])
+def test_code_that_is_not_the_users_own_is_not_loaded(kept, folder, change, monkeypatch):
+    if change == "foreign" and os.geteuid() != 0:
+        pytest.skip("only root can give a file away")
+    for file in kept.iterdir():
+        shutil.copy(file, folder / file.name)
+    tensors = inputs()
+    graph = graph_of(tensors)
+    code = CodeToCome(graph, tensors)
+    assert code._load() is not None
+    path = code._path
+    if change == "open":
+        folder.chmod(0o777)
+    elif change == "foreign":
+        os.chown(path, 12345, -1)
+    else:
+        path.rename(folder / "moved")
+        path.symlink_to(folder / "moved")
+    assert code._load() is None
+
+
+def test_the_size_is_bounded_and_what_was_used_last_stays(folder):
+    for number in range(4):
+        (folder / f"{number}.so").write_bytes(bytes(100))
+        (folder / f"{number}.so.sha256").write_text("x")
+        os.utime(folder / f"{number}.so", (number, number))
+    code_folder.bound(folder, 250)
+    assert sorted(path.name for path in folder.iterdir()) == ["2.so", "2.so.sha256", "3.so", "3.so.sha256"]
+
+
+def test_the_command_shows_and_empties(folder, capsys):
+    assert main(["cache"]) == 0
+    assert "0 compiled graphs, 0.0 MiB" in capsys.readouterr().out
+    (folder / "a.so").write_bytes(bytes(3 << 20))
+    assert main(["cache"]) == 0
+    assert "1 compiled graphs, 3.0 MiB" in capsys.readouterr().out
+    assert main(["cache", "--empty"]) == 0
+    assert "deleted 1 compiled graphs, 3.0 MiB" in capsys.readouterr().out
     assert list(folder.iterdir()) == []

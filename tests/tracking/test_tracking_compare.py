@@ -27,8 +27,8 @@ def test_the_numbers_of_two_settings(tmp_path: Path) -> None:
     share = dict(zip(comparison.thresholds.tolist(), comparison.profiles[0].value.tolist()))
     assert (share[0.0], share[8000.0], share[16000.0]) == (1.0, 0.5, 0.0)
     first, second = comparison.rows()
-    assert first[:4] == ("CartPole-v1", "PPO lr=1", "4", "1e+04")
-    assert second[5:] == ("5000", "6000", "0", "8000")
+    assert first[:4] == ("CartPole-v1", "PPO lr=1", "4", "10,000")
+    assert second[5:] == ("5,000", "6,000", "0", "8,000")
     assert comparison.notes == ("with 4 runs intervals come out too narrow; take 5 or more",)
 
 

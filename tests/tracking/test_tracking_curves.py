@@ -64,6 +64,29 @@ def test_figures_say_what_is_drawn(tmp_path: Path) -> None:
     np.testing.assert_allclose(drawn["PPO, IQM of 3 runs"], expected)
 
 
+def test_long_settings_are_a_table_below_the_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    options = [{f"option_{name}": step for name in "abcdefgh"} for step in (1, 2)]
+    figure = draw_runs([make_run(tmp_path, replay=each).path for each in options])
+    names = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert names[:2] == ["PPO 1", "PPO 2"]
+    figure.canvas.draw()
+    below = figure.subfigs[1]
+    words = " ".join(text.get_text() for text in below.texts)
+    assert words.count("option_h=") == 2
+    boxes = [text.get_window_extent() for text in below.texts]
+    width, _ = figure.canvas.get_width_height()
+    panel = figure.axes[0].get_tightbbox()
+    assert all(box.x1 <= width and box.y0 >= 0 and box.y1 <= panel.y0 for box in boxes)
+    assert len(draw_runs(make_run(tmp_path / "one").path).subfigs) == 0
+
+
+def test_a_dollar_in_a_name_is_a_letter(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    runs = [make_run(tmp_path, env="$\\frac{$", lr=text).path for text in ("$\\sqrt{", "b")]
+    draw_runs(runs).canvas.draw()
+
+
 def test_plots_refuse_what_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least one run's folder"):
         plot_runs([], tmp_path / "p.png")

@@ -47,11 +47,43 @@ def test_where_weights_came_from_and_changes_on_the_way_are_differences(tmp_path
     config = {**runs[2].config, "training": {"lr": 0.5}}
     changes = {"training.lr": {"before": 0.001, "after": 0.5}}
     runs[2].record_changes(config, {"step": 2000, "time": "", "changes": changes})
-    assert [label for label, _ in labels(runs)] == [
-        "PPO lr=0.001, no init_from, no changed",
-        "PPO lr=0.001, init_from=runs/old, no changed",
-        "PPO lr=0.5, no init_from, changed=training.lr=0.5 from step 2000",
+    groups = group_runs(runs)
+    assert [group.label for group in groups] == ["PPO 1", "PPO 2", "PPO 3"]
+    assert [group.settings for group in groups] == [
+        "lr=0.001, no init_from, no changed",
+        "lr=0.001, init_from=runs/old, no changed",
+        "lr=0.5, no init_from, changed=training.lr=0.5 from step 2000",
     ]
+
+
+def test_an_own_class_has_its_name_and_a_default_none(tmp_path: Path) -> None:
+    own = {"__import__": "a_long_package.of_mine:Mine"}
+    network = {"model_config": {"encoder": {"__import__": "networks:SetTransformer"}}}
+    runs = [
+        make_run(tmp_path, rl_module={"model_config": {"encoder": None}}, learners={"learner_class": None}),
+        make_run(tmp_path, rl_module={"model_config": {"encoder": None}}, learners={"learner_class": own}),
+        make_run(tmp_path, rl_module=network, learners={"learner_class": None}),
+    ]
+    assert [label for label, _ in labels(runs)] == ["PPO", "PPO learner=Mine", "PPO encoder=SetTransformer"]
+
+
+def test_many_options_become_a_number_and_settings(tmp_path: Path) -> None:
+    values = [{"gamma": 0.9 + step / 100, "lambda_": 0.123456789 * step, "num_epochs": step} for step in (1, 2)]
+    runs = [
+        make_run(tmp_path, replay=each, learners={"some_long_name_of_an_option": 1e-4 * number})
+        for number, each in enumerate(values)
+    ]
+    runs.append(make_run(tmp_path, "a2c"))
+    groups = group_runs(runs)
+    assert [group.label for group in groups] == ["PPO 1", "PPO 2", "A2C"]
+    assert groups[0].settings == "gamma=0.91, lambda_=0.123457, num_epochs=1, some_long_name_of_an_option=0"
+    with pytest.raises(ValueError, match=r"2 labels for 3 groups.*PPO gamma=0\.91.*an_option=0\.0001"):
+        group_runs(runs, labels=["a", "b"])
+
+
+def test_the_signature_of_a_file_is_no_option(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path, signature=text) for text in ("a", "b")]
+    assert labels([RunFolder.open(run.path) for run in runs]) == [("PPO", 2)]
 
 
 def test_an_option_with_parts_is_compared_part_by_part(tmp_path: Path) -> None:

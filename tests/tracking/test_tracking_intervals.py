@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import mannwhitneyu, trim_mean
 
+from lockstep.state.markup import number_text
 from lockstep.tracking import (
     improvement_bootstrap,
     iqm,
@@ -14,6 +15,7 @@ from lockstep.tracking import (
     performance_profile,
     probability_of_improvement,
 )
+from lockstep.tracking.intervals import Interval
 
 
 def test_iqm_of_written_out_cases() -> None:
@@ -135,3 +137,26 @@ def test_figures_of_rliable_1_2_0() -> None:
     assert probability_of_improvement(list(first.T), list(second.T)) == pytest.approx(0.4978354978354979, abs=1e-9)
     shares = performance_profile(list(first.T), np.array([-0.5, 0.0, 0.5])).value
     assert shares.tolist() == pytest.approx([26 / 33, 20 / 33, 10 / 33], abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("number", "digits", "words"),
+    [
+        (13_380.4, 4, "13,380"),
+        (1_338_000.0, 4, "1,338,000"),
+        (-13_380.4, 4, "-13,380"),
+        (366.2, 3, "366"),
+        (1_366.2, 3, "1,366"),
+        (412.34, 4, "412.3"),
+        (-0.5, 4, "-0.5"),
+        (np.float32(1e-5), 4, "1e-05"),
+        (float("inf"), 4, "inf"),
+        (float("nan"), 4, "nan"),
+    ],
+)
+def test_numbers_are_written_as_people_read_them(number, digits: int, words: str) -> None:
+    assert number_text(number, digits) == words
+
+
+def test_an_interval_has_no_exponents() -> None:
+    assert str(Interval(np.array(13_380.0), np.array(12_900.0), np.array(13_800.4))) == "13,380 (12,900 to 13,800)"

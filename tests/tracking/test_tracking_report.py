@@ -92,9 +92,9 @@ def test_the_page_says_what_differs_how_runs_ended_and_where_time_went(runs: lis
     assert differs[differs.index("training.lr") :][:3] == ["training.lr", "1", "4"]
     assert "version: torch" in section_of(page, "What differs")
     finals = " ".join(text_of(section_of(page, "Final evaluations")).split())
-    assert "CartPole-v1 PPO lr=4 2 1.8e+04 1.6e+04 to 2e+04 1.8e+04 1.8e+04 1.6e+04 2e+04" in finals
+    assert "CartPole-v1 PPO lr=4 2 18,000 16,000 to 20,000 18,000 18,000 16,000 20,000" in finals
     assert "not ended" in finals
-    assert f"{runs[0].path.name} PPO lr=1 CartPole-v1 0 4,000 4000 ± 1 4000 400 10 s max_epoch" in finals
+    assert f"{runs[0].path.name} PPO lr=1 CartPole-v1 0 4,000 4,000 ± 1 4,000 400 10 s max_epoch" in finals
     times = section_of(page, "Where the time went")
     assert times.count('class="bar"') == 4
     assert "width:50.00%" in times
@@ -107,6 +107,48 @@ def test_names_are_text_and_never_markup(runs: list[RunFolder], tmp_path: Path) 
     page = write_report(paths(runs), tmp_path / "report.html", labels=["</script><b>a", "<i>b"])
     assert [group["label"] for group in data_of(page)["groups"]] == ["</script><b>a", "<i>b"]
     assert not re.search("<b>a|<i>b", page.read_text())
+
+
+HOSTILE = '"><script>alert(1)</script><!--data-->'
+
+
+def every_text_replaced(value: object) -> object:
+    """Return a tree of JSON with markup in the place of each text and at the end of each key."""
+    if isinstance(value, dict):
+        return {
+            name + HOSTILE if name in ("lr", "environment", "torch") else name: every_text_replaced(part)
+            for name, part in value.items()
+        }
+    if isinstance(value, list):
+        return [every_text_replaced(part) for part in value]
+    return HOSTILE if value is None or isinstance(value, str) else value
+
+
+@pytest.mark.parametrize("name", ["config.json", "summary.json"])
+def test_no_text_of_a_runs_files_is_markup(name: str, runs: list[RunFolder], tmp_path: Path) -> None:
+    for run in runs[:4]:
+        file = run.path / name
+        content = every_text_replaced(json.loads(file.read_text()))
+        if name == "config.json":
+            content["seed"] = HOSTILE + str(run.seed)
+        file.write_text(json.dumps(content))
+    page = write_report(paths(runs[:4]), tmp_path / "report.html").read_text()
+    clean = write_report(paths([make_run(tmp_path / "clean", ended=True)]), tmp_path / "clean.html").read_text()
+    assert "alert(1)" in page
+    assert page.count("<script") == clean.count("<script")
+    assert not re.search(r"<script>alert|=\"\">", page)
+
+
+def test_a_video_is_a_file_of_the_run_and_its_link_a_path(runs: list[RunFolder], tmp_path: Path) -> None:
+    (tmp_path / "secret.mp4").write_bytes(b"secret")
+    (runs[0].path / "link.mp4").symlink_to(tmp_path / "secret.mp4")
+    odd = runs[1].path.rename(tmp_path / "javascript:alert(1)")
+    (odd / "video.mp4").write_bytes(b"v")
+    (odd / "older.mp4").write_bytes(b"v")
+    os.utime(odd / "older.mp4", (0, 0))
+    page = write_report([runs[0].path, odd], tmp_path / "report.html").read_text()
+    assert "link.mp4" not in page
+    assert 'href="javascript%3Aalert' in page
 
 
 def test_equal_runs_differ_in_nothing(runs: list[RunFolder], tmp_path: Path) -> None:
