@@ -260,6 +260,7 @@ time.sleep(1000)
         parent.kill()
     while compiler.exists() and (compiler / "stat").read_text().rpartition(") ")[2][0] != "Z":
         time.sleep(0.05)
+    assert list(folder.iterdir()) == []
 
 
 # -- whose folder it is ---

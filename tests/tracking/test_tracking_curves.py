@@ -84,7 +84,9 @@ def test_long_settings_are_a_table_below_the_picture(tmp_path: Path) -> None:
 def test_a_dollar_in_a_name_is_a_letter(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     runs = [make_run(tmp_path, env="$\\frac{$", lr=text).path for text in ("$\\sqrt{", "b")]
-    draw_runs(runs).canvas.draw()
+    figure = draw_runs(runs)
+    figure.canvas.draw()
+    assert r"\$\sqrt{" in figure.axes[0].get_legend().get_texts()[0].get_text()
 
 
 def test_plots_refuse_what_is_no_run(tmp_path: Path) -> None:
