@@ -335,20 +335,28 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def serve_store(host: str, port: int, world_size: int, **options: Any) -> Any:
+def serve_store(
+    host: str,
+    port: int,
+    world_size: int,
+    *,
+    timeout: timedelta = distributed.default_pg_timeout,
+    wait_for_workers: bool = True,
+) -> Any:
     """Return a store that is served by this process at `host` alone; torch's own listens on all interfaces.
 
     Raises `RuntimeError`: the port is in use.
     """
+    options: dict[str, Any] = {"is_master": True, "timeout": timeout, "wait_for_workers": wait_for_workers}
     try:
         listener = socket.create_server((host, port), backlog=socket.SOMAXCONN)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise RuntimeError(f"cannot listen at {host}:{port}: {error.strerror}") from error
         # The address is another one from inside: behind a router, say.
-        return distributed.TCPStore(host, port, world_size, is_master=True, **options)
+        return distributed.TCPStore(host, port, world_size, **options)
     place = listener.getsockname()[1]
-    return distributed.TCPStore(host, place, world_size, is_master=True, master_listen_fd=listener.detach(), **options)
+    return distributed.TCPStore(host, place, world_size, master_listen_fd=listener.detach(), **options)
 
 
 def _to_bytes(value: Tree) -> bytes:

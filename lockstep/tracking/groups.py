@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeGuard
 
 from lockstep.tracking.run_folder import OBJECT, RunFolder, RunFolderError
 
@@ -106,12 +106,12 @@ def value_text(value: Any) -> str:
     return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 1]}…"
 
 
-def is_object(value: Any) -> bool:
+def is_object(value: object) -> TypeGuard[Mapping[str, Any]]:
     """Return whether the value of an option names a class or function of somebody's own."""
     return isinstance(value, Mapping) and set(value) == {OBJECT}
 
 
-def _rounded(value: Any) -> Any:
+def _rounded(value: object) -> object:
     if isinstance(value, float):
         short = float(f"{value:g}")
         return int(short) if short.is_integer() and abs(short) < 1e15 else short

@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from lockstep.state.markup import picture_text
 from lockstep.tracking.groups import MAX_LABEL, RunGroup, RunPath, group_runs, open_runs
 from lockstep.tracking.intervals import iqm_bootstrap
 from lockstep.tracking.records import read_metrics
+
+if TYPE_CHECKING:
+    from matplotlib.figure import SubFigure
 
 RETURN = "returns_stat/mean"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -286,13 +289,13 @@ def _table_rows(settings: Mapping[str, str], width: float) -> list[tuple[str, li
     return [(label, textwrap.wrap(text, letters) or ["-"]) for label, text in settings.items()]
 
 
-def _write_table(figure: Any, table: Sequence[tuple[str, Sequence[str]]]) -> None:
+def _write_table(figure: "SubFigure", table: Sequence[tuple[str, Sequence[str]]]) -> None:
     """Write the rows of a table into a part of a figure, all of its lines at equal distances."""
     total = sum(len(lines) for _, lines in table)
     longest = max(len(label) for label, _ in table)
     width, _ = figure.get_figure(root=True).get_size_inches()
     start = (longest + 3) * _LETTER_WIDTH / width
-    style = {"family": "monospace", "fontsize": _TABLE_FONT, "va": "top"}
+    style: dict[str, Any] = {"family": "monospace", "fontsize": _TABLE_FONT, "va": "top"}
     line = 0
     for label, lines in table:
         figure.text(_LETTER_WIDTH / width, 1 - line / total, picture_text(label), weight="bold", **style)
