@@ -8,7 +8,7 @@ from typing import Any, Protocol, Self
 
 from lockstep.algorithms.policy import Policy
 from lockstep.rollout import CollectorLike
-from lockstep.tracking.statistics import EpochStats, InfoStats
+from lockstep.tracking.statistics import CollectStats, EpochStats, InfoStats
 
 
 class TrainerLike(Protocol):
@@ -23,6 +23,7 @@ class TrainerLike(Protocol):
     env_step: int
     gradient_step: int
     history: list[EpochStats]
+    best_stats: CollectStats | None
     callbacks: list[Any]
     logger: Any
     metrics: Any
@@ -69,6 +70,10 @@ class TrainerLike(Protocol):
 
     def close(self) -> None:
         """End the processes and the environments that were made for the run."""
+        ...
+
+    def save_to_path(self, path: str | Path) -> Path:
+        """Write a full checkpoint and return its path."""
         ...
 
     def info(self, with_history: bool = True) -> InfoStats:
