@@ -72,10 +72,6 @@ class TrainerLike(Protocol):
         """End the processes and the environments that were made for the run."""
         ...
 
-    def save_to_path(self, path: str | Path) -> Path:
-        """Write a full checkpoint and return its path."""
-        ...
-
     def info(self, with_history: bool = True) -> InfoStats:
         """Return the statistics of the run so far."""
         ...
