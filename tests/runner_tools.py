@@ -53,7 +53,7 @@ class ManyRunners:
             runner.close()
 
 
-def sample_when_ready(group, num_timesteps, num_requests=1, timeout_s=5.0):
+def sample_when_ready(group, num_timesteps, num_requests=1, timeout_s=60.0):
     """Keep so many requests under way on each runner; return the fragments that have come."""
     for index in range(len(group)):
         for _ in range(num_requests - group.num_asked(index)):
@@ -67,7 +67,7 @@ def config_of(env="CartPole-v1", num_envs=2, seed=3, **sections):
         .environment(env)
         .training(train_batch_size=64, minibatch_size=32)
         .rl_module(model_config={"hiddens": (8,)})
-        .env_runners(num_envs_per_env_runner=num_envs, sample_timeout_s=5.0)
+        .env_runners(num_envs_per_env_runner=num_envs, sample_timeout_s=60.0)
         .debugging(seed=seed)
     )
     for name, options in sections.items():

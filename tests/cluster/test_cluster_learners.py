@@ -499,11 +499,13 @@ def test_a_resize_whose_learners_cannot_be_built_leaves_the_group_as_it_is_or_sa
 
 
 @pytest.mark.faults
-def test_resize_without_room_leaves_the_group_as_it_is(pool):
-    config = ppo(1).learners(custom_resources_per_learner={"rare": 1}, learner_timeout_s=2.0)
+def test_resize_without_room_leaves_the_group_as_it_is(pool, monkeypatch):
+    for module in ("processes", "ray_learners"):
+        monkeypatch.setattr(f"lockstep.cluster.{module}.ROOM_S", 2.0)
+    config = ppo(1).learners(custom_resources_per_learner={"rare": 1}, learner_timeout_s=60.0)
     with pytest.raises(LearnerError, match="no room for 1 learners"):
         config.build_learner_group()
-    group, one = pool.group(ppo(1).learners(learner_timeout_s=2.0)), ppo().build_learner_group()
+    group, one = pool.group(ppo(1).learners(learner_timeout_s=60.0)), ppo().build_learner_group()
     with pytest.raises(LearnerError, match=r"resize\(90\): .*no room for 90 learners.*goes on with 1 learners"):
         group.resize(90)
     for which in (group, one):

@@ -126,7 +126,7 @@ def test_the_successor_of_a_killed_runner_goes_on_in_the_same_sample(cluster):
 @pytest.mark.faults
 def test_a_hanging_runner_is_replaced_and_without_restarts_the_error_says_so(cluster, tmp_path):
     hang = tmp_path / "hang"
-    config = config_of(1, 1, partial(make_hanging, str(hang)), sample_timeout_s=1.0)
+    config = config_of(1, 1, partial(make_hanging, str(hang)), sample_timeout_s=10.0)
     with config.fault_tolerance(max_env_runner_restarts=1).build_env_runner_group() as group:
         group.sample(4)
         hang.touch()

@@ -481,7 +481,7 @@ def custom_statistics(reducer):
 
 def silent_learner(reducer, folder):
     """Learner 1 takes no part in a sum; then learner 0 tries again."""
-    own = DistributedReducer(reducer.rank, 2, folder / "silent", timeout_s=1.0)
+    own = DistributedReducer(reducer.rank, 2, folder / "silent", timeout_s=60.0)
     own.gather("here")
     if reducer.rank == 1:
         own.close()
@@ -587,7 +587,7 @@ def test_statistics_that_cannot_be_joined_are_refused(processes):
 def test_a_learner_that_takes_no_part_ends_the_call_with_a_clear_error(processes, tmp_path):
     texts, _ = processes.run(2, silent_learner, tmp_path)
     assert texts[0].startswith("LearnerError: learner 0 of 2: a sum failed after")
-    assert "(timeout_s=1). Another learner died, hangs, or makes other calls than this one" in texts[0]
+    assert "(timeout_s=60). Another learner died, hangs, or makes other calls than this one" in texts[0]
     assert "has no connection to the others: a sum failed before; build the group again" in texts[1]
 
 
