@@ -18,12 +18,12 @@ from torch.optim import Optimizer
 
 from lockstep.connectors import Connector, RescaleActions
 from lockstep.data.codec import describe_space, space_from
-from lockstep.envs.make import ENVIRONMENT_CLASS
+from lockstep.envs.make import ENVIRONMENT_CLASS, named_environment
 from lockstep.learner.learner import Learner
 from lockstep.modules import MultiRLModuleSpec, RLModuleSpec
 from lockstep.modules.model_config import NETWORK
 from lockstep.state.options import import_path
-from lockstep.state.trust import ARGUMENT_KEYS, FileNames, Kind, NameInFile, UntrustedError
+from lockstep.state.trust import ARGUMENT_KEYS, FileNames, Kind, NameInFile, UntrustedError, names_module
 from lockstep.tracking.config import CALLBACK
 
 RENAMED = {"evaluation.evaluation_episodes": "evaluation_duration"}
@@ -107,6 +107,17 @@ def _named_or_plain(path: str, value: object, names: FileNames) -> Any:
     if isinstance(value, str) and path.endswith(NAMED_BY_TEXT) and not is_argument:
         return names.text(path, value)
     return from_plain(path, value, names)
+
+
+def check_texts(path: str, value: object, names: FileNames) -> None:
+    """Raise `UntrustedError` for a text that names an object which the file may not name for its option."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            check_texts(f"{path}.{key}", part, names)
+    elif isinstance(value, str) and path.endswith("environment.env"):
+        named_environment(names.text(path, value))
+    elif isinstance(value, str) and path.endswith(NAMED_BY_TEXT) and names_module(value):
+        names.find(path, value, kind_of(path))
 
 
 def kind_of(path: str) -> Kind | None:

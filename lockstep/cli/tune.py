@@ -57,7 +57,7 @@ class Tune:
     recipe: bool = True
     """Start from the recipe where there is one; else from the algorithm's defaults."""
     trust: bool = False
-    """Take all objects that the file of --config names, such as functions, which are run. Your own need no word."""
+    """Take all objects that the files of --config and --space name, such as functions, which are run."""
     root: Path = field(default_factory=lambda: Path("runs/tune"))
     """Where the study's folder is made."""
 
@@ -78,6 +78,7 @@ class Tune:
                     seed=self.seed,
                     final_seeds=self.final_seeds,
                     on_change=table.show,
+                    trust=self.trust,
                 )
         except KeyboardInterrupt:
             sys.stderr.write("interrupted; the same command goes on: trials that ended stay, others are repeated\n")

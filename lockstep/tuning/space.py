@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.algorithms import AlgorithmConfig
+from lockstep.algorithms.json_form import check_texts
+from lockstep.state.trust import FileNames
 
 
 @dataclass(frozen=True)
@@ -114,8 +116,11 @@ def value_at(config: AlgorithmConfig, path: str) -> Any:
     return value
 
 
-def read_space(path: str | Path) -> dict[str, Range]:
-    """Return the space in a JSON file. Raises `ValueError` that names the file and the option."""
+def read_space(path: str | Path, *, trust: bool = False) -> dict[str, Range]:
+    """Return the space in a JSON file. Raises `ValueError` that names the file and the option.
+
+    `trust`: take all objects that its choices name, such as functions; `UntrustedError` names one that needs it.
+    """
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -124,7 +129,12 @@ def read_space(path: str | Path) -> dict[str, Range]:
         raise ValueError(f"the space {path} is no JSON: {error}") from error
     if not isinstance(data, dict) or not data:
         raise ValueError(f'the space {path} must be an object such as {{"training.lr": {{"low": 1e-5, "high": 0.01}}}}')
-    return {option: _read_range(option, values, path) for option, values in data.items()}
+    space = {option: _read_range(option, values, path) for option, values in data.items()}
+    names = FileNames(path, {}, trust)
+    for option, values in space.items():
+        for choice in values.choices:
+            check_texts(option, choice, names)
+    return space
 
 
 def _read_range(option: str, values: Any, path: str | Path) -> Range:

@@ -104,6 +104,7 @@ def tune(
     settings: Mapping[str, Any] | None = None,
     final_seeds: int = 5,
     on_change: Callable[[Sequence[TrialRow]], None] | None = None,
+    trust: bool = False,
 ) -> TuneResult:
     """Search for the settings with the highest mean return at the last evaluation; return the best ones.
 
@@ -116,7 +117,8 @@ def tune(
     The study has a name (default: algorithm and environment) and a folder of this name below `root`. The same call goes
     on where a search was stopped or killed: trials that had not ended are repeated. At Ctrl-C those under way end after
     their update. `storage`: another database
-    (Optuna's URL) than the folder's. `on_change` gets all trials about once a second.
+    (Optuna's URL) than the folder's. `on_change` gets all trials about once a second. `trust`: take all objects that
+    the file of the space names.
 
     Raises `ValueError` where the study was made with another space or other settings, or where another process searches
     in it; `RuntimeError` where no trial came to its end.
@@ -127,7 +129,13 @@ def tune(
     options = {} if total_steps is None else {"reporting.total_steps": total_steps}
     config = find_settings(algorithm, env, recipe=recipe, options={**options, **by_path(settings or {})}).config
     config.debugging(seed=seed)
-    ranges = default_space(config) if space is None else space if isinstance(space, Mapping) else read_space(space)
+    ranges = (
+        default_space(config)
+        if space is None
+        else space
+        if isinstance(space, Mapping)
+        else read_space(space, trust=trust)
+    )
     check_space(config, ranges)
     name = study or re.sub(r"[^A-Za-z0-9.-]+", "-", f"{config.algorithm}-{name_of_env(config.environment.env)}")
     folder = Path(root).absolute() / name

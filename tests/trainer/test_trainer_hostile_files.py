@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -27,10 +29,10 @@ from lockstep.connectors import ClipObs
 from lockstep.diagnosis import doctor
 from lockstep.modules import MultiRLModule, RLModule
 from lockstep.state import read_checkpoint, write_checkpoint
-from lockstep.state.trust import UntrustedError
 from lockstep.trainer import Callback, build_trainer
 from lockstep.trainer.run import load_policy, resume
-from lockstep.trainer.trusting import trust_run
+from lockstep.tuning.space import Range, read_space
+from lockstep.tuning.study import Search
 
 MARKERS: list[str] = []
 """what has been called, by the functions below"""
@@ -214,7 +216,7 @@ def made(policy: Policy) -> None:
     """Call what makes environments of a policy that was loaded."""
     config = policy.config
     for make in (lambda: config.make_envs(1), config.build_trainer, lambda: build_trainer(config)):
-        with pytest.raises(UntrustedError):
+        with pytest.raises(ValueError, match=r"trust=True|is not"):
             make()
     config.make_envs(1)
 
@@ -428,7 +430,7 @@ def test_no_recipe_of_a_module_that_came_runs_what_it_names(reader, field, tmp_p
     else:
         recipe["config_overrides"]["lr"] = {"__import__": NAMES["a function"]}
     write_checkpoint(tmp_path / "saved", folders)
-    with pytest.raises(UntrustedError):
+    with pytest.raises(ValueError, match=r"trust=True|is not"):
         if reader == "from_checkpoint":
             Policy.from_checkpoint(tmp_path / "saved")
         else:
@@ -494,7 +496,7 @@ def test_the_run_of_somebody_else_needs_the_word(tmp_path, monkeypatch):
     path = lockstep.train(own_config(), root=tmp_path).path
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "of another user"))
     for read in (load_policy, resume):
-        with pytest.raises(UntrustedError, match="trust=True"):
+        with pytest.raises(ValueError, match="trust=True"):
             read(path)
     assert load_policy(path, trust=True).config.make_envs(1).num_envs == 1
     assert resume(path, total_steps=192, trust=True).path == path
@@ -505,14 +507,14 @@ def test_the_run_of_somebody_else_needs_the_word(tmp_path, monkeypatch):
 def test_a_run_without_a_signature_is_signed_once_by_a_command(tmp_path, monkeypatch, capfd):
     path = lockstep.train(own_config(), root=tmp_path).path
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "of another user"))
-    with pytest.raises(UntrustedError, match="lockstep trust RUN"):
+    with pytest.raises(ValueError, match="lockstep trust RUN"):
         load_policy(path)
     assert main(["trust", str(path)]) == 0
     assert "test_trainer_hostile_files:own_encoder" in capfd.readouterr().out
     assert load_policy(path).config.training.lr is own_rate
     assert resume(path, total_steps=192).path == path
     in_config(path, lambda config: WHEN_LOADED["coefficient"](config, NAMES["a function"]))
-    with pytest.raises(UntrustedError):
+    with pytest.raises(ValueError, match=r"trust=True|is not"):
         resume(path)
     assert MARKERS == []
 
@@ -538,11 +540,64 @@ def test_classes_of_the_kind_need_no_word_and_no_signature(tmp_path, monkeypatch
 def test_what_a_stranger_named_does_not_become_ones_own_by_saving_it(run, tmp_path):
     folder = hostile(run, tmp_path, "policy", WHEN_MADE["environment"], NAMES["a function"])
     load_policy(folder).save_to_path(tmp_path / "mine")
-    with pytest.raises(UntrustedError):
+    with pytest.raises(ValueError, match=r"trust=True|is not"):
         load_policy(tmp_path / "mine").config.make_envs(1)
     assert MARKERS == []
 
 
-def test_trusting_nothing_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match="nothing to sign"):
-        trust_run(tmp_path)
+def test_trusting_nothing_is_an_error(tmp_path, capfd):
+    assert main(["trust", str(tmp_path)]) == 2
+    assert "nothing to sign" in capfd.readouterr().err
+
+
+# -- what else is built by name ---
+
+
+def test_a_stray_class_with_the_method_of_a_callback_is_not_built():
+    with pytest.raises(TypeError, match=r"lockstep\.trainer\.Callback"):
+        config_for().callbacks(NotOfTheKind)
+    assert MARKERS == []
+
+
+def test_a_study_gives_no_value_that_its_space_does_not_have(tmp_path):
+    space = {"rl_module.model_config": Range(choices=({"hiddens": [8]}, {"hiddens": [16]}))}
+    search = Search("study", "sqlite://", tmp_path, config_for(), space)
+    assert search.config_of(1, {"rl_module.model_config": {"hiddens": [16]}})
+    with pytest.raises(ValueError, match="the storage was changed"):
+        search.config_of(1, {"rl_module.model_config": {"encoder": NAMES["a function"]}})
+    assert MARKERS == []
+
+
+@pytest.mark.parametrize("path", ["rl_module.model_config", "rl_module.model_config.encoder", "environment.env"])
+def test_no_space_of_a_search_runs_what_it_names(path, tmp_path):
+    choice = {"encoder": NAMES["a function"]} if path.endswith("model_config") else NAMES["a function"]
+    (tmp_path / "space.json").write_text(json.dumps({path: {"choices": [choice]}}))
+    with pytest.raises(ValueError, match="trust=True"):
+        read_space(tmp_path / "space.json")
+    assert read_space(tmp_path / "space.json", trust=True)[path].choices == (choice,)
+    assert MARKERS == []
+
+
+HOSTILE_MODULE = """
+from pathlib import Path
+import gymnasium, torch
+Path("MARKER").touch()
+class Pole(gymnasium.Env): pass
+class Net(torch.nn.Module): pass
+"""
+
+
+@pytest.mark.parametrize("field", ["environment as text", "encoder as text"])
+def test_no_command_imports_a_module_of_the_current_folder_for_a_file(field, run, tmp_path):
+    """A real process: its current folder is on `sys.path`, in front of all others."""
+    change = {**WHEN_MADE, **WHEN_LOADED}[field]
+    name = "evil:Pole" if "environment" in field else "evil:Net"
+    folder = hostile(run, tmp_path, "policy", change, name)
+    (tmp_path / "evil.py").write_text(HOSTILE_MODULE)
+    command = [sys.executable, "-m", "lockstep.cli", "eval", str(folder), "--episodes=1"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert "'evil' is in the current folder" in done.stderr
+    assert not (tmp_path / "MARKER").exists()
+    subprocess.run([*command, "--trust"], cwd=tmp_path, capture_output=True, timeout=120, check=False)
+    assert (tmp_path / "MARKER").exists()
