@@ -675,12 +675,12 @@ def _finish(run: Run, config: AlgorithmConfig, interruption: Interruption) -> in
         how = f"go on from its last checkpoint with: lockstep resume {shown}" if there else "it has no checkpoint yet"
         raise CommandFailedError(f"stopped at once; {how}", code) from None
     except Exception as error:
-        then = f"The run's folder: {shown}."
-        if any((folder.path / "checkpoints").glob("step_*/manifest.json")):
-            then += f" To go on from its last checkpoint: lockstep resume {shown}"
-        if run.folder.error_checkpoint.is_dir():
-            then += f". The state at the error: {shown_path(run.folder.error_checkpoint)}"
-        raise CommandFailedError(f"{describe(error)}\n{then}", FAILED) from error
+        lines = [describe(error), f"The run's folder: {shown}."]
+        if any(folder.checkpoints.glob("step_*/manifest.json")):
+            lines[-1] += f" To go on from its last checkpoint: lockstep resume {shown}"
+        if folder.error_checkpoint.is_dir():
+            lines.append(f"The state when it failed is kept in {shown_path(folder.error_checkpoint)}")
+        raise CommandFailedError("\n".join(lines), FAILED) from error
     if run.writes:
         show_result(folder)
     if interruption.signal is not None:
