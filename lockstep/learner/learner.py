@@ -461,13 +461,18 @@ class Learner(Generic[Training]):
                     inputs.warn_of_unknown_policy(module_id, old, versions, self.weights_seq_no)
         return {module_id: parts.trajectories[module_id] for module_id in ids}, parts.env_steps
 
+    def _column(self, value: np.ndarray | Tensor) -> Tensor:
+        """Return a column as `to_tensor` does. No gradient reaches the tensor of whoever made the column."""
+        column = self.to_tensor(value)
+        return column.detach() if column.requires_grad else column
+
     def _read_batch(self, batch: SampleBatch | MultiAgentBatch) -> tuple[dict[str, TensorColumns], int]:
         """Return columns as tensors, of the modules that have rows and are to learn, and the environment steps."""
         columns: dict[str, TensorColumns] = {}
         batches = inputs.batches_by_module(batch, self.module.keys())
         for module_id in self._to_train(batches, batch):
             module = self.module[module_id]
-            tensors = inputs.columns_of_batch(self.to_tensor, module, batches[module_id], module_id)
+            tensors = inputs.columns_of_batch(self._column, module, batches[module_id], module_id)
             inputs.check_columns(tensors, self.required_columns(module_id), module, module_id, type(self).__name__)
             tensors = self.connectors[module_id].train_columns(tensors)
             if Columns.WEIGHTS_SEQ_NO in tensors:
@@ -1281,6 +1286,6 @@ class Learner(Generic[Training]):
         if isinstance(value, np.ndarray):  # torch has no negative strides, as those of `array[::-1]`
             value = value.astype(value.dtype.newbyteorder("="), copy=False)
             value = torch.from_numpy(value.copy() if any(step < 0 for step in value.strides) else value)
-        tensor: Tensor = value.detach()  # no gradient reaches whoever made the column
+        tensor: Tensor = value
         dtype = self.dtype if tensor.is_floating_point() else tensor.dtype
         return tensor if tensor.dtype == dtype and tensor.device == self.device else tensor.to(self.device, dtype)
