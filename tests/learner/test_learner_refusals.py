@@ -282,7 +282,7 @@ def test_actions_are_counted_from_zero_whatever_the_start_of_the_space_is():
         ({"lr": [[0, 1e-3], [10, -1.0]]}, r"lr=\[\[0, 0.001\], \[10, -1.0\]\] is not allowed; .* finite"),
         ({"lr": float("inf")}, "lr=inf is not allowed; .* finite number, at least 0"),
         ({"lr": float("nan")}, "lr=nan is not allowed; .* finite number, at least 0"),
-        ({"clip_param": [[0, 0.2], [10, 0.0]]}, "clip_param=.* is not allowed; it must be .*above 0"),
+        ({"clip_param": [[0, 0.0], [10, 0.2]]}, "clip_param=.* is not allowed; it must be .*above 0"),
         ({"lr": lambda step: -1.0}, "training.lr: the function gives -1 at step 0; .* progress_remaining"),
         (
             {"lr": lambda progress: progress * 1e-3, "train_batch_size": 2048},
