@@ -62,8 +62,14 @@ class Glimpse:
 
     @classmethod
     def of_run(cls, folder: RunFolder, *, play: bool, trust: bool = False) -> Glimpse:
-        """Load the newest checkpoint and play with it; what is not possible is noted, not raised."""
+        """Load the newest checkpoint and play with it; what is not possible is noted, not raised.
+
+        Of a run that ended with an error it is the state at the error, which shows the cause.
+        """
         checkpoint = folder.newest_checkpoint()
+        if folder.error_checkpoint.is_dir() and folder.summary_path.exists():
+            if folder.read_summary().get("stop_reason") == "error":
+                checkpoint = folder.error_checkpoint
         if checkpoint is None:
             return cls("it has no intact checkpoint")
         try:
