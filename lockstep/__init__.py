@@ -43,7 +43,7 @@ from lockstep.modules import ModelConfig, MultiRLModule, MultiRLModuleSpec, RLMo
 from lockstep.recipes.training import train
 from lockstep.rollout import AsyncCollector, Collector, MultiAgentCollector
 from lockstep.trainer import BaseTrainer, OfflineTrainer, OffpolicyTrainer, OnpolicyTrainer
-from lockstep.trainer.run import TrainResult, load_policy
+from lockstep.trainer.run import TrainResult, load_policy, resume
 from lockstep.tuning import tune
 
 __all__ = [
@@ -95,6 +95,7 @@ __all__ = [
     "get_config",
     "load_policy",
     "policy_within_training_step",
+    "resume",
     "train",
     "tune",
 ]

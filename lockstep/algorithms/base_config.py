@@ -17,7 +17,7 @@ import gymnasium as gym
 import torch
 
 from lockstep.algorithms.connectors import ConnectorBuilder
-from lockstep.algorithms.json_form import section_from_plain, to_plain
+from lockstep.algorithms.json_form import script_objects, section_from_plain, to_plain
 from lockstep.connectors import ModuleConnectors
 from lockstep.data import MultiAgentEpisode
 from lockstep.data.config import OfflineDataSection
@@ -63,7 +63,7 @@ from lockstep.state.checks import install_hint, suggestion
 from lockstep.state.options import FROZEN
 from lockstep.state.schedules import stages_of, value_at
 from lockstep.state.streams import RandomStreams
-from lockstep.state.trust import SIGNATURE, FileNames, signed
+from lockstep.state.trust import SCRIPT, SIGNATURE, FileNames, NameInFile, script_name, script_source, signed
 from lockstep.tracking.config import CallbacksSection, CheckpointingSection, DebuggingSection, ReportingSection
 
 Section = Any
@@ -356,12 +356,26 @@ class BaseConfig:
         """Return all options as plain JSON values: `{"algorithm": ..., section: {option: value}}`.
 
         Where options are classes or functions, there is also the user's "signature" over their names and arguments, by
-        which `update_from_dict` recognises the user's own work.
+        which `update_from_dict` recognises the user's own work. Objects of the running script are named
+        `__main__:Class`, and "script" has their sources, `{name: {"file": ..., "text": ...}}`.
         """
         out: dict[str, Any] = {"algorithm": self.algorithm}
         for name, section in self.sections.items():
             out[name] = {option: to_plain(f"{name}.{option}", value) for option, value in section.options().items()}
-        return signed(out)
+        sources = {}
+        for each in self.script_objects():
+            if isinstance(each, NameInFile):
+                sources[str(each)] = each.names.sources.get(each)
+            else:
+                sources[script_name(each)] = script_source(each)
+        return {**signed(out), SCRIPT: sources} if sources else signed(out)
+
+    def script_objects(self) -> list[Any]:
+        """Return the classes and functions among the options that are defined in the running script.
+
+        A configuration from a file has the names of such objects (text) where they were not handed in.
+        """
+        return [each for section in self.sections.values() for each in script_objects(section.options())]
 
     def to_json(self, path: str | Path | None = None) -> str:
         """Return `to_dict` as JSON text, and write it to `path` if there is one."""
@@ -387,7 +401,7 @@ class BaseConfig:
         """
         names = FileNames(file, data, trust)
         for name, options in data.items():
-            if name == SIGNATURE:
+            if name in (SIGNATURE, SCRIPT):
                 continue
             if name == "algorithm":
                 if options != self.algorithm:

@@ -6,7 +6,7 @@ class that its option expects.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,16 @@ from lockstep.learner.learner import Learner
 from lockstep.modules import MultiRLModuleSpec, RLModuleSpec
 from lockstep.modules.model_config import NETWORK
 from lockstep.state.options import import_path
-from lockstep.state.trust import ARGUMENT_KEYS, FileNames, Kind, NameInFile, UntrustedError, names_module
+from lockstep.state.trust import (
+    ARGUMENT_KEYS,
+    FileNames,
+    Kind,
+    NameInFile,
+    UntrustedError,
+    is_of_script,
+    names_module,
+    names_script,
+)
 from lockstep.tracking.config import CALLBACK
 
 RENAMED = {"evaluation.evaluation_episodes": "evaluation_duration"}
@@ -77,6 +86,27 @@ def to_plain(path: str, value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return {"__import__": import_path(path, value)}
+
+
+def script_objects(value: Any) -> Iterator[Any]:
+    """Iterate over the classes and functions of the running script in an option, and over the names of such."""
+    if isinstance(value, Space):
+        return
+    parts: Iterable[Any] = ()
+    if isinstance(value, RLModuleSpec):
+        parts = value.module_class, value.model_config
+    elif isinstance(value, MultiRLModuleSpec):
+        parts = value.rl_module_specs.values()
+    elif is_dataclass(value) and not isinstance(value, type):
+        parts = vars(value).values()
+    elif isinstance(value, Mapping):
+        parts = value.values()
+    elif isinstance(value, list | tuple | set | frozenset):
+        parts = value
+    elif is_of_script(value) or (isinstance(value, NameInFile) and names_script(value)):
+        yield value
+    for part in parts:
+        yield from script_objects(part)
 
 
 def from_plain(path: str, value: Any, names: FileNames) -> Any:
@@ -139,7 +169,7 @@ def _plain_spec(path: str, spec: RLModuleSpec) -> dict[str, Any]:
 
 
 def _imported(path: str, name: object, names: FileNames) -> Any:
-    """Return the object that a file names. An environment that needs the word is refused when it is made."""
+    """Return the object that a file names. An environment that it may not name is refused when it is made."""
     try:
         return names.find(path, name, kind_of(path))
     except UntrustedError:

@@ -32,7 +32,7 @@ from lockstep.envs.vec_env import VecEnvBoundary, is_vec_env
 from lockstep.envs.workers import WorkerVectorEnv
 from lockstep.state.checks import check_whole, is_number
 from lockstep.state.restarts import RestartLimits
-from lockstep.state.trust import PETTINGZOO, Kind, NameInFile, is_in_current_folder, module_named
+from lockstep.state.trust import PETTINGZOO, Kind, NameInFile, is_in_current_folder, module_named, names_script
 
 MODES = ("auto", "sync", "async", "vector", "envpool")
 ENVIRONMENT_CLASS = Kind(
@@ -268,6 +268,8 @@ def named_environment(name: str) -> Any:
         UntrustedError: a file gives the name, and what it stands for needs the user's word.
         ValueError: the module is not installed, or has nothing of that name (with the nearest names).
     """
+    if isinstance(name, NameInFile) and names_script(name):
+        return name.names.find(name.option, name, ENVIRONMENT_CLASS)
     module_name, colon, rest = name.partition(":")
     if is_module_name(name):
         if isinstance(name, NameInFile) and not name.startswith(tuple(f"{package}." for package in PETTINGZOO)):

@@ -73,7 +73,7 @@ from lockstep.ops import RunningMoments
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
 from lockstep.state.schedules import Schedule, ScheduleLike
 from lockstep.state.streams import RandomStreams
-from lockstep.state.trust import FileNames, signed
+from lockstep.state.trust import FileNames, handed_in, signed
 from lockstep.tracking.metrics import Metrics
 
 STEPS_SAMPLED = "num_env_steps_sampled_lifetime"
@@ -1229,7 +1229,8 @@ class Learner(Generic[Training]):
         `policies_to_train` (a function). Raises `CheckpointError` for a damaged or foreign checkpoint, `ValueError`
         saying what has to be passed in.
         """
-        return cls.from_folders(read_checkpoint(Path(path)), names=FileNames(path, {}, trust), **parts)
+        with handed_in(cls):
+            return cls.from_folders(read_checkpoint(Path(path)), names=FileNames(path, {}, trust), **parts)
 
     @classmethod
     def from_folders(

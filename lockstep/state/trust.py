@@ -7,6 +7,9 @@ signature. Names are turned into objects in this file alone:
 - `imported` finds what the user has typed, without any check;
 - `FileNames` finds what a file names, with the checks above;
 - `NameInFile` is a name that is looked up later: it remembers its file, and `find_named` asks for the same checks then.
+
+An object of the running script (`__main__`) has a name that means something else in every other script. A file that
+names one gets it only from `handed_in`.
 """
 
 from __future__ import annotations
@@ -19,7 +22,9 @@ import importlib.machinery
 import importlib.util
 import inspect
 import json
+import linecache
 import os
+import re
 import secrets
 import stat
 import sys
@@ -27,9 +32,10 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -41,6 +47,11 @@ SIGNATURE = "signature"
 """Key of a dict that holds the signature over the names and arguments in it."""
 SIGNATURES = "signatures.json"
 """File in a folder with signatures of files below it that hold none themselves. `lockstep trust` writes it."""
+
+SCRIPT = "script"
+"""Key of a configuration with the sources of its objects that are defined in the script that ran."""
+SCRIPT_MODULES = ("__main__", "__mp_main__")
+"""Names of the running script as a module; the second is the one in processes that `multiprocessing` spawns."""
 
 CLASS_KEYS = ("module_class", "learner_class", "class")
 """Keys whose text names a class, and never another object."""
@@ -56,6 +67,10 @@ KNOWN_ENVIRONMENTS = ("ALE/", "MinAtar/", "lockstep/", "tensor/", *(f"{package}.
 
 class UntrustedError(ValueError):
     """A file names, or holds, something that it may hold only if the user trusts it. The message says what to do."""
+
+
+class NotHandedInError(UntrustedError):
+    """A file names an object of the script that wrote it. No word of the user helps; the object must be handed in."""
 
 
 class WrongKindError(UntrustedError):
@@ -273,8 +288,9 @@ def signed(tree: Mapping[str, Any]) -> dict[str, Any]:
     """
     plain = without_signature(tree)
     entries = named_objects(plain)
-    if any(isinstance(value, NameInFile) for _, value in entries):
+    if any(isinstance(value, NameInFile) and not value.names.is_trusted for _, value in entries):
         return {key: _as_text(value) for key, value in plain.items()}
+    plain = {key: _as_text(value) for key, value in plain.items()}
     if not _need_signature(entries):
         return plain
     signature = signature_of(entries)
@@ -291,8 +307,60 @@ def _as_text(tree: object) -> Any:
 
 
 def without_signature(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tree without its signature, to be compared or shown."""
-    return {key: value for key, value in tree.items() if key != SIGNATURE}
+    """Return the tree without its signature and the sources of a script, to be compared or shown."""
+    return {key: value for key, value in tree.items() if key not in (SIGNATURE, SCRIPT)}
+
+
+# -- objects of the running script ---
+
+_HANDED_IN: ContextVar[Mapping[str, Any]] = ContextVar("handed_in", default=MappingProxyType({}))
+
+
+def is_of_script(value: object) -> bool:
+    """Return whether a class or function is defined at the top of the running script, or in a class there."""
+    name = getattr(value, "__qualname__", "")
+    return bool(name) and "<" not in name and getattr(value, "__module__", "") in SCRIPT_MODULES
+
+
+def names_script(name: object) -> bool:
+    """Return whether a name is that of an object in the script that wrote it."""
+    return isinstance(name, str) and re.split("[:.]", name, maxsplit=1)[0] in SCRIPT_MODULES
+
+
+def script_name(value: Any) -> str:
+    """Return the name `__main__:Class` of an object of the running script."""
+    return f"{SCRIPT_MODULES[0]}:{value.__qualname__}"
+
+
+def script_source(value: Any) -> dict[str, Any]:
+    """Return where an object of the running script is defined: `file` and `text`; None what Python cannot tell."""
+    try:
+        file = inspect.getsourcefile(value)
+    except TypeError:  # a class of a notebook or of an interactive session, which are no files
+        functions = [part for part in vars(value).values() if inspect.isfunction(part)]
+        file = functions[0].__code__.co_filename if functions else None
+        # The class cannot be cut out of its cell, so the whole cell is noted.
+        return {"file": file, "text": "".join(linecache.getlines(file)) or None if file else None}
+    try:
+        text = inspect.getsource(value)
+    except (OSError, TypeError):
+        return {"file": file, "text": None}
+    return {"file": file, "text": text}
+
+
+@contextmanager
+def handed_in(*objects: Any) -> Iterator[None]:
+    """Let files that are read in this block name these classes and functions of the running script.
+
+    A file names an object of a script as `__main__:Class`. Without this it is never looked up, because another script
+    has other objects of that name. Further checks are those for other objects.
+    """
+    names = {script_name(each): each for each in objects if is_of_script(each)}
+    token = _HANDED_IN.set({**_HANDED_IN.get(), **names})
+    try:
+        yield
+    finally:
+        _HANDED_IN.reset(token)
 
 
 # -- from names to objects ---
@@ -332,12 +400,18 @@ class FileNames:
     def __init__(self, file: str | Path, tree: Mapping[str, Any], trust: bool = False) -> None:
         self.file = file
         self.is_trusted = has_word(trust) or _is_signed_tree(tree, file)
+        self.sources: Mapping[str, Any] = tree.get(SCRIPT) or {}
+        self._handed_in = dict(_HANDED_IN.get())
         if self.is_trusted:
             _reach_current_folder()
 
     def of_part(self, tree: Mapping[str, Any]) -> FileNames:
         """Return the names of a part of the file, which may have a signature of its own."""
-        return self if self.is_trusted else FileNames(self.file, tree)
+        if self.is_trusted:
+            return self
+        part = FileNames(self.file, tree)
+        part.sources = part.sources or self.sources
+        return part
 
     def find(self, option: str, name: object, kind: Kind | None) -> Any:
         """Return the object `module:Class` that the file names for an option.
@@ -346,11 +420,14 @@ class FileNames:
 
         Raises:
             UntrustedError: it needs the word.
+            NotHandedInError: it was defined in the script that wrote the file, and is not handed in.
             WrongKindError: the option never takes such an object.
             ImportError, AttributeError, ValueError: there is no such object.
         """
         if not isinstance(name, str):
             raise ValueError(f"{option} in {self.file} must be the name of an object, 'module:Class', not {name!r}")
+        if names_script(name):
+            return self._find_handed_in(option, name, kind)
         if self.is_trusted:
             return imported(name)
         module_name, _, qualified = name.partition(":")
@@ -363,7 +440,34 @@ class FileNames:
             if is_in_current_folder(str(error.name)):
                 raise self.refusal(option, name, f"whose module {error.name!r} is in the current folder") from None
             raise
-        found = _member(module, qualified)
+        return self._checked(option, name, _member(module, qualified), kind)
+
+    def _find_handed_in(self, option: str, name: str, kind: Kind | None) -> Any:
+        """Return the object of the running script that the user has handed in under this name."""
+        name = name.replace(SCRIPT_MODULES[1], SCRIPT_MODULES[0], 1)
+        if name not in self._handed_in:
+            raise self._not_handed_in(option, name)
+        found = self._handed_in[name]
+        if self.is_trusted:
+            return found
+        if kind is None:
+            raise self.refusal(option, name)
+        return self._checked(option, name, found, kind)
+
+    def _not_handed_in(self, option: str, name: str) -> NotHandedInError:
+        source = self.sources.get(name)
+        file = source.get("file") if isinstance(source, Mapping) else None
+        qualified = name.partition(":")[2]
+        return NotHandedInError(
+            f"{option} in {self.file} is {qualified}, which was defined in the script or notebook that wrote it"
+            f"{f' ({file})' if file else ''}; from there it cannot be imported. Hand it in: "
+            f"lockstep.resume(path, config=...) with the run's configuration, and to read other files `with "
+            f"lockstep.state.trust.handed_in({qualified}):`. For commands, move it to a file of its own, import it "
+            "from there, and train a new run"
+        )
+
+    def _checked(self, option: str, name: str, found: Any, kind: Kind) -> Any:
+        """Return an object that a file names if the kind fits."""
         if kind.fits(found):
             return found
         if kind.takes_others:
@@ -375,7 +479,9 @@ class FileNames:
 
     def text(self, option: str, name: object) -> Any:
         """Return a text that may name an object, to be looked up later with the checks for this file."""
-        if self.is_trusted or not isinstance(name, str) or not names_module(name):
+        if not isinstance(name, str) or not names_module(name):
+            return name
+        if self.is_trusted and not names_script(name):
             return name
         return NameInFile(name, self, option)
 
@@ -432,7 +538,7 @@ def find_named(option: str, name: str, kind: Kind) -> Any:
 def module_named(module_name: str, name: str) -> Any:
     """Return the module that `name` is about, imported from where the name allows it."""
     if isinstance(name, NameInFile):
-        return import_installed(module_name)
+        return import_installed(module_name)  # never the running script
     _reach_current_folder()
     return importlib.import_module(module_name)
 
@@ -490,7 +596,7 @@ def import_installed(name: str) -> Any:
 
     Neither does it for what the module imports itself. Modules that are there already are returned as they are.
     """
-    if not name or not all(map(str.isidentifier, name.split("."))):
+    if not name or not all(map(str.isidentifier, name.split("."))) or names_script(name):
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
     if name in sys.modules and sys.modules[name] is not None:
         return sys.modules[name]
@@ -555,5 +661,15 @@ def _outside_current_folder() -> Iterator[None]:
         sys.meta_path = [finder for finder in sys.meta_path if finder is not hook]
 
 
-IN_MEMORY = FileNames("this process", {}, trust=True)
+class _NamesInMemory(FileNames):
+    """Finds the objects that a state of this process names, those of its own script too."""
+
+    def find(self, option: str, name: object, kind: Kind | None) -> Any:
+        return imported(str(name))
+
+    def text(self, option: str, name: object) -> Any:
+        return name
+
+
+IN_MEMORY = _NamesInMemory("this process", {}, trust=True)
 """Finds the objects that a state names which no file has held."""

@@ -31,7 +31,7 @@ from lockstep.state.checkpoint import (
 from lockstep.state.checks import check_whole
 from lockstep.state.options import by_path
 from lockstep.state.schedules import ConfiguredValueWarning
-from lockstep.state.trust import without_signature
+from lockstep.state.trust import handed_in, without_signature
 from lockstep.tracking import RunFolder, RunFolderError, plot_runs
 from lockstep.tracking.records import leaves
 from lockstep.tracking.run_folder import CHECKPOINTS, CONFIG, find_run
@@ -226,6 +226,7 @@ def prepare_run(
 def resume(
     path: str | Path,
     *,
+    config: AlgorithmConfig | None = None,
     total_steps: int | None = None,
     settings: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback] = (),
@@ -236,18 +237,26 @@ def resume(
     """Continue the run in a folder from its newest intact checkpoint, bit by bit.
 
     `path`: the run's folder, or one of its checkpoints to go on from, e.g. `checkpoints/error`, which is used only
-    where it is asked for. `total_steps`: a new length of the whole run. `settings`: other options by path from here on,
-    `{"training.lr": 1e-4}`, or nested; so are those edited in the run's `config.json`. `drop_damaged_replay`: where
+    where it is asked for. `config`: the run's configuration, with the objects that the folder cannot hold: classes and
+    functions of the running script, environments that are objects. Its other options are those from here on. Without it
+    they are those in the run's `config.json`, edited ones too. `total_steps`: a new length of the whole run.
+    `settings`: other options by path from here on, `{"training.lr": 1e-4}`, or nested. `drop_damaged_replay`: where
     nothing but the replay buffer of a checkpoint is damaged, go on from it with an empty one. `trust`: take all objects
     that the run's files name, such as functions; a run that this user has made needs no `trust=True`. `take_over`: from
     the process that trains the run now, which then ends with an error at its next write.
 
     Raises `ValueError`, changing nothing, for options that a run keeps, for fewer steps than it has, where no
-    checkpoint is intact, where another process trains the run (`RunLockError`, which names it), and
-    (`UntrustedError`) for an object that needs `trust=True`. A run that has all its steps trains no more.
+    checkpoint is intact, where another process trains the run (`RunLockError`, which names it), and for an object that
+    needs `trust=True` (`UntrustedError`) or has to be handed in (`NotHandedInError`). A run that has all its steps
+    trains no more.
     """
     resumption = prepare_resume(
-        path, total_steps=total_steps, settings=settings, drop_damaged_replay=drop_damaged_replay, trust=trust
+        path,
+        config=config,
+        total_steps=total_steps,
+        settings=settings,
+        drop_damaged_replay=drop_damaged_replay,
+        trust=trust,
     )
     return resumption.build(callbacks, take_over=take_over).finish()
 
@@ -351,6 +360,8 @@ class Resumption:
     """The user's word that the checkpoint may name any object."""
     seen: tuple[int, tuple[str, ...]] = (0, ())
     """The checkpoints that the decision was made with, see `seen_checkpoints`."""
+    script_objects: tuple[Any, ...] = ()
+    """Objects of the running script that the user has handed in."""
 
     def build(
         self, callbacks: Sequence[Callback] = (), *, reducer: Reducer | None = None, take_over: bool = False
@@ -370,7 +381,8 @@ class Resumption:
             with warnings.catch_warnings():
                 if self.changes:  # they are in the sources
                     warnings.simplefilter("ignore", ConfiguredValueWarning)
-                trainer.restore_from_path(self.checkpoint, drop_replay=self.drops_replay, trust=self.trust)
+                with handed_in(*self.script_objects):
+                    trainer.restore_from_path(self.checkpoint, drop_replay=self.drops_replay, trust=self.trust)
             if trainer.policy.learner_group.reducer.rank == 0:
                 self.folder.restore_best(self.checkpoint, has_best=trainer.best_score is not None)
                 if self.changes:
@@ -385,6 +397,7 @@ class Resumption:
 def prepare_resume(
     path: str | Path,
     *,
+    config: AlgorithmConfig | None = None,
     total_steps: int | None = None,
     settings: Mapping[str, Any] | None = None,
     drop_damaged_replay: bool = False,
@@ -406,10 +419,20 @@ def prepare_resume(
             stacklevel=2,
         )
     saved = read_checkpoint(checkpoint / "policy")[""]["state"]["config"]
-    before, config = get_config(folder.algo), get_config(folder.algo)
-    before.update_from_dict(saved, trust=trust, file=checkpoint)
-    config.update_from_dict(folder.info["config"], trust=trust, file=folder.path / CONFIG)
-    edited = changes_between(before, config)
+    before, source, script_objects = get_config(folder.algo), "the run's config.json", ()
+    if config is None:
+        before.update_from_dict(saved, trust=trust, file=checkpoint)
+        config = get_config(folder.algo)
+        config.update_from_dict(folder.info["config"], trust=trust, file=folder.path / CONFIG)
+        edited = changes_between(before, config)
+    else:
+        if config.algorithm != before.algorithm:
+            raise ValueError(f"config= is for {config.algorithm!r}; the run in {folder.path} is of {folder.algo!r}")
+        script_objects = tuple(config.script_objects())
+        with handed_in(*script_objects):
+            before.update_from_dict(saved, trust=trust, file=checkpoint)
+        config, source = config_on_ranks(config.copy().with_agents()), "the configuration that was given"
+        edited = {}
     for option, value in asked.items():
         config.set_path(option, value)
     stretched = _follow_total(before, config, asked)
@@ -434,7 +457,7 @@ def prepare_resume(
             RuntimeWarning,
             stacklevel=2,
         )
-    sources = ["the run's config.json"]
+    sources = [source]
     if words := _in_words({path: change for path, change in changes.items() if path not in stretched}):
         sources.append(f"from step {step:,} on {words}")
     if stretched:
@@ -456,6 +479,7 @@ def prepare_resume(
         drops_replay=bool(damaged),
         trust=trust,
         seen=seen,
+        script_objects=script_objects,
     )
 
 

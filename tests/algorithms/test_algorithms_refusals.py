@@ -169,7 +169,6 @@ REFUSED = [
     (lambda: PPOConfig().replay(capacity=10), "ppo has no replay section"),
     # what JSON cannot hold
     (json_of("training", lr=lambda step: 0.1), "to JSON", "training.lr=", "a lambda has no name; use points"),
-    (json_of("training", learner_class=FromTheScript), "to JSON", "script that runs (`__main__`); move it to a file"),
     (json_of("training", learner_class=inside(PPOLearner)), "to JSON", "inside of a function; define it at the top of"),
     (
         json_of("rl_module", rl_module_spec=wrap_module(torch.nn.Linear(2, 2), BOX, TWO)),

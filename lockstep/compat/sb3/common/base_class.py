@@ -20,7 +20,7 @@ from gymnasium import spaces
 from torch import nn
 
 from lockstep.algorithms import AlgorithmConfig, Policy, get_config
-from lockstep.algorithms.json_form import OPTIMIZER, from_plain, to_plain
+from lockstep.algorithms.json_form import OPTIMIZER, from_plain, script_objects, to_plain
 from lockstep.algorithms.saved_policy import described, space_of
 from lockstep.compat.sb3.common import noise
 from lockstep.compat.sb3.common.callbacks import BaseCallback, CallbackList, ConvertCallback, ProgressBarCallback
@@ -39,7 +39,7 @@ from lockstep.modules.model_config import NETWORK
 from lockstep.rollout import Collector
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
 from lockstep.state.options import import_path
-from lockstep.state.trust import FileNames, Kind, signed
+from lockstep.state.trust import FileNames, Kind, handed_in, signed
 from lockstep.tracking.run_folder import versions
 from lockstep.trainer import Callback, OffpolicyTrainer, OnpolicyTrainer
 from lockstep.trainer.callbacks import CollectEnd
@@ -418,7 +418,8 @@ class BaseAlgorithm(ABC):
                     f"{path} is no file of `save` ({error}); one of Stable-Baselines3 is not read"
                 ) from error
         about = found["sb3"]
-        names = FileNames(path, about, trust)
+        with handed_in(cls, *script_objects({**(custom_objects or {}), **kwargs})):
+            names = FileNames(path, about, trust)
         kind = names.find("the class", about["class"], Kind("a BaseAlgorithm", (BaseAlgorithm,), takes_others=False))
         if not issubclass(kind, cls):
             raise ValueError(f"{path} is of {kind.__name__}, not of {cls.__name__}")
