@@ -30,7 +30,7 @@ import stat
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -327,12 +327,12 @@ def names_script(name: object) -> bool:
     return isinstance(name, str) and re.split("[:.]", name, maxsplit=1)[0] in SCRIPT_MODULES
 
 
-def script_name(value: Any) -> str:
+def script_name(value: Callable[..., Any]) -> str:
     """Return the name `__main__:Class` of an object of the running script."""
     return f"{SCRIPT_MODULES[0]}:{value.__qualname__}"
 
 
-def script_source(value: Any) -> dict[str, Any]:
+def script_source(value: Callable[..., Any]) -> dict[str, Any]:
     """Return where an object of the running script is defined: `file` and `text`; None what Python cannot tell."""
     try:
         file = inspect.getsourcefile(value)
@@ -349,7 +349,7 @@ def script_source(value: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def handed_in(*objects: Any) -> Iterator[None]:
+def handed_in(*objects: Callable[..., Any]) -> Iterator[None]:
     """Let files that are read in this block name these classes and functions of the running script.
 
     A file names an object of a script as `__main__:Class`. Without this it is never looked up, because another script
@@ -466,7 +466,7 @@ class FileNames:
             "from there, and train a new run"
         )
 
-    def _checked(self, option: str, name: str, found: Any, kind: Kind) -> Any:
+    def _checked(self, option: str, name: str, found: object, kind: Kind) -> Any:
         """Return an object that a file names if the kind fits."""
         if kind.fits(found):
             return found
