@@ -88,7 +88,7 @@ def to_plain(path: str, value: Any) -> Any:
     return {"__import__": import_path(path, value)}
 
 
-def script_objects(value: Any) -> Iterator[Any]:
+def script_objects(value: object) -> Iterator[Any]:
     """Iterate over the classes and functions of the running script in an option, and over the names of such."""
     if isinstance(value, Space):
         return
