@@ -336,7 +336,7 @@ def script_source(value: Callable[..., Any]) -> dict[str, Any]:
     """Return where an object of the running script is defined: `file` and `text`; None what Python cannot tell."""
     try:
         file = inspect.getsourcefile(value)
-    except TypeError:  # a class of a notebook or of an interactive session, which are no files
+    except (OSError, TypeError):  # a class of a notebook or of an interactive session, which are no files
         functions = [part for part in vars(value).values() if inspect.isfunction(part)]
         file = functions[0].__code__.co_filename if functions else None
         # The class cannot be cut out of its cell, so the whole cell is noted.
