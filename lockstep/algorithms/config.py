@@ -18,9 +18,10 @@ from lockstep.algorithms.policy import Policy
 from lockstep.algorithms.protocols import TrainerLike
 from lockstep.cluster.rank_collector import RankCollector
 from lockstep.connectors import NormalizeObs, ObsPipeline
-from lockstep.envs.make import TimeLimitedMaker
+from lockstep.data.row_share import ALL_ROWS, RowShare
+from lockstep.envs.make import TimeLimitedMaker, named_environment
 from lockstep.envs.multi_agent import AgentEnvs
-from lockstep.envs.tensor import TENSOR_ENVS, TensorBoundary
+from lockstep.envs.tensor import TENSOR_ENVS, TensorBoundary, TensorVecEnv
 from lockstep.learner.config import AgentMapping
 from lockstep.learner.group import LearnerGroup
 from lockstep.learner.learner import Learner
@@ -378,6 +379,8 @@ class AlgorithmConfig(BaseConfig):
             self._check_replay_memory(policy)
         streams, num_envs = RandomStreams(self.debugging.seed).child("train_collector"), section.num_envs_per_env_runner
         collector: Any
+        if policy.learner_group.reducer.world_size > 1 and self._has_tensor_envs:
+            return self._build_tensor_collector_of_rank(policy, policy.learner_group.reducer)
         if policy.learner_group.reducer.world_size > 1:
             collector = self._build_rank_collector(policy, policy.learner_group.reducer)
         elif section.num_env_runners:
@@ -393,15 +396,7 @@ class AlgorithmConfig(BaseConfig):
         else:
             envs = self.make_envs(num_envs)
             if isinstance(envs, TensorBoundary) and self.collects_tensors(policy):
-                default = 1 if self.is_off_policy else -(-self.training.train_batch_size // envs.num_envs)
-                return TensorCollector(
-                    policy,
-                    envs,
-                    section.rollout_fragment_length or default,
-                    exploration_noise=section.explore,
-                    replay=self._tensor_replay() if self.is_off_policy else None,
-                    streams=streams,
-                )
+                return self._build_tensor_collector(policy, envs, ALL_ROWS)
             collector = (WholeEpisodeCollector if self._collects_whole_episodes else Collector)(
                 policy, envs, exploration_noise=section.explore, streams=streams
             )
@@ -412,6 +407,60 @@ class AlgorithmConfig(BaseConfig):
                 else self.build_replay_buffer(collector.num_envs, connectors=sole_part(policy).connectors)
             )
         return collector
+
+    @property
+    def _has_tensor_envs(self) -> bool:
+        """Whether the environments are tensors on a device, of an id or finished ones."""
+        env = self.environment.env
+        named = named_environment(env) if isinstance(env, str) else env
+        is_id = isinstance(named, str) and named in TENSOR_ENVS
+        finished = isinstance(named, TensorVecEnv | TensorBoundary)
+        return finished or (is_id and self.env_runners.vectorize_mode in ("auto", "vector"))
+
+    def _build_tensor_collector(self, policy: Policy, envs: TensorBoundary, share: RowShare) -> TensorCollector:
+        section = self.env_runners
+        default = 1 if self.is_off_policy else -(-self.training.train_batch_size // (envs.num_envs * share.number))
+        return TensorCollector(
+            policy,
+            envs,
+            section.rollout_fragment_length or default,
+            exploration_noise=section.explore,
+            replay=self._tensor_replay() if self.is_off_policy else None,
+            streams=RandomStreams(self.debugging.seed).child("train_collector"),
+            share=share,
+        )
+
+    def _build_tensor_collector_of_rank(self, policy: Policy, reducer: Reducer) -> TensorCollector:
+        """Build the collector of a rank's share of tensor environments; `ValueError` for what would draw other numbers
+        than in one process."""
+        env, number = self.environment.env, reducer.world_size
+        advice = f"is not allowed with tensor environments on {number} ranks"
+        if not isinstance(env, str):
+            raise ValueError(
+                f"environment.env: a finished {type(env).__name__} {advice}, each of which makes its share; give an "
+                f"id: {', '.join(TENSOR_ENVS)}"
+            )
+        by_priority = self.is_off_policy and self.replay.prioritized
+        scaled = not policy.is_multi_agent and sole_part(policy).connectors.rewards is not None
+        self._refuse(
+            [
+                ("replay.prioritized", by_priority, f"{advice}, whose priorities are not shared; use one process"),
+                (
+                    "environment.normalize_rewards",
+                    scaled,
+                    f"{advice}, whose returns are not shared; leave it out, or use one process",
+                ),
+            ]
+        )
+        if policy.is_multi_agent or not self.collects_tensors(policy):
+            raise ValueError(
+                f"environment.env={env!r} is not allowed on {number} ranks where {self.algorithm} with these options "
+                "copies steps to the host: use one process, or an environment that is no tensor; docs/gpu.md says what "
+                "goes on the device"
+            )
+        envs = self.make_envs(self.env_runners.num_envs_per_env_runner // number)
+        assert isinstance(envs, TensorBoundary)
+        return self._build_tensor_collector(policy, envs, RowShare(reducer.rank, number, reducer.gather))
 
     def collects_tensors(self, policy: Policy) -> bool:
         """Return whether steps of tensor environments are collected and learned from on their device.

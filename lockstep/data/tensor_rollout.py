@@ -7,6 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from lockstep.data.row_share import ALL_ROWS, RowShare
+
 
 class TensorRollout:
     """Columns `[T, B, ...]` of one rollout, in the same memory for each, so that CUDA graphs can write and read them.
@@ -20,12 +22,14 @@ class TensorRollout:
         rewards: float32 `[T, B]`.
         terminateds: bool `[T, B]`, the task ended there.
         cuts: bool `[T, B]`, the episode ended there, for whatever reason.
+        share: which rows these are, where several ranks have a rollout together.
 
     Raises:
         ValueError: the device has not enough free memory; says how many environments would fit.
     """
 
-    def __init__(self, num_steps: int, first_obs: Tensor, first_actions: Tensor) -> None:
+    def __init__(self, num_steps: int, first_obs: Tensor, first_actions: Tensor, share: RowShare = ALL_ROWS) -> None:
+        self.share = share
         self.num_steps, self.num_envs = num_steps, len(first_obs)
         self.device = first_obs.device
         row = 2 * first_obs[0].nbytes + first_actions[0].nbytes + 6
@@ -46,8 +50,8 @@ class TensorRollout:
         return first.new_zeros(self.num_steps, *first.shape)
 
     def __len__(self) -> int:
-        """Return the number of transitions."""
-        return self.size * self.num_envs
+        """Return the number of transitions, over all ranks."""
+        return self.size * self.num_envs * self.share.number
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -59,7 +59,7 @@ class DeviceUpdate:
         if key != self._key:
             compute = partial(self._passes, module_id, rollout, size, options)
             generators = [self.stream("minibatches")] if size < len(rollout) else []
-            can_capture = all(entry.steps_directly for entry in learner.optimizers)
+            can_capture = self.can_capture()
             self._key, self._captured = key, Captured(compute, learner.device, generators, can_capture=can_capture)
         self._launched = size, self._captured()
 
@@ -78,7 +78,8 @@ class DeviceUpdate:
             connectors.rewards.follow_device()
         if seen is not None:
             mean, squares = seen.cpu().numpy()
-            connectors.obs.connectors[0].take_in(RunningMoments.of(len(rollout), mean, squares))
+            moments = RunningMoments.of(rollout.size * rollout.num_envs, mean, squares)
+            connectors.obs.connectors[0].take_in(self.learner.reducer.moments(moments))
         return results
 
     # -- what updates from rollouts and from replay buffers share ---
@@ -128,6 +129,11 @@ class DeviceUpdate:
             raise ValueError(f"a tensor rollout is of one module, and this learner has {sorted(self.learner.module)}")
         return ids[0]
 
+    def can_capture(self) -> bool:
+        """Return whether a graph can hold the steps: not where learners meet in them."""
+        learner = self.learner
+        return learner.reducer.world_size == 1 and all(entry.steps_directly for entry in learner.optimizers)
+
     def places(self) -> list[int]:
         """Return where the state lies that steps change: what a graph takes for granted."""
         tensors = [value for value in self.learner.registered.values() if isinstance(value, Tensor)]
@@ -166,28 +172,40 @@ class DeviceUpdate:
         learner.after_gradient_step()
         learner.metrics.end_step()
 
+    def step_on_share(self, module_id: str, columns: TensorColumns, rows: Tensor) -> None:
+        """Take one gradient step that several ranks share, on own `rows` of the columns; where these are none, on a row
+        that weighs nothing.
+        """
+        learner = self.learner
+        learner.rows_in_step, learner.stand_ins = len(rows), frozenset() if len(rows) else frozenset([module_id])
+        self.step({module_id: columns}, {module_id: rows if len(rows) else rows.new_zeros(1)})
+
     def num_bad(self) -> Tensor:
         """Return how many gradients were not finite, 0-d."""
         return torch.stack([entry.bad_steps for entry in self.learner.optimizers]).sum()
 
     def _passes(self, module_id: str, rollout: TensorRollout, size: int, options: UpdateOptions) -> Outcome:
         """Compute all passes."""
-        learner, num_rows = self.learner, len(rollout)
+        learner, num_rows, share = self.learner, len(rollout), rollout.share
         with self.stepping() as metrics:
-            learner.rows_in_step = num_rows
+            learner.rows_in_step, learner.stand_ins = rollout.size * rollout.num_envs, frozenset()
             may_stop, held = isinstance(learner.should_stop_passes(), Tensor), list[Tensor]()
             self._hold.zero_()
             for entry in learner.optimizers if may_stop else ():
                 entry.hold = self._hold
             columns = {module_id: learner.prepare_batch(rollout, module_id=module_id)}
-            learner.rows_in_step = size
+            learner.rows_in_step = size // share.number  # of a pass in one step
             rows = torch.arange(num_rows, device=learner.device)
             for _ in range(options.num_epochs):
                 if options.shuffle_batch_per_epoch and size < num_rows:
                     rows = self.permutation(num_rows)
                 for start in range(0, num_rows - size + 1, size):
                     index = None if size == num_rows else rows[start : start + size]
-                    self.step(columns, {module_id: index})
+                    if share.number > 1 and index is not None:
+                        own = index[share.has(index, rollout.num_envs)]
+                        self.step_on_share(module_id, columns[module_id], share.own(own, rollout.num_envs))
+                    else:
+                        self.step(columns, {module_id: index})
                 metrics.end_pass()
                 if not options.shuffle_batch_per_epoch:  # what was left out comes first in the next pass
                     rows = rows.roll(-(num_rows // size * size))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Mapping
 from functools import partial
 from typing import Any, Protocol
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lockstep.data.columns import Columns
+from lockstep.data.row_share import RowShare
 from lockstep.learner.device import DeviceUpdate
 from lockstep.learner.inputs import errors_of_rows
 from lockstep.learner.metrics import Results
@@ -36,6 +38,20 @@ class Sampled(Protocol):
     @property
     def priorities(self) -> Prioritized | None:
         """What rows are drawn by; None where all have equal chances."""
+
+    @property
+    def share(self) -> RowShare:
+        """Which rows these are, where several ranks have a buffer together."""
+
+    @property
+    def num_envs(self) -> int:
+        """Environments whose rows these are."""
+
+    def draw(self, num_rows: int, generator: torch.Generator) -> Tensor:
+        """Return rows `[num_rows]`, numbered over all ranks, without a wait for the device."""
+
+    def rows(self, index: Tensor) -> dict[str, Tensor]:
+        """Return columns of own rows `[N]`."""
 
     def sample(self, num_rows: int, generator: torch.Generator) -> dict[str, Tensor]:
         """Return columns `[num_rows, ...]` of rows drawn with the generator, without a wait for the device.
@@ -88,8 +104,7 @@ class ReplayUpdate(DeviceUpdate):
             generators = [self.stream("replay")]
             if learner.noise_columns(module_id):
                 generators.append(self.stream(f"noise/{module_id}"))
-            can_capture = all(entry.steps_directly for entry in learner.optimizers)
-            self.graphs[key] = Captured(compute, learner.device, generators, can_capture=can_capture)
+            self.graphs[key] = Captured(compute, learner.device, generators, can_capture=self.can_capture())
         captured, before = self.graphs[key], self.counts()
         is_launch = captured.is_graph
         self._begun = key[:3], captured, captured()
@@ -137,6 +152,8 @@ class ReplayUpdate(DeviceUpdate):
 
     def _steps(self, module_id: str, replay: Sampled, num_steps: int, batch_size: int) -> Outcome:
         """Compute all gradient steps, each on rows of its own."""
+        if replay.share.number > 1:
+            return self._steps_on_share(module_id, replay, num_steps, batch_size)
         learner, drawn = self.learner, list[TensorColumns]()
         at_once = num_steps if replay.priorities is None else 1
         with self.stepping() as metrics:
@@ -156,7 +173,29 @@ class ReplayUpdate(DeviceUpdate):
 
     def _columns(self, module_id: str, replay: Sampled, num_rows: int) -> TensorColumns:
         """Draw rows and noise; return them as the network sees them."""
-        learner, see = self.learner, self.learner.connectors[module_id].obs
-        columns = self.sample(replay, num_rows)
+        return self._seen(module_id, self.sample(replay, num_rows)) | self.noise(module_id, num_rows)
+
+    def _seen(self, module_id: str, columns: dict[str, Tensor]) -> TensorColumns:
+        """Return columns as the network sees them."""
+        see = self.learner.connectors[module_id].obs
         columns |= {name: see(columns[name]) for name in (Columns.OBS, Columns.NEXT_OBS)}
-        return {name: learner.to_tensor(column) for name, column in columns.items()} | self.noise(module_id, num_rows)
+        return {name: self.learner.to_tensor(column) for name, column in columns.items()}
+
+    def _steps_on_share(self, module_id: str, replay: Sampled, num_steps: int, batch_size: int) -> Outcome:
+        """Compute the gradient steps of a buffer that several ranks have: all draw the same rows, and noise for all of
+        them, and each learns from its own.
+        """
+        share, number = replay.share, num_steps * batch_size
+        steps = replay.draw(number, self.stream("replay"))
+        is_own = share.has(steps, replay.num_envs)
+        own = share.own(steps[is_own], replay.num_envs)
+        columns = self._seen(module_id, replay.rows(own if len(own) else own.new_zeros(1)))
+        for name, noise in self.noise(module_id, number).items():
+            columns[name] = noise[is_own] if len(own) else noise[:1]
+        ends = is_own.view(num_steps, batch_size).sum(1).cumsum(0).tolist()
+        rows = torch.arange(len(own), device=own.device)
+        with self.stepping() as metrics:
+            for start, end in itertools.pairwise([0, *ends]):
+                self.step_on_share(module_id, columns, rows[start:end])
+            metrics.end_pass()
+        return metrics, self.num_bad(), [columns]

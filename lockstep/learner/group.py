@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from lockstep.connectors import ModuleConnectors
+from lockstep.data.tensor_rollout import TensorRollout
 from lockstep.learner.checkpointing import names_of, state_to_restore
 from lockstep.learner.config import LearnersSection, TrainingSection
 from lockstep.learner.inputs import WhoLearns, check_batch
@@ -52,7 +53,7 @@ class LearnerBackend:
     def share(self, data: Data) -> Data:
         """Return what this learner reads of episodes or a batch: all, or its shard where ranks have the same data."""
         reducer = self.learner.reducer
-        if reducer.world_size == 1:
+        if reducer.world_size == 1 or isinstance(data, TensorRollout):  # each rank has its own
             return data
         return shards_of(data, reducer.world_size, self.learner.modules_with_memory())[reducer.rank]
 

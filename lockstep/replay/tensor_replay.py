@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lockstep.data.columns import Columns
+from lockstep.data.row_share import ALL_ROWS, RowShare
 from lockstep.data.tensor_rollout import check_room, count_bad
 from lockstep.replay.priorities import TensorPriorities
 from lockstep.state.checks import check_whole
@@ -27,6 +29,8 @@ class TensorReplay:
         n_step, gamma: a row sums up so many rewards, discounted; fewer where the episode, or what was written, ends
             before. Its next observation is the one after them.
         priorities: `{"alpha": .., "beta": .., "epsilon": ..}` for prioritised drawing, see `Priorities`.
+        share: which of the environments of several ranks these are; the ranks have one buffer together, of this
+            capacity, each with the transitions of its own environments.
 
     Raises:
         ValueError: the capacity is below one vector step, or the device has less memory; says what would fit.
@@ -47,12 +51,17 @@ class TensorReplay:
         n_step: int = 1,
         gamma: float = 0.99,
         priorities: Mapping[str, Any] | None = None,
+        share: RowShare = ALL_ROWS,
     ) -> None:
+        if share.number > 1 and priorities is not None:
+            raise ValueError("transitions of several ranks have no priorities; leave priorities out")
+        self.share = share
         self.n_step, self.gamma = n_step, gamma
         self.num_envs, self.device = len(first_obs), first_obs.device
-        self.num_steps = check_whole("capacity", capacity, 1) // self.num_envs
+        num_rows = self.num_envs * share.number
+        self.num_steps = check_whole("capacity", capacity, 1) // num_rows
         if self.num_steps == 0:
-            raise ValueError(f"capacity={capacity} is below one step of each of the {self.num_envs} environments")
+            raise ValueError(f"capacity={capacity} is below one step of each of the {num_rows} environments")
         number = torch.zeros(self.num_envs, device=self.device)
         first = {
             Columns.OBS: first_obs,
@@ -74,13 +83,13 @@ class TensorReplay:
         self.size = 0
 
     def __len__(self) -> int:
-        """Return the number of transitions."""
-        return self.size * self.num_envs
+        """Return the number of transitions, over all ranks."""
+        return self.size * self.num_envs * self.share.number
 
     @property
     def maxsize(self) -> int:
         """Transitions that there is room for."""
-        return self.num_steps * self.num_envs
+        return self.num_steps * self.num_envs * self.share.number
 
     def begin_step(self, t: int, obs: Tensor) -> None:
         """Write what is acted on in a vector step, over the oldest one. `t`: its place in the collect, of no matter."""
@@ -114,12 +123,17 @@ class TensorReplay:
 
         Where they have priorities there are `weights` and `batch_indexes`, too.
         """
+        if self.priorities is None:
+            return self.rows(self.draw(num_rows, generator))
         filled = self.written.clamp(max=self.num_steps) * self.num_envs
         drawn = torch.rand(num_rows, dtype=torch.float64, device=self.device, generator=generator)
-        if self.priorities is None:
-            return self.rows((drawn * filled).long())
         index = torch.minimum(self.priorities.tree.draw(drawn), filled - 1)
         return {**self.rows(index), Columns.WEIGHTS: self.priorities.weights(index), Columns.BATCH_INDEXES: index}
+
+    def draw(self, num_rows: int, generator: torch.Generator) -> Tensor:
+        """Return rows with equal chances, `t * B + b` over all ranks, int64 `[num_rows]`."""
+        drawn = torch.rand(num_rows, dtype=torch.float64, device=self.device, generator=generator)
+        return (drawn * (self.written.clamp(max=self.num_steps) * self.num_envs * self.share.number)).long()
 
     def rows(self, index: Tensor) -> dict[str, Tensor]:
         """Return columns of the rows `index`, int64 `[N]`: `t * B + b`. Of n steps they have `discounts`."""
@@ -185,8 +199,11 @@ class TensorReplay:
     # -- state ---
 
     def get_state(self) -> dict[str, Any]:
-        """Return what is remembered, as arrays on the host, and the place of the next step."""
+        """Return what is remembered, as arrays on the host, and the place of the next step; of all ranks together."""
         columns = {name: column[: self.size].cpu().numpy().copy() for name, column in self.columns.items()}
+        if self.share.number > 1:
+            parts = self.share.gather(columns)
+            columns = {name: np.concatenate([part[name] for part in parts], 1) for name in columns}
         state = {"written": int(self.written), "shape": self._form(), "columns": columns}
         return state if self.priorities is None else {**state, "priorities": self.priorities.get_state(len(self))}
 
@@ -204,12 +221,13 @@ class TensorReplay:
         written = int(state["written"])
         self.size = min(written, self.num_steps)
         for name, column in columns.items():
-            self.columns[name][: self.size].copy_(column)
+            own = self.share.of(column.transpose(0, 1)).transpose(0, 1)
+            self.columns[name][: self.size].copy_(own)
         self.written.fill_(written)
         if self.priorities is not None:
             self.priorities.set_state(state["priorities"])
 
     def _form(self) -> dict[str, Any]:
         """Return what a state is to agree with."""
-        form = {"num_steps": self.num_steps, "num_envs": self.num_envs}
+        form = {"num_steps": self.num_steps, "num_envs": self.num_envs * self.share.number}
         return form if self.priorities is None else {**form, "prioritized": True}

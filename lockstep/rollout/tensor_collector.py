@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -13,9 +13,11 @@ from gymnasium import spaces
 from torch import Tensor
 
 from lockstep.data.columns import Columns
+from lockstep.data.row_share import ALL_ROWS, RowShare
 from lockstep.data.tensor_rollout import TensorRollout
 from lockstep.envs.errors import step_error
 from lockstep.envs.tensor import TensorBoundary, TensorEnv, arrived_at
+from lockstep.modules.action_dist import ActionDist
 from lockstep.ops.graphs import Captured
 from lockstep.replay import TensorReplay
 from lockstep.rollout.base_collector import no_copies_of_collectors
@@ -24,6 +26,8 @@ from lockstep.rollout.errors import MalformedBufferError
 from lockstep.rollout.protocols import ActingPolicy, sole_part
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking.statistics import CollectStats
+
+Rows = TypeVar("Rows", np.ndarray, Tensor)
 
 
 class TensorCollector:
@@ -38,6 +42,9 @@ class TensorCollector:
         env: the environments, on the device of the policy's network.
         num_steps: vector steps of each collect.
         replay: `capacity`, `n_step` and `gamma` of a `TensorReplay`; None: a rollout.
+        share: which of the environments of several ranks these are. Each rank has a collector, and all make the same
+            calls: rows, actions and statistics are those of one collector with the environments of all, and so is its
+            state. `ValueError` for environments that do not draw by rows (`TensorEnv` does).
     """
 
     def __init__(
@@ -51,8 +58,17 @@ class TensorCollector:
         replay: Mapping[str, Any] | None = None,
         seed: int | None = None,
         streams: RandomStreams | None = None,
+        share: RowShare = ALL_ROWS,
     ) -> None:
-        self.policy, self.env, self.tensors = policy, env, env.tensors
+        self.policy, self.env, self.tensors, self.share = policy, env, env.tensors, share
+        if share.number > 1:
+            if not isinstance(env.tensors, TensorEnv) or type(env.tensors).draw is not TensorEnv.draw:
+                raise ValueError(
+                    f"{type(env.tensors).__name__} cannot be shared out over {share.number} ranks: the random numbers "
+                    "of a row would be others than in one process; take a TensorEnv that draws as TensorEnv does, or "
+                    "one process"
+                )
+            env.tensors.share = share
         is_ours = isinstance(env.tensors, TensorEnv) and type(env.tensors).__module__.startswith("lockstep.")
         self._copies_actions = not is_ours
         """Whether the environments may write into the actions that they get, which are stored afterwards."""
@@ -69,7 +85,8 @@ class TensorCollector:
         self.streams = RandomStreams(secrets.randbits(63) if seed is None else seed) if streams is None else streams
         self.num_resets = self.episodes_cut = 0
         self._is_begun = False
-        self.num_envs: int = env.num_envs
+        self.num_envs: int = env.num_envs * share.number
+        """environments, of all ranks"""
         self.reset_stat()
         self.observation_space = env.observation_space
         first = self.tensors.get_observations()
@@ -78,10 +95,10 @@ class TensorCollector:
         self.num_steps = num_steps
         self._buffer: TensorRollout | TensorReplay
         if replay is None:
-            self._buffer = TensorRollout(num_steps, first, actions)
+            self._buffer = TensorRollout(num_steps, first, actions, share)
         else:
-            self._buffer = TensorReplay(first_obs=first, first_actions=actions, **replay)
-        device, number = first.device, self.num_envs
+            self._buffer = TensorReplay(first_obs=first, first_actions=actions, share=share, **replay)
+        device, number = first.device, env.num_envs
         self._sums = torch.zeros(number, dtype=torch.float64, device=device)
         """[B] returns of the episodes under way"""
         self._steps_so_far = torch.zeros(number, dtype=torch.float64, device=device)
@@ -184,6 +201,9 @@ class TensorCollector:
             then()
         number, num_bad = counts.tolist()  # the one wait for the device
         returns, lens = ended[:, :number].cpu().numpy()
+        if self.share.number > 1:
+            returns, lens, num_bad = self._of_all_ranks(returns, lens, num_bad)
+            number = len(returns)
         if self.raise_on_nan_in_buffer and num_bad:
             self._is_begun = False
             self._buffer.drop(self.num_steps)
@@ -196,6 +216,16 @@ class TensorCollector:
         self.collect_episode += number
         self.collect_time += seconds
         return CollectStats(number, amount, seconds, returns=returns, lens=lens)
+
+    def _of_all_ranks(self, returns: np.ndarray, lens: np.ndarray, num_bad: int) -> tuple[np.ndarray, np.ndarray, int]:
+        """Return returns and lengths of the episodes that ended in any rank `[E]`, in the order of one collector, and
+        how many numbers are not finite in all ranks."""
+        times, rows = self._ended[1].nonzero().cpu().numpy().T
+        places = times * self.num_envs + self.share.rank * self.env.num_envs + rows
+        parts = self.share.gather({"places": places, "returns": returns, "lens": lens, "num_bad": num_bad})
+        order = np.argsort(np.concatenate([part["places"] for part in parts]))
+        returns, lens = (np.concatenate([part[name] for part in parts])[order] for name in ("returns", "lens"))
+        return returns, lens, sum(part["num_bad"] for part in parts)
 
     def _captured(self, random: bool = False) -> Captured[tuple[Tensor, Tensor]]:
         """Return what collects; made anew where another network acts, or its parameters lie elsewhere."""
@@ -231,22 +261,33 @@ class TensorCollector:
         if not explores:
             actions = dist.mode()
         elif part.exploration is None:
-            actions = dist.sample(self._generator)
+            actions = self._sample(part.module.action_dist_cls, inputs)
         else:
-            noise = part.exploration.draw_on_device(len(obs), self._level, self._generator)
-            actions = dist.sample_with_noise(noise.to(inputs.dtype))
+            noise = part.exploration.draw_on_device(len(obs) * self.share.number, self._level, self._generator)
+            actions = dist.sample_with_noise(self.share.of(noise).to(inputs.dtype))
         return actions
+
+    def _sample(self, action_dist: ActionDist, inputs: Tensor) -> Tensor:
+        """Draw actions for the rows of all ranks, each row's from its own numbers, and return the own ones."""
+        number = self.share.number
+        everyone = inputs if number == 1 else inputs.repeat(number, *[1] * (inputs.ndim - 1))
+        return self.share.of(action_dist.from_inputs(everyone).sample(self._generator))
 
     def _random(self, part: Any) -> Callable[[Tensor], Tensor]:
         """Return what draws random actions as learned from, with equal chances, whatever the observations."""
         space: Any = self.env.action_space
         device = self.tensors.device
+
+        def numbers(*shape: int) -> Tensor:
+            drawn = torch.rand(shape[0] * self.share.number, *shape[1:], generator=self._generator, device=device)
+            return self.share.of(drawn)
+
         if isinstance(space, spaces.Discrete):
-            return lambda obs: (torch.rand(len(obs), generator=self._generator, device=device) * int(space.n)).long()
+            return lambda obs: (numbers(len(obs)) * int(space.n)).long()
         low, high = (torch.as_tensor(bound.reshape(-1), device=device) for bound in (space.low, space.high))
         if part.connectors.actions is not None and part.connectors.actions.rescales:
             low, high = -torch.ones_like(low), torch.ones_like(high)
-        return lambda obs: torch.rand(len(obs), len(low), generator=self._generator, device=device) * (high - low) + low
+        return lambda obs: numbers(len(obs), len(low)) * (high - low) + low
 
     def _to_env(self, part: Any, actions: Tensor) -> Tensor:
         """Return actions as the environments take them."""
@@ -302,19 +343,39 @@ class TensorCollector:
                 "a collector can be saved between an update and the next collect only, not with data in it"
             )
         return {
-            "env": self.tensors.get_state() if self._is_begun else None,
-            "returns": self._sums.cpu().numpy().copy(),
-            "lengths": self._steps_so_far.cpu().numpy().copy(),
+            "env": self._env_state() if self._is_begun else None,
+            "returns": self._of_all_rows(self._sums.cpu().numpy().copy()),
+            "lengths": self._of_all_rows(self._steps_so_far.cpu().numpy().copy()),
             "streams": self.streams.get_state(),
             "num_resets": self.num_resets,
             "counters": [self.collect_step, self.collect_episode, self.collect_time],
         }
 
+    def _env_state(self) -> dict[str, Any] | None:
+        """Return the environments' state, of all ranks."""
+        state = self.tensors.get_state()
+        if self.share.number == 1 or state is None:
+            return state
+        tensors = {name: self._of_all_rows(tensor) for name, tensor in state["state"].items()}
+        return {**state, "state": tensors, "episode_length_buf": self._of_all_rows(state["episode_length_buf"])}
+
+    def _of_all_rows(self, own: Rows) -> Rows:
+        """Return an array or a tensor `[B, ...]` of all ranks' rows, of own ones."""
+        if self.share.number == 1:
+            return own
+        parts = self.share.gather(own)
+        if isinstance(own, Tensor):
+            return torch.cat(parts)
+        return np.concatenate(parts)
+
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continue from `get_state`; environments without a state begin new episodes."""
         self._is_begun, self.episodes_cut = False, 0
-        if state["env"] is not None:
-            self.tensors.set_state(state["env"])
+        if (env := state["env"]) is not None:
+            if self.share.number > 1:
+                own = {name: self.share.of(tensor) for name, tensor in env["state"].items()}
+                env = {**env, "state": own, "episode_length_buf": self.share.of(env["episode_length_buf"])}
+            self.tensors.set_state(env)
         self.streams.set_state(state["streams"])
         self.num_resets = int(state["num_resets"])
         self.collect_step, self.collect_episode, self.collect_time = state["counters"]
@@ -322,8 +383,8 @@ class TensorCollector:
             self.episodes_cut = int(np.count_nonzero(state["lengths"]))
             return
         self._obs.copy_(self.tensors.get_observations())
-        self._sums.copy_(torch.from_numpy(np.array(state["returns"])))
-        self._steps_so_far.copy_(torch.from_numpy(np.array(state["lengths"])))
+        self._sums.copy_(self.share.of(torch.from_numpy(np.array(state["returns"]))))
+        self._steps_so_far.copy_(self.share.of(torch.from_numpy(np.array(state["lengths"]))))
         self._is_begun = True
 
 

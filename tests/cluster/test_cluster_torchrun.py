@@ -15,6 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import rank_runs
+import tensor_rank_runs
+import torch
 from ranked_run import SETTINGS, WORDS
 from torch.distributed import TCPStore
 
@@ -23,6 +25,7 @@ from lockstep import PPOConfig, RolloutStore, policy_within_training_step
 from lockstep.cli import main
 from lockstep.cluster.rank_collector import RankCollector
 from lockstep.cluster.torchrun import Place, join_ranks
+from lockstep.envs import make_tensor_env
 from lockstep.learner.reduction import LearnerError
 from lockstep.state.checkpoint import read_checkpoint
 from lockstep.trainer.ranks import config_on_ranks
@@ -166,6 +169,12 @@ class TestRuns:
         for kind in rank_runs.MAKE:
             check_same(rank_runs.run(kind), np.load(tmp_path / f"{kind}.npz"), 1e-12)
 
+    def test_tensor_environments_are_shared_out_as_in_one_process(self, tmp_path):
+        """Rollouts with statistics of observations and fewer rows than ranks, replay of one step and of several."""
+        outputs(start_ranks(tensor_rank_runs.__file__, str(tmp_path)))
+        for kind in tensor_rank_runs.MAKE:
+            check_same(tensor_rank_runs.run(kind), np.load(tmp_path / f"{kind}.npz"), 1e-10)
+
     def test_ranks_and_learners_on_ray_have_the_same_bits(self, two, tmp_path, request):
         request.getfixturevalue("cluster")
         there = {
@@ -279,6 +288,53 @@ def test_each_rank_has_the_steps_and_the_state_of_a_collector_of_all_environment
     store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
     for found in together(port, collect):
         np.testing.assert_equal(found, alone)
+    assert store.port == port
+
+
+def test_ranks_have_the_rows_and_the_state_of_a_collector_of_all_tensor_environments():
+    """The state is taken on by a collector of all of them, and by ranks."""
+
+    def collect(reducer):
+        config = tensor_rank_runs.MAKE["sac"]()
+        policy = config.build_policy(reducer=reducer)
+        collectors = [config.build_collector(policy) for _ in range(2)]
+        with policy_within_training_step(policy):
+            for k in range(6):
+                stats = collectors[0].collect(n_step=4, random=k < 2)
+        state, rows = collectors[0].get_state(), collectors[0].buffer.get_state()
+        collectors[1].set_state(state)
+        collectors[1].buffer.set_state(rows)
+        with policy_within_training_step(policy):
+            assert collectors[1].collect(n_step=4).n_collected_steps == stats.n_collected_steps == 4
+        later = collectors[1].buffer.get_state()["columns"]
+        return state["env"], state["lengths"], rows["columns"], later
+
+    alone, port = collect(None), free_port()
+    store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    for found in together(port, collect):
+        torch.testing.assert_close(found, alone, rtol=0, atol=1e-6)
+    assert store.port == port
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda c: c.replay(prioritized=True), "replay.prioritized=True .*tensor environments on 2 ranks"),
+        (lambda c: c.environment(normalize_rewards=True), "normalize_rewards=True .*tensor environments on 2 ranks"),
+        (lambda c: c.replay(ignore_obs_next=True), "2 ranks where sac with these options copies steps to the host"),
+        (lambda c: c.environment(make_tensor_env("tensor/Pendulum-v1", 4)), "a finished Pendulum .*give an id"),
+    ],
+)
+def test_tensor_environments_that_ranks_would_draw_otherwise_are_refused(change, words):
+    def build(reducer):
+        config = change(tensor_rank_runs.MAKE["sac"]())
+        with pytest.raises(ValueError, match=words):
+            config.build_collector(config.build_policy(reducer=reducer))
+        return True
+
+    port = free_port()
+    store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    assert together(port, build) == [True, True]
     assert store.port == port
 
 

@@ -338,6 +338,10 @@ class OnPolicyLearner(Learner[Training]):
         self, module_id: str, trajectories: Trajectories | TensorRollout, values: Any, targets: Any
     ) -> None:
         """Report the share of the value targets' variance that the values `[T, B]` explain, over all transitions."""
+        if isinstance(trajectories, TensorRollout) and trajectories.share.number > 1:
+            pred, target = (each.detach().flatten().cpu().numpy() for each in (values, targets))
+            self.log_for_update(module_id, vf_explained_var=self.reducer.explained_variance(pred, target))
+            return
         if isinstance(trajectories, TensorRollout):
             unexplained = (targets - values).var(correction=0) / targets.var(correction=0)
             self.log_for_update(module_id, vf_explained_var=1.0 - unexplained)

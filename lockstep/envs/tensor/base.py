@@ -11,6 +11,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from lockstep.data.row_share import ALL_ROWS
 from lockstep.state.checks import check_whole
 
 State = dict[str, Tensor]
@@ -121,6 +122,8 @@ class TensorEnv(TensorVecEnv):
 
     gives_final_obs = True
     capturable = True
+    share = ALL_ROWS
+    """which rows of several ranks these are; numbers are drawn for the rows of all, and the own ones taken"""
     num_draws: ClassVar[int]
     """random numbers that one environment draws in a step"""
     draw_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
@@ -191,8 +194,9 @@ class TensorEnv(TensorVecEnv):
 
     def draw(self) -> Tensor:
         """Return the random numbers of one step, [B, num_draws]."""
-        draws = torch.empty(self.num_envs, self.num_draws, dtype=self.dtype, device=self.device)
-        return draws.uniform_(*self.draw_range, generator=self.generator)
+        number = self.num_envs * self.share.number
+        draws = torch.empty(number, self.num_draws, dtype=self.dtype, device=self.device)
+        return self.share.of(draws.uniform_(*self.draw_range, generator=self.generator))
 
     @torch.no_grad()
     def reset(self, seed: int | None = None) -> Tensor:

@@ -1,0 +1,52 @@
+"""Runs on tensor environments that each rank makes; the first one writes what came out.
+`python tensor_rank_runs.py FOLDER`."""
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from lockstep import A2CConfig, DQNConfig, PPOConfig, SACConfig
+
+
+def on(env, algorithm, **training):
+    config = algorithm().environment(env).env_runners(num_envs_per_env_runner=4)
+    config.rl_module(model_config={"hiddens": (8,)}).evaluation(evaluation_duration=2, evaluation_num_envs=2)
+    config.training(lr=1e-2, **training).framework(dtype="float64")
+    return config.reporting(total_steps=128, steps_per_epoch=64).debugging(seed=3)
+
+
+def replay(env, algorithm, **options):
+    config = on(env, algorithm, train_batch_size=6)
+    return config.replay(learning_starts=24, capacity=160, update_per_step=0.25, **options)
+
+
+PASSES = {"train_batch_size": 64, "minibatch_size": 20, "num_epochs": 2}
+MAKE = {
+    "ppo": lambda: on("tensor/Pendulum-v1", PPOConfig, **PASSES).environment(normalize_observations=True),
+    "ppo, few rows": lambda: on("tensor/CartPole-v1", PPOConfig, **PASSES | {"minibatch_size": 2}),
+    "a2c": lambda: on("tensor/CartPole-v1", A2CConfig, train_batch_size=32),
+    "sac": lambda: replay("tensor/Pendulum-v1", SACConfig),
+    "dqn": lambda: replay("tensor/CartPole-v1", DQNConfig, n_step=3),
+}
+
+
+def run(kind, reducer=None, folder=None):
+    """The policy's numbers at the end, and what was reported of it."""
+    trainer = MAKE[kind]().build_trainer(reducer=reducer)
+    try:
+        trainer.run()
+        found = {name: tensor.numpy() for name, tensor in trainer.policy.state_dict().items()}
+        collected = trainer.history[-1].train_collect_stat
+        state = trainer.train_collector.get_state()
+        return {**found, "returns": collected.returns, "lengths under way": state["lengths"]}
+    finally:
+        trainer.close()
+
+
+if __name__ == "__main__":
+    for kind in MAKE:
+        found = run(kind)
+        if os.environ["RANK"] == "0":
+            np.savez(Path(sys.argv[1]) / f"{kind}.npz", **found)
