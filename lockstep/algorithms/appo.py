@@ -24,7 +24,7 @@ from lockstep.data.trajectories import Trajectories
 from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.learner.targets import TargetNetwork
-from lockstep.ops import clipped_surrogate_loss
+from lockstep.ops import clipped_ratios, clipped_surrogate_loss
 from lockstep.state.options import ConfigT, option
 from lockstep.state.schedules import ScheduleLike
 
@@ -112,18 +112,16 @@ class APPOLearner(OnPolicyLearner[APPOTraining]):
         """Return the clipped surrogate around the target network (algorithm 1), value error, entropy, KL penalty."""
         dist_cls = self.module[module_id].action_dist_cls
         dist = dist_cls.from_inputs(fwd_out[Columns.ACTION_DIST_INPUTS])
-        surrogate = clipped_surrogate_loss(
-            dist.log_prob(batch[Columns.ACTIONS]),
-            batch[Columns.ACTION_LOGP],
-            batch[Columns.ADVANTAGES],
-            clip_param=self.coefficient(module_id, "clip_param"),
-        )
-        policy_loss = self.masked_mean(surrogate, batch)
+        logp, target_logp = dist.log_prob(batch[Columns.ACTIONS]), batch[Columns.ACTION_LOGP]
+        clip_param = self.coefficient(module_id, "clip_param")
+        surrogate = clipped_surrogate_loss(logp, target_logp, batch[Columns.ADVANTAGES], clip_param=clip_param)
+        clipped = clipped_ratios(logp.detach(), target_logp, clip_param)
+        policy_loss, clip_fraction = self.masked_means((surrogate, clipped), batch)
         value_error = 0.5 * (fwd_out[Columns.VF_PREDS] - batch[Columns.VALUE_TARGETS]).square()
         vf_loss = self.masked_mean(value_error, batch)
         entropy = self.masked_mean(dist.entropy(), batch)
         loss = policy_loss + config.vf_loss_coeff * vf_loss - self.coefficient(module_id, "entropy_coeff") * entropy
-        self.log(module_id, policy_loss=policy_loss, vf_loss=vf_loss, entropy=entropy)
+        self.log(module_id, policy_loss=policy_loss, vf_loss=vf_loss, entropy=entropy, clip_fraction=clip_fraction)
         if config.use_kl_loss:
             target = dist_cls.from_inputs(batch[Columns.ACTION_DIST_INPUTS])
             mean_kl = self.masked_mean(target.kl(dist), batch)

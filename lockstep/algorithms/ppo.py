@@ -23,7 +23,7 @@ from lockstep.data.trajectories import Trajectories
 from lockstep.learner.config import TrainingOptions, TrainingSection
 from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
-from lockstep.ops import approximate_kl, clipped_surrogate_loss, clipped_value_loss
+from lockstep.ops import approximate_kl, clipped_ratios, clipped_surrogate_loss, clipped_value_loss
 from lockstep.state.options import ConfigT, option
 from lockstep.state.schedules import ScheduleLike
 
@@ -129,26 +129,32 @@ class PPOLearner(OnPolicyLearner[PPOTraining]):
         if config.normalize_advantages == "minibatch":
             advantages = self.normalized(advantages, batch)
 
+        clip_param = self.coefficient(module_id, "clip_param")
         surrogate = clipped_surrogate_loss(
-            logp,
-            old_logp,
-            advantages,
-            clip_param=self.coefficient(module_id, "clip_param"),
-            dual_clip=config.dual_clip,
+            logp, old_logp, advantages, clip_param=clip_param, dual_clip=config.dual_clip
         )
         old_values = batch.get(Columns.VF_PREDS)
         value_error = clipped_value_loss(
             fwd_out[Columns.VF_PREDS], batch[Columns.VALUE_TARGETS], old_values, config.vf_clip_param
         )
         kl = approximate_kl(logp.detach(), old_logp)
-        policy_loss, vf_loss, entropy, mean_kl = self.masked_means((surrogate, value_error, dist.entropy(), kl), batch)
+        clipped = clipped_ratios(logp.detach(), old_logp, clip_param)
+        rows = (surrogate, value_error, dist.entropy(), kl, clipped)
+        policy_loss, vf_loss, entropy, mean_kl, clip_fraction = self.masked_means(rows, batch)
         loss = policy_loss + config.vf_loss_coeff * vf_loss - self.coefficient(module_id, "entropy_coeff") * entropy
 
         if config.kl_coeff > 0:
             old = dist_cls.from_inputs(batch[Columns.ACTION_DIST_INPUTS])
             mean_kl = self.masked_mean(old.kl(dist), batch)
             loss = loss + self.registered[f"{module_id}/kl_coeff"] * mean_kl
-        self.log(module_id, policy_loss=policy_loss, vf_loss=vf_loss, entropy=entropy, mean_kl_loss=mean_kl)
+        self.log(
+            module_id,
+            policy_loss=policy_loss,
+            vf_loss=vf_loss,
+            entropy=entropy,
+            mean_kl_loss=mean_kl,
+            clip_fraction=clip_fraction,
+        )
         return loss
 
     def should_stop_passes(self) -> bool | Tensor:

@@ -54,6 +54,8 @@ class Exploration(ABC):
     """whether actions are as likely as the policy's distribution says"""
     draws_on_device = False
     """whether it has `level` and `draw_on_device`"""
+    is_epsilon_greedy = False
+    """Whether `level` is the probability of an action by chance."""
 
     def level(self, step: int) -> float:
         """Return how much is explored at environment step `step`; `ValueError` where that is no such number."""
@@ -227,6 +229,7 @@ class EpsilonGreedy(Exploration):
     """
 
     draws_on_device = True
+    is_epsilon_greedy = True
 
     def __init__(self, epsilon: ScheduleLike, num_actions: int) -> None:
         self.epsilon = Schedule(epsilon, "epsilon")

@@ -13,6 +13,7 @@ from lockstep.ops.distributions import (
 )
 from lockstep.ops.losses import (
     approximate_kl,
+    clipped_ratios,
     clipped_surrogate_loss,
     clipped_value_loss,
     expectile_loss,
@@ -43,6 +44,7 @@ __all__ = [
     "SquashedGaussian",
     "SumTree",
     "approximate_kl",
+    "clipped_ratios",
     "clipped_surrogate_loss",
     "clipped_value_loss",
     "discounted_returns",

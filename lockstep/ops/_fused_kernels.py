@@ -59,8 +59,9 @@ def _scale(advantages, normalize, parts):
 
 @compiled
 def _surrogate(logp, old_logp, advantage, clip, dual_clip):
-    """Return of one row the loss, its derivative by `logp`, and the KL estimate k3."""
+    """Return of one row the loss, its derivative by `logp`, the KL estimate k3, and whether its ratio is clipped."""
     log_ratio = logp - old_logp
+    ratio_less_1 = math.expm1(log_ratio)
     loss = -math.exp(log_ratio) * advantage
     slope = loss
     bound = -advantage - clip * abs(advantage)
@@ -68,7 +69,7 @@ def _surrogate(logp, old_logp, advantage, clip, dual_clip):
         loss, slope = bound, 0.0
     if dual_clip > 0.0 and advantage < 0.0 and loss > -dual_clip * advantage:
         loss, slope = -dual_clip * advantage, 0.0
-    return loss, slope, math.expm1(log_ratio) - log_ratio
+    return loss, slope, ratio_less_1 - log_ratio, abs(ratio_less_1) > clip
 
 
 @compiled
@@ -95,7 +96,7 @@ def categorical(
     of_inputs, of_values, total_loss, terms, clip_param, vf_coeff, entropy_coeff, dual_clip, vf_clip, normalize,
     parts,
 ):  # fmt: skip
-    """Fill in the loss, its derivatives `of_...` and the four `terms`; `inputs` are logits `[N, D]`.
+    """Fill in the loss, its derivatives `of_...` and the five `terms`; `inputs` are logits `[N, D]`.
 
     Of the means over the rows of all learners (`parts`, see `_scale`) it is what these rows add.
     """
@@ -104,7 +105,7 @@ def categorical(
     clip, bonus = np.float64(clip_param[()]), np.float64(entropy_coeff[()])
     num_rows, mean, scale = _scale(advantages, normalize, parts)
     log_probs = np.empty(size, np.float64)
-    losses, entropies, kls = 0.0, 0.0, 0.0
+    losses, entropies, kls, num_clipped = 0.0, 0.0, 0.0, 0
     for n in range(len(inputs)):
         highest = np.float64(inputs[n, 0])
         for d in range(1, size):
@@ -121,7 +122,7 @@ def categorical(
         if action < 0 or action >= size:
             raise IndexError("an action in the batch lies outside of the action space")
         advantage = (advantages[n] - mean) * scale
-        loss, slope, kl = _surrogate(log_probs[action], old_logp[n], advantage, clip, dual_clip)
+        loss, slope, kl, is_clipped = _surrogate(log_probs[action], old_logp[n], advantage, clip, dual_clip)
         for d in range(size):
             prob = math.exp(log_probs[d])
             by_surrogate = slope * ((1.0 if d == action else 0.0) - prob)
@@ -129,7 +130,9 @@ def categorical(
         losses += loss
         entropies += entropy
         kls += kl
+        num_clipped += is_clipped
     terms[0], terms[2], terms[3] = losses / num_rows, entropies / num_rows, kls / num_rows
+    terms[4] = num_clipped / num_rows
     terms[1] = _value_loss(values, value_targets, old_values, vf_clip, vf_coeff, of_values, num_rows)
     total_loss[()] = terms[0] + vf_coeff * terms[1] - bonus * terms[2]
 
@@ -147,7 +150,7 @@ def diag_gaussian(
         raise ValueError("actions must have half as many columns as the action_dist_inputs")
     clip, bonus = np.float64(clip_param[()]), np.float64(entropy_coeff[()])
     num_rows, mean, scale = _scale(advantages, normalize, parts)
-    losses, entropies, kls = 0.0, 0.0, 0.0
+    losses, entropies, kls, num_clipped = 0.0, 0.0, 0.0, 0
     for n in range(len(inputs)):
         logp = -size * HALF_LOG_2_PI
         entropy = size * (0.5 + HALF_LOG_2_PI)
@@ -157,7 +160,7 @@ def diag_gaussian(
             logp -= log_std + 0.5 * z * z
             entropy += log_std
         advantage = (advantages[n] - mean) * scale
-        loss, slope, kl = _surrogate(logp, old_logp[n], advantage, clip, dual_clip)
+        loss, slope, kl, is_clipped = _surrogate(logp, old_logp[n], advantage, clip, dual_clip)
         for a in range(size):
             inverse = math.exp(-np.float64(inputs[n, size + a]))
             z = (actions[n, a] - np.float64(inputs[n, a])) * inverse
@@ -166,7 +169,9 @@ def diag_gaussian(
         losses += loss
         entropies += entropy
         kls += kl
+        num_clipped += is_clipped
     terms[0], terms[2], terms[3] = losses / num_rows, entropies / num_rows, kls / num_rows
+    terms[4] = num_clipped / num_rows
     terms[1] = _value_loss(values, value_targets, old_values, vf_clip, vf_coeff, of_values, num_rows)
     total_loss[()] = terms[0] + vf_coeff * terms[1] - bonus * terms[2]
 

@@ -105,9 +105,10 @@ def ppo_loss(
         others: those that have the rest of the rows; None where these are all.
 
     Returns:
-        The 0-d loss, and `[4]` without gradient: the means over the rows of the clipped surrogate loss, the value
-        loss, the entropy and the KL estimate k3. The loss can be differentiated once (`RuntimeError` on a second
-        time). With `others` both are those of all rows, and the gradient is these rows' part of it.
+        The 0-d loss, and `[5]` without gradient: the means over the rows of the clipped surrogate loss, the value
+        loss, the entropy and the KL estimate k3, and the share of the rows whose ratio is clipped. The loss can be
+        differentiated once (`RuntimeError` on a second time). With `others` both are those of all rows, and the
+        gradient is these rows' part of it.
     """
     if vf_clip_param is None or old_values is None:
         old_values, vf_clip_param = _NONE[values.dtype], 0.0
@@ -144,7 +145,7 @@ class _PpoLoss(torch.autograd.Function):
         if not all(map(Tensor.is_contiguous, (inputs, values, *rows))):
             inputs, values, *rows = (tensor.contiguous() for tensor in (inputs, values, *rows))
         of_inputs, of_values = torch.empty_like(inputs), torch.empty_like(values)
-        loss, terms = inputs.new_empty(()), inputs.new_empty(4)
+        loss, terms = inputs.new_empty(()), inputs.new_empty(5)
         parts = _NO_PARTS if others is None else others.moments
         arrays = [tensor.numpy() for tensor in (inputs, values, *rows, of_inputs, of_values, loss, terms)]
         kernel(*arrays, *settings, parts.numpy())

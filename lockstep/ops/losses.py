@@ -87,6 +87,19 @@ def approximate_kl(logp: Tensor, old_logp: Tensor) -> Tensor:
     return torch.expm1(log_ratio) - log_ratio
 
 
+def clipped_ratios(logp: Tensor, old_logp: Tensor, clip_param: float | Tensor) -> Tensor:
+    """Mark the rows whose ratio `exp(logp - old_logp)` is outside of `[1 - clip_param, 1 + clip_param]`.
+
+    Their mean is the clip fraction. It counts ratios on both sides, whatever the sign of the advantage, as OpenAI
+    baselines' PPO2 does.
+
+    Returns:
+        `[N]`, 1 for a marked row and 0 for any other.
+    """
+    outside = torch.expm1(logp - old_logp).abs() > clip_param
+    return outside.to(logp.dtype)
+
+
 def imitation_loss(dist: Distribution, actions: Tensor, *, kind: Literal["log_prob", "mse"] = "log_prob") -> Tensor:
     """Return how far a policy is from actions: `-log pi(a | s)`, or the squared distance of its most likely action.
 

@@ -14,6 +14,7 @@ from gymnasium import spaces
 
 from lockstep.data.actions import ACTION_MASK, carries_mask, flat_mask, mask_size
 from lockstep.data.rollout import EpisodeStore, RolloutStore
+from lockstep.modules import DEFAULT_MODULE_ID
 from lockstep.rollout.callbacks import EnvironmentCallback, EnvironmentEvents, Episode
 from lockstep.state.checks import check_flags, check_functions, check_whole, is_number, no_copies
 from lockstep.state.streams import RandomStreams
@@ -212,6 +213,7 @@ class BaseCollector(ABC):
         if renew or not self._is_begun:
             self.reset(reset_buffer=False, reset_stats=False)
         started, restarts = time.perf_counter(), getattr(self.env, "num_restarts", 0)
+        epsilon = epsilon_by_module(self.policy, self.epsilon, random) if random or self.explores else {}
         self._ended.clear()
         self._counting = None
         self._steps, self._env_time, self._act_time = 0, 0.0, 0.0
@@ -239,6 +241,7 @@ class BaseCollector(ABC):
             self._act_time,
             *returns_and_lens(self._ended),
             getattr(self.env, "num_restarts", 0) - restarts,
+            epsilon=epsilon,
             **self._of_agents,
             **logged,  # type: ignore[misc]
         )
@@ -338,6 +341,27 @@ class BaseCollector(ABC):
     @abstractmethod
     def buffer(self) -> Any:
         """Where steps are stored; may be replaced between collects."""
+
+
+def epsilon_by_module(policy: Any, own: float, random: bool) -> dict[str, float]:
+    """Return the probability of an action by chance in a collect that begins now, by module.
+
+    Args:
+        policy: has its parts in `acting`, or is its only part. Parts that do not explore epsilon-greedily are left out.
+        own: the collector's own epsilon, which takes the place of the parts' schedules; 0: there is none.
+        random: whether all actions are random.
+    """
+    parts = getattr(policy, "acting", None) or {DEFAULT_MODULE_ID: policy}
+    found: dict[str, float] = {}
+    for module_id, part in parts.items():
+        exploration = getattr(part, "exploration", None)
+        if exploration is None or not exploration.is_epsilon_greedy:
+            continue
+        if random:
+            found[module_id] = 1.0
+        else:
+            found[module_id] = own or part.exploration_level
+    return found
 
 
 def warn_of_long_episode(steps: int) -> None:

@@ -137,6 +137,9 @@ class GroupCollector:
     ) -> CollectStats:
         """Add these episodes and steps to the counters; return the statistics. `at_once`: how many of `parts` were
         collected at the same time."""
+        epsilon: dict[str, float] = {}
+        for part in parts:
+            epsilon.update(part.epsilon)
         stats = CollectStats(
             len(ended),
             num_steps,
@@ -148,6 +151,7 @@ class GroupCollector:
             agents=parts[0].agents,
             agent_returns=tuple(of_agents),
             agent_modules=tuple(modules),
+            epsilon=epsilon,
             **self.metrics.statistics([part.logged for part in parts if part.logged is not None]),
         )
         self.collect_step += stats.n_collected_steps

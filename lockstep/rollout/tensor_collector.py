@@ -20,7 +20,7 @@ from lockstep.envs.tensor import TensorBoundary, TensorEnv, arrived_at
 from lockstep.modules.action_dist import ActionDist
 from lockstep.ops.graphs import Captured
 from lockstep.replay import TensorReplay
-from lockstep.rollout.base_collector import no_copies_of_collectors
+from lockstep.rollout.base_collector import epsilon_by_module, no_copies_of_collectors
 from lockstep.rollout.callbacks import EnvironmentCallback, EnvironmentEvents
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.rollout.protocols import ActingPolicy, sole_part
@@ -195,6 +195,7 @@ class TensorCollector:
         if isinstance(self._buffer, TensorRollout):
             self._buffer.weights_seq_no = self.policy.weights_seq_no
         captured = self._captured(random)
+        epsilon = epsilon_by_module(self.policy, 0.0, random) if random or self.explores else {}
         counts, ended = captured()
         self._buffer.count(self.num_steps)
         if then is not None:
@@ -215,7 +216,7 @@ class TensorCollector:
         self.collect_step += amount
         self.collect_episode += number
         self.collect_time += seconds
-        return CollectStats(number, amount, seconds, returns=returns, lens=lens)
+        return CollectStats(number, amount, seconds, returns=returns, lens=lens, epsilon=epsilon)
 
     def _of_all_ranks(self, returns: np.ndarray, lens: np.ndarray, num_bad: int) -> tuple[np.ndarray, np.ndarray, int]:
         """Return returns and lengths of the episodes that ended in any rank `[E]`, in the order of one collector, and

@@ -15,7 +15,7 @@ from lockstep.state.replace import replacing_file
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _LAST = (
     *("epoch", "env_step", "gradient_step", "step", "episode", "train_step", "train_episode", "test_step"),
-    *("test_episode", "samples_seen", "dataset_passes", "weights_seq_no", "num_trainable_parameters"),
+    *("test_episode", "samples_seen", "dataset_passes", "weights_seq_no", "num_trainable_parameters", "epsilon"),
 )
 
 
@@ -70,12 +70,13 @@ def reduction_of(key: str) -> str:
 
     The last part of the name decides: `max` and `min` are themselves; `count`, `env_restarts`, `collect_time` and what
     begins with `n_` or `num_` add up, unless it ends in `_lifetime`; lifetime counters, positions (`epoch`, `env_step`,
-    ...), what is of the whole run so far (`timing/...`) and `best_...` keep the last; all other are averaged.
+    ...), what is of the whole run so far (`timing/...`), `epsilon` (`epsilon/...` by module) and `best_...` keep the
+    last; all other are averaged.
     """
     group, name = _split(key)
     if name in ("max", "min"):
         return name
-    if name.endswith("_lifetime") or name in _LAST or name.startswith("best_") or group == "timing/":
+    if name.endswith("_lifetime") or name in _LAST or name.startswith("best_") or group in ("timing/", "epsilon/"):
         return "last"
     if name in ("count", "env_restarts", "collect_time") or name.startswith(("n_", "num_")):
         return "sum"

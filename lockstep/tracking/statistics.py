@@ -134,6 +134,9 @@ class CollectStats(CollectStatsBase):
     """what callbacks logged in the environments' processes, reduced, by name"""
     logged: Part | None = field(default=None, repr=False)
     """the values behind `metrics`, so that several collects can be put together"""
+    epsilon: Mapping[str, float] = field(default_factory=dict)
+    """By module: the probability of an action by chance, of the last of several collects. Modules that do not explore
+    epsilon-greedily are left out; 1 where all actions are random."""
 
     collect_speed: float = field(init=False)
     """environment steps per second"""
@@ -186,6 +189,8 @@ class CollectStats(CollectStatsBase):
         if self.agent_returns:
             columns = zip(self.agents, zip(*self.agent_returns))
             out["returns"] = {agent: sum(column) / len(column) for agent, column in columns}
+        if self.epsilon:
+            out["epsilon"] = dict(self.epsilon) if self.agents else next(iter(self.epsilon.values()))
         if self.metrics:
             out["metrics"] = dict(self.metrics)
         return out
@@ -210,6 +215,7 @@ class CollectTotals:
         self._episodes: dict[str, list[Any]] = {"returns": [], "lens": [], "agent_returns": [], "agent_modules": []}
         self._agents: tuple[str, ...] = ()
         self._metrics, self._logged = dict[str, float](), Metrics()
+        self._epsilon: dict[str, float] = {}
 
     def add(self, stats: CollectStats) -> None:
         """Add a collect."""
@@ -219,6 +225,7 @@ class CollectTotals:
             values.extend(getattr(stats, name))
         self._agents = self._agents or stats.agents
         self._metrics.update(stats.metrics)
+        self._epsilon.update(stats.epsilon)
         if stats.logged is not None:
             self._logged.add(stats.logged)
 
@@ -228,7 +235,13 @@ class CollectTotals:
         metrics: dict[str, Any] = {}
         if self._metrics:
             metrics = {"metrics": {**self._metrics, **named(self._logged.so_far())}, "logged": self._logged.part()}
-        return CollectStats(**self._sums, **episodes, agents=self._agents, **metrics)  # type: ignore[arg-type]
+        return CollectStats(
+            **self._sums,
+            **episodes,  # type: ignore[arg-type]
+            agents=self._agents,
+            epsilon=dict(self._epsilon),
+            **metrics,
+        )
 
 
 @dataclass(frozen=True)

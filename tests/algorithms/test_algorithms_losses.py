@@ -122,8 +122,9 @@ def test_what_a_subclass_writes_is_what_runs_and_not_the_kernel(learner_class, f
     torch.testing.assert_close(losses[1], factor * losses[0], rtol=0, atol=1e-12)
 
 
-def test_ppo_terms_equal_numbers_worked_out_by_hand():
-    learner = exact_learner(PPOConfig(), normalize_advantages=None, grad_clip=None)
+@pytest.mark.parametrize("fused", [True, False])
+def test_ppo_terms_equal_numbers_worked_out_by_hand(fused):
+    learner = exact_learner(PPOConfig().framework(fused_losses=fused), normalize_advantages=None, grad_clip=None)
     loss, _ = loss_and_gradients(learner, PROBABILITIES.log(), VALUES, written_out_batch())
     logged = {name: float(value) for (_, name), value, _ in learner.metrics.items()}
     # ratios 1.25, 0.5, 3, 1 with clip 0.2: min(2.5, 2.4), min(-0.5, -0.8), min(-9, -3.6), 0.5
@@ -133,9 +134,20 @@ def test_ppo_terms_equal_numbers_worked_out_by_hand():
     # k3 = ratio - 1 - log ratio
     kls = [ratio - 1 - math.log(ratio) for ratio in (1.25, 0.5, 3.0, 1.0)]
     assert logged["mean_kl_loss"] == pytest.approx(sum(kls) / 4)
+    assert logged["clip_fraction"] == 3 / 4
     entropies = [-sum(p * math.log(p) for p in row) for row in PROBABILITIES.tolist()]
     assert logged["entropy"] == pytest.approx(sum(entropies) / 4)
     assert float(loss) == pytest.approx(logged["policy_loss"] + 0.5 * 1.5)
+
+
+@pytest.mark.parametrize("mask, expected", [(None, 2 / 4), ([False, True, True, True], 2 / 3)])
+def test_appo_reports_the_fraction_of_the_ratios_that_are_clipped(mask, expected):
+    learner = exact_learner(APPOConfig())
+    batch = written_out_batch() | ({} if mask is None else {"loss_mask": tensor(mask)})
+    loss_and_gradients(learner, PROBABILITIES.log(), VALUES, batch)
+    logged = {name: float(value) for (_, name), value, _ in learner.metrics.items()}
+    # ratios 1.25, 0.5, 3, 1 with clip 0.4
+    assert logged["clip_fraction"] == pytest.approx(expected, abs=1e-15)
 
 
 def test_ppo_masked_rows_count_nowhere():

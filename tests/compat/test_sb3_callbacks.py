@@ -20,7 +20,7 @@ from lockstep.compat.sb3.common.callbacks import (
     StopTrainingOnRewardThreshold,
 )
 from lockstep.compat.sb3.common.env_util import make_vec_env
-from lockstep.compat.sb3.common.logger import HParam, TensorBoardOutputFormat
+from lockstep.compat.sb3.common.logger import HParam, Logger, TensorBoardOutputFormat
 from lockstep.compat.sb3.common.vec_env import VecNormalize
 
 SMALL = {"net_arch": [8]}
@@ -232,3 +232,26 @@ def test_the_logger_writes_for_tensorboard(tmp_path):
     assert [(each.step, each.value) for each in events.Scalars("mean_step")] == [(4, 2.5), (8, 6.5)]
     assert "rollout/ep_rew_mean" in events.Tags()["scalars"]
     assert not {"step", "time/total_timesteps"} & set(events.Tags()["scalars"])
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "name"),
+    [
+        (PPO, {"n_steps": 4, "batch_size": 4}, "train/clip_fraction"),
+        (DQN, {"learning_starts": 0, "exploration_initial_eps": 0.3, "exploration_final_eps": 0.3},
+         "rollout/exploration_rate"),
+    ],
+)  # fmt: skip
+def test_clip_fraction_and_exploration_rate_are_logged_under_their_names(make, options, name):
+    recorded = {}
+
+    class Noting(Logger):
+        def record(self, key, value, exclude=None):
+            recorded[key] = value
+            super().record(key, value, exclude)
+
+    model = make("MlpPolicy", Copy(), policy_kwargs=SMALL, **options)
+    model.learn(8)
+    model.logger = Noting()
+    model.dump_logs()
+    assert recorded[name] == pytest.approx(0.3 if make is DQN else 0.0)

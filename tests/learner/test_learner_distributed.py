@@ -292,7 +292,7 @@ def test_learners_are_equal_to_the_last_bit_and_report_the_same_as_one(processes
         assert learner["results"] == several[0]["results"]
     assert_near(one["results"], several[0]["results"], 1e-9)
     assert one["results"]["default_policy"].keys() >= {
-        "policy_loss", "vf_loss", "entropy", "mean_kl_loss", "vf_explained_var", "total_loss",
+        "policy_loss", "vf_loss", "entropy", "mean_kl_loss", "clip_fraction", "vf_explained_var", "total_loss",
         "gradients_default_optimizer_global_norm", "num_module_steps_trained_lifetime",
     }  # fmt: skip
     assert several[0]["results"][ALL]["num_env_steps_trained_lifetime"] > 0

@@ -6,7 +6,7 @@ import torch
 from algorithm_kinds import NAMES
 from distributed_parts import Case, actions_of, rows_of
 from host_waits import DEVICE, HostWaitError, StandInDevice
-from learner_parts import BOX, parameters
+from learner_parts import BOX, MODULE, parameters
 
 from lockstep import get_config
 from lockstep.algorithms.ppo import PPOLearner
@@ -77,6 +77,18 @@ def test_waits_do_not_grow_with_minibatches_and_parameters_are_those_of_the_cpu(
         assert waits[1] == waits[2]
         assert len(waits[0]) <= len(waits[2]) + 1
         assert_near(on_host, learner)
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "appo"])
+def test_clip_fraction_on_a_device_is_that_of_the_cpu(algorithm):
+    on_host = learner_on(torch.device("cpu"), algorithm, clip_param=0.2)
+    with StandInDevice():
+        results = [
+            update(learner, rows(algorithm, SIXTEEN))
+            for learner in (on_host, learner_on(DEVICE, algorithm, clip_param=0.2))
+        ]
+    expected, found = (result[MODULE]["clip_fraction"] for result in results)
+    assert 0.0 < found == expected < 1.0
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -444,7 +444,7 @@ def test_results_have_every_name_of_the_contract():
     learner = ppo_config().build_learner()
     results = learner.update_from_episodes(episodes((9, 7, 8)), minibatch_size=8, num_epochs=2)
     assert {
-        "total_loss", "policy_loss", "vf_loss", "vf_explained_var", "entropy", "mean_kl_loss",
+        "total_loss", "policy_loss", "vf_loss", "vf_explained_var", "entropy", "mean_kl_loss", "clip_fraction",
         "gradients_default_optimizer_global_norm", "default_optimizer_learning_rate", "num_module_steps_trained",
         "num_module_steps_trained_lifetime", "module_train_batch_size_mean", "weights_seq_no",
         "diff_num_grad_updates_vs_sampler_policy", "num_trainable_parameters",

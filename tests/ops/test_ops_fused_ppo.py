@@ -16,6 +16,7 @@ from lockstep.ops import (
     DiagGaussian,
     SquashedGaussian,
     approximate_kl,
+    clipped_ratios,
     clipped_surrogate_loss,
     clipped_value_loss,
 )
@@ -63,7 +64,9 @@ def plain(distribution: Any, given: dict[str, Any], **options: Any) -> tuple[Ten
     ).mean()
     value = clipped_value_loss(given["values"], targets, given["old_values"], options.get("vf_clip_param")).mean()
     entropy, kl = dist.entropy().mean(), approximate_kl(logp, old_logp).mean()
-    return surrogate + vf_coeff * value - entropy_coeff * entropy, torch.stack([surrogate, value, entropy, kl])
+    clip_fraction = clipped_ratios(logp, old_logp, clip).mean()
+    terms = torch.stack([surrogate, value, entropy, kl, clip_fraction])
+    return surrogate + vf_coeff * value - entropy_coeff * entropy, terms
 
 
 def fused(distribution: Any, given: dict[str, Any], **options: Any) -> tuple[Tensor, Tensor]:

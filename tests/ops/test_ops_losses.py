@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from lockstep.ops import approximate_kl, clipped_surrogate_loss, clipped_value_loss
+from lockstep.ops import approximate_kl, clipped_ratios, clipped_surrogate_loss, clipped_value_loss
 from lockstep.ops.losses import expectile_loss, exponential_weights
 
 RATIOS = torch.tensor([1.0, 1.5, 1.5, 0.5, 0.5, 6.0], dtype=torch.float64)
@@ -50,6 +50,15 @@ def test_clipped_value_loss_has_no_gradient_where_the_clipped_error_is_larger():
     values = torch.tensor([3.0, 3.0], requires_grad=True)
     clipped_value_loss(values, torch.tensor([4.0, 0.0]), torch.ones(2), clip_param=0.5).sum().backward()
     torch.testing.assert_close(values.grad, torch.tensor([0.0, 3.0]))
+
+
+@pytest.mark.parametrize("clip_param, expected", [(0.2, [0, 1, 1, 1, 1, 1]), (0.55, [0, 0, 0, 0, 0, 1])])
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_clipped_ratios_are_those_outside_of_the_clip_on_both_sides(clip_param, expected, as_tensor):
+    clip = torch.tensor(clip_param, dtype=torch.float64) if as_tensor else clip_param
+    found = clipped_ratios(RATIOS.log(), torch.zeros(6), clip)
+    assert found.dtype is torch.float64
+    assert found.tolist() == expected
 
 
 def test_approximate_kl_written_out():

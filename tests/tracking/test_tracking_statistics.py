@@ -82,6 +82,7 @@ def test_asdict_has_every_field_and_those_of_subclasses_and_fits_into_json():
         "agent_modules": [],
         "metrics": {},
         "logged": None,
+        "epsilon": {},
         "collect_speed": 60.0,
         "wins": [0, 1],
         "returns_stat": {"mean": 3.0, "std": 2.0, "max": 5.0, "min": 1.0, "median": 3.0, "count": 2},

@@ -417,8 +417,15 @@ class OnPolicyLearner(Learner[Training]):
             normalize=config.normalize_advantages == "minibatch",
             others=others,
         )
-        policy_loss, vf_loss, entropy, mean_kl = terms.unbind()
-        self.log(module_id, policy_loss=policy_loss, vf_loss=vf_loss, entropy=entropy, mean_kl_loss=mean_kl)
+        policy_loss, vf_loss, entropy, mean_kl, clip_fraction = terms.unbind()
+        self.log(
+            module_id,
+            policy_loss=policy_loss,
+            vf_loss=vf_loss,
+            entropy=entropy,
+            mean_kl_loss=mean_kl,
+            clip_fraction=clip_fraction,
+        )
         return loss
 
 

@@ -140,6 +140,7 @@ class BaseAlgorithm(ABC):
         self.trainer: Any = None
         self.buffer: Any = None
         self.last_training: Any = None
+        self.last_collect: Any = None
         self.locals: dict[str, Any] = {}
         self._ended: dict[int, dict[str, Any]] = {}  # the last episode of each environment
         self.logger, self.callback = Logger(), BaseCallback()
@@ -274,7 +275,8 @@ class BaseAlgorithm(ABC):
         try:
             while self.num_timesteps < self.total[0]:
                 self.callback.on("rollout_start")
-                self.last_training = self.trainer.training_step()[1] or self.last_training
+                self.last_collect, training, _ = self.trainer.training_step()
+                self.last_training = training or self.last_training
                 self.num_timesteps = self.trainer.env_step
                 due = self.log_unit() // interval if interval else 0
                 if due > self._logged:
@@ -318,6 +320,9 @@ class BaseAlgorithm(ABC):
         if self.ep_info_buffer:
             for key, name in (("r", "ep_rew_mean"), ("l", "ep_len_mean")):
                 self.logger.record(f"rollout/{name}", float(np.mean([each[key] for each in self.ep_info_buffer])))
+        if self.last_collect is not None:
+            for epsilon in self.last_collect.epsilon.values():
+                self.logger.record("rollout/exploration_rate", epsilon)
         seconds = max(time.monotonic() - self.start_time, 1e-9)
         self.logger.record("time/fps", int((self.num_timesteps - self._steps_before) / seconds))
         self.logger.record("time/total_timesteps", self.num_timesteps, exclude="tensorboard")
