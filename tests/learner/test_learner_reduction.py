@@ -179,6 +179,6 @@ def test_ppo_meets_9_times_and_once_between_passes_and_3_times_for_each_gradient
     gradient = 4 * sum(p.numel() for p in learners[1][0].module.parameters())
     assert sums.count(gradient) == steps
     assert sums.count(2 * 3 * 8) == steps  # moments of the advantages
-    assert sums.count(16) == steps  # what the loss is made of
-    assert sum(sums) == steps * (48 + 16 + gradient) + 4 * (passes - 1) + 8
+    assert sums.count(5 * 4) == steps  # what the loss is made of
+    assert sum(sums) == steps * (48 + 20 + gradient) + 4 * (passes - 1) + 8
     assert update(learners, "update_from_batch", ppo_batch(48), **options)[0] == count
