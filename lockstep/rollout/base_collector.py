@@ -16,6 +16,7 @@ from lockstep.data.actions import ACTION_MASK, carries_mask, flat_mask, mask_siz
 from lockstep.data.rollout import EpisodeStore, RolloutStore
 from lockstep.modules import DEFAULT_MODULE_ID
 from lockstep.rollout.callbacks import EnvironmentCallback, EnvironmentEvents, Episode
+from lockstep.rollout.protocols import ActingPolicy
 from lockstep.state.checks import check_flags, check_functions, check_whole, is_number, no_copies
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking.statistics import CollectStats, returns_and_lens
@@ -343,7 +344,7 @@ class BaseCollector(ABC):
         """Where steps are stored; may be replaced between collects."""
 
 
-def epsilon_by_module(policy: Any, own: float, random: bool) -> dict[str, float]:
+def epsilon_by_module(policy: ActingPolicy, own: float, random: bool) -> dict[str, float]:
     """Return the probability of an action by chance in a collect that begins now, by module.
 
     Args:
@@ -351,7 +352,7 @@ def epsilon_by_module(policy: Any, own: float, random: bool) -> dict[str, float]
         own: the collector's own epsilon, which takes the place of the parts' schedules; 0: there is none.
         random: whether all actions are random.
     """
-    parts = getattr(policy, "acting", None) or {DEFAULT_MODULE_ID: policy}
+    parts: Mapping[str, Any] = getattr(policy, "acting", None) or {DEFAULT_MODULE_ID: policy}
     found: dict[str, float] = {}
     for module_id, part in parts.items():
         exploration = getattr(part, "exploration", None)
