@@ -14,9 +14,8 @@ from gymnasium import spaces
 
 from lockstep.data.actions import ACTION_MASK, carries_mask, flat_mask, mask_size
 from lockstep.data.rollout import EpisodeStore, RolloutStore
-from lockstep.modules import DEFAULT_MODULE_ID
 from lockstep.rollout.callbacks import EnvironmentCallback, EnvironmentEvents, Episode
-from lockstep.rollout.protocols import ActingPolicy
+from lockstep.rollout.protocols import acting_parts
 from lockstep.state.checks import check_flags, check_functions, check_whole, is_number, no_copies
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking.statistics import CollectStats, returns_and_lens
@@ -214,7 +213,7 @@ class BaseCollector(ABC):
         if renew or not self._is_begun:
             self.reset(reset_buffer=False, reset_stats=False)
         started, restarts = time.perf_counter(), getattr(self.env, "num_restarts", 0)
-        epsilon = epsilon_by_module(self.policy, self.epsilon, random) if random or self.explores else {}
+        epsilon = epsilon_by_module(acting_parts(self.policy), self.epsilon, random) if random or self.explores else {}
         self._ended.clear()
         self._counting = None
         self._steps, self._env_time, self._act_time = 0, 0.0, 0.0
@@ -344,15 +343,14 @@ class BaseCollector(ABC):
         """Where steps are stored; may be replaced between collects."""
 
 
-def epsilon_by_module(policy: ActingPolicy, own: float, random: bool) -> dict[str, float]:
+def epsilon_by_module(parts: Mapping[str, Any], own: float, random: bool) -> dict[str, float]:
     """Return the probability of an action by chance in a collect that begins now, by module.
 
     Args:
-        policy: has its parts in `acting`, or is its only part. Parts that do not explore epsilon-greedily are left out.
+        parts: what acts, by module id. Parts that do not explore epsilon-greedily are left out.
         own: the collector's own epsilon, which takes the place of the parts' schedules; 0: there is none.
         random: whether all actions are random.
     """
-    parts: Mapping[str, Any] = getattr(policy, "acting", None) or {DEFAULT_MODULE_ID: policy}
     found: dict[str, float] = {}
     for module_id, part in parts.items():
         exploration = getattr(part, "exploration", None)

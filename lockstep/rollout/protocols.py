@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from lockstep.connectors import ObsPipeline
-from lockstep.modules import ActingWeights
+from lockstep.modules import DEFAULT_MODULE_ID, ActingWeights
 from lockstep.tracking.statistics import CollectStats
 
 State = dict[str, np.ndarray]
@@ -143,12 +143,17 @@ class CollectorLike(Protocol):
         """Close the environments."""
 
 
+def acting_parts(policy: object) -> Mapping[str, Any]:
+    """Return the acting parts of a policy by module id; of one without `acting`, itself as its only part."""
+    return getattr(policy, "acting", None) or {DEFAULT_MODULE_ID: policy}
+
+
 def sole_part(policy: Any) -> Any:
     """Return the acting part of a policy with one module. `ValueError` for several, or where it cannot act."""
-    parts = getattr(policy, "acting", None)
-    if parts is not None and len(parts) != 1:
+    parts = acting_parts(policy)
+    if len(parts) != 1:
         raise ValueError(f"policy has the modules {sorted(parts)}; collect with a MultiAgentCollector")
-    part = policy if parts is None else next(iter(parts.values()))
+    part = next(iter(parts.values()))
     if not hasattr(type(part), "act"):  # asked of the class: of a part, `act` may have to be made
         raise ValueError(f"policy={policy!r} is not allowed; it must be a lockstep.Policy (config.build_policy())")
     return part

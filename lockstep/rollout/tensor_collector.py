@@ -23,7 +23,7 @@ from lockstep.replay import TensorReplay
 from lockstep.rollout.base_collector import epsilon_by_module, no_copies_of_collectors
 from lockstep.rollout.callbacks import EnvironmentCallback, EnvironmentEvents
 from lockstep.rollout.errors import MalformedBufferError
-from lockstep.rollout.protocols import ActingPolicy, sole_part
+from lockstep.rollout.protocols import ActingPolicy, acting_parts, sole_part
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking.statistics import CollectStats
 
@@ -195,7 +195,7 @@ class TensorCollector:
         if isinstance(self._buffer, TensorRollout):
             self._buffer.weights_seq_no = self.policy.weights_seq_no
         captured = self._captured(random)
-        epsilon = epsilon_by_module(self.policy, 0.0, random) if random or self.explores else {}
+        epsilon = epsilon_by_module(acting_parts(self.policy), 0.0, random) if random or self.explores else {}
         counts, ended = captured()
         self._buffer.count(self.num_steps)
         if then is not None:
