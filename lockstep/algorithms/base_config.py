@@ -62,6 +62,7 @@ from lockstep.rollout.config import EnvRunnersSection, EvaluationSection
 from lockstep.state.checks import install_hint, suggestion
 from lockstep.state.options import FROZEN
 from lockstep.state.schedules import stages_of, value_at
+from lockstep.state.sizes import ClaimedSizeError
 from lockstep.state.streams import RandomStreams
 from lockstep.state.trust import SCRIPT, SIGNATURE, FileNames, NameInFile, script_name, script_source, signed
 from lockstep.tracking.config import CallbacksSection, CheckpointingSection, DebuggingSection, ReportingSection
@@ -893,6 +894,8 @@ class BaseConfig:
         )
         try:
             return filled.build(seed=streams.seed("module"))
+        except ClaimedSizeError:
+            raise  # is about the file that the options come from
         except ValueError as error:
             if spec.module_class is None and self.algorithm not in str(error):
                 raise ValueError(f"{self.algorithm} cannot be built for these spaces or options: {error}") from error

@@ -18,6 +18,7 @@ from lockstep.learner.checkpointing import state_from_folders
 from lockstep.modules import RLModule, RLModuleSpec
 from lockstep.state.checkpoint import read_checkpoint
 from lockstep.state.schedules import stages_of
+from lockstep.state.sizes import claims_of
 from lockstep.state.streams import RandomStreams
 from lockstep.state.trust import FileNames
 
@@ -50,7 +51,9 @@ class Source(NamedTuple):
                 )
             tree, connectors = trees[chosen], state_from_folders(folders)["connectors"][chosen]
         names = FileNames(Path(path), tree["spec"], trust)
-        return cls(RLModuleSpec.from_dict(tree["spec"], names=names), tree["weights"], connectors)
+        with claims_of(path):
+            spec = RLModuleSpec.from_dict(tree["spec"], names=names)
+        return cls(spec, tree["weights"], connectors)
 
     def statistics(self) -> dict[str, Any]:
         """Return the statistics of its connectors, for episodes of others."""

@@ -60,6 +60,7 @@ from lockstep.rollout.errors import MalformedBufferError
 from lockstep.state.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
 from lockstep.state.checks import check_whole
 from lockstep.state.schedules import stages_of, value_at
+from lockstep.state.sizes import claims_of
 from lockstep.state.streams import RandomStreams
 from lockstep.state.trust import IN_MEMORY, FileNames, signed
 from lockstep.tracking.run_folder import versions
@@ -931,10 +932,11 @@ class Policy:
         config.learners(num_learners=0)
         if policy_mapping_fn is not None:
             config.multi_agent(policy_mapping_fn=policy_mapping_fn)
-        spaces = space_of(saved["observation_space"]), space_of(saved["action_space"])
-        if "modules" in saved:
-            config = with_modules(config, saved["modules"], FileNames(path, {}, trust))
-        with same_threads():
+        with claims_of(path):
+            spaces = space_of(saved["observation_space"]), space_of(saved["action_space"])
+            if "modules" in saved:
+                config = with_modules(config, saved["modules"], FileNames(path, {}, trust))
+        with same_threads(), claims_of(path):
             group = config.build_learner_group(spaces=spaces)
             agents = saved.get("agents")
             policy = Policy(config, group, observation_space=spaces[0], action_space=spaces[1], agents=agents)

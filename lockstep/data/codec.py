@@ -23,6 +23,7 @@ from gymnasium.spaces import Space
 
 from lockstep.data.trees import Leaf, Tree, object_rows
 from lockstep.state.replace import replacing_file
+from lockstep.state.sizes import bytes_of, check_archive, check_claim
 
 Put = Callable[[np.ndarray, str], Any]
 """Takes an array and the path of the leaf; returns what names it in the JSON"""
@@ -102,7 +103,10 @@ def restored_leaf(array: np.ndarray, kind: Mapping[str, Any]) -> Any:
     """Return the leaf that `plain_array` was given."""
     if kind["kind"] == "array":
         stored = plain_dtype(kind["dtype"])
-        return array if array.dtype == stored else array.astype(stored)
+        if array.dtype == stored:
+            return array
+        check_claim(f"a column of type {kind['dtype']}", array.size * stored.itemsize)
+        return array.astype(stored)
     dtype = getattr(torch, kind["dtype"], None)
     if kind["kind"] != "tensor" or not isinstance(dtype, torch.dtype):
         raise ValueError(f"unknown kind of column {kind['kind']!r} {kind['dtype']!r}")
@@ -220,6 +224,7 @@ def space_from(described: Mapping[str, Any] | None) -> Any:
 
     Raises:
         ValueError: an unknown type.
+        ClaimedSizeError: bounds that do not fit into memory.
     """
     if described is None:
         return None
@@ -227,6 +232,9 @@ def space_from(described: Mapping[str, Any] | None) -> Any:
     if kind == "Box":
         dtype = np.dtype(described["dtype"])
         shape = tuple(described["shape"])
+        what = f"a Box of shape {list(shape)}"
+        # Two bounds, and whether each is finite.
+        check_claim(what, 2 * bytes_of(what, shape, dtype) + 2 * bytes_of(what, shape, np.dtype(bool)))
         low, high = (np.full(shape, described[name], dtype) for name in ("low", "high"))
         return spaces.Box(low, high, shape, dtype.type)
     if kind == "Discrete":
@@ -303,6 +311,7 @@ def write_npz(path: Path, columns: Mapping[str, Tree], marks: Mapping[str, Any])
 
 def read_npz(path: Path) -> tuple[dict[str, Tree], dict[str, Any]]:
     """Return the columns and the marks in a file; use it within `naming_damage`."""
+    check_archive(path)
     with np.load(path, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
     note = decode_note(arrays[_INDEX].tobytes())

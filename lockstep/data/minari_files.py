@@ -27,6 +27,7 @@ from lockstep.data.sample_batch import SampleBatch, concat_samples
 from lockstep.data.trees import Tree, zip_trees
 from lockstep.state.checks import install_hint
 from lockstep.state.replace import clear_stale, move_into_place, temporary_sibling
+from lockstep.state.sizes import check_claim, count_of
 
 _JSON = "lockstep_json"
 
@@ -379,13 +380,37 @@ def _read(dataset_id: str) -> Iterator[tuple[SingleAgentEpisode, Any]]:
     if not (path / "data").is_dir():
         raise FileNotFoundError(f"there is no Minari dataset {dataset_id!r} at {path}; nothing is downloaded")
     try:
+        _check_sizes(path / "data")
         dataset = minari.MinariDataset(path / "data")
-        storage, indices = dataset.storage, list(range(dataset.total_episodes))
+        storage, indices = dataset.storage, range(dataset.total_episodes)
         columns = storage.metadata.get(_COLUMNS_NOTE)
         for found, about in zip(storage.get_episodes(indices), storage.get_episode_metadata(indices), strict=True):
             yield _episode_of(found, about, dataset), columns
     except _DAMAGE as error:
         raise ValueError(f"the Minari dataset {dataset_id!r} at {path} cannot be read: {error!r}") from error
+
+
+def _check_sizes(folder: Path) -> None:
+    """Check that a dataset fits into memory: Minari lists all episodes, and every array of an HDF5 file is read.
+
+    Raises:
+        ClaimedSizeError: it does not fit. A compressed array of 10^15 zeros is a few bytes long.
+    """
+    num_episodes = json.loads((folder / "metadata.json").read_text())["total_episodes"]
+    check_claim("its list of episodes", 8 * count_of("its list of episodes", [num_episodes]))
+    file = folder / "main_data.hdf5"
+    if not file.exists():
+        return  # in Arrow's format, whose arrays are as long as their files
+    h5py = import_module("h5py")
+    sizes: list[int] = []
+
+    def add_size(_: str, item: object) -> None:
+        if isinstance(item, h5py.Dataset):
+            sizes.append(item.nbytes)
+
+    with h5py.File(file) as content:
+        content.visititems(add_size)
+    check_claim("what it holds, unpacked,", sum(sizes))
 
 
 def _episode_of(found: Mapping[str, Any], about: Mapping[str, Any], dataset: Any) -> SingleAgentEpisode:

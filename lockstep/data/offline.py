@@ -28,6 +28,7 @@ from lockstep.data.parquet import parquet_parts
 from lockstep.data.sample_batch import SampleBatch
 from lockstep.state.checks import check_whole
 from lockstep.state.replace import replacing_file
+from lockstep.state.sizes import check_claim
 
 _MARK = b"LSROWS01"
 _LONGEST_HEADER = 1 << 20
@@ -215,6 +216,7 @@ def _read_format(path: Path) -> tuple[RowFormat, int, int]:
         if len(shape) != 1 or fortran_order or record.names is None or record.hasobject:
             raise ValueError(f"it holds an array {list(shape)} of {record}, not records")
         end = offset + shape[0] * record.itemsize
+        check_claim(f"the order of its {shape[0]:,} rows", shape[0] * 8)  # a record may have no bytes
         if not end + 16 <= size <= end + _LONGEST_NOTE:
             raise ValueError(f"it has {size} bytes, {shape[0]} rows need little more than {end}")
         file.seek(end)

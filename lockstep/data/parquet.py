@@ -8,7 +8,7 @@ bytes and types that Parquet lacks: fixed-size binary), text as text, objects as
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from lockstep.data.codec import (
 from lockstep.data.trees import Tree
 from lockstep.state.checks import check_whole, install_hint
 from lockstep.state.replace import replacing_file
+from lockstep.state.sizes import ClaimedSizeError, bytes_of, check_claim, count_of
 
 _NOTE = b"lockstep"
 
@@ -119,6 +120,7 @@ def read_parquet(path: Path, columns: Collection[str] | None) -> tuple[dict[str,
     with import_pyarrow().parquet.ParquetFile(path, page_checksum_verification=True) as file:
         note = _note_of(file, path, columns)
         names = _field_names(note)
+        _check_sizes(map(file.metadata.row_group, range(file.metadata.num_row_groups)), note)
         table = file.read(columns=names)
         return _decode(note, {name: table.column(name).chunks for name in names}, None), note["marks"]
 
@@ -130,6 +132,7 @@ def parquet_parts(path: Path, size: int, columns: Collection[str] | None) -> Ite
         names = _field_names(note)
         _check_rows_only(note, file.metadata.num_rows)
         for group in range(file.metadata.num_row_groups):  # all at once would keep all of them in memory
+            _check_sizes([file.metadata.row_group(group)], note)
             for part in file.iter_batches(size, row_groups=[group], columns=names, use_threads=False):
                 yield _decode(note, {name: [part.column(name)] for name in names}, part.num_rows)
 
@@ -172,6 +175,34 @@ def _field_names(note: Mapping[str, Any]) -> list[str]:
     return [key["name"] for item in note["columns"].values() for key in array_keys(item) if "name" in key]
 
 
+def _check_sizes(groups: Iterable[Any], note: Mapping[str, Any]) -> None:
+    """Check that the columns of these row groups fit into memory, by Parquet's directory and by the note.
+
+    A page that unpacks to more than the directory claims is bounded too: pages claim their sizes as 32-bit numbers.
+
+    Raises:
+        ClaimedSizeError: they do not fit, or the note claims other rows than the file has.
+    """
+    wanted = set(_field_names(note))
+    num_rows = 0
+    packed = 0
+    for part in groups:
+        num_rows += part.num_rows
+        for number in range(part.num_columns):
+            column = part.column(number)
+            if column.path_in_schema.split(".")[0] in wanted:
+                packed += column.total_uncompressed_size
+    decoded = 0
+    for name, item in note["columns"].items():
+        for key in array_keys(item):
+            # Encodings make millions of equal rows a few bytes: the rows count, not the pages.
+            what = f"its column {name!r}"
+            dtype = plain_dtype(key["dtype"]) if "dtype" in key else np.dtype("u8")  # objects: a pointer each
+            num_items = num_rows if key["how"] != "nothing" else count_of(what, key["shape"][:1])
+            decoded += bytes_of(what, key["shape"][1:], dtype) * num_items
+    check_claim("what it holds, unpacked and as arrays,", packed + 2 * decoded)
+
+
 def _check_rows_only(note: Mapping[str, Any], num_rows: int) -> None:
     for name, item in note["columns"].items():
         if any(key["shape"][0] != num_rows for key in array_keys(item)) or note["marks"].get("time_major"):
@@ -191,6 +222,10 @@ def _decode(note: Mapping[str, Any], chunks: Mapping[str, list[Any]], num_rows: 
         shape = shape_of(key)
         if key["how"] == "text":
             return np.array(_cells(chunks[key["name"]], shape[0]), plain_dtype(key["dtype"]))
+        if key["how"] != "nothing":
+            held = sum(map(len, chunks[key["name"]]))
+            if shape[0] > held:
+                raise ClaimedSizeError(f"its column {key['name']!r} claims {shape[0]:,} rows, the file holds {held:,}")
         out = np.zeros(shape, plain_dtype(key["dtype"]))
         if key["how"] != "nothing":
             _fill(out, chunks[key["name"]], key["how"], key["name"])

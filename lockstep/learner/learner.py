@@ -72,6 +72,7 @@ from lockstep.modules import (
 from lockstep.ops import RunningMoments
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
 from lockstep.state.schedules import Schedule, ScheduleLike
+from lockstep.state.sizes import claims_of
 from lockstep.state.streams import RandomStreams
 from lockstep.state.trust import FileNames, handed_in, signed
 from lockstep.tracking.metrics import Metrics
@@ -1247,7 +1248,8 @@ class Learner(Generic[Training]):
         `from_checkpoint`.
         """
         names = FileNames("the checkpoint", {}) if names is None else names
-        arguments, class_path, state = checkpointing.learner_in(folders, names=names, **parts)
+        with claims_of(names.file):
+            arguments, class_path, state = checkpointing.learner_in(folders, names=names, **parts)
         learner_class = cls
         if cls is Learner:
             names = names.of_part(folders["learner"]["recipe"])

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from lockstep.modules.rl_module import ModuleState, RLModule, RLModuleSpec, copy_values, warn_of_connectors
 from lockstep.state.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
+from lockstep.state.sizes import claims_of
 from lockstep.state.trust import FileNames
 
 DEFAULT_MODULE_ID = "default_policy"
@@ -175,7 +176,8 @@ class MultiRLModule(nn.Module):
         built = {}
         for module_id, tree in trees.items():
             names = FileNames(Path(path) / module_id, tree["spec"], trust)
-            built[module_id] = RLModule.from_state_tree(tree, names=names)
+            with claims_of(path):
+                built[module_id] = RLModule.from_state_tree(tree, names=names)
         for tree in trees.values():
             warn_of_connectors(tree)
         return cls(built)

@@ -21,6 +21,7 @@ from lockstep.modules.layers import mask_logits
 from lockstep.modules.lazy_layers import initialise_lazy
 from lockstep.modules.model_config import ModelConfig
 from lockstep.state.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
+from lockstep.state.sizes import checked_tensors, claims_of
 from lockstep.state.streams import global_generator
 from lockstep.state.trust import FileNames, Kind, NameInFile, UntrustedError, find_named, signed
 
@@ -271,7 +272,8 @@ class RLModule(nn.Module):
         """
         tree = _module_tree(path)
         names = FileNames(Path(path), tree["spec"], trust)
-        module = cls.from_state_tree(tree, module_class=module_class, names=names)
+        with claims_of(path):
+            module = cls.from_state_tree(tree, module_class=module_class, names=names)
         warn_of_connectors(tree)
         return module
 
@@ -308,6 +310,7 @@ class RLModuleSpec:
 
         Raises:
             ValueError: a field that is needed is None.
+            ClaimedSizeError: a network from a file (`claims_of`) that does not fit into memory.
             TypeError: a `module_class` that is no `RLModule`.
         """
         absent = [name for name in ("module_class", "observation_space", "action_space") if getattr(self, name) is None]
@@ -318,7 +321,7 @@ class RLModuleSpec:
                 f"module_class must be a subclass of RLModule, got {self.module_class!r}; wrap_module() takes a plain "
                 "nn.Module"
             )
-        with global_generator(seed, keep=seed is not None):
+        with global_generator(seed, keep=seed is not None), checked_tensors():
             module = self.module_class(
                 self.observation_space,
                 self.action_space,

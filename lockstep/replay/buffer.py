@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 import operator
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +19,7 @@ from lockstep.data.actions import ActionForm, in_words
 from lockstep.data.columns import Columns
 from lockstep.data.minari_files import read_minari_batch, write_minari
 from lockstep.data.sample_batch import SampleBatch
-from lockstep.data.trees import map_tree, to_numpy_leaf
+from lockstep.data.trees import leaves, map_tree, to_numpy_leaf
 from lockstep.replay.hindsight import KEYS, GoalFunction, Hindsight
 from lockstep.replay.priorities import Priorities
 from lockstep.replay.reading import AllOptions, Options, Reader, ReplayOptions, VectorOptions
@@ -45,6 +47,7 @@ from lockstep.replay.storage import (
 )
 from lockstep.state import CheckpointError, ScheduleLike, read_checkpoint, write_checkpoint
 from lockstep.state.checks import is_whole
+from lockstep.state.sizes import ClaimedSizeError, check_claim, claims_of, count_of
 from lockstep.state.streams import RandomStreams
 
 Tree = Any
@@ -742,7 +745,9 @@ class ReplayBuffer:
                 "load(path, hindsight=Hindsight(compute_reward, ...))"
             )
         parts = {"storage": storage, "directory": directory, "priorities": priorities, "hindsight": hindsight}
-        return cls._rebuilt(made["size"], {**made["options"], **parts}, state)
+        with claims_of(path):
+            _check_capacity(made, state)
+            return cls._rebuilt(made["size"], {**made["options"], **parts}, state)
 
     @classmethod
     def from_batch(
@@ -800,6 +805,32 @@ _ATTRIBUTES = (
 
 
 # ---- combinations by the names under which they are known ----
+
+
+def _check_capacity(made: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """Check the capacity that a file claims for a buffer, `made["size"]` rows.
+
+    Columns take memory only where rows are written, so a mostly empty buffer may have more room than there is memory.
+    Refused are an impossible size, and a size whose memory is used at once: for priorities and shared observations.
+
+    Raises:
+        ClaimedSizeError: the buffer cannot be allocated, or the size is not a whole number.
+    """
+    what = f"a buffer of size={made['size']}"
+    num_rows = count_of(what, [made["size"], made["options"].get("buffer_num", 1)])
+    columns = state["columns"] if "columns" in state else CheckpointPieces.join(state)
+    arrays = [leaf for column in columns.values() for leaf in leaves(column)]
+    widest = max((leaf.dtype.itemsize * math.prod(leaf.shape[1:]) for leaf in arrays), default=1)
+    if num_rows * max(widest, 8) > sys.maxsize:
+        raise ClaimedSizeError(
+            f"{what} claims columns of {num_rows * max(widest, 8):,} bytes, more than can be addressed"
+        )
+    used_at_once = 0
+    if made["priorities"] is not None:
+        used_at_once += 32  # a tree of sums, and the numbers that it is filled from
+    if made["options"].get("ignore_obs_next"):
+        used_at_once += 4
+    check_claim(what, num_rows * used_at_once)
 
 
 class VectorReplayBuffer(ReplayBuffer):

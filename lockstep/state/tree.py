@@ -18,6 +18,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 
+from lockstep.state.sizes import bytes_of, check_holds
+
 Array: TypeAlias = np.ndarray | torch.Tensor
 
 StateTree: TypeAlias = dict[str, Any]
@@ -124,9 +126,9 @@ def _restore(tensor: torch.Tensor, kind: Mapping[str, Any]) -> Array:
     numpy_dtype = np.dtype(kind["dtype"])
     if numpy_dtype.hasobject:
         raise ValueError("arrays of Python objects are never read")
+    what = f"an array of {kind['dtype']} of shape {kind['shape']}"
+    check_holds(what, bytes_of(what, kind["shape"], numpy_dtype), array.size)
     restored = np.empty(kind["shape"], numpy_dtype)
-    if restored.nbytes != array.size:
-        raise ValueError(f"{array.size} bytes do not make {kind['shape']} of {kind['dtype']}")
     if restored.nbytes:
         restored.reshape(-1).view(np.uint8)[:] = array
     return restored

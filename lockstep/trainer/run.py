@@ -31,6 +31,7 @@ from lockstep.state.checkpoint import (
 from lockstep.state.checks import check_whole
 from lockstep.state.options import by_path
 from lockstep.state.schedules import ConfiguredValueWarning
+from lockstep.state.sizes import claims_of
 from lockstep.state.trust import handed_in, without_signature
 from lockstep.tracking import RunFolder, RunFolderError, plot_runs
 from lockstep.tracking.records import leaves
@@ -250,15 +251,17 @@ def resume(
     needs `trust=True` (`UntrustedError`) or has to be handed in (`NotHandedInError`). A run that has all its steps
     trains no more.
     """
-    resumption = prepare_resume(
-        path,
-        config=config,
-        total_steps=total_steps,
-        settings=settings,
-        drop_damaged_replay=drop_damaged_replay,
-        trust=trust,
-    )
-    return resumption.build(callbacks, take_over=take_over).finish()
+    with claims_of(path):
+        resumption = prepare_resume(
+            path,
+            config=config,
+            total_steps=total_steps,
+            settings=settings,
+            drop_damaged_replay=drop_damaged_replay,
+            trust=trust,
+        )
+        run = resumption.build(callbacks, take_over=take_over)
+    return run.finish()
 
 
 def find_policy(path: str | Path, *, last: bool = False) -> Path:

@@ -39,6 +39,7 @@ from lockstep.modules.model_config import NETWORK
 from lockstep.rollout import Collector
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
 from lockstep.state.options import import_path
+from lockstep.state.sizes import claims_of
 from lockstep.state.trust import FileNames, Kind, handed_in, signed
 from lockstep.tracking.run_folder import versions
 from lockstep.trainer import Callback, OffpolicyTrainer, OnpolicyTrainer
@@ -433,8 +434,9 @@ class BaseAlgorithm(ABC):
         model = kind(about["policy"], None if env is None else vector_of(env), **options)
         model.n_envs = about["n_envs"] if env is None else model.env.num_envs
         model.total[0], model.num_timesteps = about["total"], about["num_timesteps"]
-        model.set_up(*map(space_of, about["spaces"]))
-        model.lockstep.set_state(found["policy"]["state"], names=names)
+        with claims_of(path):
+            model.set_up(*map(space_of, about["spaces"]))
+            model.lockstep.set_state(found["policy"]["state"], names=names)
         if print_system_info:
             sys.stdout.write(f"{versions()}\n")
         return model
