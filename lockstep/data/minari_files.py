@@ -400,7 +400,7 @@ def _check_sizes(folder: Path) -> None:
     check_claim("its list of episodes", 8 * count_of("its list of episodes", [num_episodes]))
     file = folder / "main_data.hdf5"
     if not file.exists():
-        return  # in Arrow's format, whose arrays are as long as their files
+        return  # in the format of Arrow, whose compressed sizes are not checked
     h5py = import_module("h5py")
     sizes: list[int] = []
 

@@ -88,8 +88,8 @@ def result_of(recipe):
         finals = [statistics.fmean(row["final_returns"]) for row in rows]
         runs = [{"steps": row["steps"], "final_episodes": len(row["final_returns"])} for row in rows]
         return {"worst": min(finals), "runs": runs, "config": json.loads(rows[0]["settings"])}
-    files = ("offline_learning.json", "offline_half_cheetah.json")
-    cases = [case for file in files for case in json.loads((RESULTS / file).read_text())["cases"]]
+    file = Path(recipe.reference_source.rpartition("/")[2]).with_suffix(".json")
+    cases = json.loads((RESULTS / file).read_text())["cases"]
     cases = [case for case in cases if case["runs"][0]["steps"] == recipe.total_steps]
     own = (recipe.algorithm, recipe.env, data.rpartition("/")[2].removesuffix("-v0"))
     (case,) = (case for case in cases if (case["algorithm"], case["environment"], case["data"]) == own)
