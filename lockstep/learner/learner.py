@@ -1287,7 +1287,8 @@ class Learner(Generic[Training]):
     def to_tensor(self, value: np.ndarray | Tensor) -> Tensor:
         """Return an array on the learner's device; floats in the learner's dtype; no copy where none is needed."""
         if isinstance(value, np.ndarray):  # torch has no negative strides, as those of `array[::-1]`
-            value = value.astype(value.dtype.newbyteorder("="), copy=False)
+            if not value.dtype.isnative:
+                value = value.astype(value.dtype.newbyteorder("="))
             value = torch.from_numpy(value.copy() if any(step < 0 for step in value.strides) else value)
         tensor: Tensor = value
         dtype = self.dtype if tensor.is_floating_point() else tensor.dtype
