@@ -99,15 +99,14 @@ def damage(file: Path, rng: np.random.Generator) -> str:
     if content == before:
         return ""
     file.write_bytes(content)
-    same = next(
-        (at for at, (old, new) in enumerate(zip(before, content)) if old != new), min(len(before), len(content))
-    )
-    near = slice(max(0, same - 24), same + 24)
-    return f"{kind.__name__} at {same} of {len(before)} bytes: {before[near]!r} became {bytes(content[near])!r}"
+    shared = min(len(before), len(content))
+    first = next((at for at in range(shared) if before[at] != content[at]), shared)
+    near = slice(max(0, first - 24), first + 24)
+    return f"{kind.__name__} at {first} of {len(before)} bytes: {before[near]!r} became {bytes(content[near])!r}"
 
 
 def bits(value: Any) -> bytes:
-    """Return a value as bytes: two values that were read are the same where these are."""
+    """Return a value as bytes: two values that were read are the first where these are."""
     return b"\0".join(_pieces(value))
 
 

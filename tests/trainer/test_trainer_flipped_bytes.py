@@ -1,8 +1,8 @@
 """Damaged files of every kind: an error that names the file, or no effect.
 
-Each case writes a valid file of one kind, changes some bytes of it, and hands it to a public function that reads it. What
-comes out is a named error, or to the bit what the valid file gives. Only where a file has no checksum may another value
-come out; there, too, no error is a bare one of Python, NumPy, torch or another library.
+Each case writes a valid file of one kind, changes some bytes of it, and hands it to a public function that reads it.
+What comes out is a named error, or to the bit what the valid file gives. Only where a file has no checksum may another
+value come out; there, too, no error is a bare one of Python, NumPy, torch or another library.
 """
 
 from __future__ import annotations
@@ -108,6 +108,24 @@ def new_policy() -> Policy:
     return small(normalize_observations=True).build_policy()
 
 
+def write_locked_run(folder: Path) -> None:
+    """A run whose lock a process that was killed has left behind."""
+    write_run(folder)
+    lock = RunFolder.open(folder / "run").lock
+    lock.take()
+    content = lock.path.read_bytes()
+    lock.release()
+    lock.path.write_bytes(content)
+
+
+def write_plain_config(folder: Path) -> None:
+    """The config.json of a run whose options an ejected file can have."""
+    (folder / "run").mkdir()
+    config = json.loads(get_config("ppo").environment("CartPole-v1").to_json())
+    info = {"algo": "ppo", "env": "CartPole-v1", "seed": 0, "config": config}
+    (folder / "run" / "config.json").write_text(json.dumps(info))
+
+
 def write_policy(folder: Path) -> None:
     new_policy().save_to_path(folder / "policy")
 
@@ -117,7 +135,7 @@ def write_pretrained(folder: Path) -> None:
 
 
 def write_learner(folder: Path) -> None:
-    new_policy().learner_group.save_to_path(folder / "learner")
+    small().build_policy().learner_group.save_to_path(folder / "learner")
 
 
 def write_export(folder: Path) -> None:
@@ -384,7 +402,7 @@ CHECKPOINTS_OF_A_RUN = "run/checkpoints/**/*"
 KINDS: dict[str, FileKind] = {
     # -- with a checksum: SHA-256 in the manifest of a checkpoint, or in the card of an export; CRC-32 in a zip
     "checkpoint": FileKind(write_tree, read_tree, number=60),
-    "checkpoint of a run": FileKind(write_run, resumed, CHECKPOINTS_OF_A_RUN),
+    "checkpoint of a run": FileKind(write_run, resumed, CHECKPOINTS_OF_A_RUN, number=12),
     "replay of a run": FileKind(write_replay_run, resumed, "run/checkpoints/**/replay/**/*", number=12),
     "best policy of a run": FileKind(
         write_run, lambda folder: read_policy(load_policy(folder / "run")), "run/best/**/*"
@@ -421,7 +439,7 @@ KINDS: dict[str, FileKind] = {
     "archive of the door": FileKind(write_door, read_door, "ppo.zip"),
     # -- without one: text that people edit, and formats of others
     "config.json of a run": FileKind(write_run, prepared, "run/config.json", has_checksum=False, number=60),
-    "config.json to eject": FileKind(write_run, ejected, "run/config.json", has_checksum=False),
+    "config.json to eject": FileKind(write_plain_config, ejected, "run/config.json", has_checksum=False),
     "config.json to compare": FileKind(write_runs, compared, "run/config.json", has_checksum=False),
     "config.json to examine": FileKind(write_run, examined, "run/config.json", has_checksum=False, number=12),
     "records of a run": FileKind(
@@ -437,7 +455,7 @@ KINDS: dict[str, FileKind] = {
     "summary to go on with": FileKind(write_run, prepared, "run/summary.json", has_checksum=False),
     "files to report": FileKind(write_run, reported, "run/*.json*", has_checksum=False),
     "files to plot": FileKind(write_run, drawn, "run/*.json*", has_checksum=False, number=4),
-    "lock of a run": FileKind(write_run, resumed, "run/lock.json", has_checksum=False, number=8),
+    "lock of a run": FileKind(write_locked_run, resumed, "run/lock.json", has_checksum=False, number=8),
     "rows": FileKind(
         lambda folder: write_rows(folder / "data.npy", transitions()),
         lambda folder: OfflineDataset(folder / "data.npy")[:],
