@@ -20,6 +20,7 @@ from lockstep.algorithms.connectors import ConnectorBuilder
 from lockstep.algorithms.json_form import script_objects, section_from_plain, to_plain
 from lockstep.connectors import ModuleConnectors
 from lockstep.data import MultiAgentEpisode
+from lockstep.data.codec import DAMAGE
 from lockstep.data.config import OfflineDataSection
 from lockstep.data.values import check_entries
 from lockstep.envs import VectorBoundary, goal_functions, make_vector
@@ -64,7 +65,16 @@ from lockstep.state.options import FROZEN
 from lockstep.state.schedules import stages_of, value_at
 from lockstep.state.sizes import ClaimedSizeError
 from lockstep.state.streams import RandomStreams
-from lockstep.state.trust import SCRIPT, SIGNATURE, FileNames, NameInFile, script_name, script_source, signed
+from lockstep.state.trust import (
+    SCRIPT,
+    SIGNATURE,
+    FileNames,
+    NameInFile,
+    UntrustedError,
+    script_name,
+    script_source,
+    signed,
+)
 from lockstep.tracking.config import CallbacksSection, CheckpointingSection, DebuggingSection, ReportingSection
 
 Section = Any
@@ -398,9 +408,19 @@ class BaseConfig:
 
         Raises:
             UntrustedError: an object that needs `trust=True`; the error names it and its option.
-            ValueError: an unknown section or option, or another algorithm.
+            ValueError: an unknown section or option, a value that an option does not take, or another algorithm; the
+                error names the file.
         """
         names = FileNames(file, data, trust)
+        try:
+            self._set_sections(data, names)
+        except (UntrustedError, ClaimedSizeError):
+            raise
+        except DAMAGE as error:
+            raise ValueError(f"{file}: {error}") from error
+        return self
+
+    def _set_sections(self, data: Mapping[str, Any], names: FileNames) -> None:
         for name, options in data.items():
             if name in (SIGNATURE, SCRIPT):
                 continue
@@ -411,7 +431,6 @@ class BaseConfig:
             if name not in self.sections or not isinstance(options, Mapping):
                 raise ValueError(f"unknown section {name!r}{self._suggest(name, list(self.sections))}")
             getattr(self, name)(**section_from_plain(name, options, names))
-        return self
 
     def named_options(self) -> dict[str, Any]:
         """Return `to_dict()`, in which an environment or offline data that cannot be written are only named.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -265,9 +266,9 @@ def _plain_bounds(bounds: np.ndarray) -> Any:
 
 FORMAT = "lockstep-sample-batch"
 _INDEX = "__index__"
-_DAMAGE = (
+DAMAGE = (
     *(KeyError, ValueError, OSError, EOFError, AttributeError, TypeError, IndexError),
-    *(zipfile.BadZipFile, zlib.error, OverflowError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error, tokenize.TokenError, OverflowError, RuntimeError),
 )
 """what reading a damaged file can raise, whichever library meets it first"""
 
@@ -283,7 +284,7 @@ def naming_damage(path: Path, kind: str) -> Iterator[None]:
         yield
     except (MissingColumnError, FileNotFoundError):
         raise
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise ValueError(f"{path} is no readable {kind}: {error}") from error
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from lockstep.data.codec import naming_damage
 from lockstep.state.markup import number_text
 from lockstep.tracking import RunFolder, RunFolderError, read_metrics
 
@@ -35,7 +36,12 @@ class Returns:
 
 
 class RunRecords:
-    """The configuration and the records of a run. `RunFolderError`: there is no run, or nothing was recorded."""
+    """The configuration and the records of a run.
+
+    Raises:
+        RunFolderError: there is no run, or nothing was recorded.
+        ValueError: a record is damaged; the error names the file.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.folder = folder = RunFolder.open(path)
@@ -49,11 +55,16 @@ class RunRecords:
             )
         self.records = records
         self.updates = [record for record in records if record["scope"] == "update"]
+        with naming_damage(folder.metrics_path, "file of records"):
+            self._summarise()
+
+    def _summarise(self) -> None:
+        """Gather the returns of all records, and how far the run is."""
         self.evaluations, self.training = self._returns("test"), self._returns("train")
         info: Mapping[str, Any] = next(
-            (record["data"] for record in reversed(records) if record["scope"] == "info"), {}
+            (record["data"] for record in reversed(self.records) if record["scope"] == "info"), {}
         )
-        trained = [record for record in records if record["scope"] == "train"]
+        trained = [record for record in self.records if record["scope"] == "train"]
         steps = [int(record["step"]) for record in trained]
         episodes = sum(record["data"].get("n_collected_episodes", 0) for record in trained)
         self.env_steps = max([int(info.get("train_step") or 0), *steps])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +63,7 @@ class ExportedPolicy:
         what is drawn here.
         """
         found = dict(zip(self.card["outputs"], self._run(self.inputs_of(observations, rewards, noise))))
-        self._state = {
-            port["name"]: found[STATE_OUT + port["name"].removeprefix(STATE_IN)].copy() for port in self.card["state"]
-        }
+        self._state = {port["name"]: found[_state_out(port)].copy() for port in self.card["state"]}
         return _built(self.card["action"], found)
 
     def draw_noise(self, number: int) -> np.ndarray:
@@ -129,14 +127,19 @@ def _check_card(card: Mapping[str, Any], path: Path) -> None:
             and all(0 <= size <= MAX_ELEMENTS for size in sizes)
             and all(kind in NOISES for kind, _ in card["noise"])
             and all(np.dtype(port["dtype"]).kind in "biuf" for port in (*card["observation"], *card["state"]))
-            and isinstance(card["outputs"], list)
+            and all(isinstance(port["path"], list) for port in card["observation"])
+            and isinstance(card["reads_reward"], bool)
+            and card["outputs"] == [*(port["name"] for port in card["actions"]), *map(_state_out, card["state"])]
+            and set(_leaves(card["action"])) <= set(card["outputs"])
         )
+        for port in card["state"]:
+            np.broadcast_to(np.asarray(port["initial"], port["dtype"]), port["shape"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ExportError(f"{path.parent / CARD} is damaged ({error}); export the policy again") from error
     if not is_sound:
         raise ExportError(
-            f"{path.parent / CARD} is damaged: it names another file, kind of noise or dtype than exports have, or "
-            f"more than {MAX_ELEMENTS:,} numbers in a row; export the policy again"
+            f"{path.parent / CARD} is damaged: it names another file, kind of noise, dtype or output than exports have, "
+            f"or more than {MAX_ELEMENTS:,} numbers in a row; export the policy again"
         )
 
 
@@ -185,6 +188,20 @@ def _leaf(observations: Any, port: Mapping[str, Any]) -> np.ndarray:
         pass
     shape = f"[{', '.join(map(str, ('B', *port['shape'])))}]"
     raise ValueError(f"{port['name']} must be {port['dtype']} {shape} from {low} to {high}; not {observations!r:.150}")
+
+
+def _state_out(port: Mapping[str, str]) -> str:
+    """Return the name of the output that has the state after a step."""
+    return STATE_OUT + port["name"].removeprefix(STATE_IN)
+
+
+def _leaves(tree: object) -> Iterator[object]:
+    """Yield the names of outputs that actions are built from."""
+    if isinstance(tree, Mapping | list):
+        for part in tree.values() if isinstance(tree, Mapping) else tree:
+            yield from _leaves(part)
+    else:
+        yield tree
 
 
 def _built(tree: Any, found: Mapping[str, np.ndarray]) -> Any:

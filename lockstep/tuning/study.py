@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.algorithms import AlgorithmConfig
+from lockstep.data.codec import DAMAGE
 from lockstep.envs.make import name_of_env
 from lockstep.recipes import Recipe, bench
 from lockstep.recipes.training import find_settings
@@ -176,20 +177,28 @@ class Search:
     space: SearchSpace
 
     def open(self) -> None:
-        """Make the study with the start as its first trial; raise `ValueError` where it is there and another one."""
-        study = import_optuna().create_study(
-            study_name=self.name, storage=self.storage, direction="maximize", load_if_exists=True
-        )
+        """Make the study with the start as its first trial.
+
+        Raises:
+            ValueError: the study exists and was begun with another space or other settings, or its storage cannot be
+                read.
+        """
         now = {
             "space": {path: values.plain() for path, values in self.space.items()},
             "settings": without_signature(json.loads(self.config.to_json())),
         }
-        if MADE_WITH in study.user_attrs:
-            check_same(study.user_attrs[MADE_WITH], now, self.name)
-        else:
-            study.set_user_attr(MADE_WITH, now)
-        if not study.get_trials(deepcopy=False):
-            study.enqueue_trial(values_of_start(self.config, self.space))
+        with self._naming_storage():
+            study = import_optuna().create_study(
+                study_name=self.name, storage=self.storage, direction="maximize", load_if_exists=True
+            )
+            made_with = study.user_attrs.get(MADE_WITH, now)
+            before = {part: dict(made_with[part]) for part in now}
+        check_same(before, now, self.name)
+        with self._naming_storage():
+            if MADE_WITH not in study.user_attrs:
+                study.set_user_attr(MADE_WITH, now)
+            if not study.get_trials(deepcopy=False):
+                study.enqueue_trial(values_of_start(self.config, self.space))
 
     def study(self) -> Any:
         """Return Optuna's study as it is now."""
@@ -198,8 +207,26 @@ class Search:
         return optuna.load_study(study_name=self.name, storage=self.storage, pruner=pruner)
 
     def rows(self) -> list[TrialRow]:
-        """Return the trials that have begun, in the order of their numbers."""
-        return [self._row(trial) for trial in self.study().get_trials(deepcopy=False) if trial.state.name in STATES]
+        """Return the trials that have begun, in the order of their numbers.
+
+        Raises:
+            ValueError: the study's storage cannot be read.
+        """
+        with self._naming_storage():
+            trials = self.study().get_trials(deepcopy=False)
+            return [self._row(trial) for trial in trials if trial.state.name in STATES]
+
+    @contextmanager
+    def _naming_storage(self) -> Iterator[None]:
+        """Raise `ValueError` naming the storage where reading it fails, whichever library notices."""
+        optuna, sqlalchemy = import_optuna(), importlib.import_module("sqlalchemy")
+        try:
+            yield
+        except (optuna.exceptions.OptunaError, sqlalchemy.exc.SQLAlchemyError, *DAMAGE) as error:
+            raise ValueError(
+                f"the study {self.name} cannot be read from {self.storage}: {error}; if it is damaged, give this "
+                "search another name (study=, --study)"
+            ) from error
 
     def _row(self, trial: Any) -> TrialRow:
         step = max(trial.intermediate_values, default=0)

@@ -31,6 +31,7 @@ from lockstep.compat.sb3.common.utils import OverSteps, set_random_seed
 from lockstep.compat.sb3.common.vec_env import VecNormalize
 from lockstep.compat.sb3.common.vec_env.base_vec_env import BoundaryVecEnv, infos_of
 from lockstep.compat.sb3.common.vec_env.wrappers import normalize_of
+from lockstep.data.codec import DAMAGE
 from lockstep.data.trees import map_tree
 from lockstep.envs import StepResult
 from lockstep.envs.vec_env import VecEnvBoundary
@@ -419,7 +420,7 @@ class BaseAlgorithm(ABC):
             try:
                 shutil.unpack_archive(path, f"{folder}/model", "zip")
                 found = read_checkpoint(f"{folder}/model")
-            except (shutil.ReadError, ValueError) as error:
+            except DAMAGE as error:
                 raise ValueError(
                     f"{path} is no file of `save` ({error}); one of Stable-Baselines3 is not read"
                 ) from error

@@ -12,6 +12,11 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.wrappers import RecordEpisodeStatistics
 
+from lockstep.data.codec import naming_damage
+
+EPISODE = ("r", "l", "t")
+"""Columns of a file: return, length, and seconds since the monitor was made."""
+
 
 class Monitor(RecordEpisodeStatistics):
     """Counts episodes: `info["episode"]`, and a line in `<filename>/monitor.csv` or `<filename>.monitor.csv`."""
@@ -24,7 +29,7 @@ class Monitor(RecordEpisodeStatistics):
             self._path = path / "monitor.csv" if path.is_dir() else path.with_name(f"{path.name}.monitor.csv")
             self._path.parent.mkdir(parents=True, exist_ok=True)
             header = json.dumps({"t_start": self._began})
-            self._path.write_text(f"#{header}\n{','.join(('r', 'l', 't', *info_keywords))}\n")
+            self._path.write_text(f"#{header}\n{','.join((*EPISODE, *info_keywords))}\n")
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Take a step, and write the episode down where it ends."""
@@ -39,10 +44,19 @@ class Monitor(RecordEpisodeStatistics):
 
 
 def load_results(path: str | Path) -> Any:
-    """Return all episodes in a folder's `*monitor.csv` as a pandas table, ordered by time; needs pandas."""
+    """Return all episodes in a folder's `*monitor.csv` as a pandas table, ordered by time; needs pandas.
+
+    Raises:
+        ValueError: a file is damaged; the error names it.
+    """
     import pandas as pd  # type: ignore[import-untyped, unused-ignore]
 
-    tables = [pd.read_csv(file, skiprows=1) for file in sorted(Path(path).glob("*monitor.csv"))]
+    tables = []
+    for file in sorted(Path(path).glob("*monitor.csv")):
+        with naming_damage(file, "file of Monitor"):
+            table = pd.read_csv(file, skiprows=1)
+            table[[*EPISODE]].astype(float)  # they are there, and numbers
+        tables.append(table)
     if not tables:
         raise FileNotFoundError(f"{path} has no file *monitor.csv; a Monitor(env, {str(path)!r}) writes one")
     return pd.concat(tables).sort_values("t").reset_index(drop=True)

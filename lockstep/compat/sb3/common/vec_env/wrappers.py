@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from lockstep.compat.sb3.common.vec_env.base_vec_env import VecEnv, VecEnvStepReturn, VecEnvWrapper
+from lockstep.data.codec import naming_damage
 from lockstep.modules.encoders import channels_last, is_image
 from lockstep.ops.statistics import RunningMoments
 
@@ -113,14 +114,16 @@ class VecNormalize(VecEnvWrapper):
 
     @classmethod
     def load(cls, load_path: str | Path, venv: VecEnv) -> VecNormalize:
-        """Return a wrapper around `venv` with what `save` wrote; `ValueError` for another file, as a pickled one."""
-        try:
+        """Return a wrapper around `venv` with the options and statistics of a file that `save` wrote.
+
+        Raises:
+            ValueError: the file is damaged, or another one (a pickle is never read); the error names it.
+        """
+        with naming_damage(Path(load_path), "file of VecNormalize.save (nothing is unpickled)"):
             state = json.loads(Path(load_path).read_bytes())
-        except ValueError as error:
-            raise ValueError(f"{load_path} is not what VecNormalize.save writes; nothing is unpickled") from error
-        made = cls(venv, **{name: state[name] for name in SAVED})
-        made.obs_rms.set_state(state["obs_rms"])
-        made.ret_rms.set_state(state["ret_rms"])
+            made = cls(venv, **{name: state[name] for name in SAVED})
+            made.obs_rms.set_state(state["obs_rms"])
+            made.ret_rms.set_state(state["ret_rms"])
         return made
 
 
