@@ -230,6 +230,9 @@ def _read_format(path: Path) -> tuple[RowFormat, int, int]:
         raise ValueError(f"its note names the fields {sorted(named)}, the records have {sorted(record.names)}")
     for dtype, _ in layout.fields.values():
         plain_dtype(dtype.str)
+    no_rows = np.empty(0, record)
+    for column in layout.columns.values():
+        decode_column(column, no_rows.__getitem__, no_rows.__getitem__)  # else reading rows meets the damage
     return layout, shape[0], offset
 
 
