@@ -268,7 +268,7 @@ FORMAT = "lockstep-sample-batch"
 _INDEX = "__index__"
 DAMAGE = (
     *(KeyError, ValueError, OSError, EOFError, AttributeError, TypeError, IndexError),
-    *(zipfile.BadZipFile, zlib.error, tokenize.TokenError, OverflowError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error, tokenize.TokenError, SyntaxError, OverflowError, RuntimeError),
 )
 """what reading a damaged file can raise, whichever library meets it first"""
 

@@ -138,8 +138,8 @@ def _check_card(card: Mapping[str, Any], path: Path) -> None:
         raise ExportError(f"{path.parent / CARD} is damaged ({error}); export the policy again") from error
     if not is_sound:
         raise ExportError(
-            f"{path.parent / CARD} is damaged: it names another file, kind of noise, dtype or output than exports have, "
-            f"or more than {MAX_ELEMENTS:,} numbers in a row; export the policy again"
+            f"{path.parent / CARD} is damaged: it names another file, kind of noise, dtype or output than exports "
+            f"have, or more than {MAX_ELEMENTS:,} numbers in a row; export the policy again"
         )
 
 
