@@ -145,7 +145,7 @@ class CodeToCome:
 
     def _start(self) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-W", "ignore", compile_process.__file__],
+            [sys.executable, "-P", "-W", "ignore", compile_process.__file__, str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -28,7 +28,7 @@ QUICK = {
 def main() -> None:
     """Write the library and its checksum to the place that is asked for, each of them at once or not at all."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by an exception, so that the folder goes
-    threading.Thread(target=end_with_parent, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=end_with_parent, args=(int(sys.argv[1]),), daemon=True).start()
     received = sys.stdin.buffer.read()  # all of it before torch is loaded: the learner waits until it is read
     import torch
     from torch._inductor import aot_compile
@@ -48,7 +48,8 @@ def main() -> None:
         except Exception:  # a compiler, say, that does not know all instructions of the processor
             if "carefully" in sys.argv:
                 raise
-            sys.exit(subprocess.run([*sys.orig_argv, "carefully"], input=received, check=False).returncode)
+            command = [*sys.orig_argv[:-1], str(os.getpid()), "carefully"]
+            sys.exit(subprocess.run(command, input=received, check=False).returncode)
         checksum = Path(folder, "step.sha256")
         checksum.write_text(hashlib.sha256(Path(str(made)).read_bytes()).hexdigest())
         os.replace(str(made), target)
@@ -56,7 +57,10 @@ def main() -> None:
 
 
 def end_with_parent(parent: int) -> None:
-    """End this process and the compilers that it started when the process that asked for the code is gone."""
+    """End this process and the compilers that it started when the process that asked for the code is gone.
+
+    Its number is an argument: it may be gone before this process can ask for the one above it.
+    """
     while os.getppid() == parent:
         time.sleep(1.0)
     os.killpg(0, signal.SIGTERM)  # it has a session, and so a group, of its own
