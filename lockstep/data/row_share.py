@@ -1,4 +1,4 @@
-"""`RowShare`: which rows of side by side environments one of several ranks has."""
+"""`RowShare`: the rows of parallel environments that belong to this rank."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ def _alone(value: object) -> list[Any]:
 
 @dataclass(frozen=True)
 class RowShare:
-    """One of `number` equal shares of B environments, whose rows lie side by side by rank.
+    """One of `number` equal shares of B environments; the rows of rank 0 come first, then those of rank 1, and so on.
 
-    What is drawn for a row is drawn for all of them by each rank, which takes its own: so a row has the same numbers
-    however many ranks there are. Steps are numbered `t * B + b` over all ranks.
+    Each rank draws random numbers for all B rows and keeps those of its share, so that a row gets the same numbers
+    with any number of ranks. Steps are numbered `t * B + b` over all ranks.
     """
 
     rank: int = 0
     number: int = 1
     gather: Callable[[Any], list[Any]] = _alone
-    """gives a tree of each rank, by rank; all ranks call it alike"""
+    """Returns the trees of all ranks, in the order of ranks; every rank must call it."""
 
     def of(self, rows: Tensor) -> Tensor:
-        """Return the own rows of what all have, `[B, ...]`."""
+        """Return the rows of this rank, `[B / number, ...]`, of the rows of all ranks, `[B, ...]`."""
         if self.number == 1:
             return rows
         each = len(rows) // self.number
         return rows[self.rank * each : (self.rank + 1) * each]
 
     def has(self, steps: Tensor, num_envs: int) -> Tensor:
-        """Return which of the numbered `steps` `[N]` are own ones, bool `[N]`. `num_envs`: of each rank."""
+        """Return which of the numbered `steps` `[N]` belong to this rank, bool `[N]`. `num_envs`: of each rank."""
         return steps % (num_envs * self.number) // num_envs == self.rank
 
     def own(self, steps: Tensor, num_envs: int) -> Tensor:
-        """Return own numbered `steps` `[N]` as rows `t * num_envs + b` of what the rank has."""
+        """Return numbered `steps` `[N]` of this rank as rows `t * num_envs + b` of its storage, int64 `[N]`."""
         return steps // (num_envs * self.number) * num_envs + steps % num_envs
 
 
 ALL_ROWS = RowShare()
-"""of a process alone"""
+"""The share of a process without other ranks."""
