@@ -8,10 +8,13 @@ import json
 import os
 import subprocess
 import sys
+import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from architecture_checks import declared_names
+from public_names import NAMES, RENAMED, as_table, find, is_same, new_path, saved_names, shown_in
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ["lockstep", *(f"lockstep.{path.parent.name}" for path in sorted((ROOT / "lockstep").glob("*/__init__.py")))]
@@ -97,3 +100,94 @@ def test_the_configuration_of_every_algorithm_is_exported():
     import lockstep
 
     assert {config.__name__ for config in lockstep.ALGORITHMS} <= set(lockstep.__all__)
+
+
+# -- names of the revision before ---
+
+
+def lost(table: Mapping[str, list[str]], renamed: Mapping[str, str]) -> Iterator[str]:
+    """Yield what is wrong with the names of a table `{module: names}`: gone, or another object than its new name."""
+    for module, names in table.items():
+        for name in ["", *names]:
+            path = f"{module}.{name}".rstrip(".")
+            try:
+                warned = is_alias(module, name)
+                if path == (now := new_path(path, renamed)):
+                    if warned:
+                        yield f"{path} warns, and is not in the table of renamed names"
+                elif not is_same(find(module, name), find(*split(now, is_module=not name))):
+                    yield f"{path} is another object than {now}"
+            except (ImportError, AttributeError) as error:
+                if not is_extra(error):
+                    yield f"{path} is gone: {error}"
+
+
+def is_extra(error: Exception) -> bool:
+    """Whether an import failed because an extra is not installed."""
+    return isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("lockstep")
+
+
+def is_alias(module: str, name: str) -> bool:
+    """Whether Lockstep gives a `DeprecationWarning` for the name."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        find(module, name)
+    return any(each.category is DeprecationWarning and "lockstep" in str(each.message) for each in caught)
+
+
+def split(path: str, *, is_module: bool) -> tuple[str, str]:
+    """Return the module and the name in a dotted path."""
+    owner, _, name = path.rpartition(".")
+    return (path, "") if is_module else (owner, name)
+
+
+@pytest.mark.parametrize("where, table", saved_names().items())
+def test_no_public_name_is_lost(where, table):
+    problems = list(lost(table, RENAMED))
+    assert not problems, (
+        f"{len(problems)} names of {NAMES.name} ({where}); rename with an alias, and enter it into RENAMED of "
+        "public_names.py:\n" + "\n".join(problems)
+    )
+
+
+def test_a_name_that_is_gone_or_another_object_is_found():
+    table = {"lockstep.envs": ["make_vector", "make_vectors"], "lockstep.env": ["make"], "lockstep.data": ["gae"]}
+    renamed = {"lockstep.data": "lockstep.ops", "lockstep.envs.make_vector": "lockstep.envs.check_environment"}
+    found = [problem.partition(":")[0] for problem in lost(table, renamed)]
+    assert found == [
+        "lockstep.envs.make_vector is another object than lockstep.envs.check_environment",
+        "lockstep.envs.make_vectors is gone",
+        "lockstep.env is gone",
+        "lockstep.env.make is gone",
+        "lockstep.data.gae is gone",
+    ]
+
+
+def test_a_renamed_module_renames_all_in_it_that_has_no_entry_of_its_own():
+    renamed = {"lockstep.a": "lockstep.b.c", "lockstep.a.X": "lockstep.b.Y"}
+    paths = ("lockstep.a", "lockstep.a.f", "lockstep.a.X", "lockstep.about.f")
+    assert [new_path(path, renamed) for path in paths] == [
+        "lockstep.b.c",
+        "lockstep.b.c.f",
+        "lockstep.b.Y",
+        "lockstep.about.f",
+    ]
+
+
+def test_names_are_read_from_imports_and_from_words():
+    text = """
+    from lockstep.envs import (
+        make_vector,  # the boundary
+        CountingEnv as Env,
+    )
+    from lockstep.eject import eject, nothing_of_this_name
+
+`lockstep.trainer.video`, `lockstep.Policy.from_checkpoint`, `lockstep.state.trust._hidden`, lockstep.train("ppo").
+"""
+    assert as_table(shown_in([text])) == {
+        "lockstep": ["Policy", "train"],
+        "lockstep.eject": ["eject"],
+        "lockstep.envs": ["CountingEnv", "make_vector"],
+        "lockstep.state.trust": [],
+        "lockstep.trainer.video": [],
+    }
