@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import numpy as np
 import pytest
 from algorithm_kinds import OFFLINE
+from option_records import COMMAND, Records, differences, saved_records, section_records, trainer_records
 
 from lockstep import AlgorithmConfig, PPOConfig, get_config
 from lockstep.algorithms import ALGORITHMS
@@ -267,3 +268,34 @@ def test_a_name_leads_to_the_option_of_its_own_section_or_of_another(
     with pytest.raises(ValueError) as error:
         getattr(get_config(algorithm), section)(**{theirs: 1})
     assert str(error.value) == f"{section} has no option {theirs!r}; did you mean {ours}?"
+
+
+def check_as_recorded(saved: Records, now: Records) -> None:
+    """The records of options are those of the file."""
+    changed = list(differences(saved, now))
+    assert not changed, (
+        f"{len(changed)} differences from options.json; if they are meant, run `{COMMAND}` and name them in "
+        "CHANGELOG.md:\n" + "\n".join(changed)
+    )
+
+
+def test_options_of_all_algorithms_are_as_they_are_recorded() -> None:
+    trainers = trainer_records()
+    check_as_recorded({name: each for name, each in saved_records().items() if name not in trainers}, section_records())
+
+
+def test_keywords_of_trainers_are_as_they_are_recorded() -> None:
+    trainers = trainer_records()
+    check_as_recorded({name: each for name, each in saved_records().items() if name in trainers}, trainers)
+
+
+def test_an_option_that_comes_goes_or_changes_is_found() -> None:
+    one, other = {"type": "int", "default": "1"}, {"type": "int", "default": "2"}
+    before: Records = {"ppo": {"a": one, "b": one, "c": None}, "dqn": {"a": one}}
+    after: Records = {"ppo": {"a": other, "c": None, "d": one}}
+    assert list(differences(before, after)) == [
+        "ppo: a: default was '1', is '2'",
+        "ppo: b is gone, or no longer differs from every algorithm",
+        "ppo: d is new: {'type': 'int', 'default': '1'}",
+        "dqn: a is gone, or no longer differs from every algorithm",
+    ]
