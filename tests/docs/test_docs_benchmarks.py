@@ -128,3 +128,14 @@ def test_the_compiled_simple_spread_is_the_game_of_mpe2(parsing_only, monkeypatc
             assert [dict(part) for part in their_outcome] == our_outcome
     trainer = simple_spread.make_config("mappo", 1_600).build_trainer()
     assert trainer.policy.acting["team"].module.critic_space.shape == (54,)
+
+
+def test_every_work_that_revisions_times_says_what_it_is(parsing_only):
+    import revisions
+    import works
+
+    listed = re.sub(r"\s+", " ", revisions.__doc__)
+    for name, work in works.WORKS.items():
+        assert re.search(rf"[ \"]{re.escape(name)}[,;\" ]", listed), name
+        assert work.__doc__, name
+    assert set(revisions.ON_RAY) < set(works.WORKS)
