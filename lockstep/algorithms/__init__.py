@@ -1,28 +1,28 @@
 """Algorithms: one file each, and the list of them."""
 
-from lockstep.algorithms.a2c import A2CConfig, A2CLearner
-from lockstep.algorithms.appo import APPOConfig, APPOLearner
-from lockstep.algorithms.bc import BCConfig, BCLearner
+from lockstep.algorithms.a2c import A2CConfig, A2CLearner, A2CTraining
+from lockstep.algorithms.appo import APPOConfig, APPOLearner, APPOTraining
+from lockstep.algorithms.bc import BCConfig, BCLearner, BCTraining
 from lockstep.algorithms.c51 import C51Config, C51Learner
 from lockstep.algorithms.config import AlgorithmConfig
-from lockstep.algorithms.cql import CQLConfig, CQLLearner
-from lockstep.algorithms.crossq import CrossQConfig, CrossQLearner
-from lockstep.algorithms.dqn import DQNConfig, DQNLearner
+from lockstep.algorithms.cql import CQLConfig, CQLLearner, CQLTraining
+from lockstep.algorithms.crossq import CrossQConfig, CrossQLearner, CrossQTraining
+from lockstep.algorithms.dqn import DQNConfig, DQNLearner, DQNTraining
 from lockstep.algorithms.impala import IMPALAConfig, IMPALALearner
-from lockstep.algorithms.iql import IQLConfig, IQLLearner
-from lockstep.algorithms.iqn import IQNConfig, IQNLearner
-from lockstep.algorithms.marwil import MARWILConfig, MARWILLearner
+from lockstep.algorithms.iql import IQLConfig, IQLLearner, IQLTraining
+from lockstep.algorithms.iqn import IQNConfig, IQNLearner, IQNTraining
+from lockstep.algorithms.marwil import MARWILConfig, MARWILLearner, MARWILTraining
 from lockstep.algorithms.policy import Policy, policy_within_training_step
-from lockstep.algorithms.ppo import PPOConfig, PPOLearner
-from lockstep.algorithms.pqn import PQNConfig, PQNLearner
-from lockstep.algorithms.qrdqn import QRDQNConfig, QRDQNLearner
+from lockstep.algorithms.ppo import PPOConfig, PPOLearner, PPOTraining
+from lockstep.algorithms.pqn import PQNConfig, PQNLearner, PQNTraining
+from lockstep.algorithms.qrdqn import QRDQNConfig, QRDQNLearner, QRDQNTraining
 from lockstep.algorithms.rainbow import RainbowConfig, RainbowLearner
-from lockstep.algorithms.reinforce import REINFORCEConfig, REINFORCELearner
+from lockstep.algorithms.reinforce import REINFORCEConfig, REINFORCELearner, REINFORCETraining
 from lockstep.algorithms.sac import SACConfig, SACLearner
-from lockstep.algorithms.td3 import TD3Config, TD3Learner
-from lockstep.algorithms.td3_bc import TD3BCConfig, TD3BCLearner
-from lockstep.algorithms.tqc import TQCConfig, TQCLearner
-from lockstep.algorithms.trpo import TRPOConfig, TRPOLearner
+from lockstep.algorithms.td3 import TD3Config, TD3Learner, TD3Training
+from lockstep.algorithms.td3_bc import TD3BCConfig, TD3BCLearner, TD3BCTraining
+from lockstep.algorithms.tqc import TQCConfig, TQCLearner, TQCTraining
+from lockstep.algorithms.trpo import TRPOConfig, TRPOLearner, TRPOTraining
 
 ALGORITHMS: tuple[type[AlgorithmConfig], ...] = (
     PPOConfig,
@@ -60,48 +60,65 @@ __all__ = [
     "ALGORITHMS",
     "A2CConfig",
     "A2CLearner",
+    "A2CTraining",
     "APPOConfig",
     "APPOLearner",
+    "APPOTraining",
     "AlgorithmConfig",
     "BCConfig",
     "BCLearner",
+    "BCTraining",
     "C51Config",
     "C51Learner",
     "CQLConfig",
     "CQLLearner",
+    "CQLTraining",
     "CrossQConfig",
     "CrossQLearner",
+    "CrossQTraining",
     "DQNConfig",
     "DQNLearner",
+    "DQNTraining",
     "IMPALAConfig",
     "IMPALALearner",
     "IQLConfig",
     "IQLLearner",
+    "IQLTraining",
     "IQNConfig",
     "IQNLearner",
+    "IQNTraining",
     "MARWILConfig",
     "MARWILLearner",
+    "MARWILTraining",
     "PPOConfig",
     "PPOLearner",
+    "PPOTraining",
     "PQNConfig",
     "PQNLearner",
+    "PQNTraining",
     "Policy",
     "QRDQNConfig",
     "QRDQNLearner",
+    "QRDQNTraining",
     "REINFORCEConfig",
     "REINFORCELearner",
+    "REINFORCETraining",
     "RainbowConfig",
     "RainbowLearner",
     "SACConfig",
     "SACLearner",
     "TD3BCConfig",
     "TD3BCLearner",
+    "TD3BCTraining",
     "TD3Config",
     "TD3Learner",
+    "TD3Training",
     "TQCConfig",
     "TQCLearner",
+    "TQCTraining",
     "TRPOConfig",
     "TRPOLearner",
+    "TRPOTraining",
     "get_config",
     "policy_within_training_step",
 ]

@@ -61,6 +61,7 @@ from lockstep.replay.config import ReplaySection
 from lockstep.replay.hindsight import Hindsight
 from lockstep.rollout.config import EnvRunnersSection, EvaluationSection
 from lockstep.state.checks import install_hint, suggestion
+from lockstep.state.names import script_name, script_source
 from lockstep.state.options import FROZEN
 from lockstep.state.schedules import stages_of, value_at
 from lockstep.state.sizes import ClaimedSizeError
@@ -71,8 +72,6 @@ from lockstep.state.trust import (
     FileNames,
     NameInFile,
     UntrustedError,
-    script_name,
-    script_source,
     signed,
 )
 from lockstep.tracking.config import CallbacksSection, CheckpointingSection, DebuggingSection, ReportingSection

@@ -22,16 +22,14 @@ from lockstep.envs.make import ENVIRONMENT_CLASS, named_environment
 from lockstep.learner.learner import Learner
 from lockstep.modules import MultiRLModuleSpec, RLModuleSpec
 from lockstep.modules.model_config import NETWORK
-from lockstep.state.options import import_path
+from lockstep.state.names import import_path, is_of_script, names_script, present_name
 from lockstep.state.trust import (
     ARGUMENT_KEYS,
     FileNames,
     Kind,
     NameInFile,
     UntrustedError,
-    is_of_script,
     names_module,
-    names_script,
 )
 from lockstep.tracking.config import CALLBACK
 
@@ -175,7 +173,7 @@ def _imported(path: str, name: object, names: FileNames) -> Any:
     except UntrustedError:
         if path != "environment.env":
             raise
-        return NameInFile(str(name), names, path, is_object=True)
+        return NameInFile(present_name(str(name)), names, path, is_object=True)
 
 
 def _spec(path: str, plain: Mapping[str, Any], names: FileNames) -> RLModuleSpec:

@@ -53,6 +53,7 @@ from lockstep.recipes.training import Settings, find_settings
 from lockstep.rollout import Collector, MultiAgentCollector
 from lockstep.state.checks import check_whole
 from lockstep.state.markup import number_text
+from lockstep.state.names import name_of
 from lockstep.state.streams import RandomStreams
 from lockstep.state.trust import let_typed_names_reach_current_folder
 from lockstep.tracking import RunFolder
@@ -595,7 +596,7 @@ def _check_environment(config: AlgorithmConfig) -> None:
 def policy_text(policy: Policy, path: Path) -> str:
     """Return where a policy lies, its algorithm, and the environment as the command line takes it."""
     env = policy.config.environment.env
-    name = f"{env.__module__}:{env.__qualname__}" if hasattr(env, "__qualname__") else name_of_env(env)
+    name = name_of(env) if hasattr(env, "__qualname__") else name_of_env(env)
     return f"{shown_path(path)} ({policy.config.algorithm} on {name})"
 
 

@@ -6,7 +6,25 @@ from lockstep.envs.counting import CountingEnv, CountingVectorEnv
 from lockstep.envs.errors import EnvironmentStepError, EnvironmentTimeoutError
 from lockstep.envs.make import make_vector
 from lockstep.envs.multi_agent import record_aec_episode, record_parallel_episode
-from lockstep.envs.probes import PROBES, BitFlipping, Probe, SparseMaze, goal_functions, register_environments
+from lockstep.envs.probes import (
+    PROBES,
+    ActionProbe,
+    ActionProbeContinuous,
+    BitFlipping,
+    CompositeProbe,
+    ConstantProbe,
+    DiscountProbe,
+    MemoryProbe,
+    ObservationActionProbe,
+    ObservationActionProbeContinuous,
+    ObservationProbe,
+    Probe,
+    SparseMaze,
+    TruncationProbe,
+    goal_functions,
+    register_environments,
+)
+from lockstep.envs.stateless import StatelessCartPole, StatelessPendulum
 from lockstep.envs.sync import LightSyncVectorEnv
 from lockstep.envs.tensor import TENSOR_ENVS, JaxEnv, RslRlEnv, TensorEnv, TensorVecEnv, make_tensor_env
 from lockstep.envs.workers import WorkerVectorEnv
@@ -15,21 +33,33 @@ from lockstep.state.restarts import RestartLimits
 __all__ = [
     "PROBES",
     "TENSOR_ENVS",
+    "ActionProbe",
+    "ActionProbeContinuous",
     "BitFlipping",
+    "CompositeProbe",
+    "ConstantProbe",
     "CountingEnv",
     "CountingVectorEnv",
+    "DiscountProbe",
     "EnvironmentStepError",
     "EnvironmentTimeoutError",
     "Finding",
     "JaxEnv",
     "LightSyncVectorEnv",
+    "MemoryProbe",
+    "ObservationActionProbe",
+    "ObservationActionProbeContinuous",
+    "ObservationProbe",
     "Probe",
     "RestartLimits",
     "RslRlEnv",
     "SparseMaze",
+    "StatelessCartPole",
+    "StatelessPendulum",
     "StepResult",
     "TensorEnv",
     "TensorVecEnv",
+    "TruncationProbe",
     "VectorBoundary",
     "WorkerVectorEnv",
     "check_environment",

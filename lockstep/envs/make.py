@@ -31,8 +31,9 @@ from lockstep.envs.tensor import TENSOR_ENVS, TensorBoundary, TensorVecEnv, make
 from lockstep.envs.vec_env import VecEnvBoundary, is_vec_env
 from lockstep.envs.workers import WorkerVectorEnv
 from lockstep.state.checks import check_whole, is_number
+from lockstep.state.names import names_script, present_name
 from lockstep.state.restarts import RestartLimits
-from lockstep.state.trust import PETTINGZOO, Kind, NameInFile, is_in_current_folder, module_named, names_script
+from lockstep.state.trust import PETTINGZOO, Kind, NameInFile, is_in_current_folder, module_named
 
 MODES = ("auto", "sync", "async", "vector", "envpool")
 ENVIRONMENT_CLASS = Kind(
@@ -270,7 +271,7 @@ def named_environment(name: str) -> Any:
     """
     if isinstance(name, NameInFile) and names_script(name):
         return name.names.find(name.option, name, ENVIRONMENT_CLASS)
-    module_name, colon, rest = name.partition(":")
+    module_name, colon, rest = present_name(name).partition(":")
     if is_module_name(name):
         if isinstance(name, NameInFile) and not name.startswith(tuple(f"{package}." for package in PETTINGZOO)):
             raise name.names.refusal(name.option, name, "a module that is not one of PettingZoo's own")

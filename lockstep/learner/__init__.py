@@ -1,8 +1,9 @@
 """Learners: from batches to gradients to parameters."""
 
-from lockstep.learner.config import FrameworkSection, LearnersSection, TrainingSection
+from lockstep.learner.config import FrameworkSection, LearnersSection, SampledTraining, TrainingSection
 from lockstep.learner.group import LearnerGroup
 from lockstep.learner.learner import Learner
+from lockstep.learner.novelty import RandomNetworkDistillation
 from lockstep.learner.optimizers import ALL_MODULES, DEFAULT_OPTIMIZER
 from lockstep.learner.reduction import DistributedReducer, LearnerError, LocalReducer, Reducer
 
@@ -16,6 +17,8 @@ __all__ = [
     "LearnerGroup",
     "LearnersSection",
     "LocalReducer",
+    "RandomNetworkDistillation",
     "Reducer",
+    "SampledTraining",
     "TrainingSection",
 ]

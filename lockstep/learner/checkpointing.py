@@ -13,8 +13,9 @@ import torch
 from lockstep.connectors import ModuleConnectors
 from lockstep.learner.config import FrameworkSection, TrainingSection
 from lockstep.modules import MultiRLModule, RLModule
+from lockstep.state.names import name_of
 from lockstep.state.options import Section
-from lockstep.state.trust import FileNames, Kind, UntrustedError, WrongKindError
+from lockstep.state.trust import FileNames, Kind, NameInFile, find_class
 
 State = dict[str, Any]
 COMPONENTS = (
@@ -278,14 +279,14 @@ def learner_in(
 
 
 def section_recipe(section: Section) -> State:
-    """Return what a section is built from: its class by import path, plain options, the names of the others."""
+    """Return what a section is built from: its class by name, plain options, the names of the others."""
     options = {
         f.name: getattr(section, f.name)
         for f in fields(section)  # type: ignore[arg-type]
         if f.name != "learner_class"
     }
     return {
-        "class": import_path(type(section)),
+        "class": name_of(type(section)),
         "options": {name: value for name, value in options.items() if _is_plain(value)},
         "functions": sorted(name for name, value in options.items() if not _is_plain(value)),
     }
@@ -304,26 +305,10 @@ def built_section(saved: Mapping[str, Any], section: Section | None, base: type,
 
 
 def class_in_file(path: str, base: type, otherwise: str, names: FileNames) -> Any:
-    """Return the class at `package.module:Class`; `ValueError` unless it is importable and a subclass of `base`."""
+    """Return the class that a checkpoint names; `ValueError` unless it is importable and a subclass of `base`."""
+    option = f"the {base.__name__} class"
     kind = Kind(f"a subclass of {base.__name__}", (base,), takes_others=False)
-    try:
-        found: Any = names.find(f"the {base.__name__} class", path, kind)
-    except WrongKindError:
-        found = None
-    except UntrustedError as error:
-        raise UntrustedError(f"{error}; {otherwise}") from None
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"the class {path} cannot be imported ({error}); {otherwise}") from error
-    if not (isinstance(found, type) and issubclass(found, base)):
-        raise ValueError(
-            f"{path} is no {base.__name__}; the checkpoint is foreign or its class has changed; {otherwise}"
-        )
-    return found
-
-
-def import_path(cls: type) -> str:
-    """Return `package.module:Class`."""
-    return f"{cls.__module__}:{cls.__qualname__}"
+    return find_class(option, NameInFile(path, names, option), kind, otherwise)
 
 
 def _is_plain(value: object) -> bool:

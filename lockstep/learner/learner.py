@@ -71,6 +71,7 @@ from lockstep.modules import (
 )
 from lockstep.ops import RunningMoments
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
+from lockstep.state.names import name_of
 from lockstep.state.schedules import Schedule, ScheduleLike
 from lockstep.state.sizes import claims_of
 from lockstep.state.streams import RandomStreams
@@ -1186,7 +1187,7 @@ class Learner(Generic[Training]):
         del state["rl_module"]
         optimizer = state.pop("optimizer")
         recipe = {
-            "learner_class": checkpointing.import_path(type(self)),
+            "learner_class": name_of(type(self)),
             "training": checkpointing.section_recipe(self.config),
             "framework": checkpointing.section_recipe(self.framework),
             "module_configs": {

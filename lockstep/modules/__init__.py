@@ -30,7 +30,7 @@ from lockstep.modules.actor_critic import (
     RecurrentActorCriticModule,
     default_module_class,
 )
-from lockstep.modules.encoders import Encoder
+from lockstep.modules.encoders import Encoder, Features, FlatFeatures, ImageFeatures, JoinedFeatures, OneHotFeatures
 from lockstep.modules.exploration import (
     AddedNoise,
     EpsilonGreedy,
@@ -52,7 +52,7 @@ from lockstep.modules.multi_rl_module import (
 )
 from lockstep.modules.normalized_critics import BatchRenorm, DefaultCrossQModule, NormalizedCritics
 from lockstep.modules.remembering import DefaultPolicyModule, Remembered, TransitionModule
-from lockstep.modules.rl_module import RLModule, RLModuleSpec, wrap_module
+from lockstep.modules.rl_module import RLModule, RLModuleSpec, WrappedModule, wrap_module
 
 __all__ = [
     "ALL_MODULES",
@@ -79,9 +79,13 @@ __all__ = [
     "Encoder",
     "EpsilonGreedy",
     "Exploration",
+    "Features",
+    "FlatFeatures",
     "GatedTransformer",
     "GaussianNoise",
+    "ImageFeatures",
     "ImplicitQuantileModule",
+    "JoinedFeatures",
     "MemoryEncoder",
     "ModelConfig",
     "MultiRLModule",
@@ -91,6 +95,7 @@ __all__ = [
     "NormalizedCritics",
     "NumpyActor",
     "NumpyRecurrentActor",
+    "OneHotFeatures",
     "OrnsteinUhlenbeckNoise",
     "ParameterPlaces",
     "RLModule",
@@ -103,6 +108,7 @@ __all__ = [
     "StateDependentNoise",
     "TorchActor",
     "TransitionModule",
+    "WrappedModule",
     "check_module_id",
     "default_module_class",
     "make_actor",

@@ -21,9 +21,10 @@ from lockstep.modules.layers import mask_logits
 from lockstep.modules.lazy_layers import initialise_lazy
 from lockstep.modules.model_config import ModelConfig
 from lockstep.state.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
+from lockstep.state.names import name_of
 from lockstep.state.sizes import checked_tensors, claims_of
 from lockstep.state.streams import global_generator
-from lockstep.state.trust import FileNames, Kind, NameInFile, UntrustedError, find_named, signed
+from lockstep.state.trust import FileNames, Kind, NameInFile, find_class, signed
 
 Batch = Mapping[str, Any]
 ModuleState = dict[str, np.ndarray]
@@ -333,10 +334,10 @@ class RLModuleSpec:
             return module
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for a file; the class by its import path. The user's signature is over own names."""
+        """Return plain values for a file; the class by its name. The user's signature is over own names."""
         config, cls = self.model_config, self.module_class
         plain = {
-            "module_class": None if cls is None else f"{cls.__module__}:{cls.__qualname__}",
+            "module_class": None if cls is None else name_of(cls),
             "observation_space": describe_space(self.observation_space),
             "action_space": describe_space(self.action_space),
             "inference_only": self.inference_only,
@@ -403,23 +404,13 @@ def _module_tree(path: str | os.PathLike[str]) -> dict[str, Any]:
     return dict(tree)
 
 
+MODULE_CLASS = Kind("an RLModule", (RLModule,), takes_others=False)
+_OTHER_CLASS = "give a subclass of RLModule in a file that can be imported, 'module:Class', or pass module_class=..."
+
+
 def import_module_class(name: str) -> type[RLModule]:
     """Return the RLModule subclass at an import path `package.module:Class`, which the user or a file has named."""
-    kind = Kind("an RLModule", (RLModule,), takes_others=False)
-    try:
-        found: Any = find_named("rl_module_spec", name, kind)
-    except UntrustedError:
-        raise
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(
-            f"the module class {name} cannot be imported ({error}); give 'module:Class' of a file that can be "
-            "imported, or pass module_class=..."
-        ) from error
-    if not (isinstance(found, type) and issubclass(found, RLModule)):
-        raise ValueError(
-            f"{name} is not an RLModule; give a subclass of it (a checkpoint that names it is foreign, or its class "
-            "has changed)"
-        )
+    found: type[RLModule] = find_class("rl_module_spec", name, MODULE_CLASS, _OTHER_CLASS)
     return found
 
 

@@ -9,8 +9,9 @@ What Lockstep itself reaches with them stands in `benchmarks/results/bench` (`lo
 from lockstep.envs.make import with_version
 from lockstep.recipes.box2d import BOX2D
 from lockstep.recipes.classic_control import CLASSIC_CONTROL
+from lockstep.recipes.families import sign_of_rewards
 from lockstep.recipes.games import GAMES
-from lockstep.recipes.memory import MEMORY
+from lockstep.recipes.memory import MEMORY, small_rewards
 from lockstep.recipes.mujoco import MUJOCO
 from lockstep.recipes.offline import OFFLINE
 from lockstep.recipes.recipe import Recipe
@@ -32,4 +33,4 @@ def find_recipe(algorithm: str, env_id: object) -> Recipe | None:
     return None
 
 
-__all__ = ["RECIPES", "Recipe", "find_recipe"]
+__all__ = ["RECIPES", "Recipe", "find_recipe", "sign_of_rewards", "small_rewards"]

@@ -13,7 +13,6 @@ import numpy as np
 
 from lockstep.state.checks import Limits, is_number, is_whole
 from lockstep.state.schedules import Schedule
-from lockstep.state.trust import is_of_script, script_name
 
 FROZEN = "this configuration is frozen; change a copy()"
 
@@ -286,28 +285,6 @@ def frozen(value: object) -> Any:
     if type(value) is tuple:
         return tuple(frozen(part) for part in value)
     return value
-
-
-# -- classes and functions by name ---
-
-
-def import_path(path: str, value: Any) -> str:
-    """Return the name `module:Class` of a class or function; `ValueError` names the option `path` where it has none.
-
-    Those of the running script are `__main__:Class`, which `trust.handed_in` finds again.
-    """
-    if is_of_script(value):
-        return script_name(value)
-    name = getattr(value, "__qualname__", "")
-    if name and "<" not in name and getattr(value, "__module__", ""):
-        return f"{value.__module__}:{name}"
-    if "<lambda>" in name:
-        why = "a lambda has no name; use points [[0, v0], [t1, v1], ...] for a schedule, or a function with a name"
-    elif "<locals>" in name:
-        why = "it is defined inside of a function; define it at the top of a module"
-    else:
-        why = "use plain values, or a class or function that can be imported by name"
-    raise ValueError(f"{path}={value!r} cannot be written to JSON: {why}")
 
 
 def by_path(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 A file from a stranger is data. It may name a class of the kind that an option expects, in a module that is installed.
 Everything else (functions, other objects, modules in the current folder) needs the user's word or the user's own
-signature. Names are turned into objects in this file alone:
+signature. Names are turned into objects in this file alone (`state/names.py` turns objects into names):
 
 - `imported` finds what the user has typed, without any check;
 - `FileNames` finds what a file names, with the checks above;
@@ -22,9 +22,7 @@ import importlib.machinery
 import importlib.util
 import inspect
 import json
-import linecache
 import os
-import re
 import secrets
 import stat
 import sys
@@ -40,6 +38,16 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.state.names import (
+    SCRIPT_MODULES,
+    is_of_lockstep,
+    is_of_script,
+    name_of,
+    names_script,
+    present_name,
+    script_name,
+)
+
 WORD_VARIABLE = "LOCKSTEP_TRUST"
 """Environment variable with the user's word, for jobs that a scheduler starts again."""
 HOW_TO_TRUST = f"pass trust=True (on the command line --trust, for jobs that a scheduler starts {WORD_VARIABLE}=1)"
@@ -50,9 +58,6 @@ SIGNATURES = "signatures.json"
 
 SCRIPT = "script"
 """Key of a configuration with the sources of its objects that are defined in the script that ran."""
-SCRIPT_MODULES = ("__main__", "__mp_main__")
-"""Names of the running script as a module; the second is the one in processes that `multiprocessing` spawns."""
-
 CLASS_KEYS = ("module_class", "learner_class", "class")
 """Keys whose text names a class, and never another object."""
 NAME_KEYS = ("__import__", "encoder", "env", "rl_module_spec", *CLASS_KEYS)
@@ -274,7 +279,7 @@ def _need_signature(entries: Sequence[tuple[str, Any]]) -> bool:
     for path, value in entries:
         if not isinstance(value, str) or not names_module(value):
             continue
-        is_own_class = value.startswith("lockstep.") and path.rpartition(".")[2] in CLASS_KEYS
+        is_own_class = is_of_lockstep(value) and path.rpartition(".")[2] in CLASS_KEYS
         is_known_env = ":" not in value and value.startswith(KNOWN_ENVIRONMENTS)
         if not is_own_class and not is_known_env:
             return True
@@ -316,38 +321,6 @@ def without_signature(tree: Mapping[str, Any]) -> dict[str, Any]:
 _HANDED_IN: ContextVar[Mapping[str, Any]] = ContextVar("handed_in", default=MappingProxyType({}))
 
 
-def is_of_script(value: object) -> bool:
-    """Return whether a class or function is defined at the top of the running script, or in a class there."""
-    name = getattr(value, "__qualname__", "")
-    return bool(name) and "<" not in name and getattr(value, "__module__", "") in SCRIPT_MODULES
-
-
-def names_script(name: object) -> bool:
-    """Return whether a name is that of an object in the script that wrote it."""
-    return isinstance(name, str) and re.split("[:.]", name, maxsplit=1)[0] in SCRIPT_MODULES
-
-
-def script_name(value: Callable[..., Any]) -> str:
-    """Return the name `__main__:Class` of an object of the running script."""
-    return f"{SCRIPT_MODULES[0]}:{value.__qualname__}"
-
-
-def script_source(value: Callable[..., Any]) -> dict[str, Any]:
-    """Return where an object of the running script is defined: `file` and `text`; None what Python cannot tell."""
-    try:
-        file = inspect.getsourcefile(value)
-    except (OSError, TypeError):  # a class of a notebook or of an interactive session, which are no files
-        functions = [part for part in vars(value).values() if inspect.isfunction(part)]
-        file = functions[0].__code__.co_filename if functions else None
-        # The class cannot be cut out of its cell, so the whole cell is noted.
-        return {"file": file, "text": "".join(linecache.getlines(file)) or None if file else None}
-    try:
-        text = inspect.getsource(value)
-    except (OSError, TypeError):
-        return {"file": file, "text": None}
-    return {"file": file, "text": text}
-
-
 @contextmanager
 def handed_in(*objects: Callable[..., Any]) -> Iterator[None]:
     """Let files that are read in this block name these classes and functions of the running script.
@@ -374,7 +347,7 @@ class Kind:
     """The kind in an error message, e.g. "a subclass of torch.nn.Module"."""
     bases: tuple[type, ...] = ()
     foreign_bases: tuple[str, ...] = ()
-    """Further base classes as `module:Class`, of packages that need not be installed."""
+    """Further base classes by name, of packages that need not be installed, or of folders above that of the option."""
     takes_others: bool = True
     """Whether the option takes other objects too, such as functions, which need the word."""
 
@@ -383,9 +356,7 @@ class Kind:
         if not isinstance(found, type):
             return False
         bases = type.__getattribute__(found, "__mro__")
-        return any(
-            base in self.bases or f"{base.__module__}:{base.__qualname__}" in self.foreign_bases for base in bases
-        )
+        return any(base in self.bases or name_of(base) in self.foreign_bases for base in bases)
 
 
 class FileNames:
@@ -428,6 +399,7 @@ class FileNames:
             raise ValueError(f"{option} in {self.file} must be the name of an object, 'module:Class', not {name!r}")
         if names_script(name):
             return self._find_handed_in(option, name, kind)
+        name = present_name(name)
         if self.is_trusted:
             return imported(name)
         module_name, _, qualified = name.partition(":")
@@ -535,6 +507,32 @@ def find_named(option: str, name: str, kind: Kind) -> Any:
     return name.names.find(name.option, name, kind) if isinstance(name, NameInFile) else imported(name)
 
 
+def find_class(option: str, name: str, kind: Kind, otherwise: str) -> Any:
+    """Return the class of a kind that the user has typed or a file gives.
+
+    Args:
+        option: the option in error messages; a name in a file has its own.
+        name: `module:Class`.
+        kind: the classes that the option takes, and nothing else.
+        otherwise: the end of each error message: what the user can do instead.
+
+    Raises:
+        UntrustedError: a file may not name it.
+        ValueError: it cannot be imported, or is not such a class.
+    """
+    try:
+        found = find_named(option, name, kind)
+    except UntrustedError as error:
+        raise type(error)(f"{error}; {otherwise}") from None
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"the class {name} cannot be imported ({error}); {otherwise}") from error
+    if not kind.fits(found):  # only a name that is typed or trusted gets here
+        raise ValueError(
+            f"{name} is not {kind.words}; {otherwise} (a file that names it is foreign, or its class has changed)"
+        )
+    return found
+
+
 def module_named(module_name: str, name: str) -> Any:
     """Return the module that `name` is about, imported from where the name allows it."""
     if isinstance(name, NameInFile):
@@ -545,7 +543,7 @@ def module_named(module_name: str, name: str) -> Any:
 
 def imported(name: str) -> Any:
     """Return the object at `module:Class`, without any check: for names that the user has typed, trusted or signed."""
-    module, _, qualified = str(name).partition(":")
+    module, _, qualified = present_name(str(name)).partition(":")
     _reach_current_folder()
     return functools.reduce(getattr, qualified.split("."), importlib.import_module(module))
 

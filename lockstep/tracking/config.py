@@ -17,7 +17,7 @@ from lockstep.tracking.tensorboard import TensorboardLogger
 
 CALLBACK = Kind(
     "a subclass of lockstep.trainer.Callback",
-    foreign_bases=("lockstep.trainer.callbacks:Callback",),  # which is above this folder
+    foreign_bases=("lockstep.trainer:Callback",),  # which is above this folder
     takes_others=False,
 )
 LOGGERS: dict[str, type[BaseLogger]] = {

@@ -25,6 +25,7 @@ from lockstep.state.checkpoint import (
     newest_checkpoint,
     read_manifest,
 )
+from lockstep.state.names import with_present_names
 from lockstep.state.replace import present_form
 from lockstep.state.trust import without_signature
 from lockstep.tracking.records import from_strict_json, leaves, write_json
@@ -95,7 +96,7 @@ class RunFolder:
         self.algo = str(info["algo"])
         self.env = str(info["env"])
         self.seed = info["seed"]
-        self.config = without_signature(info["config"])
+        self.config = with_present_names(without_signature(info["config"]))
 
     def __repr__(self) -> str:
         return f"RunFolder({str(self.path)!r})"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.state.checkpoint import MANIFEST, CheckpointError, read_checkpoint
+from lockstep.state.names import is_of_lockstep
 from lockstep.state.trust import named_objects, names_module, without_signature, write_signatures
 from lockstep.tracking import RunFolder
 from lockstep.tracking.run_folder import CONFIG, find_run
@@ -46,7 +47,7 @@ def trust_run(path: str | Path) -> dict[str, str]:
 
 
 def _is_object(name: object) -> bool:
-    return isinstance(name, str) and names_module(name) and not name.startswith("lockstep.")
+    return isinstance(name, str) and names_module(name) and not is_of_lockstep(name)
 
 
 def _trees_in(folder: Path) -> Iterator[Mapping[str, Any]]:

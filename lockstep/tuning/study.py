@@ -27,6 +27,7 @@ from lockstep.recipes import Recipe, bench
 from lockstep.recipes.training import find_settings
 from lockstep.state.checks import check_whole, install_hint
 from lockstep.state.markup import number_text
+from lockstep.state.names import with_present_names
 from lockstep.state.options import by_path
 from lockstep.state.trust import without_signature
 from lockstep.tracking import Interval, iqm_bootstrap
@@ -192,7 +193,7 @@ class Search:
                 study_name=self.name, storage=self.storage, direction="maximize", load_if_exists=True
             )
             made_with = study.user_attrs.get(MADE_WITH, now)
-            before = {part: dict(made_with[part]) for part in now}
+            before = {part: with_present_names(dict(made_with[part])) for part in now}
         check_same(before, now, self.name)
         with self._naming_storage():
             if MADE_WITH not in study.user_attrs:

@@ -242,12 +242,12 @@ def test_checkpoint_of_another_kind_of_class_is_refused(tmp_path):
     folders = read_checkpoint(path)
     folders["learner"]["recipe"]["learner_class"] = "os:system"
     write_checkpoint(path, folders)
-    with pytest.raises(ValueError, match="os:system is no Learner; the checkpoint is foreign"):
+    with pytest.raises(ValueError, match="os:system is not a subclass of Learner; the file is foreign"):
         Learner.from_checkpoint(path)
     folders["learner"]["recipe"]["learner_class"] = "lockstep.algorithms.ppo:PPOLearner"
     folders["learner"]["recipe"]["training"]["class"] = "subprocess:Popen"
     write_checkpoint(path, folders)
-    with pytest.raises(ValueError, match="subprocess:Popen is no TrainingSection"):
+    with pytest.raises(ValueError, match="subprocess:Popen is not a subclass of TrainingSection"):
         Learner.from_checkpoint(path)
 
 

@@ -39,7 +39,7 @@ from lockstep.learner.learner import STEPS_SAMPLED
 from lockstep.modules.model_config import NETWORK
 from lockstep.rollout import Collector
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
-from lockstep.state.options import import_path
+from lockstep.state.names import import_path
 from lockstep.state.sizes import claims_of
 from lockstep.state.trust import FileNames, Kind, handed_in, signed
 from lockstep.tracking.run_folder import versions
