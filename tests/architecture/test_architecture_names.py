@@ -96,6 +96,16 @@ def test_importing_lockstep_is_light():
     assert 0.02 < seconds < MAX_IMPORT_SECONDS
 
 
+def test_importing_the_folders_that_files_name_is_light():
+    code = (
+        "import sys; from lockstep.state.old_names import OLD_NAMES; from lockstep.state.trust import imported;"
+        "[imported(name) for name in OLD_NAMES if not name.startswith('lockstep.compat')];"
+        f"print([m for m in {HEAVY!r} if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, timeout=120, capture_output=True, text=True)
+    assert done.stdout.split() == ["[]"]
+
+
 def test_the_configuration_of_every_algorithm_is_exported():
     import lockstep
 

@@ -31,7 +31,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "network module": (
         (*TRAIN, "--set", "rl_module.rl_module_spec=no_such:Net"),
-        "the module class no_such:Net cannot",
+        "the class no_such:Net cannot be imported",
     ),
     "search's file": (("tune", "ppo", "CartPole-v1", "--config", "none.json"), "cannot read --config none.json"),
     "device": ((*TRAIN, "--device", "abacus"), "framework.device='abacus'"),
