@@ -1,7 +1,8 @@
 """What the documentation shows of the code: the functions that a run goes through, and the files of each folder.
 
 `python tests/architecture/walks.py` writes both into the pages that have a place for them: a walk's tree of functions
-between `<!-- walk NAME -->` and `<!-- end of walk -->`, the files between `<!-- rooms -->` and `<!-- end of rooms -->`.
+between `<!-- walk NAME -->` and `<!-- end of walk -->`, the files between `<!-- rooms -->` and `<!-- end of rooms -->`;
+and the numbers of the table of concepts (`concepts.py`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
+
+import concepts
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = str(ROOT / "lockstep")
@@ -235,3 +238,4 @@ if __name__ == "__main__":
         )
         page.write_text(ROOMS.sub(lambda found: f"{found[1]}{rooms()}{found[3]}", text), encoding="utf-8")
         print(f"wrote {page.relative_to(ROOT)}")
+    concepts.write_today()
