@@ -29,6 +29,7 @@ import numpy as np
 from lockstep._version import __version__
 from lockstep.data.parquet import import_pyarrow
 from lockstep.recipes import RECIPES, Recipe, find_recipe
+from lockstep.state.names import with_present_names
 from lockstep.tracking import iqm_bootstrap
 from lockstep.tracking.logger import torch_param_hash
 from lockstep.tracking.plots import Curve, draw_curves
@@ -232,7 +233,7 @@ def check_same_settings(recipe: Recipe, rows: Iterable[Row], config: Any) -> Non
     """
     now = plain_settings(config)
     for row in rows:
-        before = json.loads(row["settings"])
+        before = with_present_names(json.loads(row["settings"]))
         other = [
             f"{section}.{name}={value!r}, now {now[section].get(name)!r}"
             for section, options in before.items()
