@@ -53,7 +53,7 @@ test-dist: $(VENV)/.dev     ## builds the packages, installs them into an empty 
 
 gpu: $(VENV)/.dev           ## on a machine with a CUDA device (and a torch that knows it): its tests and figures, 20 minutes at most
 	$(BIN)/python -m pytest -m cuda tests/gpu
-	$(BIN)/python benchmarks/gpu.py
+	$(BIN)/python benchmarks/gpu/measure.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -61,8 +61,8 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 
 bench: $(VENV)/.dev         ## Lockstep beside its peers; installs each peer in an environment of its own
-	$(BIN)/python benchmarks/setup_peers.py
-	$(BIN)/python benchmarks/train_speed.py ppo
+	$(BIN)/python benchmarks/peers/setup_peers.py
+	$(BIN)/python benchmarks/speed/train_speed.py ppo
 
 pages: $(VENV)/.core        ## what pages show of the code: docs/reference.md, the ways of a run, what works with what
 	$(BIN)/python -m lockstep.cli list --markdown > docs/reference.md

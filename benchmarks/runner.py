@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -19,6 +20,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import report
+
+sys.path.append(str(report.HERE / "peers"))
 import setup_peers
 
 Item = TypeVar("Item")
@@ -45,7 +48,7 @@ class Entry:
         """Return how to install what the entry needs, or None if it is there."""
         if self.environment is None or setup_peers.is_ready(self.environment):
             return None
-        return f"run: python benchmarks/setup_peers.py {self.environment}"
+        return f"run: python benchmarks/peers/setup_peers.py {self.environment}"
 
     def command(self, work: Mapping[str, Any]) -> list[str]:
         """Return the words that run it on ``work``."""

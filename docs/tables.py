@@ -65,7 +65,7 @@ def order(row: list[str]) -> tuple[bool, float, int]:
 
 
 def gpu_rows(name: str) -> list[dict[str, Any]]:
-    """Return the rows of a part of `benchmarks/gpu.py`."""
+    """Return the rows of a part of `benchmarks/gpu/measure.py`."""
     rows: list[dict[str, Any]] = json.loads((RESULTS / f"gpu_{name}.json").read_text(encoding="utf-8"))["rows"]
     return rows
 

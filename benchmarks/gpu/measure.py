@@ -1,7 +1,7 @@
 """What a CUDA device makes of Lockstep: steps per second, launches and waits of an iteration, beside its floors.
 
-    python benchmarks/gpu.py            # all, about 3 minutes; writes results/gpu_<part>.json
-    python benchmarks/gpu.py ppo        # one part
+    python benchmarks/gpu/measure.py            # all, about 3 minutes; writes results/gpu_<part>.json
+    python benchmarks/gpu/measure.py ppo        # one part
 
 Every figure is of whole iterations of a trainer (collect, update, statistics, logging), the process's start and the
 first iterations, in which graphs are captured, left out. `make gpu` runs the tests on the device first.
@@ -24,7 +24,9 @@ import torch
 
 from lockstep import PPOConfig, SACConfig
 
-RESULTS, PEERS = Path(__file__).parent / "results", Path(__file__).parent / "peers"
+HERE = Path(__file__).resolve().parents[1]
+RESULTS = HERE / "results"
+PEERS = HERE / "peers"
 
 
 def about() -> dict[str, Any]:

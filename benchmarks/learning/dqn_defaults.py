@@ -1,7 +1,7 @@
 """DQN on Acrobot-v1 at its defaults, and at those of earlier versions.
 
-    python benchmarks/dqn_defaults.py                  # three seeds
-    python benchmarks/dqn_defaults.py --earlier 0 1
+    python benchmarks/learning/dqn_defaults.py                  # three seeds
+    python benchmarks/learning/dqn_defaults.py --earlier 0 1
 
 One line for each seed: the mean return of 20 episodes after each eighth of the run, and the mean value of the actions
 that were learned from.

@@ -1,8 +1,8 @@
 """Data sets for offline algorithms, made by our own agents and stored as Minari datasets.
 
-    python benchmarks/make_offline_data.py                       # CartPole-v1 (DQN) and Pendulum-v1 (SAC)
-    python benchmarks/make_offline_data.py Pendulum-v1 --seed 3
-    python benchmarks/make_offline_data.py HalfCheetah-v5 --name offline_data_half_cheetah    # SAC, some ten minutes
+    python benchmarks/learning/make_offline_data.py                       # CartPole-v1 (DQN) and Pendulum-v1 (SAC)
+    python benchmarks/learning/make_offline_data.py Pendulum-v1 --seed 3
+    python benchmarks/learning/make_offline_data.py HalfCheetah-v5 --name offline_data_half_cheetah  # SAC, ten minutes
 
 One agent is trained for each environment. (Where `lockstep bench run` has trained it already, `--agent RUN_FOLDER` ends
 the training at `medium`, and takes the end of that run for the end.) Of its run come
@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import report
 

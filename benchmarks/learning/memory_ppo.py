@@ -1,7 +1,7 @@
 """PPO with a memory on CartPole whose velocities are not observed; all other options are the defaults.
 
-    python benchmarks/memory_ppo.py                                          # an LSTM, five seeds
-    python benchmarks/memory_ppo.py --memory attention --normalize-rewards
+    python benchmarks/learning/memory_ppo.py                                          # an LSTM, five seeds
+    python benchmarks/learning/memory_ppo.py --memory attention --normalize-rewards
 
 One line for each seed: the mean return of 20 episodes after each tenth of the run.
 """

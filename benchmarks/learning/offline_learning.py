@@ -1,11 +1,11 @@
 """What offline algorithms make of data sets that our own agents left (`make_offline_data.py` writes them).
 
-    python benchmarks/make_offline_data.py
-    python benchmarks/offline_learning.py                        # CartPole-v1 and Pendulum-v1, 5 seeds
-    python benchmarks/offline_learning.py --only iql --envs Pendulum-v1 --seeds 2 --name trial
-    python benchmarks/offline_learning.py --render               # results/offline_learning.md, from the raw results
-    python benchmarks/make_offline_data.py HalfCheetah-v5 --name offline_data_half_cheetah
-    python benchmarks/offline_learning.py --envs HalfCheetah-v5 --seeds 3 --name offline_half_cheetah
+    python benchmarks/learning/make_offline_data.py
+    python benchmarks/learning/offline_learning.py               # CartPole-v1 and Pendulum-v1, 5 seeds
+    python benchmarks/learning/offline_learning.py --only iql --envs Pendulum-v1 --seeds 2 --name trial
+    python benchmarks/learning/offline_learning.py --render      # results/offline_learning.md, from the raw results
+    python benchmarks/learning/make_offline_data.py HalfCheetah-v5 --name offline_data_half_cheetah
+    python benchmarks/learning/offline_learning.py --envs HalfCheetah-v5 --seeds 3 --name offline_half_cheetah
 
 The protocol. Every algorithm runs with its recipe (`lockstep/recipes/offline.py`), the same settings for all seeds, on
 `medium-replay`, where what is asked is to do better than who left the data; behaviour cloning must not, and must do as
@@ -26,9 +26,12 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import gymnasium as gym
 import numpy as np
 import report
@@ -196,8 +199,8 @@ def render(record: dict[str, Any]) -> str:
     lines = [
         f"# Offline learning: {max(len(case['runs']) for case in record['cases'])} seeds",
         "",
-        f"Written by `python benchmarks/offline_learning.py` on {record['machine']['date']}; its first lines say what "
-        f"is compared with what. Medians over seeds of the mean return of "
+        f"Written by `python benchmarks/learning/offline_learning.py` on {record['machine']['date']}; its first lines "
+        f"say what is compared with what. Medians over seeds of the mean return of "
         f"{record['cases'][0]['runs'][0]['final_episodes']} new episodes.",
         "",
         *(f"- {line}" for line in verdicts(record["cases"])),

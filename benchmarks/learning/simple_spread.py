@@ -1,10 +1,10 @@
 """MAPPO and IPPO on `simple_spread_v3`: three agents are to cover three landmarks without running into each other.
 
     pip install 'lockstep-rl[multiagent]'
-    python benchmarks/simple_spread.py mappo ippo --seeds 5     # 500,000 environment steps each, one after another
-    python benchmarks/simple_spread.py mappo --seeds 1 --steps 50000 --set training.lr=1e-3 --name trial
-    python benchmarks/simple_spread.py mappo ippo --normalize-values --name simple_spread_values
-    python benchmarks/simple_spread.py mappo ippo --picture     # docs/images/learning_simple_spread.png, trains nothing
+    python benchmarks/learning/simple_spread.py mappo ippo --seeds 5  # 500,000 environment steps each
+    python benchmarks/learning/simple_spread.py mappo --seeds 1 --steps 50000 --set training.lr=1e-3 --name trial
+    python benchmarks/learning/simple_spread.py mappo ippo --normalize-values --name simple_spread_values
+    python benchmarks/learning/simple_spread.py mappo ippo --picture  # docs/images/learning_simple_spread.png
 
 The two differ in what the value function sees alone; with ``--normalize-values`` it learns targets of mean 0 and
 deviation 1, as in the paper (Yu et al. 2022, section 5.1), in place of scaled rewards. Prints one JSON line for each
@@ -22,10 +22,13 @@ import dataclasses
 import json
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numba
 import numpy as np
 import report

@@ -1,11 +1,11 @@
 """The same random operations on RLlib's batches and episodes and on Lockstep's: every difference is a listed one.
 
-    python benchmarks/setup_peers.py rllib       # once
-    python benchmarks/compare_data_rllib.py      # 1,600 sequences, about 2 minutes
-    python benchmarks/compare_data_rllib.py --batch 30 --sequence 30 --episode 30 --multi 10 --lenient
+    python benchmarks/peers/setup_peers.py rllib       # once
+    python benchmarks/numerics/compare_data_rllib.py      # 1,600 sequences, about 2 minutes
+    python benchmarks/numerics/compare_data_rllib.py --batch 30 --sequence 30 --episode 30 --multi 10 --lenient
 
 Sequences are drawn here from a seed, written as JSON, played by each library in a process of its own, and their traces
-compared step by step. A step may differ only in a situation that ``data_mended.md`` lists; a listed situation that
+compared step by step. A step may differ only in a situation that ``data_differences.md`` lists; a listed situation that
 never differs is an error too (``--lenient`` leaves that out, for short runs). Written to
 ``results/data_vs_rllib.json`` and ``.md``; exit status 0 where all is as listed.
 """
@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import report
 from runner import Entry, check_installed
 
@@ -30,7 +31,7 @@ import data_batches
 import data_episodes
 from data_forms import Draw
 
-LIST = report.HERE / "data_mended.md"
+LIST = Path(__file__).with_name("data_differences.md")
 DEFAULTS = {"batch": 300, "sequence": 400, "episode": 500, "multi": 400}
 MAKERS = {
     "batch": data_batches.batch_sequence,
@@ -167,7 +168,7 @@ def render(record: dict[str, Any]) -> str:
         f"{sum(record['sequences'].values()):,} random sequences ({sequences}; seed {record['seed']}), "
         f"{record['steps']:,} operations: {record['equal']:,} give the same in both libraries (values, shapes, dtypes, "
         "order, or an error in both). The others are in one of the situations below, which are listed in "
-        "[data_mended.md](../data_mended.md).",
+        "[data_differences.md](../numerics/data_differences.md).",
         "",
         f"Differences that are not listed: **{len(record['unlisted'])}**. "
         f"Listed situations that never differed: **{len(record['listed_but_never_different'])}**.",

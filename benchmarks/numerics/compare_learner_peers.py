@@ -1,8 +1,8 @@
 """The same gradient steps in Lockstep's PPO learner and in its peers': losses, gradients and parameters compared.
 
-    python benchmarks/setup_peers.py rllib sb3
-    python benchmarks/compare_learner_peers.py                # about a minute; exit status 1 above 1e-5
-    python benchmarks/compare_learner_peers.py --no-compile   # leaves out Lockstep's compiled gradient step
+    python benchmarks/peers/setup_peers.py rllib sb3
+    python benchmarks/numerics/compare_learner_peers.py                # about a minute; exit status 1 above 1e-5
+    python benchmarks/numerics/compare_learner_peers.py --no-compile   # leaves out Lockstep's compiled gradient step
 
 RLlib's learner (new API stack) and Stable-Baselines3's PPO start from given weights, take the given batch of 4,000 rows
 in minibatches of 256, and write down which rows each of their first 50 updates took, its losses, and gradients and
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import report
 from runner import Entry, check_installed
 

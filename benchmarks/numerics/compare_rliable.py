@@ -1,7 +1,7 @@
 """The figures of `lockstep compare` beside rliable's, on the same scores.
 
     python3 -m venv .bench/rliable && .bench/rliable/bin/pip install rliable==1.2.0 'pandas<3'    # once
-    python benchmarks/compare_rliable.py --python .bench/rliable/bin/python
+    python benchmarks/numerics/compare_rliable.py --python .bench/rliable/bin/python
 
 Point estimates (interquartile mean, probability of improvement, performance profile) must agree within 1e-9. Intervals
 are drawn at random by both: beside how far their ends are apart stands how far those of two seeds of Lockstep are.
@@ -22,7 +22,7 @@ import numpy as np
 
 from lockstep.tracking import improvement_bootstrap, iqm_bootstrap, performance_profile
 
-HERE = Path(__file__).resolve().parent
+HERE = Path(__file__).resolve().parents[1]
 RESULTS = HERE / "results"
 LIMIT = 1e-9
 SIZES = ((3, 3, 1), (4, 5, 1), (5, 7, 1), (6, 6, 2), (10, 10, 1), (10, 9, 5), (11, 13, 3), (50, 40, 8))

@@ -1,8 +1,8 @@
 """The same gradient steps in Lockstep's SAC learner and in its peers': losses, gradients and parameters compared.
 
-    python benchmarks/setup_peers.py sb3 rllib
-    python benchmarks/compare_sac_peers.py                # some minutes; exit status 1 above 1e-5
-    python benchmarks/compare_sac_peers.py --no-compile   # leaves out Lockstep's compiled gradient step
+    python benchmarks/peers/setup_peers.py sb3 rllib
+    python benchmarks/numerics/compare_sac_peers.py                # some minutes; exit status 1 above 1e-5
+    python benchmarks/numerics/compare_sac_peers.py --no-compile   # leaves out Lockstep's compiled gradient step
 
 Stable-Baselines3's SAC and RLlib's SAC learner (new API stack) start from given weights and take 50 gradient steps on
 given rows with given random numbers (``peers/numerics.py``); Lockstep takes the same, in float32. Compared are the
@@ -12,10 +12,12 @@ libraries differ on purpose the difference is switched off, and listed in the re
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import compare_learner_peers as ppo  # puts peers/ on the path
 import gymnasium as gym
 import numerics as n

@@ -3,8 +3,8 @@
 A sequence is plain JSON: steps such as ``{"op": "getitem_slice", "on": 0, "start": 2, "stop": 5}``. A pool of batches
 (or episodes) is numbered; what some operations make is put into the pool. The trace holds one entry for each step: the
 result or the kind of error in plain values, and the *marks* of the step, names of the situations in which the libraries
-are known to differ (``data_mended.md``). A step with a mark is recorded, but changes nothing: what follows goes on from
-objects that are the same in both libraries.
+are known to differ (``data_differences.md``). A step with a mark is recorded, but changes nothing: what follows goes on
+from objects that are the same in both libraries.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """rliable's figures for score matrices: JSON on standard input, JSON on standard output.
 
-Run by `benchmarks/compare_rliable.py` in an environment with rliable, which has no Lockstep.
+Run by `benchmarks/numerics/compare_rliable.py` in an environment with rliable, which has no Lockstep.
 """
 
 from __future__ import annotations

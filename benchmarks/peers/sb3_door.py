@@ -1,12 +1,12 @@
 """Measure `lockstep.compat.sb3`: which programs for Stable-Baselines3 run with only the import changed, and how fast.
 
-    python benchmarks/sb3_door.py examples DOCS --library lockstep     # the Python blocks of its documentation
-    python benchmarks/sb3_door.py zoo HYPERPARAMS --library lockstep   # the settings of RL Baselines3 Zoo
-    python benchmarks/sb3_door.py speed --python .bench/sb3/bin/python # both, one after the other, in CPU seconds
+    python benchmarks/peers/sb3_door.py examples DOCS --library lockstep     # the Python blocks of its documentation
+    python benchmarks/peers/sb3_door.py zoo HYPERPARAMS --library lockstep   # the settings of RL Baselines3 Zoo
+    python benchmarks/peers/sb3_door.py speed --python .bench/sb3/bin/python # both, one after the other, in CPU seconds
 
 `DOCS` is `docs/guide` of a clone of DLR-RM/stable-baselines3, `HYPERPARAMS` the folder `hyperparams` of a clone of
 DLR-RM/rl-baselines3-zoo. With `--library sb3` the same is done by Stable-Baselines3 itself, in its own environment
-(`python benchmarks/setup_peers.py sb3`, then what the examples import: sb3-contrib, box2d, mujoco, pandas, ...).
+(`python benchmarks/peers/setup_peers.py sb3`, then what the examples import: sb3-contrib, box2d, mujoco, pandas, ...).
 Programs are shortened in the same way for both: few steps, no window. Each runs in a forked process.
 """
 

@@ -1,11 +1,11 @@
 """Install each peer library in an environment of its own under ``.bench/``.
 
-    python benchmarks/setup_peers.py            # all peers; skips what is done
-    python benchmarks/setup_peers.py sb3 rllib  # some of them
-    python benchmarks/setup_peers.py --check    # say what is ready, install nothing
+    python benchmarks/peers/setup_peers.py            # all peers; skips what is done
+    python benchmarks/peers/setup_peers.py sb3 rllib  # some of them
+    python benchmarks/peers/setup_peers.py --check    # say what is ready, install nothing
 
 PyTorch comes first in every environment, at one version for all, so that no peer is measured on an
-older or a newer one; the rest is pinned by ``benchmarks/requirements/<peer>.txt``. An environment
+older or a newer one; the rest is pinned by ``benchmarks/peers/requirements/<peer>.txt``. An environment
 counts as done when its ``.ready`` file holds the SHA-256 of what was asked of it.
 """
 
@@ -24,7 +24,7 @@ TORCH = "torch==2.13.0"
 PEERS = ("sb3", "tianshou", "rllib", "torchrl", "cleanrl")
 
 HERE = Path(__file__).resolve().parent
-ENVIRONMENTS = HERE.parent / ".bench"
+ENVIRONMENTS = HERE.parents[1] / ".bench"
 
 
 def environment_folder(peer: str) -> Path:

@@ -1,6 +1,6 @@
 """ale-py's vector environment and EnvPool behind the boundary: processor time of a step of Atari.
 
-    taskset -c 0 python benchmarks/atari_speed.py          # about one minute
+    taskset -c 0 python benchmarks/speed/atari_speed.py          # about one minute
 
 Eight games of Pong in the profile of `lockstep/envs/atari.py`, random actions, one thread. What is measured is the time
 of the process on its core, of all its threads: a machine that others use does not change it much. All are measured in
@@ -14,8 +14,10 @@ import json
 import statistics
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import report
 
 NUM_ENVS, STEPS = 8, 500

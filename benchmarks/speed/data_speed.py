@@ -1,7 +1,7 @@
 """Batches and episodes beside RLlib's and Tianshou's classes, and beside plain ``np.concatenate``.
 
-    python benchmarks/data_speed.py             # 5 rounds, about 2 minutes
-    python benchmarks/data_speed.py --render
+    python benchmarks/speed/data_speed.py             # 5 rounds, about 2 minutes
+    python benchmarks/speed/data_speed.py --render
 
 Each round runs every library in a process of its own, one thread, each round beginning with another one; within a
 process each piece of work is the least of many calls (processor time). Ratios are taken within a round. Written to
@@ -11,9 +11,12 @@ process each piece of work is the least of many calls (processor time). Ratios a
 from __future__ import annotations
 
 import statistics
+import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import report
 from runner import Entry, run_programs, seconds_of
 

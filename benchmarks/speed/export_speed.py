@@ -1,6 +1,6 @@
 """Measure one action by `act.py` at batch 1 beside `policy.compute_single_action`, on one core.
 
-    taskset -c 0 python benchmarks/export_speed.py
+    taskset -c 0 python benchmarks/speed/export_speed.py
 
 For each policy, two layers of 64 units: microseconds for one action, the median of several rounds in which both are
 called in turn. Writes benchmarks/results/export_speed.json and .md.
@@ -27,7 +27,7 @@ from gymnasium import spaces
 from lockstep import Policy, get_config
 from lockstep.tracking import versions
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).resolve().parents[1] / "results"
 CALLS = 2_000
 BOX, CHOICES = spaces.Box(-1.0, 1.0, (8,), np.float32), spaces.Discrete(4)
 POLICIES: dict[str, tuple[str, Any, dict[str, Any], dict[str, Any]]] = {
@@ -87,7 +87,7 @@ def main() -> None:
         f"| {name} | {each['act.py']:.1f} | {each['onnxruntime alone']:.1f} | {each['compute_single_action']:.1f} |"
         for name, each in found.items()
     ]
-    text = "\n".join([*lines, "", "`taskset -c 0 python benchmarks/export_speed.py`", ""])
+    text = "\n".join([*lines, "", "`taskset -c 0 python benchmarks/speed/export_speed.py`", ""])
     (RESULTS / "export_speed.md").write_text(text)
     print(text)
 

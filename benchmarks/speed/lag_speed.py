@@ -1,6 +1,6 @@
 """IMPALA and APPO with a fixed lag beside free running: steps per second of whole runs, in turn.
 
-    python benchmarks/lag_speed.py            # about four minutes; writes results/lag_speed.json and .md
+    python benchmarks/speed/lag_speed.py            # about four minutes; writes results/lag_speed.json and .md
 
 CartPole-v1, two env runners of 8 environments each in processes of their own, 1,024 steps for an update, 4 passes in
 minibatches of 256. Each run is a process; counting begins with the third update. Written: every run, the ratio of
@@ -15,8 +15,10 @@ import json
 import statistics
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import report
 
 UPDATES, SKIPPED = 60, 2

@@ -1,10 +1,10 @@
 """The learner beside RLlib's and beside a loop written by hand: PPO updates on one rollout, one thread each.
 
-    python benchmarks/setup_peers.py rllib
-    python benchmarks/learner_speed.py                            # in this process, about five minutes
-    python benchmarks/learner_speed.py --works 64x64 --rounds 9
-    python benchmarks/learner_speed.py --remote                   # 1 and 2 learners in Ray actors, building a group
-    python benchmarks/learner_speed.py --render                   # the page again, from the raw results
+    python benchmarks/peers/setup_peers.py rllib
+    python benchmarks/speed/learner_speed.py                          # in this process, about five minutes
+    python benchmarks/speed/learner_speed.py --works 64x64 --rounds 9
+    python benchmarks/speed/learner_speed.py --remote                 # 1 and 2 learners in Ray actors, building a group
+    python benchmarks/speed/learner_speed.py --render                 # the page again, from the raw results
 
 Both sides live in processes of their own for the whole run; a round asks every entry for some updates in turn, and each
 round starts at another entry. Building, compiling and two updates of each entry come before the clock. Written to
@@ -21,6 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import report
 from runner import Entry, ask_rounds, check_installed
 

@@ -1,6 +1,6 @@
 """A data set larger than a memory limit, iterated in shuffled minibatches: time and resident memory.
 
-    python benchmarks/offline_memory.py [--rows 1000000] [--limit-mib 64] [--rounds 3]
+    python benchmarks/speed/offline_memory.py [--rows 1000000] [--limit-mib 64] [--rounds 3]
 
 Each way of reading is a process of its own. Its data segment is limited (RLIMIT_DATA) to what it holds after its
 imports plus the limit, so that the system refuses more; resident memory is the highest value beyond that after the
@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import report
 
 SIZE = 256

@@ -1,6 +1,6 @@
 """What the death of a learner, or of an env runner, costs a run: with a standby process and without.
 
-    python benchmarks/recovery_speed.py       # about five minutes; writes results/recovery_speed.json and .md
+    python benchmarks/speed/recovery_speed.py       # about five minutes; writes results/recovery_speed.json and .md
 
 IMPALA on CartPole-v1 with a fixed lag, two learners and two env runners in Ray actors. In every sixth epoch of 20
 updates one of them is killed (kill -9), 0.2 s after its begin. Its cost is what the epoch took above the median of the
@@ -18,8 +18,10 @@ import statistics
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import report
 
 UPDATES, EVERY, STEPS = 20, 6, 64

@@ -1,7 +1,7 @@
 """Replay buffers and collectors beside Tianshou's: adding vector steps, drawing batches, collecting into a buffer.
 
-    python benchmarks/replay_speed.py            # 5 rounds, about 4 minutes
-    python benchmarks/replay_speed.py --render
+    python benchmarks/speed/replay_speed.py            # 5 rounds, about 4 minutes
+    python benchmarks/speed/replay_speed.py --render
 
 Each round runs both libraries in processes of their own, one thread, in alternating order; a figure is the least of
 several stretches of calls (processor time). Ratios are taken within a round. Written to ``results/replay_speed.json``
@@ -10,10 +10,13 @@ and ``.md``.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import report
 from runner import Entry, run_programs, seconds_of
 
@@ -62,7 +65,8 @@ def render(record: dict[str, Any]) -> str:
     each = next(run["bytes_for_a_frame_row"] for run in record["runs"] if run["name"] == "lockstep")
     stacks = 2 * 4 * 84 * 84 + 8 + 4
     return (
-        f"# Replay buffers and collectors: speed\n\n`python benchmarks/replay_speed.py --rounds {record['rounds']}`\n\n"
+        "# Replay buffers and collectors: speed\n\n"
+        f"`python benchmarks/speed/replay_speed.py --rounds {record['rounds']}`\n\n"
         + report.table(
             ["microseconds for one call", *names, *RATIOS], lines(record, WORK, lambda value: 1e6 * value, 1)
         )

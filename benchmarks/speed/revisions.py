@@ -1,9 +1,9 @@
 """Times this checkout against another one, work by work, in turn on the same machine.
 
     git worktree add ../before REVISION
-    python benchmarks/revisions.py ../before                       # all works, about half an hour
-    python benchmarks/revisions.py ../before --works ppo learner   # those whose names begin so
-    python benchmarks/revisions.py ../before --name trial          # also writes results/trial.md and .json
+    python benchmarks/speed/revisions.py ../before                       # all works, about half an hour
+    python benchmarks/speed/revisions.py ../before --works ppo learner   # those whose names begin so
+    python benchmarks/speed/revisions.py ../before --name trial          # also writes results/trial.md and .json
 
 `works.py` has the works, and `--help` says what each of them times:
 
@@ -42,6 +42,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import report
 from runner import Resident
 
@@ -161,7 +162,7 @@ def main() -> None:
         print("| " + " | ".join(rows[-1]) + " |", flush=True)
     print(f"Load average {facts['load_average']} before, {os.getloadavg()[0]:.2f} after, {facts['cores']} cores.")
     if options.name:
-        command = f"# Before and after\n\n`python benchmarks/revisions.py BEFORE --name {options.name}`\n\n"
+        command = f"# Before and after\n\n`python benchmarks/speed/revisions.py BEFORE --name {options.name}`\n\n"
         text = f"{command}{report.table(HEADER, rows)}\n{report.machine_line(facts)}\n"
         report.write(options.name, {"machine": facts, "works": raw}, text)
 

@@ -1,9 +1,9 @@
 """Two env runners in Ray actors beside RLlib's: publishing weights, sampling, whole iterations of PPO.
 
-    python benchmarks/setup_peers.py rllib
-    python benchmarks/runner_speed.py                             # about ten minutes
-    python benchmarks/runner_speed.py --works 64x64 --rounds 9
-    python benchmarks/runner_speed.py --render                    # the page again, from the raw results
+    python benchmarks/peers/setup_peers.py rllib
+    python benchmarks/speed/runner_speed.py                             # about ten minutes
+    python benchmarks/speed/runner_speed.py --works 64x64 --rounds 9
+    python benchmarks/speed/runner_speed.py --render                    # the page again, from the raw results
 
 CartPole-v1, 2 runners of 8 environments, 128 steps of each for one sample; one learner in the driver's process; one
 thread everywhere. "publish": from weights in the learner until both runners act with them (what acting needs, so
@@ -18,8 +18,10 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import report
 from runner import Entry, ask_rounds, check_installed
 

@@ -1,9 +1,9 @@
 """Where more learners stop paying: times measured here, and what follows from them for a cluster.
 
-    python benchmarks/scaling_cost.py                                # about a minute
-    python benchmarks/scaling_cost.py --hop-us 20 --gbit 100         # another network between the machines
-    python benchmarks/scaling_cost.py --render
-    python benchmarks/scaling_cost.py --floor                        # what two learners on this machine can be at most
+    python benchmarks/speed/scaling_cost.py                           # about a minute
+    python benchmarks/speed/scaling_cost.py --hop-us 20 --gbit 100    # another network between the machines
+    python benchmarks/speed/scaling_cost.py --render
+    python benchmarks/speed/scaling_cost.py --floor                   # what two learners on this machine can be at most
 
 Measured, with one thread: a gradient step of PPO for two networks and several numbers of rows, by the processor's time
 (least squares: a fixed part and a part for each row). From these, with the counts of `docs/scaling.md` (3 meetings for
@@ -22,13 +22,15 @@ import multiprocessing
 import statistics
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import gymnasium as gym
 import numpy as np
 import report
 import torch
-from revisions import made_up_batch
+from works import made_up_batch
 
 from lockstep import PPOConfig
 

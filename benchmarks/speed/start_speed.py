@@ -1,7 +1,7 @@
 """Whole runs with process start: eager, compiled for the first time, and compiled with the code kept; in turn.
 
-    python benchmarks/start_speed.py                       # writes results/start_speed.json and .md
-    python benchmarks/start_speed.py --only ppo --rounds 1 --steps 20480
+    python benchmarks/speed/start_speed.py                       # writes results/start_speed.json and .md
+    python benchmarks/speed/start_speed.py --only ppo --rounds 1 --steps 20480
 
 102,400 steps at the algorithms' defaults (PPO and DQN on CartPole-v1, SAC on Pendulum-v1), each run a process. A first
 start has an empty cache folder, the second the folder that it left. Beside the clock, the processor's seconds of the
@@ -18,8 +18,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import report
 from runner import alternate
 

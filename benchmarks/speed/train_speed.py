@@ -1,11 +1,11 @@
 """Whole training runs of Lockstep and its peers, alternately, each in a process of its own.
 
-    python benchmarks/train_speed.py ppo                        # CartPole-v1, 5 rounds, one thread each
-    python benchmarks/train_speed.py ppo --threads 1 2          # each of them with one thread and with two
-    python benchmarks/train_speed.py dqn --updates 40 --name dqn_cartpole_updates    # a gradient step for two steps
-    python benchmarks/train_speed.py sac --only lockstep sb3 --rounds 2 --name quick # Pendulum-v1; `td3` likewise
-    python benchmarks/train_speed.py pong --rounds 3            # PPO with the Nature network on ALE/Pong-v5
-    python benchmarks/train_speed.py ppo --render               # the table again, from the raw results
+    python benchmarks/speed/train_speed.py ppo                        # CartPole-v1, 5 rounds, one thread each
+    python benchmarks/speed/train_speed.py ppo --threads 1 2          # each of them with one thread and with two
+    python benchmarks/speed/train_speed.py dqn --updates 40 --name dqn_cartpole_updates  # a gradient step for two steps
+    python benchmarks/speed/train_speed.py sac --only lockstep sb3 --rounds 2 --name quick # Pendulum-v1; `td3` likewise
+    python benchmarks/speed/train_speed.py pong --rounds 3            # PPO with the Nature network on ALE/Pong-v5
+    python benchmarks/speed/train_speed.py ppo --render               # the table again, from the raw results
 
 The settings are in ``peers/protocol.py``, the same for all libraries. A round runs every entry once with a seed of its
 own. Where several thread counts were measured, an entry is compared at its faster one. ``half`` entries multiply in
@@ -19,8 +19,10 @@ import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import report
 from runner import Entry, run_rounds
 

@@ -75,7 +75,7 @@ def _minari_batch(dataset_id: str) -> SampleBatch:
         return read_minari_batch(dataset_id)
     except FileNotFoundError as error:
         is_ours = dataset_id.startswith("lockstep/")
-        how = "python benchmarks/make_offline_data.py makes it; " if is_ours else ""
+        how = "python benchmarks/learning/make_offline_data.py makes it; " if is_ours else ""
         raise FileNotFoundError(
             f"{error}; {how}offline_data.input_ takes other data: an id or a path (--set offline_data.input_=PATH)"
         ) from None

@@ -1,6 +1,6 @@
-"""Recipes for data that are there already: those that `benchmarks/make_offline_data.py` makes with our own agents.
+"""Recipes for the data sets that `benchmarks/learning/make_offline_data.py` makes with our own agents.
 
-    python benchmarks/make_offline_data.py CartPole-v1     # writes lockstep/cartpole/expert-v0 and others (Minari)
+    python benchmarks/learning/make_offline_data.py CartPole-v1     # writes lockstep/cartpole/expert-v0 and others
     lockstep train bc CartPole-v1
 
 `expert`: what a trained agent did. `medium-replay`: all that it had remembered when it was half as good. `replay`: all

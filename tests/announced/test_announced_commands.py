@@ -50,7 +50,7 @@ NOT_RUN = {
             "lockstep train iql Pendulum-v1",
             "lockstep train td3_bc Pendulum-v1",
         ),
-        "needs a data set, which `benchmarks/make_offline_data.py` takes minutes to make",
+        "needs a data set, which `benchmarks/learning/make_offline_data.py` takes minutes to make",
     ),
 }
 """commands that need what is not there, and why"""

@@ -16,7 +16,7 @@ def test_a_recipe_whose_data_are_not_there_says_which_and_how_to_make_or_replace
     said = lockstep("train", "bc", "CartPole-v1", "--root", "runs")
     assert said.code == 2
     assert "there is no Minari dataset 'lockstep/cartpole/expert-v0'" in said.err
-    assert "python benchmarks/make_offline_data.py makes it" in said.err
+    assert "python benchmarks/learning/make_offline_data.py makes it" in said.err
     assert "--set offline_data.input_=PATH" in said.err
     assert not list((tmp_path / "runs").glob("*"))
     said = lockstep("train", "bc", "CartPole-v1", "--no-recipe")

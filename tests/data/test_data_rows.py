@@ -15,7 +15,7 @@ def test_each_row_of_the_data_contract_names_tests_that_exist():
 
 
 def listed_situations():
-    lines = (BENCHMARKS / "data_mended.md").read_text(encoding="utf-8").splitlines()
+    lines = (BENCHMARKS / "numerics" / "data_differences.md").read_text(encoding="utf-8").splitlines()
     return {line.split("`")[1]: line for line in lines if line.startswith("| `")}
 
 

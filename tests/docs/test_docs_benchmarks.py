@@ -13,9 +13,10 @@ import pytest
 from test_docs_pages import PAGES, ROOT
 
 BENCHMARKS = ROOT / "benchmarks"
-SOURCES = [*PAGES, BENCHMARKS / "README.md", *BENCHMARKS.glob("*.py")]
+SOURCES = [*PAGES, BENCHMARKS / "README.md", *BENCHMARKS.rglob("*.py")]
 REVISION = re.compile(r'"revision": "([^"]*)"|; revision ([^ ;]+);')
-QUOTED = re.compile(r"python (benchmarks/\w+\.py)((?: +[\w./=\[\],-]+)*)")
+PROGRAM = r"benchmarks/(?:(?:speed|learning|numerics|gpu)/\w+|peers/(?:setup_peers|sb3_door)|hashes)\.py"
+QUOTED = re.compile(rf"python ({PROGRAM})((?: +[\w./=\[\],-]+)*)")
 PLACEHOLDERS = {"ALGORITHM": "ppo", "ENV": "CartPole-v1"}
 
 
@@ -60,6 +61,7 @@ def test_a_quoted_benchmark_command_parses(file, words, monkeypatch, parsing_onl
     arguments = [PLACEHOLDERS.get(word, word) for word in shlex.split(words)]
     monkeypatch.setattr(sys, "argv", [file, *arguments])
     monkeypatch.setattr("os.nice", lambda _: 0)
+    monkeypatch.syspath_prepend((ROOT / file).parent)
     with pytest.raises(ParsedError):
         runpy.run_path(str(ROOT / file), run_name="__main__")
 
@@ -67,7 +69,7 @@ def test_a_quoted_benchmark_command_parses(file, words, monkeypatch, parsing_onl
 def test_the_commands_of_the_table_are_found():
     files = {file for file, _ in quoted_commands()}
     assert len(files) >= 20
-    assert ("benchmarks/replay_speed.py", "--rounds 2") in quoted_commands()
+    assert ("benchmarks/speed/replay_speed.py", "--rounds 2") in quoted_commands()
 
 
 def revisions_of(file):
@@ -113,6 +115,7 @@ def test_a_revision_is_marked_for_changed_code_but_not_for_results(parsing_only,
 
 
 def test_the_compiled_simple_spread_is_the_game_of_mpe2(parsing_only, monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS / "learning")
     import simple_spread
 
     for name in ("move", "look"):  # not compiled, which takes longer than it saves here
@@ -130,7 +133,8 @@ def test_the_compiled_simple_spread_is_the_game_of_mpe2(parsing_only, monkeypatc
     assert trainer.policy.acting["team"].module.critic_space.shape == (54,)
 
 
-def test_every_work_that_revisions_times_says_what_it_is(parsing_only):
+def test_every_work_that_revisions_times_says_what_it_is(parsing_only, monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS / "speed")
     import revisions
     import works
 

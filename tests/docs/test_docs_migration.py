@@ -77,10 +77,10 @@ def test_rows_of_a_vector_buffer_lie_as_the_page_says():
 @pytest.mark.faults
 @pytest.mark.parametrize("block", THERE)
 def test_programs_of_other_libraries_run_in_the_versions_of_their_environments(block, tmp_path):
-    """Shortened; where `benchmarks/setup_peers.py` has made the environment."""
+    """Shortened; where `benchmarks/peers/setup_peers.py` has made the environment."""
     python = ROOT / ".bench" / PEERS[peer_of(block)] / "bin" / "python"
     if not python.exists():
-        pytest.skip(f"no {python.relative_to(ROOT)}: python benchmarks/setup_peers.py makes it")
+        pytest.skip(f"no {python.relative_to(ROOT)}: python benchmarks/peers/setup_peers.py makes it")
     code = re.sub(r"\btotal_timesteps=[\d_]+", "total_timesteps=2_048", block.text)
     named = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     environment = {**named, "OMP_NUM_THREADS": "1"}

@@ -41,7 +41,7 @@ def made_data(tmp_path_factory):
     def make(env):
         if env not in made:
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "MINARI_DATASETS_PATH": str(folder)}
-            command = [sys.executable, str(ROOT / "benchmarks" / "make_offline_data.py"), env]
+            command = [sys.executable, str(ROOT / "benchmarks" / "learning" / "make_offline_data.py"), env]
             subprocess.run(command, env=environment, check=True)
             made.add(env)
         return folder

@@ -129,7 +129,7 @@ def test_performance_profile_is_the_share_above_each_threshold() -> None:
 
 
 def test_figures_of_rliable_1_2_0() -> None:
-    """rliable's point estimates of these tables, 11 and 7 runs on 3 tasks (benchmarks/compare_rliable.py has more)."""
+    """rliable's point estimates of 11 and 7 runs on 3 tasks (benchmarks/numerics/compare_rliable.py has more)."""
     rng = np.random.default_rng(7)
     first, second = np.round(rng.normal(0.5, 1, (11, 3)), 2), np.round(rng.normal(0, 1, (7, 3)), 2)
     assert float(iqm_bootstrap(list(first.T)).value) == pytest.approx(0.12058823529411763, abs=1e-9)
