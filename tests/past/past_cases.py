@@ -7,7 +7,7 @@ and returns arrays by name, which the stored numbers are compared with.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from past_parts import (
     Picture,
     SmallNovelty,
     Target,
+    Turns,
     half_way,
     main_module,
     module_of,
@@ -34,7 +35,7 @@ from lockstep import ALGORITHMS, Policy, SampleBatch, get_config, load_policy
 from lockstep.algorithms.ppo import PPOLearner
 from lockstep.compat import sb3
 from lockstep.compat.sb3.common.vec_env import DummyVecEnv, VecNormalize
-from lockstep.data import OfflineDataset, write_rows
+from lockstep.data import MultiAgentBatch, OfflineDataset, write_rows
 from lockstep.export import load_export
 from lockstep.learner import LearnerGroup
 from lockstep.modules import MultiRLModule, MultiRLModuleSpec, RLModule, RLModuleSpec
@@ -47,6 +48,11 @@ Numbers = dict[str, np.ndarray]
 SINGLE, DOUBLE = 1e-5, 1e-10
 """largest difference from the stored numbers, of float32 and of float64"""
 
+FIRST = "b3639942"
+"""version 0.2, which wrote most of the jar"""
+REDRAWN = "2dd00802"
+"""the last revision before the redraw of issue 47: its files have signatures of what must be trusted, and attempts"""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -58,6 +64,8 @@ class Case:
     trusts: bool = False
     """the files name a function, or hold what torch evaluates: `LOCKSTEP_TRUST=1` is needed (contract/trust.md)"""
     starts_ray: bool = False
+    revision: str = FIRST
+    """the revision that wrote the archive"""
 
 
 # -- runs ---
@@ -316,6 +324,41 @@ def impala_waiting(folder: Path) -> Any:
     return config.training(max_lag=1, fixed_lag=True)
 
 
+def turns(folder: Path) -> Any:
+    config = small("ppo", Turns).multi_agent(policies=["first", "others"], policy_mapping_fn=module_of)
+    return config.training(minibatch_size=8, num_epochs=1)
+
+
+def agents_overrides(folder: Path) -> Any:
+    """Modules with training options of their own, one of which does not learn."""
+    config = guests("ppo")(folder)
+    overrides = {"first": {"lr": 1e-2, "optimizer": "rmsprop"}}
+    config.rl_module(algorithm_config_overrides_per_module=overrides)
+    return config.multi_agent(policies_to_train=["first"])
+
+
+def runners(folder: Path) -> Any:
+    """Two env runners in step."""
+    config = small("ppo", "CartPole-v1", environment={"normalize_observations": True})
+    config.env_runners(num_env_runners=2, num_envs_per_env_runner=1, num_cpus_per_env_runner=0.3)
+    return config.training(minibatch_size=16, num_epochs=1)
+
+
+def whole_episodes(folder: Path) -> Any:
+    config = small("ppo", Target).env_runners(batch_mode="complete_episodes")
+    return config.training(minibatch_size=16, num_epochs=1)
+
+
+def processes(folder: Path) -> Any:
+    """Environments in processes of their own."""
+    config = small("ppo", Target).env_runners(vectorize_mode="async")
+    return config.training(minibatch_size=16, num_epochs=1)
+
+
+def dqn_novelty(folder: Path) -> Any:
+    return small("dqn", "CartPole-v1").training(intrinsic_reward=SmallNovelty, target_update_interval=5)
+
+
 # -- policies, modules, learners ---
 
 
@@ -426,6 +469,38 @@ def load_learners(folder: Path) -> Numbers:
         for module_id, part in group.get_weights().items():
             found |= {f"{name}/{module_id}/{key}": np.array(array) for key, array in part.items()}
     return found
+
+
+SHARED = ("kept", "added")
+"""modules of the learner whose modules came and went"""
+
+
+def write_several(folder: Path) -> None:
+    """A learner with a module that was added, after one was removed."""
+    config = policy_config("dqn").multi_agent(policies=["kept", "gone"], policy_mapping_fn=module_of)
+    group = config.build_policy().learner_group
+    learn_several(group, ("kept", "gone"), 2)
+    spec = group.learner.module["kept"].spec()
+    group.add_module(module_id="added", module_spec=spec, config_overrides={"lr": 1e-2})
+    group.remove_module("gone")
+    learn_several(group, SHARED, 2)
+    group.save_to_path(folder / "learner")
+
+
+def load_several(folder: Path) -> Numbers:
+    group = LearnerGroup.from_checkpoint(folder / "learner")
+    learn_several(group, SHARED, 3)
+    return {f"{mid}/{key}": np.array(array) for mid, part in group.get_weights().items() for key, array in part.items()}
+
+
+def learn_several(group: LearnerGroup, modules: tuple[str, ...], updates: int) -> None:
+    """Take gradient steps on made-up transitions of each module."""
+    for seed in range(updates):
+        batches = {}
+        for number, module_id in enumerate(modules):
+            batches[module_id] = transitions(16, seed=10 * seed + number)
+            del batches[module_id]["eps_id"]
+        group.update_from_batch(MultiAgentBatch(batches, env_steps=16))
 
 
 def learn(group: LearnerGroup, name: str, updates: int) -> None:
@@ -653,6 +728,13 @@ CASES: dict[str, Case] = {
     "run_two_learners": run_case(
         lambda folder: ppo_double(folder, num_learners=2, num_cpus_per_learner=0), tolerance=DOUBLE, starts_ray=True
     ),
+    "run_agents_turns": run_case(turns, trusts=True),
+    "run_agents_overrides": run_case(agents_overrides, trusts=True),
+    "run_whole_episodes": run_case(whole_episodes),
+    "run_processes": run_case(processes),
+    "run_dqn_novelty": run_case(dqn_novelty),
+    "run_runners": run_case(runners, starts_ray=True),
+    "learners_several": Case(write_several, load_several),
     "policies": Case(write_policies, load_policies),
     "best_policy": Case(write_best, load_best),
     "modules": Case(write_modules, load_modules),
@@ -663,3 +745,18 @@ CASES: dict[str, Case] = {
     "export_torch": export_case("torch", trusts=True),
     "door": Case(write_door, load_door),
 }
+AGAIN = (
+    "run_ppo_lstm",
+    "run_ppo_remembering",
+    "run_agents_dqn",
+    "run_agents_frames",
+    "run_self_play",
+    "run_tensor_ppo",
+    "run_tensor_dqn",
+    "run_waiting",
+    "buffers",
+    "door",
+    "export_torch",
+)
+"""cases that the last revision before the redraw wrote once more"""
+CASES |= {f"{name}_{REDRAWN}": replace(CASES[name], revision=REDRAWN) for name in AGAIN}

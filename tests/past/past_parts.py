@@ -156,6 +156,72 @@ class Duel:
         return {agent: np.array([1.0, "xy".index(agent)], np.float32) for agent in self.possible_agents}
 
 
+class Turns:
+    """A game of turns: `a` and `b` act one after the other; an action 1 pays the other; 7 actions an episode."""
+
+    possible_agents = ("a", "b")
+    metadata: dict[str, Any] = {}
+
+    def __init__(self) -> None:
+        self.agents: list[str] = []
+        self.t = 0
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Box(0.0, 100.0, (2,), np.float32)
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(2)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> None:
+        self.t = 0
+        self.agents = ["a", "b"]
+        self.agent_selection = "a"
+        self.rewards = dict.fromkeys(self.agents, 0.0)
+        self.terminations = dict.fromkeys(self.agents, False)
+        self.truncations = dict.fromkeys(self.agents, False)
+        self.infos: dict[str, dict[str, Any]] = {agent: {} for agent in self.agents}
+
+    def observe(self, agent: str) -> np.ndarray:
+        return np.array([self.t, "ab".index(agent)], np.float32)
+
+    def last(self) -> tuple[Any, ...]:
+        me = self.agent_selection
+        return self.observe(me), self.rewards[me], self.terminations[me], self.truncations[me], self.infos[me]
+
+    def step(self, action: Any) -> None:
+        me = self.agent_selection
+        other = "b" if me == "a" else "a"
+        if self.terminations[me]:
+            self.agents.remove(me)
+            self.agent_selection = other
+            return
+        self.t += 1
+        self.rewards = {me: 0.0, other: float(action)}
+        if self.t >= 7:
+            self.terminations = dict.fromkeys(self.terminations, True)
+        self.agent_selection = other
+
+    def close(self) -> None:
+        pass
+
+    def get_env_state(self) -> dict[str, Any]:
+        return {
+            "agents": list(self.agents),
+            "t": self.t,
+            "selection": self.agent_selection,
+            "rewards": dict(self.rewards),
+            "terminations": dict(self.terminations),
+        }
+
+    def set_env_state(self, state: dict[str, Any]) -> None:
+        self.reset()
+        self.agents = list(state["agents"])
+        self.t = state["t"]
+        self.agent_selection = state["selection"]
+        self.rewards = dict(state["rewards"])
+        self.terminations = dict(state["terminations"])
+
+
 def module_of(agent: str, episode: Any) -> str:
     """Map `a` to a module of its own and the others to a shared one."""
     return "first" if agent == "a" else "others"

@@ -1,4 +1,4 @@
-"""Files that version 0.2 wrote continue with the code of today, to the numbers that they had with the code of then."""
+"""Files that earlier revisions wrote continue with the code of today, to the numbers that they had with the code of then."""
 
 from __future__ import annotations
 

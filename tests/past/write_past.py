@@ -1,11 +1,12 @@
 """Write the jar: one archive a case, the numbers that its continuation has, and their hashes.
 
-It was run once, with the code of revision b3639942:
+It was run once with the code of each revision that `past_cases.py` names:
 
     PYTHONPATH=CHECKOUT_OF_THAT_REVISION python tests/past/write_past.py
 
-It refuses any other code, and to write an archive that exists. `--numbers NAME ...` is for a change that moves the
-numbers of a case on purpose: it writes them again with the code of today, from the archive as it is.
+It writes the cases of that revision, refuses any other code, and to write an archive that exists. `--numbers NAME ...`
+is for a change that moves the numbers of a case on purpose: it writes them again with the code of today, from the
+archive as it is.
 """
 
 from __future__ import annotations
@@ -26,11 +27,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
-from past_cases import CASES, Numbers
+from past_cases import CASES, FIRST, REDRAWN, Numbers
 
 import lockstep
 
-REVISION = "b3639942"
 JAR = Path(__file__).with_name("jar")
 HASHES = JAR / "hashes.json"
 
@@ -84,15 +84,17 @@ def continued(name: str, folder: Path) -> Numbers:
         os.chdir(before)
 
 
-def check_revision() -> None:
-    """End the program unless the code that is imported is the clean one of the revision."""
+def check_revision() -> str:
+    """Return the revision of the code that is imported; end the program unless it is one of the jar's, unchanged."""
     root = Path(lockstep.__file__).parents[1]
     head = subprocess.run(["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout
     changed = subprocess.run(
         ["git", "-C", root, "status", "--porcelain", "lockstep"], capture_output=True, text=True, check=True
     ).stdout
-    if not head.startswith(REVISION) or changed:
-        sys.exit(f"{root} is {head.strip()} {changed}; the jar is written by {REVISION}, unchanged: set PYTHONPATH")
+    for revision in (FIRST, REDRAWN):
+        if head.startswith(revision) and not changed:
+            return revision
+    sys.exit(f"{root} is {head.strip()} {changed}; {FIRST} or {REDRAWN}, unchanged, write the jar: set PYTHONPATH")
 
 
 def main() -> None:
@@ -102,14 +104,17 @@ def main() -> None:
     if sys.argv[1:2] == ["--numbers"]:
         write_numbers(sys.argv[2:], notes)
         return
-    check_revision()
+    revision = check_revision()
     JAR.mkdir(exist_ok=True)
     if notes and (notes["processor"], notes["torch"]) != (processor(), torch.__version__):
         sys.exit(f"{HASHES} was written with {notes['processor']} and torch {notes['torch']}")
-    notes |= {"revision": REVISION, "processor": processor(), "torch": torch.__version__}
+    notes |= {"processor": processor(), "torch": torch.__version__}
     hashes = notes.setdefault("hashes", {})
+    revisions = notes.setdefault("revisions", {})
     failed = []
-    for name in sys.argv[1:] or CASES:
+    for name in sys.argv[1:] or [name for name, case in CASES.items() if case.revision == revision]:
+        if CASES[name].revision != revision:
+            sys.exit(f"{name} is written by {CASES[name].revision}, and this is {revision}")
         if (JAR / f"{name}.tar.xz").exists():
             print(f"{name} exists and is never written again")
             continue
@@ -120,6 +125,7 @@ def main() -> None:
             failed.append(name)
             continue
         hashes[name] = hash_of(numbers)
+        revisions[name] = revision
         write_notes(notes)
         print(f"{name}: {(JAR / f'{name}.tar.xz').stat().st_size:,} bytes, {len(numbers)} arrays", flush=True)
     sys.exit(f"not written: {failed}" if failed else 0)
