@@ -1,4 +1,4 @@
-"""Files that earlier revisions wrote continue with the code of today, to the numbers that they had with the code of then."""
+"""Files that earlier revisions wrote continue with the code of today, to the numbers that they had then."""
 
 from __future__ import annotations
 
