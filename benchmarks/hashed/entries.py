@@ -216,7 +216,12 @@ def _repeatable(state: Any, within: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return mappings, sequences and dataclasses as dicts and lists, so that their kind does not enter the hash."""
+    """Return mappings, sequences and dataclasses as dicts and lists, so that their kind does not enter the hash.
+
+    Of the library's own classes, "lockstep.FOLDER:CLASS", the name alone is kept: files move.
+    """
+    if isinstance(value, str) and value.startswith("lockstep.") and ":" in value:
+        return value.rpartition(":")[2]
     if isinstance(value, Mapping):
         return {str(key): _plain(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
