@@ -51,13 +51,9 @@ Seconds = dict[str, list[float]]
 """Seconds of every round, by kind of time."""
 
 
-SAME_LAYOUT = {
-    "MALLOC_TRIM_THRESHOLD_": "1000000000",
-    "MALLOC_MMAP_THRESHOLD_": "1000000000",
-    "PYTHONHASHSEED": "0",
-}
+SAME_HEAP = {"MALLOC_TRIM_THRESHOLD_": "1000000000", "MALLOC_MMAP_THRESHOLD_": "1000000000"}
 """glibc keeps what is freed: whether it hands large arrays back to the system is an accident of the heap's layout, and
-moved "data" by 25 % between two runs of the same code. Texts have the same hashes, so dictionaries look up alike."""
+moved "data" by 25 % between two runs of the same code"""
 
 
 def processor_seconds() -> float:
@@ -80,8 +76,12 @@ def serve(name: str) -> None:
         print(json.dumps({"wall": time.perf_counter() - began, "processor": processor_seconds() - used}), flush=True)
 
 
-def measure(before: Path, work: str, rounds: int) -> tuple[Seconds, Seconds]:
-    """Return the seconds of one pair of processes, before and after."""
+def measure(before: Path, work: str, rounds: int, seed: int) -> tuple[Seconds, Seconds]:
+    """Return the seconds of one pair of processes, before and after.
+
+    `seed` is that of the hashes of texts in both: how fast dictionaries look up is an accident, too.
+    """
+    os.environ["PYTHONHASHSEED"] = str(seed)
     command = [sys.executable, str(Path(__file__).resolve()), "--serve", work, "."]
     workers = list[Resident]()
     try:
@@ -156,11 +156,11 @@ def main() -> None:
     chosen = [name for name in WORKS if name.startswith(tuple(options.works))]
     if not chosen:
         parser.error(f"--works {' '.join(options.works)}: no work begins so; there are {', '.join(WORKS)}")
-    os.environ.update(SAME_LAYOUT)
+    os.environ.update(SAME_HEAP)
     facts, raw, rows = report.machine(), dict[str, Any](), list[list[str]]()
     print(report.table(HEADER, []), end="", flush=True)
     for work in chosen:
-        pairs = [measure(options.before, work, options.rounds) for _ in range(options.pairs)]
+        pairs = [measure(options.before, work, options.rounds, seed) for seed in range(options.pairs)]
         raw[work] = [{"before": old, "after": new} for old, new in pairs]
         rows.append(row_of(work, pairs))
         print("| " + " | ".join(rows[-1]) + " |", flush=True)
