@@ -1,12 +1,12 @@
 """Hashes of what the library computes, to show that a change of its shape changes no number.
 
-    python benchmarks/hashes.py -o before.json                     # all entries but the groups `compiled` and `ray`
-    python benchmarks/hashes.py -o after.json --compare before.json
-    python benchmarks/hashes.py --compare before.json after.json   # runs nothing
+    python benchmarks/numerics/hashes.py -o before.json               # all entries but the groups `compiled` and `ray`
+    python benchmarks/numerics/hashes.py -o after.json --compare before.json
+    python benchmarks/numerics/hashes.py --compare before.json after.json  # runs nothing
 
-`--compare` prints what differs and ends with 1 if anything does. Entries are in `benchmarks/hashed/`. Each has a hash
-for each of its results (weights, episodes, states, ...), so that the comparison says which part has changed. An entry
-that fails is recorded with its error. Only public names are used: `PYTHONPATH=CHECKOUT` hashes an older revision.
+`--compare` prints what differs and ends with 1 if anything does. Entries are in `hashed/`. Each has a hash for each of
+its results (weights, episodes, states, ...), so that the comparison says which part has changed. An entry that fails is
+recorded with its error. Only public names are used: `PYTHONPATH=CHECKOUT` hashes an older revision.
 Hashes are comparable on one machine with one version of torch and numpy only.
 """
 

@@ -15,7 +15,7 @@ from test_docs_pages import PAGES, ROOT
 BENCHMARKS = ROOT / "benchmarks"
 SOURCES = [*PAGES, BENCHMARKS / "README.md", *BENCHMARKS.rglob("*.py")]
 REVISION = re.compile(r'"revision": "([^"]*)"|; revision ([^ ;]+);')
-PROGRAM = r"benchmarks/(?:(?:speed|learning|numerics|gpu)/\w+|peers/(?:setup_peers|sb3_door)|hashes)\.py"
+PROGRAM = r"benchmarks/(?:(?:speed|learning|numerics|gpu)/\w+|peers/(?:setup_peers|sb3_door))\.py"
 QUOTED = re.compile(rf"python ({PROGRAM})((?: +[\w./=\[\],-]+)*)")
 PLACEHOLDERS = {"ALGORITHM": "ppo", "ENV": "CartPole-v1"}
 

@@ -1,4 +1,4 @@
-"""Entries of `benchmarks/hashes.py`: small computations whose results are hashed."""
+"""Entries of `benchmarks/numerics/hashes.py`: small computations whose results are hashed."""
 
 from hashed import acting, agents, algorithms, collectors, compiled, data, ray_runs, replays, resumed
 from hashed.entries import ENTRIES, EXTRA_GROUPS, chosen, hash_of
