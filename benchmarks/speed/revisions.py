@@ -12,7 +12,7 @@
 - collection: collector, "collector, rollout", "collector, episodes", "collector, agents", "collector, ready",
   "collector, runners", "collector, runners on Ray", "collector, tensors"
 - updates: "learner, episodes", "learner, batch", "learners on Ray"
-- what is drawn: "replay, uniform", "replay, prioritized", "replay, n-step", "replay, stacks", "replay, sequences",
+- samples: "replay, uniform", "replay, prioritized", "replay, n-step", "replay, stacks", "replay, sequences",
   "replay, hindsight", "replay, agents"
 - data, import
 

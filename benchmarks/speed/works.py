@@ -202,12 +202,12 @@ def collector_rollout() -> Work:
 
 
 def collector_episodes() -> Work:
-    """600 random episodes of CartPole-v1 without a buffer, as evaluation collects them."""
+    """600 episodes of CartPole-v1 without a buffer, as evaluation collects them."""
     from lockstep import Collector
     from lockstep.envs import make_vector
 
     made = Collector(dqn_config().build_policy(), make_vector(CARTPOLE, num_envs=ENVS), seed=1)
-    return lambda: made.collect(n_episode=600, random=True)
+    return lambda: made.collect(n_episode=600)
 
 
 def collector_agents() -> Work:
@@ -316,7 +316,7 @@ def learners_on_ray() -> Work:
     return lambda: [group.update_from_batch(batch, num_epochs=4, minibatch_size=500) for _ in range(2)]
 
 
-# -- replay: what is drawn ---
+# -- samples from replay buffers ---
 
 
 def fill(buffer: Any, vector_steps: int = 2_500, goals: bool = False) -> Any:
