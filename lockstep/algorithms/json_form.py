@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lockstep.connectors import Connector, RescaleActions
-from lockstep.data.codec import describe_space, space_from
+from lockstep.data.spaces import describe_space, space_from
 from lockstep.envs.make import ENVIRONMENT_CLASS, named_environment
 from lockstep.learner.learner import Learner
 from lockstep.modules import MultiRLModuleSpec, RLModuleSpec

@@ -13,7 +13,7 @@ import torch
 from lockstep.algorithms.base_config import BaseConfig, Spaces
 from lockstep.algorithms.json_form import from_plain
 from lockstep.connectors import ModuleConnectors
-from lockstep.data.codec import space_from
+from lockstep.data.spaces import space_from
 from lockstep.learner.checkpointing import state_from_folders
 from lockstep.modules import RLModule, RLModuleSpec
 from lockstep.state.checkpoint import read_checkpoint

@@ -36,10 +36,10 @@ from lockstep.algorithms.tensor_updates import MOST_STEPS, update_from_tensors
 from lockstep.connectors import ModuleConnectors, ObsPipeline
 from lockstep.data import MultiAgentBatch, MultiAgentEpisode, SampleBatch
 from lockstep.data.actions import one_action
-from lockstep.data.codec import describe_space
 from lockstep.data.columns import Columns
 from lockstep.data.minibatch import num_units, take_units
 from lockstep.data.rollout import EpisodeStore, RolloutStore
+from lockstep.data.spaces import describe_space
 from lockstep.data.trees import leaves, rows_of
 from lockstep.envs.make import name_of_env
 from lockstep.envs.multi_agent import with_agent_id

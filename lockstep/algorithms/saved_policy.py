@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.data.codec import describe_space, space_from
+from lockstep.data.spaces import describe_space, space_from
 
 SHAPING = ("normalize_observations", "normalize_rewards", "frame_stack")
 """options of the environment section that decide which connectors there are"""

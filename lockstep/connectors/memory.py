@@ -16,9 +16,9 @@ from torch import Tensor
 from lockstep.connectors.connector import Connector
 from lockstep.connectors.observations import FlattenObs
 from lockstep.data.actions import ACTION_MASK
-from lockstep.data.arrays import move_axis
 from lockstep.data.trees import leaves
 from lockstep.modules.encoders import channels_last, is_image
+from lockstep.ops.arrays import move_axis
 from lockstep.state.checks import check_whole
 
 

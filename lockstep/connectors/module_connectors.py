@@ -14,11 +14,11 @@ from gymnasium.spaces import Space
 from lockstep.connectors.connector import Connector, ObsPipeline
 from lockstep.connectors.memory import FrameStack
 from lockstep.data.actions import COMPOSITE, RescaleActions, apply_to_parts, map_boxes
-from lockstep.data.arrays import Constant, limited
 from lockstep.data.columns import Columns
 from lockstep.data.tensor_rollout import TensorRollout
 from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import leaves
+from lockstep.ops.arrays import Constant, limited
 from lockstep.ops.statistics import RunningMoments
 from lockstep.state.checks import check_number
 

@@ -14,9 +14,9 @@ from gymnasium.spaces import Space
 
 from lockstep.connectors.connector import Join, Leaf, LeafConnector, apply_leaves, same
 from lockstep.data.actions import carries_mask
-from lockstep.data.arrays import as_dtype, beside, move_axis
 from lockstep.data.trees import leaves, map_tree
 from lockstep.modules.encoders import channels_last, is_image, one_hot_outputs, spaces_in
+from lockstep.ops.arrays import as_dtype, beside, move_axis
 from lockstep.ops.statistics import RunningMoments
 from lockstep.state.checks import check_whole
 

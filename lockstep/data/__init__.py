@@ -3,7 +3,8 @@
 from lockstep.data.agent_steps import MultiAgentEnvError
 from lockstep.data.columns import DEFAULT_MODULE_ID, Columns
 from lockstep.data.episode import SingleAgentEpisode
-from lockstep.data.minari_files import read_minari, read_minari_batch, write_minari
+from lockstep.data.files.dataset import OfflineDataset, OfflineMinibatches, parquet_batches, write_rows
+from lockstep.data.files.minari import read_minari, read_minari_batch, write_minari
 from lockstep.data.minibatch import (
     MiniBatchIterator,
     minibatch_indices,
@@ -12,7 +13,6 @@ from lockstep.data.minibatch import (
     shard_episodes,
 )
 from lockstep.data.multi_agent_episode import MultiAgentEpisode
-from lockstep.data.offline import OfflineDataset, OfflineMinibatches, parquet_batches, write_rows
 from lockstep.data.sample_batch import (
     MultiAgentBatch,
     SampleBatch,

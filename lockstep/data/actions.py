@@ -10,9 +10,9 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.spaces import Space
 
-from lockstep.data.arrays import Constant, as_dtype, beside, limited, split_columns
-from lockstep.data.codec import describe_space, space_from
+from lockstep.data.spaces import describe_space, space_from
 from lockstep.data.trees import Tree, leaves_of_space, map_tree, rows_of
+from lockstep.ops.arrays import Constant, as_dtype, beside, limited, split_columns
 
 COMPOSITE = (spaces.Dict, spaces.Tuple)
 """action spaces with parts, nested or not: their actions are trees"""

@@ -11,10 +11,10 @@ from uuid import uuid4
 import numpy as np
 from gymnasium.spaces import Space
 
-from lockstep.data.codec import describe_space, space_from
 from lockstep.data.columns import Columns
 from lockstep.data.indices import Indices, lookback_steps, positions_of, run_of_steps
 from lockstep.data.sample_batch import SampleBatch
+from lockstep.data.spaces import describe_space, space_from
 from lockstep.data.trees import (
     Tree,
     append_rows,

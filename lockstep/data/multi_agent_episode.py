@@ -22,7 +22,6 @@ from lockstep.data.agent_steps import (
     flags_by_step,
     spaces_by_agent,
 )
-from lockstep.data.codec import describe_space, space_from
 from lockstep.data.columns import DEFAULT_MODULE_ID
 from lockstep.data.episode import (
     ACTIONS,
@@ -37,6 +36,7 @@ from lockstep.data.episode import (
 )
 from lockstep.data.indices import Indices, lookback_steps, position_array, run_of_steps
 from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch, concat_samples
+from lockstep.data.spaces import describe_space, space_from
 from lockstep.data.trees import as_rows, num_items, read_list, read_tree, rows_of, stack_rows
 from lockstep.state.checks import check_whole
 

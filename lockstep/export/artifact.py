@@ -15,7 +15,7 @@ from gymnasium import spaces
 from gymnasium.spaces import Space
 
 from lockstep.connectors import ModuleConnectors
-from lockstep.data.codec import describe_space
+from lockstep.data.spaces import describe_space
 from lockstep.envs import VectorBoundary
 from lockstep.export.exported import CARD, CHECKPOINT, EVALUATED, ExportedPolicy, sha256_of, signed_part
 from lockstep.export.formats import FILES, Format, versions_of, write

@@ -17,9 +17,9 @@ from gymnasium.vector.utils import batch_space
 from torch import Tensor, nn
 
 from lockstep.connectors import Connector, ModuleConnectors
-from lockstep.data.arrays import torch_dtype
 from lockstep.data.trees import map_tree
 from lockstep.modules import RLModule
+from lockstep.ops.arrays import torch_dtype
 
 NOISE, REWARD, STATE_IN, STATE_OUT = "noise", "reward", "state_in_", "state_out_"
 LIBRARIES = ("torch.", "lockstep.")

@@ -15,7 +15,7 @@ from gymnasium.spaces import Space
 from torch import Tensor, nn
 
 from lockstep.data.actions import ACTION_MASK, carries_mask
-from lockstep.data.codec import describe_space, space_from
+from lockstep.data.spaces import describe_space, space_from
 from lockstep.modules.action_dist import ActionDist
 from lockstep.modules.layers import mask_logits
 from lockstep.modules.lazy_layers import initialise_lazy

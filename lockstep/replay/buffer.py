@@ -17,7 +17,7 @@ from gymnasium import spaces
 
 from lockstep.data.actions import ActionForm, in_words
 from lockstep.data.columns import Columns
-from lockstep.data.minari_files import read_minari_batch, write_minari
+from lockstep.data.files.minari import read_minari_batch, write_minari
 from lockstep.data.sample_batch import SampleBatch
 from lockstep.data.trees import leaves, map_tree, to_numpy_leaf
 from lockstep.replay.hindsight import KEYS, GoalFunction, Hindsight

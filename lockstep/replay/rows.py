@@ -11,7 +11,7 @@ import torch
 
 from lockstep.data.columns import Columns
 from lockstep.data.digests import digest_of_rows
-from lockstep.data.offline import OfflineDataset
+from lockstep.data.files.dataset import OfflineDataset
 from lockstep.data.sample_batch import SampleBatch, concat_samples
 from lockstep.data.trees import Tree, leaves
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from lockstep.data.codec import describe_space, space_from
+from lockstep.data.spaces import describe_space, space_from
 
 SPACES = {
     "box": spaces.Box(-np.inf, np.inf, (4,), np.float32),

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from gymnasium.spaces import Space
 
-from lockstep.data.codec import describe_space
+from lockstep.data.spaces import describe_space
 
 LONGEST_BLOCK = 64
 HEAD = 512

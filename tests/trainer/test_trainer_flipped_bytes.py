@@ -28,7 +28,7 @@ from lockstep.compat.sb3.common.monitor import load_results
 from lockstep.compat.sb3.common.vec_env import DummyVecEnv, VecNormalize
 from lockstep.data import OfflineDataset, SingleAgentEpisode, read_minari_batch, write_minari, write_rows
 from lockstep.data.digests import digest_of_file
-from lockstep.data.offline import parquet_batches
+from lockstep.data.files.dataset import parquet_batches
 from lockstep.diagnosis import doctor
 from lockstep.eject.eject import file_text
 from lockstep.export import load_export
