@@ -20,7 +20,7 @@ import pytest
 
 # What gymnasium starts would be a fork of this process with all its threads, which may hang before it answers.
 multiprocessing.set_start_method("forkserver")
-multiprocessing.set_forkserver_preload(["lockstep.envs.counting"])
+multiprocessing.set_forkserver_preload(["lockstep.envs.toys.counting"])
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the background of a shell inherits "ignore"
 # Ray starts its workers with a niceness of 15: beside the suite's other processes they get next to no time, and
 # learners do not start within their 60 s.

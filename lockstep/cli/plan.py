@@ -17,7 +17,7 @@ from lockstep.data.tensor_rollout import TensorRollout
 from lockstep.data.trees import leaves
 from lockstep.envs.make import name_of_env
 from lockstep.learner.learner import Learner
-from lockstep.modules.action_critics import ActionCritics
+from lockstep.modules.defaults.action_critics import ActionCritics
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout import CollectorLike
 from lockstep.rollout.protocols import sole_part

@@ -2,11 +2,13 @@
 
 from lockstep.envs.boundary import StepResult, VectorBoundary
 from lockstep.envs.check import Finding, check_environment
-from lockstep.envs.counting import CountingEnv, CountingVectorEnv
 from lockstep.envs.errors import EnvironmentStepError, EnvironmentTimeoutError
 from lockstep.envs.make import make_vector
 from lockstep.envs.multi_agent import record_aec_episode, record_parallel_episode
-from lockstep.envs.probes import (
+from lockstep.envs.sync import LightSyncVectorEnv
+from lockstep.envs.tensor import TENSOR_ENVS, JaxEnv, RslRlEnv, TensorEnv, TensorVecEnv, make_tensor_env
+from lockstep.envs.toys.counting import CountingEnv, CountingVectorEnv
+from lockstep.envs.toys.probes import (
     PROBES,
     ActionProbe,
     ActionProbeContinuous,
@@ -24,9 +26,7 @@ from lockstep.envs.probes import (
     goal_functions,
     register_environments,
 )
-from lockstep.envs.stateless import StatelessCartPole, StatelessPendulum
-from lockstep.envs.sync import LightSyncVectorEnv
-from lockstep.envs.tensor import TENSOR_ENVS, JaxEnv, RslRlEnv, TensorEnv, TensorVecEnv, make_tensor_env
+from lockstep.envs.toys.stateless import StatelessCartPole, StatelessPendulum
 from lockstep.envs.workers import WorkerVectorEnv
 from lockstep.state.restarts import RestartLimits
 

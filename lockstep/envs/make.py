@@ -25,10 +25,10 @@ from lockstep.envs.gymnasium_vectors import (
     is_envpool,
     make_envpool,
 )
-from lockstep.envs.probes import register_environments
+from lockstep.envs.sb3_vec_env import VecEnvBoundary, is_vec_env
 from lockstep.envs.sync import LightSyncVectorEnv
 from lockstep.envs.tensor import TENSOR_ENVS, TensorBoundary, TensorVecEnv, make_tensor_env, register_tensor_envs
-from lockstep.envs.vec_env import VecEnvBoundary, is_vec_env
+from lockstep.envs.toys.probes import register_environments
 from lockstep.envs.workers import WorkerVectorEnv
 from lockstep.state.checks import check_whole, is_number
 from lockstep.state.names import names_script, present_name

@@ -1,6 +1,7 @@
 """Networks: `RLModule` and its specs, the default modules for every space, encoders, acting."""
 
-from lockstep.modules.acting import (
+from lockstep.modules.action_dist import ActionDist
+from lockstep.modules.actors import (
     ActingWeights,
     Actor,
     NumpyActor,
@@ -10,26 +11,27 @@ from lockstep.modules.acting import (
     TorchActor,
     make_actor,
 )
-from lockstep.modules.action_critics import (
+from lockstep.modules.defaults.action_critics import (
     ActionCritics,
     DefaultIQLModule,
     DefaultSACModule,
     DefaultTD3Module,
     DefaultTQCModule,
 )
-from lockstep.modules.action_dist import ActionDist
-from lockstep.modules.action_values import (
+from lockstep.modules.defaults.action_values import (
     LEVEL_NOISE,
     WEIGHT_NOISE,
     DefaultQModule,
     DistributionalQModule,
     ImplicitQuantileModule,
 )
-from lockstep.modules.actor_critic import (
+from lockstep.modules.defaults.actor_critic import (
     DefaultActorCriticModule,
     RecurrentActorCriticModule,
     default_module_class,
 )
+from lockstep.modules.defaults.normalized_critics import BatchRenorm, DefaultCrossQModule, NormalizedCritics
+from lockstep.modules.defaults.transition_module import DefaultPolicyModule, Remembered, TransitionModule
 from lockstep.modules.encoders import Encoder, Features, FlatFeatures, ImageFeatures, JoinedFeatures, OneHotFeatures
 from lockstep.modules.exploration import (
     AddedNoise,
@@ -50,8 +52,6 @@ from lockstep.modules.multi_rl_module import (
     MultiRLModuleSpec,
     check_module_id,
 )
-from lockstep.modules.normalized_critics import BatchRenorm, DefaultCrossQModule, NormalizedCritics
-from lockstep.modules.remembering import DefaultPolicyModule, Remembered, TransitionModule
 from lockstep.modules.rl_module import RLModule, RLModuleSpec, WrappedModule, wrap_module
 
 __all__ = [

@@ -16,7 +16,7 @@ from lockstep.data.actions import ActionForm, action_leaves, flat_mask, from_spa
 from lockstep.data.trees import leaves, map_tree, rows_of, trees_equal, zip_trees
 from lockstep.envs import make_vector
 from lockstep.envs.check import check_environment
-from lockstep.envs.probes import CompositeProbe
+from lockstep.envs.toys.probes import CompositeProbe
 from lockstep.learner.inputs import check_actions
 from lockstep.modules import ActionDist
 from lockstep.trainer import restore_trainer

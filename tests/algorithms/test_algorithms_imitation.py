@@ -8,7 +8,7 @@ from gymnasium import spaces
 
 from lockstep import BCConfig, MARWILConfig, SampleBatch
 from lockstep.algorithms.offline import offline_source
-from lockstep.envs.probes import ObservationActionProbe, ObservationActionProbeContinuous
+from lockstep.envs.toys.probes import ObservationActionProbe, ObservationActionProbeContinuous
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout import MalformedBufferError
 

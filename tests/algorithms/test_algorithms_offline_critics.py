@@ -12,7 +12,7 @@ from algorithm_tools import MODULE, learned_transitions, noting, played
 from gymnasium import spaces
 
 from lockstep import CQLConfig, IQLConfig, MARWILConfig, TD3BCConfig
-from lockstep.envs.probes import (
+from lockstep.envs.toys.probes import (
     DiscountProbe,
     ObservationActionProbe,
     ObservationActionProbeContinuous,

@@ -1,6 +1,6 @@
 """Every algorithm learns every probe: values and policy against the exact answers.
 
-Which probe fails tells what is wrong; see `lockstep.envs.probes`.
+Which probe fails tells what is wrong; see `lockstep.envs.toys.probes`.
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ from algorithm_kinds import ON_POLICY, taking
 from gymnasium import spaces
 
 from lockstep import Collector, SampleBatch, TD3Config, get_config
-from lockstep.envs.probes import BEST_CONTINUOUS, MEMORY_PROBES, PROBES, MemoryProbe, Probe
+from lockstep.envs.toys.probes import BEST_CONTINUOUS, MEMORY_PROBES, PROBES, MemoryProbe, Probe
 from lockstep.replay import ReplayBuffer
 
 GAMMA = 0.5

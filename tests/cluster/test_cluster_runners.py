@@ -11,7 +11,7 @@ import pytest
 from cluster_parts import gone
 
 from lockstep import PPOConfig, RolloutStore
-from lockstep.envs.counting import CountingEnv
+from lockstep.envs.toys.counting import CountingEnv
 from lockstep.rollout import EnvRunnerError, rollout_of
 
 ray = pytest.importorskip("ray")

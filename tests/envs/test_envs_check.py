@@ -9,8 +9,8 @@ from gymnasium import spaces
 
 from lockstep.data.actions import allows_nothing
 from lockstep.envs.check import check_environment
-from lockstep.envs.counting import CountingEnv
-from lockstep.envs.probes import PROBES
+from lockstep.envs.toys.counting import CountingEnv
+from lockstep.envs.toys.probes import PROBES
 
 
 class Sound(gym.Env):

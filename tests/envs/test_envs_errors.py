@@ -12,7 +12,7 @@ import pytest
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from lockstep.envs import EnvironmentStepError, EnvironmentTimeoutError, WorkerVectorEnv, gymnasium_vectors, make_vector
-from lockstep.envs.counting import CountingEnv
+from lockstep.envs.toys.counting import CountingEnv
 
 NUM_ENVS, BAD_ROW = 3, 1
 

@@ -13,8 +13,8 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 
 from lockstep.envs import RestartLimits, check_environment, make, make_vector
-from lockstep.envs.counting import CountingEnv, CountingVectorEnv
 from lockstep.envs.gymnasium_vectors import EnvPoolBoundary
+from lockstep.envs.toys.counting import CountingEnv, CountingVectorEnv
 
 EPISODE = ((2, "truncate"),)
 
@@ -63,14 +63,14 @@ def test_environments_of_atari_need_no_import_by_the_user():
         ("no_such_package/Env-v0", "unknown.*must be registered first"),
         ("no_such_package:Env-v0", "there is no module 'no_such_package'.*pip install"),
         ("gymnasium:CartPol-v1", "Did you mean 'CartPole-v1'.*no class or function 'CartPol-v1'"),
-        ("lockstep.envs.counting:CountingEnf", "Did you mean 'CountingEnv'"),
+        ("lockstep.envs.toys.counting:CountingEnf", "Did you mean 'CountingEnv'"),
         ("no_such.module", "there is no module 'no_such.module'.*pip install"),
         ("no_such.module", r"named 'module:Class' or 'path/file\.py:Class'"),
         ("./no_file.py:Env", r"there is no Python file '\./no_file\.py'. .*'module:Class' or 'path/file\.py:Class'"),
         ("no/folder:Env", "there is no Python file 'no/folder'"),
-        ("lockstep.envs.counting.CountingEnv", "Did you mean 'lockstep.envs.counting:CountingEnv'"),
+        ("lockstep.envs.toys.counting.CountingEnv", "Did you mean 'lockstep.envs.toys.counting:CountingEnv'"),
         ("pettingzoo.classic.connect_for_v3", "Did you mean 'connect_four_v3'.*pip install 'pettingzoo>="),
-        ("lockstep.envs.counting", "has no function parallel_env or env.*'module:Class'"),
+        ("lockstep.envs.toys.counting", "has no function parallel_env or env.*'module:Class'"),
     ],
 )
 @pytest.mark.parametrize("make", [make_vector, check_environment, partial(make_vector, mode="vector")])
@@ -83,7 +83,7 @@ def test_a_class_in_a_file_is_named_by_the_files_path(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
-    source = "from lockstep.envs.probes import ActionProbe\n\n\nclass Own(ActionProbe):\n    pass\n"
+    source = "from lockstep.envs.toys.probes import ActionProbe\n\n\nclass Own(ActionProbe):\n    pass\n"
     (tmp_path / "folder" / "probe_in_a_file.py").write_text(source)
     for name in ("folder/probe_in_a_file.py:Own", str(tmp_path / "folder/probe_in_a_file.py:Own")):
         assert make.named_environment(name).__module__ == "probe_in_a_file"

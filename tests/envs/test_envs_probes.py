@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from lockstep.envs import make_vector
-from lockstep.envs.probes import PROBES
+from lockstep.envs.toys.probes import PROBES
 
 GAMMA = 0.7
 

@@ -6,8 +6,8 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from lockstep.envs import make_vector
-from lockstep.envs.counting import CountingEnv, CountingVectorEnv
-from lockstep.envs.probes import BitFlipping, MemoryProbe, SparseMaze
+from lockstep.envs.toys.counting import CountingEnv, CountingVectorEnv
+from lockstep.envs.toys.probes import BitFlipping, MemoryProbe, SparseMaze
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
 
 CLASSIC = ("CartPole-v1", "Acrobot-v1", "Pendulum-v1", "MountainCar-v0", "MountainCarContinuous-v0")

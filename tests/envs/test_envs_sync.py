@@ -7,8 +7,8 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.wrappers import ClipAction, OrderEnforcing, TimeLimit
 
 from lockstep.envs import LightSyncVectorEnv, make_vector
-from lockstep.envs.counting import CountingEnv
 from lockstep.envs.sync import QuickDiscrete, peel, quicken_action_space
+from lockstep.envs.toys.counting import CountingEnv
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "MountainCar-v0", "Pendulum-v1", "Acrobot-v1"])

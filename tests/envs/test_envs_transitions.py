@@ -9,7 +9,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from lockstep.data.trees import map_tree
 from lockstep.envs import LightSyncVectorEnv, WorkerVectorEnv, make_vector
-from lockstep.envs.counting import CountingEnv, CountingVectorEnv
+from lockstep.envs.toys.counting import CountingEnv, CountingVectorEnv
 from lockstep.envs.trees import gather
 
 EPISODES = ((1, "terminate"), (3, "truncate"), (2, "both"), (1, "truncate"), (4, "terminate"))

@@ -12,7 +12,7 @@ from pathlib import Path
 import gymnasium as gym
 import pytest
 
-from lockstep.envs.probes import register_environments
+from lockstep.envs.toys.probes import register_environments
 from lockstep.recipes import RECIPES
 
 pytestmark = pytest.mark.learning

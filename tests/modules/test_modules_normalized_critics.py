@@ -7,7 +7,7 @@ from gymnasium import spaces
 
 from lockstep.learner import LocalReducer
 from lockstep.modules import DefaultCrossQModule, RLModuleSpec
-from lockstep.modules.normalized_critics import BatchRenorm
+from lockstep.modules.defaults.normalized_critics import BatchRenorm
 
 OBS, BOX = spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-1, 1, (2,), np.float32)
 

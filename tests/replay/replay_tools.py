@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from lockstep.envs.counting import CountingEnv
 from lockstep.envs.sync import LightSyncVectorEnv
+from lockstep.envs.toys.counting import CountingEnv
 
 EPISODES = ((5, "terminate"), (3, "truncate"), (7, "terminate"), (1, "both"), (4, "truncate"))
 

@@ -14,7 +14,7 @@ from test_replay_hindsight import fill, reach
 from test_replay_reference import Driver, check_everything
 
 from lockstep.data import SampleBatch, concat_samples
-from lockstep.envs.counting import CountingEnv
+from lockstep.envs.toys.counting import CountingEnv
 from lockstep.replay import (
     HERReplayBuffer,
     HERVectorReplayBuffer,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from replay_tools import EPISODES, rows
 
-from lockstep.envs.counting import CountingEnv
+from lockstep.envs.toys.counting import CountingEnv
 from lockstep.ops import n_step_returns
 from lockstep.replay import ReplayBuffer, VectorReplayBuffer
 

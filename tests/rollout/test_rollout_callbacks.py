@@ -15,7 +15,7 @@ from lockstep.connectors import PreviousActions, PreviousRewards
 from lockstep.data import MultiAgentEpisode, SingleAgentEpisode
 from lockstep.data.rollout import EpisodeStore
 from lockstep.envs import LightSyncVectorEnv, WorkerVectorEnv, make_vector
-from lockstep.envs.counting import CountingEnv
+from lockstep.envs.toys.counting import CountingEnv
 from lockstep.replay import VectorReplayBuffer
 from lockstep.rollout import AsyncCollector, Collector, EnvironmentCallback, EnvRunnerGroup, GroupCollector
 from lockstep.rollout.callbacks import EVENTS

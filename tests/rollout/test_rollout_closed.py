@@ -14,7 +14,7 @@ from runner_tools import ManyRunners, config_of
 from lockstep import AsyncCollector, Collector, MultiAgentCollector
 from lockstep.data.rollout import EpisodeStore
 from lockstep.envs import LightSyncVectorEnv, WorkerVectorEnv, make_vector
-from lockstep.envs.counting import CountingEnv, CountingVectorEnv
+from lockstep.envs.toys.counting import CountingEnv, CountingVectorEnv
 from lockstep.replay import VectorReplayBuffer
 from lockstep.rollout import EnvRunnerGroup, GroupCollector
 from lockstep.rollout.group_collector import AsyncGroupCollector

@@ -11,8 +11,8 @@ from gymnasium import spaces
 
 from lockstep import AsyncCollector, RolloutStore
 from lockstep.envs import LightSyncVectorEnv, make_vector
-from lockstep.envs.counting import CountingEnv, CountingVectorEnv
 from lockstep.envs.errors import EnvironmentStepError
+from lockstep.envs.toys.counting import CountingEnv, CountingVectorEnv
 from lockstep.replay import VectorReplayBuffer
 from lockstep.rollout import Collector, MalformedBufferError
 from lockstep.state.streams import RandomStreams

@@ -15,7 +15,7 @@ from lockstep.connectors import ObsPipeline, PreviousActions, PreviousRewards
 from lockstep.data.rollout import EpisodeStore
 from lockstep.data.trees import leaves, map_tree
 from lockstep.envs import LightSyncVectorEnv, StepResult, make_vector
-from lockstep.envs.counting import CountingEnv, CountingVectorEnv
+from lockstep.envs.toys.counting import CountingEnv, CountingVectorEnv
 from lockstep.replay import VectorReplayBuffer
 from lockstep.rollout import EnvRunnerGroup, rollout_of
 from lockstep.trainer import restore_trainer, save_trainer

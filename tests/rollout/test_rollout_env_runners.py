@@ -12,8 +12,8 @@ from lockstep import DQNConfig, OffpolicyTrainer, PPOConfig, RolloutStore
 from lockstep.algorithms import get_config
 from lockstep.data.trees import leaves
 from lockstep.envs import make_vector
-from lockstep.envs.counting import CountingEnv
 from lockstep.envs.errors import EnvironmentStepError
+from lockstep.envs.toys.counting import CountingEnv
 from lockstep.replay import VectorReplayBuffer
 from lockstep.rollout import EnvRunner, EnvRunnerError, EnvRunnerGroup, GroupCollector, rollout_of
 from lockstep.rollout.fragments import append_fragments

@@ -12,7 +12,7 @@ from lockstep import DQNConfig, PPOConfig, policy_within_training_step
 from lockstep.data.rollout import RolloutStore
 from lockstep.data.trees import leaves
 from lockstep.envs import make_vector
-from lockstep.envs.probes import MemoryProbe
+from lockstep.envs.toys.probes import MemoryProbe
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout import Collector, EnvRunnerGroup, GroupCollector
 from lockstep.rollout.collector import WholeEpisodeCollector

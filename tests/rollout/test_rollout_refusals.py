@@ -8,8 +8,8 @@ from agent_games import TWO, CountingGame, game_config
 
 from lockstep import AsyncCollector, Collector, MultiAgentCollector, PPOConfig, RolloutStore
 from lockstep.envs import LightSyncVectorEnv, WorkerVectorEnv, make_vector
-from lockstep.envs.counting import CountingEnv
 from lockstep.envs.multi_agent import AgentEnvs
+from lockstep.envs.toys.counting import CountingEnv
 from lockstep.replay import MultiAgentReplayBuffer, ReplayBuffer, VectorReplayBuffer
 from lockstep.state.streams import RandomStreams
 

@@ -11,7 +11,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from lockstep import PPOConfig, RLModuleSpec, RolloutStore
 from lockstep.data.trees import map_tree
 from lockstep.envs import LightSyncVectorEnv, WorkerVectorEnv, make_vector
-from lockstep.envs.counting import CountingEnv, CountingVectorEnv
+from lockstep.envs.toys.counting import CountingEnv, CountingVectorEnv
 from lockstep.modules import RLModule
 from lockstep.replay import VectorReplayBuffer
 from lockstep.rollout import Collector, MalformedBufferError

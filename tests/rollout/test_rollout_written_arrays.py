@@ -13,8 +13,8 @@ from lockstep.connectors import ObsPipeline, PreviousActions
 from lockstep.data.rollout import EpisodeStore
 from lockstep.envs import WorkerVectorEnv, make_vector
 from lockstep.envs.multi_agent import record_episode
+from lockstep.envs.sb3_vec_env import VecEnvBoundary
 from lockstep.envs.tensor import TensorVecEnv
-from lockstep.envs.vec_env import VecEnvBoundary
 from lockstep.rollout import Collector, EnvironmentCallback, TensorCollector
 
 OBS = spaces.Box(-100.0, 100.0, (2,), np.float32)

@@ -14,8 +14,8 @@ from lockstep import PPOConfig
 from lockstep.compat.sb3.common.vec_env import DummyVecEnv
 from lockstep.compat.sb3.common.vec_env.base_vec_env import VecEnvWrapper
 from lockstep.envs import EnvironmentStepError
-from lockstep.envs.counting import CountingEnv
 from lockstep.envs.tensor import make_tensor_env
+from lockstep.envs.toys.counting import CountingEnv
 from lockstep.state.checkpoint import read_checkpoint
 from lockstep.tracking.statistics import CollectStats
 from lockstep.trainer import EarlyStop, save_trainer

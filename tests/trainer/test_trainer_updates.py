@@ -8,7 +8,7 @@ from scenario_tools import config_of, trainer_of
 from trainer_tools import build, by_hand, config_for, digest
 
 from lockstep import DQNConfig
-from lockstep.envs.counting import CountingEnv
+from lockstep.envs.toys.counting import CountingEnv
 from lockstep.replay import ReplayBuffer, VectorReplayBuffer
 from lockstep.rollout import MalformedBufferError
 from lockstep.state.checkpoint import read_checkpoint

@@ -34,7 +34,7 @@ from lockstep.compat.sb3.common.vec_env.wrappers import normalize_of
 from lockstep.data.codec import DAMAGE
 from lockstep.data.trees import map_tree
 from lockstep.envs import StepResult
-from lockstep.envs.vec_env import VecEnvBoundary
+from lockstep.envs.sb3_vec_env import VecEnvBoundary
 from lockstep.learner.learner import STEPS_SAMPLED
 from lockstep.modules.model_config import NETWORK
 from lockstep.rollout import Collector

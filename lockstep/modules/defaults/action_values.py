@@ -14,10 +14,10 @@ from gymnasium import spaces
 from torch import Tensor
 
 from lockstep.data.actions import ACTION_MASK
-from lockstep.modules.actor_critic import trained
+from lockstep.modules.defaults.actor_critic import trained
+from lockstep.modules.defaults.transition_module import Remembered, TransitionModule
 from lockstep.modules.layers import make_head, make_mlp, mask_logits, place_noise, weight_noise
 from lockstep.modules.model_config import ModelConfig
-from lockstep.modules.remembering import Remembered, TransitionModule
 from lockstep.modules.rl_module import Batch
 
 WEIGHT_NOISE = "weight_noise"

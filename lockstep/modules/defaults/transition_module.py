@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lockstep.data.actions import ACTION_MASK, without_mask
 from lockstep.data.trees import map_tree
-from lockstep.modules.actor_critic import DefaultActorCriticModule, trained
+from lockstep.modules.defaults.actor_critic import DefaultActorCriticModule, trained
 from lockstep.modules.encoders import Encoder
 from lockstep.modules.memory import MemoryEncoder, State
 from lockstep.modules.model_config import ModelConfig

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from lockstep.data.actions import ACTION_MASK, without_mask
 from lockstep.modules.action_dist import ActionDist
-from lockstep.modules.actor_critic import trained
+from lockstep.modules.defaults.actor_critic import trained
+from lockstep.modules.defaults.transition_module import Remembered, TransitionModule
 from lockstep.modules.encoders import Encoder, make_features
 from lockstep.modules.layers import BatchedMLP, mask_logits
 from lockstep.modules.memory import MemoryEncoder
 from lockstep.modules.model_config import ModelConfig
-from lockstep.modules.remembering import Remembered, TransitionModule
 from lockstep.modules.rl_module import Batch
 from lockstep.ops.distributions import SquashedGaussian
 

@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from lockstep.modules.action_critics import ActionCritics, DefaultSACModule
+from lockstep.modules.defaults.action_critics import ActionCritics, DefaultSACModule
 from lockstep.modules.layers import BatchedMLP
 
 MeanOfRows = Callable[[Tensor], Tensor]

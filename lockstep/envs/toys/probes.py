@@ -421,11 +421,11 @@ def register_environments() -> None:
     """
     probes = PROBES + MEMORY_PROBES + COMPOSITE_PROBES
     entry_points = {probe.__name__: f"{__name__}:{probe.__name__}" for probe in probes}
-    entry_points["Counting"] = "lockstep.envs.counting:CountingEnv"
+    entry_points["Counting"] = "lockstep.envs.toys.counting:CountingEnv"
     for name in ("BitFlipping", "SparseMaze"):
         entry_points[name] = f"{__name__}:{name}"
     lengths = {"StatelessCartPole": 500, "StatelessPendulum": 200}
-    entry_points |= {name: f"lockstep.envs.stateless:{name}" for name in lengths}
+    entry_points |= {name: f"lockstep.envs.toys.stateless:{name}" for name in lengths}
     for name, entry_point in entry_points.items():
         if f"lockstep/{name}-v0" not in gym.registry:
             gym.register(f"lockstep/{name}-v0", entry_point=entry_point, max_episode_steps=lengths.get(name))

@@ -20,13 +20,13 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from lockstep.data.trees import map_tree
-from lockstep.modules.action_critics import DefaultSACModule, DefaultTD3Module
-from lockstep.modules.action_values import DefaultQModule, DistributionalQModule
-from lockstep.modules.actor_critic import VALUE_STATE, DefaultActorCriticModule, RecurrentActorCriticModule
+from lockstep.modules.defaults.action_critics import DefaultSACModule, DefaultTD3Module
+from lockstep.modules.defaults.action_values import DefaultQModule, DistributionalQModule
+from lockstep.modules.defaults.actor_critic import VALUE_STATE, DefaultActorCriticModule, RecurrentActorCriticModule
+from lockstep.modules.defaults.transition_module import TransitionModule
 from lockstep.modules.encoders import Encoder, FlatFeatures
 from lockstep.modules.layers import hooks_of, noise_matrices
 from lockstep.modules.memory import MemoryEncoder, Recurrence
-from lockstep.modules.remembering import TransitionModule
 from lockstep.modules.rl_module import RLModule
 from lockstep.ops.distributions import Categorical, DiagGaussian, SquashedDeterministic, SquashedGaussian
 

@@ -1,0 +1,15 @@
+"""Tiny environments with exact answers: probes, counting environments, and ones without a state."""
+
+from lockstep.envs.toys.counting import CountingEnv, CountingVectorEnv
+from lockstep.envs.toys.probes import PROBES, BitFlipping, Probe, SparseMaze, goal_functions, register_environments
+
+__all__ = [
+    "PROBES",
+    "BitFlipping",
+    "CountingEnv",
+    "CountingVectorEnv",
+    "Probe",
+    "SparseMaze",
+    "goal_functions",
+    "register_environments",
+]
