@@ -40,8 +40,8 @@ from lockstep.learner.config import (
 )
 from lockstep.learner.group import LearnerBackend, LearnerGroup
 from lockstep.learner.learner import Learner
+from lockstep.learner.many.reduction import Reducer
 from lockstep.learner.optimizers import check_configured_optimizer
-from lockstep.learner.reduction import Reducer
 from lockstep.modules import (
     DEFAULT_MODULE_ID,
     ActionDist,

@@ -25,8 +25,8 @@ from lockstep.envs.tensor import TENSOR_ENVS, TensorBoundary, TensorVecEnv
 from lockstep.learner.config import AgentMapping
 from lockstep.learner.group import LearnerGroup
 from lockstep.learner.learner import Learner
+from lockstep.learner.many.reduction import Reducer
 from lockstep.learner.optimizers import check_configured_optimizer
-from lockstep.learner.reduction import Reducer
 from lockstep.modules import DEFAULT_MODULE_ID, MultiRLModule, MultiRLModuleSpec
 from lockstep.replay.storage import machine_memory, row_nbytes
 from lockstep.rollout import (

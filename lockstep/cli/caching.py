@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lockstep.cli.report import say, say_facts, shown_path
-from lockstep.learner.code_folder import MAX_BYTES, empty, kept_code, place_of_kept_code
+from lockstep.learner.compile.code_folder import MAX_BYTES, empty, kept_code, place_of_kept_code
 
 
 @dataclass

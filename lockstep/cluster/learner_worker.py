@@ -10,8 +10,8 @@ from typing import Any
 from lockstep.cluster.processes import Worker
 from lockstep.learner.group import run_request
 from lockstep.learner.learner import Learner
-from lockstep.learner.reduction import DistributedReducer, LearnerError, LocalReducer, Reducer, serve_store
-from lockstep.learner.request_queue import UpdateRequest
+from lockstep.learner.many.reduction import DistributedReducer, LearnerError, LocalReducer, Reducer, serve_store
+from lockstep.learner.many.request_queue import UpdateRequest
 
 BuildLearner = Callable[..., Learner]
 """`build(reducer=...)`: a built learner, the same in each process"""

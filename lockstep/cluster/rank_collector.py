@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.learner.reduction import Reducer
+from lockstep.learner.many.reduction import Reducer
 from lockstep.rollout.config import EnvRunnersSection
 from lockstep.rollout.env_runner import EnvRunner
 from lockstep.rollout.errors import EnvRunnerError

@@ -22,10 +22,10 @@ from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import map_tree
 from lockstep.learner.config import LearnersSection
 from lockstep.learner.group import LearnerBackend
+from lockstep.learner.many.reduction import LearnerError
+from lockstep.learner.many.request_queue import UpdateRequest
+from lockstep.learner.many.sharding import EpisodeParts, shards_of
 from lockstep.learner.metrics import Results
-from lockstep.learner.reduction import LearnerError
-from lockstep.learner.request_queue import UpdateRequest
-from lockstep.learner.sharding import EpisodeParts, shards_of
 from lockstep.state.restarts import RestartBudget, RestartLimits
 
 MISTAKES = (ValueError, TypeError, KeyError)

@@ -15,7 +15,7 @@ from datetime import timedelta
 from functools import cache
 from typing import Any, Literal, Self
 
-from lockstep.learner.reduction import (
+from lockstep.learner.many.reduction import (
     LOOPBACK,
     DistributedReducer,
     LearnerError,

@@ -3,9 +3,9 @@
 from lockstep.learner.config import FrameworkSection, LearnersSection, SampledTraining, TrainingSection
 from lockstep.learner.group import LearnerGroup
 from lockstep.learner.learner import Learner
+from lockstep.learner.many.reduction import DistributedReducer, LearnerError, LocalReducer, Reducer
 from lockstep.learner.novelty import RandomNetworkDistillation
 from lockstep.learner.optimizers import ALL_MODULES, DEFAULT_OPTIMIZER
-from lockstep.learner.reduction import DistributedReducer, LearnerError, LocalReducer, Reducer
 
 __all__ = [
     "ALL_MODULES",

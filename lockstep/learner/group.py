@@ -18,12 +18,20 @@ from lockstep.learner.checkpointing import names_of, state_to_restore
 from lockstep.learner.config import LearnersSection, TrainingSection
 from lockstep.learner.inputs import WhoLearns, check_batch
 from lockstep.learner.learner import Learner
+from lockstep.learner.many.reduction import LocalReducer, Reducer
+from lockstep.learner.many.request_queue import (
+    Kind,
+    OnFull,
+    Outcome,
+    RequestQueue,
+    UpdateRequest,
+    frozen_data,
+    num_steps_of,
+)
+from lockstep.learner.many.sharding import check_episodes, shards_of
 from lockstep.learner.metrics import Results
 from lockstep.learner.minibatches import UpdateOptions
 from lockstep.learner.optimizers import ALL_MODULES
-from lockstep.learner.reduction import LocalReducer, Reducer
-from lockstep.learner.request_queue import Kind, OnFull, Outcome, RequestQueue, UpdateRequest, frozen_data, num_steps_of
-from lockstep.learner.sharding import check_episodes, shards_of
 from lockstep.modules import MultiRLModuleSpec, RLModule, RLModuleSpec
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
 from lockstep.state.trust import FileNames

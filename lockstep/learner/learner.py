@@ -21,10 +21,19 @@ from lockstep.data.tensor_rollout import TensorRollout
 from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import map_tree, num_items
 from lockstep.learner import checkpointing, inputs
-from lockstep.learner.compiled import CompiledUpdate
+from lockstep.learner.compile.update import CompiledUpdate
 from lockstep.learner.config import FrameworkSection, TrainingSection, takes_batch
-from lockstep.learner.device_replay import ReplayUpdate
+from lockstep.learner.device.replay_update import ReplayUpdate
 from lockstep.learner.inputs import WhoLearns
+from lockstep.learner.many.reduction import LocalReducer, Reducer
+from lockstep.learner.many.sharding import (
+    Agreement,
+    EpisodeParts,
+    Episodes,
+    agree_on_parts,
+    parts_of_episodes,
+    plan_update,
+)
 from lockstep.learner.metrics import FirstValues, Results, report_metrics
 from lockstep.learner.minibatches import (
     TensorColumns,
@@ -49,16 +58,7 @@ from lockstep.learner.optimizers import (
     global_norm,
     warn_of_configured,
 )
-from lockstep.learner.reduction import LocalReducer, Reducer
 from lockstep.learner.sequences import evaluate_sequences
-from lockstep.learner.sharding import (
-    Agreement,
-    EpisodeParts,
-    Episodes,
-    agree_on_parts,
-    parts_of_episodes,
-    plan_update,
-)
 from lockstep.learner.watch import GradientWatch, ParameterWatch, first_bad_tensor
 from lockstep.modules import (
     DEFAULT_MODULE_ID,

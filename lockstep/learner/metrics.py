@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from lockstep.data.columns import Columns
+from lockstep.learner.many.reduction import Reducer
 from lockstep.learner.minibatches import Indices, TensorColumns
 from lockstep.learner.optimizers import ALL_MODULES
-from lockstep.learner.reduction import Reducer
 from lockstep.tracking.metrics import Metrics
 
 Results = dict[str, dict[str, Any]]

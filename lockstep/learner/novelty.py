@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from lockstep.data.actions import ACTION_MASK, without_mask
 from lockstep.data.columns import Columns
+from lockstep.learner.many.reduction import Reducer
 from lockstep.learner.minibatches import TensorColumns
-from lockstep.learner.reduction import Reducer
 from lockstep.modules import Encoder, ModelConfig
 from lockstep.ops.statistics import RunningMoments
 from lockstep.state.streams import global_generator

@@ -21,8 +21,8 @@ from lockstep.data.indices import cut_into_sequences, sequence_starts
 from lockstep.data.sample_batch import SampleBatch
 from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import Tree, is_numeric, leaves, map_tree, to_numpy_leaf, zip_trees
+from lockstep.learner.many.reduction import Reducer
 from lockstep.learner.minibatches import TensorColumns
-from lockstep.learner.reduction import Reducer
 from lockstep.modules import Remembered, RLModule
 
 DEFAULT_MAX_SEQ_LEN = 20

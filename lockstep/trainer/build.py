@@ -14,7 +14,7 @@ from typing import Any
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.policy import Policy
 from lockstep.cluster.torchrun import Place
-from lockstep.learner.reduction import Reducer
+from lockstep.learner.many.reduction import Reducer
 from lockstep.state.schedules import Schedule
 from lockstep.tracking import (
     BaseLogger,

@@ -11,7 +11,7 @@ import torch
 
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.cluster.torchrun import Place, join_ranks
-from lockstep.learner.reduction import Reducer
+from lockstep.learner.many.reduction import Reducer
 from lockstep.state.trust import without_signature
 from lockstep.tracking import RunFolder
 from lockstep.tracking.run_folder import CONFIG, RunFolderError

@@ -18,7 +18,7 @@ from lockstep.algorithms.policy import Policy
 from lockstep.cluster.torchrun import Place
 from lockstep.envs.make import name_of_env
 from lockstep.export.exported import CHECKPOINT
-from lockstep.learner.reduction import Reducer
+from lockstep.learner.many.reduction import Reducer
 from lockstep.state.checkpoint import (
     CheckpointError,
     checkpoints_in,

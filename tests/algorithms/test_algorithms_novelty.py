@@ -8,10 +8,10 @@ from gymnasium import spaces
 from lockstep import A2CConfig, BCConfig, DQNConfig, PPOConfig, PQNConfig, REINFORCEConfig, SACConfig
 from lockstep.data import SampleBatch
 from lockstep.envs import SparseMaze
-from lockstep.learner.compiled import CompiledUpdate
+from lockstep.learner.compile.update import CompiledUpdate
 from lockstep.learner.learner import Learner
+from lockstep.learner.many.reduction import LocalReducer
 from lockstep.learner.novelty import IntrinsicReward, RandomNetworkDistillation
-from lockstep.learner.reduction import LocalReducer
 from lockstep.recipes.sparse_rewards import ppo_sparse_maze
 
 MASKED = spaces.Dict({"cell": spaces.Discrete(5), "action_mask": spaces.Box(0, 1, (3,), np.int8)})

@@ -32,7 +32,7 @@ def test_backward_is_called_in_one_place():
     functional = [call for call in calls_of(SOURCES, "grad") if "create_graph=True" not in call.what]
     # the compiled form of the same step, and second derivatives along a vector; create_graph is for backward functions
     # of our own that are differentiable
-    assert {call.path for call in functional} == {"lockstep/learner/compiled.py", "lockstep/ops/trust_region.py"}
+    assert {call.path for call in functional} == {"lockstep/learner/compile/update.py", "lockstep/ops/trust_region.py"}
     for call in calls_of(SOURCES, "grad"):
         assert call in functional or call.path.startswith("lockstep/ops/"), str(call)
 

@@ -10,7 +10,7 @@ import ray
 from cluster_parts import assert_all_are, batch, ppo
 from test_cluster_learner_faults import OPTIONS, tolerant
 
-from lockstep.learner.reduction import LearnerError
+from lockstep.learner.many.reduction import LearnerError
 
 
 def node(repeats):

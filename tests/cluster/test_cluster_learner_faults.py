@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from cluster_parts import MODULE, as_configured, assert_all_are, assert_near, batch, faulty, gone, ppo, weights_of
 
-from lockstep.learner.reduction import LearnerError
+from lockstep.learner.many.reduction import LearnerError
 from lockstep.state.checkpoint import verify_checkpoint
 
 pytestmark = pytest.mark.faults

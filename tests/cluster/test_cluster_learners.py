@@ -63,7 +63,7 @@ from lockstep.algorithms.policy import row_errors
 from lockstep.algorithms.ppo import PPOLearner
 from lockstep.data.sample_batch import MultiAgentBatch
 from lockstep.learner import LearnersSection
-from lockstep.learner.reduction import LearnerError
+from lockstep.learner.many.reduction import LearnerError
 from lockstep.modules import RLModule
 
 NOW = {"num_env_steps_sampled_lifetime": 50}

@@ -9,7 +9,7 @@ import sys
 import psutil  # Ray brings it along
 import pytest
 
-from lockstep.learner.reduction import is_loopback, serve_store
+from lockstep.learner.many.reduction import is_loopback, serve_store
 
 RUN = """
 import psutil

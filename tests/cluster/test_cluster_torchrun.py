@@ -26,7 +26,7 @@ from lockstep.cli import main
 from lockstep.cluster.rank_collector import RankCollector
 from lockstep.cluster.torchrun import Place, join_ranks
 from lockstep.envs import make_tensor_env
-from lockstep.learner.reduction import LearnerError
+from lockstep.learner.many.reduction import LearnerError
 from lockstep.state.checkpoint import read_checkpoint
 from lockstep.trainer.ranks import config_on_ranks
 from lockstep.trainer.run import resume

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lockstep.learner import compiled
+from lockstep.learner.compile import update as compiled
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ from lockstep.data import SingleAgentEpisode
 from lockstep.data.actions import random_actions
 from lockstep.data.minibatch import num_units, take_units
 from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch
-from lockstep.learner.reduction import DistributedReducer, LocalReducer
+from lockstep.learner.many.reduction import DistributedReducer, LocalReducer
 
 UPDATES = 20
 TWO_DIMENSIONS = spaces.Box(-1.0, 1.0, (2,), np.float32)

@@ -13,9 +13,10 @@ import torch
 from learner_parts import assert_same, parameters, ppo_batch, ppo_config
 
 from lockstep.cli import main
-from lockstep.learner import code_folder, compile_cache
-from lockstep.learner.compile_cache import CodeToCome, key_of
-from lockstep.learner.recorded import NotRecordedError, record
+from lockstep.learner.compile import cache as compile_cache
+from lockstep.learner.compile import code_folder
+from lockstep.learner.compile.cache import CodeToCome, key_of
+from lockstep.learner.compile.recorded import NotRecordedError, record
 
 
 def inputs(rows=4, dtype=torch.float32, column_major=False):

@@ -271,7 +271,7 @@ def test_a_compiler_that_fails_leaves_the_update_to_single_operations(monkeypatc
     def fails():
         raise RuntimeError("in a process:\na long explanation\nno such kernel")
 
-    monkeypatch.setattr("lockstep.learner.compiled.compile_graph", lambda *_: fails)
+    monkeypatch.setattr("lockstep.learner.compile.update.compile_graph", lambda *_: fails)
     eager, compiled = build(MyLearner), build(MyLearner, compile_it=True)
     said = "runs eagerly, because compiling it failed: RuntimeError: in a process: ... no such kernel$"
     with pytest.warns(UserWarning, match=said):

@@ -25,7 +25,7 @@ from learner_parts import ALL, BOX, MODULE, ValueLearner, parameters, ppo_batch,
 
 from lockstep import SampleBatch
 from lockstep.connectors import ModuleConnectors, NormalizeObs, ObsPipeline
-from lockstep.learner.reduction import DistributedReducer
+from lockstep.learner.many.reduction import DistributedReducer
 
 CLIPPED = {"grad_clip": 0.05, "grad_clip_by": "global_norm", "lr": 1e-2}
 PPO = {**CLIPPED, "normalize_advantages": "minibatch", "entropy_coeff": 0.01}

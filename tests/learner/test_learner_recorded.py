@@ -9,7 +9,7 @@ from learner_parts import ALL, MODULE, assert_same, make_episode, parameters, to
 
 from lockstep import APPOConfig, IMPALAConfig, PPOConfig, policy_within_training_step
 from lockstep.data.trajectories import trajectories_from_episodes
-from lockstep.learner.sharding import parts_of_episodes, shards_of
+from lockstep.learner.many.sharding import parts_of_episodes, shards_of
 
 
 def config(cls=PPOConfig, **training):

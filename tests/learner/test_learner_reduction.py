@@ -10,9 +10,9 @@ import pytest
 import torch
 from learner_parts import episodes, ppo_batch, ppo_config
 
-from lockstep.learner import shared_memory
-from lockstep.learner.reduction import DistributedReducer, LearnerError
-from lockstep.learner.sharding import shards_of
+from lockstep.learner.many import shared_memory
+from lockstep.learner.many.reduction import DistributedReducer, LearnerError
+from lockstep.learner.many.sharding import shards_of
 
 LARGE = 3 * shared_memory.PIECE // 4 + 5  # more than one piece in any dtype
 

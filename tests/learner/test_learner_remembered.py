@@ -17,7 +17,7 @@ from lockstep import (
     TD3BCConfig,
     TD3Config,
 )
-from lockstep.learner.reduction import LocalReducer
+from lockstep.learner.many.reduction import LocalReducer
 from lockstep.learner.sequences import (
     BURN_IN_OBS,
     TARGET_NEXT_OBS,

@@ -18,8 +18,8 @@ from torch import nn
 
 from lockstep import RolloutStore
 from lockstep.data.sample_batch import MultiAgentBatch
-from lockstep.learner.reduction import DistributedReducer
-from lockstep.learner.sharding import shards_of
+from lockstep.learner.many.reduction import DistributedReducer
+from lockstep.learner.many.sharding import shards_of
 
 
 def assert_trains_as_one(folder, config, size, data):

@@ -17,10 +17,10 @@ from cue_env import ACTIONS, CUES, OBSERVATIONS, CueEnv, distance
 from lockstep import ALGORITHMS, SampleBatch, get_config
 from lockstep.algorithms import base_config
 from lockstep.data.trees import stack_rows
-from lockstep.learner import compiled
+from lockstep.learner.compile import update as compiled
 from lockstep.learner.group import LearnerBackend, run_request
-from lockstep.learner.reduction import DistributedReducer
-from lockstep.learner.sharding import shards_of
+from lockstep.learner.many.reduction import DistributedReducer
+from lockstep.learner.many.sharding import shards_of
 
 Cell = Mapping[str, str]
 """one level of each factor"""

@@ -9,7 +9,7 @@ from lockstep.algorithms.acting import ActingPolicy
 from lockstep.data import MultiAgentEpisode
 from lockstep.data.rollout import EpisodeStore
 from lockstep.envs import EnvironmentStepError
-from lockstep.learner.sharding import parts_of_episodes
+from lockstep.learner.many.sharding import parts_of_episodes
 from lockstep.rollout import CollectorLike, MalformedBufferError
 from lockstep.state.streams import RandomStreams
 

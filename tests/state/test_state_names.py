@@ -188,7 +188,7 @@ def test_a_name_that_moves_twice_is_found(monkeypatch):
 
 
 def test_an_environment_is_found_by_its_old_name():
-    assert named_environment("lockstep.envs.toys.counting:CountingEnv") is CountingEnv
+    assert named_environment("lockstep.envs.counting:CountingEnv") is CountingEnv
 
 
 def test_a_configuration_with_old_names_is_the_one_with_present_names():

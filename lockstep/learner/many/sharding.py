@@ -28,8 +28,8 @@ from lockstep.data.rollout import RolloutEpisodes
 from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch
 from lockstep.data.trajectories import Trajectories, trajectories_from_episodes
 from lockstep.data.trees import map_tree, num_items
+from lockstep.learner.many.reduction import LearnerError, Reducer
 from lockstep.learner.minibatches import Indices, TensorColumns, UpdateOptions, take_rows
-from lockstep.learner.reduction import LearnerError, Reducer
 from lockstep.state.streams import RandomStreams
 
 Episodes = Sequence[SingleAgentEpisode | MultiAgentEpisode]

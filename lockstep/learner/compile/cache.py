@@ -25,8 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from lockstep.learner import compile_process
-from lockstep.learner.code_folder import CHECKSUM, bound, is_own_file, make_private, place_of_kept_code
+from lockstep.learner.compile import process as compile_process
+from lockstep.learner.compile.code_folder import CHECKSUM, bound, is_own_file, make_private, place_of_kept_code
 
 CompiledCode = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 """from the inputs of a graph to what it gives out; inputs that it writes to are written to"""

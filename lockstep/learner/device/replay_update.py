@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lockstep.data.columns import Columns
 from lockstep.data.row_share import RowShare
-from lockstep.learner.device import DeviceUpdate
+from lockstep.learner.device.rollout_update import DeviceUpdate
 from lockstep.learner.inputs import errors_of_rows
 from lockstep.learner.metrics import Results
 from lockstep.learner.minibatches import TensorColumns, UpdateOptions

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from lockstep.data.tensor_rollout import TensorRollout
+from lockstep.learner.many.sharding import Agreement
 from lockstep.learner.metrics import FirstValues, Results
 from lockstep.learner.minibatches import TensorColumns, UpdateOptions, gather
 from lockstep.learner.optimizers import ALL_MODULES
-from lockstep.learner.sharding import Agreement
 from lockstep.ops import RunningMoments
 from lockstep.ops.graphs import Captured
 from lockstep.tracking.metrics import Metrics

@@ -22,7 +22,7 @@ import torch.distributed
 from torch import Tensor
 
 from lockstep.data.trees import Tree
-from lockstep.learner.shared_memory import SharedMemory, share_memory
+from lockstep.learner.many.shared_memory import SharedMemory, share_memory
 from lockstep.ops import RunningMoments, explained_variance
 from lockstep.state.tree import Array, decode, encode, parse_tensor_file, tensor_file_chunks
 

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from lockstep.data.trees import leaves, map_tree, named_leaves
-from lockstep.learner.compile_cache import OPTIONS, CodeToCome, CompiledCode
+from lockstep.learner.compile.cache import OPTIONS, CodeToCome, CompiledCode
+from lockstep.learner.compile.recorded import NotRecordedError, record
 from lockstep.learner.minibatches import TensorColumns, gather
 from lockstep.learner.optimizers import NO_AVG, NO_AVG_SQ, RegisteredOptimizer
-from lockstep.learner.recorded import NotRecordedError, record
 from lockstep.learner.targets import TargetNetwork
 from lockstep.state.streams import global_generator
 from lockstep.tracking.metrics import Key

@@ -1,0 +1,1 @@
+"""Updates whose data is already on the learner's device, captured as CUDA graphs."""

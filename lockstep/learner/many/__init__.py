@@ -1,0 +1,1 @@
+"""Several learners as one: how rows are shared, how gradients meet, and how requests queue."""
