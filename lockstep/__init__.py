@@ -34,7 +34,7 @@ from lockstep.algorithms import (
     get_config,
     policy_within_training_step,
 )
-from lockstep.algorithms.estimates import Estimate, estimate
+from lockstep.analysis.estimates import Estimate, estimate
 from lockstep.data.rollout import RolloutStore
 from lockstep.data.sample_batch import SampleBatch
 from lockstep.diagnosis import doctor

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.tracking import improvement_bootstrap, iqm_bootstrap, performance_profile
+from lockstep.analysis import improvement_bootstrap, iqm_bootstrap, performance_profile
 
 HERE = Path(__file__).resolve().parents[1]
 RESULTS = HERE / "results"

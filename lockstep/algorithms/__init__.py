@@ -4,7 +4,6 @@ from lockstep.algorithms.a2c import A2CConfig, A2CLearner, A2CTraining
 from lockstep.algorithms.appo import APPOConfig, APPOLearner, APPOTraining
 from lockstep.algorithms.bc import BCConfig, BCLearner, BCTraining
 from lockstep.algorithms.c51 import C51Config, C51Learner
-from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.cql import CQLConfig, CQLLearner, CQLTraining
 from lockstep.algorithms.crossq import CrossQConfig, CrossQLearner, CrossQTraining
 from lockstep.algorithms.dqn import DQNConfig, DQNLearner, DQNTraining
@@ -12,7 +11,6 @@ from lockstep.algorithms.impala import IMPALAConfig, IMPALALearner
 from lockstep.algorithms.iql import IQLConfig, IQLLearner, IQLTraining
 from lockstep.algorithms.iqn import IQNConfig, IQNLearner, IQNTraining
 from lockstep.algorithms.marwil import MARWILConfig, MARWILLearner, MARWILTraining
-from lockstep.algorithms.policy import Policy, policy_within_training_step
 from lockstep.algorithms.ppo import PPOConfig, PPOLearner, PPOTraining
 from lockstep.algorithms.pqn import PQNConfig, PQNLearner, PQNTraining
 from lockstep.algorithms.qrdqn import QRDQNConfig, QRDQNLearner, QRDQNTraining
@@ -23,6 +21,8 @@ from lockstep.algorithms.td3 import TD3Config, TD3Learner, TD3Training
 from lockstep.algorithms.td3_bc import TD3BCConfig, TD3BCLearner, TD3BCTraining
 from lockstep.algorithms.tqc import TQCConfig, TQCLearner, TQCTraining
 from lockstep.algorithms.trpo import TRPOConfig, TRPOLearner, TRPOTraining
+from lockstep.builder.algorithm_config import AlgorithmConfig
+from lockstep.policy.policy import Policy, policy_within_training_step
 
 ALGORITHMS: tuple[type[AlgorithmConfig], ...] = (
     PPOConfig,

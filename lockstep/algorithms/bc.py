@@ -14,8 +14,8 @@ from typing import Literal, Self, Unpack
 
 from torch import Tensor
 
-from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.families.transitions import TransitionLearner
+from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.learner.config import SampledTraining, TrainingOptions
 from lockstep.learner.learner import Outputs

@@ -22,7 +22,6 @@ from typing import Any, Self, Unpack
 import torch
 from torch import Tensor, nn
 
-from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.families.transitions import (
     NOISE,
     RECTIFIED,
@@ -33,6 +32,7 @@ from lockstep.algorithms.families.transitions import (
     td_targets,
     values_of_actions,
 )
+from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.data.trees import map_tree
 from lockstep.learner.learner import Outputs

@@ -24,7 +24,6 @@ from typing import Any, Self, Unpack
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.families.transitions import (
     NEXT_NOISE,
     RECTIFIED,
@@ -36,6 +35,7 @@ from lockstep.algorithms.families.transitions import (
     pattern_of,
     td_targets,
 )
+from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.data.trees import map_tree
 from lockstep.learner.learner import Outputs

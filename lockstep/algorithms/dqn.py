@@ -18,9 +18,9 @@ from typing import Self, Unpack
 import torch.nn.functional as F
 from torch import Tensor
 
-from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.families.q_learning import ActionValueOptions, ActionValueTraining, QLearner, of_actions
 from lockstep.algorithms.families.transitions import td_targets
+from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns

@@ -13,8 +13,8 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.families.on_policy import CorrectedTraining, OnPolicyLearner
+from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
 from lockstep.learner.learner import Outputs

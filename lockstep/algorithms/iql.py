@@ -21,7 +21,6 @@ from typing import Any, Self, Unpack
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.families.transitions import (
     RECTIFIED,
     FollowedActorCriticOptions,
@@ -32,6 +31,7 @@ from lockstep.algorithms.families.transitions import (
     td_targets,
     values_of_actions,
 )
+from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns

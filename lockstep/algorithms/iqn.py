@@ -18,7 +18,6 @@ from typing import Self, Unpack
 
 from torch import Tensor
 
-from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.families.q_learning import (
     NEXT,
     TARGET,
@@ -28,6 +27,7 @@ from lockstep.algorithms.families.q_learning import (
     of_actions,
 )
 from lockstep.algorithms.families.transitions import discounts_of
+from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns

@@ -15,9 +15,9 @@ from typing import Self, Unpack
 
 from torch import Tensor
 
-from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.families.q_learning import ActionValueOptions, ActionValueTraining, QLearner, of_actions
 from lockstep.algorithms.families.transitions import discounts_of
+from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.families.atoms import AtomLearner, AtomTraining
+from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.modules import DistributionalQModule, ModelConfig
 
 

@@ -23,7 +23,7 @@ from typing import Self, Unpack
 
 from torch import Tensor
 
-from lockstep.algorithms.config import AlgorithmConfig
+from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
 from lockstep.learner.config import TrainingOptions, TrainingSection

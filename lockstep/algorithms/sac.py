@@ -16,7 +16,6 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.families.transitions import (
     RECTIFIED,
     FollowedSoftActorCriticTraining,
@@ -25,6 +24,7 @@ from lockstep.algorithms.families.transitions import (
     td_targets,
     values_of_actions,
 )
+from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.modules import DefaultSACModule

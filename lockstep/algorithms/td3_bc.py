@@ -18,13 +18,13 @@ from typing import Self, Unpack
 
 from torch import Tensor
 
-from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.families.transitions import (
     RECTIFIED,
     DelayedActorCriticLearner,
     DelayedActorCriticOptions,
     DelayedActorCriticTraining,
 )
+from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns

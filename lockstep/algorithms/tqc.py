@@ -19,7 +19,6 @@ from typing import Any, Self, Unpack
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.families.transitions import (
     NEXT_NOISE,
     RECTIFIED,
@@ -30,6 +29,7 @@ from lockstep.algorithms.families.transitions import (
     log_critic_loss,
     next_inputs,
 )
+from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns

@@ -21,7 +21,8 @@ import tyro
 from tyro.conf import Positional, UseAppendAction, arg
 
 from lockstep._version import __version__
-from lockstep.algorithms import AlgorithmConfig, Policy, get_config
+from lockstep.algorithms import get_config
+from lockstep.builder import AlgorithmConfig
 from lockstep.cli.arguments import Count, MaybeCount, MaybeNumber, MaybePath, MaybeText, parse_setting, read_config_file
 from lockstep.cli.bench import Bench
 from lockstep.cli.caching import Cache
@@ -49,6 +50,7 @@ from lockstep.envs.check import check_environment
 from lockstep.envs.errors import EnvironmentStepError
 from lockstep.envs.make import name_of_env
 from lockstep.export import exported_in, read_card
+from lockstep.policy import Policy
 from lockstep.recipes.training import Settings, find_settings
 from lockstep.rollout import Collector, MultiAgentCollector
 from lockstep.state.checks import check_whole

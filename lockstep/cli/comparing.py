@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
+from lockstep.analysis import compare_runs, plot_runs, write_report
+from lockstep.analysis.compare import COLUMNS
 from lockstep.cli.arguments import Count, MaybeCount
 from lockstep.cli.report import say, say_facts, show_table, shown_path
-from lockstep.tracking import compare_runs, plot_runs, write_report
-from lockstep.tracking.compare import COLUMNS
 
 PICTURES = (".png", ".pdf", ".svg")
 Labels = Annotated[UseAppendAction[tuple[str, ...]], arg(name="label")]

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from lockstep.algorithms import ALGORITHMS, AlgorithmConfig
+from lockstep.algorithms import ALGORITHMS
+from lockstep.builder import AlgorithmConfig
 from lockstep.modules import ModelConfig
 from lockstep.recipes import RECIPES
 from lockstep.recipes.families import FAMILIES

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lockstep.algorithms.config import AlgorithmConfig
+from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.data.actions import COMPOSITE, action_width
 from lockstep.data.minibatch import minibatches_per_pass
 from lockstep.data.rollout import RolloutStore

@@ -13,8 +13,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from lockstep.analysis import iqm_bootstrap
 from lockstep.state.markup import number_text
-from lockstep.tracking import RunFolder, iqm_bootstrap
+from lockstep.tracking import RunFolder
 from lockstep.tracking.run_folder import stage_seconds
 from lockstep.trainer.display import clock_text
 

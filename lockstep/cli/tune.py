@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from tyro.conf import Positional, UseAppendAction, arg
 
-from lockstep.algorithms import AlgorithmConfig
+from lockstep.builder import AlgorithmConfig
 from lockstep.cli.arguments import Count, MaybeCount, MaybePath, MaybeText, parse_setting, read_config_file
 from lockstep.cli.report import make_console, say, say_facts, show_table, shown_path
 from lockstep.recipes.training import find_settings

@@ -14,12 +14,12 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from lockstep.algorithms import Policy
 from lockstep.data.columns import Columns
 from lockstep.data.rollout import RolloutStore
 from lockstep.data.sample_batch import SampleBatch
 from lockstep.data.trees import map_tree
 from lockstep.modules import RLModule
+from lockstep.policy import Policy
 from lockstep.rollout import Collector
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking import RunFolder

@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 from lockstep._version import __version__
-from lockstep.algorithms.config import AlgorithmConfig
+from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.eject.options import (
     EjectError,
     check_options,

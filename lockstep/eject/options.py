@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium import spaces
 
-from lockstep.algorithms.config import AlgorithmConfig
+from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.envs.make import known_id
 from lockstep.modules.encoders import is_image
 from lockstep.modules.model_config import ModelConfig

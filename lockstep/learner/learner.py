@@ -98,6 +98,10 @@ class Learner(Generic[Training]):
     """names of training options that may be schedules; read them with `coefficient`"""
     loss_has_kernel: bool = False
     """whether `fused_loss` gives the numbers of `compute_loss_for_module`; a class that overrides that has none"""
+    learns_step_by_step: bool = False
+    """Whether the learner weighs the reward of each step of a rollout, so that a reward per step can be added to it."""
+    has_state_critic: bool = False
+    """Whether the learner trains a critic of states, which may see more than the policy."""
 
     def __init__(
         self,

@@ -27,12 +27,12 @@ from typing import Any, Literal
 import numpy as np
 
 from lockstep._version import __version__
+from lockstep.analysis import iqm_bootstrap
+from lockstep.analysis.plots import Curve, draw_curves
 from lockstep.data.parquet import import_pyarrow
 from lockstep.recipes import RECIPES, Recipe, find_recipe
 from lockstep.state.names import with_present_names
-from lockstep.tracking import iqm_bootstrap
 from lockstep.tracking.logger import torch_param_hash
-from lockstep.tracking.plots import Curve, draw_curves
 from lockstep.tracking.records import read_metrics
 from lockstep.tracking.run_folder import RunFolder, versions
 from lockstep.trainer.processes import EndsWithCommand, check_ended, processes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lockstep.algorithms import AlgorithmConfig
+from lockstep.builder import AlgorithmConfig
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lockstep.algorithms import AlgorithmConfig, get_config
+from lockstep.algorithms import get_config
+from lockstep.builder import AlgorithmConfig
 from lockstep.envs.make import is_module_name, named_environment, with_version
 from lockstep.recipes import Recipe, find_recipe
 from lockstep.recipes.families import Family, find_family

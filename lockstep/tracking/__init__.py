@@ -1,25 +1,14 @@
-"""Records of runs: loggers, run folders, statistics, plots."""
+"""What a run writes: loggers, metrics, statistics, and the folder of the run."""
 
-from lockstep.tracking.compare import Comparison, compare_runs, compare_scores
-from lockstep.tracking.intervals import (
-    Interval,
-    bootstrap,
-    improvement_bootstrap,
-    iqm,
-    iqm_bootstrap,
-    iqm_difference_bootstrap,
-    performance_profile,
-    probability_of_improvement,
-)
+from typing import Any
+
+from lockstep.state.moved import moved_name
 from lockstep.tracking.jsonl import JsonlLogger
 from lockstep.tracking.logger import BaseLogger, LazyLogger, MultiLogger, TraceLogger, torch_param_hash
 from lockstep.tracking.metrics import Metrics
-from lockstep.tracking.plots import plot_runs, read_curve
 from lockstep.tracking.records import read_metrics, write_json
-from lockstep.tracking.report import write_report
 from lockstep.tracking.run_folder import RunFolder, RunFolderError, git_revision, prune_checkpoints, versions
 from lockstep.tracking.run_lock import RunLock, RunLockError
-from lockstep.tracking.services import MLflowLogger, WandbLogger
 from lockstep.tracking.statistics import (
     CollectStats,
     CollectStatsBase,
@@ -33,15 +22,14 @@ from lockstep.tracking.statistics import (
     asdict,
 )
 from lockstep.tracking.tensorboard import TensorboardLogger
+from lockstep.tracking.wandb_mlflow import MLflowLogger, WandbLogger
 
 __all__ = [
     "BaseLogger",
     "CollectStats",
     "CollectStatsBase",
-    "Comparison",
     "EpochStats",
     "InfoStats",
-    "Interval",
     "JsonlLogger",
     "LazyLogger",
     "MLflowLogger",
@@ -60,22 +48,24 @@ __all__ = [
     "TrainingStats",
     "WandbLogger",
     "asdict",
-    "bootstrap",
-    "compare_runs",
-    "compare_scores",
     "git_revision",
-    "improvement_bootstrap",
-    "iqm",
-    "iqm_bootstrap",
-    "iqm_difference_bootstrap",
-    "performance_profile",
-    "plot_runs",
-    "probability_of_improvement",
     "prune_checkpoints",
-    "read_curve",
     "read_metrics",
     "torch_param_hash",
     "versions",
     "write_json",
-    "write_report",
 ]
+
+_MOVED = dict.fromkeys(
+    (
+        *("Comparison", "compare_runs", "compare_scores", "plot_runs", "read_curve", "write_report"),
+        *("Interval", "bootstrap", "improvement_bootstrap", "iqm", "iqm_bootstrap", "iqm_difference_bootstrap"),
+        *("performance_profile", "probability_of_improvement"),
+    ),
+    "lockstep.analysis",
+)
+
+
+def __getattr__(name: str) -> Any:
+    """Find names that are in `lockstep.analysis` now."""
+    return moved_name(__name__, name, _MOVED)

@@ -12,8 +12,8 @@ from lockstep.state.options import ConfigT, Section, option
 from lockstep.state.trust import Kind
 from lockstep.tracking.jsonl import JsonlLogger
 from lockstep.tracking.logger import BaseLogger
-from lockstep.tracking.services import MLflowLogger, WandbLogger
 from lockstep.tracking.tensorboard import TensorboardLogger
+from lockstep.tracking.wandb_mlflow import MLflowLogger, WandbLogger
 
 CALLBACK = Kind(
     "a subclass of lockstep.trainer.Callback",

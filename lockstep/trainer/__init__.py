@@ -1,6 +1,6 @@
 """Trainers: short loops that emit events."""
 
-from lockstep.algorithms.config import AlgorithmConfig
+from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.trainer.base import BaseTrainer
 from lockstep.trainer.build import build_trainer
 from lockstep.trainer.callbacks import (

@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self, Unpack
 
-from lockstep.algorithms.json_form import to_plain
-from lockstep.algorithms.policy import Policy
+from lockstep.config.json_form import to_plain
 from lockstep.data import MultiAgentBatch
 from lockstep.learner.learner import STEPS_SAMPLED, Learner
+from lockstep.policy.policy import Policy
 from lockstep.replay import MultiAgentReplayBuffer, OfflineRows, ReplayBuffer, TensorReplay
 from lockstep.rollout import Collector, CollectorLike, MultiAgentCollector, TensorCollector
 from lockstep.rollout.base_collector import exactly_one

@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lockstep.algorithms.config import AlgorithmConfig
-from lockstep.algorithms.policy import Policy
+from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.cluster.torchrun import Place
 from lockstep.learner.many.reduction import Reducer
+from lockstep.policy.policy import Policy
 from lockstep.state.schedules import Schedule
 from lockstep.tracking import (
     BaseLogger,

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from lockstep.algorithms.policy import Policy
+from lockstep.policy.policy import Policy
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout import AsyncCollector, CollectorLike
 from lockstep.rollout.group_collector import AsyncGroupCollector

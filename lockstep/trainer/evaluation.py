@@ -15,7 +15,7 @@ from typing import Any, TypedDict
 import numpy as np
 import torch
 
-from lockstep.algorithms.policy import Policy
+from lockstep.policy.policy import Policy
 from lockstep.rollout import CollectorLike
 from lockstep.rollout.base_collector import LIMIT_THEM
 from lockstep.rollout.callbacks import overridden_events, states_of

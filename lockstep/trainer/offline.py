@@ -11,12 +11,12 @@ from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
-from lockstep.algorithms.offline import offline_source
-from lockstep.algorithms.policy import Policy, policy_within_training_step
 from lockstep.data.columns import Columns
 from lockstep.data.digests import digest_of_rows
 from lockstep.learner.learner import STEPS_SAMPLED
 from lockstep.modules import DEFAULT_MODULE_ID
+from lockstep.policy.offline_data import offline_source
+from lockstep.policy.policy import Policy, policy_within_training_step
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout.collector import Collector
 from lockstep.rollout.errors import MalformedBufferError

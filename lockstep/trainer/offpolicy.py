@@ -7,10 +7,10 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, ClassVar, Unpack
 
-from lockstep.algorithms.offline import check_numbers
-from lockstep.algorithms.policy import Policy, policy_within_training_step
-from lockstep.algorithms.tensor_updates import launch_update
 from lockstep.learner.learner import STEPS_SAMPLED
+from lockstep.policy.offline_data import check_numbers
+from lockstep.policy.policy import Policy, policy_within_training_step
+from lockstep.policy.tensor_updates import launch_update
 from lockstep.replay import ReplayBuffer, TensorReplay
 from lockstep.rollout import CollectorLike, MultiAgentCollector, TensorCollector
 from lockstep.rollout.errors import MalformedBufferError

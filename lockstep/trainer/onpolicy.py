@@ -7,12 +7,12 @@ from typing import Any, ClassVar, Literal, Unpack
 
 import numpy as np
 
-from lockstep.algorithms.policy import Policy, policy_within_training_step
 from lockstep.data.rollout import EpisodeStore, RolloutStore
 from lockstep.data.tensor_rollout import TensorRollout
 from lockstep.data.trees import map_tree
 from lockstep.learner.learner import STEPS_SAMPLED
 from lockstep.learner.minibatches import UpdateOptions
+from lockstep.policy.policy import Policy, policy_within_training_step
 from lockstep.rollout import CollectorLike, TensorCollector
 from lockstep.state.checks import check_whole
 from lockstep.tracking.statistics import CollectStatsBase, TrainingStats

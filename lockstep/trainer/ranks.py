@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lockstep.algorithms.config import AlgorithmConfig
+from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.cluster.torchrun import Place, join_ranks
 from lockstep.learner.many.reduction import Reducer
 from lockstep.state.trust import without_signature

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.algorithms import get_config
-from lockstep.algorithms.config import AlgorithmConfig
-from lockstep.algorithms.policy import Policy
+from lockstep.analysis import plot_runs
+from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.cluster.torchrun import Place
 from lockstep.envs.make import name_of_env
 from lockstep.export.exported import CHECKPOINT
 from lockstep.learner.many.reduction import Reducer
+from lockstep.policy.policy import Policy
 from lockstep.state.checkpoint import (
     CheckpointError,
     checkpoints_in,
@@ -33,7 +34,7 @@ from lockstep.state.options import by_path
 from lockstep.state.schedules import ConfiguredValueWarning
 from lockstep.state.sizes import claims_of
 from lockstep.state.trust import handed_in, without_signature
-from lockstep.tracking import RunFolder, RunFolderError, plot_runs
+from lockstep.tracking import RunFolder, RunFolderError
 from lockstep.tracking.records import leaves
 from lockstep.tracking.run_folder import CHECKPOINTS, CONFIG, find_run
 from lockstep.tracking.statistics import EpochStats, InfoStats

@@ -14,7 +14,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from lockstep.algorithms.config import AlgorithmConfig
+from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.state.checks import check_wholes
 from lockstep.trainer.callbacks import Event, RunEnd, Stop
 from lockstep.trainer.display import REFRESH_SECONDS, Progress, ProgressDisplay

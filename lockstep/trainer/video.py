@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.algorithms.base_config import BaseConfig
-from lockstep.algorithms.policy import Policy
+from lockstep.config.base import BaseConfig
+from lockstep.policy.policy import Policy
 from lockstep.rollout.collector import Collector
 from lockstep.state.checks import check_wholes, install_hint
 from lockstep.state.streams import RandomStreams

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.algorithms import AlgorithmConfig
-from lockstep.algorithms.json_form import check_texts
+from lockstep.builder import AlgorithmConfig
+from lockstep.config.json_form import check_texts
 from lockstep.state.trust import FileNames
 
 

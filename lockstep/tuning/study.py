@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.algorithms import AlgorithmConfig
+from lockstep.analysis import Interval, iqm_bootstrap
+from lockstep.builder import AlgorithmConfig
 from lockstep.data.codec import DAMAGE
 from lockstep.envs.make import name_of_env
 from lockstep.recipes import Recipe, bench
@@ -30,7 +31,6 @@ from lockstep.state.markup import number_text
 from lockstep.state.names import with_present_names
 from lockstep.state.options import by_path
 from lockstep.state.trust import without_signature
-from lockstep.tracking import Interval, iqm_bootstrap
 from lockstep.tracking.records import leaves, write_json
 from lockstep.trainer.processes import EndsWithCommand, check_ended, processes
 from lockstep.trainer.run import Run, prepare_run

@@ -18,7 +18,7 @@ from lockstep import (
     SACConfig,
     TD3Config,
 )
-from lockstep.algorithms.offline import offline_source
+from lockstep.policy.offline_data import offline_source
 from lockstep.replay import ReplayBuffer, VectorReplayBuffer
 from lockstep.rollout.errors import MalformedBufferError
 

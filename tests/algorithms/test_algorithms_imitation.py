@@ -7,8 +7,8 @@ from algorithm_tools import MODULE, played
 from gymnasium import spaces
 
 from lockstep import BCConfig, MARWILConfig, SampleBatch
-from lockstep.algorithms.offline import offline_source
 from lockstep.envs.toys.probes import ObservationActionProbe, ObservationActionProbeContinuous
+from lockstep.policy.offline_data import offline_source
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout import MalformedBufferError
 

@@ -9,10 +9,10 @@ from torch import nn
 
 from lockstep import CQLConfig, DQNConfig, PPOConfig
 from lockstep.algorithms import APPOConfig, PPOLearner
-from lockstep.algorithms.offline import offline_source
 from lockstep.data import SampleBatch
 from lockstep.data.files.dataset import write_rows
 from lockstep.modules import RLModule, RLModuleSpec
+from lockstep.policy.offline_data import offline_source
 
 OBS, BOX, CHOICES = spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2)
 

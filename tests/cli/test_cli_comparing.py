@@ -7,7 +7,7 @@ import pytest
 from conftest import Said, Trained
 from tracked_runs import make_run
 
-from lockstep.tracking import compare_runs
+from lockstep.analysis import compare_runs
 
 Command = Callable[..., Said]
 

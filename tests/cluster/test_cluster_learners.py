@@ -59,12 +59,12 @@ from lockstep import (
     TRPOConfig,
 )
 from lockstep.algorithms import ALGORITHMS
-from lockstep.algorithms.policy import row_errors
 from lockstep.algorithms.ppo import PPOLearner
 from lockstep.data.sample_batch import MultiAgentBatch
 from lockstep.learner import LearnersSection
 from lockstep.learner.many.reduction import LearnerError
 from lockstep.modules import RLModule
+from lockstep.policy.policy import row_errors
 
 NOW = {"num_env_steps_sampled_lifetime": 50}
 SCHEDULE = [[0, 1e-2], [100, 0.0]]

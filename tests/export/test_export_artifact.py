@@ -24,12 +24,12 @@ from gymnasium import spaces
 from huggingface_hub import ModelCard
 
 from lockstep import Policy, PPOConfig, get_config
-from lockstep.algorithms.acting import ActingPolicy
 from lockstep.connectors import Connector, FrameStack, Grayscale, ObsPipeline, Resize
 from lockstep.data.trees import leaves, map_tree, rows_of
 from lockstep.export import ExportError, Origin, export_policies, formats, load_export, parity
 from lockstep.export.graph import ports_of
 from lockstep.modules import RLModule, RLModuleSpec
+from lockstep.policy.acting import ActingPolicy
 from lockstep.state.trust import UntrustedError
 from lockstep.trainer.run import prepare_run
 

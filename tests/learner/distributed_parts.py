@@ -13,13 +13,13 @@ from gymnasium import spaces
 from learner_parts import BOX, MODULE, THREE, make_episode, make_multi_agent_episode, parameters, ppo_batch, transitions
 
 from lockstep import RLModuleSpec, get_config
-from lockstep.algorithms.policy import row_errors
 from lockstep.algorithms.ppo import PPOLearner
 from lockstep.data import SingleAgentEpisode
 from lockstep.data.actions import random_actions
 from lockstep.data.minibatch import num_units, take_units
 from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch
 from lockstep.learner.many.reduction import DistributedReducer, LocalReducer
+from lockstep.policy.policy import row_errors
 
 UPDATES = 20
 TWO_DIMENSIONS = spaces.Box(-1.0, 1.0, (2,), np.float32)

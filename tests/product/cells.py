@@ -15,7 +15,7 @@ import torch.distributed
 from cue_env import ACTIONS, CUES, OBSERVATIONS, CueEnv, distance
 
 from lockstep import ALGORITHMS, SampleBatch, get_config
-from lockstep.algorithms import base_config
+from lockstep.config import base as base_config
 from lockstep.data.trees import stack_rows
 from lockstep.learner.compile import update as compiled
 from lockstep.learner.group import LearnerBackend, run_request

@@ -7,8 +7,8 @@ from agent_games import game_config
 from runner_tools import ManyRunners
 
 from lockstep import AsyncCollector, Collector, DQNConfig, PPOConfig, RainbowConfig, TD3Config
-from lockstep.algorithms.policy import policy_within_training_step
 from lockstep.learner.learner import STEPS_SAMPLED
+from lockstep.policy.policy import policy_within_training_step
 from lockstep.rollout import EnvRunnerGroup, GroupCollector, MultiAgentCollector
 from lockstep.state.restarts import RestartLimits
 from lockstep.tracking.records import aggregate

@@ -5,11 +5,11 @@ import pytest
 from agent_games import CountingGame, TurnGame, game_config
 
 from lockstep import MultiAgentCollector, PPOConfig
-from lockstep.algorithms.acting import ActingPolicy
 from lockstep.data import MultiAgentEpisode
 from lockstep.data.rollout import EpisodeStore
 from lockstep.envs import EnvironmentStepError
 from lockstep.learner.many.sharding import parts_of_episodes
+from lockstep.policy.acting import ActingPolicy
 from lockstep.rollout import CollectorLike, MalformedBufferError
 from lockstep.state.streams import RandomStreams
 

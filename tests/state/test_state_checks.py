@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.algorithms.base_config import without_ray
+from lockstep.config.base import without_ray
 from lockstep.state.checks import install_hint
 
 ROOT = Path(__file__).parents[2]

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from tracked_runs import make_run
 
-from lockstep.tracking import RunFolder, compare_runs, compare_scores
+from lockstep.analysis import compare_runs, compare_scores
+from lockstep.tracking import RunFolder
 
 
 def seeds(root: Path, scales: list[float], **options) -> list[Path]:

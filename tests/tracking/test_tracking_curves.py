@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from tracked_runs import make_run
 
-from lockstep.tracking import JsonlLogger, iqm, plot_runs, read_curve
-from lockstep.tracking.plots import MAX_POINTS, Curve, align_curves, draw_runs, smoothed
+from lockstep.analysis import iqm, plot_runs, read_curve
+from lockstep.analysis.plots import MAX_POINTS, Curve, align_curves, draw_runs, smoothed
+from lockstep.tracking import JsonlLogger
 
 
 def test_a_curve_is_read_from_the_metrics(tmp_path: Path) -> None:

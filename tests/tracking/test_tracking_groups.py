@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from tracked_runs import make_run
 
+from lockstep.analysis.run_groups import differing_options, group_runs, open_runs
 from lockstep.tracking import RunFolder
-from lockstep.tracking.groups import differing_options, group_runs, open_runs
 
 
 def labels(runs: list[RunFolder], **options) -> list[tuple[str, int]]:

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import mannwhitneyu, trim_mean
 
-from lockstep.state.markup import number_text
-from lockstep.tracking import (
+from lockstep.analysis import (
     improvement_bootstrap,
     iqm,
     iqm_bootstrap,
@@ -15,7 +14,8 @@ from lockstep.tracking import (
     performance_profile,
     probability_of_improvement,
 )
-from lockstep.tracking.intervals import Interval
+from lockstep.analysis.intervals import Interval
+from lockstep.state.markup import number_text
 
 
 def test_iqm_of_written_out_cases() -> None:

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from tracked_runs import make_run
 
-from lockstep.tracking import JsonlLogger, RunFolder, write_report
+from lockstep.analysis import write_report
+from lockstep.tracking import JsonlLogger, RunFolder
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
@@ -159,7 +160,7 @@ def test_equal_runs_differ_in_nothing(runs: list[RunFolder], tmp_path: Path) -> 
 def test_small_videos_are_embedded_and_others_linked(
     runs: list[RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lockstep.tracking.report.MAX_EMBEDDED_BYTES", 10)
+    monkeypatch.setattr("lockstep.analysis.report.MAX_EMBEDDED_BYTES", 10)
     for number, (name, size) in enumerate([("old.mp4", 5), ("new.mp4", 10)]):
         file = runs[0].path / "videos" / name
         file.parent.mkdir(exist_ok=True)

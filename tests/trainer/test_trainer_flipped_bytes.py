@@ -22,6 +22,8 @@ import pytest
 from damage_tools import bits, damage
 
 from lockstep import LearnerGroup, Policy, SampleBatch, get_config, load_policy
+from lockstep.analysis import compare_runs, plot_runs
+from lockstep.analysis.report import write_report
 from lockstep.cli.arguments import read_config_file
 from lockstep.compat import sb3
 from lockstep.compat.sb3.common.monitor import load_results
@@ -37,8 +39,7 @@ from lockstep.recipes.training import find_settings
 from lockstep.replay import ReplayBuffer
 from lockstep.state import read_checkpoint, write_checkpoint
 from lockstep.state.checkpoint import carried_checkpoint
-from lockstep.tracking import JsonlLogger, RunFolder, TensorboardLogger, compare_runs, plot_runs, read_metrics
-from lockstep.tracking.report import write_report
+from lockstep.tracking import JsonlLogger, RunFolder, TensorboardLogger, read_metrics
 from lockstep.trainer.run import prepare_resume, prepare_run
 from lockstep.tuning.space import Range, read_space
 from lockstep.tuning.study import Search

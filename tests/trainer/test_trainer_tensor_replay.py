@@ -10,8 +10,8 @@ import torch
 from trained_weights import steps, weights
 
 from lockstep import get_config
-from lockstep.algorithms import tensor_updates
 from lockstep.cli import main
+from lockstep.policy import tensor_updates
 from lockstep.replay import ReplayBuffer, TensorReplay
 from lockstep.rollout import Collector, TensorCollector
 from lockstep.rollout.errors import MalformedBufferError

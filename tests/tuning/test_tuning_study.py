@@ -14,9 +14,9 @@ import optuna
 import pytest
 
 from lockstep import PPOConfig, tune
+from lockstep.analysis import Interval
 from lockstep.cli import main
 from lockstep.recipes.training import find_settings
-from lockstep.tracking import Interval
 from lockstep.tuning import Range, TrialRow, TuneResult
 from lockstep.tuning.study import _locked
 

@@ -112,6 +112,9 @@ class OnPolicyLearner(Learner[Training]):
     An on-policy algorithm without one subclasses `Learner` and makes its columns with `train_columns`.
     """
 
+    learns_step_by_step = True
+    has_state_critic = True
+
     def setup_module(self, module_id: str) -> None:
         """Load compiled estimators and losses when the learner is built, not in its first update."""
         value, no = np.zeros((1, 1), torch.empty(0, dtype=self.dtype).numpy().dtype), np.zeros((1, 1), bool)

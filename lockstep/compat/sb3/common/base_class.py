@@ -19,9 +19,8 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from lockstep.algorithms import AlgorithmConfig, Policy, get_config
-from lockstep.algorithms.json_form import OPTIMIZER, from_plain, script_objects, to_plain
-from lockstep.algorithms.saved_policy import described, space_of
+from lockstep.algorithms import get_config
+from lockstep.builder import AlgorithmConfig
 from lockstep.compat.sb3.common import noise
 from lockstep.compat.sb3.common.callbacks import BaseCallback, CallbackList, ConvertCallback, ProgressBarCallback
 from lockstep.compat.sb3.common.env_util import vector_of
@@ -31,12 +30,15 @@ from lockstep.compat.sb3.common.utils import OverSteps, set_random_seed
 from lockstep.compat.sb3.common.vec_env import VecNormalize
 from lockstep.compat.sb3.common.vec_env.base_vec_env import BoundaryVecEnv, infos_of
 from lockstep.compat.sb3.common.vec_env.wrappers import normalize_of
+from lockstep.config.json_form import OPTIMIZER, from_plain, script_objects, to_plain
 from lockstep.data.codec import DAMAGE
 from lockstep.data.trees import map_tree
 from lockstep.envs import StepResult
 from lockstep.envs.sb3_vec_env import VecEnvBoundary
 from lockstep.learner.learner import STEPS_SAMPLED
 from lockstep.modules.model_config import NETWORK
+from lockstep.policy import Policy
+from lockstep.policy.files import described, space_of
 from lockstep.rollout import Collector
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
 from lockstep.state.names import import_path

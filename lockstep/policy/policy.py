@@ -19,20 +19,8 @@ import torch
 from gymnasium.vector.utils import create_empty_array
 from torch import Tensor
 
-from lockstep.algorithms.acting import ActingPolicy, checked_observations
-from lockstep.algorithms.base_config import BaseConfig
-from lockstep.algorithms.json_form import to_plain
-from lockstep.algorithms.new_modules import NewModule, Source, overrides_in, with_modules
-from lockstep.algorithms.saved_policy import (
-    described,
-    differences,
-    policy_in,
-    rebuilt,
-    same_threads,
-    space_of,
-    tensors_in,
-)
-from lockstep.algorithms.tensor_updates import MOST_STEPS, update_from_tensors
+from lockstep.config.base import BaseConfig
+from lockstep.config.json_form import to_plain
 from lockstep.connectors import ModuleConnectors, ObsPipeline
 from lockstep.data import MultiAgentBatch, MultiAgentEpisode, SampleBatch
 from lockstep.data.actions import one_action
@@ -55,6 +43,10 @@ from lockstep.learner.optimizers import ALL_MODULES
 from lockstep.learner.sequences import max_seq_len_of
 from lockstep.learner.targets import TargetNetwork
 from lockstep.modules import DEFAULT_MODULE_ID, ActingWeights, MultiRLModule, RLModule, RLModuleSpec, check_module_id
+from lockstep.policy.acting import ActingPolicy, checked_observations
+from lockstep.policy.files import described, differences, policy_in, rebuilt, same_threads, space_of, tensors_in
+from lockstep.policy.new_modules import NewModule, Source, overrides_in, with_modules
+from lockstep.policy.tensor_updates import MOST_STEPS, update_from_tensors
 from lockstep.replay import MultiAgentReplayBuffer, OfflineRows, ReplayBuffer, TensorReplay
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.state.checkpoint import CheckpointError, read_checkpoint, write_checkpoint

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import torch
 
-from lockstep.algorithms.base_config import BaseConfig, Spaces
-from lockstep.algorithms.json_form import from_plain
+from lockstep.config.base import BaseConfig, Spaces
+from lockstep.config.json_form import from_plain
 from lockstep.connectors import ModuleConnectors
 from lockstep.data.spaces import space_from
 from lockstep.learner.checkpointing import state_from_folders

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from lockstep.algorithms.policy import Policy
+from lockstep.policy.policy import Policy
 from lockstep.rollout import CollectorLike
 from lockstep.tracking.statistics import CollectStats, EpochStats, InfoStats
 

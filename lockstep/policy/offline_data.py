@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from lockstep.algorithms.acting import ActingPolicy
-from lockstep.algorithms.policy import Policy
 from lockstep.data import OfflineDataset, SampleBatch, read_minari_batch
 from lockstep.data.actions import COMPOSITE, action_leaves, action_width
 from lockstep.data.columns import Columns
 from lockstep.data.config import OfflineDataSection
 from lockstep.data.trees import leaves, map_tree, named_leaves
 from lockstep.modules import DEFAULT_MODULE_ID
+from lockstep.policy.acting import ActingPolicy
+from lockstep.policy.policy import Policy
 from lockstep.replay import OfflineRows, ReplayBuffer
 from lockstep.replay.rows import REQUIRED, TABLE_FORMATS, read_table
 from lockstep.replay.storage import Shape, shapes_of_rows, shapes_of_space

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from lockstep.algorithms.base_config import BaseConfig
-from lockstep.algorithms.new_modules import NewModule
+from lockstep.config.base import BaseConfig
 from lockstep.connectors import ModuleConnectors, ObsPipeline
 from lockstep.data import SampleBatch
 from lockstep.data.actions import ActionForm, in_words, one_action
@@ -31,6 +30,7 @@ from lockstep.modules import (
     RLModule,
     make_actor,
 )
+from lockstep.policy.new_modules import NewModule
 from lockstep.replay import OfflineRows, ReplayBuffer
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.state.schedules import stages_of, value_at

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import gymnasium as gym
 import torch
 
-from lockstep.algorithms.connectors import ConnectorBuilder
-from lockstep.algorithms.json_form import script_objects, section_from_plain, to_plain
+from lockstep.config.connectors import ConnectorBuilder
+from lockstep.config.json_form import script_objects, section_from_plain, to_plain
 from lockstep.connectors import ModuleConnectors
 from lockstep.data import MultiAgentEpisode
 from lockstep.data.codec import DAMAGE

@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.state.checks import check_whole, suggestion
-from lockstep.state.markup import markdown_text, number_text, picture_text
-from lockstep.tracking.groups import RunGroup, RunPath, group_runs, open_runs, value_text
-from lockstep.tracking.intervals import (
+from lockstep.analysis.intervals import (
     Interval,
     improvement_bootstrap,
     iqm_bootstrap,
     iqm_difference_bootstrap,
     performance_profile,
 )
-from lockstep.tracking.plots import COLOURS, RETURN, dress, new_figure, read_curve, save_figure
+from lockstep.analysis.plots import COLOURS, RETURN, dress, new_figure, read_curve, save_figure
+from lockstep.analysis.run_groups import RunGroup, RunPath, group_runs, open_runs, value_text
+from lockstep.state.checks import check_whole, suggestion
+from lockstep.state.markup import markdown_text, number_text, picture_text
 from lockstep.tracking.run_folder import RunFolder
 
 Scores = Mapping[str, np.ndarray]

@@ -17,9 +17,9 @@ from urllib.parse import quote
 import numpy as np
 
 from lockstep._version import __version__
-from lockstep.state.markup import number_text
-from lockstep.state.replace import replacing_file
-from lockstep.tracking.groups import (
+from lockstep.analysis.intervals import iqm_bootstrap
+from lockstep.analysis.plots import AXES, COLOURS, RETURN, Axis, Curve, align_curves, by_environment, curve_of
+from lockstep.analysis.run_groups import (
     MISSING,
     RunGroup,
     RunPath,
@@ -28,17 +28,8 @@ from lockstep.tracking.groups import (
     open_runs,
     value_text,
 )
-from lockstep.tracking.intervals import iqm_bootstrap
-from lockstep.tracking.plots import (
-    AXES,
-    COLOURS,
-    RETURN,
-    Axis,
-    Curve,
-    align_curves,
-    by_environment,
-    curve_of,
-)
+from lockstep.state.markup import number_text
+from lockstep.state.replace import replacing_file
 from lockstep.tracking.records import read_metrics
 from lockstep.tracking.run_folder import RunFolder, stage_seconds
 

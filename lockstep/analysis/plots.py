@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from lockstep.analysis.intervals import iqm_bootstrap
+from lockstep.analysis.run_groups import MAX_LABEL, RunGroup, RunPath, group_runs, open_runs
 from lockstep.state.checks import check_whole, install_hint, suggestion
 from lockstep.state.markup import picture_text
-from lockstep.tracking.groups import MAX_LABEL, RunGroup, RunPath, group_runs, open_runs
-from lockstep.tracking.intervals import iqm_bootstrap
 from lockstep.tracking.records import read_metrics
 
 if TYPE_CHECKING:

@@ -12,8 +12,6 @@ from typing import Any, Literal
 import numpy as np
 from gymnasium import spaces
 
-from lockstep.algorithms.acting import ActingPolicy
-from lockstep.algorithms.policy import Policy
 from lockstep.data import SampleBatch
 from lockstep.data.columns import Columns
 from lockstep.data.episode import SingleAgentEpisode
@@ -26,6 +24,8 @@ from lockstep.ops.off_policy_estimates import (
     padded,
     weighted_importance_sampling,
 )
+from lockstep.policy.acting import ActingPolicy
+from lockstep.policy.policy import Policy
 from lockstep.rollout.protocols import sole_part
 from lockstep.state.checks import check_choice, check_number, check_whole
 from lockstep.state.streams import RandomStreams

@@ -10,13 +10,9 @@ from typing import Any, ClassVar, Self
 import torch
 from gymnasium import spaces
 
-from lockstep.algorithms.acting import ActingPolicy, AgentsActingPolicy
-from lockstep.algorithms.base_config import BaseConfig, Spaces, without_ray
-from lockstep.algorithms.families.on_policy import OnPolicyLearner
-from lockstep.algorithms.offline import open_data
-from lockstep.algorithms.policy import Policy
-from lockstep.algorithms.protocols import TrainerLike
+from lockstep.builder.trainer_protocol import TrainerLike
 from lockstep.cluster.rank_collector import RankCollector
+from lockstep.config.base import BaseConfig, Spaces, without_ray
 from lockstep.connectors import NormalizeObs, ObsPipeline
 from lockstep.data.row_share import ALL_ROWS, RowShare
 from lockstep.envs.make import TimeLimitedMaker, named_environment
@@ -28,6 +24,9 @@ from lockstep.learner.learner import Learner
 from lockstep.learner.many.reduction import Reducer
 from lockstep.learner.optimizers import check_configured_optimizer
 from lockstep.modules import DEFAULT_MODULE_ID, MultiRLModule, MultiRLModuleSpec
+from lockstep.policy.acting import ActingPolicy, AgentsActingPolicy
+from lockstep.policy.offline_data import open_data
+from lockstep.policy.policy import Policy
 from lockstep.replay.storage import machine_memory, row_nbytes
 from lockstep.rollout import (
     Collector,
@@ -83,7 +82,7 @@ class AlgorithmConfig(BaseConfig):
         super().validate()
         rules = [*self._rules_of_run(), *self._rules_of_modules()]
         rules += self._rules_of_offline() if self.is_offline else self._rules_of_online()
-        rewarded = self.is_off_policy or issubclass(self.learner_class, OnPolicyLearner)
+        rewarded = self.is_off_policy or self.learner_class.learns_step_by_step
         refused = f"is not allowed for {self.algorithm}, which does not learn from rewards step by step; leave it out"
         rules += [("training.intrinsic_reward", self.training.intrinsic_reward is not None and not rewarded, refused)]
         self._refuse(rules)
@@ -256,7 +255,7 @@ class AlgorithmConfig(BaseConfig):
         return [
             (
                 "multi_agent.centralized_critic",
-                central and not issubclass(self.learner_class, OnPolicyLearner),
+                central and not self.learner_class.has_state_critic,
                 f"is not allowed for {self.algorithm}, with no critic of states; use ppo, a2c, trpo, impala or appo",
             ),
             (
