@@ -344,9 +344,9 @@ def main() -> None:
     if given.load:
         policy = lockstep.load_policy(given.load)
     elif given.resume:
-        policy = lockstep.trainer.run.resume(given.resume, callbacks=[self_play]).policy
+        policy = lockstep.runs.run.resume(given.resume, callbacks=[self_play]).policy
     else:
-        run = lockstep.trainer.run.prepare_run(make_config(given.steps, given.seed), given.root, callbacks=[self_play])
+        run = lockstep.runs.run.prepare_run(make_config(given.steps, given.seed), given.root, callbacks=[self_play])
         policy = run.finish().policy
     took = time.process_time() - began
     for depth, random_moves in ((1, 0), (2, 0), (4, 0), (4, 4)):

@@ -42,8 +42,8 @@ from lockstep.learner import Learner, LearnerGroup
 from lockstep.modules import ModelConfig, MultiRLModule, MultiRLModuleSpec, RLModule, RLModuleSpec
 from lockstep.recipes.training import train
 from lockstep.rollout import AsyncCollector, Collector, MultiAgentCollector
+from lockstep.runs.run import TrainResult, load_policy, resume
 from lockstep.trainer import BaseTrainer, OfflineTrainer, OffpolicyTrainer, OnpolicyTrainer
-from lockstep.trainer.run import TrainResult, load_policy, resume
 from lockstep.tuning import tune
 
 __all__ = [

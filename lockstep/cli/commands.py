@@ -53,6 +53,10 @@ from lockstep.export import exported_in, read_card
 from lockstep.policy import Policy
 from lockstep.recipes.training import Settings, find_settings
 from lockstep.rollout import Collector, MultiAgentCollector
+from lockstep.runs.run import Run, evaluation_of, find_policy, load_policy, prepare_resume, prepare_run
+from lockstep.runs.seeds import SeedBegun, SeedEnded, SeedProgress, run_seeds
+from lockstep.runs.seeds_display import SeedsDisplay
+from lockstep.runs.video import FORMATS, record_video
 from lockstep.state.checks import check_whole
 from lockstep.state.markup import number_text
 from lockstep.state.names import name_of
@@ -63,12 +67,8 @@ from lockstep.tracking.run_folder import find_run, stage_seconds
 from lockstep.tracking.statistics import CollectStats
 from lockstep.trainer import Callback, ProgressDisplay
 from lockstep.trainer.callbacks import Event, Stop
-from lockstep.trainer.display import SeedsDisplay
 from lockstep.trainer.evaluation import with_reward_metric
 from lockstep.trainer.ranks import config_on_ranks
-from lockstep.trainer.run import Run, evaluation_of, find_policy, load_policy, prepare_resume, prepare_run
-from lockstep.trainer.seeds import SeedBegun, SeedEnded, SeedProgress, run_seeds
-from lockstep.trainer.video import FORMATS, record_video
 
 WRONG_INPUT, FAILED = 2, 1
 USER_ERRORS = (ValueError, TypeError, KeyError, OSError, ImportError)

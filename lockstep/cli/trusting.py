@@ -9,7 +9,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from lockstep.cli.report import say, say_facts, shown_path
-from lockstep.trainer.trusting import trust_run
+from lockstep.runs.trust import trust_run
 
 
 @dataclass

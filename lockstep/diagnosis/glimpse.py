@@ -21,9 +21,9 @@ from lockstep.data.trees import map_tree
 from lockstep.modules import RLModule
 from lockstep.policy import Policy
 from lockstep.rollout import Collector
+from lockstep.runs.run import load_policy
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking import RunFolder
-from lockstep.trainer.run import load_policy
 
 NUM_ENVS, NUM_STEPS, MAX_SECONDS = 4, 128, 10.0
 """environments, vector steps in each, and seconds after which it ends all the same"""

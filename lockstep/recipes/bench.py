@@ -32,11 +32,11 @@ from lockstep.analysis.plots import Curve, draw_curves
 from lockstep.data.parquet import import_pyarrow
 from lockstep.recipes import RECIPES, Recipe, find_recipe
 from lockstep.state.names import with_present_names
+from lockstep.runs.processes import EndsWithCommand, check_ended, processes
+from lockstep.runs.run import Run, prepare_resume, prepare_run
 from lockstep.tracking.logger import torch_param_hash
 from lockstep.tracking.records import read_metrics
 from lockstep.tracking.run_folder import RunFolder, versions
-from lockstep.trainer.processes import EndsWithCommand, check_ended, processes
-from lockstep.trainer.run import Run, prepare_resume, prepare_run
 
 SOURCES = Path(__file__).parents[2]
 """the checkout, or the folder of installed packages"""

@@ -12,11 +12,11 @@ from lockstep.builder import AlgorithmConfig
 from lockstep.envs.make import is_module_name, named_environment, with_version
 from lockstep.recipes import Recipe, find_recipe
 from lockstep.recipes.families import Family, find_family
+from lockstep.runs.run import TrainResult, prepare_run
 from lockstep.state.checks import check_whole
 from lockstep.state.options import by_path
 from lockstep.trainer.build import stretched_schedules
 from lockstep.trainer.callbacks import Callback
-from lockstep.trainer.run import TrainResult, prepare_run
 
 RUNNERS, ENVS_PER_RUNNER = "env_runners.num_env_runners", "env_runners.num_envs_per_env_runner"
 

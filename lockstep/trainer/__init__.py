@@ -1,6 +1,9 @@
 """Trainers: short loops that emit events."""
 
+from typing import Any
+
 from lockstep.builder.algorithm_config import AlgorithmConfig
+from lockstep.state.moved import moved_name
 from lockstep.trainer.base import BaseTrainer
 from lockstep.trainer.build import build_trainer
 from lockstep.trainer.callbacks import (
@@ -23,7 +26,6 @@ from lockstep.trainer.evaluation import gather_info, test_episode
 from lockstep.trainer.offline import OfflineTrainer
 from lockstep.trainer.offpolicy import OffpolicyTrainer
 from lockstep.trainer.onpolicy import OnpolicyTrainer
-from lockstep.trainer.seeds import SeedBegun, SeedEnded, SeedProgress, run_seeds
 from lockstep.trainer.self_play import Opponents, SelfPlay
 
 save_trainer = BaseTrainer.save_to_path
@@ -49,15 +51,18 @@ __all__ = [
     "ProgressDisplay",
     "RunEnd",
     "RunStart",
-    "SeedBegun",
-    "SeedEnded",
-    "SeedProgress",
     "SelfPlay",
     "UpdateEnd",
     "build_trainer",
     "gather_info",
     "restore_trainer",
-    "run_seeds",
     "save_trainer",
     "test_episode",
 ]
+
+_MOVED = dict.fromkeys(("SeedBegun", "SeedEnded", "SeedProgress", "run_seeds"), "lockstep.runs")
+
+
+def __getattr__(name: str) -> Any:
+    """Find names that are in `lockstep.runs` now."""
+    return moved_name(__name__, name, _MOVED)

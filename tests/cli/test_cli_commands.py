@@ -13,8 +13,8 @@ from conftest import SMALL, Said, Trained, run_process
 
 from lockstep import ALGORITHMS, AlgorithmConfig, load_policy, train
 from lockstep.recipes import RECIPES
+from lockstep.runs.video import VideoCallback, record_video
 from lockstep.tracking import RunFolder
-from lockstep.trainer.video import VideoCallback, record_video
 
 Command = Callable[..., Said]
 

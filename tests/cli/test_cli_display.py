@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
+from lockstep.runs.seeds_display import SeedsDisplay
 from lockstep.tracking.statistics import (
     CollectStats,
     EpochStats,
@@ -15,7 +16,7 @@ from lockstep.tracking.statistics import (
     TrainingStats,
 )
 from lockstep.trainer.callbacks import CollectEnd, EpochEnd, EvaluationEnd, RunEnd, RunStart, UpdateEnd
-from lockstep.trainer.display import Progress, ProgressDisplay, SeedsDisplay, clock_text
+from lockstep.trainer.display import Progress, ProgressDisplay, clock_text
 
 TRAIN = CollectStats(2, 500, 0.5, returns=(10.0, 20.0), lens=(10, 20))
 TEST = CollectStats(2, 60, 0.1, returns=(30.0, 30.0), lens=(30, 30))

@@ -12,7 +12,7 @@ from lockstep import BCConfig, CrossQConfig, DQNConfig, PPOConfig, SACConfig, Sa
 from lockstep.algorithms.ppo import PPOLearner
 from lockstep.cli.commands import advice
 from lockstep.cli.plan import Plan, size_text
-from lockstep.trainer.run import prepare_run
+from lockstep.runs.run import prepare_run
 
 
 def ppo(num_learners=0, **training):

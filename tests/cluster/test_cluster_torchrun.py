@@ -27,9 +27,9 @@ from lockstep.cluster.rank_collector import RankCollector
 from lockstep.cluster.torchrun import Place, join_ranks
 from lockstep.envs import make_tensor_env
 from lockstep.learner.many.reduction import LearnerError
+from lockstep.runs.run import resume
 from lockstep.state.checkpoint import read_checkpoint
 from lockstep.trainer.ranks import config_on_ranks
-from lockstep.trainer.run import resume
 
 MANY = [pytest.mark.faults, pytest.mark.timeout(900)]
 

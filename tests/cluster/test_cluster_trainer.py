@@ -17,7 +17,7 @@ from algorithm_kinds import OFF_POLICY, OFFLINE
 import lockstep
 from lockstep import Policy, PPOConfig, SampleBatch, get_config, load_policy
 from lockstep.data.rollout import EpisodeStore
-from lockstep.trainer.run import prepare_resume, prepare_run
+from lockstep.runs.run import prepare_resume, prepare_run
 
 ray = pytest.importorskip("ray")
 

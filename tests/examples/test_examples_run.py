@@ -149,11 +149,11 @@ def test_connect_four_goes_on_in_the_middle_with_equal_bits(tmp_path):
         return config.rl_module(model_config={"hiddens": (32,)}).reporting(total_steps=steps, steps_per_epoch=256)
 
     whole, half, rest = pool(), pool(), pool()
-    run = lockstep.trainer.run.prepare_run(configured(1_536), tmp_path, callbacks=[whole])
+    run = lockstep.runs.run.prepare_run(configured(1_536), tmp_path, callbacks=[whole])
     expected = run.finish()
-    first = lockstep.trainer.run.prepare_run(configured(768), tmp_path, callbacks=[half]).finish()
+    first = lockstep.runs.run.prepare_run(configured(768), tmp_path, callbacks=[half]).finish()
     assert whole.num_copies > half.num_copies > 1
-    result = lockstep.trainer.run.resume(first.path, total_steps=1_536, callbacks=[rest])
+    result = lockstep.runs.run.resume(first.path, total_steps=1_536, callbacks=[rest])
     assert set(result.policy.acting) == {"main", *game.SCRIPTED, *rest.copies}
     assert rest.get_state() == whole.get_state() != half.get_state()
     weights, same = (

@@ -30,8 +30,8 @@ from lockstep.export import ExportError, Origin, export_policies, formats, load_
 from lockstep.export.graph import ports_of
 from lockstep.modules import RLModule, RLModuleSpec
 from lockstep.policy.acting import ActingPolicy
+from lockstep.runs.run import prepare_run
 from lockstep.state.trust import UntrustedError
-from lockstep.trainer.run import prepare_run
 
 BOX, CHOICES = OBSERVATIONS["Box"], ACTIONS["Discrete"]
 REPRESENTATIVE = [

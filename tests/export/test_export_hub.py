@@ -19,7 +19,7 @@ from local_hub import LocalHub
 from lockstep import Policy, PPOConfig
 from lockstep.cli import main
 from lockstep.export.model_card import model_card, pretrained_card
-from lockstep.trainer.run import load_policy
+from lockstep.runs.run import load_policy
 
 BOX, CHOICES = OBSERVATIONS["Box"], ACTIONS["Discrete"]
 

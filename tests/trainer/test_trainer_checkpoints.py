@@ -13,6 +13,7 @@ from scenario_tools import KINDS, Paying, config_of, trainer_of
 from trainer_tools import At, config_for, digest, learned, records_of
 
 from lockstep import Policy, load_policy
+from lockstep.runs.run import prepare_resume, prepare_run, resume
 from lockstep.state.checkpoint import (
     CheckpointError,
     newest_checkpoint,
@@ -22,7 +23,6 @@ from lockstep.state.checkpoint import (
 )
 from lockstep.tracking import JsonlLogger, RunFolder
 from lockstep.trainer import Callback, CheckpointCallback, restore_trainer, save_trainer
-from lockstep.trainer.run import prepare_resume, prepare_run, resume
 
 
 def names_in(folder):
@@ -304,7 +304,7 @@ class KillWhenDrawing(Callback):
     """Kills this process where the curve is drawn."""
 
     def on_run_end(self, event):
-        import lockstep.trainer.run as module
+        import lockstep.runs.run as module
 
         def die(*arguments):
             os.kill(os.getpid(), signal.SIGKILL)

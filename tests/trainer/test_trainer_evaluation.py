@@ -15,9 +15,9 @@ from trainer_tools import At, config_for, learned
 
 from lockstep import PPOConfig, load_policy
 from lockstep.rollout.runner_group import LocalRunner
+from lockstep.runs.run import prepare_run
 from lockstep.tracking import read_metrics
 from lockstep.trainer import Callback, restore_trainer, save_trainer
-from lockstep.trainer.run import prepare_run
 
 BESIDE = {"evaluation_parallel_to_training": True}
 

@@ -37,10 +37,10 @@ from lockstep.export import load_export
 from lockstep.modules import MultiRLModule, RLModule
 from lockstep.recipes.training import find_settings
 from lockstep.replay import ReplayBuffer
+from lockstep.runs.run import prepare_resume, prepare_run
 from lockstep.state import read_checkpoint, write_checkpoint
 from lockstep.state.checkpoint import carried_checkpoint
 from lockstep.tracking import JsonlLogger, RunFolder, TensorboardLogger, read_metrics
-from lockstep.trainer.run import prepare_resume, prepare_run
 from lockstep.tuning.space import Range, read_space
 from lockstep.tuning.study import Search
 

@@ -28,9 +28,9 @@ from lockstep.compat.sb3 import PPO
 from lockstep.connectors import ClipObs
 from lockstep.diagnosis import doctor
 from lockstep.modules import MultiRLModule, RLModule
+from lockstep.runs.run import load_policy, resume
 from lockstep.state import read_checkpoint, write_checkpoint
 from lockstep.trainer import Callback, build_trainer
-from lockstep.trainer.run import load_policy, resume
 from lockstep.tuning.space import Range, read_space
 from lockstep.tuning.study import Search
 

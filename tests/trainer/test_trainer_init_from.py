@@ -6,8 +6,8 @@ import torch
 from scenario_tools import Paying, config_of
 
 import lockstep
+from lockstep.runs.run import find_policy, prepare_run
 from lockstep.tracking import RunFolder
-from lockstep.trainer.run import find_policy, prepare_run
 
 
 class PayingMore(Paying):

@@ -19,10 +19,10 @@ from lockstep import (
     OffpolicyTrainer,
     PPOConfig,
 )
+from lockstep.runs.run import resume
 from lockstep.tracking import JsonlLogger, TraceLogger, asdict
 from lockstep.tracking.records import read_metrics
 from lockstep.trainer import EarlyStop, restore_trainer, save_trainer
-from lockstep.trainer.run import resume
 
 
 def second_minus_first(returns):

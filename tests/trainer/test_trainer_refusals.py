@@ -15,8 +15,8 @@ from lockstep import A2CConfig, Collector, OfflineTrainer, OffpolicyTrainer, Onp
 from lockstep.envs import make_vector
 from lockstep.replay import ReplayBuffer, VectorReplayBuffer
 from lockstep.rollout import MalformedBufferError
+from lockstep.runs.video import VideoCallback
 from lockstep.trainer import Callback, CheckpointCallback, EarlyStop, build_trainer
-from lockstep.trainer.video import VideoCallback
 
 EVERY = {
     "max_epoch": [-1, 1.5, None, True],

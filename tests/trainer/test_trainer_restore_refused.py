@@ -11,10 +11,10 @@ from trainer_tools import by_hand, collected, digest, learned
 import lockstep
 from lockstep import Collector, DQNConfig, Policy, PPOConfig, load_policy
 from lockstep.replay import PrioritizedVectorReplayBuffer, VectorReplayBuffer
+from lockstep.runs.run import prepare_run, resume
 from lockstep.state.checkpoint import CheckpointError
 from lockstep.tracking import JsonlLogger
 from lockstep.trainer import restore_trainer, save_trainer
-from lockstep.trainer.run import prepare_run, resume
 
 
 class Other(Paying):

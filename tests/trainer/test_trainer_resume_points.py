@@ -12,6 +12,7 @@ from trainer_tools import At, Recorder, by_hand, collected, learned, records_of,
 
 from lockstep import Collector
 from lockstep.replay import VectorReplayBuffer
+from lockstep.runs.video import VideoCallback
 from lockstep.state.checkpoint import newest_checkpoint
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking import (
@@ -25,7 +26,6 @@ from lockstep.tracking import (
     read_metrics,
 )
 from lockstep.trainer import Callback, CheckpointCallback, EarlyStop, Profiler, restore_trainer, save_trainer
-from lockstep.trainer.video import VideoCallback
 
 POINTS = {
     "before training": ("EvaluationEnd", 0, "enough"),

@@ -8,9 +8,9 @@ from scenario_tools import KINDS, config_of
 from trainer_tools import digest, learned, records_of
 
 from lockstep import get_config
+from lockstep.runs.run import changes_between, check_changes, prepare_resume, prepare_run, resume
 from lockstep.state import ConfiguredValueWarning
 from lockstep.tracking import RunFolder
-from lockstep.trainer.run import changes_between, check_changes, prepare_resume, prepare_run, resume
 
 STEPS = 48
 

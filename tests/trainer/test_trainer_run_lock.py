@@ -9,10 +9,10 @@ from scenario_tools import config_of
 from trainer_tools import At, digest, records_of
 
 from lockstep import load_policy
+from lockstep.runs.run import prepare_resume, prepare_run, resume
 from lockstep.state.checkpoint import verify_checkpoint
 from lockstep.tracking import RunFolder, RunLockError, read_metrics
 from lockstep.trainer import Callback
-from lockstep.trainer.run import prepare_resume, prepare_run, resume
 
 
 class Pause(Callback):

@@ -11,8 +11,8 @@ import pytest
 
 import lockstep
 from lockstep.cli import main
+from lockstep.runs.run import load_policy, resume
 from lockstep.state.trust import NotHandedInError, handed_in
-from lockstep.trainer.run import load_policy, resume
 
 OBJECTS = """
 import gymnasium as gym

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from lockstep import PPOConfig
+from lockstep.runs import SeedBegun, SeedEnded, SeedProgress, run_seeds
+from lockstep.runs.run import prepare_run
 from lockstep.state.checkpoint import read_checkpoint
 from lockstep.tracking import RunFolder
-from lockstep.trainer import SeedBegun, SeedEnded, SeedProgress, run_seeds
-from lockstep.trainer.run import prepare_run
 
 
 def config(total_steps: int = 512) -> PPOConfig:

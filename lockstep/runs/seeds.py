@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.builder.algorithm_config import AlgorithmConfig
+from lockstep.runs.run import Run, prepare_run
 from lockstep.state.checks import check_wholes
 from lockstep.trainer.callbacks import Event, RunEnd, Stop
 from lockstep.trainer.display import REFRESH_SECONDS, Progress, ProgressDisplay
-from lockstep.trainer.run import Run, prepare_run
 
 POLL_SECONDS = 0.1
 KILLED = "its process was killed"

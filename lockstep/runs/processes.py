@@ -11,8 +11,8 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar
 
+from lockstep.runs.run import Run
 from lockstep.trainer.callbacks import Callback, Event, Stop
-from lockstep.trainer.run import Run
 
 T = TypeVar("T")
 
