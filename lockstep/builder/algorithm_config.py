@@ -28,14 +28,7 @@ from lockstep.policy.acting import ActingPolicy, AgentsActingPolicy
 from lockstep.policy.offline_data import open_data
 from lockstep.policy.policy import Policy
 from lockstep.replay.storage import machine_memory, row_nbytes
-from lockstep.rollout import (
-    Collector,
-    CollectorLike,
-    EnvRunner,
-    EnvRunnerGroup,
-    GroupCollector,
-    MultiAgentCollector,
-)
+from lockstep.rollout import Collector, CollectorLike, EnvRunner, EnvRunnerGroup, GroupCollector, MultiAgentCollector
 from lockstep.rollout.callbacks import misspelt_event, overridden_events
 from lockstep.rollout.collector import WholeEpisodeCollector
 from lockstep.rollout.config import EnvRunnersSection

@@ -1,4 +1,4 @@
-"""What the words of a command line are read as."""
+"""Parsers for command-line arguments."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
+from tyro.conf import UseAppendAction, arg
 from tyro.constructors import PrimitiveConstructorSpec
 
 
@@ -38,6 +39,10 @@ MaybeCount = Annotated[int | None, _reader(int, whole_number, "INT")]
 MaybeNumber = Annotated[float | None, _reader(float, float, "FLOAT")]
 MaybeText = Annotated[str | None, _reader(str, str, "STR")]
 MaybePath = Annotated[Path | None, _reader(Path, Path, "PATH")]
+Labels = Annotated[UseAppendAction[tuple[str, ...]], arg(name="label")]
+
+PICTURES = (".png", ".pdf", ".svg")
+"""Endings of the pictures that commands write."""
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
@@ -67,3 +72,9 @@ def read_config_file(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ValueError(f'--config {path} must be an object of sections, e.g. {{"training": {{"lr": 0.001}}}}')
     return data
+
+
+def check_ending(path: Path, endings: tuple[str, ...]) -> None:
+    """Raise `ValueError` unless a file's name has one of the endings."""
+    if path.suffix.lower() not in endings:
+        raise ValueError(f"--output {path} must end in {', '.join(endings[:-1])} or {endings[-1]}")

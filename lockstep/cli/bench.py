@@ -11,7 +11,7 @@ import numpy as np
 from tyro.conf import Positional, UseAppendAction, arg
 
 from lockstep.cli.arguments import Count, parse_setting
-from lockstep.cli.report import say, show_table, shown_path
+from lockstep.cli.terminal import say, show_table, shown_path
 from lockstep.recipes import RECIPES, bench
 from lockstep.state.checks import check_whole
 

@@ -16,7 +16,7 @@ from tyro.conf import Positional, UseAppendAction, arg
 
 from lockstep.builder import AlgorithmConfig
 from lockstep.cli.arguments import Count, MaybeCount, MaybePath, MaybeText, parse_setting, read_config_file
-from lockstep.cli.report import make_console, say, say_facts, show_table, shown_path
+from lockstep.cli.terminal import make_console, say, say_facts, show_table, shown_path
 from lockstep.recipes.training import find_settings
 from lockstep.state.markup import number_text
 from lockstep.tuning import TrialRow, tune

@@ -13,14 +13,7 @@ from gymnasium import spaces
 
 from lockstep._version import __version__
 from lockstep.builder.algorithm_config import AlgorithmConfig
-from lockstep.eject.options import (
-    EjectError,
-    check_options,
-    checked_spaces,
-    options_of,
-    rows_of,
-    steps_between_updates,
-)
+from lockstep.eject.options import EjectError, check_options, checked_spaces, options_of, rows_of, steps_between_updates
 from lockstep.eject.source import render
 
 ACTIVATIONS = {"tanh": "Tanh", "relu": "ReLU", "gelu": "GELU", "silu": "SiLU", "elu": "ELU"}

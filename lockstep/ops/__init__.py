@@ -23,14 +23,7 @@ from lockstep.ops.losses import (
     project_on_atoms,
     quantile_huber_loss,
 )
-from lockstep.ops.returns import (
-    discounted_returns,
-    gae,
-    lambda_returns,
-    monte_carlo_returns,
-    n_step_returns,
-    vtrace,
-)
+from lockstep.ops.returns import discounted_returns, gae, lambda_returns, monte_carlo_returns, n_step_returns, vtrace
 from lockstep.ops.statistics import RunningMoments, explained_variance
 from lockstep.ops.sum_tree import SumTree
 

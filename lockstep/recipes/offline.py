@@ -13,14 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from lockstep.algorithms import (
-    AlgorithmConfig,
-    BCConfig,
-    CQLConfig,
-    IQLConfig,
-    MARWILConfig,
-    TD3BCConfig,
-)
+from lockstep.algorithms import AlgorithmConfig, BCConfig, CQLConfig, IQLConfig, MARWILConfig, TD3BCConfig
 from lockstep.recipes.recipe import Recipe
 
 Config = TypeVar("Config", bound=AlgorithmConfig)

@@ -10,7 +10,7 @@ from agent_games import CountingGame, game_config
 
 from lockstep import BCConfig, CrossQConfig, DQNConfig, PPOConfig, SACConfig, SampleBatch, TQCConfig
 from lockstep.algorithms.ppo import PPOLearner
-from lockstep.cli.commands import advice
+from lockstep.cli.doctor import advice
 from lockstep.cli.plan import Plan, size_text
 from lockstep.runs.run import prepare_run
 

@@ -16,8 +16,9 @@ import pytest
 from conftest import SMALL, Said, Trained, command, process_env, start
 
 from lockstep import get_config
-from lockstep.cli.commands import parse, parse_setting
-from lockstep.cli.report import show_result
+from lockstep.cli.arguments import parse_setting
+from lockstep.cli.commands import parse
+from lockstep.cli.terminal import show_result
 from lockstep.runs.run import prepare_run
 from lockstep.state.checkpoint import newest_checkpoint, read_checkpoint
 from lockstep.tracking import RunFolder, read_metrics

@@ -7,11 +7,7 @@ from lockstep.modules.defaults.action_critics import (
     DefaultTD3Module,
     DefaultTQCModule,
 )
-from lockstep.modules.defaults.action_values import (
-    DefaultQModule,
-    DistributionalQModule,
-    ImplicitQuantileModule,
-)
+from lockstep.modules.defaults.action_values import DefaultQModule, DistributionalQModule, ImplicitQuantileModule
 from lockstep.modules.defaults.actor_critic import (
     DefaultActorCriticModule,
     RecurrentActorCriticModule,

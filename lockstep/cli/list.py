@@ -1,4 +1,4 @@
-"""The tables of `lockstep list`: algorithms, the spaces they take, options and recipes, read from the code itself."""
+"""`lockstep list`: tables of algorithms, the spaces they take, options and recipes, read from the code itself."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from gymnasium import spaces
 
 from lockstep.algorithms import ALGORITHMS
 from lockstep.builder import AlgorithmConfig
+from lockstep.cli.terminal import say, show_table
 from lockstep.modules import ModelConfig
 from lockstep.recipes import RECIPES
 from lockstep.recipes.families import FAMILIES
@@ -39,6 +40,24 @@ ACTIONS: dict[str, spaces.Space[Any]] = {
     "Dict": spaces.Dict({"a": spaces.Discrete(2)}),
     "Tuple": spaces.Tuple((spaces.Discrete(2), spaces.Discrete(3))),
 }
+
+
+@dataclass
+class List:
+    """List algorithms, the spaces they take, and recipes with their reference scores."""
+
+    markdown: bool = False
+    """The whole reference, options included, as Markdown."""
+
+    def run(self) -> int:
+        """Print the lists; return the exit code."""
+        if self.markdown:
+            for line in markdown_lines():
+                say(line)
+            return 0
+        show_table(*algorithm_table())
+        show_table(*recipe_table())
+        return 0
 
 
 @dataclass(frozen=True)
@@ -108,7 +127,7 @@ def options_of(config_class: type[AlgorithmConfig]) -> Iterator[tuple[str, list[
             yield "rl_module.model_config", _options_in(ModelConfig.of(section.model_config))
 
 
-def markdown() -> Iterator[str]:
+def markdown_lines() -> Iterator[str]:
     """Yield the reference page, line by line."""
     yield from (
         "# Options and recipes",

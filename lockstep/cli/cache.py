@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lockstep.cli.report import say, say_facts, shown_path
+from lockstep.cli.terminal import say, say_facts, shown_path
 from lockstep.learner.compile.code_folder import MAX_BYTES, empty, kept_code, place_of_kept_code
 
 

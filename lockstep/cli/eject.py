@@ -8,7 +8,7 @@ from typing import Annotated
 from tyro.conf import Positional, UseAppendAction, arg
 
 from lockstep.cli.arguments import MaybeCount, MaybePath, parse_setting, read_config_file
-from lockstep.cli.report import say_facts, shown_path
+from lockstep.cli.terminal import say_facts, shown_path
 from lockstep.eject import eject
 from lockstep.recipes.training import find_settings
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from lockstep.cli.report import say, say_facts, shown_path
+from lockstep.cli.terminal import say, say_facts, shown_path
 from lockstep.runs.trust import trust_run
 
 

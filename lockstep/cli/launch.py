@@ -6,8 +6,18 @@ import dataclasses
 import json
 import re
 import shlex
+import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from tyro.conf import Positional, arg
+
+from lockstep.cli.arguments import Count, MaybePath
+from lockstep.cli.terminal import say, shown_path
+from lockstep.cli.train import Train
+from lockstep.state.checks import check_whole
+from lockstep.trainer.ranks import config_on_ranks
 
 SLURM = """\
 #!/bin/bash
@@ -56,6 +66,47 @@ spec:
         - {{name: runs, persistentVolumeClaim: {{claimName: lockstep-runs}}}}
         - {{name: memory, emptyDir: {{medium: Memory}}}}
 """
+
+
+@dataclass
+class Launch:
+    """Print a script that trains on several machines: `lockstep launch slurm ppo CartPole-v1 --nodes 2`."""
+
+    system: Positional[Literal["slurm", "kubernetes"]]
+    """slurm: a script for sbatch; kubernetes: a job for kubectl apply."""
+    train: Train
+    nodes: Count = 1
+    """Machines, with torchrun on each."""
+    ranks_per_node: Count = 1
+    """Processes on each machine, each with one learner and a share of the environments."""
+    max_restarts: Count = 3
+    """How often all ranks start again after one died, each time from the newest checkpoint."""
+    image: str = "lockstep:latest"
+    """Of Kubernetes: the container's image."""
+    output: Annotated[MaybePath, arg(aliases=["-o"])] = None
+    """A file instead of the terminal."""
+
+    def run(self) -> int:
+        """Print the script, or write it; return the exit code."""
+        nodes, ranks = check_whole("--nodes", self.nodes, 1), check_whole("--ranks-per-node", self.ranks_per_node, 1)
+        config = self.train.settings().config  # what is wrong is said here, not on the machines
+        config_on_ranks(config, nodes * ranks)
+        text = launch_script(
+            self.system,
+            list(words_of(self.train)),
+            nodes=nodes,
+            ranks=ranks,
+            max_restarts=check_whole("--max-restarts", self.max_restarts, 0),
+            image=self.image,
+            has_gpus=config.framework.device.startswith("cuda"),
+        )
+        if self.output is None:
+            sys.stdout.write(text)
+        else:
+            self.output.write_text(text)
+            start = "sbatch" if self.system == "slurm" else "kubectl apply -f"
+            say(f"start it with: {start} {shown_path(self.output)}")
+        return 0
 
 
 def words_of(command: Any) -> Iterator[str]:
