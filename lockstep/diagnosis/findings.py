@@ -104,10 +104,10 @@ def doctor(
     """
     check_number("expected_return", expected_return, optional=True)
     run = RunRecords(path)
-    return Doctor(run, Glimpse.of_run(run.folder, play=play, trust=trust), expected_return).examine()
+    return RunExamination(run, Glimpse.of_run(run.folder, play=play, trust=trust), expected_return).examine()
 
 
-class Doctor:
+class RunExamination:
     """Looks for each fault in what was recorded and in what the networks do.
 
     Faults that no run can learn with are told of every run, all others only of one that does not learn: a run that

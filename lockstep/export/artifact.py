@@ -36,7 +36,7 @@ DRAWN: Mapping[type[Distribution], str] = {
 """the method of numpy's generators that draws the noise of a distribution"""
 
 
-class ActingPart(Acting, Protocol):
+class ExportablePart(Acting, Protocol):
     """What is exported: a network and the connectors around it. It acts in the proof, so it is of the export's own."""
 
     module: RLModule
@@ -56,7 +56,7 @@ class Origin:
 
 
 def export_policies(
-    parts: Mapping[str, ActingPart],
+    parts: Mapping[str, ExportablePart],
     path: str | Path,
     origin: Origin,
     *,
@@ -100,7 +100,7 @@ def export_policies(
     return target
 
 
-def _write(part: ActingPart, folder: Path, origin: Origin, file_format: Any, draws: bool) -> None:
+def _write(part: ExportablePart, folder: Path, origin: Origin, file_format: Any, draws: bool) -> None:
     """Write the files of one artefact, and prove them."""
     graph = ActingGraph(part.module, part.connectors, part.observation_space, part.action_space, draws=draws)
     file = folder / FILES[file_format]

@@ -22,7 +22,7 @@ from lockstep.data.sample_batch import SampleBatch
 from lockstep.data.trees import leaves, map_tree, to_numpy_leaf
 from lockstep.replay.hindsight import KEYS, GoalFunction, Hindsight
 from lockstep.replay.priorities import Priorities
-from lockstep.replay.reading import AllOptions, Options, Reader, ReplayOptions, VectorOptions
+from lockstep.replay.reading import AllOptions, Options, Reader, ReadingOptions, VectorOptions
 from lockstep.replay.ring import CUT, LOST, TERMINATED, TRUNCATED, Placed, Ring
 from lockstep.replay.rows import (
     REQUIRED,
@@ -115,7 +115,7 @@ class ReplayBuffer:
         hindsight: Hindsight | None = None,
         action_form: ActionForm | None = None,
     ) -> None:
-        self.options = ReplayOptions(
+        self.options = ReadingOptions(
             size,
             buffer_num,
             stack_num,
@@ -568,7 +568,7 @@ class ReplayBuffer:
         view.reader.extras = [name for name in view.reader.extras if name != Columns.STATE_IN]
         return view
 
-    def _view(self, options: ReplayOptions) -> ReplayBuffer:
+    def _view(self, options: ReadingOptions) -> ReplayBuffer:
         """Return a buffer of the same rows that is read otherwise."""
         view = object.__new__(type(self))  # `copy.copy` gives a buffer with rows of its own
         vars(view).update(vars(self))

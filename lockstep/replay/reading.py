@@ -58,7 +58,7 @@ class AllOptions(VectorOptions, total=False):
 
 
 @dataclass(frozen=True)
-class ReplayOptions:
+class ReadingOptions:
     """The options of `ReplayBuffer` that are plain values; see there."""
 
     size: int
@@ -118,7 +118,7 @@ class Reader:
         ring: Ring,
         store: ColumnStore,
         shared: SharedNextObs | None,
-        options: ReplayOptions,
+        options: ReadingOptions,
         streams: RandomStreams,
     ) -> None:
         self.ring, self.store, self.shared = ring, store, shared

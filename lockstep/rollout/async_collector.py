@@ -19,7 +19,7 @@ from lockstep.replay import ReplayBuffer
 from lockstep.rollout.callbacks import EpisodeRecorder
 from lockstep.rollout.collector import Collector
 from lockstep.rollout.errors import first_not_finite, refuse_row
-from lockstep.rollout.protocols import ActingPolicy, sole_part
+from lockstep.rollout.protocols import ActingLike, sole_part
 from lockstep.rollout.replay_writer import ReplayWriter
 from lockstep.state.streams import RandomStreams
 
@@ -45,7 +45,7 @@ class AsyncCollector(Collector):
 
     def __init__(
         self,
-        policy: ActingPolicy,
+        policy: ActingLike,
         env: Any,
         buffer: ReplayBuffer | None = None,
         exploration_noise: bool = False,

@@ -19,7 +19,7 @@ from lockstep.replay import ReplayBuffer
 from lockstep.rollout.base_collector import CHUNK, BaseCollector, masks_in
 from lockstep.rollout.callbacks import EnvironmentCallback, Episode, EpisodeRecorder
 from lockstep.rollout.errors import check_finite
-from lockstep.rollout.protocols import ActingPart, ActingPolicy, sole_part
+from lockstep.rollout.protocols import ActingPart, ActingLike, sole_part
 from lockstep.rollout.replay_writer import ReplayWriter, begin_in_mid_episode, empty, store_for
 from lockstep.state.checks import check_functions, check_whole
 from lockstep.state.streams import RandomStreams
@@ -43,7 +43,7 @@ class Collector(BaseCollector):
 
     def __init__(
         self,
-        policy: ActingPolicy,
+        policy: ActingLike,
         env: Any,
         buffer: RolloutStore | ReplayBuffer | None = None,
         exploration_noise: bool = False,

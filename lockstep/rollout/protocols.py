@@ -15,7 +15,7 @@ State = dict[str, np.ndarray]
 """of a recurrent module: `{name: [rows, ...]}`"""
 
 
-class ActingPolicy(Protocol):
+class ActingLike(Protocol):
     """A policy that acts. `acting` has its parts by module id; without it the policy itself is its only part."""
 
     @property
@@ -27,7 +27,7 @@ class ActingPolicy(Protocol):
         """Is the policy within a training step, where it draws its actions?"""
 
 
-class LearningPolicy(ActingPolicy, Protocol):
+class LearningPolicy(ActingLike, Protocol):
     """A policy whose modules learn in this process, beside a collector of several agents or over env runners."""
 
     is_multi_agent: bool
@@ -48,7 +48,7 @@ class LearningPolicy(ActingPolicy, Protocol):
         """Return what runners need to act as this policy does; without a copy the next update may change it."""
 
 
-class ActingPart(ActingPolicy, Protocol):
+class ActingPart(ActingLike, Protocol):
     """What acts with one module: a part of a policy, or the whole policy of an env runner."""
 
     is_stateful: bool

@@ -23,7 +23,7 @@ from lockstep.replay import TensorReplay
 from lockstep.rollout.base_collector import epsilon_by_module, no_copies_of_collectors
 from lockstep.rollout.callbacks import EnvironmentCallback, EnvironmentEvents
 from lockstep.rollout.errors import MalformedBufferError
-from lockstep.rollout.protocols import ActingPolicy, acting_parts, sole_part
+from lockstep.rollout.protocols import ActingLike, acting_parts, sole_part
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking.statistics import CollectStats
 
@@ -49,7 +49,7 @@ class TensorCollector:
 
     def __init__(
         self,
-        policy: ActingPolicy,
+        policy: ActingLike,
         env: TensorBoundary,
         num_steps: int,
         exploration_noise: bool = False,

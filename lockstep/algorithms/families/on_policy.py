@@ -75,7 +75,7 @@ class CorrectedTraining(TrainingSection[ConfigT]):
 
 
 @dataclass(slots=True)
-class Evaluated:
+class EvaluatedRollout:
     """A rollout seen by the networks that are about to be trained."""
 
     obs: Tree
@@ -128,7 +128,7 @@ class OnPolicyLearner(Learner[Training]):
     # -- a rollout and the present parameters ---
 
     @torch.no_grad()
-    def evaluate(self, module_id: str, trajectories: Trajectories | TensorRollout) -> Evaluated:
+    def evaluate(self, module_id: str, trajectories: Trajectories | TensorRollout) -> EvaluatedRollout:
         """Run the network over all rows and over the bootstrap observations (with memory: in order).
 
         All of it is computed with the present parameters. What the episodes recorded when acting stands beside it
@@ -150,7 +150,7 @@ class OnPolicyLearner(Learner[Training]):
         old_logp = logp
         if old_inputs is not inputs:
             old_logp = module.action_dist_cls.from_inputs(old_inputs).log_prob(actions)
-        return Evaluated(
+        return EvaluatedRollout(
             obs=obs,
             actions=actions,
             action_dist_inputs=inputs,
@@ -166,7 +166,7 @@ class OnPolicyLearner(Learner[Training]):
             critic_obs=critic_obs,
         )
 
-    def _evaluate_on_device(self, module_id: str, rollout: TensorRollout) -> Evaluated:
+    def _evaluate_on_device(self, module_id: str, rollout: TensorRollout) -> EvaluatedRollout:
         """Do the same with tensors; the values of what steps arrived at are computed for all rows."""
         module, shape = self.module[module_id], rollout.shape
 
@@ -178,7 +178,7 @@ class OnPolicyLearner(Learner[Training]):
         inputs, values = out[Columns.ACTION_DIST_INPUTS], self.to_tensor(out[Columns.VF_PREDS]).view(shape)
         next_values = self.to_tensor(module.compute_values(seen(rollout.next_obs))).view(shape)
         logp = module.action_dist_cls.from_inputs(inputs).log_prob(actions)
-        return Evaluated(
+        return EvaluatedRollout(
             obs=batch[Columns.OBS],
             actions=actions,
             action_dist_inputs=inputs,
@@ -219,7 +219,7 @@ class OnPolicyLearner(Learner[Training]):
             )
         return self.to_tensor(found.reshape(-1, *found.shape[2:]))
 
-    def _rewards(self, module_id: str, trajectories: Trajectories | TensorRollout, rollout: Evaluated) -> Any:
+    def _rewards(self, module_id: str, trajectories: Trajectories | TensorRollout, rollout: EvaluatedRollout) -> Any:
         """Return the rewards `[T, B]` that advantages and targets are made of: an array, or a tensor of tensors."""
         if isinstance(trajectories, TensorRollout):
             return self.to_tensor(self.connectors[module_id].learning_rewards(trajectories))
@@ -274,7 +274,7 @@ class OnPolicyLearner(Learner[Training]):
         return torch.where(found.isnan(), computed, found)
 
     @torch.no_grad()
-    def inputs_under(self, module: RLModule, trajectories: Trajectories, rollout: Evaluated) -> Tensor:
+    def inputs_under(self, module: RLModule, trajectories: Trajectories, rollout: EvaluatedRollout) -> Tensor:
         """Return `[T * B, D]` action distribution inputs under another module, such as a target network."""
         if module.is_stateful():  # with its own memory
             out = evaluate_sequences(self.to_tensor, module, trajectories, rollout.obs, rollout.bootstrap_obs)[0]
@@ -286,7 +286,7 @@ class OnPolicyLearner(Learner[Training]):
     # -- advantages ---
 
     def generalized_advantages(
-        self, module_id: str, trajectories: Trajectories | TensorRollout, rollout: Evaluated
+        self, module_id: str, trajectories: Trajectories | TensorRollout, rollout: EvaluatedRollout
     ) -> tuple[Tensor, Tensor]:
         """Return advantages (GAE) and value targets, `[T * B]` each; how well the values explain them is logged."""
         options: Any = self.config_of(module_id)
@@ -307,7 +307,7 @@ class OnPolicyLearner(Learner[Training]):
         self,
         module_id: str,
         trajectories: Trajectories,
-        rollout: Evaluated,
+        rollout: EvaluatedRollout,
         *,
         target_logp: Tensor | None = None,
         weighted: bool = False,
@@ -356,7 +356,7 @@ class OnPolicyLearner(Learner[Training]):
         self.log_for_update(module_id, vf_explained_var=explained)
 
     def rows_to_train(
-        self, columns: TensorColumns, rollout: Evaluated, trajectories: Trajectories | TensorRollout
+        self, columns: TensorColumns, rollout: EvaluatedRollout, trajectories: Trajectories | TensorRollout
     ) -> TensorColumns:
         """Return what a gradient step takes rows of: the transitions, or the sequences `[S, L, ...]` with memory."""
         if rollout.critic_obs is not None:
