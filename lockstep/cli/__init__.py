@@ -14,7 +14,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         from lockstep.cli.commands import run_command
 
-        return run_command(list(sys.argv[1:] if arguments is None else arguments))
+        # `list` is not the builtin here: importing the file `list.py` makes it a name of this package.
+        words = sys.argv[1:] if arguments is None else arguments
+        return run_command([*words])
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return 130
