@@ -18,8 +18,8 @@ from lockstep.data.trajectories import Trajectories
 from lockstep.learner.config import TrainingOptions, TrainingSection
 from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
-from lockstep.state.options import ConfigT, option
-from lockstep.state.schedules import ScheduleLike
+from lockstep.options.schedules import ScheduleLike
+from lockstep.options.section import ConfigT, option
 
 
 class A2COptions(TrainingOptions, total=False):

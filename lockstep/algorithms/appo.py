@@ -25,8 +25,8 @@ from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.learner.targets import TargetNetwork
 from lockstep.ops import clipped_ratios, clipped_surrogate_loss
-from lockstep.state.options import ConfigT, option
-from lockstep.state.schedules import ScheduleLike
+from lockstep.options.schedules import ScheduleLike
+from lockstep.options.section import ConfigT, option
 
 
 class APPOOptions(CorrectedOptions, total=False):

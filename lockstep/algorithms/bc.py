@@ -22,8 +22,8 @@ from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.modules import DefaultPolicyModule
 from lockstep.ops.losses import imitation_loss
-from lockstep.state.options import ConfigT
-from lockstep.state.schedules import ScheduleLike
+from lockstep.options.schedules import ScheduleLike
+from lockstep.options.section import ConfigT
 
 
 class BCOptions(TrainingOptions, total=False):

@@ -38,8 +38,8 @@ from lockstep.data.trees import map_tree
 from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.modules import DefaultSACModule, Remembered
-from lockstep.state.options import ConfigT, option
-from lockstep.state.schedules import ScheduleLike
+from lockstep.options.schedules import ScheduleLike
+from lockstep.options.section import ConfigT, option
 
 CQL_NOISE = "cql_noise"
 """column: what draws the actions of the estimated sum"""

@@ -42,8 +42,8 @@ from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.learner.optimizers import RegisteredOptimizer
 from lockstep.modules import DefaultCrossQModule
-from lockstep.state.options import ConfigT, option
-from lockstep.state.schedules import ScheduleLike
+from lockstep.options.schedules import ScheduleLike
+from lockstep.options.section import ConfigT, option
 
 
 class CrossQOptions(SoftActorCriticOptions, total=False):

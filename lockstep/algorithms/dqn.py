@@ -25,7 +25,7 @@ from lockstep.data.columns import Columns
 from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.modules import DefaultQModule
-from lockstep.state.options import ConfigT, option
+from lockstep.options.section import ConfigT, option
 
 
 class DQNOptions(ActionValueOptions, total=False):

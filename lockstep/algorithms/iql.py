@@ -39,8 +39,8 @@ from lockstep.learner.sequences import TARGET_OBS
 from lockstep.learner.targets import TargetNetwork
 from lockstep.modules import DefaultIQLModule
 from lockstep.ops.losses import expectile_loss, exponential_weights
-from lockstep.state.options import ConfigT, option
-from lockstep.state.schedules import ScheduleLike
+from lockstep.options.schedules import ScheduleLike
+from lockstep.options.section import ConfigT, option
 
 
 class IQLOptions(FollowedActorCriticOptions, total=False):

@@ -33,7 +33,7 @@ from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.modules import LEVEL_NOISE, ImplicitQuantileModule, ModelConfig
 from lockstep.ops import quantile_huber_loss
-from lockstep.state.options import ConfigT, option
+from lockstep.options.section import ConfigT, option
 
 
 class IQNOptions(ActionValueOptions, total=False):

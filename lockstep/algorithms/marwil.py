@@ -31,10 +31,10 @@ from lockstep.learner.sequences import evaluate_sequences
 from lockstep.modules import TransitionModule
 from lockstep.ops import monte_carlo_returns
 from lockstep.ops.losses import exponential_weights
+from lockstep.options.schedules import ScheduleLike
+from lockstep.options.section import ConfigT, option
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout.errors import MalformedBufferError
-from lockstep.state.options import ConfigT, option
-from lockstep.state.schedules import ScheduleLike
 
 
 class MARWILOptions(TrainingOptions, total=False):

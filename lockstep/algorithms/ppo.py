@@ -24,8 +24,8 @@ from lockstep.learner.config import TrainingOptions, TrainingSection
 from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.ops import approximate_kl, clipped_ratios, clipped_surrogate_loss, clipped_value_loss
-from lockstep.state.options import ConfigT, option
-from lockstep.state.schedules import ScheduleLike
+from lockstep.options.schedules import ScheduleLike
+from lockstep.options.section import ConfigT, option
 
 
 class PPOOptions(TrainingOptions, total=False):

@@ -36,8 +36,8 @@ from lockstep.learner.learner import Learner, Outputs
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.modules import DefaultQModule
 from lockstep.ops import lambda_returns
-from lockstep.state.options import ConfigT, option
-from lockstep.state.schedules import ScheduleLike
+from lockstep.options.schedules import ScheduleLike
+from lockstep.options.section import ConfigT, option
 
 
 class PQNOptions(TrainingOptions, total=False):

@@ -23,7 +23,7 @@ from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.modules import DistributionalQModule, ModelConfig
 from lockstep.ops import quantile_huber_loss
-from lockstep.state.options import ConfigT, option
+from lockstep.options.section import ConfigT, option
 
 
 class QRDQNOptions(ActionValueOptions, total=False):

@@ -32,8 +32,8 @@ from lockstep.learner.learner import Learner, Outputs
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.modules import DefaultPolicyModule
 from lockstep.ops import monte_carlo_returns
-from lockstep.state.options import ConfigT
-from lockstep.state.schedules import ScheduleLike
+from lockstep.options.schedules import ScheduleLike
+from lockstep.options.section import ConfigT
 
 
 class REINFORCEOptions(TrainingOptions, total=False):

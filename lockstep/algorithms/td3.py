@@ -27,8 +27,8 @@ from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.modules import DefaultTD3Module
-from lockstep.state.options import ConfigT, option
-from lockstep.state.schedules import ScheduleLike
+from lockstep.options.schedules import ScheduleLike
+from lockstep.options.section import ConfigT, option
 
 
 class TD3Options(DelayedActorCriticOptions, total=False):

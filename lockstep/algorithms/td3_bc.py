@@ -29,7 +29,7 @@ from lockstep.data.columns import Columns
 from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.modules import DefaultTD3Module
-from lockstep.state.options import ConfigT, option
+from lockstep.options.section import ConfigT, option
 
 
 class TD3BCOptions(DelayedActorCriticOptions, total=False):

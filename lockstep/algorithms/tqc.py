@@ -35,7 +35,7 @@ from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.modules import DefaultTQCModule, ModelConfig
 from lockstep.ops import mixture_huber_loss
-from lockstep.state.options import ConfigT, option
+from lockstep.options.section import ConfigT, option
 
 
 class TQCOptions(FollowedSoftActorCriticOptions, total=False):

@@ -36,8 +36,8 @@ from lockstep.learner.minibatches import TensorColumns
 from lockstep.learner.optimizers import FlatParameters
 from lockstep.ops import Distribution
 from lockstep.ops.trust_region import hessian_product, natural_step, shortened
-from lockstep.state.options import ConfigT, option
-from lockstep.state.schedules import ScheduleLike
+from lockstep.options.schedules import ScheduleLike
+from lockstep.options.section import ConfigT, option
 
 NUM_LENGTHS, SHRINK = 10, 0.8
 """of the steps that the line search tries; where none is good, the policy stays as it is"""

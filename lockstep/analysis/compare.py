@@ -21,7 +21,7 @@ from lockstep.analysis.intervals import (
 )
 from lockstep.analysis.plots import COLOURS, RETURN, dress, new_figure, read_curve, save_figure
 from lockstep.analysis.run_groups import RunGroup, RunPath, group_runs, open_runs, value_text
-from lockstep.state.checks import check_whole, suggestion
+from lockstep.options.checks import check_whole, suggestion
 from lockstep.state.markup import markdown_text, number_text, picture_text
 from lockstep.tracking.run_folder import RunFolder
 

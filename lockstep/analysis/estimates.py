@@ -24,10 +24,10 @@ from lockstep.ops.off_policy_estimates import (
     padded,
     weighted_importance_sampling,
 )
+from lockstep.options.checks import check_choice, check_number, check_whole
 from lockstep.policy.acting import ActingPolicy
 from lockstep.policy.policy import Policy
 from lockstep.rollout.protocols import sole_part
-from lockstep.state.checks import check_choice, check_number, check_whole
 from lockstep.state.streams import RandomStreams
 
 Method = Literal["is", "wis", "fqe"]

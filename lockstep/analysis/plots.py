@@ -10,7 +10,7 @@ import numpy as np
 
 from lockstep.analysis.intervals import iqm_bootstrap
 from lockstep.analysis.run_groups import MAX_LABEL, RunGroup, RunPath, group_runs, open_runs
-from lockstep.state.checks import check_whole, install_hint, suggestion
+from lockstep.options.checks import check_whole, install_hint, suggestion
 from lockstep.state.markup import picture_text
 from lockstep.tracking.records import read_metrics
 

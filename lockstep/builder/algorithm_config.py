@@ -24,6 +24,8 @@ from lockstep.learner.learner import Learner
 from lockstep.learner.many.reduction import Reducer
 from lockstep.learner.optimizers import check_configured_optimizer
 from lockstep.modules import DEFAULT_MODULE_ID, MultiRLModule, MultiRLModuleSpec
+from lockstep.options.schedules import stages_of
+from lockstep.options.section import by_path
 from lockstep.policy.acting import ActingPolicy, AgentsActingPolicy
 from lockstep.policy.offline_data import open_data
 from lockstep.policy.policy import Policy
@@ -37,8 +39,6 @@ from lockstep.rollout.group_collector import AsyncGroupCollector, EvaluationColl
 from lockstep.rollout.protocols import sole_part
 from lockstep.rollout.runner_group import BuildRunner, LocalRunner
 from lockstep.rollout.tensor_collector import TensorCollector
-from lockstep.state.options import by_path
-from lockstep.state.schedules import stages_of
 from lockstep.state.streams import RandomStreams
 
 OF_EVALUATION = (

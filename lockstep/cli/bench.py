@@ -12,8 +12,8 @@ from tyro.conf import Positional, UseAppendAction, arg
 
 from lockstep.cli.arguments import Count, parse_setting
 from lockstep.cli.terminal import say, show_table, shown_path
+from lockstep.options.checks import check_whole
 from lockstep.recipes import RECIPES, bench
-from lockstep.state.checks import check_whole
 
 
 @dataclass

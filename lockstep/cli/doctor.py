@@ -16,7 +16,7 @@ from lockstep.cli.running import FAILED
 from lockstep.cli.terminal import say, show_table
 from lockstep.diagnosis import doctor
 from lockstep.envs.check import check_environment
-from lockstep.state.checks import check_whole
+from lockstep.options.checks import check_whole
 from lockstep.tracking import RunFolder
 from lockstep.tracking.run_folder import stage_seconds
 

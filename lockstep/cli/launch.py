@@ -16,7 +16,7 @@ from tyro.conf import Positional, arg
 from lockstep.cli.arguments import Count, MaybePath
 from lockstep.cli.terminal import say, shown_path
 from lockstep.cli.train import Train
-from lockstep.state.checks import check_whole
+from lockstep.options.checks import check_whole
 from lockstep.trainer.ranks import config_on_ranks
 
 SLURM = """\

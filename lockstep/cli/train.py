@@ -23,11 +23,11 @@ from lockstep.cli.running import (
 from lockstep.cli.terminal import fact_lines, make_console, say, shown_path
 from lockstep.cluster.torchrun import Place
 from lockstep.envs.make import name_of_env
+from lockstep.options.checks import check_whole
 from lockstep.recipes.training import Settings, find_settings
 from lockstep.runs.run import find_policy, prepare_run
 from lockstep.runs.seeds import SeedBegun, SeedEnded, SeedProgress, run_seeds
 from lockstep.runs.seeds_display import SeedsDisplay
-from lockstep.state.checks import check_whole
 from lockstep.trainer import ProgressDisplay
 
 

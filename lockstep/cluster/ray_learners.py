@@ -26,7 +26,7 @@ from lockstep.learner.many.reduction import LearnerError
 from lockstep.learner.many.request_queue import UpdateRequest
 from lockstep.learner.many.sharding import EpisodeParts, shards_of
 from lockstep.learner.metrics import Results
-from lockstep.state.restarts import RestartBudget, RestartLimits
+from lockstep.options.restarts import RestartBudget, RestartLimits
 
 MISTAKES = (ValueError, TypeError, KeyError)
 """what data or options of the caller lead to; starting a learner again would not help"""

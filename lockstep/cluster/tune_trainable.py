@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from lockstep.state.checks import install_hint
-from lockstep.state.schedules import ConfiguredValueWarning
+from lockstep.options.checks import install_hint
+from lockstep.options.schedules import ConfiguredValueWarning
 
 
 class TunedConfig(Protocol):

@@ -56,14 +56,14 @@ from lockstep.modules.config import RLModuleSection
 from lockstep.modules.exploration import LOG_STD_INIT, NOISY_SIGMA, make_exploration, needs_box
 from lockstep.modules.lazy_layers import initialise_lazy
 from lockstep.modules.model_config import ModelConfig
+from lockstep.options.checks import install_hint, suggestion
+from lockstep.options.schedules import stages_of, value_at
+from lockstep.options.section import FROZEN
 from lockstep.replay import MultiAgentReplayBuffer, ReplayBuffer
 from lockstep.replay.config import ReplaySection
 from lockstep.replay.hindsight import Hindsight
 from lockstep.rollout.config import EnvRunnersSection, EvaluationSection
-from lockstep.state.checks import install_hint, suggestion
 from lockstep.state.names import script_name, script_source
-from lockstep.state.options import FROZEN
-from lockstep.state.schedules import stages_of, value_at
 from lockstep.state.sizes import ClaimedSizeError
 from lockstep.state.streams import RandomStreams
 from lockstep.state.trust import (

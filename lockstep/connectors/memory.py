@@ -19,7 +19,7 @@ from lockstep.data.actions import ACTION_MASK
 from lockstep.data.trees import leaves
 from lockstep.modules.encoders import channels_last, is_image
 from lockstep.ops.arrays import move_axis
-from lockstep.state.checks import check_whole
+from lockstep.options.checks import check_whole
 
 
 class RowMemory(Connector):

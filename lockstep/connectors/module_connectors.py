@@ -20,7 +20,7 @@ from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import leaves
 from lockstep.ops.arrays import Constant, limited
 from lockstep.ops.statistics import RunningMoments
-from lockstep.state.checks import check_number
+from lockstep.options.checks import check_number
 
 Tree = Any
 

@@ -18,7 +18,7 @@ from lockstep.data.trees import leaves, map_tree
 from lockstep.modules.encoders import channels_last, is_image, one_hot_outputs, spaces_in
 from lockstep.ops.arrays import as_dtype, beside, move_axis
 from lockstep.ops.statistics import RunningMoments
-from lockstep.state.checks import check_whole
+from lockstep.options.checks import check_whole
 
 
 class NormalizeObs(LeafConnector):

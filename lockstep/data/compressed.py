@@ -12,7 +12,7 @@ import numpy as np
 from lockstep.data.codec import plain_array, plain_dtype, restored_leaf
 from lockstep.data.columns import Columns
 from lockstep.data.trees import Leaf, Tree, map_tree
-from lockstep.state.checks import install_hint
+from lockstep.options.checks import install_hint
 
 DEFAULT_COLUMNS = frozenset({Columns.OBS, Columns.NEXT_OBS})
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, TypedDict, Unpack
 
-from lockstep.state.options import ConfigT, Section, option
+from lockstep.options.section import ConfigT, Section, option
 
 
 class OfflineDataOptions(TypedDict, total=False):

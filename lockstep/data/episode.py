@@ -35,7 +35,7 @@ from lockstep.data.trees import (
     written,
     zip_trees,
 )
-from lockstep.state.checks import check_whole
+from lockstep.options.checks import check_whole
 
 Slice = slice  # the method of this name hides the type in the class
 OBSERVATIONS, INFOS, ACTIONS, REWARDS, EXTRAS = "observations", "infos", "actions", "rewards", "extra_model_outputs"

@@ -18,7 +18,7 @@ import torch
 
 from lockstep.data.columns import Columns
 from lockstep.data.trees import Leaf, index_leaf, tensor_index, to_numpy_leaf
-from lockstep.state.checks import check_whole
+from lockstep.options.checks import check_whole
 
 Indices = int | slice | Sequence[int] | np.ndarray | None
 Positions = int | slice | np.ndarray

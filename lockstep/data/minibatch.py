@@ -12,7 +12,7 @@ from lockstep.data.columns import Columns
 from lockstep.data.episode import SingleAgentEpisode
 from lockstep.data.multi_agent_episode import MultiAgentEpisode
 from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch
-from lockstep.state.checks import check_whole
+from lockstep.options.checks import check_whole
 
 EpisodeT = TypeVar("EpisodeT", SingleAgentEpisode, MultiAgentEpisode)
 

@@ -38,7 +38,7 @@ from lockstep.data.indices import Indices, lookback_steps, position_array, run_o
 from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch, concat_samples
 from lockstep.data.spaces import describe_space, space_from
 from lockstep.data.trees import as_rows, num_items, read_list, read_tree, rows_of, stack_rows
-from lockstep.state.checks import check_whole
+from lockstep.options.checks import check_whole
 
 Slice = slice  # the method of this name hides the type in the class
 MappingFn = Callable[[AgentID, "MultiAgentEpisode"], str]

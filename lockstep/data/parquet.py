@@ -25,7 +25,7 @@ from lockstep.data.codec import (
     text_to_objects,
 )
 from lockstep.data.trees import Tree
-from lockstep.state.checks import check_whole, install_hint
+from lockstep.options.checks import check_whole, install_hint
 from lockstep.state.replace import replacing_file
 from lockstep.state.sizes import ClaimedSizeError, bytes_of, check_claim, count_of
 

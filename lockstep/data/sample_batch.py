@@ -48,7 +48,7 @@ from lockstep.data.trees import (
     to_numpy_leaf,
     to_torch_leaf,
 )
-from lockstep.state.checks import check_choice, check_whole
+from lockstep.options.checks import check_choice, check_whole
 
 Slice = slice  # the method of this name hides the type in the class
 Generator = np.random.Generator | int | None

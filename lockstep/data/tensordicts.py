@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from lockstep.data.trees import Tree, is_numeric, object_rows, to_torch_leaf
-from lockstep.state.checks import install_hint
+from lockstep.options.checks import install_hint
 
 _NOTE = "_lockstep"
 _CAN_BE_TENSORS = "?bhilqBHILefdFD"

@@ -21,7 +21,7 @@ import numpy as np
 from lockstep.data.columns import Columns, is_state_column
 from lockstep.data.episode import NO_EXTRAS, SingleAgentEpisode
 from lockstep.data.trees import Tree, leaves, map_tree, rows_of, zip_trees
-from lockstep.state.checks import check_whole
+from lockstep.options.checks import check_whole
 
 _IN_GRID = (
     *("obs", "actions", "rewards", "terminateds", "truncateds", "cuts", "dones", "valid", "starts"),

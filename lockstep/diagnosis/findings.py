@@ -13,9 +13,9 @@ from gymnasium import spaces
 from lockstep.diagnosis.glimpse import Glimpse
 from lockstep.diagnosis.records import Returns, RunRecords
 from lockstep.envs.check import LARGE_SCALE, SMALL_SCALE
-from lockstep.state.checks import check_number
+from lockstep.options.checks import check_number
+from lockstep.options.schedules import Schedule
 from lockstep.state.markup import number_text
-from lockstep.state.schedules import Schedule
 
 LOSSES = ("loss", "norm", "q_mean", "entropy", "td_error_mean")
 """parts of the names of metrics that are finite in a sound run"""

@@ -28,7 +28,7 @@ from lockstep.envs.toys.probes import (
 )
 from lockstep.envs.toys.stateless import StatelessCartPole, StatelessPendulum
 from lockstep.envs.workers import WorkerVectorEnv
-from lockstep.state.restarts import RestartLimits
+from lockstep.options.restarts import RestartLimits
 
 __all__ = [
     "PROBES",

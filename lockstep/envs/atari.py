@@ -23,7 +23,7 @@ from gymnasium.wrappers import AtariPreprocessing, TimeLimit
 from lockstep.envs.boundary import VectorBoundary
 from lockstep.envs.errors import did_you_mean
 from lockstep.envs.gymnasium_vectors import VectorEnvBoundary, make_envpool
-from lockstep.state.checks import check_whole
+from lockstep.options.checks import check_whole
 
 NAMESPACE = "ALE"
 RAW = "obs_type"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypedDict, Unpack
 
-from lockstep.state.options import ConfigT, Section, option
+from lockstep.options.section import ConfigT, Section, option
 
 
 class EnvironmentOptions(TypedDict, total=False):

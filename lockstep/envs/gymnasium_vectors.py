@@ -33,7 +33,7 @@ from lockstep.envs.errors import (
     did_you_mean,
     step_error,
 )
-from lockstep.state.checks import install_hint, no_copies
+from lockstep.options.checks import install_hint, no_copies
 
 Rows = npt.NDArray[np.int64]
 

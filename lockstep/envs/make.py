@@ -30,9 +30,9 @@ from lockstep.envs.sync import LightSyncVectorEnv
 from lockstep.envs.tensor import TENSOR_ENVS, TensorBoundary, TensorVecEnv, make_tensor_env, register_tensor_envs
 from lockstep.envs.toys.probes import register_environments
 from lockstep.envs.workers import WorkerVectorEnv
-from lockstep.state.checks import check_whole, is_number
+from lockstep.options.checks import check_whole, is_number
+from lockstep.options.restarts import RestartLimits
 from lockstep.state.names import names_script, present_name
-from lockstep.state.restarts import RestartLimits
 from lockstep.state.trust import PETTINGZOO, Kind, NameInFile, is_in_current_folder, module_named
 
 MODES = ("auto", "sync", "async", "vector", "envpool")

@@ -22,7 +22,7 @@ from lockstep.data.trees import Tree, copy_arrays, map_tree
 from lockstep.data.values import BoundsWatch, ObservationForm, as_reward
 from lockstep.envs.env_state import agents_env_state, set_agents_env_state
 from lockstep.envs.make import named_environment
-from lockstep.state.checks import check_whole
+from lockstep.options.checks import check_whole
 
 AgentID = Any
 AgentDict = Mapping[AgentID, Any]

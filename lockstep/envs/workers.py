@@ -29,8 +29,8 @@ from lockstep.envs.channel import Channel, seconds_until
 from lockstep.envs.env_state import env_state, set_env_state
 from lockstep.envs.errors import RAISED, EnvironmentStepError, EnvironmentTimeoutError, WorkerTraceback, step_error
 from lockstep.envs.worker_process import begin_worker, worker_context
-from lockstep.state.checks import no_copies
-from lockstep.state.restarts import RestartBudget, RestartLimits
+from lockstep.options.checks import no_copies
+from lockstep.options.restarts import RestartBudget, RestartLimits
 
 _GRACE = 1.0
 """Seconds that a worker is given to end by itself."""

@@ -13,8 +13,8 @@ import torch
 from lockstep.connectors import ModuleConnectors
 from lockstep.learner.config import FrameworkSection, TrainingSection
 from lockstep.modules import MultiRLModule, RLModule
+from lockstep.options.section import Section
 from lockstep.state.names import name_of
-from lockstep.state.options import Section
 from lockstep.state.trust import FileNames, Kind, NameInFile, find_class
 
 State = dict[str, Any]

@@ -17,10 +17,10 @@ from lockstep.modules import (
     check_module_id,
 )
 from lockstep.modules.model_config import ModelConfig
-from lockstep.state.checks import suggestion
-from lockstep.state.options import ConfigT, Section, option
-from lockstep.state.restarts import RestartLimits
-from lockstep.state.schedules import ScheduleLike, stages_of
+from lockstep.options.checks import suggestion
+from lockstep.options.restarts import RestartLimits
+from lockstep.options.schedules import ScheduleLike, stages_of
+from lockstep.options.section import ConfigT, Section, option
 
 Policies = list[str] | dict[str, RLModuleSpec | None]
 CONFIGURED_MODULES = (DefaultActorCriticModule, DefaultTD3Module, RecurrentActorCriticModule)

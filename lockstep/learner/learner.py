@@ -70,9 +70,9 @@ from lockstep.modules import (
     check_module_id,
 )
 from lockstep.ops import RunningMoments
+from lockstep.options.schedules import Schedule, ScheduleLike
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
 from lockstep.state.names import name_of
-from lockstep.state.schedules import Schedule, ScheduleLike
 from lockstep.state.sizes import claims_of
 from lockstep.state.streams import RandomStreams
 from lockstep.state.trust import FileNames, handed_in, signed

@@ -16,7 +16,7 @@ from torch import Tensor
 from lockstep.data.columns import Columns
 from lockstep.data.minibatch import minibatches_per_pass, multi_minibatch_indices
 from lockstep.data.trees import map_tree
-from lockstep.state.checks import check_flags, check_whole, is_number
+from lockstep.options.checks import check_flags, check_whole, is_number
 
 Indices = dict[str, np.ndarray | None]
 TensorColumns = dict[str, Any]

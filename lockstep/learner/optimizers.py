@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.learner.config import GradClipBy, NanPolicy, TrainingSection
-from lockstep.state.checks import is_number, suggestion
-from lockstep.state.schedules import ConfiguredValueWarning, Schedule, ScheduleLike
+from lockstep.options.checks import is_number, suggestion
+from lockstep.options.schedules import ConfiguredValueWarning, Schedule, ScheduleLike
 
 ALL_MODULES = "__all_modules__"
 DEFAULT_OPTIMIZER = "default_optimizer"

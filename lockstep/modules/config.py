@@ -9,7 +9,7 @@ from typing import Any, TypedDict, Unpack
 from lockstep.modules.model_config import ModelConfig
 from lockstep.modules.multi_rl_module import MultiRLModule, MultiRLModuleSpec
 from lockstep.modules.rl_module import RLModule, RLModuleSpec, import_module_class
-from lockstep.state.options import ConfigT, Section, option
+from lockstep.options.section import ConfigT, Section, option
 
 NEW_FIELDS = frozenset({"squash_mean"})
 """Fields of `ModelConfig` that files of version 0.2 do not have. What these say was trained with the fields' own

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from lockstep.data.trees import map_tree
 from lockstep.modules.layers import Network, initialise, is_watched, make_activation, make_mlp, run_networks
 from lockstep.modules.model_config import ModelConfig
-from lockstep.state.checks import is_whole
+from lockstep.options.checks import is_whole
 from lockstep.state.streams import global_generator
 
 NATURE_FILTERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))

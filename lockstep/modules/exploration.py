@@ -20,8 +20,8 @@ from torch import Tensor
 from lockstep.modules.action_dist import ActionDist
 from lockstep.modules.layers import StateDependentHead, weight_noise
 from lockstep.modules.rl_module import RLModule
-from lockstep.state.checks import check_whole, is_number, suggestion
-from lockstep.state.schedules import Schedule, ScheduleLike
+from lockstep.options.checks import check_whole, is_number, suggestion
+from lockstep.options.schedules import Schedule, ScheduleLike
 
 Noise = npt.NDArray[np.float32]
 State = dict[str, np.ndarray]

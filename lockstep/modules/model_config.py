@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from torch import nn
 
-from lockstep.state.checks import check_choice, check_whole, is_whole, suggestion
+from lockstep.options.checks import check_choice, check_whole, is_whole, suggestion
 from lockstep.state.names import import_path
 from lockstep.state.trust import Kind, UntrustedError, find_named
 

@@ -30,10 +30,10 @@ from lockstep.modules import (
     RLModule,
     make_actor,
 )
+from lockstep.options.schedules import stages_of, value_at
 from lockstep.policy.new_modules import NewModule
 from lockstep.replay import OfflineRows, ReplayBuffer
 from lockstep.rollout.errors import MalformedBufferError
-from lockstep.state.schedules import stages_of, value_at
 from lockstep.state.streams import RandomStreams
 from lockstep.state.trust import IN_MEMORY
 

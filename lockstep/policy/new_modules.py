@@ -16,8 +16,8 @@ from lockstep.connectors import ModuleConnectors
 from lockstep.data.spaces import space_from
 from lockstep.learner.checkpointing import state_from_folders
 from lockstep.modules import RLModule, RLModuleSpec
+from lockstep.options.schedules import stages_of
 from lockstep.state.checkpoint import read_checkpoint
-from lockstep.state.schedules import stages_of
 from lockstep.state.sizes import claims_of
 from lockstep.state.streams import RandomStreams
 from lockstep.state.trust import FileNames

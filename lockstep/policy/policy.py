@@ -43,6 +43,8 @@ from lockstep.learner.optimizers import ALL_MODULES
 from lockstep.learner.sequences import max_seq_len_of
 from lockstep.learner.targets import TargetNetwork
 from lockstep.modules import DEFAULT_MODULE_ID, ActingWeights, MultiRLModule, RLModule, RLModuleSpec, check_module_id
+from lockstep.options.checks import check_whole
+from lockstep.options.schedules import stages_of, value_at
 from lockstep.policy.acting import ActingPolicy, checked_observations
 from lockstep.policy.files import described, differences, policy_in, rebuilt, same_threads, space_of, tensors_in
 from lockstep.policy.new_modules import NewModule, Source, overrides_in, with_modules
@@ -50,8 +52,6 @@ from lockstep.policy.tensor_updates import MOST_STEPS, update_from_tensors
 from lockstep.replay import MultiAgentReplayBuffer, OfflineRows, ReplayBuffer, TensorReplay
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.state.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
-from lockstep.state.checks import check_whole
-from lockstep.state.schedules import stages_of, value_at
 from lockstep.state.sizes import claims_of
 from lockstep.state.streams import RandomStreams
 from lockstep.state.trust import IN_MEMORY, FileNames, signed

@@ -7,8 +7,8 @@ from typing import Any
 
 from lockstep.learner.minibatches import UpdateOptions
 from lockstep.learner.optimizers import ALL_MODULES
+from lockstep.options.checks import check_whole
 from lockstep.replay import TensorReplay
-from lockstep.state.checks import check_whole
 from lockstep.tracking.statistics import TrainingStats, merge_training_stats
 
 MOST_STEPS = 64

@@ -10,11 +10,11 @@ from typing import Any
 from lockstep.algorithms import get_config
 from lockstep.builder import AlgorithmConfig
 from lockstep.envs.make import is_module_name, named_environment, with_version
+from lockstep.options.checks import check_whole
+from lockstep.options.section import by_path
 from lockstep.recipes import Recipe, find_recipe
 from lockstep.recipes.families import Family, find_family
 from lockstep.runs.run import TrainResult, prepare_run
-from lockstep.state.checks import check_whole
-from lockstep.state.options import by_path
 from lockstep.trainer.build import stretched_schedules
 from lockstep.trainer.callbacks import Callback
 

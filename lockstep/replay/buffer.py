@@ -20,6 +20,7 @@ from lockstep.data.columns import Columns
 from lockstep.data.files.minari import read_minari_batch, write_minari
 from lockstep.data.sample_batch import SampleBatch
 from lockstep.data.trees import leaves, map_tree, to_numpy_leaf
+from lockstep.options.checks import is_whole
 from lockstep.replay.hindsight import KEYS, GoalFunction, Hindsight
 from lockstep.replay.priorities import Priorities
 from lockstep.replay.reading import AllOptions, Options, Reader, ReadingOptions, VectorOptions
@@ -46,7 +47,6 @@ from lockstep.replay.storage import (
     shapes_of_space,
 )
 from lockstep.state import CheckpointError, ScheduleLike, read_checkpoint, write_checkpoint
-from lockstep.state.checks import is_whole
 from lockstep.state.sizes import ClaimedSizeError, check_claim, claims_of, count_of
 from lockstep.state.streams import RandomStreams
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, Unpack
 
+from lockstep.options.schedules import Schedule, ScheduleLike
+from lockstep.options.section import ConfigT, Section, option
 from lockstep.replay.buffer import ReplayBuffer
 from lockstep.replay.multi_agent import MultiAgentReplayBuffer
 from lockstep.replay.tensor_replay import TensorReplay
-from lockstep.state.options import ConfigT, Section, option
-from lockstep.state.schedules import Schedule, ScheduleLike
 
 
 class ReplayOptions(TypedDict, total=False):

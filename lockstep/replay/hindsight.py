@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.options.checks import check_choice, is_number
 from lockstep.replay.ring import Ring
-from lockstep.state.checks import check_choice, is_number
 
 STRATEGIES = ("future", "final")
 KEYS = ("observation", "achieved_goal", "desired_goal")

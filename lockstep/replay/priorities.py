@@ -12,8 +12,8 @@ from torch import Tensor
 
 from lockstep.ops import SumTree
 from lockstep.ops.tensor_sum_tree import TensorSumTree
+from lockstep.options.checks import is_number
 from lockstep.state import Schedule, ScheduleLike
-from lockstep.state.checks import is_number
 
 SMALLEST, LARGEST = 2.0**-1022, 2.0**1023
 """priorities are kept between these"""

@@ -13,11 +13,11 @@ from gymnasium import spaces
 from lockstep.data.actions import ActionForm
 from lockstep.data.columns import Columns
 from lockstep.data.trees import leaves
+from lockstep.options.checks import check_flags, check_whole, check_wholes, is_number
 from lockstep.replay.hindsight import Hindsight
 from lockstep.replay.ring import TERMINATED, Ring
 from lockstep.replay.rows import REQUIRED
 from lockstep.replay.storage import ColumnStore, SharedNextObs
-from lockstep.state.checks import check_flags, check_whole, check_wholes, is_number
 from lockstep.state.streams import RandomStreams
 
 OBS, NEXT_OBS, ACTIONS, REWARDS = Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS, Columns.REWARDS

@@ -20,10 +20,10 @@ from gymnasium import spaces
 
 from lockstep.data.columns import Columns
 from lockstep.data.trees import is_numeric, leaves, map_tree, named_leaves, to_numpy_leaf
+from lockstep.options.checks import check_choice
 from lockstep.replay.ring import Ring
 from lockstep.replay.rows import check_columns
 from lockstep.state import SealedArrays
-from lockstep.state.checks import check_choice
 
 Tree = Any
 RESERVED = (Columns.WEIGHTS, Columns.BATCH_INDEXES, Columns.DISCOUNTS, Columns.NUM_STEPS)

@@ -12,8 +12,8 @@ from torch import Tensor
 from lockstep.data.columns import Columns
 from lockstep.data.row_share import ALL_ROWS, RowShare
 from lockstep.data.tensor_rollout import check_room, count_bad
+from lockstep.options.checks import check_whole
 from lockstep.replay.priorities import TensorPriorities
-from lockstep.state.checks import check_whole
 
 
 class TensorReplay:

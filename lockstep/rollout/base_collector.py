@@ -14,9 +14,9 @@ from gymnasium import spaces
 
 from lockstep.data.actions import ACTION_MASK, carries_mask, flat_mask, mask_size
 from lockstep.data.rollout import EpisodeStore, RolloutStore
+from lockstep.options.checks import check_flags, check_functions, check_whole, is_number, no_copies
 from lockstep.rollout.callbacks import EnvironmentCallback, EnvironmentEvents, Episode
 from lockstep.rollout.protocols import acting_parts
-from lockstep.state.checks import check_flags, check_functions, check_whole, is_number, no_copies
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking.statistics import CollectStats, returns_and_lens
 

@@ -10,7 +10,7 @@ import numpy as np
 from lockstep.data import MultiAgentEpisode, SingleAgentEpisode
 from lockstep.data.trees import map_tree
 from lockstep.envs import StepResult, VectorBoundary
-from lockstep.state.checks import misspelt_method
+from lockstep.options.checks import misspelt_method
 from lockstep.tracking.metrics import Metrics
 
 Episode = SingleAgentEpisode | MultiAgentEpisode

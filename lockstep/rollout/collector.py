@@ -15,13 +15,13 @@ from lockstep.data.rollout import RolloutStore
 from lockstep.data.trees import map_tree
 from lockstep.envs import StepResult, VectorBoundary, make_vector
 from lockstep.modules import Exploration
+from lockstep.options.checks import check_functions, check_whole
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout.base_collector import CHUNK, BaseCollector, masks_in
 from lockstep.rollout.callbacks import EnvironmentCallback, Episode, EpisodeRecorder
 from lockstep.rollout.errors import check_finite
-from lockstep.rollout.protocols import ActingPart, ActingLike, sole_part
+from lockstep.rollout.protocols import ActingLike, ActingPart, sole_part
 from lockstep.rollout.replay_writer import ReplayWriter, begin_in_mid_episode, empty, store_for
-from lockstep.state.checks import check_functions, check_whole
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking.statistics import CollectStats, CollectTotals
 

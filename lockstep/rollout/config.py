@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, Unpack
 
 from lockstep.modules.exploration import check_exploration
-from lockstep.state.options import ConfigT, Section, option
+from lockstep.options.section import ConfigT, Section, option
 
 
 class EnvRunnersOptions(TypedDict, total=False):

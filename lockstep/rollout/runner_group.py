@@ -12,12 +12,12 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from lockstep.modules import ActingWeights
+from lockstep.options.restarts import RestartBudget, RestartLimits
 from lockstep.rollout.base_collector import exactly_one
 from lockstep.rollout.config import EnvRunnersSection
 from lockstep.rollout.env_runner import EnvRunner, Played, RunnersEnv
 from lockstep.rollout.errors import EnvRunnerError, RunnerLostError
 from lockstep.rollout.fragments import Fragment
-from lockstep.state.restarts import RestartBudget, RestartLimits
 
 INLINE_BYTES = 98_304
 """weights up to this size travel with the request for samples instead of through the object store"""

@@ -19,6 +19,9 @@ from lockstep.cluster.torchrun import Place
 from lockstep.envs.make import name_of_env
 from lockstep.export.exported import CHECKPOINT
 from lockstep.learner.many.reduction import Reducer
+from lockstep.options.checks import check_whole
+from lockstep.options.schedules import ConfiguredValueWarning
+from lockstep.options.section import by_path
 from lockstep.policy.policy import Policy
 from lockstep.state.checkpoint import (
     CheckpointError,
@@ -29,9 +32,6 @@ from lockstep.state.checkpoint import (
     read_checkpoint,
     verify_checkpoint,
 )
-from lockstep.state.checks import check_whole
-from lockstep.state.options import by_path
-from lockstep.state.schedules import ConfiguredValueWarning
 from lockstep.state.sizes import claims_of
 from lockstep.state.trust import handed_in, without_signature
 from lockstep.tracking import RunFolder, RunFolderError

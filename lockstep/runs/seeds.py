@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.builder.algorithm_config import AlgorithmConfig
+from lockstep.options.checks import check_wholes
 from lockstep.runs.run import Run, prepare_run
-from lockstep.state.checks import check_wholes
 from lockstep.trainer.callbacks import Event, RunEnd, Stop
 from lockstep.trainer.display import REFRESH_SECONDS, Progress, ProgressDisplay
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from lockstep.config.base import BaseConfig
+from lockstep.options.checks import check_wholes, install_hint
 from lockstep.policy.policy import Policy
 from lockstep.rollout.collector import Collector
-from lockstep.state.checks import check_wholes, install_hint
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking.statistics import CollectStats
 from lockstep.trainer.callbacks import Callback, EvaluationEnd, RunStart

@@ -1,5 +1,6 @@
 """What every object with state needs: checkpoints, named random streams, schedules."""
 
+from lockstep.options.schedules import ConfiguredValueWarning, Schedule, ScheduleLike
 from lockstep.state.checkpoint import (
     CheckpointError,
     SealedArrays,
@@ -9,7 +10,6 @@ from lockstep.state.checkpoint import (
     verify_checkpoint,
     write_checkpoint,
 )
-from lockstep.state.schedules import ConfiguredValueWarning, Schedule, ScheduleLike
 from lockstep.state.streams import RandomStreams
 from lockstep.state.tree import StateTree
 

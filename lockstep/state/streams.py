@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lockstep.state.checks import check_whole
+from lockstep.options.checks import check_whole
 
 
 class _GeneratorLock:

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, Unpack
 
-from lockstep.state.checks import suggestion
-from lockstep.state.options import ConfigT, Section, option
+from lockstep.options.checks import suggestion
+from lockstep.options.section import ConfigT, Section, option
 from lockstep.state.trust import Kind
 from lockstep.tracking.jsonl import JsonlLogger
 from lockstep.tracking.logger import BaseLogger

@@ -20,7 +20,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from lockstep.state.checks import check_whole
+from lockstep.options.checks import check_whole
 from lockstep.tracking.records import aggregate, flatten, to_strict_json
 
 SaveCheckpointFn = Callable[[int, int, int], Any]

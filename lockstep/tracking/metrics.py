@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.state.checks import check_choice, check_number, check_whole
+from lockstep.options.checks import check_choice, check_number, check_whole
 
 Key = tuple[str, ...]
 Entry = tuple[float, float, int]

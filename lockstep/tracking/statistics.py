@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lockstep.ops.statistics import RunningMoments
-from lockstep.state.checks import check_number, check_whole
+from lockstep.options.checks import check_number, check_whole
 from lockstep.tracking.metrics import Metrics, Part, named
 
 Series = Mapping[str, Sequence[float]]

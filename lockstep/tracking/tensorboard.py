@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.state.checks import install_hint
+from lockstep.options.checks import install_hint
 from lockstep.tracking.logger import BaseLogger, RestoredData
 from lockstep.tracking.records import flatten
 

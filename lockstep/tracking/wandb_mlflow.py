@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.state.checks import check_choice, install_hint
+from lockstep.options.checks import check_choice, install_hint
 from lockstep.tracking.logger import STEP_TYPES, BaseLogger, RestoredData
 from lockstep.tracking.records import flatten
 

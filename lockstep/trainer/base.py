@@ -17,6 +17,8 @@ from typing import Any, ClassVar, Self, Unpack
 from lockstep.config.json_form import to_plain
 from lockstep.data import MultiAgentBatch
 from lockstep.learner.learner import STEPS_SAMPLED, Learner
+from lockstep.options.checks import check_choice, check_flags, check_functions, check_whole, check_wholes, no_copies
+from lockstep.options.schedules import ConfiguredValueWarning
 from lockstep.policy.policy import Policy
 from lockstep.replay import MultiAgentReplayBuffer, OfflineRows, ReplayBuffer, TensorReplay
 from lockstep.rollout import Collector, CollectorLike, MultiAgentCollector, TensorCollector
@@ -24,8 +26,6 @@ from lockstep.rollout.base_collector import exactly_one
 from lockstep.rollout.callbacks import restore_callbacks, states_of
 from lockstep.rollout.group_collector import GroupCollector
 from lockstep.state.checkpoint import newest_attempt, read_checkpoint, read_manifest, write_checkpoint
-from lockstep.state.checks import check_choice, check_flags, check_functions, check_whole, check_wholes, no_copies
-from lockstep.state.schedules import ConfiguredValueWarning
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking import BaseLogger, LazyLogger, RunLock
 from lockstep.tracking.history import HistoryPieces, joined_history

@@ -14,8 +14,8 @@ from typing import Any
 from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.cluster.torchrun import Place
 from lockstep.learner.many.reduction import Reducer
+from lockstep.options.schedules import Schedule
 from lockstep.policy.policy import Policy
-from lockstep.state.schedules import Schedule
 from lockstep.tracking import BaseLogger, MultiLogger, RunFolder, prune_checkpoints
 from lockstep.tracking.config import LOGGERS, ReportingSection
 from lockstep.trainer.callbacks import Callback, check_callbacks

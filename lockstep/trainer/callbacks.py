@@ -11,10 +11,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+from lockstep.options.checks import check_number, check_whole, check_wholes
 from lockstep.rollout import CollectorLike, EnvironmentCallback, GroupCollector
 from lockstep.rollout.callbacks import misspelt_event, overridden_events
 from lockstep.state.checkpoint import ERROR, newest_attempt
-from lockstep.state.checks import check_number, check_whole, check_wholes
 from lockstep.state.markup import number_text
 from lockstep.tracking import BaseLogger, LazyLogger, prune_checkpoints
 from lockstep.tracking.statistics import CollectStats, EpochStats, InfoStats, TrainingStats

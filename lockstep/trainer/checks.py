@@ -6,11 +6,11 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from lockstep.options.checks import check_functions, suggestion
 from lockstep.policy.policy import Policy
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout import AsyncCollector, CollectorLike
 from lockstep.rollout.group_collector import AsyncGroupCollector
-from lockstep.state.checks import check_functions, suggestion
 from lockstep.tracking import BaseLogger, LazyLogger
 
 

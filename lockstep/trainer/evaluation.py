@@ -15,12 +15,12 @@ from typing import Any, TypedDict
 import numpy as np
 import torch
 
+from lockstep.options.checks import check_flags, check_whole
 from lockstep.policy.policy import Policy
 from lockstep.rollout import CollectorLike
 from lockstep.rollout.base_collector import LIMIT_THEM
 from lockstep.rollout.callbacks import overridden_events, states_of
 from lockstep.rollout.group_collector import EvaluationCollector
-from lockstep.state.checks import check_flags, check_whole
 from lockstep.tracking import BaseLogger
 from lockstep.tracking.statistics import CollectStats, InfoStats, TimingStats
 from lockstep.trainer.callbacks import Callback, attach_callbacks

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Unpack
 
 from lockstep.learner.learner import STEPS_SAMPLED
+from lockstep.options.checks import check_number, check_whole
 from lockstep.policy.offline_data import check_numbers
 from lockstep.policy.policy import Policy, policy_within_training_step
 from lockstep.policy.tensor_updates import launch_update
@@ -16,7 +17,6 @@ from lockstep.rollout import CollectorLike, MultiAgentCollector, TensorCollector
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.rollout.group_collector import GroupCollector
 from lockstep.rollout.protocols import sole_part
-from lockstep.state.checks import check_number, check_whole
 from lockstep.tracking.statistics import CollectStatsBase, TrainingStats
 from lockstep.trainer.base import REPLAYS, BaseTrainer, TrainerOptions, seed_buffer
 from lockstep.trainer.checks import check_discounts, own_options

@@ -12,9 +12,9 @@ from lockstep.data.tensor_rollout import TensorRollout
 from lockstep.data.trees import map_tree
 from lockstep.learner.learner import STEPS_SAMPLED
 from lockstep.learner.minibatches import UpdateOptions
+from lockstep.options.checks import check_whole
 from lockstep.policy.policy import Policy, policy_within_training_step
 from lockstep.rollout import CollectorLike, TensorCollector
-from lockstep.state.checks import check_whole
 from lockstep.tracking.statistics import CollectStatsBase, TrainingStats
 from lockstep.trainer.base import BaseTrainer, TrainerOptions
 from lockstep.trainer.checks import own_options

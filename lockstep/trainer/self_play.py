@@ -12,7 +12,7 @@ from zlib import crc32
 import numpy as np
 
 from lockstep.modules import DEFAULT_MODULE_ID
-from lockstep.state.checks import check_choice, check_flags, check_number, check_whole, check_wholes
+from lockstep.options.checks import check_choice, check_flags, check_number, check_whole, check_wholes
 from lockstep.tracking.statistics import CollectStats
 from lockstep.trainer.callbacks import Callback, CollectEnd, RunStart
 

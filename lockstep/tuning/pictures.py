@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.state.checks import install_hint
+from lockstep.options.checks import install_hint
 
 
 def draw_search(scores: Sequence[float | None], importances: Mapping[str, float], path: Path) -> None:

@@ -24,14 +24,14 @@ from lockstep.analysis import Interval, iqm_bootstrap
 from lockstep.builder import AlgorithmConfig
 from lockstep.data.codec import DAMAGE
 from lockstep.envs.make import name_of_env
+from lockstep.options.checks import check_whole, install_hint
+from lockstep.options.section import by_path
 from lockstep.recipes import Recipe, bench
 from lockstep.recipes.training import find_settings
 from lockstep.runs.processes import EndsWithCommand, check_ended, processes
 from lockstep.runs.run import Run, prepare_run
-from lockstep.state.checks import check_whole, install_hint
 from lockstep.state.markup import number_text
 from lockstep.state.names import with_present_names
-from lockstep.state.options import by_path
 from lockstep.state.trust import without_signature
 from lockstep.tracking.records import leaves, write_json
 from lockstep.tuning.pictures import draw_search

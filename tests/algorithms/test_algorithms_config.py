@@ -13,7 +13,7 @@ from lockstep.algorithms.ppo import PPOLearner
 from lockstep.data import write_rows
 from lockstep.data.sample_batch import MultiAgentBatch
 from lockstep.modules import DefaultActorCriticModule, MultiRLModuleSpec, RLModuleSpec
-from lockstep.state.restarts import RestartLimits
+from lockstep.options.restarts import RestartLimits
 
 SPEC = RLModuleSpec(DefaultActorCriticModule, BOX, TWO, model_config=ModelConfig(hiddens=(4,)))
 

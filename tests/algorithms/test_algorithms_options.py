@@ -15,7 +15,7 @@ from option_records import COMMAND, Records, differences, saved_records, section
 
 from lockstep import AlgorithmConfig, PPOConfig, get_config
 from lockstep.algorithms import ALGORITHMS
-from lockstep.state.options import Limits
+from lockstep.options.section import Limits
 
 NAN, INF = math.nan, math.inf
 Row = tuple[str, Any, str]

@@ -14,7 +14,7 @@ from lockstep import LearnerGroup, PPOConfig, SampleBatch
 from lockstep.algorithms.ppo import PPOLearner
 from lockstep.data.episode import SingleAgentEpisode
 from lockstep.modules import DefaultActorCriticModule, ModelConfig, RLModuleSpec
-from lockstep.state.restarts import RestartBudget
+from lockstep.options.restarts import RestartBudget
 
 MODULE, ALL = "default_policy", "__all_modules__"
 BOX, THREE = spaces.Box(-np.inf, np.inf, (3,), np.float32), spaces.Discrete(3)

@@ -24,7 +24,7 @@ from lockstep.data import (
     write_rows,
 )
 from lockstep.data.trees import leaf_bytes, named_leaves
-from lockstep.state.checks import install_hint
+from lockstep.options.checks import install_hint
 
 DTYPES = ["bool", "uint8", "int8", "int16", "uint16", "int32", "int64", "uint64", "float16", "float32", "float64"]
 

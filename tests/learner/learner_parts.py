@@ -16,7 +16,7 @@ from lockstep.data.sample_batch import MultiAgentBatch
 from lockstep.learner.config import FrameworkSection, TrainingSection
 from lockstep.learner.learner import Learner
 from lockstep.modules import DefaultActorCriticModule, ModelConfig, MultiRLModuleSpec, RLModuleSpec
-from lockstep.state.schedules import ScheduleLike
+from lockstep.options.schedules import ScheduleLike
 from lockstep.state.streams import RandomStreams
 
 MODULE = "default_policy"

@@ -14,10 +14,10 @@ from lockstep.data.trees import leaves
 from lockstep.envs import make_vector
 from lockstep.envs.errors import EnvironmentStepError
 from lockstep.envs.toys.counting import CountingEnv
+from lockstep.options.restarts import RestartLimits
 from lockstep.replay import VectorReplayBuffer
 from lockstep.rollout import EnvRunner, EnvRunnerError, EnvRunnerGroup, GroupCollector, rollout_of
 from lockstep.rollout.fragments import append_fragments
-from lockstep.state.restarts import RestartLimits
 
 COLUMNS = ("obs", "actions", "rewards", "terminateds", "cuts", "dones", "bootstrap_index", "bootstrap_obs", "valid")
 MANY = RestartLimits(10, 10, 60.0)

@@ -8,9 +8,9 @@ from runner_tools import ManyRunners
 
 from lockstep import AsyncCollector, Collector, DQNConfig, PPOConfig, RainbowConfig, TD3Config
 from lockstep.learner.learner import STEPS_SAMPLED
+from lockstep.options.restarts import RestartLimits
 from lockstep.policy.policy import policy_within_training_step
 from lockstep.rollout import EnvRunnerGroup, GroupCollector, MultiAgentCollector
-from lockstep.state.restarts import RestartLimits
 from lockstep.tracking.records import aggregate
 from lockstep.tracking.statistics import CollectStats, CollectTotals
 

@@ -13,10 +13,10 @@ from lockstep.data.rollout import RolloutStore
 from lockstep.data.trees import leaves
 from lockstep.envs import make_vector
 from lockstep.envs.toys.probes import MemoryProbe
+from lockstep.options.restarts import RestartLimits
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout import Collector, EnvRunnerGroup, GroupCollector
 from lockstep.rollout.collector import WholeEpisodeCollector
-from lockstep.state.restarts import RestartLimits
 from lockstep.state.streams import RandomStreams
 
 MODES = {

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.config.base import without_ray
-from lockstep.state.checks import install_hint
+from lockstep.options.checks import install_hint
 
 ROOT = Path(__file__).parents[2]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]

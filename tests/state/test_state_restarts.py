@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from lockstep.state.restarts import RestartBudget, RestartLimits
+from lockstep.options.restarts import RestartBudget, RestartLimits
 
 
 def test_one_worker_is_started_again_once_in_the_window_and_all_together_at_most_so_often_in_a_run():

@@ -11,11 +11,11 @@ from trained_weights import steps, weights
 
 from lockstep import get_config
 from lockstep.cli import main
+from lockstep.options.schedules import ConfiguredValueWarning
 from lockstep.policy import tensor_updates
 from lockstep.replay import ReplayBuffer, TensorReplay
 from lockstep.rollout import Collector, TensorCollector
 from lockstep.rollout.errors import MalformedBufferError
-from lockstep.state.schedules import ConfiguredValueWarning
 from lockstep.trainer import OffpolicyTrainer
 
 B = 8

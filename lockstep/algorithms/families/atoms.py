@@ -16,7 +16,7 @@ from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.modules import ModelConfig
 from lockstep.ops import project_on_atoms
-from lockstep.state.options import ConfigT, option
+from lockstep.options.section import ConfigT, option
 
 
 class AtomOptions(ActionValueOptions, total=False):

@@ -24,8 +24,8 @@ from lockstep.modules.action_dist import ActionDist
 from lockstep.ops import gae, vtrace
 from lockstep.ops.device_returns import gae_of_tensors
 from lockstep.ops.fused_losses import Others, can_fuse_ppo, load_ppo_kernel, moments, ppo_loss
-from lockstep.state.options import ConfigT, option
-from lockstep.state.schedules import ScheduleLike
+from lockstep.options.schedules import ScheduleLike
+from lockstep.options.section import ConfigT, option
 
 Training = TypeVar("Training", bound=TrainingSection)
 

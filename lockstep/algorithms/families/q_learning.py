@@ -17,8 +17,8 @@ from lockstep.learner.minibatches import TensorColumns
 from lockstep.learner.targets import TargetNetwork
 from lockstep.modules import LEVEL_NOISE, WEIGHT_NOISE
 from lockstep.ops.fused_losses import can_fuse_q, load_q_kernel, q_loss
-from lockstep.state.options import ConfigT, option
-from lockstep.state.schedules import ScheduleLike
+from lockstep.options.schedules import ScheduleLike
+from lockstep.options.section import ConfigT, option
 
 
 class ActionValueOptions(TrainingOptions, total=False):

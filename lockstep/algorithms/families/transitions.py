@@ -23,8 +23,8 @@ from lockstep.learner.minibatches import TensorColumns
 from lockstep.learner.optimizers import RegisteredOptimizer
 from lockstep.learner.sequences import TARGET_NEXT_OBS, errors_of_sequences, remembered_rows, without_burn_in
 from lockstep.learner.targets import TargetNetwork
-from lockstep.state.options import ConfigT, option
-from lockstep.state.schedules import ScheduleLike
+from lockstep.options.schedules import ScheduleLike
+from lockstep.options.section import ConfigT, option
 
 COLUMNS = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.TERMINATEDS, Columns.NEXT_OBS)
 """what the losses read, and `discounts` and `weights` where they are there"""

@@ -26,7 +26,7 @@ from lockstep.data.digests import digest_of_file
 from lockstep.data.indices import row_numbers
 from lockstep.data.parquet import parquet_parts
 from lockstep.data.sample_batch import SampleBatch
-from lockstep.state.checks import check_whole
+from lockstep.options.checks import check_whole
 from lockstep.state.replace import replacing_file
 from lockstep.state.sizes import check_claim
 

@@ -25,7 +25,7 @@ from lockstep.data.columns import Columns
 from lockstep.data.episode import SingleAgentEpisode
 from lockstep.data.sample_batch import SampleBatch, concat_samples
 from lockstep.data.trees import Tree, zip_trees
-from lockstep.state.checks import install_hint
+from lockstep.options.checks import install_hint
 from lockstep.state.replace import clear_stale, move_into_place, temporary_sibling
 from lockstep.state.sizes import check_claim, count_of
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from lockstep.envs.tensor.base import TensorVecEnv
-from lockstep.state.checks import check_whole, suggestion
+from lockstep.options.checks import check_whole, suggestion
 
 RSL_RL_NAMES = ("num_envs", "num_actions", "max_episode_length", "episode_length_buf", "get_observations", "step")
 """what an environment in rsl_rl's form has"""

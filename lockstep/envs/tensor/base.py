@@ -12,7 +12,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from lockstep.data.row_share import ALL_ROWS
-from lockstep.state.checks import check_whole
+from lockstep.options.checks import check_whole
 
 State = dict[str, Tensor]
 """what the environments are in: tensors [B, ...] by name"""

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from lockstep.state.checks import check_whole
+from lockstep.options.checks import check_whole
 
 BEST_CONTINUOUS = 0.5
 """The best action of the continuous probes, to be multiplied by the observation where that matters."""

@@ -14,7 +14,7 @@ from rich.progress import Progress
 from lockstep.compat.sb3.common.env_util import vector_of
 from lockstep.compat.sb3.common.evaluation import evaluate_policy
 from lockstep.compat.sb3.common.vec_env import sync_envs_normalization
-from lockstep.state.checks import misspelt_method
+from lockstep.options.checks import misspelt_method
 
 Values = dict[str, Any]
 

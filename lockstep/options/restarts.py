@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
-from lockstep.state.checks import check_number, check_whole
+from lockstep.options.checks import check_number, check_whole
 
 
 @dataclass(frozen=True)

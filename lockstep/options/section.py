@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Generic, Literal, NoReturn, Self, TypeVar, Uni
 
 import numpy as np
 
-from lockstep.state.checks import Limits, is_number, is_whole
-from lockstep.state.schedules import Schedule
+from lockstep.options.checks import Limits, is_number, is_whole
+from lockstep.options.schedules import Schedule
 
 FROZEN = "this configuration is frozen; change a copy()"
 

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from lockstep.state.checks import is_number, is_whole
+from lockstep.options.checks import is_number, is_whole
 
 ScheduleLike: TypeAlias = float | Sequence[Sequence[float]] | Callable[[int], float]
 """A number, `[[0, v0], [t1, v1], ...]`, or a function of the step."""

@@ -1,0 +1,14 @@
+"""How an option is declared, checked and copied; schedules."""
+
+from lockstep.options.restarts import RestartLimits
+from lockstep.options.schedules import ConfiguredValueWarning, Schedule, ScheduleLike
+from lockstep.options.section import Section, option
+
+__all__ = [
+    "ConfiguredValueWarning",
+    "RestartLimits",
+    "Schedule",
+    "ScheduleLike",
+    "Section",
+    "option",
+]
