@@ -22,7 +22,22 @@ ROOT = Path(__file__).resolve().parents[2]
 NAMES = Path(__file__).with_name("public_names.json")
 DECLARED, PAGES, BENCHMARKS = "declared", "pages", "benchmarks"
 
-RENAMED: dict[str, str] = {}
+RENAMED: dict[str, str] = {
+    "lockstep.trainer.run": "lockstep.runs.run",
+    "lockstep.trainer.video": "lockstep.runs.video",
+    **{
+        f"lockstep.trainer.{name}": f"lockstep.runs.{name}"
+        for name in ("SeedBegun", "SeedEnded", "SeedProgress", "run_seeds")
+    },
+    **{
+        f"lockstep.tracking.{name}": f"lockstep.analysis.{name}"
+        for name in (
+            *("Comparison", "compare_runs", "compare_scores", "plot_runs", "read_curve", "write_report"),
+            *("Interval", "bootstrap", "improvement_bootstrap", "iqm", "iqm_bootstrap", "iqm_difference_bootstrap"),
+            *("performance_profile", "probability_of_improvement"),
+        )
+    },
+}
 """Table of renamed names, `{"lockstep.trainer.run": "lockstep.runs.run"}`: an entry for a module holds for all names in
 it that have no entry of their own. The old path is an alias of the new one and may give a `DeprecationWarning`."""
 
