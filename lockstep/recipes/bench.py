@@ -31,9 +31,9 @@ from lockstep.analysis import iqm_bootstrap
 from lockstep.analysis.plots import Curve, draw_curves
 from lockstep.data.parquet import import_pyarrow
 from lockstep.recipes import RECIPES, Recipe, find_recipe
-from lockstep.state.names import with_present_names
 from lockstep.runs.processes import EndsWithCommand, check_ended, processes
 from lockstep.runs.run import Run, prepare_resume, prepare_run
+from lockstep.state.names import with_present_names
 from lockstep.tracking.logger import torch_param_hash
 from lockstep.tracking.records import read_metrics
 from lockstep.tracking.run_folder import RunFolder, versions

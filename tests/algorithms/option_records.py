@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from lockstep.cli.listing import options_of
 
 from lockstep import ALGORITHMS, AlgorithmConfig, OfflineTrainer, OffpolicyTrainer, OnpolicyTrainer, SampleBatch
+from lockstep.cli.list import options_of
 from lockstep.trainer.evaluation import Evaluator
 
 FILE = Path(__file__).with_name("options.json")
