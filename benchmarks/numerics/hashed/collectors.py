@@ -138,7 +138,7 @@ def ready_first(algorithm: str, env: Any, num_envs: int, rows: int) -> Results:
 
     policy = small(algorithm, env).build_policy()
     with make_vector(env, num_envs=num_envs, mode="async") as workers:
-        replay = VectorReplayBuffer(400 * num_envs, num_envs)
+        replay = VectorReplayBuffer(20_000 * num_envs, num_envs)
         collector = AsyncCollector(policy, workers, replay, exploration_noise=num_envs == 1, seed=5)
         found: dict[str, Any] = {}
         if num_envs == 1:
