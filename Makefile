@@ -8,6 +8,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # What CI kills once: further kinds of replay and of learners are those of `make test-faults`.
 MORE_KILLS := on-policy- or uniform- or n-step- or hindsight- or temperature- or delayed or pass- or 1-False or noise
+# Which part of the long tests runs: `commit` lets the commit's hash choose one, a number names one, `all` is every part.
+PART ?= commit
 MORE_OPTIONS := tests/product tests/export tests/eject tests/trainer/test_trainer_determinism.py tests/rollout/test_rollout_evaluation.py
 
 .PHONY: setup setup-dev train test test-faults test-kills test-long test-product test-learning test-site test-dist gpu lint bench pages docs dist clean
@@ -31,7 +33,7 @@ train: $(VENV)/.core        ## PPO on CartPole-v1 until the mean evaluation retu
 	$(BIN)/lockstep train ppo CartPole-v1 --stop-return 475
 
 test: $(VENV)/.dev          ## the fast suite
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist load
 
 test-faults: $(VENV)/.dev   ## kills real processes again and again, many minutes
 	$(BIN)/python -m pytest -m faults --timeout 0
@@ -39,8 +41,8 @@ test-faults: $(VENV)/.dev   ## kills real processes again and again, many minute
 test-kills: $(VENV)/.dev    ## the few of them that CI runs: real processes killed at any moment
 	$(BIN)/python -m pytest -m faults -k "(kill or raises or two_env_runners) and not ($(MORE_KILLS))"
 
-test-long: $(VENV)/.dev     ## CI's long part: pairs of options, many processes, each page's code
-	$(BIN)/python -m pytest -m 'long and not faults' --numprocesses auto --maxprocesses 4
+test-long: $(VENV)/.dev     ## a part of the long tests, chosen by the commit; PART=all: pairs of options, processes, pages
+	$(BIN)/python -m pytest -m 'long and not faults' --part $(PART) --numprocesses auto --maxprocesses 4
 
 test-product: $(VENV)/.dev  ## every pair of options of every algorithm learns a small task, or is exported
 	$(BIN)/python -m pytest -m 'long or exhaustive' $(MORE_OPTIONS) --numprocesses auto --maxprocesses 4

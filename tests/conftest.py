@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rotation import ALL, NUM_PARTS, chosen_part, commit_of, part_of, sentence
 
 # What gymnasium starts would be a fork of this process with all its threads, which may hang before it answers.
 multiprocessing.set_start_method("forkserver")
@@ -42,26 +43,68 @@ TOGETHER = (
     "tests/recipes/test_recipes_bench.py",
     "tests/tuning/test_tuning_study.py",
 )
-"""tests that share what takes seconds to start"""
+"""Tests that share what takes seconds to start: one worker runs all of a place."""
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """Start one more than there are cores: many tests wait for processes."""
-    return 1 + (os.cpu_count() or 1)
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--part`, which `make test-long` gives."""
+    parser.addoption("--part", default=ALL, help=f"'all', 'commit', or one of the {NUM_PARTS} parts of the long tests")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the part of the long tests once, before xdist hands the options on to its workers."""
+    try:
+        part = chosen_part(str(config.option.part), commit_of(config.rootpath))
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
+    config.option.part = part or ALL
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Say which part ran, next to the failures: one that another commit does not show is otherwise hard to believe."""
+    if config.option.part != ALL:
+        terminalreporter.write_line(sentence(config.option.part))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the chosen part of the long tests, and what runs with every part."""
+    if config.option.part == ALL:
+        return
+    others = [
+        item
+        for item in items
+        if item.get_closest_marker("long")
+        and not item.get_closest_marker("faults")
+        and part_of(item.nodeid) not in (None, config.option.part)
+    ]
+    config.hook.pytest_deselected(items=others)
+    left_out = set(others)
+    items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Import no file of tests in which a mark that `-m` asks for is not named, nor in its folder's conftest.py."""
-    wanted = re.sub(r"\bnot \w+|\band\b|\bor\b", "", config.option.markexpr).split()
-    if collection_path.suffix != ".py" or not wanted:
+    """Import no file of tests whose marks, or those of its folder's conftest.py, let `-m` choose none of its tests.
+
+    Importing and rewriting all files takes as long as hundreds of tests do.
+    """
+    expression = config.option.markexpr
+    if collection_path.suffix != ".py" or not expression:
         return None
     files = (file for file in (collection_path, collection_path.with_name("conftest.py")) if file.exists())
     text = "".join(file.read_text() for file in files)
-    return None if any(f"mark.{mark}" in text for mark in wanted) else True
+    wanted = re.sub(r"\bnot \w+|\band\b|\bor\b", "", expression).split()
+    if wanted:
+        return None if any(f"mark.{mark}" in text for mark in wanted) else True
+    unwanted = re.findall(r"\bnot (\w+)", expression)
+    of_the_file = re.findall(r"^pytestmark = .*$", collection_path.read_text(), re.MULTILINE)
+    return True if any(f"mark.{mark}" in line for line in of_the_file for mark in unwanted) else None
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give tests that share processes or a study to one worker, which starts them once, and others one by one."""
+    """Give tests that share processes or a study to one worker, which starts them once, and others one by one.
+
+    Those that share begin: they take longest, and beside them the other worker has work of every size left.
+    """
     if config.getvalue("dist") != "load":
         return None
     from xdist.scheduler import LoadScopeScheduling
@@ -69,6 +112,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Scheduler(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             return next((place for place in TOGETHER if nodeid.startswith(place)), nodeid)
+
+        def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
+            super().mark_test_complete(node, item_index, duration)
+            # The class counts over all that a worker ever had, for each test: what is complete need not be counted.
+            work = self.assigned_work[node]
+            scope = self._split_scope(self.registered_collections[node][item_index])
+            if all(work[scope].values()):
+                del work[scope]
 
     return Scheduler(config, log)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
-from lockstep import Policy, get_config
+from lockstep import ALGORITHMS, Policy, get_config
 from lockstep.connectors import PreviousActions, PreviousRewards
 from lockstep.data.actions import mask_size
 from lockstep.modules import RLModule, default_module_class
@@ -109,12 +110,13 @@ def cells() -> Iterator[tuple[str, ...]]:
     They are cells of the product's cover. Networks of one class act alike: of all cells together each pair of levels
     occurs, and with each class of network each level; each algorithm has at least two.
     """
+    offline = {config.algorithm for config in ALGORITHMS if config.is_offline}
     seen: set[Any] = set()
     number: Counter[str] = Counter()
     for row in json.loads(COVER.read_text()):
         algorithm, observations, actions, mask, memory, _, _, normalized, *_ = row
         connectors = CONNECTORS[number.total() % len(CONNECTORS)]
-        if get_config(algorithm).is_offline or (connectors == "frames" and observations == "Discrete"):
+        if algorithm in offline or (connectors == "frames" and observations == "Discrete"):
             connectors = "none"
         moved = "normalised" if normalized in ("observations", "both") else "as it is"
         cell = (algorithm, observations, actions, mask, memory, moved, connectors)
@@ -127,6 +129,7 @@ def cells() -> Iterator[tuple[str, ...]]:
             yield cell
 
 
+@cache
 def module_of(algorithm: str, memory: str) -> type[RLModule]:
     """Return the class of the network that acts."""
     return get_config(algorithm).module_class or default_module_class({**MODEL, **MEMORIES[memory]})

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from ranked_run import WORDS
 
 from lockstep.state.checkpoint import read_checkpoint
+
+pytestmark = pytest.mark.cuda
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 

@@ -14,6 +14,8 @@ from lockstep.learner.minibatches import UpdateOptions
 from lockstep.replay import TensorReplay
 from lockstep.replay.priorities import TensorPriorities
 
+pytestmark = pytest.mark.cuda
+
 BOXES = ("sac", "td3", "tqc", "crossq")
 NAMES = [*BOXES, "dqn", "qrdqn", "c51"]
 N_STEP = {"td3": 3, "dqn": 3}

@@ -12,6 +12,8 @@ from trained_weights import difference, steps, weights
 from lockstep import PPOConfig
 from lockstep.envs.tensor import TENSOR_ENVS, make_tensor_env
 
+pytestmark = pytest.mark.cuda
+
 
 def config_of(device: str = "cuda", *, num_envs: int = 256, env_id: str = "tensor/CartPole-v1", **training: Any) -> Any:
     config = PPOConfig().environment(env_id)

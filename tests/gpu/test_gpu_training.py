@@ -16,6 +16,8 @@ from lockstep import ALGORITHMS
 from lockstep.modules.layers import MANY_ROWS, BatchedMLP
 from lockstep.ops.graphs import Captured
 
+pytestmark = pytest.mark.cuda
+
 CELL = {
     "observations": "Box",
     "mask": "no mask",
