@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from operator import methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 import torch
@@ -29,33 +29,29 @@ from lockstep.data.minibatch import num_units, take_units
 from lockstep.data.rollout import EpisodeStore, RolloutStore
 from lockstep.data.spaces import describe_space
 from lockstep.data.trees import leaves, rows_of
-from lockstep.envs.make import name_of_env
 from lockstep.envs.multi_agent import with_agent_id
 from lockstep.envs.trees import stack_rows
-from lockstep.export import Origin, export_policies
 from lockstep.export.hub import pretrained_checkpoint, upload_pretrained, write_pretrained
-from lockstep.learner.checkpointing import state_from_folders
 from lockstep.learner.config import check_policies_to_train, checked_spec, mapping_in_one_form
 from lockstep.learner.group import LearnerGroup
 from lockstep.learner.inputs import errors_of_rows
 from lockstep.learner.learner import STEPS_SAMPLED, Learner
 from lockstep.learner.optimizers import ALL_MODULES
 from lockstep.learner.sequences import max_seq_len_of
-from lockstep.learner.targets import TargetNetwork
 from lockstep.modules import DEFAULT_MODULE_ID, ActingWeights, MultiRLModule, RLModule, RLModuleSpec, check_module_id
 from lockstep.options.checks import check_whole
 from lockstep.options.schedules import stages_of, value_at
 from lockstep.policy.acting import ActingPolicy, checked_observations
-from lockstep.policy.files import described, differences, policy_in, rebuilt, same_threads, space_of, tensors_in
+from lockstep.policy.files import PolicyFiles, SavedPolicy, same_threads
 from lockstep.policy.new_modules import NewModule, Source, overrides_in, with_modules
+from lockstep.policy.state_dict import IncompatibleKeys, StateDict
 from lockstep.policy.tensor_updates import MOST_STEPS, update_from_tensors
 from lockstep.replay import MultiAgentReplayBuffer, OfflineRows, ReplayBuffer, TensorReplay
 from lockstep.rollout.errors import MalformedBufferError
-from lockstep.state.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
+from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
 from lockstep.state.sizes import claims_of
 from lockstep.state.streams import RandomStreams
 from lockstep.state.trust import IN_MEMORY, FileNames, signed
-from lockstep.tracking.run_folder import versions
 from lockstep.tracking.statistics import TrainingStats, merge_training_stats
 
 AgentID = Any
@@ -63,16 +59,8 @@ Rollout = RolloutStore | EpisodeStore
 Replay = ReplayBuffer | OfflineRows | MultiAgentReplayBuffer | TensorReplay
 MOST_BYTES = 2**27
 """of the observations of all these samples, where there are several"""
-NETWORKS = ["learner/rl_module", "learner/connectors"]
-"""the components of a group's state that a `state_dict` has"""
-EXPORTS = (".onnx", ".pt", ".pt2")
-
-
-class IncompatibleKeys(NamedTuple):
-    """What `load_state_dict` did not find, and what it did not know."""
-
-    missing_keys: list[str]
-    unexpected_keys: list[str]
+CONNECTORS = ["learner/connectors"]
+"""The component of a learner group's state with the connectors' statistics."""
 
 
 class _AgentsMemory(threading.local):
@@ -714,8 +702,14 @@ class Policy:
         }
         return signed(recipe)
 
-    def _follow_modules(self, saved: Mapping[str, Any], file: FileNames) -> None:
-        """Have the modules of a saved state, in their order. `file` finds the objects that the state names."""
+    def restore_modules(self, state: Mapping[str, Any], file: FileNames) -> None:
+        """Remove and add modules until there are those of a saved state, in its order.
+
+        A state of a single agent names none: nothing changes. `file` finds the objects that the state names.
+        """
+        if "modules" not in state:
+            return
+        saved = state["modules"]
         present, wanted = list(self.acting), list(saved)
         same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(present, wanted)))
         for module_id in present[max(1, same) :]:
@@ -738,46 +732,20 @@ class Policy:
         acting needs; `save_to_path` keeps optimizers, random numbers and the configuration too. Raises `TypeError` for
         a connector whose state is not made of numbers.
         """
-        return dict(self._tensors(self.learner_group.get_state(NETWORKS)["learner"]))
+        return self._tensors.read()
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> IncompatibleKeys:
         """Set what `state_dict` returned, on every learner; all or nothing. Returns names that were missing or unknown.
 
         Raises `RuntimeError`, as torch does, for other shapes and, with `strict`, for missing or unknown names.
         """
-        state = self.learner_group.get_state(NETWORKS)["learner"]
-        current = dict(self._tensors(state))
-        missing = sorted(current.keys() - state_dict.keys())
-        unexpected = sorted(state_dict.keys() - current.keys())
-        problems = [f"missing {missing}"] * bool(missing and strict)
-        problems += [f"unexpected {unexpected}"] * bool(unexpected and strict)
-        new = {name: torch.as_tensor(state_dict[name]).detach().cpu() for name in current if name in state_dict}
-        problems += [
-            f"{name} has the shape {tuple(tensor.shape)}, expected {tuple(current[name].shape)}"
-            for name, tensor in new.items()
-            if tensor.shape != current[name].shape and ".connectors." not in f".{name}"
-        ]
-        if problems:
-            raise RuntimeError(f"the state_dict does not fit this policy, nothing was changed: {'; '.join(problems)}")
-        named = {
-            kind: {
-                module_id: rebuilt(new, f"{self._prefix(module_id, '.')}{name}", tree)
-                for module_id, tree in state[kind].items()
-            }
-            for kind, name in (("rl_module", "module"), ("connectors", "connectors"))
-        }
-        self.learner_group.set_state({"learner": named})
+        incompatible = self._tensors.load(state_dict, strict=strict)
         self._take_over()
-        return IncompatibleKeys(missing, unexpected)
+        return incompatible
 
-    def _tensors(self, state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-        for module_id in self.acting:
-            prefix = self._prefix(module_id, ".")
-            yield from tensors_in(f"{prefix}module", state["rl_module"][module_id])
-            yield from tensors_in(f"{prefix}connectors", state["connectors"][module_id])
-
-    def _prefix(self, module_id: str, separator: str) -> str:
-        return f"{module_id}{separator}" if self.is_multi_agent else ""
+    @property
+    def _tensors(self) -> StateDict:
+        return StateDict(self.learner_group, self.acting, self.is_multi_agent)
 
     def train(self, mode: bool = True) -> Self:
         """Set the networks' training mode (dropout, batch normalisation); it does not change whether they explore."""
@@ -812,44 +780,47 @@ class Policy:
                 part.config = config
         return self
 
-    # -- state and files ---
+    # -- state ---
 
     def get_state(self) -> dict[str, Any]:
         """Return the group's state, the time and the random numbers of `compute_actions`."""
-        return {
-            "learner_group": self.learner_group.get_state(),
-            "timesteps": dict(self.timesteps),
-            "rng": self._rng_state(),
-            "taken": {module_id: written.copy() for module_id, written in self._taken.items()},
-            **self._state_of_several(),
-        }
-
-    def _state_of_several(self) -> dict[str, Any]:
-        agents = {} if self.agents is None else {"agents": self.agents}
-        return {"modules": self._modules_state(), **agents} if self.is_multi_agent else {}
+        return {"learner_group": self.learner_group.get_state(), **self.own_state()}
 
     def set_state(self, state: Mapping[str, Any], *, names: FileNames = IN_MEMORY) -> None:
-        """Restore what `get_state` returned; modules that have come or gone since go or come again.
+        """Restore what `get_state` returned; modules that were added or removed since are removed or added again.
 
         `names` finds the objects that the state names, where it was read from a file.
         """
-        if "modules" in state:
-            self._follow_modules(state["modules"], names)
+        self.restore_modules(state, names)
         self.learner_group.set_state(state["learner_group"])
-        self._set_time_and_rng(state)
+        self.set_own_state(state)
 
-    def _set_time_and_rng(self, state: Mapping[str, Any]) -> None:
+    def own_state(self) -> dict[str, Any]:
+        """Return the state of the policy itself. The learners keep their own."""
+        state: dict[str, Any] = {
+            "timesteps": dict(self.timesteps),
+            "rng": self._rng_state(),
+            "taken": {module_id: written.copy() for module_id, written in self._taken.items()},
+        }
+        if self.is_multi_agent:
+            state["modules"] = self._modules_state()
+            if self.agents is not None:
+                state["agents"] = self.agents
+        return state
+
+    def set_own_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `own_state` returned, after the learners have their state and the modules are those of then."""
         self._set_timesteps({name: int(value) for name, value in state["timesteps"].items()})
         for module_id, part in self.acting.items():
             part.rng.bit_generator.state = state["rng"][module_id] if self.is_multi_agent else state["rng"]
         self._taken = {module_id: np.array(written) for module_id, written in state.get("taken", {}).items()}
-        self._take_over()
-        self._take_over_statistics()
+        self.take_over_learners()
 
-    def _take_over_statistics(self) -> None:
-        """Go on, in the copies that act here, from the statistics of learners in other processes."""
+    def take_over_learners(self) -> None:
+        """Act with the weights and statistics of the learners, where these are in other processes."""
+        self._take_over()
         if not self.learner_group.is_local:
-            saved = self.learner_group.get_state(NETWORKS[1:])["learner"]["connectors"]
+            saved = self.learner_group.get_state(CONNECTORS)["learner"]["connectors"]
             for module_id, part in self.acting.items():
                 part.connectors.set_state(saved[module_id])
 
@@ -857,18 +828,15 @@ class Policy:
         states = {module_id: dict(part.rng.bit_generator.state) for module_id, part in self.acting.items()}
         return states if self.is_multi_agent else states[DEFAULT_MODULE_ID]
 
+    # -- files (see policy/files.py) ---
+
+    @property
+    def _files(self) -> PolicyFiles:
+        return PolicyFiles(self)
+
     def checkpoint_folders(self) -> dict[str, dict[str, Any]]:
         """Return the folders of a checkpoint: the group's, and `policy`."""
-        state = {
-            "config": self.config.named_options(),
-            "observation_space": described(self.observation_space),
-            "action_space": described(self.action_space),
-            "timesteps": self.timesteps,
-            "rng": self._rng_state(),
-            "taken": self._taken,
-            **self._state_of_several(),
-        }
-        return {"policy": {"state": state}, **self.learner_group.checkpoint_folders()}
+        return self._files.folders()
 
     def set_checkpoint_folders(
         self, folders: Mapping[str, dict[str, Any]], *, trust: bool = False, file: str | Path = "the checkpoint"
@@ -877,11 +845,7 @@ class Policy:
 
         `trust`: take all objects that it names, see `from_checkpoint`. `file`: where it was read.
         """
-        state = policy_in(folders, file)
-        if "modules" in state:
-            self._follow_modules(state["modules"], FileNames(file, {}, trust))
-        self.learner_group.set_checkpoint_folders(folders)
-        self._set_time_and_rng(state)
+        self._files.set_folders(folders, trust=trust, file=file)
 
     def save_to_path(self, path: str | Path | None = None) -> str:
         """Write a checkpoint folder, a new temporary one for None; returns its absolute path."""
@@ -909,33 +873,28 @@ class Policy:
             UntrustedError: the checkpoint names an object that needs `trust=True`.
             ValueError: there is no policy in it.
         """
-        try:
-            folders = read_checkpoint(Path(path))
-        except CheckpointError as error:
-            if any((folder / "config.json").exists() for folder in (Path(path), Path(path).parent)):
-                raise CheckpointError(
-                    f"{error}; the best policy of a run is in best/policy of its folder, and "
-                    "lockstep.load_policy(folder) finds it"
-                ) from error
-            raise
-        saved = policy_in(folders, path)
-        config = BaseConfig.of_algorithm(saved["config"]["algorithm"])
-        config.update_from_dict(saved["config"], trust=trust, file=path)
-        config.learners(num_learners=0)
+        saved = SavedPolicy.read(path, trust=trust)
+        config = saved.config()
         if policy_mapping_fn is not None:
             config.multi_agent(policy_mapping_fn=policy_mapping_fn)
-        with claims_of(path):
-            spaces = space_of(saved["observation_space"]), space_of(saved["action_space"])
-            if "modules" in saved:
-                config = with_modules(config, saved["modules"], FileNames(path, {}, trust))
+        config = saved.with_its_modules(config)
+        observations, actions = saved.spaces()
+        # The policy will act in somebody else's process: torch's threads stay as they are.
         with same_threads(), claims_of(path):
-            group = config.build_learner_group(spaces=spaces)
-            agents = saved.get("agents")
-            policy = Policy(config, group, observation_space=spaces[0], action_space=spaces[1], agents=agents)
-            policy.set_checkpoint_folders(folders, trust=trust, file=path)
+            group = config.build_learner_group(spaces=(observations, actions))
+            policy = Policy(
+                config, group, observation_space=observations, action_space=actions, agents=saved.state.get("agents")
+            )
+            policy.set_checkpoint_folders(saved.folders, trust=trust, file=path)
         return policy
 
-    # -- for use elsewhere ---
+    def start_from(self, path: str | Path) -> None:
+        """Take the weights and the connectors' statistics of the checkpoint at `path`; all else stays new.
+
+        Target networks begin as copies of these weights. Raises `ValueError`, changing nothing, for a checkpoint
+        without a policy, for other spaces and for networks or connectors that do not fit.
+        """
+        self._files.start_from(Path(path))
 
     def export(
         self,
@@ -958,35 +917,14 @@ class Policy:
         Raises:
             ExportError: what cannot be exported and why, or an artefact that acts otherwise; nothing is written then.
         """
-        parts = {}
-        for module_id, part in self.acting.items():
-            parts[module_id] = part.twin()
-            if not deterministic:
-                part.check_draws()
-        env = self.config.environment.env
-        can_make = not self.is_multi_agent and (isinstance(env, str) or callable(env))
-        origin = Origin(self._facts(evaluation), self.config.make_envs if can_make else None)
-        save, several = self.save_to_path, self.is_multi_agent
-        return export_policies(
-            parts, path, origin, save=save, in_folders=several, file_format=format, deterministic=deterministic
-        )
-
-    def _facts(self, evaluation: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return where this policy comes from, for its card."""
-        return {
-            "algorithm": self.config.algorithm,
-            "environment": name_of_env(self.config.environment.env),
-            "steps": self.timesteps[STEPS_SAMPLED],
-            "evaluation": None if evaluation is None else dict(evaluation),
-            "versions": versions(),
-        }
+        return self._files.export(path, format, deterministic, evaluation)
 
     def save_pretrained(self, save_directory: str | Path) -> Path:
         """Write this policy as the Hugging Face Hub has it, a checkpoint and a model card, and return the folder.
 
         `from_pretrained` reads it. `ValueError` where a folder of that name holds something else.
         """
-        return write_pretrained(save_directory, self._facts(), self.save_to_path)
+        return write_pretrained(save_directory, self._files.facts(), self.save_to_path)
 
     @classmethod
     def from_pretrained(cls, name_or_path: str | Path, *, trust: bool = False, **options: Any) -> Policy:
@@ -1003,36 +941,6 @@ class Policy:
         `options`: for `huggingface_hub.HfApi.create_repo` (`private=`, `token=`).
         """
         return upload_pretrained(self.save_pretrained, repo_id, **options)
-
-    def start_from(self, path: str | Path) -> None:
-        """Take the weights and the connectors' statistics of the checkpoint at `path`; all else stays new.
-
-        Target networks begin as copies of these weights. Raises `ValueError`, changing nothing, for a checkpoint
-        without a policy, for other spaces and for networks or connectors that do not fit.
-        """
-        path = Path(path)
-        if path.suffix in EXPORTS:
-            raise ValueError(f"init_from={path} is one file of an export; give the folder, or a run or a checkpoint")
-        folders = read_checkpoint(path)
-        saved = policy_in(folders, f"init_from={path}")
-        for name in ("observation_space", "action_space"):
-            space, other = getattr(self, name), space_of(saved[name])
-            if space != other:
-                raise ValueError(f"init_from={path} has the {name} {other}, the environment of this run has {space}")
-        state = state_from_folders(folders)
-        try:
-            self.learner_group.foreach_learner(_start_learner, state["rl_module"], state["connectors"])
-        except (TypeError, ValueError) as error:
-            other = differences(self.config.named_options(), saved["config"])
-            if other:
-                # Which tensors differ follows from the options, and would be a list of all of them.
-                raise ValueError(
-                    f"init_from={path} does not fit: {other}Or take all options of that run: add --config "
-                    "RUN/config.json (lockstep.train: settings=)"
-                ) from error
-            raise ValueError(f"init_from={path} does not fit: {error}") from error
-        self._take_over()
-        self._take_over_statistics()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Policy:
         """Return a policy with a learner in this process that acts and learns on as this one would."""
@@ -1087,22 +995,3 @@ def row_errors(learner: Learner, module_id: str) -> np.ndarray:
 
 def _take_statistics(learner: Learner, module_id: str, state: Mapping[str, Any]) -> None:
     learner.connectors[module_id].set_state(state)
-
-
-def _start_learner(learner: Learner, weights: Mapping[str, Any], connectors: Mapping[str, Any]) -> None:
-    """Take weights and statistics of another run; no episode goes on."""
-    present = learner.get_state()["connectors"]
-    taken = {}
-    for module_id, saved in connectors.items():
-        here = present.get(module_id)
-        rewards = None if here is None else here["rewards"]
-        if rewards is not None and saved["rewards"] is not None:  # rewards are scaled here and there
-            rewards = {**saved["rewards"], "returns": np.zeros(0)}
-        taken[module_id] = {"obs": saved["obs"], "rewards": rewards}
-    unknown = sorted(set(weights) ^ set(learner.module))
-    if unknown:
-        raise ValueError(f"modules {unknown} are on one side only (here {sorted(learner.module)})")
-    learner.set_state({"rl_module": weights, "connectors": taken, "weights_seq_no": learner.weights_seq_no + 1})
-    for registered in learner.registered.values():
-        if isinstance(registered, TargetNetwork):
-            registered.begin_anew(learner.optimizers)
