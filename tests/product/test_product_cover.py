@@ -2,7 +2,8 @@
 
 `cells.FACTORS` declares the product. Of each algorithm the cells of `cover.json` have every pair of levels that it does
 not refuse: `make test-product` runs them all. CI runs those in which every pair of levels occurs, the algorithm being a
-level as well, the cheap ones first; the fast suite runs two of each algorithm.
+level as well, the cheap ones first, over a round of the parts of the long tests; the fast suite runs the cheapest of
+each algorithm.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def cost(cell: dict[str, str]) -> int:
 
 
 QUICK = {name: sorted(cells, key=cost)[:2] for name, cells in BY_ALGORITHM.items()}
-"""what the fast suite runs"""
+"""The two cheapest cells of each algorithm: the fast suite runs the first, and the second is a long test."""
 
 
 def in_ci() -> list[dict[str, str]]:
@@ -60,7 +61,7 @@ IN_CI = in_ci()
 
 def mark_of(cell: dict[str, str]) -> Any:
     """Return when a cell is run."""
-    if cell in QUICK[cell["algorithm"]]:
+    if cell == QUICK[cell["algorithm"]][0]:
         return ()
     return pytest.mark.long if cell in IN_CI else pytest.mark.exhaustive
 
@@ -106,7 +107,7 @@ def test_a_cell_that_is_not_refused_learns_the_best_actions(cell):
 def test_there_are_cells_enough():
     assert len(IN_CI) >= 150
     assert set().union(*map(pairs_in, IN_CI)) == set().union(*map(pairs_in, CELLS))
-    assert sum(map(len, QUICK.values())) >= 40
+    assert {name: len(cells) for name, cells in QUICK.items()} == dict.fromkeys(FACTORS["algorithm"], 2)
     assert set(TRAINING) == set(FACTORS["algorithm"])
 
 

@@ -11,7 +11,7 @@ CELL = "tests/product/test_product_cover.py::test_a_cell_that_is_not_refused_lea
 
 
 def test_a_round_of_parts_reaches_every_pair_of_options():
-    quick = [cell for cells in QUICK.values() for cell in cells]  # the fast suite runs them each time
+    quick = [cells[0] for cells in QUICK.values()]  # the fast suite runs them each time
     reached = {part: set().union(*map(pairs_in, quick)) for part in range(1, NUM_PARTS + 1)}
     for cell in IN_CI:
         part = part_of(CELL.format("-".join(cell.values())))
