@@ -42,6 +42,7 @@ class AsyncCollector(Collector):
 
     env: WorkerVectorEnv
     rounds_up = False
+    may_evaluate = False
 
     def __init__(
         self,

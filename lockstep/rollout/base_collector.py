@@ -16,7 +16,7 @@ from lockstep.data.actions import ACTION_MASK, carries_mask, flat_mask, mask_siz
 from lockstep.data.rollout import EpisodeStore, RolloutStore
 from lockstep.options.checks import check_flags, check_functions, check_whole, is_number, no_copies
 from lockstep.rollout.callbacks import EnvironmentCallback, EnvironmentEvents, Episode
-from lockstep.rollout.protocols import acting_parts
+from lockstep.rollout.protocols import CollectorTraits, acting_parts
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking.statistics import CollectStats, returns_and_lens
 
@@ -36,7 +36,7 @@ no_copies_of_collectors = no_copies(
 )
 
 
-class BaseCollector(ABC):
+class BaseCollector(CollectorTraits, ABC):
     """Collects an amount of steps or episodes, counts them, and keeps statistics and random streams.
 
     Subclasses say how vector steps are made (`_run`), where they are stored, and how episodes begin anew.

@@ -22,13 +22,15 @@ from lockstep.rollout.base_collector import (
     no_copies_of_collectors,
     warn_of_long_episode,
 )
+from lockstep.rollout.callbacks import EnvironmentCallback
 from lockstep.rollout.env_runner import Ended, MultiAgentEnvRunner, RunnersEnv
 from lockstep.rollout.fragment_writers import AgentFragmentWriter, FragmentWriter
 from lockstep.rollout.fragments import AgentFragment, Fragment
 from lockstep.rollout.multi_agent_collector import agents_of_modules
-from lockstep.rollout.protocols import LearningPolicy, sole_part
+from lockstep.rollout.protocols import CollectorTraits, LearningPolicy, sole_part
 from lockstep.rollout.replay_writer import AgentBuffer
 from lockstep.rollout.runner_group import EnvRunnerGroup
+from lockstep.state.streams import RandomStreams
 from lockstep.tracking.metrics import Metrics
 from lockstep.tracking.statistics import CollectStats, returns_and_lens
 
@@ -36,7 +38,7 @@ WAIT_S = 1.0
 """seconds of one wait for a fragment"""
 
 
-class GroupCollector:
+class GroupCollector(CollectorTraits):
     """Collects with all runners of a group, in step, as a `Collector` of all their environments would, or (of several
     agents) a `MultiAgentCollector`.
 
@@ -48,8 +50,9 @@ class GroupCollector:
 
     by_runner = True
     """whether rows are written where their runner has its environments, or fragments in the order in which they come"""
+    in_runners = True
     takes_state_of_one = False
-    """whether `set_state` takes the state of a collector in one process, too"""
+    is_seeded = True
 
     def __init__(
         self,
@@ -62,8 +65,6 @@ class GroupCollector:
         backend = envs.backend if group.is_local else f"{envs.backend} in {len(group)} env runners"
         self.env = replace(envs, num_envs=group.num_envs, backend=backend)
         self.observation_space = envs.stacked_observation_space
-        self.agents_of_modules: dict[str, list[Any]] = {}
-        """module id -> the agents that it acts for; empty for one agent"""
         self._writer = self._writer_for(envs)
         self.episodes_cut = 0
         """running episodes that the last `set_state` could not continue"""
@@ -211,6 +212,20 @@ class GroupCollector:
             self.metrics.set_state(state["metrics"])
         self._writer.set_state(state["buffer"])
 
+    # -- what the runners have from their configuration ---
+
+    def reseed(self, streams: RandomStreams) -> None:
+        """Raise `ValueError`: env runners have the random streams of their configuration."""
+        raise ValueError("streams do not reach env runners, which have those of their configuration; leave them out")
+
+    def set_callbacks(self, callbacks: Sequence[EnvironmentCallback]) -> None:
+        """Raise `ValueError` for callbacks: env runners make those of their configuration."""
+        if callbacks:
+            raise ValueError(
+                f"callbacks={callbacks!r} do not reach env runners, which cannot be handed an object; give the class: "
+                "config.callbacks(...)"
+            )
+
     # -- modules that come and go ---
 
     def fit_replay(self, agents: Mapping[str, Sequence[Any]] | None = None) -> None:
@@ -230,6 +245,8 @@ class EvaluationCollector(GroupCollector):
     first that start, however long they last. So an evaluation may go on for up to 127 vector steps after its end.
     Of several agents only the episodes that count have a seed: the next evaluation begins with those that come then.
     """
+
+    counts_afterwards = True
 
     @property
     def buffer(self) -> None:
@@ -316,6 +333,7 @@ class AsyncGroupCollector(GroupCollector):
     """
 
     by_runner = False
+    may_evaluate = False
 
     def __init__(
         self,

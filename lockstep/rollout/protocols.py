@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from types import MappingProxyType
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
 from lockstep.connectors import ObsPipeline
 from lockstep.modules import DEFAULT_MODULE_ID, ActingWeights
+from lockstep.rollout.callbacks import EnvironmentCallback
+from lockstep.state.streams import RandomStreams
 from lockstep.tracking.statistics import CollectStats
 
 State = dict[str, np.ndarray]
@@ -103,6 +106,23 @@ class ActingPart(ActingLike, Protocol):
         """Return the log-probability `[N]` of actions `[N, ...]` as learned from, for stored observations."""
 
 
+class CollectorTraits:
+    """Answers to what a trainer asks of a collector, as they are for most. `CollectorLike` says what they mean."""
+
+    may_evaluate: ClassVar[bool] = True
+    launches_updates: ClassVar[bool] = False
+    in_runners: ClassVar[bool] = False
+    counts_afterwards: ClassVar[bool] = False
+    takes_state_of_one: ClassVar[bool] = True
+    agents_of_modules: Mapping[str, list[Any]] = MappingProxyType({})
+
+    def fit_replay(self, agents: Mapping[str, Sequence[Any]] | None = None) -> None:
+        """Do nothing: the one module of a policy of one agent keeps its replay buffer."""
+
+    def leave_episodes_of(self, module_id: str) -> None:
+        """Do nothing: the one module of a policy of one agent is never removed."""
+
+
 @runtime_checkable
 class CollectorLike(Protocol):
     """What a trainer needs of a collector, wherever its environments are; `Collector` documents the methods."""
@@ -111,10 +131,29 @@ class CollectorLike(Protocol):
     env: Any
     """has `num_envs`, `backend`, `autoreset_mode`, `observation_space`, `action_space`"""
     episodes_cut: int
+    may_evaluate: ClassVar[bool]
+    """Whether an evaluation with this collector can be repeated."""
+    launches_updates: ClassVar[bool]
+    """Whether `collect` takes `then=`, a function that launches the next update on the device of the steps."""
+    in_runners: ClassVar[bool]
+    """Whether the environments are those of env runners. Random streams and callbacks are then made in the runners'
+    processes from the configuration; objects of this process do not reach them."""
+    counts_afterwards: ClassVar[bool]
+    """Whether it is decided after the steps which of the episodes count, so that no callback can watch only those."""
+    takes_state_of_one: ClassVar[bool]
+    """Whether `set_state` takes the state of a collector whose environments are all in one process."""
+
+    @property
+    def agents_of_modules(self) -> Mapping[str, list[Any]]:
+        """Agents that each module acts for, by module id; empty where there is one agent."""
 
     @property
     def num_envs(self) -> int:
         """Number of environments."""
+
+    @property
+    def is_seeded(self) -> bool:
+        """Whether the collector was given random streams or a seed."""
 
     @property
     def observation_space(self) -> Any:
@@ -132,6 +171,18 @@ class CollectorLike(Protocol):
 
     def reset(self, reset_buffer: bool = True, reset_stats: bool = True) -> None:
         """Begin new episodes everywhere."""
+
+    def reseed(self, streams: RandomStreams) -> None:
+        """Use these random streams from the next reset on. `ValueError` for env runners."""
+
+    def set_callbacks(self, callbacks: Sequence[EnvironmentCallback]) -> None:
+        """Call these callbacks for what happens in the environments. `ValueError` for callbacks that it cannot call."""
+
+    def fit_replay(self, agents: Mapping[str, Sequence[Any]] | None = None) -> None:
+        """Give each module that learns a replay buffer for these agents. None: for the agents with its spaces."""
+
+    def leave_episodes_of(self, module_id: str) -> None:
+        """Abandon the running episodes in which this module acts. New ones begin there with the next steps."""
 
     def get_state(self) -> dict[str, Any]:
         """Return all that the next collect depends on."""

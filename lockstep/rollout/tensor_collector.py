@@ -23,14 +23,14 @@ from lockstep.replay import TensorReplay
 from lockstep.rollout.base_collector import epsilon_by_module, no_copies_of_collectors
 from lockstep.rollout.callbacks import EnvironmentCallback, EnvironmentEvents
 from lockstep.rollout.errors import MalformedBufferError
-from lockstep.rollout.protocols import ActingLike, acting_parts, sole_part
+from lockstep.rollout.protocols import ActingLike, CollectorTraits, acting_parts, sole_part
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking.statistics import CollectStats
 
 Rows = TypeVar("Rows", np.ndarray, Tensor)
 
 
-class TensorCollector:
+class TensorCollector(CollectorTraits):
     """Steps tensor environments and writes what happens into a `TensorRollout`, or into a `TensorReplay`, without a
     copy to the host.
 
@@ -46,6 +46,8 @@ class TensorCollector:
             calls: rows, actions and statistics are those of one collector with the environments of all, and so is its
             state. `ValueError` for environments that do not draw by rows (`TensorEnv` does).
     """
+
+    launches_updates = True
 
     def __init__(
         self,

@@ -21,10 +21,9 @@ from lockstep.options.checks import check_choice, check_flags, check_functions, 
 from lockstep.options.schedules import ConfiguredValueWarning
 from lockstep.policy.policy import Policy
 from lockstep.replay import MultiAgentReplayBuffer, OfflineRows, ReplayBuffer, TensorReplay
-from lockstep.rollout import Collector, CollectorLike, MultiAgentCollector, TensorCollector
+from lockstep.rollout import CollectorLike
 from lockstep.rollout.base_collector import exactly_one
 from lockstep.rollout.callbacks import restore_callbacks, states_of
-from lockstep.rollout.group_collector import GroupCollector
 from lockstep.state.checkpoint import newest_attempt, read_checkpoint, read_manifest, write_checkpoint
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking import BaseLogger, LazyLogger, RunLock
@@ -548,8 +547,7 @@ class BaseTrainer(Counters, ABC):
         def remove() -> None:
             self.policy.remove_module(module_id)
             for collector in self._collectors().values():
-                acts_with_it = collector.policy is self.policy  # an evaluation beside training has modules of its own
-                if acts_with_it and isinstance(collector, MultiAgentCollector | GroupCollector):
+                if collector.policy is self.policy:  # an evaluation beside training has modules of its own
                     collector.leave_episodes_of(module_id)
             self._fit_replay()
 
@@ -588,7 +586,7 @@ class BaseTrainer(Counters, ABC):
 
     def _fit_replay(self) -> None:
         """Give each module that learns a replay buffer for the agents that it may act for."""
-        if isinstance(self.train_collector, MultiAgentCollector | GroupCollector):
+        if self.train_collector is not None:
             self.train_collector.fit_replay()
 
     # -- beginning and end ---
@@ -764,14 +762,14 @@ class BaseTrainer(Counters, ABC):
         """
         streams = RandomStreams(self.policy.config.debugging.seed if seed is None else seed)
         for name, collector in self._collectors().items():
-            if isinstance(collector, Collector | MultiAgentCollector | TensorCollector):
-                if seed is not None or not collector.is_seeded:
-                    collector.reseed(streams.child(name))
-            elif seed is not None:
+            if seed is None and collector.is_seeded:
+                continue
+            if collector.in_runners:
                 raise ValueError(
                     f"seed={seed} does not reach the env runners of {name}, which have that of their configuration; "
                     "leave it out and set debugging(seed=...)"
                 )
+            collector.reseed(streams.child(name))
         if seed is not None:
             if self.train_collector is not None:
                 seed_buffer(self.train_collector.buffer, seed)
@@ -855,7 +853,7 @@ class BaseTrainer(Counters, ABC):
     def _fit_replay_to(self, state: Mapping[str, Any]) -> None:
         """Give each module the replay buffer for the agents that it had when the state was taken."""
         agents, collector = state.get("replay_agents"), self.train_collector
-        if agents is not None and isinstance(collector, MultiAgentCollector | GroupCollector):
+        if agents is not None and collector is not None and collector.agents_of_modules:
             names = list(collector.observation_space)
             collector.fit_replay({module_id: [names[i] for i in numbers] for module_id, numbers in agents})
 
@@ -1006,7 +1004,7 @@ class BaseTrainer(Counters, ABC):
             if saved is None:
                 continue
             there = "env runners" if "group" in saved else f"{len(saved['lengths'])} environments"
-            runners = isinstance(collector, GroupCollector) and ("group" in saved or not collector.takes_state_of_one)
+            runners = collector.in_runners and ("group" in saved or not collector.takes_state_of_one)
             here = "env runners" if runners else f"{collector.num_envs} environments"
             if there != here:
                 raise ValueError(f"the {name} of the checkpoint has {there}, this one has {here}; resume with the same")

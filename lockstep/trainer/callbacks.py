@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from lockstep.options.checks import check_number, check_whole, check_wholes
-from lockstep.rollout import CollectorLike, EnvironmentCallback, GroupCollector
+from lockstep.rollout import CollectorLike, EnvironmentCallback
 from lockstep.rollout.callbacks import misspelt_event, overridden_events
 from lockstep.state.checkpoint import ERROR, newest_attempt
 from lockstep.state.markup import number_text
@@ -197,17 +197,15 @@ def attach_callbacks(
     collector, which is the trainer's `name`, would not call.
     """
     handlers = [callback for callback in callbacks if overridden_events(callback)]
-    if isinstance(collector, GroupCollector):
-        lost = [callback for callback in handlers if type(callback) not in classes]
-        reason = "collects in env runners, which cannot be handed an object; give the class: config.callbacks(...)"
-    else:
-        attach: Any = getattr(collector, "set_callbacks", None)
-        lost = handlers if attach is None else []
-        reason = f"is a {type(collector).__name__}, which has no set_callbacks; leave these methods out"
-        if attach is not None:
-            attach(handlers)
+    if not collector.in_runners:
+        collector.set_callbacks(handlers)
+        return
+    lost = [callback for callback in handlers if type(callback) not in classes]
     if lost:
-        raise ValueError(f"callbacks={lost!r} handle {overridden_events(lost[0])}, and the {name} {reason}")
+        raise ValueError(
+            f"callbacks={lost!r} handle {overridden_events(lost[0])}, and the {name} collects in env runners, which "
+            "cannot be handed an object; give the class: config.callbacks(...)"
+        )
 
 
 def check_callbacks(callbacks: object) -> None:

@@ -9,8 +9,7 @@ from typing import Any
 from lockstep.options.checks import check_functions, suggestion
 from lockstep.policy.policy import Policy
 from lockstep.replay import ReplayBuffer
-from lockstep.rollout import AsyncCollector, CollectorLike
-from lockstep.rollout.group_collector import AsyncGroupCollector
+from lockstep.rollout import CollectorLike
 from lockstep.tracking import BaseLogger, LazyLogger
 
 
@@ -84,7 +83,7 @@ def check_evaluation(
             "evaluation_parallel_to_training=True needs a test_collector with a policy of its own; make it with "
             "copy.deepcopy(policy)"
         )
-    if isinstance(test_collector, AsyncCollector | AsyncGroupCollector):
+    if not test_collector.may_evaluate:
         raise ValueError(
             f"test_collector is an {type(test_collector).__name__}, whose runs are not repeatable; evaluate with a "
             "Collector on environments of its own"

@@ -20,7 +20,6 @@ from lockstep.policy.policy import Policy
 from lockstep.rollout import CollectorLike
 from lockstep.rollout.base_collector import LIMIT_THEM
 from lockstep.rollout.callbacks import overridden_events, states_of
-from lockstep.rollout.group_collector import EvaluationCollector
 from lockstep.tracking import BaseLogger
 from lockstep.tracking.statistics import CollectStats, InfoStats, TimingStats
 from lockstep.trainer.callbacks import Callback, attach_callbacks
@@ -115,7 +114,7 @@ class Evaluator:
         if self.collector is None:
             return
         told = [callback for callback in callbacks if overridden_events(callback)]
-        if told and isinstance(self.collector, EvaluationCollector):
+        if told and self.collector.counts_afterwards:
             raise ValueError(
                 f"callbacks={told!r} handle {overridden_events(told[0])}, which is not allowed with "
                 "evaluation_num_env_runners above 0: env runners play episodes that turn out not to count. Set it to "

@@ -13,9 +13,8 @@ from lockstep.policy.offline_data import check_numbers
 from lockstep.policy.policy import Policy, policy_within_training_step
 from lockstep.policy.tensor_updates import launch_update
 from lockstep.replay import ReplayBuffer, TensorReplay
-from lockstep.rollout import CollectorLike, MultiAgentCollector, TensorCollector
+from lockstep.rollout import CollectorLike
 from lockstep.rollout.errors import MalformedBufferError
-from lockstep.rollout.group_collector import GroupCollector
 from lockstep.rollout.protocols import sole_part
 from lockstep.tracking.statistics import CollectStatsBase, TrainingStats
 from lockstep.trainer.base import REPLAYS, BaseTrainer, TrainerOptions, seed_buffer
@@ -63,7 +62,7 @@ class OffpolicyTrainer(BaseTrainer):
         self.update_per_step = float(update_per_step)
         self.collector = train_collector
         if train_collector.buffer is None:
-            if isinstance(train_collector, MultiAgentCollector | GroupCollector) and policy.is_multi_agent:
+            if train_collector.agents_of_modules:
                 train_collector.buffer = policy.config.build_replay_buffers(
                     train_collector.agents_of_modules, train_collector.num_envs
                 )
@@ -119,7 +118,7 @@ class OffpolicyTrainer(BaseTrainer):
         refills = self.env_step < self.learning_resumes_at
         with policy_within_training_step(self.policy):
             amounts: dict[str, Any] = {"n_step": self.step_per_collect, "n_episode": self.episode_per_collect}
-            if isinstance(self.collector, TensorCollector) and self.learns_ahead and not (random or refills):
+            if self.collector.launches_updates and self.learns_ahead and not (random or refills):
                 amounts["then"] = self._launch_update
             stats = self.collector.collect(**amounts, random=random)
         if not random and not refills:

@@ -14,7 +14,7 @@ from lockstep.learner.learner import STEPS_SAMPLED
 from lockstep.learner.minibatches import UpdateOptions
 from lockstep.options.checks import check_whole
 from lockstep.policy.policy import Policy, policy_within_training_step
-from lockstep.rollout import CollectorLike, TensorCollector
+from lockstep.rollout import CollectorLike
 from lockstep.tracking.statistics import CollectStatsBase, TrainingStats
 from lockstep.trainer.base import BaseTrainer, TrainerOptions
 from lockstep.trainer.checks import own_options
@@ -74,7 +74,7 @@ class OnpolicyTrainer(BaseTrainer):
         try:
             with policy_within_training_step(self.policy):
                 amounts: dict[str, Any] = {"n_step": self.step_per_collect, "n_episode": self.episode_per_collect}
-                if isinstance(self.collector, TensorCollector) and self.learns_ahead:
+                if self.collector.launches_updates and self.learns_ahead:
                     amounts["then"] = self._launch_update
                 stats = self.collector.collect(**amounts)
             self._count_collect(stats)
