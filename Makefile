@@ -66,7 +66,8 @@ bench: $(VENV)/.dev         ## Lockstep beside its peers; installs each peer in 
 	$(BIN)/python benchmarks/peers/setup_peers.py
 	$(BIN)/python benchmarks/speed/train_speed.py ppo
 
-pages: $(VENV)/.core        ## what pages show of the code: docs/reference.md, the ways of a run, what works with what
+pages: $(VENV)/.core        ## what is written from the code: keyword types, docs/reference.md, walks, what works with what
+	$(BIN)/python tests/architecture/keyword_types.py
 	$(BIN)/python -m lockstep.cli list --markdown > docs/reference.md
 	$(BIN)/python tests/architecture/walks.py
 	$(BIN)/python tests/product/cover.py

@@ -7,7 +7,7 @@ instead of the paper's RMSprop (with lr 7e-4), and GAE with lambda 1, which is t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 from torch import Tensor
 
@@ -15,20 +15,14 @@ from lockstep.algorithms.families.on_policy import OnPolicyLearner
 from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
-from lockstep.learner.config import TrainingOptions, TrainingSection
+from lockstep.learner.config import TrainingSection
 from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.options.schedules import ScheduleLike
 from lockstep.options.section import ConfigT, option
 
-
-class A2COptions(TrainingOptions, total=False):
-    """Options of `A2CTraining`."""
-
-    lambda_: float
-    vf_loss_coeff: float
-    entropy_coeff: ScheduleLike
-    normalize_advantages: bool
+if TYPE_CHECKING:
+    from lockstep.algorithms.families.typed import A2COptions
 
 
 @dataclass

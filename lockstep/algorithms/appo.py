@@ -12,12 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.families.on_policy import CorrectedOptions, CorrectedTraining, OnPolicyLearner
+from lockstep.algorithms.families.on_policy import CorrectedTraining, OnPolicyLearner
 from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
@@ -28,17 +28,8 @@ from lockstep.ops import clipped_ratios, clipped_surrogate_loss
 from lockstep.options.schedules import ScheduleLike
 from lockstep.options.section import ConfigT, option
 
-
-class APPOOptions(CorrectedOptions, total=False):
-    """Options of `APPOTraining`."""
-
-    clip_param: ScheduleLike
-    target_worker_clipping: float
-    use_kl_loss: bool
-    kl_coeff: float
-    kl_target: float
-    target_network_update_freq: int
-    tau: float
+if TYPE_CHECKING:
+    from lockstep.algorithms.families.typed import APPOOptions
 
 
 @dataclass

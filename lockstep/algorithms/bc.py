@@ -10,14 +10,14 @@ one instead. Learns from `offline_data(input_=...)`: only observations and actio
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Self, Unpack
+from typing import TYPE_CHECKING, Literal, Self, Unpack
 
 from torch import Tensor
 
 from lockstep.algorithms.families.transitions import TransitionLearner
 from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.data.columns import Columns
-from lockstep.learner.config import SampledTraining, TrainingOptions
+from lockstep.learner.config import SampledTraining
 from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.modules import DefaultPolicyModule
@@ -25,12 +25,8 @@ from lockstep.ops.losses import imitation_loss
 from lockstep.options.schedules import ScheduleLike
 from lockstep.options.section import ConfigT
 
-
-class BCOptions(TrainingOptions, total=False):
-    """Options of `BCTraining`."""
-
-    loss: Literal["log_prob", "mse"]
-    entropy_coeff: ScheduleLike
+if TYPE_CHECKING:
+    from lockstep.algorithms.families.typed import BCOptions
 
 
 @dataclass

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from lockstep.algorithms.families.transitions import (
     NOISE,
     RECTIFIED,
-    FollowedSoftActorCriticOptions,
     FollowedSoftActorCriticTraining,
     SoftActorCriticLearner,
     log_critic_loss,
@@ -41,21 +40,12 @@ from lockstep.modules import DefaultSACModule, Remembered
 from lockstep.options.schedules import ScheduleLike
 from lockstep.options.section import ConfigT, option
 
+if TYPE_CHECKING:
+    from lockstep.algorithms.families.typed import CQLOptions
+
 CQL_NOISE = "cql_noise"
 """column: what draws the actions of the estimated sum"""
 LARGEST_MULTIPLIER = 1e6
-
-
-class CQLOptions(FollowedSoftActorCriticOptions, total=False):
-    """Options of `CQLTraining`."""
-
-    min_q_weight: float
-    num_actions: int
-    temperature: float
-    deterministic_backup: bool
-    bc_iters: int
-    lagrangian: bool
-    lagrangian_thresh: float
 
 
 @dataclass

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import torch
 from torch import Tensor
@@ -28,7 +28,6 @@ from lockstep.algorithms.families.transitions import (
     NEXT_NOISE,
     RECTIFIED,
     SoftActorCriticLearner,
-    SoftActorCriticOptions,
     SoftActorCriticTraining,
     critic_loss,
     next_inputs,
@@ -45,11 +44,8 @@ from lockstep.modules import DefaultCrossQModule
 from lockstep.options.schedules import ScheduleLike
 from lockstep.options.section import ConfigT, option
 
-
-class CrossQOptions(SoftActorCriticOptions, total=False):
-    """Options of `CrossQTraining`."""
-
-    policy_delay: int
+if TYPE_CHECKING:
+    from lockstep.algorithms.families.typed import CrossQOptions
 
 
 @dataclass

@@ -13,12 +13,12 @@ paper, where rewards are clipped too, they lead to the median of the targets, wh
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from lockstep.algorithms.families.q_learning import ActionValueOptions, ActionValueTraining, QLearner, of_actions
+from lockstep.algorithms.families.q_learning import ActionValueTraining, QLearner, of_actions
 from lockstep.algorithms.families.transitions import td_targets
 from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.data.columns import Columns
@@ -27,11 +27,8 @@ from lockstep.learner.minibatches import TensorColumns
 from lockstep.modules import DefaultQModule
 from lockstep.options.section import ConfigT, option
 
-
-class DQNOptions(ActionValueOptions, total=False):
-    """Options of `DQNTraining`."""
-
-    huber_delta: float | None
+if TYPE_CHECKING:
+    from lockstep.algorithms.families.typed import DQNOptions
 
 
 @dataclass

@@ -16,14 +16,13 @@ depend on the observation.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import torch
 from torch import Tensor
 
 from lockstep.algorithms.families.transitions import (
     RECTIFIED,
-    FollowedActorCriticOptions,
     FollowedActorCriticTraining,
     TransitionLearner,
     critic_loss,
@@ -42,14 +41,8 @@ from lockstep.ops.losses import expectile_loss, exponential_weights
 from lockstep.options.schedules import ScheduleLike
 from lockstep.options.section import ConfigT, option
 
-
-class IQLOptions(FollowedActorCriticOptions, total=False):
-    """Options of `IQLTraining`."""
-
-    value_lr: ScheduleLike | None
-    expectile: float
-    beta: float
-    exp_adv_max: float
+if TYPE_CHECKING:
+    from lockstep.algorithms.families.typed import IQLOptions
 
 
 @dataclass

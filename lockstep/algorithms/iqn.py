@@ -14,14 +14,13 @@ IQN is without (`double_q=False`).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 from torch import Tensor
 
 from lockstep.algorithms.families.q_learning import (
     NEXT,
     TARGET,
-    ActionValueOptions,
     ActionValueTraining,
     QLearner,
     of_actions,
@@ -35,15 +34,8 @@ from lockstep.modules import LEVEL_NOISE, ImplicitQuantileModule, ModelConfig
 from lockstep.ops import quantile_huber_loss
 from lockstep.options.section import ConfigT, option
 
-
-class IQNOptions(ActionValueOptions, total=False):
-    """Options of `IQNTraining`."""
-
-    num_quantiles: int
-    num_target_quantiles: int
-    num_policy_quantiles: int
-    num_cosines: int
-    kappa: float
+if TYPE_CHECKING:
+    from lockstep.algorithms.families.typed import IQNOptions
 
 
 @dataclass

@@ -13,7 +13,7 @@ a replay buffer reach to the end of the sequence that is learned from, and go on
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from lockstep.algorithms.families.transitions import TransitionLearner, td_targe
 from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
-from lockstep.learner.config import SampledTraining, TrainingOptions
+from lockstep.learner.config import SampledTraining
 from lockstep.learner.inputs import recorded_columns
 from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns, take_rows
@@ -36,16 +36,8 @@ from lockstep.options.section import ConfigT, option
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout.errors import MalformedBufferError
 
-
-class MARWILOptions(TrainingOptions, total=False):
-    """Options of `MARWILTraining`."""
-
-    beta: float
-    vf_coeff: float
-    moving_average_sqd_adv_norm_start: float
-    moving_average_sqd_adv_norm_update_rate: float
-    max_weight: float | None
-    bc_logstd_coeff: float
+if TYPE_CHECKING:
+    from lockstep.algorithms.families.typed import MARWILOptions
 
 
 @dataclass

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
-from typing import Literal, Self, Unpack
+from typing import TYPE_CHECKING, Literal, Self, Unpack
 
 import torch
 from torch import Tensor
@@ -20,27 +20,15 @@ from lockstep.algorithms.families.on_policy import OnPolicyLearner
 from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
-from lockstep.learner.config import TrainingOptions, TrainingSection
+from lockstep.learner.config import TrainingSection
 from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.ops import approximate_kl, clipped_ratios, clipped_surrogate_loss, clipped_value_loss
 from lockstep.options.schedules import ScheduleLike
 from lockstep.options.section import ConfigT, option
 
-
-class PPOOptions(TrainingOptions, total=False):
-    """Options of `PPOTraining`."""
-
-    lambda_: float
-    clip_param: ScheduleLike
-    vf_clip_param: float | None
-    vf_loss_coeff: float
-    entropy_coeff: ScheduleLike
-    normalize_advantages: Literal["minibatch", "batch"] | None
-    dual_clip: float | None
-    target_kl: float | None
-    kl_coeff: float
-    kl_target: float
+if TYPE_CHECKING:
+    from lockstep.algorithms.families.typed import PPOOptions
 
 
 @dataclass

@@ -20,7 +20,7 @@ Adam in place of rectified Adam.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Self, Unpack
+from typing import TYPE_CHECKING, Literal, Self, Unpack
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from lockstep.algorithms.families.q_learning import of_actions
 from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
-from lockstep.learner.config import TrainingOptions, TrainingSection
+from lockstep.learner.config import TrainingSection
 from lockstep.learner.inputs import check_outputs, recorded_columns
 from lockstep.learner.learner import Learner, Outputs
 from lockstep.learner.minibatches import TensorColumns
@@ -39,12 +39,8 @@ from lockstep.ops import lambda_returns
 from lockstep.options.schedules import ScheduleLike
 from lockstep.options.section import ConfigT, option
 
-
-class PQNOptions(TrainingOptions, total=False):
-    """Options of `PQNTraining`."""
-
-    epsilon: ScheduleLike
-    lambda_: float
+if TYPE_CHECKING:
+    from lockstep.algorithms.families.typed import PQNOptions
 
 
 @dataclass

@@ -11,11 +11,11 @@ Defaults: kappa 1 as the paper's QR-DQN-1; its 200 quantiles are shortened to 50
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 from torch import Tensor
 
-from lockstep.algorithms.families.q_learning import ActionValueOptions, ActionValueTraining, QLearner, of_actions
+from lockstep.algorithms.families.q_learning import ActionValueTraining, QLearner, of_actions
 from lockstep.algorithms.families.transitions import discounts_of
 from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.data.columns import Columns
@@ -25,12 +25,8 @@ from lockstep.modules import DistributionalQModule, ModelConfig
 from lockstep.ops import quantile_huber_loss
 from lockstep.options.section import ConfigT, option
 
-
-class QRDQNOptions(ActionValueOptions, total=False):
-    """Options of `QRDQNTraining`."""
-
-    num_quantiles: int
-    kappa: float
+if TYPE_CHECKING:
+    from lockstep.algorithms.families.typed import QRDQNOptions
 
 
 @dataclass

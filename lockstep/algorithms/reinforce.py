@@ -19,14 +19,14 @@ episode.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 from torch import Tensor
 
 from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
-from lockstep.learner.config import TrainingOptions, TrainingSection
+from lockstep.learner.config import TrainingSection
 from lockstep.learner.inputs import recorded_columns
 from lockstep.learner.learner import Learner, Outputs
 from lockstep.learner.minibatches import TensorColumns
@@ -35,11 +35,8 @@ from lockstep.ops import monte_carlo_returns
 from lockstep.options.schedules import ScheduleLike
 from lockstep.options.section import ConfigT
 
-
-class REINFORCEOptions(TrainingOptions, total=False):
-    """Options of `REINFORCETraining`."""
-
-    normalize_returns: bool
+if TYPE_CHECKING:
+    from lockstep.algorithms.families.typed import REINFORCEOptions
 
 
 @dataclass

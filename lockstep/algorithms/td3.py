@@ -13,14 +13,13 @@ step for each environment step. Noise is in units of actions in [-1, 1].
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 from torch import Tensor
 
 from lockstep.algorithms.families.transitions import (
     RECTIFIED,
     DelayedActorCriticLearner,
-    DelayedActorCriticOptions,
     DelayedActorCriticTraining,
 )
 from lockstep.builder.algorithm_config import AlgorithmConfig
@@ -30,11 +29,8 @@ from lockstep.modules import DefaultTD3Module
 from lockstep.options.schedules import ScheduleLike
 from lockstep.options.section import ConfigT, option
 
-
-class TD3Options(DelayedActorCriticOptions, total=False):
-    """Options of `TD3Training`."""
-
-    exploration_noise: ScheduleLike
+if TYPE_CHECKING:
+    from lockstep.algorithms.families.typed import TD3Options
 
 
 @dataclass

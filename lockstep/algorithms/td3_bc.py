@@ -14,14 +14,13 @@ target noise 0.2 (limited to 0.5).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 from torch import Tensor
 
 from lockstep.algorithms.families.transitions import (
     RECTIFIED,
     DelayedActorCriticLearner,
-    DelayedActorCriticOptions,
     DelayedActorCriticTraining,
 )
 from lockstep.builder.algorithm_config import AlgorithmConfig
@@ -31,11 +30,8 @@ from lockstep.learner.minibatches import TensorColumns
 from lockstep.modules import DefaultTD3Module
 from lockstep.options.section import ConfigT, option
 
-
-class TD3BCOptions(DelayedActorCriticOptions, total=False):
-    """Options of `TD3BCTraining`."""
-
-    alpha: float
+if TYPE_CHECKING:
+    from lockstep.algorithms.families.typed import TD3BCOptions
 
 
 @dataclass

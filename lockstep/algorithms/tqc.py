@@ -14,7 +14,7 @@ HalfCheetah.)
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import torch
 from torch import Tensor
@@ -22,7 +22,6 @@ from torch import Tensor
 from lockstep.algorithms.families.transitions import (
     NEXT_NOISE,
     RECTIFIED,
-    FollowedSoftActorCriticOptions,
     FollowedSoftActorCriticTraining,
     SoftActorCriticLearner,
     discounts_of,
@@ -37,12 +36,8 @@ from lockstep.modules import DefaultTQCModule, ModelConfig
 from lockstep.ops import mixture_huber_loss
 from lockstep.options.section import ConfigT, option
 
-
-class TQCOptions(FollowedSoftActorCriticOptions, total=False):
-    """Options of `TQCTraining`."""
-
-    num_quantiles: int
-    quantiles_to_drop: int
+if TYPE_CHECKING:
+    from lockstep.algorithms.families.typed import TQCOptions
 
 
 @dataclass

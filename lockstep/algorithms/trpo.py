@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ from lockstep.algorithms.families.on_policy import OnPolicyLearner
 from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
-from lockstep.learner.config import TrainingOptions, TrainingSection
+from lockstep.learner.config import TrainingSection
 from lockstep.learner.learner import Gradients, Outputs
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.learner.optimizers import FlatParameters
@@ -39,17 +39,11 @@ from lockstep.ops.trust_region import hessian_product, natural_step, shortened
 from lockstep.options.schedules import ScheduleLike
 from lockstep.options.section import ConfigT, option
 
+if TYPE_CHECKING:
+    from lockstep.algorithms.families.typed import TRPOOptions
+
 NUM_LENGTHS, SHRINK = 10, 0.8
 """of the steps that the line search tries; where none is good, the policy stays as it is"""
-
-
-class TRPOOptions(TrainingOptions, total=False):
-    """Options of `TRPOTraining`."""
-
-    lambda_: float
-    max_kl: float
-    cg_iterations: int
-    cg_damping: float
 
 
 @dataclass

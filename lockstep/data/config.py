@@ -5,17 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from lockstep.options.section import ConfigT, Section, option
 
-
-class OfflineDataOptions(TypedDict, total=False):
-    """Options of `OfflineDataSection`."""
-
-    input_: Any
-    columns: Sequence[str] | Mapping[str, str] | None
-    max_memory_bytes: int
+if TYPE_CHECKING:
+    from lockstep.data.typed import OfflineDataOptions
 
 
 @dataclass

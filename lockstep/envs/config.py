@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from lockstep.options.section import ConfigT, Section, option
 
-
-class EnvironmentOptions(TypedDict, total=False):
-    """Options of `EnvironmentSection` besides `env`."""
-
-    env_config: dict[str, Any]
-    observation_space: Any
-    action_space: Any
-    normalize_observations: bool
-    clip_observations: float
-    normalize_rewards: bool
-    clip_rewards: float | None
-    rescale_actions: bool
-    clip_actions: bool
-    frame_stack: int
+if TYPE_CHECKING:
+    from lockstep.envs.typed import EnvironmentOptions
 
 
 @dataclass

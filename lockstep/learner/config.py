@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import takewhile
-from typing import Any, ClassVar, Literal, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, Unpack
 
 from lockstep.modules import (
     DEFAULT_MODULE_ID,
@@ -22,33 +22,21 @@ from lockstep.options.restarts import RestartLimits
 from lockstep.options.schedules import ScheduleLike, stages_of
 from lockstep.options.section import ConfigT, Section, option
 
+if TYPE_CHECKING:
+    from lockstep.learner.typed import (
+        FaultToleranceOptions,
+        FrameworkOptions,
+        LearnersOptions,
+        MultiAgentOptions,
+        ResourcesOptions,
+        TrainingOptions,
+    )
+
 Policies = list[str] | dict[str, RLModuleSpec | None]
 CONFIGURED_MODULES = (DefaultActorCriticModule, DefaultTD3Module, RecurrentActorCriticModule)
 """modules that are configured by a `ModelConfig`; a network of your own may have a dict of its own"""
 GradClipBy = Literal["value", "norm", "global_norm"]
 NanPolicy = Literal["skip", "stop", "zero"]
-
-
-class TrainingOptions(TypedDict, total=False):
-    """Options of `TrainingSection`."""
-
-    lr: ScheduleLike
-    gamma: float
-    train_batch_size: int
-    minibatch_size: int | Literal["auto"] | None
-    num_epochs: int
-    shuffle_batch_per_epoch: bool
-    grad_clip: float | None
-    grad_clip_by: GradClipBy
-    optimizer: Literal["adam", "adamw", "rmsprop", "sgd"] | Callable[..., Any]
-    optimizer_kwargs: dict[str, Any]
-    adam_epsilon: float
-    nan_policy: NanPolicy
-    learner_class: type | None
-    learner_config_dict: dict[str, Any]
-    learner_connector: Callable[..., Any] | None
-    intrinsic_reward: Literal["rnd"] | Callable[..., Any] | None
-    intrinsic_coeff: float
 
 
 @dataclass
@@ -162,18 +150,6 @@ class SampledTraining(TrainingSection[ConfigT]):
                 raise ValueError(f"training.{name}={getattr(self, name)!r} is not allowed; it must be {allowed}")
 
 
-class LearnersOptions(TypedDict, total=False):
-    """Options of `LearnersSection`."""
-
-    num_learners: int
-    num_cpus_per_learner: int
-    num_gpus_per_learner: int
-    custom_resources_per_learner: dict[str, float]
-    max_requests_in_flight_per_learner: int
-    never_skip_update: bool
-    learner_timeout_s: float
-
-
 @dataclass
 class LearnersSection(Section[ConfigT]):
     """Where learners run."""
@@ -200,14 +176,6 @@ class LearnersSection(Section[ConfigT]):
         return self.change(options)
 
 
-class ResourcesOptions(TypedDict, total=False):
-    """Options of `ResourcesSection`."""
-
-    num_cpus_for_main_process: int
-    placement_strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
-    ray_address: str | None
-
-
 @dataclass
 class ResourcesSection(Section[ConfigT]):
     """What the main process of a run takes of a cluster."""
@@ -225,19 +193,6 @@ class ResourcesSection(Section[ConfigT]):
     def __call__(self, **options: Unpack[ResourcesOptions]) -> ConfigT:
         """Set options; return the configuration."""
         return self.change(options)
-
-
-class FaultToleranceOptions(TypedDict, total=False):
-    """Options of `FaultToleranceSection`."""
-
-    max_learner_restarts: int
-    restart_failed_env_runners: bool
-    max_env_runner_restarts: int
-    restart_failed_envs: bool
-    max_env_restarts: int
-    max_restarts_in_window: int
-    restart_window_s: float
-    num_standby_processes: int
 
 
 @dataclass
@@ -290,18 +245,6 @@ class FaultToleranceSection(Section[ConfigT]):
         return RestartLimits(in_run, self.max_restarts_in_window, self.restart_window_s)
 
 
-class FrameworkOptions(TypedDict, total=False):
-    """Options of `FrameworkSection`."""
-
-    compile: bool
-    compile_after: int
-    device: str
-    dtype: Literal["float32", "float64"]
-    mixed_precision: bool
-    fused_losses: bool
-    num_threads: int | None
-
-
 @dataclass
 class FrameworkSection(Section[ConfigT]):
     """How the arithmetic is done."""
@@ -348,18 +291,6 @@ class FrameworkSection(Section[ConfigT]):
             raise ValueError(
                 f"framework.mixed_precision=True needs framework.dtype='float32', not {self.dtype!r}; switch one off"
             )
-
-
-class MultiAgentOptions(TypedDict, total=False):
-    """Options of `MultiAgentSection`."""
-
-    policies: Any
-    policy_mapping_fn: Callable[..., str] | Mapping[Any, str] | Sequence[Any] | None
-    policies_to_train: Collection[Any] | Callable[..., bool] | None
-    centralized_critic: Literal["state", "observations"] | bool
-    agent_id_in_obs: bool
-    count_steps_by: Literal["env_steps", "agent_steps"]
-    reward_metric: Callable[..., Any] | None
 
 
 class AgentMapping(Mapping[Any, str]):

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from lockstep.modules.model_config import ModelConfig
 from lockstep.modules.multi_rl_module import MultiRLModule, MultiRLModuleSpec
 from lockstep.modules.rl_module import RLModule, RLModuleSpec, import_module_class
 from lockstep.options.section import ConfigT, Section, option
 
+if TYPE_CHECKING:
+    from lockstep.modules.typed import RLModuleOptions
+
 NEW_FIELDS = frozenset({"squash_mean"})
 """Fields of `ModelConfig` that files of version 0.2 do not have. What these say was trained with the fields' own
 defaults, whatever an algorithm sets by now."""
-
-
-class RLModuleOptions(TypedDict, total=False):
-    """Options of `RLModuleSection`."""
-
-    rl_module_spec: Any
-    model_config: Any
-    algorithm_config_overrides_per_module: Mapping[str, Any]
 
 
 @dataclass

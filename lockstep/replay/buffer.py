@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ from lockstep.data.trees import leaves, map_tree, to_numpy_leaf
 from lockstep.options.checks import is_whole
 from lockstep.replay.hindsight import KEYS, GoalFunction, Hindsight
 from lockstep.replay.priorities import Priorities
-from lockstep.replay.reading import AllOptions, Options, Reader, ReadingOptions, VectorOptions
+from lockstep.replay.reading import Reader, ReadingOptions
 from lockstep.replay.ring import CUT, LOST, TERMINATED, TRUNCATED, Placed, Ring
 from lockstep.replay.rows import (
     REQUIRED,
@@ -49,6 +49,9 @@ from lockstep.replay.storage import (
 from lockstep.state import CheckpointError, ScheduleLike, read_checkpoint, write_checkpoint
 from lockstep.state.sizes import ClaimedSizeError, check_claim, claims_of, count_of
 from lockstep.state.streams import RandomStreams
+
+if TYPE_CHECKING:
+    from lockstep.replay.typed import AnyBufferOptions, BufferOptions, VectorBufferOptions
 
 Tree = Any
 NOT_STORED = (Columns.EPS_ID, Columns.T, Columns.INFOS, Columns.DONES, Columns.BATCH_INDEXES, Columns.SEQ_LENS)
@@ -751,7 +754,7 @@ class ReplayBuffer:
 
     @classmethod
     def from_batch(
-        cls, batch: Mapping[str, Any], size: int | None = None, **options: Unpack[AllOptions]
+        cls, batch: Mapping[str, Any], size: int | None = None, **options: Unpack[AnyBufferOptions]
     ) -> ReplayBuffer:
         """Return a buffer with the transitions of a batch, see `extend`; it has room for them where `size` is None."""
         if cls is not ReplayBuffer:
@@ -776,7 +779,7 @@ class ReplayBuffer:
         return batch.to_npz(path) if to_npz else batch.to_parquet(path)
 
     @classmethod
-    def from_file(cls, path: str | Path, size: int | None = None, **options: Unpack[AllOptions]) -> ReplayBuffer:
+    def from_file(cls, path: str | Path, size: int | None = None, **options: Unpack[AnyBufferOptions]) -> ReplayBuffer:
         """Return a buffer with the transitions of a table, `.npz` or `.parquet`; see `from_batch`."""
         return cls.from_batch(read_table(path), size, **options)
 
@@ -792,7 +795,7 @@ class ReplayBuffer:
         return write_minari(dataset_id, batch, observation_space=observation_space, action_space=action_space, **more)
 
     @classmethod
-    def from_minari(cls, dataset_id: str, size: int | None = None, **options: Unpack[AllOptions]) -> ReplayBuffer:
+    def from_minari(cls, dataset_id: str, size: int | None = None, **options: Unpack[AnyBufferOptions]) -> ReplayBuffer:
         """Return a buffer with the transitions of a local Minari dataset; see `from_batch`."""
         return cls.from_batch(read_minari_batch(dataset_id), size, **options)
 
@@ -839,7 +842,7 @@ class VectorReplayBuffer(ReplayBuffer):
     Further options as `ReplayBuffer`.
     """
 
-    def __init__(self, total_size: int, buffer_num: int, **options: Unpack[VectorOptions]) -> None:
+    def __init__(self, total_size: int, buffer_num: int, **options: Unpack[VectorBufferOptions]) -> None:
         super().__init__(total_size, buffer_num=buffer_num, **options)
 
 
@@ -858,7 +861,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         epsilon: float = 1e-6,
         buffer_num: int = 1,
         hindsight: Hindsight | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[BufferOptions],
     ) -> None:
         priorities = {"alpha": alpha, "beta": beta, "epsilon": epsilon}
         super().__init__(size, buffer_num=buffer_num, priorities=priorities, hindsight=hindsight, **options)
@@ -876,7 +879,7 @@ class PrioritizedVectorReplayBuffer(ReplayBuffer):
         *,
         epsilon: float = 1e-6,
         hindsight: Hindsight | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[BufferOptions],
     ) -> None:
         priorities = {"alpha": alpha, "beta": beta, "epsilon": epsilon}
         super().__init__(total_size, buffer_num=buffer_num, priorities=priorities, hindsight=hindsight, **options)
@@ -899,7 +902,7 @@ class HERReplayBuffer(ReplayBuffer):
         compute_terminated: GoalFunction | None = None,
         buffer_num: int = 1,
         priorities: Mapping[str, Any] | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[BufferOptions],
     ) -> None:
         hindsight = Hindsight(
             compute_reward, future_k=future_k, strategy=strategy, compute_terminated=compute_terminated
@@ -920,7 +923,7 @@ class HERVectorReplayBuffer(ReplayBuffer):
         strategy: str = "future",
         compute_terminated: GoalFunction | None = None,
         priorities: Mapping[str, Any] | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[BufferOptions],
     ) -> None:
         hindsight = Hindsight(
             compute_reward, future_k=future_k, strategy=strategy, compute_terminated=compute_terminated

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from lockstep.options.schedules import Schedule, ScheduleLike
 from lockstep.options.section import ConfigT, Section, option
@@ -11,24 +11,8 @@ from lockstep.replay.buffer import ReplayBuffer
 from lockstep.replay.multi_agent import MultiAgentReplayBuffer
 from lockstep.replay.tensor_replay import TensorReplay
 
-
-class ReplayOptions(TypedDict, total=False):
-    """Options of `ReplaySection`."""
-
-    capacity: int
-    learning_starts: int
-    update_per_step: float
-    n_step: int
-    sequence_length: int | None
-    burn_in: int | None
-    prioritized: bool
-    alpha: float
-    beta: ScheduleLike
-    her: bool
-    her_future_k: float
-    her_strategy: Literal["future", "final"]
-    ignore_obs_next: bool
-    storage: Literal["memory", "memmap"]
+if TYPE_CHECKING:
+    from lockstep.replay.typed import ReplayOptions
 
 
 @dataclass

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 
-from lockstep.data.actions import ActionForm
 from lockstep.data.columns import Columns
 from lockstep.data.trees import leaves
 from lockstep.options.checks import check_flags, check_whole, check_wholes, is_number
@@ -23,38 +20,6 @@ from lockstep.state.streams import RandomStreams
 OBS, NEXT_OBS, ACTIONS, REWARDS = Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS, Columns.REWARDS
 TERMINATEDS, TRUNCATEDS = Columns.TERMINATEDS, Columns.TRUNCATEDS
 Tree = Any
-
-
-class Options(TypedDict, total=False):
-    """Options that every kind of buffer takes; see `ReplayBuffer`."""
-
-    stack_num: int
-    ignore_obs_next: bool
-    save_only_last_obs: bool
-    sample_avail: bool
-    n_step: int
-    gamma: float
-    sequence_length: int | None
-    burn_in: int
-    seed: int
-    storage: str
-    directory: str | Path | None
-    observation_space: spaces.Space[Any] | None
-    action_space: spaces.Space[Any] | None
-    action_form: ActionForm | None
-
-
-class VectorOptions(Options, total=False):
-    """Options of `VectorReplayBuffer`."""
-
-    priorities: Mapping[str, Any] | None
-    hindsight: Hindsight | None
-
-
-class AllOptions(VectorOptions, total=False):
-    """Options of `ReplayBuffer`."""
-
-    buffer_num: int
 
 
 @dataclass(frozen=True)

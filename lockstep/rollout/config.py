@@ -4,32 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from lockstep.modules.exploration import check_exploration
 from lockstep.options.section import ConfigT, Section, option
 
-
-class EnvRunnersOptions(TypedDict, total=False):
-    """Options of `EnvRunnersSection`."""
-
-    num_env_runners: int
-    num_envs_per_env_runner: int
-    vectorize_mode: Literal["auto", "sync", "async", "vector", "envpool"]
-    rollout_fragment_length: int | None
-    batch_mode: Literal["truncate_episodes", "complete_episodes"]
-    explore: bool
-    exploration: Literal["epsilon", "normal", "ou", "gsde", "noisy"] | None
-    exploration_config: dict[str, Any]
-    step_timeout: float | None
-    sample_timeout_s: float
-    max_requests_in_flight_per_env_runner: int
-    num_cpus_per_env_runner: float
-    num_gpus_per_env_runner: float
-    custom_resources_per_env_runner: dict[str, float]
-    env_to_module_connector: Callable[..., Any] | None
-    module_to_env_connector: Callable[..., Any] | None
-    add_default_connectors: bool
+if TYPE_CHECKING:
+    from lockstep.rollout.typed import EnvRunnersOptions, EvaluationOptions
 
 
 @dataclass
@@ -111,23 +92,6 @@ class EnvRunnersSection(Section[ConfigT]):
                 f"runners that divides {num_envs}: {fitting}"
             )
         return each
-
-
-class EvaluationOptions(TypedDict, total=False):
-    """Options of `EvaluationSection`."""
-
-    evaluation_interval: int
-    evaluation_duration: int
-    evaluation_duration_unit: Literal["episodes", "timesteps"]
-    evaluation_num_envs: int
-    evaluation_num_env_runners: int
-    evaluation_parallel_to_training: bool
-    evaluation_config: dict[str, Any]
-    custom_evaluation_function: Callable[..., Any] | None
-    evaluation_explore: bool
-    epsilon: float
-    stop_return: float | None
-    max_episode_steps: int | None
 
 
 @dataclass

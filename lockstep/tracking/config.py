@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from lockstep.options.checks import suggestion
 from lockstep.options.section import ConfigT, Section, option
@@ -14,6 +14,9 @@ from lockstep.tracking.jsonl import JsonlLogger
 from lockstep.tracking.logger import BaseLogger
 from lockstep.tracking.tensorboard import TensorboardLogger
 from lockstep.tracking.wandb_mlflow import MLflowLogger, WandbLogger
+
+if TYPE_CHECKING:
+    from lockstep.tracking.typed import CheckpointingOptions, DebuggingOptions, ReportingOptions
 
 CALLBACK = Kind(
     "a subclass of lockstep.trainer.Callback",
@@ -27,15 +30,6 @@ LOGGERS: dict[str, type[BaseLogger]] = {
     "mlflow": MLflowLogger,
 }
 LoggerName = Literal["jsonl", "tensorboard", "wandb", "mlflow"]
-
-
-class ReportingOptions(TypedDict, total=False):
-    """Options of `ReportingSection`."""
-
-    total_steps: int
-    steps_per_epoch: int | None
-    loggers: list[LoggerName]
-    logger_config: Mapping[LoggerName, Mapping[str, Any]]
 
 
 @dataclass
@@ -72,13 +66,6 @@ class ReportingSection(Section[ConfigT]):
                     )
 
 
-class CheckpointingOptions(TypedDict, total=False):
-    """Options of `CheckpointingSection`."""
-
-    checkpoint_interval: int
-    num_to_keep: int
-
-
 @dataclass
 class CheckpointingSection(Section[ConfigT]):
     """Checkpoints of a run."""
@@ -93,12 +80,6 @@ class CheckpointingSection(Section[ConfigT]):
     def __call__(self, **options: Unpack[CheckpointingOptions]) -> ConfigT:
         """Set options; return the configuration."""
         return self.change(options)
-
-
-class DebuggingOptions(TypedDict, total=False):
-    """Options of `DebuggingSection`."""
-
-    seed: int
 
 
 @dataclass

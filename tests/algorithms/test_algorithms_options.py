@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import inspect
 import math
 import pickle
+from functools import cache
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -13,6 +16,7 @@ import pytest
 from algorithm_kinds import OFFLINE
 from option_records import COMMAND, Records, differences, saved_records, section_records, trainer_records
 
+import lockstep
 from lockstep import AlgorithmConfig, PPOConfig, get_config
 from lockstep.algorithms import ALGORITHMS
 from lockstep.options.section import Limits
@@ -150,12 +154,24 @@ WRONG_TYPES: list[tuple[str, str, Any, str]] = [
 ]
 
 
+@cache
+def keyword_types() -> dict[str, Any]:
+    """The keyword types by name; sections import them for type checkers alone."""
+    package = Path(lockstep.__file__).parent
+    types: dict[str, Any] = {}
+    for path in package.rglob("typed.py"):
+        name = path.relative_to(package.parent).with_suffix("").as_posix().replace("/", ".")
+        types |= {key: each for key, each in vars(importlib.import_module(name)).items() if key.endswith("Options")}
+    return types
+
+
 @pytest.mark.parametrize("kind", [AlgorithmConfig, *ALGORITHMS], ids=lambda kind: kind.algorithm)
 def test_each_section_names_its_options_and_their_types_to_type_checkers(kind: type[AlgorithmConfig]) -> None:
     for section in kind().sections.values():
         named: dict[str, Any] = {}
         words = {"framework"}  # of RLlib: taken, and not an option
-        for parameter in inspect.signature(type(section).__call__, eval_str=True).parameters.values():
+        signature = inspect.signature(type(section).__call__, locals=keyword_types(), eval_str=True)
+        for parameter in signature.parameters.values():
             if parameter.kind is parameter.VAR_KEYWORD:
                 (options,) = get_args(parameter.annotation)
                 named |= get_type_hints(options)

@@ -15,8 +15,7 @@ import pytest
 from language_server import language_server
 
 import lockstep
-from lockstep.algorithms.ppo import PPOOptions
-from lockstep.rollout.config import EnvRunnersOptions
+from lockstep import ALGORITHMS, DQNConfig
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -136,13 +135,17 @@ def test_pyright_and_mypy_see_the_types(python: Path, tmp_path: Path) -> None:
 
 
 def test_an_editor_completes_the_options_of_a_section(python: Path, tmp_path: Path) -> None:
-    sections = {
-        "PPOConfig().training(": PPOOptions.__optional_keys__,
-        "PPOConfig().env_runners(": EnvRunnersOptions.__optional_keys__,
-    }
+    """Each option of each section, and each training option of each algorithm."""
+    calls: dict[str, set[str]] = {}
+    for kind in ALGORITHMS:
+        name = kind.__name__
+        for section, options in kind().sections.items():
+            # Sections other than `training` are the same classes for all; DQN has a replay section too.
+            if section == "training" or kind is DQNConfig:
+                text = f"from lockstep import {name}\n\n{name}().{section}("
+                calls[text] = {f"{option}=" for option in options.options()}
+    assert len(calls) > 30
     with language_server(BIN / "pyright-langserver", python, tmp_path) as server:
-        for number, (call, options) in enumerate(sections.items()):
-            text = f"from lockstep import PPOConfig\n\n{call}"
+        for number, (text, expected) in enumerate(calls.items()):
             offered = server.completions(tmp_path / f"user_{number}.py", text)
-            assert len(options) > 5
-            assert {f"{name}=" for name in options} <= offered, sorted(offered)
+            assert expected <= offered, (text, sorted(expected - offered))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lockstep.algorithms.families.q_learning import ActionValueOptions, ActionValueTraining, QLearner, of_actions
+from lockstep.algorithms.families.q_learning import ActionValueTraining, QLearner, of_actions
 from lockstep.algorithms.families.transitions import discounts_of
 from lockstep.data.columns import Columns
 from lockstep.learner.learner import Outputs
@@ -18,13 +18,8 @@ from lockstep.modules import ModelConfig
 from lockstep.ops import project_on_atoms
 from lockstep.options.section import ConfigT, option
 
-
-class AtomOptions(ActionValueOptions, total=False):
-    """Options of `AtomTraining`."""
-
-    num_atoms: int
-    v_min: float
-    v_max: float
+if TYPE_CHECKING:
+    from lockstep.algorithms.families.typed import AtomOptions
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from lockstep.data.columns import Columns
 from lockstep.data.tensor_rollout import TensorRollout
 from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import Tree, map_tree
-from lockstep.learner.config import TrainingOptions, TrainingSection
+from lockstep.learner.config import TrainingSection
 from lockstep.learner.inputs import check_outputs, check_values, recorded_columns
 from lockstep.learner.learner import Learner, Outputs
 from lockstep.learner.minibatches import TensorColumns, take_rows
@@ -27,20 +27,10 @@ from lockstep.ops.fused_losses import Others, can_fuse_ppo, load_ppo_kernel, mom
 from lockstep.options.schedules import ScheduleLike
 from lockstep.options.section import ConfigT, option
 
+if TYPE_CHECKING:
+    from lockstep.algorithms.families.typed import CorrectedOptions
+
 Training = TypeVar("Training", bound=TrainingSection)
-
-
-class CorrectedOptions(TrainingOptions, total=False):
-    """Options of `CorrectedTraining`."""
-
-    max_lag: int
-    fixed_lag: bool
-    vtrace: bool
-    vtrace_clip_rho_threshold: float | None
-    vtrace_clip_pg_rho_threshold: float | None
-    lambda_: float
-    vf_loss_coeff: float
-    entropy_coeff: ScheduleLike
 
 
 @dataclass

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import torch
 from torch import Tensor
 
 from lockstep.algorithms.families.transitions import TransitionLearner, follow_targets, next_inputs, pattern_of_targets
 from lockstep.data.columns import Columns
-from lockstep.learner.config import SampledTraining, TrainingOptions
+from lockstep.learner.config import SampledTraining
 from lockstep.learner.learner import Learner, Outputs
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.learner.targets import TargetNetwork
@@ -20,14 +20,8 @@ from lockstep.ops.fused_losses import can_fuse_q, load_q_kernel, q_loss
 from lockstep.options.schedules import ScheduleLike
 from lockstep.options.section import ConfigT, option
 
-
-class ActionValueOptions(TrainingOptions, total=False):
-    """Options of `ActionValueTraining`."""
-
-    epsilon: ScheduleLike
-    double_q: bool
-    target_update_interval: int
-    tau: float
+if TYPE_CHECKING:
+    from lockstep.algorithms.families.typed import ActionValueOptions
 
 
 @dataclass

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
 import torch
 from gymnasium import spaces
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from lockstep.data.actions import ACTION_MASK, carries_mask
 from lockstep.data.columns import Columns
-from lockstep.learner.config import SampledTraining, TrainingOptions
+from lockstep.learner.config import SampledTraining
 from lockstep.learner.learner import Learner, Outputs, Training
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.learner.optimizers import RegisteredOptimizer
@@ -25,6 +25,9 @@ from lockstep.learner.sequences import TARGET_NEXT_OBS, errors_of_sequences, rem
 from lockstep.learner.targets import TargetNetwork
 from lockstep.options.schedules import ScheduleLike
 from lockstep.options.section import ConfigT, option
+
+if TYPE_CHECKING:
+    from lockstep.algorithms.families.typed import DelayedActorCriticOptions, FollowedSoftActorCriticOptions
 
 COLUMNS = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.TERMINATEDS, Columns.NEXT_OBS)
 """what the losses read, and `discounts` and `weights` where they are there"""
@@ -152,13 +155,6 @@ class TransitionLearner(Learner[Training]):
 # -- actor-critics ---
 
 
-class ActorCriticOptions(TrainingOptions, total=False):
-    """Options of `ActorCriticTraining`."""
-
-    actor_lr: ScheduleLike | None
-    critic_lr: ScheduleLike | None
-
-
 @dataclass
 class ActorCriticTraining(SampledTraining[ConfigT]):
     """Options of all actor-critics that learn from single transitions."""
@@ -174,12 +170,6 @@ class ActorCriticTraining(SampledTraining[ConfigT]):
         """Return the learning rate of an optimizer: its own, `<name>_lr`, or `lr`."""
         own: ScheduleLike | None = getattr(self, f"{optimizer_name}_lr")
         return self.lr if own is None else own
-
-
-class FollowedActorCriticOptions(ActorCriticOptions, total=False):
-    """Options of `FollowedActorCriticTraining`."""
-
-    tau: float
 
 
 @dataclass
@@ -200,15 +190,6 @@ def register_actor_and_critics(learner: Learner[Any], module_id: str, config: Ac
         learner.register_configured(module_id, name, params, config.lr_of(name), config)
 
 
-class SoftActorCriticOptions(ActorCriticOptions, total=False):
-    """Options of `SoftActorCriticTraining`."""
-
-    alpha_lr: ScheduleLike | None
-    alpha: float | Literal["auto"]
-    initial_alpha: float
-    target_entropy: float | Literal["auto"]
-
-
 @dataclass
 class SoftActorCriticTraining(ActorCriticTraining[ConfigT]):
     """Options that SAC, TQC, CrossQ and CQL have in common."""
@@ -222,13 +203,6 @@ class SoftActorCriticTraining(ActorCriticTraining[ConfigT]):
     target_entropy: float | Literal["auto"] = option("auto", finite=True)
     """in nats; "auto": minus the number of action dimensions, or for discrete actions 0.98 of the highest entropy (with
     masks, of the highest that the allowed actions of each row can have)"""
-
-
-class FollowedSoftActorCriticOptions(SoftActorCriticOptions, total=False):
-    """Options of `FollowedSoftActorCriticTraining`."""
-
-    tau: float
-    target_update_interval: int
 
 
 @dataclass
@@ -362,14 +336,6 @@ class SoftActorCriticLearner(TransitionLearner[SoftTraining]):
             return DISCRETE_ENTROPY * math.log(int(space.n))
         num_allowed = batch[Columns.OBS][ACTION_MASK].to(torch.bool).sum(-1).clamp(min=1)
         return DISCRETE_ENTROPY * num_allowed.to(self.dtype).log()
-
-
-class DelayedActorCriticOptions(FollowedActorCriticOptions, total=False):
-    """Options of `DelayedActorCriticTraining`."""
-
-    policy_delay: int
-    target_noise: float
-    noise_clip: float
 
 
 @dataclass
