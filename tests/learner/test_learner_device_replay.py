@@ -13,7 +13,7 @@ from host_waits import NoWaits
 
 from lockstep import get_config
 from lockstep.data import SampleBatch
-from lockstep.learner.device.rollout_update import replay_update as device_replay
+from lockstep.learner.device import replay_update as device_replay
 from lockstep.learner.minibatches import UpdateOptions
 from lockstep.learner.targets import TargetNetwork
 from lockstep.replay import Priorities
