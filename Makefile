@@ -21,8 +21,8 @@ $(VENV)/.core: pyproject.toml requirements/constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint requirements/constraints.txt --editable '.[plot]'
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.core
-	$(BIN)/python -m pip install --quiet --constraint requirements/constraints.txt --editable '.[dev]'
+$(VENV)/.dev: $(VENV)/.core packages/lockstep-sb3/pyproject.toml
+	$(BIN)/python -m pip install --quiet --constraint requirements/constraints.txt --editable '.[dev]' --editable packages/lockstep-sb3
 	$(BIN)/python -m pip install --quiet --no-deps MinAtar==1.0.15 # it asks for plotting packages that games do not use
 	@touch $@
 
@@ -79,8 +79,9 @@ docs: $(VENV)/.dev          ## the site, in site/
 test-site: docs             ## search, API reference and requests of the built site
 	$(BIN)/python -m pytest -m site tests/docs
 
-dist: $(VENV)/.dev          ## dist/: an sdist and a wheel
+dist: $(VENV)/.dev          ## dist/: an sdist and a wheel of the library and of each package beside it
 	$(BIN)/python -m build
+	$(BIN)/python -m build --outdir dist packages/lockstep-sb3
 
 clean:
 	rm -rf $(VENV)

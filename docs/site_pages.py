@@ -46,7 +46,7 @@ PACKAGES = {
     "lockstep.ops": "Returns, losses and distributions as plain functions.",
     "lockstep.recipes": "Settings with the return that they reach.",
     "lockstep.tuning": "The search for better settings.",
-    "lockstep.compat": "Names of other libraries: `lockstep.compat.sb3` runs programs for Stable-Baselines3.",
+    "lockstep_sb3": "Programs for Stable-Baselines3, in the package `lockstep-sb3`.",
     "lockstep.export": "Portable artefacts of a policy.",
     "lockstep.eject": "One file that trains without Lockstep.",
     "lockstep.tracking": "Run folders, loggers, curves, comparisons, reports.",

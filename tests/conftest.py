@@ -33,6 +33,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if "XDG_CONFIG_HOME" not in os.environ:
     _configuration = tempfile.TemporaryDirectory(prefix="lockstep-tests-")
     os.environ["XDG_CONFIG_HOME"] = _configuration.name
+# Processes that tests start find the packages beside the library as pytest does (`pythonpath` in pyproject.toml).
+_packages = str(Path(__file__).parents[1] / "packages/lockstep-sb3")
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_packages, os.environ.get("PYTHONPATH")]))
 # A checkpoint syncs every file, which on a disk takes longer than a small training: `tmp_path` lies in memory.
 if os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > 8 << 30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")

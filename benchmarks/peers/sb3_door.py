@@ -1,4 +1,4 @@
-"""Measure `lockstep.compat.sb3`: which programs for Stable-Baselines3 run with only the import changed, and how fast.
+"""Measure `lockstep_sb3`: which programs for Stable-Baselines3 run with only the import changed, and how fast.
 
     python benchmarks/peers/sb3_door.py examples DOCS --library lockstep     # the Python blocks of its documentation
     python benchmarks/peers/sb3_door.py zoo HYPERPARAMS --library lockstep   # the settings of RL Baselines3 Zoo
@@ -95,9 +95,7 @@ def with_imports(text: str, library: str) -> str:
     """Return a program with only its imports changed."""
     if library == "sb3":
         return text
-    return re.sub(
-        r"^(\s*(?:from|import) )(stable_baselines3|sb3_contrib)\b", r"\1lockstep.compat.sb3", text, flags=re.M
-    )
+    return re.sub(r"^(\s*(?:from|import) )(stable_baselines3|sb3_contrib)\b", r"\1lockstep_sb3", text, flags=re.M)
 
 
 def in_fork(run: Callable[[], Any], seconds: int) -> str:
@@ -180,7 +178,7 @@ def trained(algorithm: str, env_id: str, settings: dict[str, Any], library: str)
     import numpy as np
     from torch import nn
 
-    root = "stable_baselines3" if library == "sb3" else "lockstep.compat.sb3"
+    root = "stable_baselines3" if library == "sb3" else "lockstep_sb3"
     contrib = "sb3_contrib" if library == "sb3" and algorithm == "tqc" else root
     model_class = getattr(importlib.import_module(contrib), algorithm.upper())
     common = f"{root}.common."
@@ -271,7 +269,7 @@ import sys, time
 name, env, steps, library = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
 import importlib, torch
 torch.set_num_threads(1)
-root = "stable_baselines3" if library == "sb3" else "lockstep.compat.sb3"
+root = "stable_baselines3" if library == "sb3" else "lockstep_sb3"
 root = "sb3_contrib" if library == "sb3" and name == "TQC" else root
 model = getattr(importlib.import_module(root), name)("MlpPolicy", env, seed=int(sys.argv[5]), device="cpu")
 model.learn(200)
@@ -316,7 +314,7 @@ def main() -> None:
         found: dict[str, Any] = speed(options.python, options.repeats, names)
     else:
         os.environ |= {"SDL_VIDEODRIVER": "dummy", "MPLBACKEND": "Agg", "MUJOCO_GL": "egl", "OMP_NUM_THREADS": "1"}
-        __import__("stable_baselines3" if options.library == "sb3" else "lockstep.compat.sb3")  # once, before the forks
+        __import__("stable_baselines3" if options.library == "sb3" else "lockstep_sb3")  # once, before the forks
         run = examples if options.what == "examples" else zoo
         found = dict(run(options.folder.resolve(), options.library, options.only))
         print(f"{sum(not error for error in found.values())} of {len(found)} run")

@@ -1,5 +1,36 @@
-"""Doors from other libraries: names that their users import, on Lockstep's own functions."""
+"""Old names of the package `lockstep_sb3`, which runs programs written for Stable-Baselines3."""
 
-from lockstep.compat.sb3 import A2C, DQN, PPO, SAC, TD3, TQC
+from __future__ import annotations
 
-__all__ = ["A2C", "DQN", "PPO", "SAC", "TD3", "TQC"]
+import importlib
+from types import ModuleType
+from typing import Any
+
+from lockstep.state.moved import moved_name
+
+_MOVED = dict.fromkeys(("A2C", "DQN", "PPO", "SAC", "TD3", "TQC"), "lockstep_sb3")
+
+
+def door_of_sb3() -> ModuleType:
+    """Return the package `lockstep_sb3`, imported.
+
+    Raises:
+        ModuleNotFoundError: it is not installed. The message says how to install it.
+    """
+    try:
+        return importlib.import_module("lockstep_sb3")
+    except ModuleNotFoundError as error:
+        if error.name != "lockstep_sb3":
+            raise
+        raise ModuleNotFoundError(
+            "lockstep.compat.sb3 is a package of its own now, lockstep_sb3, which is not installed: "
+            "pip install lockstep-sb3 (in a clone of Lockstep: pip install ./packages/lockstep-sb3)",
+            name="lockstep_sb3",
+        ) from error
+
+
+def __getattr__(name: str) -> Any:
+    """Find names that are in `lockstep_sb3` now."""
+    if name in _MOVED:
+        door_of_sb3()
+    return moved_name(__name__, name, _MOVED)

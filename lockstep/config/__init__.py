@@ -1,5 +1,6 @@
 """`BaseConfig`: the sections of a configuration, the rules between options, and its JSON form."""
 
 from lockstep.config.base import BaseConfig
+from lockstep.config.json_form import from_plain, to_plain
 
-__all__ = ["BaseConfig"]
+__all__ = ["BaseConfig", "from_plain", "to_plain"]

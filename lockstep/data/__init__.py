@@ -20,6 +20,7 @@ from lockstep.data.sample_batch import (
     concat_samples_into_ma_batch,
     convert_ma_batch_to_sample_batch,
 )
+from lockstep.data.trees import map_tree
 
 __all__ = [
     "DEFAULT_MODULE_ID",
@@ -35,6 +36,7 @@ __all__ = [
     "concat_samples",
     "concat_samples_into_ma_batch",
     "convert_ma_batch_to_sample_batch",
+    "map_tree",
     "minibatch_indices",
     "multi_minibatch_indices",
     "parquet_batches",

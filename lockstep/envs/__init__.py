@@ -27,6 +27,7 @@ from lockstep.envs.toys.probes import (
     register_environments,
 )
 from lockstep.envs.toys.stateless import StatelessCartPole, StatelessPendulum
+from lockstep.envs.worker_process import MadeInWorker
 from lockstep.envs.workers import WorkerVectorEnv
 from lockstep.options.restarts import RestartLimits
 
@@ -46,6 +47,7 @@ __all__ = [
     "Finding",
     "JaxEnv",
     "LightSyncVectorEnv",
+    "MadeInWorker",
     "MemoryProbe",
     "ObservationActionProbe",
     "ObservationActionProbeContinuous",

@@ -32,7 +32,15 @@ from lockstep.modules.defaults.actor_critic import (
 )
 from lockstep.modules.defaults.normalized_critics import BatchRenorm, DefaultCrossQModule, NormalizedCritics
 from lockstep.modules.defaults.transition_module import DefaultPolicyModule, Remembered, TransitionModule
-from lockstep.modules.encoders import Encoder, Features, FlatFeatures, ImageFeatures, JoinedFeatures, OneHotFeatures
+from lockstep.modules.encoders import (
+    Encoder,
+    Features,
+    FlatFeatures,
+    ImageFeatures,
+    JoinedFeatures,
+    OneHotFeatures,
+    is_image,
+)
 from lockstep.modules.exploration import (
     AddedNoise,
     EpsilonGreedy,
@@ -111,6 +119,7 @@ __all__ = [
     "WrappedModule",
     "check_module_id",
     "default_module_class",
+    "is_image",
     "make_actor",
     "wrap_module",
 ]

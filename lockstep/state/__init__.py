@@ -10,20 +10,27 @@ from lockstep.state.checkpoint import (
     verify_checkpoint,
     write_checkpoint,
 )
+from lockstep.state.sizes import claims_of
 from lockstep.state.streams import RandomStreams
 from lockstep.state.tree import StateTree
+from lockstep.state.trust import FileNames, Kind, handed_in, signed
 
 __all__ = [
     "CheckpointError",
     "ConfiguredValueWarning",
+    "FileNames",
+    "Kind",
     "RandomStreams",
     "Schedule",
     "ScheduleLike",
     "SealedArrays",
     "SealedTree",
     "StateTree",
+    "claims_of",
+    "handed_in",
     "newest_checkpoint",
     "read_checkpoint",
+    "signed",
     "verify_checkpoint",
     "write_checkpoint",
 ]

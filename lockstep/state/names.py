@@ -20,6 +20,8 @@ from typing import Any
 
 from lockstep.state.old_names import OLD_NAMES
 
+OWN_PACKAGES = ("lockstep", "lockstep_sb3")
+"""The library, and the packages in `packages/` of its repository, of which files name the public folders too."""
 SCRIPT_MODULES = ("__main__", "__mp_main__")
 """Names of the running script as a module; the second is the one in processes that `multiprocessing` spawns."""
 
@@ -69,8 +71,8 @@ def with_present_names(tree: object) -> Any:
 
 
 def is_of_lockstep(name: str) -> bool:
-    """Return whether a name is that of a module of Lockstep, or of an object in one."""
-    return name == "lockstep" or name.startswith(("lockstep.", "lockstep:"))
+    """Return whether a name is that of a module of Lockstep or of a distribution beside it, or of an object in one."""
+    return re.split("[:.]", name, maxsplit=1)[0] in OWN_PACKAGES
 
 
 def _public_folder(value: Callable[..., Any]) -> str | None:

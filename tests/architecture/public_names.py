@@ -23,6 +23,8 @@ NAMES = Path(__file__).with_name("public_names.json")
 DECLARED, PAGES, BENCHMARKS = "declared", "pages", "benchmarks"
 
 RENAMED: dict[str, str] = {
+    "lockstep.compat": "lockstep_sb3",
+    "lockstep.compat.sb3": "lockstep_sb3",
     "lockstep.trainer.run": "lockstep.runs.run",
     "lockstep.trainer.video": "lockstep.runs.video",
     **{

@@ -19,7 +19,12 @@ from architecture_checks import (
 ROOT = Path(__file__).parents[2]
 SOURCES = read_sources(ROOT, "lockstep")
 EXAMPLES = read_sources(ROOT, "examples")
-TESTS = read_sources(ROOT, "tests")
+PACKAGE = ROOT / "packages/lockstep-sb3"
+SB3 = read_sources(PACKAGE, "lockstep_sb3")
+TESTS = {
+    **read_sources(ROOT, "tests"),
+    **{f"{PACKAGE.name}/{path}": text for path, text in read_sources(PACKAGE, "tests").items()},
+}
 
 
 def strings(found):
@@ -43,15 +48,15 @@ def test_optimizers_step_in_one_place():
 
 
 def test_nothing_is_pickled():
-    assert strings(unsafe_loading(SOURCES)) == []
+    assert strings(unsafe_loading({**SOURCES, **SB3})) == []
 
 
 def test_nothing_is_marked_unfinished():
-    assert strings(unfinished_marks({**SOURCES, **EXAMPLES, **TESTS})) == []
+    assert strings(unfinished_marks({**SOURCES, **SB3, **EXAMPLES, **TESTS})) == []
 
 
 def test_every_public_name_is_documented():
-    assert strings(undocumented(SOURCES)) == []
+    assert strings(undocumented({**SOURCES, **SB3})) == []
 
 
 def test_every_test_asserts_something():
@@ -64,7 +69,7 @@ def test_every_test_asserts_something():
 @pytest.mark.parametrize("suffix", ["*.py", "*.md", "*.toml", "*.json"])
 def test_no_path_of_one_machine_is_written_down(suffix):
     private = ["/wo" + "rk/", "/ro" + "ot/", "/ho" + "me/"]
-    folders = ["lockstep", "tests", "docs", "examples", "benchmarks"]
+    folders = ["lockstep", "packages", "tests", "docs", "examples", "benchmarks"]
     files = [path for folder in folders for path in (ROOT / folder).rglob(suffix)] + list(ROOT.glob(suffix))
     written = [path.relative_to(ROOT).as_posix() for path in files if any(p in path.read_text() for p in private)]
     assert written == []

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 from architecture_checks import (
+    declared_names,
     imports_matching,
     imports_of,
+    module_name,
     read_sources,
     upward_imports,
     uses_of,
@@ -16,6 +18,8 @@ from architecture_checks import (
 
 ROOT = Path(__file__).parents[2]
 SOURCES = read_sources(ROOT, "lockstep")
+PACKAGE = read_sources(ROOT / "packages/lockstep-sb3", "lockstep_sb3")
+"""The distribution for programs of Stable-Baselines3, which is above all floors."""
 FLOORS = {
     "ops": 0,
     "options": 0,
@@ -77,6 +81,44 @@ def test_no_import_goes_up_or_sideways():
 def test_the_floors_would_notice_an_upward_import():
     worse = {**SOURCES, "lockstep/learner/x.py": "def f():\n    from ..trainer import base\n"}
     assert [found.path for found in upward_imports(worse, WITH_ENTRY, free=["_version"])] == ["lockstep/learner/x.py"]
+
+
+def beyond_public_names(sources):
+    """Return the imports of Lockstep in these files that are not of a name that a folder lists in its `__all__`."""
+    public = {"lockstep.__version__"}
+    for path, text in SOURCES.items():
+        if path.endswith("/__init__.py"):
+            public |= {f"{module_name(path)}.{name}" for name in declared_names(text) or ()}
+    return [found for found in imports_matching(sources, ["lockstep"]) if found.what.split()[1] not in public]
+
+
+def test_the_package_for_programs_of_sb3_uses_public_names_only():
+    assert len(imports_matching(PACKAGE, ["lockstep"])) > 20
+    assert [str(found) for found in beyond_public_names(PACKAGE)] == []
+
+
+def test_an_import_beyond_the_public_names_is_found():
+    text = """
+import lockstep
+from lockstep.data import map_tree, trees
+from lockstep.data.trees import map_tree
+
+
+def f():
+    from lockstep.rollout.protocols import sole_part
+"""
+    assert [found.what.split()[1] for found in beyond_public_names({"lockstep_sb3/x.py": text})] == [
+        "lockstep",
+        "lockstep.data.trees",
+        "lockstep.data.trees.map_tree",
+        "lockstep.rollout.protocols.sole_part",
+    ]
+
+
+def test_only_the_old_names_import_the_package_for_programs_of_sb3():
+    """It is built on the library. `lockstep.compat` imports it when somebody asks for an old name, and nothing else."""
+    found = {item.path for item in imports_matching(SOURCES, ["lockstep_sb3"])}
+    assert found == {"lockstep/compat/__init__.py"}
 
 
 def test_only_the_cluster_imports_ray():

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from lockstep import PPOConfig
-from lockstep.compat.sb3.common.vec_env import SubprocVecEnv
 from lockstep.envs import CountingEnv, RestartLimits, make_vector
 from lockstep.envs.errors import EnvironmentTimeoutError
+from lockstep_sb3.common.vec_env import SubprocVecEnv
 
 BIG = 4_000_000
 """More bytes than a socket or a pipe takes at once."""
@@ -98,7 +98,7 @@ def test_no_worker_outlives_a_parent_that_was_killed(how):
     code = f"""
 import multiprocessing, os, time
 import numpy as np
-from lockstep.compat.sb3.common.vec_env import SubprocVecEnv
+from lockstep_sb3.common.vec_env import SubprocVecEnv
 from lockstep.envs import make_vector
 from test_envs_worker_processes import Slow
 {PARENTS[how]}

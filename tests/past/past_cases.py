@@ -31,10 +31,9 @@ from past_parts import (
     remembering,
 )
 
+import lockstep_sb3 as sb3
 from lockstep import ALGORITHMS, Policy, SampleBatch, get_config, load_policy
 from lockstep.algorithms.ppo import PPOLearner
-from lockstep.compat import sb3
-from lockstep.compat.sb3.common.vec_env import DummyVecEnv, VecNormalize
 from lockstep.data import MultiAgentBatch, OfflineDataset, write_rows
 from lockstep.export import load_export
 from lockstep.learner import LearnerGroup
@@ -43,6 +42,7 @@ from lockstep.modules.encoders import FlatFeatures
 from lockstep.replay import Hindsight, ReplayBuffer
 from lockstep.trainer import Callback, SelfPlay
 from lockstep.trainer.run import prepare_resume, prepare_run, resume
+from lockstep_sb3.common.vec_env import DummyVecEnv, VecNormalize
 
 Numbers = dict[str, np.ndarray]
 SINGLE, DOUBLE = 1e-5, 1e-10

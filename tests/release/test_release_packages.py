@@ -18,6 +18,7 @@ import lockstep
 from lockstep import ALGORITHMS, DQNConfig
 
 ROOT = Path(__file__).parents[2]
+SB3 = ROOT / "packages/lockstep-sb3"
 BIN = Path(sys.executable).parent
 TORCH = "torch==2.13.0"
 pytestmark = [pytest.mark.release, pytest.mark.timeout(600)]
@@ -30,16 +31,17 @@ def ran(*command: object, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="session")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the sdist and the wheel that is built from it."""
+    """A folder with the sdists of all packages and the wheels that are built from them."""
     folder = tmp_path_factory.mktemp("dist")
-    built = ran(sys.executable, "-m", "build", "--outdir", folder, ROOT, cwd=folder)
-    assert built.returncode == 0, built.stdout + built.stderr
+    for project in (ROOT, SB3):
+        built = ran(sys.executable, "-m", "build", "--outdir", folder, project, cwd=folder)
+        assert built.returncode == 0, built.stdout + built.stderr
     return folder
 
 
 @pytest.fixture(scope="session")
 def wheel(dist: Path) -> Path:
-    return next(dist.glob("*.whl"))
+    return next(dist.glob("lockstep_rl-*.whl"))
 
 
 @pytest.fixture(scope="session")
@@ -59,15 +61,29 @@ def test_the_packages_hold_the_library_and_nothing_else(dist: Path, wheel: Path)
     assert {path.name for path in dist.iterdir()} == {
         f"lockstep_rl-{version}.tar.gz",
         f"lockstep_rl-{version}-py3-none-any.whl",
+        f"lockstep_sb3-{version}.tar.gz",
+        f"lockstep_sb3-{version}-py3-none-any.whl",
     }
     assert f"version: {version}\n" in (ROOT / "CITATION.cff").read_text()
     in_wheel = set(zipfile.ZipFile(wheel).namelist())
     tracked = subprocess.run(["git", "ls-files", "lockstep"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert {name for name in in_wheel if ".dist-info/" not in name} == set(tracked.stdout.split())
-    with tarfile.open(next(dist.glob("*.tar.gz"))) as sdist:
+    with tarfile.open(next(dist.glob("lockstep_rl-*.tar.gz"))) as sdist:
         tops = {name.split("/")[1] for name in sdist.getnames()}
     assert {"lockstep", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "pyproject.toml"} <= tops
-    assert not {"tests", "benchmarks", ".venv"} & tops
+    assert not {"tests", "benchmarks", "packages", ".venv"} & tops
+
+
+def test_the_package_for_programs_of_sb3_holds_its_code_and_needs_just_this_version(dist: Path) -> None:
+    (wheel,) = dist.glob("lockstep_sb3-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+        (metadata,) = (archive.read(name).decode() for name in archive.namelist() if name.endswith("/METADATA"))
+    tracked = subprocess.run(["git", "ls-files", "lockstep_sb3"], cwd=SB3, capture_output=True, text=True, check=True)
+    assert names == set(tracked.stdout.split())
+    assert "lockstep_sb3/py.typed" in names
+    required = [line for line in metadata.splitlines() if line.startswith("Requires-Dist:") and "extra" not in line]
+    assert required == [f"Requires-Dist: lockstep-rl=={lockstep.__version__}"]
 
 
 @pytest.fixture(scope="session")
@@ -106,6 +122,30 @@ def test_a_hint_names_what_can_be_installed(python: Path, run: Path, command: st
     assert hint is not None, refused.stderr
     assert package in hint[0]
     assert "lockstep" not in hint[0]  # which is on no index
+
+
+PROGRAM = """
+from lockstep_sb3 import PPO
+from lockstep.compat.sb3.common.env_util import make_vec_env
+
+envs = make_vec_env("CartPole-v1", n_envs=2, seed=1)
+PPO("MlpPolicy", envs, n_steps=32, batch_size=32, n_epochs=1).learn(64).save("model")
+print(PPO.load("model", env=envs).num_timesteps)
+"""
+
+
+def test_old_names_say_what_to_install_and_work_with_the_package(python: Path, dist: Path, tmp_path: Path) -> None:
+    refused = ran(python, "-c", PROGRAM.replace("lockstep_sb3", "lockstep.compat.sb3"), cwd=tmp_path)
+    assert refused.returncode != 0
+    assert "pip install lockstep-sb3" in refused.stderr
+
+    installed = ran(python, "-m", "pip", "install", "--quiet", next(dist.glob("lockstep_sb3-*.whl")), cwd=tmp_path)
+    assert installed.returncode == 0, installed.stderr
+    trained = ran(python, "-W", "always::DeprecationWarning", "-c", PROGRAM, cwd=tmp_path)
+    removed = ran(python, "-m", "pip", "uninstall", "--yes", "--quiet", "lockstep-sb3", cwd=tmp_path)
+    assert removed.returncode == 0, removed.stderr
+    assert trained.stdout == "64\n", trained.stderr
+    assert "lockstep.compat.sb3 has moved: import from lockstep_sb3" in trained.stderr
 
 
 USER = """

@@ -8,7 +8,6 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
 from lockstep import MultiAgentCollector, PPOConfig, RolloutStore
-from lockstep.compat.sb3.common.vec_env import DummyVecEnv
 from lockstep.connectors import ObsPipeline, PreviousActions
 from lockstep.data.rollout import EpisodeStore
 from lockstep.envs import WorkerVectorEnv, make_vector
@@ -16,6 +15,7 @@ from lockstep.envs.multi_agent import record_episode
 from lockstep.envs.sb3_vec_env import VecEnvBoundary
 from lockstep.envs.tensor import TensorVecEnv
 from lockstep.rollout import Collector, EnvironmentCallback, TensorCollector
+from lockstep_sb3.common.vec_env import DummyVecEnv
 
 OBS = spaces.Box(-100.0, 100.0, (2,), np.float32)
 PUSH = spaces.Box(-5.0, 5.0, (2,), np.float32)

@@ -110,7 +110,7 @@ def test_another_object_of_a_public_name_does_not_get_that_name():
 def test_every_class_that_an_option_takes_has_a_public_name():
     found = {}
     for module_name, module in list(sys.modules.items()):
-        if not module_name.startswith("lockstep.") or module_name.startswith("lockstep.compat"):
+        if not module_name.startswith("lockstep.") or module_name.startswith("lockstep.compat."):
             continue
         for name, value in vars(module).items():
             is_defined_here = inspect.isclass(value) and value.__module__ == module_name and name == value.__qualname__

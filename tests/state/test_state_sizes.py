@@ -23,7 +23,6 @@ from torch import nn
 
 import lockstep
 from lockstep import PPOConfig
-from lockstep.compat.sb3 import PPO as DoorPPO
 from lockstep.data import SampleBatch, SingleAgentEpisode, write_minari, write_rows
 from lockstep.modules import (
     DefaultActorCriticModule,
@@ -36,6 +35,7 @@ from lockstep.modules import (
 )
 from lockstep.replay import ReplayBuffer
 from lockstep.state import read_checkpoint, write_checkpoint
+from lockstep_sb3 import PPO as DoorPPO
 
 HUGE = 10**15
 ROWS = SampleBatch(obs=np.ones((5, 3), np.float32), n=np.arange(5))
@@ -44,7 +44,7 @@ import os, resource, sys
 from pathlib import Path
 import h5py, minari, pyarrow
 import lockstep
-from lockstep.compat.sb3 import PPO
+from lockstep_sb3 import PPO
 from lockstep.data import OfflineDataset, SampleBatch, read_minari
 from lockstep.modules import MultiRLModule, RLModule
 from lockstep.replay import ReplayBuffer

@@ -11,14 +11,14 @@ from agent_games import CountingGame, game_config
 from trainer_tools import Recorder, build
 
 from lockstep import PPOConfig
-from lockstep.compat.sb3.common.vec_env import DummyVecEnv
-from lockstep.compat.sb3.common.vec_env.base_vec_env import VecEnvWrapper
 from lockstep.envs import EnvironmentStepError
 from lockstep.envs.tensor import make_tensor_env
 from lockstep.envs.toys.counting import CountingEnv
 from lockstep.state.checkpoint import read_checkpoint
 from lockstep.tracking.statistics import CollectStats
 from lockstep.trainer import EarlyStop, save_trainer
+from lockstep_sb3.common.vec_env import DummyVecEnv
+from lockstep_sb3.common.vec_env.base_vec_env import VecEnvWrapper
 
 
 def test_early_stop_at_a_threshold_after_patience_and_after_a_time():

@@ -21,13 +21,11 @@ import numpy as np
 import pytest
 from damage_tools import bits, damage
 
+import lockstep_sb3 as sb3
 from lockstep import LearnerGroup, Policy, SampleBatch, get_config, load_policy
 from lockstep.analysis import compare_runs, plot_runs
 from lockstep.analysis.report import write_report
 from lockstep.cli.arguments import read_config_file
-from lockstep.compat import sb3
-from lockstep.compat.sb3.common.monitor import load_results
-from lockstep.compat.sb3.common.vec_env import DummyVecEnv, VecNormalize
 from lockstep.data import OfflineDataset, SingleAgentEpisode, read_minari_batch, write_minari, write_rows
 from lockstep.data.digests import digest_of_file
 from lockstep.data.files.dataset import parquet_batches
@@ -43,6 +41,8 @@ from lockstep.state.checkpoint import carried_checkpoint
 from lockstep.tracking import JsonlLogger, RunFolder, TensorboardLogger, read_metrics
 from lockstep.tuning.space import Range, read_space
 from lockstep.tuning.study import Search
+from lockstep_sb3.common.monitor import load_results
+from lockstep_sb3.common.vec_env import DummyVecEnv, VecNormalize
 
 NAMED = (ValueError, OSError)
 """Errors that users are promised; those of Lockstep (CheckpointError, RunFolderError, ...) are subclasses."""

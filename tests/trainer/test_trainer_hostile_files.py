@@ -24,7 +24,6 @@ from torch import nn
 import lockstep
 from lockstep import Learner, LearnerGroup, Policy, PPOConfig
 from lockstep.cli import main
-from lockstep.compat.sb3 import PPO
 from lockstep.connectors import ClipObs
 from lockstep.diagnosis import doctor
 from lockstep.modules import MultiRLModule, RLModule
@@ -33,6 +32,7 @@ from lockstep.state import read_checkpoint, write_checkpoint
 from lockstep.trainer import Callback, build_trainer
 from lockstep.tuning.space import Range, read_space
 from lockstep.tuning.study import Search
+from lockstep_sb3 import PPO
 
 MARKERS: list[str] = []
 """what has been called, by the functions below"""

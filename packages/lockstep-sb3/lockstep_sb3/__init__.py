@@ -1,9 +1,10 @@
-"""Stable-Baselines3's names on Lockstep: `from lockstep.compat.sb3 import PPO` (docs/sb3.md)."""
+"""Stable-Baselines3's names on Lockstep: `from lockstep_sb3 import PPO` (docs/sb3.md)."""
 
 import sys
 
-from lockstep.compat.sb3 import algorithms, policies
-from lockstep.compat.sb3.algorithms import A2C, DQN, PPO, SAC, TD3, TQC
+from lockstep import __version__ as __version__
+from lockstep_sb3 import algorithms, policies
+from lockstep_sb3.algorithms import A2C, DQN, PPO, SAC, TD3, TQC
 
 __all__ = ["A2C", "DQN", "PPO", "SAC", "TD3", "TQC"]
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from lockstep.compat.sb3.common.base_class import BaseAlgorithm, Rate, option
-from lockstep.compat.sb3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise
-from lockstep.compat.sb3.common.utils import LinearSchedule
+from lockstep.data import DEFAULT_MODULE_ID
 from lockstep.replay import ReplayBuffer
-from lockstep.rollout.protocols import sole_part
 from lockstep.trainer import OffpolicyTrainer, OnpolicyTrainer
+from lockstep_sb3.common.base_class import BaseAlgorithm, Rate, option
+from lockstep_sb3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise
+from lockstep_sb3.common.utils import LinearSchedule
 
 # -- on-policy ---
 
@@ -160,7 +160,8 @@ class _OffPolicy(BaseAlgorithm):
             config.env_runners(exploration="normal", exploration_config={"scale": sigmas[0]})
 
     def make_buffer(self) -> ReplayBuffer:
-        return self.config.build_replay_buffer(self.n_envs, connectors=sole_part(self.lockstep).connectors)
+        connectors = self.lockstep.acting[DEFAULT_MODULE_ID].connectors
+        return self.config.build_replay_buffer(self.n_envs, connectors=connectors)
 
     def make_trainer(self, **options: Any) -> OffpolicyTrainer:
         frequency, unit = self.rhythm

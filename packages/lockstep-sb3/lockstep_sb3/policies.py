@@ -1,6 +1,6 @@
 """Names of policies, for `PPO(MlpPolicy, env)` and `MlpPolicy.load(path)`; `sb3.ppo.policies` and its kin are this."""
 
-from lockstep.compat.sb3.common.base_class import BasePolicy
+from lockstep_sb3.common.base_class import BasePolicy
 
 
 class MlpPolicy(BasePolicy):

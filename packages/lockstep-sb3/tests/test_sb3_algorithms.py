@@ -12,13 +12,13 @@ from gymnasium import spaces
 from small_tasks import Aim, Copy, Count, Picture
 from torch import nn
 
-from lockstep.compat.sb3 import A2C, DQN, PPO, SAC, TD3, TQC
-from lockstep.compat.sb3.common.callbacks import BaseCallback
-from lockstep.compat.sb3.common.env_util import make_vec_env
-from lockstep.compat.sb3.common.evaluation import evaluate_policy
-from lockstep.compat.sb3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise
-from lockstep.compat.sb3.common.torch_layers import BaseFeaturesExtractor
-from lockstep.compat.sb3.policies import MlpPolicy
+from lockstep_sb3 import A2C, DQN, PPO, SAC, TD3, TQC
+from lockstep_sb3.common.callbacks import BaseCallback
+from lockstep_sb3.common.env_util import make_vec_env
+from lockstep_sb3.common.evaluation import evaluate_policy
+from lockstep_sb3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise
+from lockstep_sb3.common.torch_layers import BaseFeaturesExtractor
+from lockstep_sb3.policies import MlpPolicy
 
 SMALL = {"net_arch": [16]}
 NOISE = NormalActionNoise(mean=np.zeros(1), sigma=0.3 * np.ones(1))
@@ -69,8 +69,8 @@ def test_each_class_learns_goes_on_and_acts_the_same_after_loading(kind, tmp_pat
 
 def test_policies_are_found_where_stable_baselines3_has_them():
     for name in ("sac", "ppo", "dqn"):
-        assert importlib.import_module(f"lockstep.compat.sb3.{name}.policies").MlpPolicy is MlpPolicy
-    assert importlib.import_module("lockstep.compat.sb3.ppo").PPO is PPO
+        assert importlib.import_module(f"lockstep_sb3.{name}.policies").MlpPolicy is MlpPolicy
+    assert importlib.import_module("lockstep_sb3.ppo").PPO is PPO
     assert PPO(MlpPolicy, Copy(), n_steps=8).policy_name == "MlpPolicy"
 
 

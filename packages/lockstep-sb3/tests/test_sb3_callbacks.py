@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from small_tasks import Copy, Count
 
-from lockstep.compat.sb3 import A2C, DQN, PPO
-from lockstep.compat.sb3.common.callbacks import (
+from lockstep_sb3 import A2C, DQN, PPO
+from lockstep_sb3.common.callbacks import (
     BaseCallback,
     CallbackList,
     CheckpointCallback,
@@ -19,9 +19,9 @@ from lockstep.compat.sb3.common.callbacks import (
     StopTrainingOnNoModelImprovement,
     StopTrainingOnRewardThreshold,
 )
-from lockstep.compat.sb3.common.env_util import make_vec_env
-from lockstep.compat.sb3.common.logger import HParam, Logger, TensorBoardOutputFormat
-from lockstep.compat.sb3.common.vec_env import VecNormalize
+from lockstep_sb3.common.env_util import make_vec_env
+from lockstep_sb3.common.logger import HParam, Logger, TensorBoardOutputFormat
+from lockstep_sb3.common.vec_env import VecNormalize
 
 SMALL = {"net_arch": [8]}
 

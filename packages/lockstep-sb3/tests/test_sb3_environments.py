@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 from small_tasks import Copy, Count, Picture
 
-from lockstep.compat.sb3 import PPO
-from lockstep.compat.sb3.common.env_util import make_vec_env
-from lockstep.compat.sb3.common.evaluation import evaluate_policy
-from lockstep.compat.sb3.common.monitor import Monitor, load_results
-from lockstep.compat.sb3.common.results_plotter import X_EPISODES, X_TIMESTEPS, ts2xy
-from lockstep.compat.sb3.common.vec_env import (
+from lockstep.envs import make_vector
+from lockstep_sb3 import PPO
+from lockstep_sb3.common.env_util import make_vec_env
+from lockstep_sb3.common.evaluation import evaluate_policy
+from lockstep_sb3.common.monitor import Monitor, load_results
+from lockstep_sb3.common.results_plotter import X_EPISODES, X_TIMESTEPS, ts2xy
+from lockstep_sb3.common.vec_env import (
     DummyVecEnv,
     SubprocVecEnv,
     VecFrameStack,
     VecNormalize,
     sync_envs_normalization,
 )
-from lockstep.compat.sb3.common.vec_env.base_vec_env import VecEnvWrapper
-from lockstep.envs import make_vector
+from lockstep_sb3.common.vec_env.base_vec_env import VecEnvWrapper
 
 
 class Zero:
@@ -208,7 +208,7 @@ def test_atari_games_are_preprocessed():
     pytest.importorskip("ale_py")
     import ale_py
 
-    from lockstep.compat.sb3.common.env_util import make_atari_env
+    from lockstep_sb3.common.env_util import make_atari_env
 
     gym.register_envs(ale_py)
     venv = make_atari_env("PongNoFrameskip-v4", n_envs=1, seed=0, wrapper_kwargs={"terminal_on_life_loss": False})

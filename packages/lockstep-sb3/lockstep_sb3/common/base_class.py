@@ -9,7 +9,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -21,40 +21,36 @@ from torch import nn
 
 from lockstep.algorithms import get_config
 from lockstep.builder import AlgorithmConfig
-from lockstep.compat.sb3.common import noise
-from lockstep.compat.sb3.common.callbacks import BaseCallback, CallbackList, ConvertCallback, ProgressBarCallback
-from lockstep.compat.sb3.common.env_util import vector_of
-from lockstep.compat.sb3.common.logger import Logger
-from lockstep.compat.sb3.common.torch_layers import model_config_of
-from lockstep.compat.sb3.common.utils import OverSteps, set_random_seed
-from lockstep.compat.sb3.common.vec_env import VecNormalize
-from lockstep.compat.sb3.common.vec_env.base_vec_env import BoundaryVecEnv, infos_of
-from lockstep.compat.sb3.common.vec_env.wrappers import normalize_of
-from lockstep.config.json_form import OPTIMIZER, from_plain, script_objects, to_plain
-from lockstep.data.codec import DAMAGE
-from lockstep.data.trees import map_tree
-from lockstep.envs import StepResult
-from lockstep.envs.sb3_vec_env import VecEnvBoundary
-from lockstep.learner.learner import STEPS_SAMPLED
-from lockstep.modules.model_config import NETWORK
+from lockstep.config import from_plain, to_plain
+from lockstep.data import DEFAULT_MODULE_ID, map_tree
+from lockstep.envs import StepResult, make_vector
 from lockstep.policy import Policy
-from lockstep.policy.files import described, space_of
 from lockstep.rollout import Collector
-from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
-from lockstep.state.names import import_path
-from lockstep.state.sizes import claims_of
-from lockstep.state.trust import FileNames, Kind, handed_in, signed
-from lockstep.tracking.run_folder import versions
-from lockstep.trainer import Callback, OffpolicyTrainer, OnpolicyTrainer
-from lockstep.trainer.callbacks import CollectEnd
+from lockstep.state import FileNames, Kind, claims_of, handed_in, read_checkpoint, signed, write_checkpoint
+from lockstep.tracking import versions
+from lockstep.trainer import Callback, CollectEnd, OffpolicyTrainer, OnpolicyTrainer
+from lockstep_sb3.common import noise
+from lockstep_sb3.common.callbacks import BaseCallback, CallbackList, ConvertCallback, ProgressBarCallback
+from lockstep_sb3.common.env_util import vector_of
+from lockstep_sb3.common.files import DAMAGE
+from lockstep_sb3.common.logger import Logger
+from lockstep_sb3.common.torch_layers import model_config_of
+from lockstep_sb3.common.utils import OverSteps, set_random_seed
+from lockstep_sb3.common.vec_env import VecNormalize
+from lockstep_sb3.common.vec_env.base_vec_env import BoundaryVecEnv, infos_of
+from lockstep_sb3.common.vec_env.wrappers import normalize_of
 
 Rate = float | Callable[[float], float]
 NAMES = {"policy_loss": "policy_gradient_loss", "vf_loss": "value_loss", "alpha": "ent_coef", "qf_loss": "loss"}
 """our metric -> its name in the logger"""
 GRID = np.linspace(0.0, 1.0, 101)
 """of the progress that remains: where schedules are written down"""
+NETWORK = Kind("a subclass of torch.nn.Module", (nn.Module,))
+OPTIMIZER = Kind("a subclass of torch.optim.Optimizer", (torch.optim.Optimizer,))
 KINDS = {"features_extractor_class": NETWORK, "activation_fn": NETWORK, "optimizer_class": OPTIMIZER}
 """the classes that a file may name in `policy_kwargs`"""
+STEPS_SAMPLED = "num_env_steps_sampled_lifetime"
+"""key of `Policy.timesteps` for the environment steps, at which schedules and exploration are evaluated"""
 NOISES = (noise.NormalActionNoise, noise.OrnsteinUhlenbeckActionNoise)
 POLICIES = ("MlpPolicy", "CnnPolicy", "MultiInputPolicy")
 
@@ -177,7 +173,7 @@ class BaseAlgorithm(ABC):
     def _connect(self) -> None:
         """Make the trainer for the environments."""
         venv = self.env
-        self.boundary = venv.boundary if isinstance(venv, BoundaryVecEnv) else VecEnvBoundary(venv)
+        self.boundary = venv.boundary if isinstance(venv, BoundaryVecEnv) else make_vector(venv)
         seeds = None if self.seed is not None or not isinstance(venv, BoundaryVecEnv) else venv.seeds
         collector = Collector(
             self.lockstep,
@@ -377,7 +373,7 @@ class BaseAlgorithm(ABC):
         venv = vector_of(env)
         if venv.num_envs != self.n_envs:
             raise ValueError(f"set_env got {venv.num_envs} environments, the model has {self.n_envs}; give as many")
-        self.lockstep.acting["default_policy"].check_spaces(venv.observation_space, venv.action_space)
+        self.lockstep.acting[DEFAULT_MODULE_ID].check_spaces(venv.observation_space, venv.action_space)
         self.env = venv
         self._connect()
 
@@ -391,9 +387,11 @@ class BaseAlgorithm(ABC):
         left = ("policy", "env", "_init_setup_model", "device", "tensorboard_log")
         options = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in left}
         plain = {name: _plain(name, value) for name, value in options.items()}
-        about = {"class": import_path("the algorithm", type(self)), "policy": self.policy_name, "n_envs": self.n_envs}
+        name = to_plain("the algorithm", type(self))["__import__"]
+        about = {"class": name, "policy": self.policy_name, "n_envs": self.n_envs}
         about |= {"num_timesteps": self.num_timesteps, "total": self.total[0]}
-        about |= {"spaces": [described(self.observation_space), described(self.action_space)], "options": plain}
+        both = {"observation_space": self.observation_space, "action_space": self.action_space}
+        about |= {"spaces": [to_plain(name, space)["__space__"] for name, space in both.items()], "options": plain}
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             write_checkpoint(f"{folder}/model", {"sb3": signed(about), "policy": {"state": self.lockstep.get_state()}})
@@ -427,7 +425,7 @@ class BaseAlgorithm(ABC):
                     f"{path} is no file of `save` ({error}); one of Stable-Baselines3 is not read"
                 ) from error
         about = found["sb3"]
-        with handed_in(cls, *script_objects({**(custom_objects or {}), **kwargs})):
+        with handed_in(cls, *_callables({**(custom_objects or {}), **kwargs})):
             names = FileNames(path, about, trust)
         kind = names.find("the class", about["class"], Kind("a BaseAlgorithm", (BaseAlgorithm,), takes_others=False))
         if not issubclass(kind, cls):
@@ -438,11 +436,22 @@ class BaseAlgorithm(ABC):
         model.n_envs = about["n_envs"] if env is None else model.env.num_envs
         model.total[0], model.num_timesteps = about["total"], about["num_timesteps"]
         with claims_of(path):
-            model.set_up(*map(space_of, about["spaces"]))
+            model.set_up(*[from_plain("spaces", {"__space__": plain}, names) for plain in about["spaces"]])
             model.lockstep.set_state(found["policy"]["state"], names=names)
         if print_system_info:
             sys.stdout.write(f"{versions()}\n")
         return model
+
+
+def _callables(value: Any) -> Iterator[Any]:
+    """Iterate over the classes and functions in an option, at any depth of dicts and lists."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for part in value:
+            yield from _callables(part)
+    elif callable(value):
+        yield value
 
 
 def _plain(name: str, value: Any) -> Any:

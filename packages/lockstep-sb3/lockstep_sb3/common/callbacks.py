@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,12 +12,21 @@ from typing import Any
 import numpy as np
 from rich.progress import Progress
 
-from lockstep.compat.sb3.common.env_util import vector_of
-from lockstep.compat.sb3.common.evaluation import evaluate_policy
-from lockstep.compat.sb3.common.vec_env import sync_envs_normalization
-from lockstep.options.checks import misspelt_method
+from lockstep_sb3.common.env_util import vector_of
+from lockstep_sb3.common.evaluation import evaluate_policy
+from lockstep_sb3.common.vec_env import sync_envs_normalization
 
 Values = dict[str, Any]
+
+
+def _event_methods(*kinds: type) -> set[str]:
+    """Return the names of the methods in these classes that look like those that are called for an event."""
+    return {
+        name
+        for kind in kinds
+        for name, value in vars(kind).items()
+        if name.startswith(("_on_", "on_")) and callable(value)
+    }
 
 
 class BaseCallback:
@@ -47,8 +57,11 @@ class BaseCallback:
 
     def check(self) -> None:
         """Raise `ValueError` where this callback or a child has a method that is named as an event and is none."""
-        if words := misspelt_method(self, ("_on_", "on_")):
-            raise ValueError(f"callback: {words}")
+        known = _event_methods(*(kind for kind in type(self).__mro__ if kind.__module__.startswith("lockstep_sb3.")))
+        for name in sorted(_event_methods(*type(self).__mro__) - known):
+            near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
+            advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(known))}"
+            raise ValueError(f"callback: {type(self).__name__} has a method {name}, which nothing calls; {advice}")
         for child in self.children:
             child.check()
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import gymnasium as gym
 
-from lockstep.compat.sb3.common.atari_wrappers import AtariWrapper
-from lockstep.compat.sb3.common.monitor import Monitor
-from lockstep.compat.sb3.common.vec_env import DummyVecEnv, VecEnv
+from lockstep_sb3.common.atari_wrappers import AtariWrapper
+from lockstep_sb3.common.monitor import Monitor
+from lockstep_sb3.common.vec_env import DummyVecEnv, VecEnv
 
 
 def make_vec_env(

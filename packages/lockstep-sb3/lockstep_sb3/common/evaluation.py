@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.compat.sb3.common.env_util import vector_of
+from lockstep_sb3.common.env_util import vector_of
 
 
 def evaluate_policy(

@@ -12,7 +12,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.wrappers import RecordEpisodeStatistics
 
-from lockstep.data.codec import naming_damage
+from lockstep_sb3.common.files import naming_damage
 
 EPISODE = ("r", "l", "t")
 """Columns of a file: return, length, and seconds since the monitor was made."""

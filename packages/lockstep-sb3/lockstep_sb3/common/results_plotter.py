@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lockstep.compat.sb3.common.monitor import load_results as load_results
+from lockstep_sb3.common.monitor import load_results as load_results
 
 X_TIMESTEPS, X_EPISODES, X_WALLTIME = "timesteps", "episodes", "walltime_hrs"
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium as gym
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from lockstep.modules.encoders import channels_last, is_image, spaces_in
+from lockstep.modules import is_image
 
 ACTIVATIONS = {nn.Tanh: "tanh", nn.ReLU: "relu", nn.GELU: "gelu", nn.SiLU: "silu", nn.ELU: "elu"}
 
@@ -50,6 +50,18 @@ class Prepared(nn.Module):
         return obs.float()
 
 
+def channels_last(shape: Sequence[int]) -> bool:
+    """Return whether the last of an image's three dimensions is its channels: the smaller of the first and the last."""
+    return shape[-1] <= shape[0]
+
+
+def _has_images(space: Any) -> bool:
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
+        return any(map(_has_images, parts))
+    return is_image(space)
+
+
 def turned(space: Any) -> Any:
     """Return the space with the channels of images first."""
     if isinstance(space, spaces.Dict):
@@ -70,7 +82,7 @@ def model_config_of(
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation_fn={activation} is not there; {[each.__name__ for each in ACTIVATIONS]} are")
     model: dict[str, Any] = {"activation": ACTIVATIONS[activation]}
-    has_images, is_lone = any(map(is_image, spaces_in(space))), is_image(space)
+    has_images, is_lone = _has_images(space), is_image(space)
     chosen = kwargs.pop("net_arch", () if is_cnn and not has_q else widths)
     by_part: dict[str, Any] = dict(chosen) if isinstance(chosen, dict) else {"pi": chosen, "vf": chosen}
     policy, critic = tuple(by_part.get("pi", ())), tuple(by_part.get("vf", by_part.get("qf", ())))

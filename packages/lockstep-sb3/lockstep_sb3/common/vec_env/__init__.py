@@ -1,7 +1,7 @@
 """Vector environments and their wrappers, as `stable_baselines3.common.vec_env`."""
 
-from lockstep.compat.sb3.common.vec_env.base_vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecEnvWrapper
-from lockstep.compat.sb3.common.vec_env.wrappers import VecFrameStack, VecNormalize, sync_envs_normalization
+from lockstep_sb3.common.vec_env.base_vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecEnvWrapper
+from lockstep_sb3.common.vec_env.wrappers import VecFrameStack, VecNormalize, sync_envs_normalization
 
 __all__ = ["DummyVecEnv", "SubprocVecEnv", "VecEnv", "VecEnvWrapper", "VecFrameStack", "VecNormalize"]
 __all__ += ["sync_envs_normalization"]

@@ -5,17 +5,15 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv
 
-from lockstep.data.trees import map_tree, rows_of
-from lockstep.envs import StepResult, VectorBoundary
-from lockstep.envs.gymnasium_vectors import AsyncVectorEnvBoundary
-from lockstep.envs.sync import LightSyncVectorEnv
-from lockstep.envs.worker_process import MadeInWorker
+from lockstep.data import map_tree
+from lockstep.envs import LightSyncVectorEnv, MadeInWorker, StepResult, VectorBoundary, make_vector
 
 VecEnvStepReturn = tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]
 
@@ -149,7 +147,7 @@ class SubprocVecEnv(BoundaryVecEnv):
 
     def __init__(self, env_fns: Sequence[Callable[[], gym.Env]], start_method: str | None = None) -> None:
         self.vector = AsyncVectorEnv([MadeInWorker(make) for make in env_fns], context=start_method)
-        super().__init__(AsyncVectorEnvBoundary(self.vector), self.vector.render_mode)
+        super().__init__(make_vector(self.vector), self.vector.render_mode)
 
     def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
         if indices is not None:
@@ -164,5 +162,5 @@ def infos_of(result: StepResult, boundary: VectorBoundary) -> list[dict[str, Any
         info["TimeLimit.truncated"] = bool(truncated and not terminated)
     rows, last = ((), None) if result.final_obs is None else result.final_obs
     for i, row in enumerate(rows):
-        infos[row]["terminal_observation"] = rows_of(last, i)
+        infos[row]["terminal_observation"] = map_tree(itemgetter(i), last)
     return infos

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from lockstep.compat.sb3.common.vec_env.base_vec_env import VecEnv, VecEnvStepReturn, VecEnvWrapper
-from lockstep.data.codec import naming_damage
-from lockstep.modules.encoders import channels_last, is_image
-from lockstep.ops.statistics import RunningMoments
+from lockstep.modules import is_image
+from lockstep.ops import RunningMoments
+from lockstep_sb3.common.files import naming_damage
+from lockstep_sb3.common.torch_layers import channels_last
+from lockstep_sb3.common.vec_env.base_vec_env import VecEnv, VecEnvStepReturn, VecEnvWrapper
 
 SAVED = ("training", "norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon")
 
