@@ -74,8 +74,9 @@ def rows() -> list[Row]:
 
 @cache
 def sources() -> tuple[Sources, Sources]:
-    """Return the package and its tests."""
-    return read_sources(ROOT, "lockstep"), read_sources(ROOT, "tests")
+    """Return the library, and all tests."""
+    tests = {**read_sources(ROOT, "tests"), **read_sources(ROOT, "packages/lockstep-sb3/tests")}
+    return read_sources(ROOT, "lockstep"), tests
 
 
 def counted(concept: str) -> list[Found]:
