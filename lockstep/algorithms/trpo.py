@@ -137,10 +137,9 @@ class TRPOLearner(OnPolicyLearner[TRPOTraining]):
             module_id=module_id, config=config, module_gradients_dict=module_gradients_dict
         )
         if self.policy_learns and entry.has_loss and bool(g.isfinite().all()):  # else `nan_policy` decides
-            batch, rows_in_all = self.searched.pop(module_id), self.rows_in_step
-            self.rows_in_step = self._weight_of(module_id, batch)
-            entry.flat.grad.copy_(-self.step_of_policy(module_id, config, entry.flat, g, batch))
-            self.rows_in_step = rows_in_all
+            batch = self.searched.pop(module_id)
+            with self.in_step(self._weight_of(module_id, batch)):
+                entry.flat.grad.copy_(-self.step_of_policy(module_id, config, entry.flat, g, batch))
         return gradients
 
     def step_of_policy(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
@@ -25,6 +25,7 @@ from lockstep.learner.compile.update import CompiledUpdate
 from lockstep.learner.config import FrameworkSection, TrainingSection, takes_batch
 from lockstep.learner.device.replay_update import ReplayUpdate
 from lockstep.learner.inputs import WhoLearns
+from lockstep.learner.learner_state import LearnerState
 from lockstep.learner.many.reduction import LocalReducer, Reducer
 from lockstep.learner.many.sharding import (
     Agreement,
@@ -56,9 +57,9 @@ from lockstep.learner.optimizers import (
     clip_gradients_,
     configured_optimizer,
     global_norm,
-    warn_of_configured,
 )
 from lockstep.learner.sequences import evaluate_sequences
+from lockstep.learner.step import StepContext
 from lockstep.learner.watch import GradientWatch, ParameterWatch, first_bad_tensor
 from lockstep.modules import (
     DEFAULT_MODULE_ID,
@@ -72,10 +73,9 @@ from lockstep.modules import (
 from lockstep.ops import RunningMoments
 from lockstep.options.schedules import Schedule, ScheduleLike
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
-from lockstep.state.names import name_of
 from lockstep.state.sizes import claims_of
 from lockstep.state.streams import RandomStreams
-from lockstep.state.trust import FileNames, handed_in, signed
+from lockstep.state.trust import FileNames, handed_in
 from lockstep.tracking.metrics import Metrics
 
 STEPS_SAMPLED = "num_env_steps_sampled_lifetime"
@@ -140,27 +140,22 @@ class Learner(Generic[Training]):
         self.coefficients: dict[tuple[str, str], tuple[Schedule, Tensor]] = {}
         self.registered: dict[str, Any] = {}
         self.lifetime: dict[str, int] = {}
-        self.stand_ins: frozenset[str] = frozenset()
-        """modules whose row in the present gradient step stands in for none; see `sharding`"""
-        self.modules_in_step: tuple[str, ...] | None = None
-        """modules that the present gradient step is about; None before the first"""
+        self.step = StepContext()
+        """The present gradient step, see `in_step`; between two steps it describes the whole update."""
         self.seconds = dict.fromkeys(STAGES, 0.0)
         """of the stages of the present update; a compiled gradient step is one: forward and backward"""
-        self.rows_in_step = 0
+        self.rows_in_step = 0  # the weight of the metrics, too
         self._lags: dict[str, tuple[float, int]] = {}
         """by module: how many updates the weights that acted are behind, and the rows that say so"""
         self.last_series: dict[tuple[str, str], list[float]] = {}
         """value of each metric at each gradient step of the last update"""
-        self.row_errors: dict[str, Tensor] = {}
-        """by module: error [N] of each own row of the last gradient step, where the loss leaves them for priorities"""
-        self.row_values: dict[str, Tensor] = {}
-        """by module: value [N] of each own row of the last gradient step, where its batch has value targets"""
         self.first_bad_tensor: str | None = None
         """name of the tensor whose gradient was not finite last, see `nan_policy`"""
         self.compiled: CompiledUpdate | None = None
         self.device_update = ReplayUpdate(self)
         self.parameter_watch: ParameterWatch | None = None
         self.gradient_watch = GradientWatch()
+        self._state = LearnerState(self)
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -319,8 +314,8 @@ class Learner(Generic[Training]):
         )
         columns = {}
         for module_id, trajectories in agreed.parts.items():
-            self.rows_in_step = agreed.num_own_rows(module_id)
-            columns[module_id] = self.prepare_batch(trajectories, module_id=module_id)
+            with self.in_step(agreed.num_own_rows(module_id), agreed.stand_ins):
+                columns[module_id] = self.prepare_batch(trajectories, module_id=module_id)
         self.seconds["pipeline"] = time.perf_counter() - started
         return self._train(columns, agreed, options, agreed.parts)
 
@@ -363,7 +358,7 @@ class Learner(Generic[Training]):
                 part = novelty.rewarded(part, plan.num_own_rows[module_id] > 0, self.reducer)
             part, widths = self.prepare_sequences(module_id, part), self.noise_columns(module_id)
             columns[module_id] = plan.with_noise(module_id, part, widths, self.streams, self.to_tensor)
-        self.rows_in_step = sum(plan.num_own_rows.values())
+        self.rows_in_step = sum(plan.num_own_rows.values())  # the weight of what hooks log before and after the steps
         self.before_gradient_based_update(timesteps=options.timesteps or {})
         self.follow_replaced_parameters()
         self.gradient_watch.begin(self.module, self.registered, self.optimizers, columns)
@@ -374,13 +369,13 @@ class Learner(Generic[Training]):
             own = [plan.own_rows(indices) for indices in minibatches]
             for (rows, stand_ins), tensors in zip(own, rows_on_device(own, self.device)):
                 sizes = plan.own_sizes(rows, stand_ins)
-                self.rows_in_step, self.stand_ins = sum(sizes.values()), stand_ins
                 for module_id, size in sizes.items():
                     marked = steps.get(module_id)
                     trained[module_id] += size if marked is None else int(marked[rows[module_id]].sum())
-                if self.compiled is None or not self.compiled.run(columns, tensors):
-                    self._update(gather(columns, tensors))
-                self.after_gradient_step()
+                with self.in_step(sum(sizes.values()), stand_ins):
+                    if self.compiled is None or not self.compiled.run(columns, tensors):
+                        self._update(gather(columns, tensors))
+                    self.after_gradient_step()
                 if passes == 0:
                     first_values.add(self.row_values, rows, stand_ins)
                 self.metrics.end_step()
@@ -414,8 +409,8 @@ class Learner(Generic[Training]):
         self.weights_seq_no += 1
         self.after_gradient_based_update(timesteps=timesteps)
         for module_id, part in trajectories.items():
-            self.rows_in_step = agreed.num_own_rows(module_id)
-            self.connectors[module_id].update(part.flat_obs(), part.rows())
+            with self.in_step(agreed.num_own_rows(module_id)):
+                self.connectors[module_id].update(part.flat_obs(), part.rows())
         for module_id, explained in first_values.explained_variances(self.reducer):
             self.log_for_update(module_id, vf_explained_var=explained)
 
@@ -436,12 +431,70 @@ class Learner(Generic[Training]):
 
     def _add_novelty_loss(self, losses: dict[str, Tensor], module_id: str, part: TensorColumns, errors: Tensor) -> None:
         """Add the errors at the batch's observations to the loss of a module, or to that of all."""
-        rows_in_all, self.rows_in_step = self.rows_in_step, self._weight_of(module_id, part)
-        loss = self.masked_mean(errors, part)
-        self.log(module_id, novelty_loss=loss)
-        self.rows_in_step = rows_in_all
+        with self.in_step(self._weight_of(module_id, part)):
+            loss = self.masked_mean(errors, part)
+            self.log(module_id, novelty_loss=loss)
         name = module_id if module_id in losses else ALL_MODULES
         losses[name] = losses[name] + loss
+
+    # -- the present step ---
+
+    @contextmanager
+    def in_step(self, rows: int, stand_ins: frozenset[str] | None = None) -> Iterator[StepContext]:
+        """Return a context in which `self.step` is a step on `rows` rows; the present step follows again after it.
+
+        What is logged inside is weighted by `rows`. `stand_ins`: ids of the modules whose row only stands in for
+        another learner's; None: those of the present step. Errors and values of rows that the step leaves are read
+        after it under the same names.
+        """
+        outer = self.step
+        metrics = self.metrics
+        weight = metrics.weight
+        self.step = step = outer.within(rows, stand_ins)
+        metrics.weight = rows
+        try:
+            yield step
+        finally:
+            self.step = outer
+            metrics.weight = weight
+            outer.keep_results_of(step)
+
+    @property
+    def rows_in_step(self) -> int:
+        """Own rows of the present gradient step, the weight of what it logs; 0 where they only stand in."""
+        return self.step.rows
+
+    @rows_in_step.setter
+    def rows_in_step(self, rows: int) -> None:
+        self.step.rows = rows
+        self.metrics.weight = rows
+
+    @property
+    def stand_ins(self) -> frozenset[str]:
+        """Ids of the modules whose row in the present or last gradient step only stands in, see `sharding`."""
+        return self.step.stand_ins
+
+    @stand_ins.setter
+    def stand_ins(self, module_ids: frozenset[str]) -> None:
+        self.step.stand_ins = module_ids
+
+    @property
+    def row_errors(self) -> dict[str, Tensor]:
+        """By module id: the error `[N]` of each own row of the present or last gradient step, for priorities."""
+        return self.step.errors
+
+    @row_errors.setter
+    def row_errors(self, errors: dict[str, Tensor]) -> None:
+        self.step.errors = errors
+
+    @property
+    def row_values(self) -> dict[str, Tensor]:
+        """By module id: the value `[N]` of each own row of the present or last gradient step with value targets."""
+        return self.step.values
+
+    @row_values.setter
+    def row_values(self, values: dict[str, Tensor]) -> None:
+        self.step.values = values
 
     # -- what is learned from ---
 
@@ -574,7 +627,7 @@ class Learner(Generic[Training]):
             raise
         for module_id, loss in losses.items():
             inputs.check_loss(loss, f"{type(self).__name__}.compute_losses", module_id)
-        self.modules_in_step = tuple(batch)
+        self.step.modules = tuple(batch)
         self.row_values = {
             module_id: outputs[Columns.VF_PREDS].detach()
             for module_id, outputs in fwd_out.items()
@@ -582,17 +635,15 @@ class Learner(Generic[Training]):
             and isinstance(outputs, dict)
             and Columns.VF_PREDS in outputs
         }
-        metrics, rows_in_all = self.metrics, self.metrics.weight
         for module_id, loss in losses.items():
-            if module_id in batch:
-                metrics.weight = self._weight_of(module_id, batch[module_id])
-            elif module_id != ALL_MODULES and module_id not in self.module:
+            if module_id != ALL_MODULES and module_id not in self.module:
                 raise ValueError(
                     f"compute_losses gave a loss for {module_id!r}; there are the modules {sorted(self.module)}, and "
                     f"{ALL_MODULES!r} for one loss of all"
                 )
-            self.log(module_id, total_loss=loss)
-            metrics.weight = rows_in_all
+            rows = self._weight_of(module_id, batch[module_id]) if module_id in batch else self.rows_in_step
+            with self.in_step(rows):
+                self.log(module_id, total_loss=loss)
         return fwd_out, losses
 
     def _with_values(self, module_id: str, outputs: Outputs, columns: TensorColumns) -> Outputs:
@@ -609,7 +660,7 @@ class Learner(Generic[Training]):
         return inputs.OutputsWithValues(outputs, values)
 
     def _weight_of(self, module_id: str, columns: TensorColumns) -> int:
-        """Return by how many rows of a module what it logs is weighted: none where it only keeps in step."""
+        """Return the number of own rows of a module, which weights its metrics; 0 where a row only stands in."""
         return 0 if module_id in self.stand_ins else num_items(next(iter(columns.values())))
 
     def forward_train(self, batch: dict[str, TensorColumns]) -> dict[str, Outputs]:
@@ -624,18 +675,17 @@ class Learner(Generic[Training]):
 
     def compute_losses(self, *, fwd_out: dict[str, Outputs], batch: dict[str, TensorColumns]) -> dict[str, Tensor]:
         """Return `{module_id: 0-d loss}` over the modules present, or `{ALL_MODULES: 0-d loss}`: one for all."""
-        losses, metrics, rows_in_all = {}, self.metrics, self.metrics.weight
+        losses: dict[str, Tensor] = {}
         for module_id, part in batch.items():
-            metrics.weight = self._weight_of(module_id, part)  # what it logs is weighted by its own rows
             config, outputs = self.config_of(module_id), fwd_out[module_id]
             loss = None
-            if self.loss_has_kernel and self.framework.fused_losses:
-                loss = self.fused_loss(module_id, config, part, outputs)
-            if loss is None:
-                loss = self.compute_loss_for_module(module_id=module_id, config=config, batch=part, fwd_out=outputs)
-                inputs.check_loss(loss, f"{type(self).__name__}.compute_loss_for_module", module_id)
+            with self.in_step(self._weight_of(module_id, part)):  # a module's metrics are weighted by its own rows
+                if self.loss_has_kernel and self.framework.fused_losses:
+                    loss = self.fused_loss(module_id, config, part, outputs)
+                if loss is None:
+                    loss = self.compute_loss_for_module(module_id=module_id, config=config, batch=part, fwd_out=outputs)
+                    inputs.check_loss(loss, f"{type(self).__name__}.compute_loss_for_module", module_id)
             losses[module_id] = loss
-        metrics.weight = rows_in_all
         return losses
 
     def compute_loss_for_module(
@@ -761,7 +811,7 @@ class Learner(Generic[Training]):
         """Return whether this optimizer is stepped on the present losses, named by the modules that they are of."""
         module_id = entry.module_id
         if module_id not in losses and module_id != ALL_MODULES:
-            present: Collection[str] = self.module if self.modules_in_step is None else self.modules_in_step
+            present: Collection[str] = self.module if self.step.modules is None else self.step.modules
             if ALL_MODULES not in losses or module_id not in present:
                 return False
         return self.takes_part(entry)
@@ -983,15 +1033,6 @@ class Learner(Generic[Training]):
         self._begin_anew(keep_compiled=keep_compiled)
         return self.module.spec()
 
-    @property
-    def rows_in_step(self) -> int:
-        """Rows of the present gradient step, the weight of what it logs; 0 where they only stand in for none."""
-        return int(self.metrics.weight)
-
-    @rows_in_step.setter
-    def rows_in_step(self, rows: int) -> None:
-        self.metrics.weight = rows
-
     def set_policies_to_train(self, who_learns: WhoLearns) -> None:
         """Let these modules learn from the next update on: ids, a function as for `policies_to_train`, None for all.
 
@@ -1096,79 +1137,17 @@ class Learner(Generic[Training]):
 
         `inference_only` leaves out the weights that acting does not need. `KeyError` for an unknown component.
         """
-        state = {
-            "rl_module": self.module.get_state(inference_only=inference_only),
-            "optimizer": self.optimizers.get_state(),
-            "connectors": {mid: connectors.get_state() for mid, connectors in self.connectors.items()},
-            "coefficients": {
-                f"{mid}/{name}": {"schedule": schedule.get_state(), "value": float(value)}
-                for (mid, name), (schedule, value) in self.coefficients.items()
-            },
-            "registered": {name: checkpointing.state_of(value) for name, value in self.registered.items()},
-            "should_module_be_updated": checkpointing.policies_state(self.policies_to_train),
-            "weights_seq_no": self.weights_seq_no,
-            "lifetime": dict(self.lifetime),
-            "metrics": self.metrics.get_state(),
-            "random": self.streams.get_state(),
-        }
-        return checkpointing.select_components(state, components, not_components)
+        return self._state.get(components, not_components, inference_only=inference_only)
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore the components in `state`, all or none: what does not fit raises `ValueError` with the list."""
-        if not isinstance(state, Mapping):
-            raise TypeError(f"a learner's state is a dict by component, not {type(state).__name__}")
-        before = self.get_state()
-        networks = ", ".join(sorted({type(module).__name__ for module in self.module.values()}))
-        checkpointing.check_state(state, before, type(self).__name__, networks, self.policies_to_train)
-        if "optimizer" in state:
-            self.optimizers.check_state(state["optimizer"])
-        try:
-            self._restore(state)
-        except Exception as error:
-            self._restore(before)
-            reason = f"{type(error).__name__}: {error}"
-            raise ValueError(f"the state does not fit this learner, nothing was changed: {reason}") from error
-
-    def _restore(self, state: Mapping[str, Any]) -> None:
-        for module_id, weights in state.get("rl_module", {}).items():
-            self.module[module_id].set_state(weights)
-        if "optimizer" in state:
-            self.optimizers.set_state(state["optimizer"])
-        for module_id, saved in state.get("connectors", {}).items():
-            self.connectors[module_id].set_state(saved)
-        for key, saved in state.get("coefficients", {}).items():
-            module_id, name = key.rsplit("/", 1)
-            schedule, value = self.coefficients[module_id, name]
-            saved_value = schedule.follow(saved["schedule"])
-            value.fill_(saved["value"] if saved_value is None else schedule.value)
-            if saved_value is not None:
-                warn_of_configured(f"{name} of {module_id}", schedule.value, saved_value)
-        for name, saved in state.get("registered", {}).items():
-            self.registered[name] = checkpointing.restored(self.registered[name], saved)
-        if "weights_seq_no" in state:
-            self.weights_seq_no = int(state["weights_seq_no"])
-        if "lifetime" in state:
-            self.lifetime = {name: int(count) for name, count in state["lifetime"].items()}
-        if "metrics" in state:
-            self.metrics.set_state(state["metrics"])
-        if "random" in state:
-            self.streams.set_state(state["random"])
-        allowed = state.get("should_module_be_updated", {})
-        if not isinstance(allowed, Mapping):  # a function cannot be saved: the learner keeps its own
-            self.policies_to_train = allowed if allowed is None else list(allowed)
+        self._state.set(state)
 
     def get_weights(
         self, module_ids: Collection[str] | str | None = None, inference_only: bool = False
     ) -> dict[str, dict[str, np.ndarray]]:
         """Return `{module_id: {name: array}}`, copies; `KeyError` for an unknown module."""
-        ids = checkpointing.names_of(module_ids)
-        unknown = sorted(set(ids or ()) - set(self.module))
-        if unknown:
-            raise KeyError(f"no modules {unknown}; there are {sorted(self.module)}")
-        return {
-            module_id: self.module[module_id].get_state(inference_only=inference_only)
-            for module_id in (self.module if ids is None else ids)
-        }
+        return self._state.weights(module_ids, inference_only)
 
     def critic_space_of(self, module_id: str) -> Any:
         """Return the space of what a module's centralised critic sees; None where it has none."""
@@ -1187,24 +1166,7 @@ class Learner(Generic[Training]):
 
     def checkpoint_folders(self) -> dict[str, checkpointing.State]:
         """Return the folders of a checkpoint: `learner`, `learner/optimizer`, `learner/rl_module/<module id>`."""
-        state = self.get_state()
-        del state["rl_module"]
-        optimizer = state.pop("optimizer")
-        recipe = {
-            "learner_class": name_of(type(self)),
-            "training": checkpointing.section_recipe(self.config),
-            "framework": checkpointing.section_recipe(self.framework),
-            "module_configs": {
-                mid: checkpointing.section_recipe(config) for mid, config in self.module_configs.items()
-            },
-        }
-        folders: dict[str, checkpointing.State] = {
-            "learner": {"state": state, "recipe": signed(recipe)},
-            "learner/optimizer": optimizer,
-        }
-        for module_id, module in self.module.items():
-            folders[f"learner/rl_module/{module_id}"] = module.state_tree()
-        return folders
+        return self._state.folders()
 
     def save_to_path(self, path: str | Path | None = None) -> str:
         """Write a checkpoint folder (safetensors and JSON, SHA-256 manifest); return its absolute path.
@@ -1221,7 +1183,7 @@ class Learner(Generic[Training]):
         Raises `CheckpointError` for a damaged or foreign one, `KeyError` for a component that is not in it,
         `ValueError` for one that does not fit.
         """
-        self.set_state(checkpointing.state_to_restore(read_checkpoint(Path(path)), component, self.get_state()))
+        self._state.restore_from_path(path, component)
 
     @classmethod
     def from_checkpoint(cls, path: str | Path, *, trust: bool = False, **parts: Any) -> Self:

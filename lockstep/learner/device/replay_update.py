@@ -156,8 +156,7 @@ class ReplayUpdate(DeviceUpdate):
             return self._steps_on_share(module_id, replay, num_steps, batch_size)
         learner, drawn = self.learner, list[TensorColumns]()
         at_once = num_steps if replay.priorities is None else 1
-        with self.stepping() as metrics:
-            learner.rows_in_step = batch_size
+        with self.stepping() as metrics, learner.in_step(batch_size):
             for _ in range(0, num_steps, at_once):
                 columns = self._columns(module_id, replay, at_once * batch_size)
                 drawn.append(columns)

@@ -176,9 +176,9 @@ class DeviceUpdate:
         """Take one gradient step that several ranks share, on own `rows` of the columns; where these are none, on a row
         that weighs nothing.
         """
-        learner = self.learner
-        learner.rows_in_step, learner.stand_ins = len(rows), frozenset() if len(rows) else frozenset([module_id])
-        self.step({module_id: columns}, {module_id: rows if len(rows) else rows.new_zeros(1)})
+        stand_ins = frozenset() if len(rows) else frozenset([module_id])
+        with self.learner.in_step(len(rows), stand_ins):
+            self.step({module_id: columns}, {module_id: rows if len(rows) else rows.new_zeros(1)})
 
     def num_bad(self) -> Tensor:
         """Return how many gradients were not finite, 0-d."""
@@ -187,14 +187,12 @@ class DeviceUpdate:
     def _passes(self, module_id: str, rollout: TensorRollout, size: int, options: UpdateOptions) -> Outcome:
         """Compute all passes."""
         learner, num_rows, share = self.learner, len(rollout), rollout.share
-        with self.stepping() as metrics:
-            learner.rows_in_step, learner.stand_ins = rollout.size * rollout.num_envs, frozenset()
+        with self.stepping() as metrics, learner.in_step(rollout.size * rollout.num_envs, frozenset()):
             may_stop, held = isinstance(learner.should_stop_passes(), Tensor), list[Tensor]()
             self._hold.zero_()
             for entry in learner.optimizers if may_stop else ():
                 entry.hold = self._hold
             columns = {module_id: learner.prepare_batch(rollout, module_id=module_id)}
-            learner.rows_in_step = size // share.number  # of a pass in one step
             rows = torch.arange(num_rows, device=learner.device)
             for _ in range(options.num_epochs):
                 if options.shuffle_batch_per_epoch and size < num_rows:
@@ -205,7 +203,8 @@ class DeviceUpdate:
                         own = index[share.has(index, rollout.num_envs)]
                         self.step_on_share(module_id, columns[module_id], share.own(own, rollout.num_envs))
                     else:
-                        self.step(columns, {module_id: index})
+                        with learner.in_step(size // share.number):  # the pass in one step has rows of every rank
+                            self.step(columns, {module_id: index})
                 metrics.end_pass()
                 if not options.shuffle_batch_per_epoch:  # what was left out comes first in the next pass
                     rows = rows.roll(-(num_rows // size * size))
