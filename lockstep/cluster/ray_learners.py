@@ -10,7 +10,7 @@ the call is made anew, as often as `RestartLimits` allow.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from lockstep.data.trees import map_tree
 from lockstep.learner.config import LearnersSection
 from lockstep.learner.group import LearnerBackend
 from lockstep.learner.many.reduction import LearnerError
-from lockstep.learner.many.request_queue import UpdateRequest
+from lockstep.learner.many.request_queue import Kind, UpdateRequest
 from lockstep.learner.many.sharding import EpisodeParts, shards_of
 from lockstep.learner.metrics import Results
 from lockstep.options.restarts import RestartBudget, RestartLimits
@@ -246,7 +246,25 @@ class RayLearnerBackend(LearnerBackend):
 
     # -- calls ---
 
-    def fetched(self, data: Any) -> Any:
+    def request(
+        self,
+        kind: Kind,
+        data: Any,
+        options: Mapping[str, Any],
+        *,
+        return_state: bool,
+        reduce_results: bool,
+        is_async: bool,
+    ) -> UpdateRequest:
+        """Return the checked request for an update, with references to each learner's shard in Ray's object store.
+
+        `data` may be references to that store.
+        """
+        request = UpdateRequest.checked(kind, self._fetched(data), options, return_state, reduce_results)
+        shards = shards_of(request.data, len(self), self._modules)
+        return replace(request, data=StoredShards([self._processes.store(_contiguous(shard)) for shard in shards]))
+
+    def _fetched(self, data: Any) -> Any:
         """Return `data`, with references to Ray's object store replaced by what they refer to."""
         reference = self._ray.ObjectRef
         if isinstance(data, reference):
@@ -259,16 +277,11 @@ class RayLearnerBackend(LearnerBackend):
             episodes += found if isinstance(found, list | tuple) else [found]
         return episodes
 
-    def freeze(self, data: Any) -> StoredShards:
-        """Put episodes or a batch into the object store, each learner's shard once."""
-        shards = shards_of(data, len(self), self._modules)
-        return StoredShards([self._processes.store(_contiguous(shard)) for shard in shards])
-
     def update(self, request: UpdateRequest) -> list[Results]:
         """Make one update on all learners, or on none; return the results of each."""
-        data = request.data if isinstance(request.data, StoredShards) else self.freeze(request.data)
+        stored: StoredShards = request.data
         order = replace(request, data=None)
-        answers = self._on_all("update", lambda rank: (order, data.shards[rank]))
+        answers = self._on_all("update", lambda rank: (order, stored.shards[rank]))
         return [answer.value for answer in answers.values()]
 
     def foreach(self, func: Callable[..., Any], *args: Any) -> list[Any]:

@@ -16,7 +16,7 @@ from lockstep.connectors import ModuleConnectors
 from lockstep.data.tensor_rollout import TensorRollout
 from lockstep.learner.checkpointing import names_of, state_to_restore
 from lockstep.learner.config import LearnersSection, TrainingSection
-from lockstep.learner.inputs import WhoLearns, check_batch
+from lockstep.learner.inputs import WhoLearns
 from lockstep.learner.learner import Learner
 from lockstep.learner.many.reduction import LocalReducer, Reducer
 from lockstep.learner.many.request_queue import (
@@ -28,9 +28,8 @@ from lockstep.learner.many.request_queue import (
     frozen_data,
     num_steps_of,
 )
-from lockstep.learner.many.sharding import check_episodes, shards_of
+from lockstep.learner.many.sharding import shards_of
 from lockstep.learner.metrics import Results
-from lockstep.learner.minibatches import UpdateOptions
 from lockstep.learner.optimizers import ALL_MODULES
 from lockstep.modules import MultiRLModuleSpec, RLModule, RLModuleSpec
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
@@ -65,17 +64,27 @@ class LearnerBackend:
             return data
         return shards_of(data, reducer.world_size, self.learner.modules_with_memory())[reducer.rank]
 
+    def request(
+        self,
+        kind: Kind,
+        data: Data,
+        options: Mapping[str, Any],
+        *,
+        return_state: bool,
+        reduce_results: bool,
+        is_async: bool,
+    ) -> UpdateRequest:
+        """Return the checked request for an update, with the data as the learners read them.
+
+        That of an asynchronous update holds data of its own, which do not change with the caller's.
+        """
+        request = UpdateRequest.checked(kind, data, options, return_state, reduce_results)
+        held = frozen_data(data) if is_async else data
+        return replace(request, data=self.share(held))
+
     def update(self, request: UpdateRequest) -> list[Results]:
-        """Update all learners together (each has its shard); return the results of each, in order."""
-        return [run_request(replace(request, data=self.share(request.data)), self.learner)]
-
-    def fetched(self, data: Data) -> Data:
-        """Return episodes or a batch, where `data` may be references to them."""
-        return data
-
-    def freeze(self, data: Data) -> Data:
-        """Return episodes or a batch as an asynchronous update holds them, whatever becomes of the caller's."""
-        return frozen_data(data)
+        """Update all learners together, each on its shard; return the results of each, in order."""
+        return [run_request(request, self.learner)]
 
     def foreach(self, func: Callable[..., Any], *args: object) -> list[Any]:
         """Return `[func(learner, *args)]`, in order; where all raise, nothing is changed.
@@ -229,11 +238,14 @@ class LearnerGroup:
             "minibatch_size": minibatch_size,
             "shuffle_batch_per_epoch": shuffle_batch_per_epoch,
         }
-        if async_update or self._learner is None:
-            request = self._request("episodes", episodes, options, return_state, reduce_results)
-            return self._submit(request, on_full) if async_update else self._run_now(request)
-        with self._queue.turn(num_steps_of(episodes)) as outcome:
-            results = self._learner.update_from_episodes(self._backend.share(episodes), **options)
+        if async_update:
+            return self._submit("episodes", episodes, options, return_state, reduce_results, on_full)
+        if self._learner is None:
+            return self._run_now("episodes", episodes, options, return_state, reduce_results)
+        num_steps = num_steps_of(episodes)
+        data = self._backend.share(episodes)
+        with self._queue.turn(num_steps) as outcome:
+            results = self._learner.update_from_episodes(data, **options)
             return self._complete(outcome, results, return_state, reduce_results)
 
     def update_from_batch(
@@ -256,11 +268,14 @@ class LearnerGroup:
             "minibatch_size": minibatch_size,
             "shuffle_batch_per_epoch": shuffle_batch_per_epoch,
         }
-        if async_update or self._learner is None:
-            request = self._request("batch", batch, options, return_state, reduce_results)
-            return self._submit(request, on_full) if async_update else self._run_now(request)
-        with self._queue.turn(num_steps_of(batch)) as outcome:
-            results = self._learner.update_from_batch(self._backend.share(batch), **options)
+        if async_update:
+            return self._submit("batch", batch, options, return_state, reduce_results, on_full)
+        if self._learner is None:
+            return self._run_now("batch", batch, options, return_state, reduce_results)
+        num_steps = num_steps_of(batch)
+        data = self._backend.share(batch)
+        with self._queue.turn(num_steps) as outcome:
+            results = self._learner.update_from_batch(data, **options)
             return self._complete(outcome, results, return_state, reduce_results)
 
     def drain(self) -> list[Any]:
@@ -278,27 +293,35 @@ class LearnerGroup:
         value, outcome.has_trained = self._numbered([results], self._last_call_id, reduce_results)
         return value
 
-    def _request(
-        self, kind: Kind, data: Data, options: dict[str, Any], return_state: bool, reduce_results: bool
-    ) -> UpdateRequest:
-        """Return the checked request for an update in a thread or in other processes."""
-        UpdateOptions(**options)  # refused in this call, not in that of a thread
-        options["timesteps"] = dict(options["timesteps"] or {})
-        data = self._backend.fetched(data)
-        (check_episodes if kind == "episodes" else check_batch)(data)
-        return UpdateRequest(kind, data, options, return_state, reduce_results, num_steps=num_steps_of(data))
-
-    def _submit(self, request: UpdateRequest, on_full: OnFull) -> list[Any]:
-        """Leave a request to the thread; return the results that have become ready."""
+    def _submit(
+        self,
+        kind: Kind,
+        data: Data,
+        options: Mapping[str, Any],
+        return_state: bool,
+        reduce_results: bool,
+        on_full: OnFull,
+    ) -> list[Any]:
+        """Leave an update to the thread; return the results that have become ready."""
         if on_full not in ("wait", "drop"):
             raise ValueError(f"on_full={on_full!r}; choose 'wait' or 'drop'")
+        self._queue.check_open()
+        request = self._backend.request(
+            kind, data, options, return_state=return_state, reduce_results=reduce_results, is_async=True
+        )
         ready = self._queue.take_finished()
-        data = self._backend.freeze(request.data)
         self._last_call_id += 1
-        self._queue.submit(replace(request, data=data, call_id=self._last_call_id), on_full)
+        self._queue.submit(replace(request, call_id=self._last_call_id), on_full)
         return ready
 
-    def _run_now(self, request: UpdateRequest) -> Any:
+    def _run_now(
+        self, kind: Kind, data: Data, options: Mapping[str, Any], return_state: bool, reduce_results: bool
+    ) -> Any:
+        """Return the results of an update on learners in other processes, when its turn has come."""
+        self._queue.check_open()
+        request = self._backend.request(
+            kind, data, options, return_state=return_state, reduce_results=reduce_results, is_async=False
+        )
         with self._queue.turn(request.num_steps) as outcome:
             self._last_call_id += 1
             value, outcome.has_trained = self._run(replace(request, call_id=self._last_call_id))

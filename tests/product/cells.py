@@ -219,9 +219,11 @@ class ThreadedLearners(LearnerBackend):
     def __len__(self) -> int:
         return len(self.learners)
 
+    def share(self, data: Any) -> list[Any]:
+        return shards_of(data, len(self), self.learners[0].modules_with_memory())
+
     def update(self, request: Any) -> list[Any]:
-        shards = shards_of(request.data, len(self), self.learners[0].modules_with_memory())
-        requests = [replace(request, data=shard) for shard in shards]
+        requests = [replace(request, data=shard) for shard in request.data]
         return list(self.threads.map(run_request, requests, self.learners))
 
     def foreach(self, func: Any, *args: Any) -> list[Any]:

@@ -8,10 +8,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from lockstep.data.rollout import RolloutEpisodes
 from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch
+from lockstep.learner.inputs import check_batch
+from lockstep.learner.many.sharding import check_episodes
+from lockstep.learner.minibatches import UpdateOptions
 
 Kind = Literal["episodes", "batch"]
 OnFull = Literal["wait", "drop"]
@@ -30,6 +33,23 @@ class UpdateRequest:
     call_id: int = 0
     num_steps: int = 0
     """environment steps handed in"""
+
+    @classmethod
+    def checked(
+        cls, kind: Kind, data: Any, options: Mapping[str, Any], return_state: bool, reduce_results: bool
+    ) -> Self:
+        """Return the request for an update from these episodes or this batch.
+
+        Raises `TypeError` or `ValueError` for data of another kind and for options that an update does not take, so
+        that they are refused in the call itself, not in that of a thread or of another process.
+        """
+        UpdateOptions(**options)
+        options = {**options, "timesteps": dict(options["timesteps"] or {})}
+        if kind == "episodes":
+            check_episodes(data)
+        else:
+            check_batch(data)
+        return cls(kind, data, options, return_state, reduce_results, num_steps=num_steps_of(data))
 
 
 def num_steps_of(data: object) -> int:
@@ -99,6 +119,11 @@ class RequestQueue:
 
     # -- what the caller does ---
 
+    def check_open(self) -> None:
+        """Raise `RuntimeError` after `close`."""
+        if self._closed:
+            raise RuntimeError("this group of learners is shut down; build a new one")
+
     def between_updates(self) -> AbstractContextManager[Any]:
         """Return what keeps updates out, after the one that runs has ended."""
         return self._busy
@@ -122,7 +147,7 @@ class RequestQueue:
         """
         with self._changed:
             if self._closed or self.num_in_flight:
-                self._check_open()
+                self.check_open()
                 self._changed.wait_for(self._is_idle)
             self._count_in(num_steps)
         outcome, has_failed = Outcome(), True
@@ -139,10 +164,10 @@ class RequestQueue:
         Where none waits, the new one is the oldest, and is dropped itself.
         """
         with self._changed:
-            self._check_open()
+            self.check_open()
             if on_full == "wait":
                 self._changed.wait_for(lambda: self._closed or self.num_in_flight < self.limit)
-                self._check_open()
+                self.check_open()
             self._count_in(request.num_steps)
             self._waiting.append(request)
             while self.num_in_flight > self.limit:
@@ -214,10 +239,6 @@ class RequestQueue:
 
     def _is_idle(self) -> bool:
         return self.num_in_flight == 0
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise RuntimeError("this group of learners is shut down; build a new one")
 
     def _drop(self, request: UpdateRequest) -> None:
         self.counts.num_dropped += 1
