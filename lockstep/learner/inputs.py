@@ -1,9 +1,10 @@
-"""What a loss reads: columns of batches as tensors, and outputs of networks; both are checked and named when absent."""
+"""Table of the columns that losses read, from batches and from networks, and how they are read and checked by it."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
@@ -33,12 +34,96 @@ from lockstep.learner.sequences import ToTensor, columns_of_sequences
 from lockstep.modules import RLModule
 
 WhoLearns = Collection[str] | Callable[..., bool] | None
-OUTPUTS = (Columns.ACTION_DIST_INPUTS, Columns.VF_PREDS, "q_values", "value_outputs")
-"""what losses read of `forward_train`"""
-ONE_NUMBER = (Columns.ACTION_LOGP, Columns.ADVANTAGES, Columns.VALUE_TARGETS, Columns.VF_PREDS, Columns.REWARDS)
-"""columns with one number for each row"""
+Shape = tuple[int, ...]
 ACTION_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, *COMPOSITE)
 WHERE = "The page on the learner lists under 'What a network must have' what each algorithm needs (docs/learner.md)"
+
+
+# -- the table ---
+
+
+@dataclass(frozen=True)
+class LossInput:
+    """Column that losses read: its source, the shape of a row, and the values that it may have.
+
+    A learner says in `required_columns` which of them its loss needs. A column that is not in the table may have any
+    shape and any values.
+    """
+
+    name: str
+    from_network: bool = False
+    """Whether `forward_train` of the module gives it, where the batch does not."""
+    row_shape: Callable[[RLModule], Shape | None] | None = None
+    """Returns the shape of one row for a module; None, or no function, where any shape is allowed."""
+    check_rows: Callable[[Tensor, spaces.Space[Any], str], None] | None = None
+    """Refuses rows `[N, ...]` for the action space and the id of a module; None where all values are allowed."""
+
+
+def _one_number(module: RLModule) -> Shape:
+    return ()
+
+
+def _obs_shape(module: RLModule) -> Shape | None:
+    """Return the shape of one observation. Trees, and numbers that come in several forms, are not checked."""
+    space = module.observation_space
+    return space.shape if isinstance(space, spaces.Box) else None
+
+
+def _actions_shape(module: RLModule) -> Shape | None:
+    space = module.action_space
+    return _action_shape(space) if isinstance(space, ACTION_SPACES) else None
+
+
+def check_actions(actions: Tensor, space: spaces.Space[Any], module_id: str) -> None:
+    """Raise `ValueError` naming module, row, value and what is allowed, for a discrete action out of range.
+
+    `actions`: [N, ...]; they are counted from 0, whatever the `start` of the space is.
+    """
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        limits = space.n if isinstance(space, spaces.Discrete) else np.reshape(space.nvec, _action_shape(space))
+    elif isinstance(space, spaces.MultiBinary):
+        limits = np.full(_action_shape(space), 2)
+    else:
+        if isinstance(space, COMPOSITE) and actions.shape[1:] == _action_shape(space):
+            parts = list(action_leaves(space))
+            for part, column in zip(parts, actions.split([action_width(part) for part in parts], dim=-1)):
+                check_actions(column.reshape(len(column), *_action_shape(part)), part, module_id)
+        return
+    values = actions.cpu().numpy()
+    is_right = values.dtype.kind != "f" and values.size and values.min() >= 0 and values.max() < limits.min()
+    if is_right or values.shape[1:] != limits.shape:
+        return  # a wrong shape is refused elsewhere
+    wrong = (values < 0) | (values >= limits) | (values != np.round(values))
+    if wrong.any():
+        row = int(np.argwhere(wrong)[0, 0])
+        limit = f"from 0, below {limits.tolist()}" if limits.ndim else f"0 to {int(limits) - 1}"
+        raise ValueError(
+            f"module {module_id!r}: column 'actions' has {values[row].tolist()!r} at row {row}; allowed are whole "
+            f"numbers {limit} (action space {space})"
+        )
+
+
+def _action_shape(space: spaces.Space[Any]) -> tuple[int, ...]:
+    """Return the shape of one action as a policy gives it, which is flat (`ActionDist.from_env`)."""
+    return () if isinstance(space, spaces.Discrete) else (action_width(space),)
+
+
+LOSS_INPUTS = {
+    each.name: each
+    for each in (
+        LossInput(Columns.OBS, row_shape=_obs_shape),
+        LossInput(Columns.ACTIONS, row_shape=_actions_shape, check_rows=check_actions),
+        LossInput(Columns.ACTION_LOGP, row_shape=_one_number),
+        LossInput(Columns.REWARDS, row_shape=_one_number),
+        LossInput(Columns.ADVANTAGES, row_shape=_one_number),
+        LossInput(Columns.VALUE_TARGETS, row_shape=_one_number),
+        LossInput(Columns.VF_PREDS, from_network=True, row_shape=_one_number),
+        LossInput(Columns.ACTION_DIST_INPUTS, from_network=True),
+        LossInput("q_values", from_network=True),
+        LossInput("value_outputs", from_network=True),
+    )
+}
+"""The table, by name."""
 
 
 # -- batches ---
@@ -187,13 +272,10 @@ def look_for_forbidden_actions(
         )
 
 
-# -- columns ---
-
-
 def check_columns(
     columns: TensorColumns, required: Collection[str], module: RLModule, module_id: str, learner: str
 ) -> None:
-    """Look at the `required` columns, and the mask. `learner`: the name of its class, for messages.
+    """Check the `required` columns by the table. `learner`: the name of its class, for messages.
 
     Raises `KeyError` for missing columns and `ValueError` for wrong shapes, naming module, column, shape, expected
     shape, and the method to override.
@@ -205,66 +287,28 @@ def check_columns(
             f"{learner}.compute_loss_for_module"
         )
     mask = columns.get(Columns.LOSS_MASK)
-    if Columns.ACTIONS in required:
-        actions = columns[Columns.ACTIONS]
-        check_actions(actions if mask is None else actions[mask], module.action_space, module_id)
-    rows: tuple[int, ...] = tuple(next(leaves(columns)).shape[:1]) if mask is None else tuple(mask.shape)
+    known = [LOSS_INPUTS[name] for name in required if name in LOSS_INPUTS]
+    for each in known:
+        if each.check_rows is not None:
+            values = columns[each.name]
+            each.check_rows(values if mask is None else values[mask], module.action_space, module_id)
     if mask is None and module.is_stateful():
         return  # how long its sequences are is said by the mask alone
-    for name in required:
-        expected, column = _expected_shape(module, name, rows), columns[name]
-        if expected is not None and isinstance(column, Tensor) and column.shape != expected:
+    rows: Shape = tuple(next(leaves(columns)).shape[:1]) if mask is None else tuple(mask.shape)
+    for each in known:
+        column = columns[each.name]
+        row_shape = None if each.row_shape is None else each.row_shape(module)
+        if row_shape is None or not isinstance(column, Tensor):
+            continue
+        expected = (*rows, *row_shape)
+        if column.shape != expected:
             raise ValueError(
-                f"the batch of module {module_id!r}: column {name!r} has shape {tuple(column.shape)}, expected "
+                f"the batch of module {module_id!r}: column {each.name!r} has shape {tuple(column.shape)}, expected "
                 f"{expected}; reshape it, or override {learner}.required_columns and {learner}.compute_loss_for_module"
             )
 
 
-def check_actions(actions: Tensor, space: spaces.Space[Any], module_id: str) -> None:
-    """Raise `ValueError` naming module, row, value and what is allowed, for a discrete action out of range.
-
-    `actions`: [N, ...]; they are counted from 0, whatever the `start` of the space is.
-    """
-    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-        limits = space.n if isinstance(space, spaces.Discrete) else np.reshape(space.nvec, _action_shape(space))
-    elif isinstance(space, spaces.MultiBinary):
-        limits = np.full(_action_shape(space), 2)
-    else:
-        if isinstance(space, COMPOSITE) and actions.shape[1:] == _action_shape(space):
-            parts = list(action_leaves(space))
-            for part, column in zip(parts, actions.split([action_width(part) for part in parts], dim=-1)):
-                check_actions(column.reshape(len(column), *_action_shape(part)), part, module_id)
-        return
-    values = actions.cpu().numpy()
-    is_right = values.dtype.kind != "f" and values.size and values.min() >= 0 and values.max() < limits.min()
-    if is_right or values.shape[1:] != limits.shape:
-        return  # a wrong shape is refused elsewhere
-    wrong = (values < 0) | (values >= limits) | (values != np.round(values))
-    if wrong.any():
-        row = int(np.argwhere(wrong)[0, 0])
-        limit = f"from 0, below {limits.tolist()}" if limits.ndim else f"0 to {int(limits) - 1}"
-        raise ValueError(
-            f"module {module_id!r}: column 'actions' has {values[row].tolist()!r} at row {row}; allowed are whole "
-            f"numbers {limit} (action space {space})"
-        )
-
-
-def _expected_shape(module: RLModule, name: str, rows: tuple[int, ...]) -> tuple[int, ...] | None:
-    if name in ONE_NUMBER:
-        return rows
-    if name == Columns.OBS and isinstance(module.observation_space, spaces.Box):
-        return (*rows, *module.observation_space.shape)  # not of trees, nor numbers that come in several forms
-    if name == Columns.ACTIONS and isinstance(module.action_space, ACTION_SPACES):
-        return (*rows, *_action_shape(module.action_space))
-    return None
-
-
-def _action_shape(space: spaces.Space[Any]) -> tuple[int, ...]:
-    """Return the shape of one action as a policy gives it, which is flat (`ActionDist.from_env`)."""
-    return () if isinstance(space, spaces.Discrete) else (action_width(space),)
-
-
-# -- outputs of networks ---
+# -- networks ---
 
 
 def check_outputs(outputs: Collection[str], names: Collection[str], module: str, learner: str) -> None:
@@ -303,7 +347,7 @@ def check_read(
     for module_id, outputs in fwd_out.items():
         if isinstance(outputs, Tensor) or not isinstance(name, str):
             continue
-        if name in OUTPUTS and name not in batch[module_id]:
+        if name in LOSS_INPUTS and LOSS_INPUTS[name].from_network and name not in batch[module_id]:
             check_outputs(outputs, [name], modules[module_id], learner)
         if name not in outputs or name not in batch[module_id]:
             near = get_close_matches(name, [*outputs, *batch[module_id]], n=1)

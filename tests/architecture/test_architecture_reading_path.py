@@ -32,3 +32,9 @@ def test_the_architecture_page_lists_every_file_with_what_it_holds():
     found = ROOMS.search((ROOT / "docs/architecture.md").read_text(encoding="utf-8"))
     assert found is not None
     assert found[2] == rooms(), "files have changed: python tests/architecture/walks.py --rooms lists them anew"
+
+
+def test_from_episodes_to_weights_nothing_calls_back_into_the_group():
+    for chain in WALKS["episodes"].trace():
+        in_group = [code.co_filename.endswith("lockstep/learner/group.py") for code in chain]
+        assert in_group == sorted(in_group, reverse=True), [code.co_qualname for code in chain]

@@ -23,6 +23,7 @@ from learner_parts import (
 from lockstep import LearnerGroup, SampleBatch
 from lockstep.data.rollout import RolloutStore
 from lockstep.learner.config import LearnersSection
+from lockstep.learner.group import LearnerBackend
 
 
 class GatedLearner(ValueLearner):
@@ -316,3 +317,16 @@ def test_weights_and_state_are_taken_between_updates():
     after = group.get_weights()
     assert learner.weights_seq_no == 1
     assert any(not np.array_equal(before[MODULE][name], after[MODULE][name]) for name in after[MODULE])
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_request_counts_its_steps_when_it_is_made_and_holds_data_of_its_own_where_it_waits(is_async):
+    options = {"timesteps": None, "num_epochs": 1, "minibatch_size": None, "shuffle_batch_per_epoch": False}
+    backend, handed_in = LearnerBackend(ppo_config().build_learner()), episodes((5, 4))
+    request = backend.request(
+        "episodes", handed_in, options, return_state=False, reduce_results=True, is_async=is_async
+    )
+    assert request.num_steps == 9
+    assert (request.data is handed_in) == (not is_async)
+    handed_in.clear()
+    assert len(request.data) == (2 if is_async else 0)
