@@ -249,7 +249,7 @@ class RayLearnerBackend(LearnerBackend):
     def request(
         self,
         kind: Kind,
-        data: Any,
+        data: object,
         options: Mapping[str, Any],
         *,
         return_state: bool,
@@ -264,7 +264,7 @@ class RayLearnerBackend(LearnerBackend):
         shards = shards_of(request.data, len(self), self._modules)
         return replace(request, data=StoredShards([self._processes.store(_contiguous(shard)) for shard in shards]))
 
-    def _fetched(self, data: Any) -> Any:
+    def _fetched(self, data: object) -> Any:
         """Return `data`, with references to Ray's object store replaced by what they refer to."""
         reference = self._ray.ObjectRef
         if isinstance(data, reference):

@@ -1,4 +1,4 @@
-"""Table of the columns that losses read, from batches and from networks, and how they are read and checked by it."""
+"""Table of the columns that losses read, and what reads and checks batches and outputs of networks by it."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ from lockstep.modules import RLModule
 
 WhoLearns = Collection[str] | Callable[..., bool] | None
 Shape = tuple[int, ...]
+Space = spaces.Space[Any]
 ACTION_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, *COMPOSITE)
 WHERE = "The page on the learner lists under 'What a network must have' what each algorithm needs (docs/learner.md)"
 
@@ -53,25 +54,23 @@ class LossInput:
     name: str
     from_network: bool = False
     """Whether `forward_train` of the module gives it, where the batch does not."""
-    row_shape: Callable[[RLModule], Shape | None] | None = None
-    """Returns the shape of one row for a module; None, or no function, where any shape is allowed."""
-    check_rows: Callable[[Tensor, spaces.Space[Any], str], None] | None = None
+    row_shape: Callable[[Space, Space], Shape | None] | None = None
+    """Returns the shape of one row for the observation and the action space; None where any shape is allowed."""
+    check_rows: Callable[[Tensor, Space, str], None] | None = None
     """Refuses rows `[N, ...]` for the action space and the id of a module; None where all values are allowed."""
 
 
-def _one_number(module: RLModule) -> Shape:
+def _one_number(obs_space: Space, action_space: Space) -> Shape:
     return ()
 
 
-def _obs_shape(module: RLModule) -> Shape | None:
+def _obs_shape(obs_space: Space, action_space: Space) -> Shape | None:
     """Return the shape of one observation. Trees, and numbers that come in several forms, are not checked."""
-    space = module.observation_space
-    return space.shape if isinstance(space, spaces.Box) else None
+    return obs_space.shape if isinstance(obs_space, spaces.Box) else None
 
 
-def _actions_shape(module: RLModule) -> Shape | None:
-    space = module.action_space
-    return _action_shape(space) if isinstance(space, ACTION_SPACES) else None
+def _actions_shape(obs_space: Space, action_space: Space) -> Shape | None:
+    return _action_shape(action_space) if isinstance(action_space, ACTION_SPACES) else None
 
 
 def check_actions(actions: Tensor, space: spaces.Space[Any], module_id: str) -> None:
@@ -297,8 +296,10 @@ def check_columns(
     rows: Shape = tuple(next(leaves(columns)).shape[:1]) if mask is None else tuple(mask.shape)
     for each in known:
         column = columns[each.name]
-        row_shape = None if each.row_shape is None else each.row_shape(module)
-        if row_shape is None or not isinstance(column, Tensor):
+        if each.row_shape is None or not isinstance(column, Tensor):
+            continue
+        row_shape = each.row_shape(module.observation_space, module.action_space)
+        if row_shape is None:
             continue
         expected = (*rows, *row_shape)
         if column.shape != expected:

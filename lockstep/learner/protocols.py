@@ -1,4 +1,4 @@
-"""The learner as the parts see it that belong to it: its state, its compiled steps, its updates on a device."""
+"""Protocols: the members of a learner that its own parts use."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class UpdateRequest:
 
     @classmethod
     def checked(
-        cls, kind: Kind, data: Any, options: Mapping[str, Any], return_state: bool, reduce_results: bool
+        cls, kind: Kind, data: object, options: Mapping[str, Any], return_state: bool, reduce_results: bool
     ) -> Self:
         """Return the request for an update from these episodes or this batch.
 
