@@ -19,7 +19,6 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -31,7 +30,7 @@ from lockstep.analysis import iqm_bootstrap
 from lockstep.analysis.plots import Curve, draw_curves
 from lockstep.data.parquet import import_pyarrow
 from lockstep.recipes import RECIPES, Recipe, find_recipe
-from lockstep.runs.processes import EndsWithCommand, check_ended, processes
+from lockstep.runs.pool import ProcessPool, StopsWithPool, Worker, check_not_stopped
 from lockstep.runs.run import Run, prepare_resume, prepare_run
 from lockstep.state.names import with_present_names
 from lockstep.tracking.logger import torch_param_hash
@@ -110,23 +109,24 @@ class Work:
             config.set_path(path, value)
         return config
 
-    def begin(self) -> Run:
-        """Return the run: a new one, or one that was stopped, from its newest checkpoint."""
+    def begin(self, worker: Worker) -> Run:
+        """Return the run: a new one, or one that was stopped, from its newest checkpoint. It stops with its pool."""
+        callbacks = [StopsWithPool(worker)]
         place = self.root / f"seed_{self.seed}"
         for folder in sorted(place.glob("*/config.json")):
             if RunFolder.open(folder.parent).newest_checkpoint() is not None:
-                return prepare_resume(folder.parent).build([EndsWithCommand()])
+                return prepare_resume(folder.parent).build(callbacks)
         shutil.rmtree(place, ignore_errors=True)
-        return prepare_run(self.config(), place, callbacks=[EndsWithCommand()])
+        return prepare_run(self.config(), place, callbacks=callbacks)
 
 
-def run_seed(work: Work, verbose: bool = True) -> Row:
+def run_seed(worker: Worker, work: Work, verbose: bool = True) -> Row:
     """Train one seed to its end, in a process of `run_seeds`, and return its row.
 
     The final evaluation plays 50 new episodes with the most likely actions. `seconds` are those of collecting, updating
     and evaluating; `curve_*` are the evaluations on the way.
     """
-    run, recipe = work.begin(), work.recipe
+    run, recipe = work.begin(worker), work.recipe
     trainer, evaluates = run.trainer, run.trainer.test_collector
     if evaluates is None:
         raise ValueError(f"the recipe of {recipe.algorithm!r} for {recipe.env!r} has no evaluation")
@@ -137,7 +137,7 @@ def run_seed(work: Work, verbose: bool = True) -> Row:
             score = float("nan") if found is None or found.returns_stat is None else found.returns_stat.mean
             if verbose:
                 print(f"{title}: {trainer.position:,} of {trainer.total_steps:,} steps, return {score:.1f}", flush=True)
-        check_ended(run)
+        check_not_stopped(run)
         run.write_summary()
         final = evaluates.collect(n_episode=FINAL_EPISODES)
         weights = [torch_param_hash(part.module) for _, part in sorted(trainer.policy.acting.items())]
@@ -170,9 +170,10 @@ def run_seeds(works: Sequence[Work], jobs: int = 1, verbose: bool = True) -> Ite
 
     `verbose`: each prints a line after an epoch.
     """
-    with processes(min(jobs, len(works)) or 1, max_tasks_per_child=1) as pool:
-        for future in as_completed([pool.submit(run_seed, work, verbose) for work in works]):
-            yield future.result()
+    with ProcessPool(jobs) as pool:
+        tasks = [pool.submit(run_seed, work, verbose) for work in works]
+        for task in pool.as_completed(tasks):
+            yield task.result()
 
 
 def evaluations(folder: RunFolder) -> dict[int, float]:

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.options.checks import check_wholes
+from lockstep.runs.pool import ProcessKilledError, ProcessPool, Task, Worker
 from lockstep.runs.run import Run, prepare_run
 from lockstep.trainer.callbacks import Event, RunEnd, Stop
 from lockstep.trainer.display import REFRESH_SECONDS, Progress, ProgressDisplay
 
 POLL_SECONDS = 0.1
-KILLED = "its process was killed"
 Describe = Callable[[Run, AlgorithmConfig], Mapping[str, str]]
 
 
@@ -84,104 +77,84 @@ def run_seeds(
             "seeds side by side are not allowed with num_learners or num_env_runners, which share the machine already; "
             "give jobs=1, or 0 of both"
         )
-    stop, waiting = multiprocessing.get_context("spawn").Event(), deque(seeds)
-    running: dict[Connection, tuple[BaseProcess, SeedEnded]] = {}
+    paths: dict[int, Path | None] = dict.fromkeys(seeds)
+    pool = ProcessPool(jobs)
     try:
-        while waiting or running:
+        tasks = {}
+        for seed in seeds:
+            of_seed = config.copy().debugging(seed=seed)
+            tasks[_submit(pool, of_seed, root, init_from, tuple(sources), describe)] = seed
+        while pool.is_working:
             if wants_stop():
-                stop.set()
-                waiting.clear()
-            while waiting and len(running) < jobs:
-                seed = waiting.popleft()
-                work = (stop, config.copy().debugging(seed=seed), root, init_from, tuple(sources), describe)
-                begun, process = _start_seed(work)
-                running[begun] = process, SeedEnded(seed, None, KILLED)
-            for channel in wait(list(running), timeout=POLL_SECONDS):
-                assert isinstance(channel, Connection)
-                process, last = running[channel]
-                try:
-                    event: SeedEvent = channel.recv()
-                except (EOFError, OSError):
-                    process.join()
-                    del running[channel]
-                    yield last
-                    continue
-                if isinstance(event, SeedEnded):
-                    running[channel] = process, event  # told when the process has ended
-                    continue
-                if isinstance(event, SeedBegun):
-                    running[channel] = process, SeedEnded(event.seed, event.path, KILLED)
-                yield event
+                pool.stop()
+            for task in pool.wait(POLL_SECONDS):
+                while task.messages:
+                    event: SeedEvent = task.messages.popleft()
+                    if isinstance(event, SeedBegun):
+                        paths[event.seed] = event.path
+                    yield event
+                if task.is_done:
+                    seed = tasks[task]
+                    yield SeedEnded(seed, paths[seed], _error_of(task))
     finally:
-        for process, _ in running.values():
-            process.terminate()
-        for process, _ in running.values():
-            process.join()
+        pool.terminate()
 
 
-def _start_seed(work: tuple[Any, ...]) -> tuple[Connection, BaseProcess]:
-    """Start the process of a seed and return what it tells of itself through. `ValueError`: it cannot be sent there."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_run_seed, args=(theirs, *work))
+def _submit(pool: ProcessPool, *arguments: Any) -> Task:
+    """Have the run of one seed made by the pool."""
     try:
-        process.start()
-    except OSError:
-        raise
-    except Exception as error:
+        return pool.submit(_run_seed, *arguments)
+    except ValueError as error:
         raise ValueError(
-            f"the configuration cannot be sent to another process ({error}); give jobs=1, or put classes and functions "
-            "into a file of their own"
+            f"the configuration cannot be sent to another process ({error.__cause__}); give jobs=1, or put classes and "
+            "functions into a file of their own"
         ) from error
-    theirs.close()
-    return ours, process
+
+
+def _error_of(task: Task) -> str:
+    """Return the words of the error that ended a seed's run, `""` if there was none."""
+    try:
+        task.result()
+    except ProcessKilledError as error:
+        return str(error)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def _run_seed(
-    channel: Connection,
-    stop: Any,
+    worker: Worker,
     config: AlgorithmConfig,
     root: str | Path,
     init_from: str | Path | None,
     sources: Sequence[str],
     describe: Describe | None,
 ) -> None:
-    """Make one run in this process, and tell of it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all; the process above decides
-    seed, path = int(config.debugging.seed or 0), None
-    error = ""
-    try:
-        reporter = _Reporter(seed, channel, stop)
-        run = prepare_run(config, root, callbacks=[reporter], init_from=init_from, sources=sources)
-        path = run.folder.path
-        reporter.tell(SeedBegun(seed, path, {} if describe is None else describe(run, config)))
-        run.finish()
-    except Exception as problem:
-        error = f"{type(problem).__name__}: {problem}"
-    with suppress(OSError):
-        channel.send(SeedEnded(seed, path, error))
+    """Make one run in this process, and report on it."""
+    seed = int(config.debugging.seed or 0)
+    reporter = _Reporter(seed, worker)
+    run = prepare_run(config, root, callbacks=[reporter], init_from=init_from, sources=sources)
+    facts = {} if describe is None else describe(run, config)
+    worker.send(SeedBegun(seed, run.folder.path, facts))
+    run.finish()
 
 
 class _Reporter(ProgressDisplay):
-    """Tells another process of a run; asks for its end when that process wants it, or is gone."""
+    """Reports on a run to the process of the pool, and stops the run with the pool."""
 
-    def __init__(self, seed: int, channel: Connection, stop: Any) -> None:
+    def __init__(self, seed: int, worker: Worker) -> None:
         super().__init__(live=False)
-        self._seed, self._channel, self._stop = seed, channel, stop
-        self._parent, self._told = os.getppid(), 0.0
+        self._seed = seed
+        self._worker = worker
+        self._reported = 0.0
 
     def on_event(self, event: Event) -> Stop:
         super().on_event(event)
-        if self.seconds - self._told >= REFRESH_SECONDS or isinstance(event, RunEnd):
-            self._told = self.seconds
-            self.tell(SeedProgress(self._seed, self.progress))
-        return "interrupted" if self._stop.is_set() or os.getppid() != self._parent else None
+        if self.seconds - self._reported >= REFRESH_SECONDS or isinstance(event, RunEnd):
+            self._reported = self.seconds
+            self._worker.send(SeedProgress(self._seed, self.progress))
+        return "interrupted" if self._worker.wants_stop else None
 
     def say(self, text: str) -> None:
-        """Tell a line of an epoch or of an evaluation."""
-        self.tell(SeedProgress(self._seed, self.progress, text))
-
-    def tell(self, event: SeedEvent) -> None:
-        """Send an event; nobody listens where the process above is gone."""
-        with suppress(OSError):
-            self._channel.send(event)
+        """Report the line of an epoch or of an evaluation."""
+        self._worker.send(SeedProgress(self._seed, self.progress, text))

@@ -12,7 +12,6 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +27,7 @@ from lockstep.options.checks import check_whole, install_hint
 from lockstep.options.section import by_path
 from lockstep.recipes import Recipe, bench
 from lockstep.recipes.training import find_settings
-from lockstep.runs.processes import EndsWithCommand, check_ended, processes
+from lockstep.runs.pool import ProcessPool, StopsWithPool, Worker, check_not_stopped
 from lockstep.runs.run import Run, prepare_run
 from lockstep.state.markup import number_text
 from lockstep.state.names import with_present_names
@@ -262,15 +261,18 @@ class Search:
         """Run trials until `trials` of them have begun and ended; first those that were under way."""
         left = [row.number for row in self.rows() if row.state == RUNNING]
         left += range(len(self.rows()), trials)
-        running: set[Future[None]] = set()
-        with processes(jobs) as pool:
-            while left or running:
-                while left and len(running) < jobs:
+        num_running = 0
+        with ProcessPool(jobs, reuse_processes=True) as pool:
+            while left or num_running:
+                # The values of a trial depend on those that have ended, so it is not made before a process is free.
+                while left and num_running < jobs:
                     number = left.pop(0)
-                    running.add(pool.submit(self.run_trial, number, self._values(number)))
-                ended, running = wait(running, POLL_SECONDS, FIRST_COMPLETED)
-                for future in ended:
-                    future.result()
+                    pool.submit(self.run_trial, number, self._values(number))
+                    num_running += 1
+                for task in pool.wait(POLL_SECONDS):
+                    if task.is_done:
+                        task.result()
+                        num_running -= 1
                 if on_change is not None:
                     on_change(self.rows())
 
@@ -287,7 +289,7 @@ class Search:
     def _trial(self, study: Any, number: int) -> Any:
         return import_optuna().trial.Trial(study, study.get_trials(deepcopy=False)[number]._trial_id)
 
-    def run_trial(self, number: int, values: Mapping[str, Any]) -> None:
+    def run_trial(self, worker: Worker, number: int, values: Mapping[str, Any]) -> None:
         """Train with the settings of one trial and tell the study how it ended. Runs in a process of its own.
 
         Ends after an update where the search that waits for it was stopped. The next search repeats the trial when this
@@ -302,7 +304,7 @@ class Search:
             shutil.rmtree(place, ignore_errors=True)
             try:
                 config = self.config_of(number, values).debugging(seed=self.config.debugging.seed + number)
-                run = prepare_run(config, place, callbacks=[EndsWithCommand()])
+                run = prepare_run(config, place, callbacks=[StopsWithPool(worker)])
                 study.tell(trial, self._train(run, trial))
             except import_optuna().TrialPruned:
                 study.tell(trial, state=import_optuna().trial.TrialState.PRUNED)
@@ -323,7 +325,7 @@ class Search:
                         trial.report(score, trainer.position)
                 if trainer.position < trainer.steps_in_all and trial.should_prune():
                     raise import_optuna().TrialPruned
-            check_ended(run)
+            check_not_stopped(run)
             run.write_summary()
         finally:
             trainer.close()
