@@ -30,7 +30,7 @@ from lockstep.analysis import iqm_bootstrap
 from lockstep.analysis.plots import Curve, draw_curves
 from lockstep.data.parquet import import_pyarrow
 from lockstep.recipes import RECIPES, Recipe, find_recipe
-from lockstep.runs.pool import ProcessPool, StopsWithPool, Worker, check_not_stopped
+from lockstep.runs.pool import PoolWorker, ProcessPool, StopsWithPool, check_not_stopped
 from lockstep.runs.run import Run, prepare_resume, prepare_run
 from lockstep.state.names import with_present_names
 from lockstep.tracking.logger import torch_param_hash
@@ -109,7 +109,7 @@ class Work:
             config.set_path(path, value)
         return config
 
-    def begin(self, worker: Worker) -> Run:
+    def begin(self, worker: PoolWorker) -> Run:
         """Return the run: a new one, or one that was stopped, from its newest checkpoint. It stops with its pool."""
         callbacks = [StopsWithPool(worker)]
         place = self.root / f"seed_{self.seed}"
@@ -120,7 +120,7 @@ class Work:
         return prepare_run(self.config(), place, callbacks=callbacks)
 
 
-def run_seed(worker: Worker, work: Work, verbose: bool = True) -> Row:
+def run_seed(worker: PoolWorker, work: Work, verbose: bool = True) -> Row:
     """Train one seed to its end, in a process of `run_seeds`, and return its row.
 
     The final evaluation plays 50 new episodes with the most likely actions. `seconds` are those of collecting, updating

@@ -25,7 +25,7 @@ class ProcessKilledError(RuntimeError):
     """The process of a task has ended without an answer, as after `kill -9`."""
 
 
-class Worker:
+class PoolWorker:
     """What a task knows of the process that it runs in: the way to the pool, and whether to stop."""
 
     def __init__(self, channel: Connection, stop: StopEvent) -> None:
@@ -47,7 +47,7 @@ class Worker:
 class StopsWithPool(Callback):
     """Asks a run to stop after its update when its pool stops."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: PoolWorker) -> None:
         self._worker = worker
 
     def on_event(self, event: Event) -> Stop:
@@ -66,7 +66,7 @@ class Task:
     def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         self.call = (function, arguments)
         self.messages: deque[Any] = deque()
-        """What the task has sent with `Worker.send` and nobody has taken yet."""
+        """What the task has sent with `PoolWorker.send` and nobody has taken yet."""
         self.is_done = False
         self._value: Any = None
         self._error: BaseException | None = None
@@ -123,7 +123,7 @@ class _Process:
 class ProcessPool:
     """Calls functions in at most `jobs` processes at once. A process that is killed fails its own task only.
 
-    A function is called with its `Worker` first, and then the arguments of `submit`. Used as a context: if the body
+    A function is called with its `PoolWorker` first, and then the arguments of `submit`. Used as a context: if the body
     raises, as at Ctrl-C, no further task begins, and those that run are asked to stop and waited for.
 
     Args:
@@ -240,7 +240,7 @@ class ProcessPool:
 def _serve(channel: Connection, stop: StopEvent, is_reused: bool) -> None:
     """Work off tasks until the pool closes the channel."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    worker = Worker(channel, stop)
+    worker = PoolWorker(channel, stop)
     while True:
         value: Any = None
         error: BaseException | None = None

@@ -9,7 +9,7 @@ from typing import Any
 
 from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.options.checks import check_wholes
-from lockstep.runs.pool import ProcessKilledError, ProcessPool, Task, Worker
+from lockstep.runs.pool import PoolWorker, ProcessKilledError, ProcessPool, Task
 from lockstep.runs.run import Run, prepare_run
 from lockstep.trainer.callbacks import Event, RunEnd, Stop
 from lockstep.trainer.display import REFRESH_SECONDS, Progress, ProgressDisplay
@@ -123,7 +123,7 @@ def _error_of(task: Task) -> str:
 
 
 def _run_seed(
-    worker: Worker,
+    worker: PoolWorker,
     config: AlgorithmConfig,
     root: str | Path,
     init_from: str | Path | None,
@@ -142,7 +142,7 @@ def _run_seed(
 class _Reporter(ProgressDisplay):
     """Reports on a run to the process of the pool, and stops the run with the pool."""
 
-    def __init__(self, seed: int, worker: Worker) -> None:
+    def __init__(self, seed: int, worker: PoolWorker) -> None:
         super().__init__(live=False)
         self._seed = seed
         self._worker = worker

@@ -27,7 +27,7 @@ from lockstep.options.checks import check_whole, install_hint
 from lockstep.options.section import by_path
 from lockstep.recipes import Recipe, bench
 from lockstep.recipes.training import find_settings
-from lockstep.runs.pool import ProcessPool, StopsWithPool, Worker, check_not_stopped
+from lockstep.runs.pool import PoolWorker, ProcessPool, StopsWithPool, check_not_stopped
 from lockstep.runs.run import Run, prepare_run
 from lockstep.state.markup import number_text
 from lockstep.state.names import with_present_names
@@ -289,7 +289,7 @@ class Search:
     def _trial(self, study: Any, number: int) -> Any:
         return import_optuna().trial.Trial(study, study.get_trials(deepcopy=False)[number]._trial_id)
 
-    def run_trial(self, worker: Worker, number: int, values: Mapping[str, Any]) -> None:
+    def run_trial(self, worker: PoolWorker, number: int, values: Mapping[str, Any]) -> None:
         """Train with the settings of one trial and tell the study how it ended. Runs in a process of its own.
 
         Ends after an update where the search that waits for it was stopped. The next search repeats the trial when this
