@@ -120,7 +120,7 @@ class Work:
         return prepare_run(self.config(), place, callbacks=callbacks)
 
 
-def run_seed(worker: PoolWorker, work: Work, verbose: bool = True) -> Row:
+def run_seed(work: Work, verbose: bool, worker: PoolWorker) -> Row:
     """Train one seed to its end, in a process of `run_seeds`, and return its row.
 
     The final evaluation plays 50 new episodes with the most likely actions. `seconds` are those of collecting, updating

@@ -25,6 +25,10 @@ class ProcessKilledError(RuntimeError):
     """The process of a task has ended without an answer, as after `kill -9`."""
 
 
+class UnsendableError(ValueError):
+    """The function or an argument of a task cannot be sent to another process."""
+
+
 class PoolWorker:
     """What a task knows of the process that it runs in: the way to the pool, and whether to stop."""
 
@@ -68,13 +72,16 @@ class Task:
         self.messages: deque[Any] = deque()
         """What the task has sent with `PoolWorker.send` and nobody has taken yet."""
         self.is_done = False
+        self.was_killed = False
+        """Whether its process ended without an answer."""
+        self.error: BaseException | None = None
+        """What the function raised, or a `ProcessKilledError`. None for a task that succeeded or is not done."""
         self._value: Any = None
-        self._error: BaseException | None = None
 
     def finish(self, value: Any, error: BaseException | None) -> None:
         """Take the outcome of the call."""
         self._value = value
-        self._error = error
+        self.error = error
         self.is_done = True
 
     def result(self) -> Any:
@@ -82,8 +89,8 @@ class Task:
 
         Only for a task that is done.
         """
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         return self._value
 
 
@@ -105,13 +112,13 @@ class _Process:
         self.task: Task | None = None
 
     def begin(self, task: Task) -> None:
-        """Have the task's function called. `ValueError`: it cannot be sent to another process."""
+        """Have the task's function called. `UnsendableError`: it cannot be sent there."""
         try:
             self.channel.send(task.call)
         except OSError:
             raise
         except Exception as error:
-            raise ValueError(f"it cannot be sent to another process ({error})") from error
+            raise UnsendableError(f"a task cannot be sent to another process ({error})") from error
         self.task = task
 
     def end(self) -> None:
@@ -123,7 +130,7 @@ class _Process:
 class ProcessPool:
     """Calls functions in at most `jobs` processes at once. A process that is killed fails its own task only.
 
-    A function is called with its `PoolWorker` first, and then the arguments of `submit`. Used as a context: if the body
+    A function is called with the arguments of `submit` and then its `PoolWorker`. Used as a context: if the body
     raises, as at Ctrl-C, no further task begins, and those that run are asked to stop and waited for.
 
     Args:
@@ -159,10 +166,10 @@ class ProcessPool:
         return bool(self._waiting) or any(process.task is not None for process in self._processes)
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Task:
-        """Have `function(worker, *arguments)` called as soon as a process is free.
+        """Have `function(*arguments, worker)` called as soon as a process is free.
 
         Raises:
-            ValueError: the function or an argument cannot be sent to another process.
+            UnsendableError: the function or an argument cannot be sent to another process.
         """
         task = Task(function, arguments)
         self._waiting.append(task)
@@ -222,6 +229,7 @@ class ProcessPool:
         except (EOFError, OSError):
             process.end()
             self._processes.remove(process)
+            task.was_killed = True
             task.finish(None, ProcessKilledError(KILLED))
             return
         except Exception as error:  # an answer that cannot be read here, such as an error of an unusual class
@@ -252,7 +260,7 @@ def _serve(channel: Connection, stop: StopEvent, is_reused: bool) -> None:
             error = problem
         else:
             try:
-                value = function(worker, *arguments)
+                value = function(*arguments, worker)
             except BaseException as problem:
                 problem.add_note(traceback.format_exc())
                 error = problem

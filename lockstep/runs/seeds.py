@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.options.checks import check_wholes
-from lockstep.runs.pool import PoolWorker, ProcessKilledError, ProcessPool, Task
+from lockstep.runs.pool import KILLED, PoolWorker, ProcessPool, UnsendableError
 from lockstep.runs.run import Run, prepare_run
 from lockstep.trainer.callbacks import Event, RunEnd, Stop
 from lockstep.trainer.display import REFRESH_SECONDS, Progress, ProgressDisplay
@@ -83,7 +82,7 @@ def run_seeds(
         tasks = {}
         for seed in seeds:
             of_seed = config.copy().debugging(seed=seed)
-            tasks[_submit(pool, of_seed, root, init_from, tuple(sources), describe)] = seed
+            tasks[pool.submit(_run_seed, root, of_seed, init_from, tuple(sources), describe)] = seed
         while pool.is_working:
             if wants_stop():
                 pool.stop()
@@ -95,40 +94,26 @@ def run_seeds(
                     yield event
                 if task.is_done:
                     seed = tasks[task]
-                    yield SeedEnded(seed, paths[seed], _error_of(task))
-    finally:
-        pool.terminate()
-
-
-def _submit(pool: ProcessPool, *arguments: Any) -> Task:
-    """Have the run of one seed made by the pool."""
-    try:
-        return pool.submit(_run_seed, *arguments)
-    except ValueError as error:
+                    error = "" if task.error is None else f"{type(task.error).__name__}: {task.error}"
+                    if task.was_killed:
+                        error = KILLED
+                    yield SeedEnded(seed, paths[seed], error)
+    except UnsendableError as error:
         raise ValueError(
             f"the configuration cannot be sent to another process ({error.__cause__}); give jobs=1, or put classes and "
             "functions into a file of their own"
         ) from error
-
-
-def _error_of(task: Task) -> str:
-    """Return the words of the error that ended a seed's run, `""` if there was none."""
-    try:
-        task.result()
-    except ProcessKilledError as error:
-        return str(error)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
+    finally:
+        pool.terminate()
 
 
 def _run_seed(
-    worker: PoolWorker,
-    config: AlgorithmConfig,
     root: str | Path,
+    config: AlgorithmConfig,
     init_from: str | Path | None,
     sources: Sequence[str],
     describe: Describe | None,
+    worker: PoolWorker,
 ) -> None:
     """Make one run in this process, and report on it."""
     seed = int(config.debugging.seed or 0)

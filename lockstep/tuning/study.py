@@ -289,7 +289,7 @@ class Search:
     def _trial(self, study: Any, number: int) -> Any:
         return import_optuna().trial.Trial(study, study.get_trials(deepcopy=False)[number]._trial_id)
 
-    def run_trial(self, worker: PoolWorker, number: int, values: Mapping[str, Any]) -> None:
+    def run_trial(self, number: int, values: Mapping[str, Any], worker: PoolWorker) -> None:
         """Train with the settings of one trial and tell the study how it ended. Runs in a process of its own.
 
         Ends after an update where the search that waits for it was stopped. The next search repeats the trial when this

@@ -10,7 +10,7 @@ import pytest
 from lockstep.runs.pool import PoolWorker, ProcessKilledError, ProcessPool
 
 
-def answer(worker: PoolWorker, number: int) -> tuple[int, int]:
+def answer(number: int, worker: PoolWorker) -> tuple[int, int]:
     """Send a message, and return the number with the id of the process. A negative number kills the process."""
     worker.send(f"begin {number}")
     if number < 0:
