@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Self, Unpack
 from torch import Tensor
 
 from lockstep.builder.algorithm_config import AlgorithmConfig
+from lockstep.config.rules import Rule
 from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
 from lockstep.learner.config import TrainingSection
@@ -94,16 +95,16 @@ class REINFORCEConfig(AlgorithmConfig):
     training_class = REINFORCETraining
     module_class = DefaultPolicyModule
     training: REINFORCETraining[Self]
+    rules = (
+        # Where a piece of an episode is cut, nothing says what would have followed.
+        Rule(
+            "env_runners.batch_mode",
+            lambda config: config.env_runners.batch_mode != "complete_episodes",
+            "is not allowed for reinforce, which learns from returns of whole episodes; use 'complete_episodes', or an "
+            "algorithm with a critic, such as a2c",
+        ),
+    )
 
     def __init__(self) -> None:
         super().__init__()
         self.env_runners(batch_mode="complete_episodes")
-
-    def validate(self) -> None:
-        """Refuse pieces of episodes: where one is cut, nothing says what would have followed."""
-        super().validate()
-        if self.env_runners.batch_mode != "complete_episodes":
-            raise ValueError(
-                f"env_runners.batch_mode={self.env_runners.batch_mode!r} is not allowed for reinforce, which learns "
-                "from returns of whole episodes; use 'complete_episodes', or an algorithm with a critic, such as a2c"
-            )

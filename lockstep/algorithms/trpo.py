@@ -28,6 +28,7 @@ from torch import Tensor
 
 from lockstep.algorithms.families.on_policy import OnPolicyLearner
 from lockstep.builder.algorithm_config import AlgorithmConfig
+from lockstep.config.rules import Rule
 from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
 from lockstep.learner.config import TrainingSection
@@ -183,11 +184,16 @@ class TRPOConfig(AlgorithmConfig):
     learner_class = TRPOLearner
     training_class = TRPOTraining
     training: TRPOTraining[Self]
-
-    def validate(self) -> None:
-        """Refuse what the line search cannot do."""
-        super().validate()
-        shares = getattr(self.rl_module.model_config, "vf_share_layers", False)
-        if self.framework.compile or shares:
-            path = "rl_module.model_config.vf_share_layers" if shares else "framework.compile"
-            raise ValueError(f"{path}=True is not allowed for trpo; set it to False")
+    rules = (
+        # The line search evaluates the policy alone, and not in compiled code.
+        Rule(
+            "rl_module.model_config.vf_share_layers",
+            lambda config: getattr(config.rl_module.model_config, "vf_share_layers", False),
+            "is not allowed for trpo; set it to False",
+        ),
+        Rule(
+            "framework.compile",
+            lambda config: config.framework.compile,
+            "is not allowed for trpo; set it to False",
+        ),
+    )

@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
-from operator import attrgetter
 from typing import Any, ClassVar, Self
 
-import torch
 from gymnasium import spaces
 
 from lockstep.builder.trainer_protocol import TrainerLike
 from lockstep.cluster.rank_collector import RankCollector
 from lockstep.config.base import BaseConfig, Spaces, without_ray
+from lockstep.config.rules import OF_SEVERAL_AGENTS, RULES, Rule, refuse
 from lockstep.connectors import NormalizeObs, ObsPipeline
 from lockstep.data.row_share import ALL_ROWS, RowShare
 from lockstep.envs.make import TimeLimitedMaker, named_environment
 from lockstep.envs.multi_agent import AgentEnvs
 from lockstep.envs.tensor import TENSOR_ENVS, TensorBoundary, TensorVecEnv
-from lockstep.learner.config import AgentMapping
 from lockstep.learner.group import LearnerGroup
-from lockstep.learner.learner import Learner
 from lockstep.learner.many.reduction import Reducer
 from lockstep.learner.optimizers import check_configured_optimizer
-from lockstep.modules import DEFAULT_MODULE_ID, MultiRLModule, MultiRLModuleSpec
-from lockstep.options.schedules import stages_of
+from lockstep.modules import DEFAULT_MODULE_ID
 from lockstep.options.section import by_path
 from lockstep.policy.acting import ActingPolicy, AgentsActingPolicy
 from lockstep.policy.offline_data import open_data
 from lockstep.policy.policy import Policy
 from lockstep.replay.storage import machine_memory, row_nbytes
 from lockstep.rollout import Collector, CollectorLike, EnvRunner, EnvRunnerGroup, GroupCollector, MultiAgentCollector
-from lockstep.rollout.callbacks import misspelt_event, overridden_events
+from lockstep.rollout.callbacks import overridden_events
 from lockstep.rollout.collector import WholeEpisodeCollector
 from lockstep.rollout.config import EnvRunnersSection
 from lockstep.rollout.env_runner import MultiAgentEnvRunner
@@ -48,11 +44,8 @@ OF_EVALUATION = (
     "env_runners.custom_resources_per_env_runner",
 )
 """options that `evaluation_config` may set; what observations and actions go through is part of the policy"""
-NEEDS_MEMORY = "is for a network with memory; set rl_module(model_config={'recurrent': 'lstm'}), or leave it out"
 ON_HOST = ("prepare_batch", "prepare_sequences", "after_gradient_step", "should_stop_passes", "takes_part")
 """hooks of a learner that see arrays, or that do what the host counts"""
-Rule = tuple[str, object, str]
-"""the path of an option, whether its value does not go with another's, and what is said after both"""
 
 
 class AlgorithmConfig(BaseConfig):
@@ -65,6 +58,8 @@ class AlgorithmConfig(BaseConfig):
 
     learns_from_tensors: ClassVar[bool] = False
     """whether its learner takes a `TensorRollout`, or draws from a `TensorReplay`"""
+    rules: ClassVar[tuple[Rule[Any], ...]] = ()
+    """Rules between options that an algorithm adds to those of all, see `lockstep.config.rules`"""
     trainer_factory: ClassVar[Callable[..., TrainerLike] | None] = None
     """set by the trainer's floor, which stands above this one"""
 
@@ -73,12 +68,7 @@ class AlgorithmConfig(BaseConfig):
     def validate(self) -> None:
         """Refuse options that do not go together; every build calls it. `ValueError` names them and their values."""
         super().validate()
-        rules = [*self._rules_of_run(), *self._rules_of_modules()]
-        rules += self._rules_of_offline() if self.is_offline else self._rules_of_online()
-        rewarded = self.is_off_policy or self.learner_class.learns_step_by_step
-        refused = f"is not allowed for {self.algorithm}, which does not learn from rewards step by step; leave it out"
-        rules += [("training.intrinsic_reward", self.training.intrinsic_reward is not None and not rewarded, refused)]
-        self._refuse(rules)
+        refuse(self, RULES)
         self.evaluation_settings()
         for module_id, overrides in self.rl_module.algorithm_config_overrides_per_module.items():
             try:
@@ -86,247 +76,7 @@ class AlgorithmConfig(BaseConfig):
             except (TypeError, ValueError) as error:
                 where = f"rl_module.algorithm_config_overrides_per_module[{module_id!r}]"
                 raise type(error)(f"{where}: {error}") from None
-
-    def _refuse(self, rules: Iterable[Rule]) -> None:
-        """Raise `ValueError` for the first rule that is broken."""
-        for path, is_broken, words in rules:
-            if is_broken:
-                section, _, option = path.partition(".")
-                value = attrgetter(option)(self.sections[section])
-                raise ValueError(f"{path}={value!r} {words}")
-
-    def _rules_of_run(self) -> list[Rule]:
-        framework, asynchronous = self.framework, self.collects_while_learning
-        runs_elsewhere = self.evaluation.evaluation_num_env_runners
-        env, defaults = self.environment, self.env_runners.add_default_connectors
-        left_out = "asks for a default connector, and env_runners.add_default_connectors=False leaves all of them out"
-        misspelt = next(filter(None, map(misspelt_event, self.callbacks.classes)), None)
-        decays = any(self.training.optimizer_kwargs.get(name) for name in ("weight_decay", "amsgrad"))
-        return [
-            ("environment.frame_stack", not defaults and env.frame_stack > 1, left_out),
-            ("environment.normalize_observations", not defaults and env.normalize_observations, left_out),
-            ("environment.rescale_actions", not defaults and env.rescale_actions, left_out),
-            (
-                "evaluation.epsilon",
-                self.evaluation.epsilon and self.explores_by != "epsilon",
-                f"is not allowed for {self.algorithm}, which does not explore by epsilon; "
-                "evaluation(evaluation_explore=True) draws from its policy, or with its noise",
-            ),
-            ("callbacks.callbacks_class", misspelt is not None, f"is not allowed: {misspelt}"),
-            *self._rules_of_exploration(),
-            (
-                "evaluation.evaluation_num_env_runners",
-                runs_elsewhere and any(map(overridden_events, self.callbacks.classes)),
-                f"is not allowed with callbacks={self.callbacks.classes}, which handle events of environments: env "
-                "runners play episodes that turn out not to count; use 0",
-            ),
-            (
-                "evaluation.evaluation_num_env_runners",
-                runs_elsewhere and not (isinstance(self.environment.env, str) or callable(self.environment.env)),
-                "needs an environment that env runners can make: an id, a class or a function",
-            ),
-            (
-                "framework.device",
-                not self.learners.num_learners and self._device_is_missing(),  # others have devices of their own
-                "is not there; torch sees no such device",
-            ),
-            (
-                "learners.num_gpus_per_learner",
-                self.learners.num_gpus_per_learner and not framework.device.startswith("cuda"),
-                f"needs a GPU, and framework.device={framework.device!r}; set framework(device='cuda'), or 0 GPUs",
-            ),
-            (
-                "training.optimizer",
-                framework.compile and (self.training.optimizer != "adam" or decays),
-                f"with training.optimizer_kwargs={self.training.optimizer_kwargs!r} is not allowed with "
-                "framework.compile=True: Adam's step alone is compiled, without weight_decay and amsgrad",
-            ),
-            (
-                "env_runners.batch_mode",
-                asynchronous and self.env_runners.batch_mode != "truncate_episodes",
-                f"is not allowed: {self.algorithm} collects fragments of equal length from env runners in other "
-                "processes; use 'truncate_episodes', or num_env_runners=0",
-            ),
-            (
-                "training.max_lag",
-                asynchronous and self.has_memory and self.max_lag > 0,
-                "is not allowed: a network with memory learns from its present self only; set max_lag=0",
-            ),
-        ]
-
-    def _rules_of_exploration(self) -> list[Rule]:
-        section, allowed = self.env_runners, " and ".join(map(repr, self.explorations)) or "none"
-        return [
-            (
-                "env_runners.exploration",
-                section.exploration is not None and section.exploration not in self.explorations,
-                f"is not allowed for {self.algorithm}, which has a use for {allowed}; leave it out",
-            ),
-            (
-                "env_runners.exploration",
-                section.exploration in ("ou", "gsde") and self.is_multi_agent,
-                "is not allowed for several agents: it remembers for each environment; leave it out, or use 'normal'",
-            ),
-        ]
-
-    def _rules_of_modules(self) -> list[Rule]:
-        """Policies, mapping, who learns, specs and overrides have to fit together."""
-        section, spec = self.multi_agent, self.rl_module.rl_module_spec
-        rules: list[Rule] = [
-            (
-                f"multi_agent.{name}",
-                bool(getattr(section, name)) and not self.is_multi_agent,
-                "needs several agents; leave it out, or name modules with multi_agent(policies=...)",
-            )
-            for name in ("reward_metric", "centralized_critic", "agent_id_in_obs")
-        ]
-        rules += self._rules_of_critics()
-        if section.policies is None:
-            return [*rules, *self._rules_of_unnamed_policies()]
-        ids = list(section.policies)
-        specs = list(spec) if isinstance(spec, MultiRLModule) else ids
-        specs = list(spec.rl_module_specs) if isinstance(spec, MultiRLModuleSpec) else specs
-        overrides = self.rl_module.algorithm_config_overrides_per_module
-        here = f"multi_agent.policies={ids}"
-        mappings = [mapping for _, mapping in stages_of("policy_mapping_fn", section.policy_mapping_fn)]
-        mapped = {mid for mapping in mappings if isinstance(mapping, AgentMapping) for mid in mapping.values()}
-        return [
-            *rules,
-            ("multi_agent.policies", not ids, "is empty; name at least one module, or None for a single agent"),
-            (
-                "multi_agent.policies",
-                set(specs) != set(ids),
-                f"are others than the modules {specs} of rl_module.rl_module_spec; give the same",
-            ),
-            (
-                "multi_agent.policy_mapping_fn",
-                None in mappings and DEFAULT_MODULE_ID not in ids,
-                f"maps every agent to {DEFAULT_MODULE_ID!r}, and {here}; give a function (agent_id, episode) -> id",
-            ),
-            (
-                "multi_agent.policy_mapping_fn",
-                not mapped <= set(ids),
-                f"names others than {here}",
-            ),
-            (
-                "multi_agent.policies_to_train",
-                not self._modules_that_learn() <= set(ids),
-                f"names others than {here}",
-            ),
-            (
-                "rl_module.algorithm_config_overrides_per_module",
-                not set(overrides) <= set(ids),
-                f"names others than {here}",
-            ),
-        ]
-
-    def _rules_of_unnamed_policies(self) -> list[Rule]:
-        """Where no policies are named, the modules are known unless the environment may be of several agents."""
-        if not self.modules_are_known:
-            return []
-        ids = set(self.module_specs())
-        named = {
-            "multi_agent.policies_to_train": self._modules_that_learn(),
-            "rl_module.algorithm_config_overrides_per_module": set(
-                self.rl_module.algorithm_config_overrides_per_module
-            ),
-        }
-        return [
-            (path, not names <= ids, f"names {sorted(names - ids)}; the modules are {sorted(ids)}")
-            for path, names in named.items()
-        ]
-
-    def _modules_that_learn(self) -> set[str]:
-        """Return the ids that `policies_to_train` names, of all stages."""
-        stages = stages_of("policies_to_train", self.multi_agent.policies_to_train)
-        return {mid for _, allowed in stages if allowed is not None and not callable(allowed) for mid in allowed}
-
-    def _rules_of_critics(self) -> list[Rule]:
-        """Return what does not go with a centralised critic."""
-        remembers = any(getattr(self.rl_module.model_config, name, None) for name in ("recurrent", "attention"))
-        central = self.multi_agent.centralized_critic
-        return [
-            (
-                "multi_agent.centralized_critic",
-                central and not self.learner_class.has_state_critic,
-                f"is not allowed for {self.algorithm}, with no critic of states; use ppo, a2c, trpo, impala or appo",
-            ),
-            (
-                "multi_agent.centralized_critic",
-                central and remembers,
-                "is not allowed with a network that has a memory; leave out one of them",
-            ),
-            (
-                "multi_agent.centralized_critic",
-                central and getattr(self.rl_module.model_config, "vf_share_layers", False),
-                "needs a network of its own; set rl_module(model_config={'vf_share_layers': False})",
-            ),
-        ]
-
-    def _rules_of_offline(self) -> list[Rule]:
-        env = self.environment
-        refused = f"is not allowed for {self.algorithm}:"
-        return [
-            ("environment.normalize_rewards", env.normalize_rewards, f"{refused} scale those of the data instead"),
-            ("environment.frame_stack", env.frame_stack > 1, f"{refused} store stacked observations in the data"),
-            (
-                "framework.compile",
-                self.framework.compile and not self._follows,
-                f"{refused} its update is not compiled",
-            ),
-        ]
-
-    def _rules_of_online(self) -> list[Rule]:
-        runners, batch = self.env_runners, self.training.train_batch_size
-        if not self.is_off_policy:
-            fewer = f"is smaller than one step of each of the {runners.num_envs} environments of all env runners"
-            return [("training.train_batch_size", batch < runners.num_envs, fewer)]
-        refused = f"is not allowed for {self.algorithm}:"
-        return [
-            (
-                "framework.compile",
-                self.framework.compile and not self._follows,
-                f"{refused} its target network is not compiled",
-            ),
-            (
-                "replay.her",
-                self.has_memory and self.replay.her,
-                f"does not go with rl_module.model_config.{self.kind_of_memory}: what is remembered was seen with "
-                "another goal",
-            ),
-            ("replay.sequence_length", self._needs_memory(self.replay.sequence_length), NEEDS_MEMORY),
-            ("replay.burn_in", self._needs_memory(self.replay.burn_in), NEEDS_MEMORY),
-            (
-                "replay.capacity",
-                self.replay.capacity < runners.num_envs_per_env_runner,
-                "is less than one transition for each of "
-                f"env_runners.num_envs_per_env_runner={runners.num_envs_per_env_runner} environments",
-            ),
-        ]
-
-    @property
-    def kind_of_memory(self) -> str:
-        """The option that gives networks a memory."""
-        return "recurrent" if getattr(self.rl_module.model_config, "attention", None) is None else "attention"
-
-    def _needs_memory(self, value: int | None) -> bool:
-        """Return whether an option is set that only a network with memory has a use for, and there is none."""
-        known = map(self.rl_module.remembers, self.module_specs().values())
-        return value is not None and all(remembers is False for remembers in known)
-
-    @property
-    def _follows(self) -> bool:
-        """Whether the learner's target network follows after a gradient step, as compiled ones leave it to do."""
-        return self.learner_class.after_gradient_step is not Learner.after_gradient_step
-
-    def _device_is_missing(self) -> bool:
-        try:
-            kind = torch.device(self.framework.device).type
-        except RuntimeError:
-            return True
-        return (kind == "cuda" and not torch.cuda.is_available()) or (
-            kind == "mps" and not torch.backends.mps.is_available()
-        )
+        refuse(self, self.rules)
 
     # -- builds ---
 
@@ -432,18 +182,20 @@ class AlgorithmConfig(BaseConfig):
                 f"environment.env: a finished {type(env).__name__} {advice}, each of which makes its share; give an "
                 f"id: {', '.join(TENSOR_ENVS)}"
             )
-        by_priority = self.is_off_policy and self.replay.prioritized
         scaled = not policy.is_multi_agent and sole_part(policy).connectors.rewards is not None
-        self._refuse(
-            [
-                ("replay.prioritized", by_priority, f"{advice}, whose priorities are not shared; use one process"),
-                (
-                    "environment.normalize_rewards",
-                    scaled,
-                    f"{advice}, whose returns are not shared; leave it out, or use one process",
-                ),
-            ]
-        )
+        rules: list[Rule[AlgorithmConfig]] = [
+            Rule(
+                "replay.prioritized",
+                lambda config: config.is_off_policy and config.replay.prioritized,
+                f"{advice}, whose priorities are not shared; use one process",
+            ),
+            Rule(
+                "environment.normalize_rewards",
+                lambda config: scaled,
+                f"{advice}, whose returns are not shared; leave it out, or use one process",
+            ),
+        ]
+        refuse(self, rules)
         if policy.is_multi_agent or not self.collects_tensors(policy):
             raise ValueError(
                 f"environment.env={env!r} is not allowed on {number} ranks where {self.algorithm} with these options "
@@ -579,14 +331,7 @@ class AlgorithmConfig(BaseConfig):
                 f"{self.algorithm} learns from data that are there already, which no trainer does for several agents; "
                 "use build_learner_group() and update_from_batch(MultiAgentBatch)"
             )
-        runners, several = self.env_runners, "is not allowed where a trainer trains several agents; leave it out"
-        self._refuse(
-            [
-                ("replay.her", self.is_off_policy and self.replay.her, several),
-                ("env_runners.vectorize_mode", runners.vectorize_mode not in ("auto", "sync"), several),
-                ("multi_agent.count_steps_by", self.multi_agent.count_steps_by != "env_steps", several),
-            ]
-        )
+        refuse(self, OF_SEVERAL_AGENTS)
 
     # -- env runners ---
 

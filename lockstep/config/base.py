@@ -244,6 +244,16 @@ class BaseConfig:
         return any(map(self.rl_module.remembers, self.module_specs().values()))
 
     @property
+    def has_surely_no_memory(self) -> bool:
+        """Whether every network is known to have no memory; a class of the user's own may have one."""
+        return all(self.rl_module.remembers(spec) is False for spec in self.module_specs().values())
+
+    @property
+    def kind_of_memory(self) -> str:
+        """The option that gives networks a memory."""
+        return "recurrent" if getattr(self.rl_module.model_config, "attention", None) is None else "attention"
+
+    @property
     def is_multi_agent(self) -> bool:
         """Whether there are policies of agents, or other modules than the one of a single agent."""
         return self.multi_agent.policies is not None or list(self.module_specs()) != [DEFAULT_MODULE_ID]

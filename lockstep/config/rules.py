@@ -1,0 +1,423 @@
+"""Rules between options of different sections: rows of when, option and message, checked in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+
+from lockstep.config.base import BaseConfig
+from lockstep.learner.config import AgentMapping
+from lockstep.learner.learner import Learner
+from lockstep.modules import DEFAULT_MODULE_ID, MultiRLModule, MultiRLModuleSpec
+from lockstep.options.schedules import stages_of
+from lockstep.rollout.callbacks import misspelt_event, overridden_events
+
+
+class HasSections(Protocol):
+    """A configuration, as far as rules read it for their messages."""
+
+    @property
+    def sections(self) -> Mapping[str, Any]:
+        """The sections by name."""
+        ...
+
+
+ConfigT = TypeVar("ConfigT", bound=HasSections)
+
+
+@dataclass(frozen=True)
+class Rule(Generic[ConfigT]):
+    """An option that is refused together with others.
+
+    The error reads `option=value message`. The message says what the option does not go with, and what to do. A
+    condition is computed only where no earlier rule is broken, so that it may rely on those.
+    """
+
+    option: str
+    """Path of the option."""
+    when: Callable[[ConfigT], object]
+    """Returns something true for a configuration that is refused."""
+    message: str | Callable[[ConfigT], str]
+    """What follows the option and its value; a function where it names other values."""
+
+
+def refuse(config: ConfigT, rules: Iterable[Rule[ConfigT]]) -> None:
+    """Raise `ValueError` for the first rule that the configuration breaks."""
+    for rule in rules:
+        if rule.when(config):
+            section, _, option = rule.option.partition(".")
+            value = attrgetter(option)(config.sections[section])
+            message = rule.message if isinstance(rule.message, str) else rule.message(config)
+            raise ValueError(f"{rule.option}={value!r} {message}")
+
+
+def only(applies: Callable[[BaseConfig], object], *rules: Rule[BaseConfig]) -> tuple[Rule[BaseConfig], ...]:
+    """Return rules that hold only for configurations for which `applies` returns something true."""
+
+    def narrowed(rule: Rule[BaseConfig]) -> Rule[BaseConfig]:
+        return replace(rule, when=lambda config: applies(config) and rule.when(config))
+
+    return tuple(narrowed(rule) for rule in rules)
+
+
+# -- the run ---
+
+
+def _needs_default_connectors(option: str, is_set: Callable[[BaseConfig], object]) -> Rule[BaseConfig]:
+    return Rule(
+        option,
+        lambda config: not config.env_runners.add_default_connectors and is_set(config),
+        "asks for a default connector, and env_runners.add_default_connectors=False leaves all of them out",
+    )
+
+
+def _misspelt(callbacks: list[type]) -> str | None:
+    """What is wrong with the first method that is nearly an event's name."""
+    return next(filter(None, map(misspelt_event, callbacks)), None)
+
+
+def _can_be_made(env: object) -> bool:
+    """Whether env runners in other processes can make the environment."""
+    return isinstance(env, str) or callable(env)
+
+
+def _device_is_missing(name: str) -> bool:
+    try:
+        kind = torch.device(name).type
+    except RuntimeError:
+        return True
+    return (kind == "cuda" and not torch.cuda.is_available()) or (
+        kind == "mps" and not torch.backends.mps.is_available()
+    )
+
+
+def _is_plain_adam(optimizer: object, settings: Mapping[str, Any]) -> bool:
+    return optimizer == "adam" and not any(settings.get(name) for name in ("weight_decay", "amsgrad"))
+
+
+OF_RUN: tuple[Rule[BaseConfig], ...] = (
+    _needs_default_connectors("environment.frame_stack", lambda config: config.environment.frame_stack > 1),
+    _needs_default_connectors(
+        "environment.normalize_observations", lambda config: config.environment.normalize_observations
+    ),
+    _needs_default_connectors("environment.rescale_actions", lambda config: config.environment.rescale_actions),
+    Rule(
+        "evaluation.epsilon",
+        lambda config: config.evaluation.epsilon and config.explores_by != "epsilon",
+        lambda config: (
+            f"is not allowed for {config.algorithm}, which does not explore by epsilon; "
+            "evaluation(evaluation_explore=True) draws from its policy, or with its noise"
+        ),
+    ),
+    Rule(
+        "callbacks.callbacks_class",
+        lambda config: _misspelt(config.callbacks.classes) is not None,
+        lambda config: f"is not allowed: {_misspelt(config.callbacks.classes)}",
+    ),
+    Rule(
+        "env_runners.exploration",
+        lambda config: (
+            config.env_runners.exploration is not None and config.env_runners.exploration not in config.explorations
+        ),
+        lambda config: (
+            f"is not allowed for {config.algorithm}, which has a use for "
+            f"{' and '.join(map(repr, config.explorations)) or 'none'}; leave it out"
+        ),
+    ),
+    Rule(
+        "env_runners.exploration",
+        lambda config: config.env_runners.exploration in ("ou", "gsde") and config.is_multi_agent,
+        "is not allowed for several agents: it remembers for each environment; leave it out, or use 'normal'",
+    ),
+    Rule(
+        "evaluation.evaluation_num_env_runners",
+        lambda config: (
+            config.evaluation.evaluation_num_env_runners and any(map(overridden_events, config.callbacks.classes))
+        ),
+        lambda config: (
+            f"is not allowed with callbacks={config.callbacks.classes}, which handle events of environments: env "
+            "runners play episodes that turn out not to count; use 0"
+        ),
+    ),
+    Rule(
+        "evaluation.evaluation_num_env_runners",
+        lambda config: config.evaluation.evaluation_num_env_runners and not _can_be_made(config.environment.env),
+        "needs an environment that env runners can make: an id, a class or a function",
+    ),
+    Rule(
+        "framework.device",
+        # Learners in other processes have devices of their own.
+        lambda config: not config.learners.num_learners and _device_is_missing(config.framework.device),
+        "is not there; torch sees no such device",
+    ),
+    Rule(
+        "learners.num_gpus_per_learner",
+        lambda config: config.learners.num_gpus_per_learner and not config.framework.device.startswith("cuda"),
+        lambda config: (
+            f"needs a GPU, and framework.device={config.framework.device!r}; set framework(device='cuda'), or 0 GPUs"
+        ),
+    ),
+    Rule(
+        "training.optimizer",
+        lambda config: (
+            config.framework.compile and not _is_plain_adam(config.training.optimizer, config.training.optimizer_kwargs)
+        ),
+        lambda config: (
+            f"with training.optimizer_kwargs={config.training.optimizer_kwargs!r} is not allowed with "
+            "framework.compile=True: Adam's step alone is compiled, without weight_decay and amsgrad"
+        ),
+    ),
+    *only(
+        lambda config: config.collects_while_learning,
+        Rule(
+            "env_runners.batch_mode",
+            lambda config: config.env_runners.batch_mode != "truncate_episodes",
+            lambda config: (
+                f"is not allowed: {config.algorithm} collects fragments of equal length from env runners in other "
+                "processes; use 'truncate_episodes', or num_env_runners=0"
+            ),
+        ),
+        Rule(
+            "training.max_lag",
+            lambda config: config.has_memory and config.max_lag > 0,
+            "is not allowed: a network with memory learns from its present self only; set max_lag=0",
+        ),
+    ),
+)
+
+
+# -- modules: policies, mapping, who learns, specs and overrides have to fit together ---
+
+
+def _needs_several_agents(name: str) -> Rule[BaseConfig]:
+    return Rule(
+        f"multi_agent.{name}",
+        lambda config: getattr(config.multi_agent, name) and not config.is_multi_agent,
+        "needs several agents; leave it out, or name modules with multi_agent(policies=...)",
+    )
+
+
+def _has_any(model_config: object, *names: str) -> bool:
+    """Whether one of these fields of the default network's configuration is set."""
+    return any(getattr(model_config, name, None) for name in names)
+
+
+def _ids_of_spec(spec: object, policies: Iterable[str]) -> list[str]:
+    """The ids of the modules that the spec names; those of the policies where it is for any module."""
+    if isinstance(spec, MultiRLModuleSpec):
+        return list(spec.rl_module_specs)
+    return list(spec) if isinstance(spec, MultiRLModule) else list(policies)
+
+
+def _mappings(policy_mapping_fn: object) -> list[Any]:
+    """The policy mapping functions of every stage of the run."""
+    return [mapping for _, mapping in stages_of("policy_mapping_fn", policy_mapping_fn)]
+
+
+def _mapped_ids(policy_mapping_fn: object) -> set[str]:
+    """The ids that mappings name, of every stage of the run; those of functions are not known."""
+    mappings = [each for each in _mappings(policy_mapping_fn) if isinstance(each, AgentMapping)]
+    return {module_id for mapping in mappings for module_id in mapping.values()}
+
+
+def _ids_that_learn(policies_to_train: object) -> set[str]:
+    """The ids that `policies_to_train` names, of every stage of the run."""
+    stages = [allowed for _, allowed in stages_of("policies_to_train", policies_to_train)]
+    named = [allowed for allowed in stages if allowed is not None and not callable(allowed)]
+    return {module_id for allowed in named for module_id in allowed}
+
+
+def _names_policies(option: str, ids: Callable[[BaseConfig], set[str]]) -> Rule[BaseConfig]:
+    return Rule(
+        option,
+        lambda config: not ids(config) <= set(config.multi_agent.policies),
+        lambda config: f"names others than multi_agent.policies={list(config.multi_agent.policies)}",
+    )
+
+
+def _names_modules(option: str, ids: Callable[[BaseConfig], set[str]]) -> Rule[BaseConfig]:
+    return Rule(
+        option,
+        lambda config: not ids(config) <= set(config.module_specs()),
+        lambda config: (
+            f"names {sorted(ids(config) - set(config.module_specs()))}; the modules are {sorted(config.module_specs())}"
+        ),
+    )
+
+
+TO_TRAIN, OVERRIDES = "multi_agent.policies_to_train", "rl_module.algorithm_config_overrides_per_module"
+OF_MODULES: tuple[Rule[BaseConfig], ...] = (
+    _needs_several_agents("reward_metric"),
+    _needs_several_agents("centralized_critic"),
+    _needs_several_agents("agent_id_in_obs"),
+    *only(
+        lambda config: config.multi_agent.centralized_critic,
+        Rule(
+            "multi_agent.centralized_critic",
+            lambda config: not config.learner_class.has_state_critic,
+            lambda config: (
+                f"is not allowed for {config.algorithm}, with no critic of states; use ppo, a2c, trpo, impala or appo"
+            ),
+        ),
+        Rule(
+            "multi_agent.centralized_critic",
+            lambda config: _has_any(config.rl_module.model_config, "recurrent", "attention"),
+            "is not allowed with a network that has a memory; leave out one of them",
+        ),
+        Rule(
+            "multi_agent.centralized_critic",
+            lambda config: _has_any(config.rl_module.model_config, "vf_share_layers"),
+            "needs a network of its own; set rl_module(model_config={'vf_share_layers': False})",
+        ),
+    ),
+    *only(
+        # Without names the modules are known, unless the environment may be of several agents.
+        lambda config: config.multi_agent.policies is None and config.modules_are_known,
+        _names_modules(TO_TRAIN, lambda config: _ids_that_learn(config.multi_agent.policies_to_train)),
+        _names_modules(OVERRIDES, lambda config: set(config.rl_module.algorithm_config_overrides_per_module)),
+    ),
+    *only(
+        lambda config: config.multi_agent.policies is not None,
+        Rule(
+            "multi_agent.policies",
+            lambda config: not config.multi_agent.policies,
+            "is empty; name at least one module, or None for a single agent",
+        ),
+        Rule(
+            "multi_agent.policies",
+            lambda config: (
+                set(_ids_of_spec(config.rl_module.rl_module_spec, config.multi_agent.policies))
+                != set(config.multi_agent.policies)
+            ),
+            lambda config: (
+                "are others than the modules "
+                f"{_ids_of_spec(config.rl_module.rl_module_spec, config.multi_agent.policies)} of "
+                "rl_module.rl_module_spec; give the same"
+            ),
+        ),
+        Rule(
+            "multi_agent.policy_mapping_fn",
+            lambda config: (
+                None in _mappings(config.multi_agent.policy_mapping_fn)
+                and DEFAULT_MODULE_ID not in config.multi_agent.policies
+            ),
+            lambda config: (
+                f"maps every agent to {DEFAULT_MODULE_ID!r}, and multi_agent.policies="
+                f"{list(config.multi_agent.policies)}; give a function (agent_id, episode) -> id"
+            ),
+        ),
+        _names_policies(
+            "multi_agent.policy_mapping_fn", lambda config: _mapped_ids(config.multi_agent.policy_mapping_fn)
+        ),
+        _names_policies(TO_TRAIN, lambda config: _ids_that_learn(config.multi_agent.policies_to_train)),
+        _names_policies(OVERRIDES, lambda config: set(config.rl_module.algorithm_config_overrides_per_module)),
+    ),
+)
+
+
+# -- what is learned from ---
+
+
+def _leaves_target_networks(learner_class: type[Learner]) -> bool:
+    """Whether target networks follow after a gradient step, as compiled steps leave them to do."""
+    return learner_class.after_gradient_step is not Learner.after_gradient_step
+
+
+def _needs_memory(name: str) -> Rule[BaseConfig]:
+    return Rule(
+        f"replay.{name}",
+        lambda config: getattr(config.replay, name) is not None and config.has_surely_no_memory,
+        "is for a network with memory; set rl_module(model_config={'recurrent': 'lstm'}), or leave it out",
+    )
+
+
+OF_OFFLINE: tuple[Rule[BaseConfig], ...] = (
+    Rule(
+        "environment.normalize_rewards",
+        lambda config: config.environment.normalize_rewards,
+        lambda config: f"is not allowed for {config.algorithm}: scale those of the data instead",
+    ),
+    Rule(
+        "environment.frame_stack",
+        lambda config: config.environment.frame_stack > 1,
+        lambda config: f"is not allowed for {config.algorithm}: store stacked observations in the data",
+    ),
+    Rule(
+        "framework.compile",
+        lambda config: config.framework.compile and not _leaves_target_networks(config.learner_class),
+        lambda config: f"is not allowed for {config.algorithm}: its update is not compiled",
+    ),
+)
+OF_ON_POLICY: tuple[Rule[BaseConfig], ...] = (
+    Rule(
+        "training.train_batch_size",
+        lambda config: config.training.train_batch_size < config.env_runners.num_envs,
+        lambda config: (
+            f"is smaller than one step of each of the {config.env_runners.num_envs} environments of all env runners"
+        ),
+    ),
+)
+OF_REPLAY: tuple[Rule[BaseConfig], ...] = (
+    Rule(
+        "framework.compile",
+        lambda config: config.framework.compile and not _leaves_target_networks(config.learner_class),
+        lambda config: f"is not allowed for {config.algorithm}: its target network is not compiled",
+    ),
+    Rule(
+        "replay.her",
+        lambda config: config.has_memory and config.replay.her,
+        lambda config: (
+            f"does not go with rl_module.model_config.{config.kind_of_memory}: what is remembered was seen with "
+            "another goal"
+        ),
+    ),
+    _needs_memory("sequence_length"),
+    _needs_memory("burn_in"),
+    Rule(
+        "replay.capacity",
+        lambda config: config.replay.capacity < config.env_runners.num_envs_per_env_runner,
+        lambda config: (
+            "is less than one transition for each of "
+            f"env_runners.num_envs_per_env_runner={config.env_runners.num_envs_per_env_runner} environments"
+        ),
+    ),
+)
+
+RULES: tuple[Rule[BaseConfig], ...] = (
+    *OF_RUN,
+    *OF_MODULES,
+    *only(lambda config: config.is_offline, *OF_OFFLINE),
+    *only(lambda config: not config.is_offline and not config.is_off_policy, *OF_ON_POLICY),
+    *only(lambda config: not config.is_offline and config.is_off_policy, *OF_REPLAY),
+    Rule(
+        "training.intrinsic_reward",
+        lambda config: (
+            config.training.intrinsic_reward is not None
+            and not (config.is_off_policy or config.learner_class.learns_step_by_step)
+        ),
+        lambda config: (
+            f"is not allowed for {config.algorithm}, which does not learn from rewards step by step; leave it out"
+        ),
+    ),
+)
+"""Rules of every configuration. Of several that are broken, the first one is reported."""
+
+_SEVERAL = "is not allowed where a trainer trains several agents; leave it out"
+OF_SEVERAL_AGENTS: tuple[Rule[BaseConfig], ...] = (
+    Rule("replay.her", lambda config: config.is_off_policy and config.replay.her, _SEVERAL),
+    Rule(
+        "env_runners.vectorize_mode",
+        lambda config: config.env_runners.vectorize_mode not in ("auto", "sync"),
+        _SEVERAL,
+    ),
+    Rule(
+        "multi_agent.count_steps_by",
+        lambda config: config.multi_agent.count_steps_by != "env_steps",
+        _SEVERAL,
+    ),
+)
+"""Rules for what a trainer is built from, where there are several agents."""
