@@ -41,6 +41,7 @@ if os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > 8 << 30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 
 TOGETHER = (
+    "tests/cli/",
     "tests/cluster/",
     "tests/learner/test_learner_distributed.py",
     "tests/recipes/test_recipes_bench.py",
@@ -97,6 +98,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     text = "".join(file.read_text() for file in files)
     wanted = re.sub(r"\bnot \w+|\band\b|\bor\b", "", expression).split()
     if wanted:
+        if "long" in wanted and "fast_if(" in text:  # tests/parts.py puts the mark on cases
+            return None
         return None if any(f"mark.{mark}" in text for mark in wanted) else True
     unwanted = re.findall(r"\bnot (\w+)", expression)
     of_the_file = re.findall(r"^pytestmark = .*$", collection_path.read_text(), re.MULTILINE)

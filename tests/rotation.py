@@ -12,6 +12,7 @@ BY_COMMIT = "commit"
 ALL = "all"
 
 NEVER_ROTATE = (
+    "tests/learner/test_learner_compile_cache.py",
     "tests/past/",
     "tests/state/test_state_faults.py",
     "tests/state/test_state_trust.py",
@@ -19,7 +20,8 @@ NEVER_ROTATE = (
     "tests/trainer/test_trainer_flipped_bytes.py",
     "tests/trainer/test_trainer_hostile_files.py",
 )
-"""Old checkpoints, hostile files and kills: these run with every part, as does every test with "kill" in its name."""
+"""Old checkpoints, hostile files and code, kills: these run with every part, as does every test with "kill" in its
+name."""
 
 
 def part_of(nodeid: str) -> int | None:

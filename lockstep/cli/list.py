@@ -71,8 +71,9 @@ class Option:
     """the first sentences of its documentation, on one line"""
 
 
+@cache
 def algorithm_table() -> tuple[Sequence[str], list[Sequence[str]]]:
-    """Return columns and rows: name, what it is, observation spaces, action spaces."""
+    """Return columns and rows: name, what it is, observation spaces, action spaces; trying all spaces takes seconds."""
     columns = ("algorithm", "what it is", "observations", "actions")
     rows: list[Sequence[str]] = []
     for config_class in ALGORITHMS:
@@ -102,7 +103,7 @@ def recipe_table() -> tuple[Sequence[str], list[Sequence[str]]]:
     return columns, rows
 
 
-def spaces_of(config_class: type[AlgorithmConfig]) -> tuple[list[str], list[str]]:
+def spaces_of(config_class: type[AlgorithmConfig]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the kinds of observation and action spaces for which a learner can be built: each is tried."""
 
     def takes(observation: spaces.Space[Any], action: spaces.Space[Any]) -> bool:
@@ -114,9 +115,9 @@ def spaces_of(config_class: type[AlgorithmConfig]) -> tuple[list[str], list[str]
         return True
 
     box, discrete = OBSERVATIONS["Box"], ACTIONS["Discrete"]
-    actions = [name for name, space in ACTIONS.items() if takes(box, space)]
+    actions = tuple(name for name, space in ACTIONS.items() if takes(box, space))
     usual = discrete if "Discrete" in actions else ACTIONS["Box"]
-    return [name for name, space in OBSERVATIONS.items() if takes(space, usual)], actions
+    return tuple(name for name, space in OBSERVATIONS.items() if takes(space, usual)), actions
 
 
 def options_of(config_class: type[AlgorithmConfig]) -> Iterator[tuple[str, list[Option]]]:

@@ -8,6 +8,7 @@ import torch
 from algorithm_kinds import NAMES
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
+from parts import fast_if
 
 from lockstep import Collector, RolloutStore, SampleBatch, get_config, load_policy
 from lockstep.connectors import PreviousActions
@@ -76,7 +77,7 @@ def recorded(number=200, flat=False):
 @pytest.mark.parametrize(
     ("algorithm", "flat"),
     [
-        ("ppo", False),
+        pytest.param("ppo", False, marks=pytest.mark.long),
         *(pytest.param(name, flat, marks=pytest.mark.learning) for name in TRAINING for flat in (True, False)),
     ],
 )
@@ -89,10 +90,11 @@ def test_the_optimum_is_reached_with_masks_of_both_forms(algorithm, flat):
 
 @pytest.mark.parametrize("random", [False, True])
 @pytest.mark.parametrize("flat", [False, True])
-def test_none_of_100_000_actions_is_illegal(flat, random):
+@pytest.mark.parametrize("number", fast_if(lambda number: number < 10_000, [2_500, 25_000]))
+def test_none_of_100_000_actions_is_illegal(number, flat, random):
+    """With the four cases that are long 100,000; the probe raises for an action that is illegal."""
     policy = config_of(flat=flat).build_policy()
     collector = Collector(policy, make_vector(partial(CompositeProbe, flat), num_envs=500), exploration_noise=True)
-    number = 25_000  # with the four cases 100,000; the probe raises for an action that is illegal
     assert collector.collect(number, random=random).n_collected_steps == number
 
 
@@ -311,7 +313,7 @@ def test_episodes_of_a_user_are_learned_from_as_those_of_a_rollout(algorithm):
         parameters_after(config, [broken])
 
 
-@pytest.mark.parametrize("memory", [None, "lstm"])
+@pytest.mark.parametrize("memory", [None, pytest.param("lstm", marks=pytest.mark.long)])
 def test_a_run_goes_on_bit_for_bit_and_its_policy_is_loaded(tmp_path, memory):
     def trainer(total):
         model = {"hiddens": (8,), "recurrent": memory, "recurrent_size": 4}

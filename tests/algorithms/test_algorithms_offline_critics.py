@@ -10,6 +10,7 @@ import pytest
 import torch
 from algorithm_tools import MODULE, learned_transitions, noting, played
 from gymnasium import spaces
+from parts import fast_if
 
 from lockstep import CQLConfig, IQLConfig, MARWILConfig, TD3BCConfig
 from lockstep.envs.toys.probes import (
@@ -289,8 +290,11 @@ LEARN = {
 
 @pytest.mark.parametrize(
     "kind, probe",
-    [(kind, ObservationActionProbeContinuous) for kind in LEARN]
-    + [(kind, ObservationActionProbe) for kind in (CQLConfig, IQLConfig)],
+    fast_if(
+        lambda kind, probe: (kind is CQLConfig) is (probe is ObservationActionProbe),
+        [(kind, ObservationActionProbeContinuous) for kind in LEARN]
+        + [(kind, ObservationActionProbe) for kind in (CQLConfig, IQLConfig)],
+    ),
 )
 def test_the_best_action_is_found_in_random_data(kind, probe):
     settings = LEARN[kind]
@@ -314,7 +318,7 @@ VALUED = {
 }
 
 
-@pytest.mark.parametrize("probe", [DiscountProbe, TruncationProbe])
+@pytest.mark.parametrize("probe", [pytest.param(DiscountProbe, marks=pytest.mark.long), TruncationProbe])
 @pytest.mark.parametrize("kind", list(VALUED))
 def test_values_are_discounted_and_go_on_where_an_episode_was_truncated(kind, probe):
     class Box(probe):

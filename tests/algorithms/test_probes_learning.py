@@ -8,6 +8,7 @@ import pytest
 import torch
 from algorithm_kinds import ON_POLICY, taking
 from gymnasium import spaces
+from parts import fast_if
 
 from lockstep import Collector, SampleBatch, TD3Config, get_config
 from lockstep.envs.toys.probes import BEST_CONTINUOUS, MEMORY_PROBES, PROBES, MemoryProbe, Probe
@@ -53,7 +54,7 @@ STEPS = {
     "ddpg": 900,
 }
 SHORT = {"TruncationProbe", "ActionProbeContinuous", "ObservationActionProbe"}
-"""what the fast suite runs of algorithms that are made of parts of the others"""
+"""what `make test-long` runs of algorithms that are made of parts of the others"""
 FAST = {
     "trpo": SHORT,
     "impala": SHORT,
@@ -69,6 +70,18 @@ FAST = {
     "td3": {"ObservationActionProbeContinuous"},
     "ddpg": {"ObservationActionProbeContinuous"},
 }
+"""without these the rest of an algorithm's probes takes minutes: `make test-learning` runs it"""
+EACH = ("ppo", "dqn")
+"""algorithms whose probes all belong to the fast suite"""
+ONE = dict.fromkeys(("sac", "td3"), "ObservationActionProbeContinuous")
+ONE |= dict.fromkeys(("a2c", "reinforce", "impala", "appo", "pqn", "c51", "qrdqn", "iqn"), "ObservationActionProbe")
+"""the one probe of other algorithms there; `tests/product/test_product_cover.py` proves that every algorithm learns"""
+
+
+def marks_of(algorithm, name):
+    if name not in FAST.get(algorithm, {name}):
+        return pytest.mark.learning
+    return () if algorithm in EACH or ONE.get(algorithm) == name else pytest.mark.long
 
 
 def learned_policy(algorithm, probe):
@@ -111,10 +124,9 @@ def probes_of(algorithm):
 
 
 CASES = [
-    pytest.param(algorithm, probe, id=f"{probe.__name__}-{algorithm}", marks=marks)
+    pytest.param(algorithm, probe, id=f"{probe.__name__}-{algorithm}", marks=marks_of(algorithm, probe.__name__))
     for algorithm in TRAINING
     for probe in probes_of(algorithm)
-    for marks in [() if probe.__name__ in FAST.get(algorithm, {probe.__name__}) else pytest.mark.learning]
 ]
 
 
@@ -183,7 +195,7 @@ def masked_config(algorithm):
     return config.offline_data(input_=by_chance.buffer).training(min_q_weight=0.1).reporting(total_steps=700)
 
 
-@pytest.mark.parametrize("algorithm", ["sac", "cql"])
+@pytest.mark.parametrize("algorithm", ["sac", pytest.param("cql", marks=pytest.mark.long)])
 def test_the_entropy_of_masked_actions_becomes_0_98_of_what_the_allowed_ones_can_have(algorithm):
     config = masked_config(algorithm).debugging(seed=0).evaluation(evaluation_interval=0)
     config.training(gamma=GAMMA, lr=1e-2, alpha_lr=1e-2, tau=0.05, train_batch_size=64)
@@ -248,9 +260,9 @@ def last_actions(policy, probe=MemoryProbe):
 @pytest.mark.parametrize(
     ("algorithm", "memory"),
     [
-        ("a2c", "lstm"),
+        pytest.param("a2c", "lstm", marks=pytest.mark.long),
         *(pytest.param("a2c", memory, marks=pytest.mark.learning) for memory in ("gru", "attention")),
-        *(("ppo", memory) for memory in ("lstm", "gru", "attention")),
+        *fast_if(lambda _, memory: memory != "gru", [("ppo", memory) for memory in ("lstm", "gru", "attention")]),
     ],
 )
 @pytest.mark.parametrize("probe", MEMORY_PROBES, ids=lambda probe: probe.__name__)
@@ -306,7 +318,7 @@ KINDS_OF_MEMORY = {
     "attention": {"attention": SMALL_ATTENTION},
     None: {},
 }
-FAST_MEMORY = {("dqn", "lstm"), ("td3", "gru")}
+FAST_MEMORY = {("dqn", "lstm"): (), ("td3", "gru"): pytest.mark.long}
 SAC = {"lr": [[0, 1e-2], [3_000, 1e-3]], "tau": 0.05, "initial_alpha": 0.02, "alpha_lr": 1e-3, "train_batch_size": 32}
 CROSSQ = {"lr": [[0, 3e-3], [8_000, 1e-4]], "policy_delay": 1, "initial_alpha": 0.005, "alpha_lr": 0.0}
 FROM_SEQUENCES = {
@@ -343,7 +355,7 @@ def trained_from_sequences(name, recurrent, *, sequence_length=8, burn_in=None, 
 @pytest.mark.parametrize(
     ("name", "recurrent"),
     [
-        pytest.param(name, recurrent, marks=() if (name, recurrent) in FAST_MEMORY else pytest.mark.learning)
+        pytest.param(name, recurrent, marks=FAST_MEMORY.get((name, recurrent), pytest.mark.learning))
         for name in FROM_SEQUENCES
         for recurrent in ("lstm", "gru", "attention")
     ],
@@ -386,7 +398,11 @@ FROM_DATA = {
     "iql_box": {**IMPLICIT, "beta": 20.0},
     "td3_bc": {"tau": 0.05, "alpha": 50.0, "target_noise": 0.05},
 }
-FAST_FROM_DATA = {("marwil", "gru"), ("iql", "lstm"), ("td3_bc", "gru")}
+FAST_FROM_DATA = {
+    ("marwil", "gru"): (),
+    ("iql", "lstm"): pytest.mark.long,
+    ("td3_bc", "gru"): pytest.mark.long,
+}
 
 
 def recorded(probe, is_expert, num_episodes=300):
@@ -419,7 +435,7 @@ def trained_from_data(name, memory, steps, hiddens=(16,), **training):
 @pytest.mark.parametrize(
     ("name", "memory"),
     [
-        pytest.param(name, memory, marks=() if (name, memory) in FAST_FROM_DATA else pytest.mark.learning)
+        pytest.param(name, memory, marks=FAST_FROM_DATA.get((name, memory), pytest.mark.learning))
         for name in FROM_DATA
         for memory in KINDS_OF_MEMORY
         if memory

@@ -56,8 +56,8 @@ NOT_RUN = {
 """commands that need what is not there, and why"""
 NEEDS_RAY = ("--num-learners", "--num-env-runners")
 """what starts processes on Ray: half a minute each, so these commands are marked `faults`"""
-ALWAYS = ("README.md", "getting-started.md")
-"""pages whose other commands belong to the fast suite; those of the rest are marked `faults`, too"""
+MARKS = {"README.md": (), "getting-started.md": pytest.mark.long}
+"""pages whose other commands are fast or long tests; those of the rest are marked `faults`, too"""
 OFF_THE_PAGES = (
     "lockstep train dqn CartPole-v1 --no-recipe --seed 1 --set replay.learning_starts=500",
     "lockstep train dqn CartPole-v1 --no-recipe --seed 2 --set training.lr='[[0, 1e-3], [2_048, 1e-4]]'",
@@ -237,7 +237,7 @@ def assert_true(run: Ran) -> None:
 
 
 IN_PROCESS = [
-    pytest.param(page, one, id=f"{page}: {one}", marks=[] if page in ALWAYS else pytest.mark.faults)
+    pytest.param(page, one, id=f"{page}: {one}", marks=MARKS.get(page, pytest.mark.faults))
     for page, all_ in COMMANDS.items()
     for one in all_
     if one not in NOT_RUN and not is_slow(one)

@@ -39,6 +39,12 @@ def parsed(text: str) -> ast.Module:
     return ast.parse(text)
 
 
+@cache
+def nodes(text: str) -> tuple[ast.AST, ...]:
+    """Return all nodes of a source text; walking the tree anew for each check takes longer than most checks."""
+    return tuple(ast.walk(parsed(text)))
+
+
 # -- imports ---
 
 
@@ -57,7 +63,7 @@ def imports_of(path: str, text: str) -> list[tuple[int, str]]:
     if not path.endswith("__init__.py"):
         package = package[:-1]
     names: list[tuple[int, str]] = []
-    for node in ast.walk(parsed(text)):
+    for node in nodes(text):
         if isinstance(node, ast.Import):
             names += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -121,7 +127,7 @@ def uses_of(sources: Sources, names: Iterable[str], *, within: str = "") -> list
         Found(path, node.lineno, f"uses {ast.unparse(node)}")
         for path, text in sources.items()
         if path.startswith(within)
-        for node in ast.walk(parsed(text))
+        for node in nodes(text)
         if isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node) in wanted
     ]
 
@@ -141,7 +147,7 @@ def calls_of(sources: Sources, name: str) -> list[Found]:
     return [
         Found(path, node.lineno, ast.unparse(node))
         for path, text in sources.items()
-        for node in ast.walk(parsed(text))
+        for node in nodes(text)
         if isinstance(node, ast.Call) and _called_name(node) == name
     ]
 
@@ -311,6 +317,6 @@ def constant_asserts(sources: Sources) -> list[Found]:
     return [
         Found(path, node.lineno, ast.unparse(node))
         for path, text in sources.items()
-        for node in ast.walk(parsed(text))
+        for node in nodes(text)
         if isinstance(node, ast.Assert) and isinstance(node.test, ast.Constant) and node.test.value
     ]

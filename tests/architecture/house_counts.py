@@ -10,9 +10,8 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
 
-from architecture_checks import Found, Sources, imports_of, module_name, parsed
+from architecture_checks import Found, Sources, imports_of, module_name, nodes, parsed
 
 WRAPPERS = ("classmethod", "staticmethod", "property")
 
@@ -78,7 +77,7 @@ def private_accesses(sources: Sources) -> list[Found]:
     return [
         Found(path, node.lineno, ast.unparse(node))
         for path, text in sources.items()
-        for node in ast.walk(parsed(text))
+        for node in nodes(text)
         if isinstance(node, ast.Attribute)
         and node.attr.startswith("_")
         and not node.attr.startswith("__")
@@ -92,7 +91,7 @@ def classes_of(sources: Sources) -> set[str]:
     """Names of the classes that the package defines, but for values: dataclasses, tuples, typed dicts, protocols."""
     names = set()
     for text in sources.values():
-        for node in ast.walk(parsed(text)):
+        for node in nodes(text):
             if isinstance(node, ast.ClassDef) and not _is_value(node):
                 names.add(node.name)
     return names
@@ -136,7 +135,7 @@ def assigned_methods(sources: Sources) -> list[Found]:
     found = []
     for path, text in sources.items():
         modules = {name.rpartition(".")[2] for _, name in imports_of(path, text) if name.startswith("lockstep.")}
-        for node in ast.walk(parsed(text)):
+        for node in nodes(text):
             for line in node.body if isinstance(node, ast.ClassDef) else ():
                 value = line.value if isinstance(line, ast.Assign) else None
                 if isinstance(value, ast.Call) and ast.unparse(value.func) in WRAPPERS:
@@ -383,12 +382,6 @@ def _words_in(text: str) -> set[str]:
 
 
 # -- parts of syntax trees ---
-
-
-@cache
-def nodes(text: str) -> tuple[ast.AST, ...]:
-    """Return all nodes of a source: many counts look at each."""
-    return tuple(ast.walk(parsed(text)))
 
 
 def _classes(sources: Sources) -> Iterator[tuple[str, ast.ClassDef]]:

@@ -97,7 +97,7 @@ def test_a_replay_buffer_keeps_the_clock_and_the_learner_sees_its_seconds():
 
 
 @pytest.mark.parametrize("form", ["onnx", "torch"])
-@pytest.mark.parametrize("dtype", [np.float64, np.int64])
+@pytest.mark.parametrize("dtype", [np.float64, pytest.param(np.int64, marks=pytest.mark.long)])
 def test_an_export_sees_the_seconds_of_a_clock(tmp_path, form, dtype):
     if form == "onnx":
         pytest.importorskip("onnxruntime")
@@ -142,7 +142,7 @@ class Plain(RLModule):
         return self.layer(batch["obs"])[..., 0]
 
 
-@pytest.mark.parametrize("framework", ["float32", "float64"])
+@pytest.mark.parametrize("framework", ["float32", pytest.param("float64", marks=pytest.mark.long)])
 def test_an_own_network_gets_float64_observations_in_its_dtype(tmp_path, framework):
     spec = RLModuleSpec(module_class=Plain)
     config = PPOConfig().environment(Clock).rl_module(rl_module_spec=spec).framework(dtype=framework)

@@ -3,6 +3,7 @@
 import gymnasium as gym
 import numpy as np
 import pytest
+from parts import fast_if
 
 from lockstep import DQNConfig, PPOConfig
 from lockstep.data.columns import Columns
@@ -25,7 +26,10 @@ def reference(game=GAME, *, noop_max=0, stack=0, **options):
 
 @pytest.mark.parametrize(
     ("mode", "frames"),
-    [("auto", 108_000), ("auto", 203), ("sync", 203), ("async", 203), ("envpool", 108_000), ("envpool", 200)],
+    fast_if(
+        lambda mode, frames: (mode, frames) in (("auto", 108_000), ("async", 203), ("envpool", 200)),
+        [("auto", 108_000), ("auto", 203), ("sync", 203), ("async", 203), ("envpool", 108_000), ("envpool", 200)],
+    ),
 )
 def test_every_transition_is_that_of_gymnasiums_preprocessing(mode, frames):
     """Endings by the last life and by the limit of frames, true last observations and first ones included."""
@@ -91,7 +95,9 @@ def test_sticky_actions_are_those_of_the_id_and_follow_the_seed_of_each_row():
     assert differ, "rows of other seeds repeat other actions"
 
 
-@pytest.mark.parametrize("capacity", [200, 60], ids=["all", "overwritten"])
+@pytest.mark.parametrize(
+    "capacity", [pytest.param(200, id="all", marks=pytest.mark.long), pytest.param(60, id="overwritten")]
+)
 def test_replay_stores_each_frame_once_as_bytes_and_gives_out_gymnasiums_stacks(capacity):
     config = (
         DQNConfig()

@@ -129,6 +129,7 @@ def test_connect_four_plays_minimax():
     assert game.minimax_move(board, 2, rng) == 3
 
 
+@pytest.mark.long
 def test_connect_four_goes_on_in_the_middle_with_equal_bits(tmp_path):
     """The pool, with the learner itself and minimax in it, goes on as if nothing had been; games are under way."""
     game = load("connect_four")

@@ -41,6 +41,10 @@ def folder(tmp_path, monkeypatch):
     return compile_cache.cache_folder()
 
 
+KEPT = pytest.mark.long
+"""what needs compiled code, which takes 20 s of processor time to make; these tests run with every part"""
+
+
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
     """A cache folder with the code of one graph."""
@@ -58,6 +62,7 @@ def no_process(*_, **__):
 # -- what is kept ---
 
 
+@KEPT
 def test_kept_code_is_loaded_without_a_compiler_and_computes_what_the_graph_does(kept, monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", no_process)
     tensors = inputs()
@@ -70,6 +75,7 @@ def test_kept_code_is_loaded_without_a_compiler_and_computes_what_the_graph_does
             code(inputs(**other))
 
 
+@KEPT
 def test_another_process_finds_kept_code_and_loads_no_compiler(kept):
     program = (
         "import subprocess, sys; subprocess.Popen = None; from test_learner_compile_cache import *; "
@@ -81,6 +87,7 @@ def test_another_process_finds_kept_code_and_loads_no_compiler(kept):
     assert done.stdout.split() == ["False", "False"], done.stderr
 
 
+@KEPT
 @pytest.mark.parametrize("damage", ["cut", "changed", "without checksum"])
 def test_damaged_code_is_made_anew(kept, folder, monkeypatch, damage):
     for file in kept.iterdir():
@@ -308,6 +315,7 @@ def test_the_folder_of_another_user_is_not_used(folder):
         assert compile_cache.cache_folder() != folder
 
 
+@KEPT
 @pytest.mark.parametrize("change", ["open", "foreign", "link"])
 def test_code_that_is_not_the_users_own_is_not_loaded(kept, folder, change, monkeypatch):
     if change == "foreign" and os.geteuid() != 0:

@@ -7,6 +7,7 @@ from algorithm_kinds import NAMES
 from distributed_parts import Case, actions_of, rows_of
 from host_waits import DEVICE, HostWaitError, StandInDevice
 from learner_parts import BOX, MODULE, parameters
+from parts import fast_if
 
 from lockstep import get_config
 from lockstep.algorithms.ppo import PPOLearner
@@ -28,6 +29,9 @@ VARIANTS = {
     "bad gradients set to zero": {"nan_policy": "zero"},
 }
 """options of PPO that take other ways through a gradient step"""
+FAST_VARIANTS = ("each tensor clipped", "KL penalty", "adamax", "bad gradients set to zero")
+ONE_OF_A_FAMILY = {"ppo", "reinforce", *NAMES[::5]}
+"""what the fast suite runs of all algorithms; the others are long tests"""
 
 
 def learner_on(device, algorithm="ppo", learner_class=None, **training):
@@ -63,7 +67,7 @@ def assert_near(learner, other, tolerance=1e-12):
         np.testing.assert_allclose(there[name], value, rtol=0, atol=tolerance, err_msg=name)
 
 
-@pytest.mark.parametrize("algorithm", NAMES)
+@pytest.mark.parametrize("algorithm", fast_if(ONE_OF_A_FAMILY.__contains__, NAMES))
 def test_waits_do_not_grow_with_minibatches_and_parameters_are_those_of_the_cpu(algorithm):
     on_host = learner_on(torch.device("cpu"), algorithm)
     with StandInDevice() as device:
@@ -91,7 +95,7 @@ def test_clip_fraction_on_a_device_is_that_of_the_cpu(algorithm):
     assert 0.0 < found == expected < 1.0
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", fast_if(FAST_VARIANTS.__contains__, VARIANTS))
 def test_no_option_of_a_gradient_step_waits_and_bad_gradients_are_left_out_as_on_the_cpu(name):
     on_host = learner_on(torch.device("cpu"), **VARIANTS[name])
     bad = rows("ppo", FOUR)
@@ -111,7 +115,7 @@ def test_no_option_of_a_gradient_step_waits_and_bad_gradients_are_left_out_as_on
             assert_near(on_host, learner)
 
 
-@pytest.mark.parametrize("name", ["rmsprop", "sgd", "adamw", "each tensor clipped"])
+@pytest.mark.parametrize("name", fast_if("adamw".__eq__, ["rmsprop", "sgd", "adamw", "each tensor clipped"]))
 def test_frozen_parameters_stay_as_they_are_without_a_wait(name):
     on_host = learner_on(torch.device("cpu"), **VARIANTS[name])
     with StandInDevice() as device:

@@ -16,6 +16,7 @@ import pytest
 import torch
 from cells import FACTORS, TRAINING, epochs_to_the_optimum
 from cover import COVER, PAGE, all_refused, allowed_pairs, page, pairs_in, refused_levels
+from parts import fast_if
 
 CELLS = [dict(zip(FACTORS, levels)) for levels in json.loads(COVER.read_text())]
 BY_ALGORITHM = {name: [cell for cell in CELLS if cell["algorithm"] == name] for name in FACTORS["algorithm"]}
@@ -111,7 +112,7 @@ def test_there_are_cells_enough():
     assert set(TRAINING) == set(FACTORS["algorithm"])
 
 
-@pytest.mark.parametrize("algorithm", FACTORS["algorithm"])
+@pytest.mark.parametrize("algorithm", fast_if(FACTORS["algorithm"][::5].__contains__, FACTORS["algorithm"]))
 def test_a_level_is_refused_before_anything_runs_by_the_names_of_both(algorithm):
     """And every pair of those that are not is in the cover, but for pairs that the page says are refused together."""
     alone = refused_levels(algorithm)

@@ -182,6 +182,7 @@ write_checkpoint(sys.argv[1], {"": {"state": {"step": 3}}})
 """
 
 
+@pytest.mark.long
 def test_a_kill_between_the_two_renames_of_a_replacement_loses_nothing(tmp_path: Path) -> None:
     target = tmp_path / "best"
     write_checkpoint(target, {"": {"state": {"step": 1}}})

@@ -587,7 +587,7 @@ class Net(torch.nn.Module): pass
 """
 
 
-@pytest.mark.parametrize("field", ["environment as text", "encoder as text"])
+@pytest.mark.parametrize("field", ["environment as text", pytest.param("encoder as text", marks=pytest.mark.long)])
 def test_no_command_imports_a_module_of_the_current_folder_for_a_file(field, run, tmp_path):
     """A real process: its current folder is on `sys.path`, in front of all others."""
     change = {**WHEN_MADE, **WHEN_LOADED}[field]

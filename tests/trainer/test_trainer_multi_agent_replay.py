@@ -73,7 +73,7 @@ def test_a_collect_that_fails_leaves_nothing_and_nothing_reaches_over_the_bounda
     np.testing.assert_allclose(sums, [[sum(0.99**k for k in range(n)) for n in (2, 1, 5, 4, 3, 2, 1)]] * 2, rtol=1e-6)
 
 
-@pytest.mark.parametrize("prioritized", [False, True])
+@pytest.mark.parametrize("prioritized", [pytest.param(False, marks=pytest.mark.long), True])
 def test_dqn_learns_each_agents_bit_through_the_trainer_with_reward_metric(prioritized):
     config = game_config(BitGame, DQNConfig, num_envs=8)
     config.multi_agent(reward_metric=lambda returns: returns.min(axis=1))

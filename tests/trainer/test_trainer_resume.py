@@ -8,6 +8,7 @@ import time
 import gymnasium as gym
 import pytest
 from kill_tools import KINDS, MORE_KINDS, bits_of, run_kind, work_on
+from parts import fast_if
 from scenario_tools import trainer_of
 from trainer_tools import config_for, digest, learned, records_of
 
@@ -23,7 +24,17 @@ EPOCH = 128
 HALF, WHOLE = 2 * EPOCH, 4 * EPOCH
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *(pytest.param(kind, marks=pytest.mark.long) for kind in MORE_KINDS)])
+ONE_OF_A_FAMILY = ("on-policy", "prioritised", "offline", "recurrent", "temperature")
+"""kinds of runs whose state is of different parts; the others go on in a new process in the long tests"""
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *fast_if(ONE_OF_A_FAMILY.__contains__, KINDS),
+        *(pytest.param(kind, marks=pytest.mark.long) for kind in MORE_KINDS),
+    ],
+)
 def test_n_and_a_new_process_and_n_are_2n_to_the_last_bit(kind, processes, folder):
     """Weights, optimizer, normalisers, random streams, environments, counters and records."""
     whole = bits_of(run_kind(folder / "whole", kind, WHOLE))

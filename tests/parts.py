@@ -1,0 +1,21 @@
+"""Which cases of a table the fast suite runs: one family each where several prove the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+from _pytest.mark.structures import ParameterSet
+
+
+def fast_if(chosen: Callable[..., object], cases: Iterable[Any]) -> list[ParameterSet]:
+    """Return the cases of a table as parameters; `make test-long` runs those for which `chosen(*case)` is false.
+
+    A case is a tuple of values, or one value. Names of cases stay as they are without this.
+    """
+    found = []
+    for case in cases:
+        values = case if isinstance(case, tuple) else (case,)
+        found.append(pytest.param(*values, marks=() if chosen(*values) else pytest.mark.long))
+    return found
