@@ -6,11 +6,12 @@ and returns arrays by name, which the stored numbers are compared with.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium import spaces
@@ -32,7 +33,7 @@ from past_parts import (
 )
 
 import lockstep_sb3 as sb3
-from lockstep import ALGORITHMS, Policy, SampleBatch, get_config, load_policy
+from lockstep import ALGORITHMS, Collector, OnpolicyTrainer, Policy, SampleBatch, get_config, load_policy
 from lockstep.algorithms.ppo import PPOLearner
 from lockstep.data import MultiAgentBatch, OfflineDataset, write_rows
 from lockstep.export import load_export
@@ -357,6 +358,69 @@ def processes(folder: Path) -> Any:
 
 def dqn_novelty(folder: Path) -> Any:
     return small("dqn", "CartPole-v1").training(intrinsic_reward=SmallNovelty, target_update_interval=5)
+
+
+COUNTED = ("epoch_end_due", "between_epochs", "in_epoch")
+"""checkpoints in each state that an epoch can have: before its end was reported, after that, and within an epoch"""
+
+
+class InterruptTested(Callback):
+    """Ends a run as Ctrl-C does, in the middle of the second epoch, after the evaluation within it."""
+
+    def on_run_start(self, event: Any) -> None:
+        self.trainer = event.trainer
+
+    def on_update_end(self, event: Any) -> None:
+        if event.epoch == 2 and self.trainer.tested_in_train:
+            raise KeyboardInterrupt
+
+
+def tested_in_train(save: Callable[..., object] | None = None, callbacks: Sequence[Callback] = ()) -> OnpolicyTrainer:
+    """Return a trainer made by hand, whose training returns satisfy `stop_fn`, and whose short evaluations do not."""
+    config = small("ppo", "CartPole-v1")
+    policy = config.build_policy()
+    return OnpolicyTrainer(
+        policy,
+        max_epoch=3,
+        batch_size=16,
+        train_collector=config.build_collector(policy),
+        test_collector=Collector(policy, gym.make_vec("CartPole-v1", num_envs=2, max_episode_steps=5)),
+        episode_per_test=2,
+        step_per_epoch=128,
+        step_per_collect=32,
+        repeat_per_collect=1,
+        seed=3,
+        stop_fn=lambda score: score > 6,
+        test_in_train=True,
+        save_checkpoint_fn=save,
+        callbacks=callbacks,
+    )
+
+
+def write_counters(folder: Path) -> None:
+    due, between, within = (folder / name for name in COUNTED)
+    paths = iter((due, within))
+    trainer = tested_in_train(lambda *_: trainer.save_to_path(next(paths)), [InterruptTested()])
+    next(trainer)
+    trainer.save_to_path(between)
+    assert next(trainer, None) is None
+    assert trainer.stop_reason == "interrupted"
+    assert trainer.tested_in_train
+
+
+def load_counters(folder: Path) -> Numbers:
+    """Each run is continued to its end. Its evaluations are counted: with the flag there is no second one in the
+    epoch."""
+    numbers: Numbers = {}
+    for name in COUNTED:
+        trainer = tested_in_train()
+        trainer.restore_from_path(folder / name)
+        numbers[f"{name}/restored"] = np.array([trainer.epoch, trainer.env_step, trainer.tested_in_train])
+        info = trainer.run()
+        counts = [trainer.epoch, info.train_step, info.train_episode, info.gradient_step, info.test_episode]
+        numbers[f"{name}/counts"] = np.array(counts)
+        numbers |= {f"{name}/{key}": array for key, array in weights_of(trainer.policy).items()}
+    return numbers
 
 
 # -- policies, modules, learners ---
@@ -734,6 +798,7 @@ CASES: dict[str, Case] = {
     "run_processes": run_case(processes),
     "run_dqn_novelty": run_case(dqn_novelty),
     "run_runners": run_case(runners, starts_ray=True),
+    "run_counters": Case(write_counters, load_counters, revision=REDRAWN),
     "learners_several": Case(write_several, load_several),
     "policies": Case(write_policies, load_policies),
     "best_policy": Case(write_best, load_best),
