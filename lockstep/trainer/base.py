@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 import warnings
@@ -10,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from enum import Enum, auto
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self, Unpack
@@ -57,7 +57,7 @@ from lockstep.trainer.callbacks import (
     tell,
 )
 from lockstep.trainer.checks import check_collector, check_evaluation, check_logger, check_policy
-from lockstep.trainer.counters import Counters
+from lockstep.trainer.counters import Counter, Counters, EpochStage
 from lockstep.trainer.display import ProgressDisplay
 from lockstep.trainer.evaluation import (
     Evaluator,
@@ -79,6 +79,20 @@ OPTIONS = (
     *("update_per_step", "learning_starts"),
 )
 """options of a trainer that a run which goes on bit by bit has in common with the one before"""
+
+
+class RunPhase(Enum):
+    """What the next call of `next(trainer)` does."""
+
+    NEW = auto()
+    """It resets the trainer and begins a run."""
+    READY = auto()
+    """It begins the run after a reset, or continues the one that was restored."""
+    RUNNING = auto()
+    """It trains the next epoch."""
+    OVER = auto()
+    """It raises `StopIteration`: the run has ended."""
+
 
 EpochFn = Callable[[int, int], None]
 SaveCheckpointFn = Callable[[int, int, int], Any]
@@ -106,7 +120,7 @@ class TrainerOptions(EvaluatorOptions, total=False):
     nan_policy: str
 
 
-class BaseTrainer(Counters, ABC):
+class BaseTrainer(ABC):
     """The part that all trainers share. Iterate over it epoch by epoch, or call `run()`.
 
     Order of events: reset, first evaluation, then in each epoch `train_fn`, collect, update (until `step_per_epoch`
@@ -143,8 +157,25 @@ class BaseTrainer(Counters, ABC):
     episode_per_collect: int | None = None
     buffer: Any = None
     """what is learned from"""
-    _phase: str
-    """`next` resets and begins a run ("new"), begins or goes on with one ("ready", "running"), or ends ("over")"""
+    counters: Counters
+    """Progress of the run. Its values can be read and set as attributes of the trainer, too."""
+    epoch = Counter[int]()
+    epoch_steps = Counter[int]()
+    env_step = Counter[int]()
+    env_episode = Counter[int]()
+    gradient_step = Counter[int]()
+    test_env_step = Counter[int]()
+    test_episode = Counter[int]()
+    last_test_at = Counter[int | None]()
+    tested_in_train = Counter[bool]()
+    best_score = Counter[float | None]()
+    best_epoch = Counter[int | None]()
+    stop_reason = Counter[str | None]()
+    seconds = Counter[dict[str, float]]()
+    steps_learned_from = Counter[int]()
+    updates_made = Counter[int]()
+    learning_resumes_at = Counter[int]()
+    samples_seen = Counter[int]()
 
     def __init__(
         self,
@@ -204,7 +235,8 @@ class BaseTrainer(Counters, ABC):
         self.callbacks: list[Callback] = [LoggingCallback(self.logger), *savers_last, *watchers]
         self._attach_callbacks(policy.config.callbacks.classes)
         self.set_seed(seed)
-        self._interrupt, self._phase = DeferredInterrupt(), "new"
+        self._interrupt = DeferredInterrupt()
+        self._phase = RunPhase.NEW
         self.attempt = 0
         """How often the run has been started; part of a checkpoint's manifest, and raised by each start."""
         self._history_pieces = HistoryPieces()
@@ -238,7 +270,7 @@ class BaseTrainer(Counters, ABC):
         self.episode_per_collect = None if episode_per_collect is None else amount
 
     def _zero(self) -> None:
-        vars(self).update(vars(Counters()))
+        self.counters = Counters()
         self.collected, self.updates = CollectTotals(), TrainingTotals()
         self.best_stats: CollectStats | None = None
         self.last_test: CollectStats | None = None
@@ -264,7 +296,7 @@ class BaseTrainer(Counters, ABC):
 
         The run begins with `reset(reset_collectors, reset_buffer)`, unless the trainer was just reset or restored.
         """
-        if self._phase != "ready":
+        if self._phase is not RunPhase.READY:
             self.reset(reset_collectors, reset_buffer)
         with self._ending_in_order():
             self._start()
@@ -278,12 +310,12 @@ class BaseTrainer(Counters, ABC):
         return self
 
     def __next__(self) -> EpochStats:
-        if self._phase == "over":
+        if self._phase is RunPhase.OVER:
             raise StopIteration
-        if self._phase == "new":
+        if self._phase is RunPhase.NEW:
             self.reset()
         with self._ending_in_order():
-            if self._phase == "ready":
+            if self._phase is RunPhase.READY:
                 self._start()
             if self.stop_reason is None and not self.is_complete:
                 return self._train_epoch()
@@ -322,7 +354,8 @@ class BaseTrainer(Counters, ABC):
                 "reset_buffer=True is not allowed with reset_collectors=False; a buffer is emptied where its collector "
                 "begins new episodes"
             )
-        self._phase = "new" if self._phase == "ready" else self._phase
+        if self._phase is RunPhase.READY:
+            self._phase = RunPhase.NEW
         self._leave()
         self._zero()
         self.evaluator.forget()
@@ -333,14 +366,14 @@ class BaseTrainer(Counters, ABC):
             for collector in self._collectors().values() if reset_collectors else ():
                 rollout = collector is self.train_collector and not isinstance(collector.buffer, REPLAYS)
                 collector.reset(reset_buffer=reset_buffer or rollout)
-        self._phase = "ready"
+        self._phase = RunPhase.READY
 
     def _leave(self) -> None:
         """End a run that was left before its end; the next iteration begins a new one."""
-        if self._phase == "running":
+        if self._phase is RunPhase.RUNNING:
             self._end("interrupted")
-        if self._phase == "over":
-            self._phase = "new"
+        if self._phase is RunPhase.OVER:
+            self._phase = RunPhase.NEW
 
     def close(self) -> None:
         """End the processes and the environments that were made for the run; one that was handed over stays open."""
@@ -356,8 +389,7 @@ class BaseTrainer(Counters, ABC):
 
     def _train_epoch(self) -> EpochStats:
         """Collect and learn for an epoch, evaluate, write a checkpoint; return the statistics."""
-        if not self.in_epoch:
-            self.epoch, self.in_epoch = self.epoch + 1, True
+        self.counters.begin_epoch()
         with self._interrupt:
             while self.epoch_steps < self.step_per_epoch and self.stop_reason is None and not self._has_all_steps:
                 if self.train_fn is not None:
@@ -378,8 +410,7 @@ class BaseTrainer(Counters, ABC):
             with self._changing_state():
                 stats = self._epoch_stats(tested)
                 self.history.append(stats)
-                self.in_epoch, self.tested_in_train, self.epoch_end_due = False, False, True
-                self.epoch_steps -= self.step_per_epoch
+                self.counters.end_epoch(self.step_per_epoch)
                 self.collected, self.updates = CollectTotals(), TrainingTotals()
             if self.checkpoint_interval and self.epoch % self.checkpoint_interval == 0:
                 self._checkpoint()
@@ -431,7 +462,7 @@ class BaseTrainer(Counters, ABC):
 
     def _begin_test(self) -> None:
         tell(self.callbacks, "on_evaluate_start")
-        self.evaluator.begin(self._where())
+        self.evaluator.begin(self.counters.where)
 
     def _report_test(self) -> tuple[CollectStats, bool]:
         """Wait for the evaluation under way, count and score it, and tell callbacks."""
@@ -439,9 +470,7 @@ class BaseTrainer(Counters, ABC):
             found = self.evaluator.finish()
         stats, where = with_reward_metric(self.reward_metric, found.stats).without_values(), found.where
         tell(self.callbacks, "on_evaluate_end", stats)
-        self.test_env_step += stats.n_collected_steps
-        self.test_episode += stats.n_collected_episodes
-        self.seconds["test"] += stats.collect_time
+        self.counters.count_test(stats)
         score = found.metrics["score"] if found.metrics else score_of(self.compute_score_fn, stats)
         is_best = not math.isnan(score) and (self.best_score is None or score > self.best_score)
         self.last_test, self.last_test_at = stats, where[1] or where[2]
@@ -486,15 +515,10 @@ class BaseTrainer(Counters, ABC):
 
     def _count_collect(self, stats: CollectStats) -> None:
         stats = with_reward_metric(self.reward_metric, stats)
-        self.env_step += stats.n_collected_steps
-        self.epoch_steps += stats.n_collected_steps
-        self.env_episode += stats.n_collected_episodes
+        self.counters.count_collect(stats)
         self.collected.add(stats)
-        self.seconds["collect"] += stats.collect_time
-        self.seconds["env"] += stats.env_time
-        self.seconds["act"] += stats.act_time
         self.policy.timesteps[STEPS_SAMPLED] = self.env_step
-        self._emit(CollectEnd(*self._where(), stats=stats))
+        self._emit(CollectEnd(*self.counters.where, stats=stats))
         if self.test_in_train and not self.tested_in_train and len(stats.returns):
             if self.stop_fn is not None and self.stop_fn(score_of(self.compute_score_fn, stats)):
                 self.tested_in_train = True
@@ -505,7 +529,7 @@ class BaseTrainer(Counters, ABC):
         self.updates.add(stats)
         self.seconds["update"] += stats.train_time
         self._is_torn = False  # what follows only watches
-        self._emit(UpdateEnd(*self._where(), stats=stats))
+        self._emit(UpdateEnd(*self.counters.where, stats=stats))
         bad = stats.bad_losses()
         if bad and self.nan_policy == "stop":
             step = self.gradient_step - stats.gradient_steps + (stats.first_bad_step or stats.gradient_steps)
@@ -595,13 +619,13 @@ class BaseTrainer(Counters, ABC):
         """Begin a run, or go on with the one that was restored: `RunStart`, first evaluation."""
         if self.lock is not None:
             self._holding.enter_context(self.lock)
-        self._phase = "running"
+        self._phase = RunPhase.RUNNING
         self._is_torn = False
         before = 0 if self.checkpoint_directory is None else newest_attempt(self.checkpoint_directory)
         self.attempt = 1 + max(self.attempt, before)
         self._clock = time.monotonic() - self.seconds["total"]
-        self._emit(RunStart(*self._where(), trainer=TrainerView(self)))
-        if self.epoch_end_due:
+        self._emit(RunStart(*self.counters.where, trainer=TrainerView(self)))
+        if self.counters.stage is EpochStage.UNREPORTED:
             self._end_epoch()
         is_first = self.max_epoch > 0 and self.epoch == 0 and self.stop_reason != "interrupted"
         self.evaluator.resume()
@@ -611,25 +635,24 @@ class BaseTrainer(Counters, ABC):
                     self._test()
                 elif not self.evaluator.is_pending:
                     self._begin_test()
-        if self.epoch_steps < 0 and not self.in_epoch and not self._has_all_steps:
+        if self.epoch_steps < 0 and not self.counters.in_epoch and not self._has_all_steps:
             # an earlier `total_steps` cut the last epoch short, or a callback did where it was the last of the run
             if self.history[-1].info_stat.stop_reason is None or self.epoch >= self.max_epoch:
-                self.in_epoch = True
-                self.epoch_steps += self.step_per_epoch
+                self.counters.continue_epoch(self.step_per_epoch)
 
     def _end_epoch(self) -> None:
         """Emit `EpochEnd`: after the checkpoint, so a run that goes on from there emits it once more."""
-        self.epoch_end_due = False
+        self.counters.stage = EpochStage.BETWEEN
         stats = self.history[-1]
         if self.train_collector is not None and stats.train_collect_stat is not None and not self.env_episode:
             warn_endless(self.train_collector, self.env_step, stats.train_collect_stat.n_collected_steps)
-        self._emit(EpochEnd(*self._where(), stats=stats))
+        self._emit(EpochEnd(*self.counters.where, stats=stats))
 
     def _end(self, reason: str, save: bool = True) -> None:
         """Write the last checkpoint, emit `RunEnd` to every callback and close the logger; then raise the first failure
         of these. An interrupted checkpoint is tried again.
         """
-        if self._phase == "over":
+        if self._phase is RunPhase.OVER:
             return
         self.stop_reason = reason
         self.seconds["total"] = time.monotonic() - self._clock
@@ -638,14 +661,14 @@ class BaseTrainer(Counters, ABC):
             if save:
                 # Callbacks that asked for modules within the step which ends here have them in their states.
                 self._make_changes()
-                if self._saved_at != self._progress():
+                if self._saved_at != self.counters.progress:
                     self._checkpoint()
         except Exception as error:
             self.stop_reason = "error"
             failures.append(error)
-        self._phase = "over"
+        self._phase = RunPhase.OVER
         self.evaluator.wait()
-        event = RunEnd(*self._where(), reason=self.stop_reason, info=self.info())
+        event = RunEnd(*self.counters.where, reason=self.stop_reason, info=self.info())
         try:
             for callback in self.callbacks:
                 try:
@@ -675,22 +698,22 @@ class BaseTrainer(Counters, ABC):
         """Write a checkpoint and record it; without one its counters, unless callbacks write and record checkpoints."""
         written = None
         if self.save_checkpoint_fn is not None and self.checkpoint_interval > 0:
-            written = self.save_checkpoint_fn(*self._where())
+            written = self.save_checkpoint_fn(*self.counters.where)
         path = None if written is None else Path(written)
         is_of_error = path is not None and self.stop_reason == "error"
         writes_itself = path is not None or not any(isinstance(each, CheckpointCallback) for each in self.callbacks)
         if writes_itself and not is_of_error:  # a run that goes on from its log must not begin with an error's state
-            self.logger.save_data(*self._where(), lambda *_: path)
-        self._saved_at = self._progress()
+            self.logger.save_data(*self.counters.where, lambda *_: path)
+        self._saved_at = self.counters.progress
         if path is not None:
-            self._emit(CheckpointSaved(*self._where(), path=path))
+            self._emit(CheckpointSaved(*self.counters.where, path=path))
 
     # -- reports ---
 
     @property
     def is_complete(self) -> bool:
         """Whether the run has ended all its epochs, or made all its steps."""
-        return not self.in_epoch and (self.epoch >= self.max_epoch or self._has_all_steps)
+        return not self.counters.in_epoch and (self.epoch >= self.max_epoch or self._has_all_steps)
 
     @property
     def _has_all_steps(self) -> bool:
@@ -699,7 +722,7 @@ class BaseTrainer(Counters, ABC):
     @property
     def position(self) -> int:
         """Environment steps so far; of a run that collects nothing, gradient steps."""
-        return self.env_step or self.gradient_step
+        return self.counters.position
 
     @property
     def steps_in_all(self) -> int:
@@ -744,13 +767,6 @@ class BaseTrainer(Counters, ABC):
         metrics = named(self.metrics.report())
         return EpochStats(self.epoch, collected, test, self.updates.stats(), self.info(with_history=False), metrics)
 
-    def _where(self) -> tuple[int, int, int]:
-        return self.epoch, self.env_step, self.gradient_step
-
-    def _progress(self) -> tuple[int, ...]:
-        """Return what tells whether anything happened since the last checkpoint."""
-        return (*self._where(), self.test_episode, self.in_epoch)
-
     # -- random numbers ---
 
     def set_seed(self, seed: int | None) -> None:
@@ -789,7 +805,7 @@ class BaseTrainer(Counters, ABC):
     def _state_beside_history(self) -> dict[str, Any]:
         return {
             "options": self._options(),
-            "counters": copy.deepcopy({name: getattr(self, name) for name in vars(Counters())}),
+            "counters": self.counters.get_state(),
             "best": None if self.best_stats is None else self.best_stats.get_state(),
             "last_test": None if self.last_test is None else self.last_test.get_state(),
             "collected": self.collected.stats().get_state(),
@@ -814,7 +830,7 @@ class BaseTrainer(Counters, ABC):
         with self._put_back_where_refused():
             self._set_collectors(state)
         self._zero()
-        vars(self).update(copy.deepcopy(state["counters"]), stop_reason=None)
+        self.counters = Counters.from_state(state["counters"])
         self.best_stats = None if state["best"] is None else CollectStats.from_state(state["best"])
         self.last_test = None if state["last_test"] is None else CollectStats.from_state(state["last_test"])
         self.collected.add(CollectStats.from_state(state["collected"]))
@@ -834,8 +850,8 @@ class BaseTrainer(Counters, ABC):
                 RuntimeWarning,
                 stacklevel=3,
             )
-        self._saved_at = self._progress()
-        self._phase = "ready"
+        self._saved_at = self.counters.progress
+        self._phase = RunPhase.READY
 
     def own_folders(self) -> dict[str, dict[str, Any]]:
         """Return further folders of a checkpoint, for large things: each replay buffer."""
@@ -901,7 +917,7 @@ class BaseTrainer(Counters, ABC):
             "trainer": {"state": state, "made_by": {"algorithm": self.policy.config.algorithm}},
             HISTORY: dict(self._history_pieces.by_name(self.history)),
             **self.own_folders(),
-            **self.evaluator.folders(self._where()),
+            **self.evaluator.folders(self.counters.where),
         }
         if self.bad_batch is not None:
             folders["bad_batch"] = {"batch": self.bad_batch}
@@ -958,7 +974,7 @@ class BaseTrainer(Counters, ABC):
         if ended_early and not keep_record:
             self.logger.drop_save()  # a run that never stopped has no such checkpoint
         else:  # a kill may have come between the checkpoint and its record; a record that is there is not doubled
-            self.logger.save_data(*self._where(), lambda *_: Path(path))
+            self.logger.save_data(*self.counters.where, lambda *_: Path(path))
         collector = self.train_collector
         if collector is not None and (cut := collector.episodes_cut):
             warnings.warn(
@@ -989,7 +1005,7 @@ class BaseTrainer(Counters, ABC):
                 self._restore(path, folders, keep_record=True)
                 return True
         self.epoch, self.env_step, self.gradient_step = self.logger.restore_data()
-        if path is not None or any(self._where()):
+        if path is not None or any(self.counters.where):
             warnings.warn(f"resume_from_log: only the counters are restored, as {reason}", RuntimeWarning, stacklevel=2)
         return False
 

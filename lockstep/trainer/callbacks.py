@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import sys
 import time
@@ -18,6 +19,7 @@ from lockstep.state.checkpoint import ERROR, newest_attempt
 from lockstep.state.markup import number_text
 from lockstep.tracking import BaseLogger, LazyLogger, prune_checkpoints
 from lockstep.tracking.statistics import CollectStats, EpochStats, InfoStats, TrainingStats
+from lockstep.trainer.counters import Counters
 
 Stop = str | None
 STAGES = ("environment", "acting", "storing", "returns", "update", "evaluation", "waiting")
@@ -47,8 +49,8 @@ class Event:
 class TrainerView:
     """A trainer for reading: its public attributes and methods, but none that change the run.
 
-    Lists come as tuples and dicts as read-only mappings. Setting an attribute and calling a method that changes the run
-    raise `AttributeError`.
+    Lists come as tuples, dicts as read-only mappings and the counters as a copy. Setting an attribute and calling a
+    method that changes the run raise `AttributeError`.
     """
 
     CHANGES = frozenset(
@@ -71,6 +73,8 @@ class TrainerView:
         value = getattr(object.__getattribute__(self, "_trainer"), name)
         if isinstance(value, list):
             return tuple(value)
+        if isinstance(value, Counters):
+            return copy.deepcopy(value)
         return MappingProxyType(value) if isinstance(value, dict) else value
 
     def __setattr__(self, name: str, value: Any) -> None:

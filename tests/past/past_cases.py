@@ -375,7 +375,7 @@ class InterruptTested(Callback):
             raise KeyboardInterrupt
 
 
-def tested_in_train(save: Callable[..., object] | None = None, callbacks: Sequence[Callback] = ()) -> OnpolicyTrainer:
+def counting_trainer(save: Callable[..., object] | None = None, callbacks: Sequence[Callback] = ()) -> OnpolicyTrainer:
     """Return a trainer made by hand, whose training returns satisfy `stop_fn`, and whose short evaluations do not."""
     config = small("ppo", "CartPole-v1")
     policy = config.build_policy()
@@ -400,7 +400,7 @@ def tested_in_train(save: Callable[..., object] | None = None, callbacks: Sequen
 def write_counters(folder: Path) -> None:
     due, between, within = (folder / name for name in COUNTED)
     paths = iter((due, within))
-    trainer = tested_in_train(lambda *_: trainer.save_to_path(next(paths)), [InterruptTested()])
+    trainer = counting_trainer(lambda *_: trainer.save_to_path(next(paths)), [InterruptTested()])
     next(trainer)
     trainer.save_to_path(between)
     assert next(trainer, None) is None
@@ -413,7 +413,7 @@ def load_counters(folder: Path) -> Numbers:
     epoch."""
     numbers: Numbers = {}
     for name in COUNTED:
-        trainer = tested_in_train()
+        trainer = counting_trainer()
         trainer.restore_from_path(folder / name)
         numbers[f"{name}/restored"] = np.array([trainer.epoch, trainer.env_step, trainer.tested_in_train])
         info = trainer.run()

@@ -188,7 +188,7 @@ def test_a_run_with_other_modules_than_it_began_with_goes_on_bit_by_bit(algorith
         changed(trainer)
         next(trainer)
     path = save_trainer(first, folder / "checkpoint")
-    straight.run() if straight._phase != "running" else [*iterate(straight)]
+    straight.run() if straight._phase.name != "RUNNING" else [*iterate(straight)]
     restore_trainer(again, path)
     again.set_policy_mapping_fn(others_are_new)
     assert ids(again) == ["first", "old", "new"]

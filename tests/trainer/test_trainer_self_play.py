@@ -217,7 +217,7 @@ def test_a_run_of_self_play_goes_on_bit_by_bit_from_the_middle_and_can_be_repeat
     path = save_trainer(first, folder / "checkpoint")
     restore_trainer(again, path)
     again.run()
-    first.run() if first._phase == "over" else [*_rest(first)]
+    first.run() if first._phase.name == "OVER" else [*_rest(first)]
     assert three.get_state() == one.get_state() == two.get_state()
     assert learned(again) == learned(straight) == learned(first)
 
