@@ -38,10 +38,10 @@ from lockstep.tracking import RunFolder, RunFolderError
 from lockstep.tracking.records import leaves
 from lockstep.tracking.run_folder import CHECKPOINTS, CONFIG, find_run
 from lockstep.tracking.statistics import EpochStats, InfoStats
-from lockstep.trainer.base import REPLAY
 from lockstep.trainer.build import RunLength, Trainer, build_trainer, stretched_schedules, take_lock
 from lockstep.trainer.callbacks import Callback
 from lockstep.trainer.ranks import config_on_ranks, join, run_begun_before
+from lockstep.trainer.run_state import REPLAY
 
 ANEW = "begin a run with its weights: lockstep train ... --from RUN, lockstep.train(..., init_from=path)"
 IN_ITS_ENVIRONMENTS = f"the episodes of the run go on in its environments; {ANEW}"

@@ -1,4 +1,4 @@
-"""`BaseTrainer`: the loop over epochs, evaluation, the best score, checkpoints and the state of a run."""
+"""`BaseTrainer`: the loop over epochs, evaluation, the best score and the times of checkpoints."""
 
 from __future__ import annotations
 
@@ -7,27 +7,23 @@ import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from enum import Enum, auto
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self, Unpack
 
-from lockstep.config.json_form import to_plain
 from lockstep.data import MultiAgentBatch
 from lockstep.learner.learner import STEPS_SAMPLED, Learner
 from lockstep.options.checks import check_choice, check_flags, check_functions, check_whole, check_wholes, no_copies
-from lockstep.options.schedules import ConfiguredValueWarning
 from lockstep.policy.policy import Policy
 from lockstep.replay import MultiAgentReplayBuffer, OfflineRows, ReplayBuffer, TensorReplay
 from lockstep.rollout import CollectorLike
 from lockstep.rollout.base_collector import exactly_one
-from lockstep.rollout.callbacks import restore_callbacks, states_of
-from lockstep.state.checkpoint import newest_attempt, read_checkpoint, read_manifest, write_checkpoint
+from lockstep.state.checkpoint import newest_attempt
 from lockstep.state.streams import RandomStreams
-from lockstep.tracking import BaseLogger, LazyLogger, RunLock
-from lockstep.tracking.history import HistoryPieces, joined_history
+from lockstep.tracking import BaseLogger, RunLock
 from lockstep.tracking.metrics import Metrics, named
 from lockstep.tracking.statistics import (
     CollectStats,
@@ -68,17 +64,9 @@ from lockstep.trainer.evaluation import (
     with_reward_metric,
 )
 from lockstep.trainer.interrupt import DeferredInterrupt
+from lockstep.trainer.run_state import REPLAY, RunCheckpoint, RunState
 
-HISTORY = "history"
-"""Folder of a checkpoint with the statistics of all epochs."""
-REPLAY = "replay"
-"""Folder of a checkpoint with the replay buffer; of several agents it has one for each module."""
 REPLAYS = (ReplayBuffer, MultiAgentReplayBuffer, TensorReplay)
-OPTIONS = (
-    *("batch_size", "step_per_epoch", "step_per_collect", "episode_per_collect", "repeat_per_collect"),
-    *("update_per_step", "learning_starts"),
-)
-"""options of a trainer that a run which goes on bit by bit has in common with the one before"""
 
 
 class RunPhase(Enum):
@@ -234,12 +222,12 @@ class BaseTrainer(ABC):
         savers_last = sorted(callbacks, key=lambda callback: isinstance(callback, CheckpointCallback))
         self.callbacks: list[Callback] = [LoggingCallback(self.logger), *savers_last, *watchers]
         self._attach_callbacks(policy.config.callbacks.classes)
+        self._run_state = RunState(self)
         self.set_seed(seed)
         self._interrupt = DeferredInterrupt()
         self._phase = RunPhase.NEW
         self.attempt = 0
         """How often the run has been started; part of a checkpoint's manifest, and raised by each start."""
-        self._history_pieces = HistoryPieces()
         self.lock: RunLock | None = None
         """Lock of the run's folder, held from the start of the run to its end."""
         self._holding = ExitStack()
@@ -359,11 +347,11 @@ class BaseTrainer(ABC):
         self._leave()
         self._zero()
         self.evaluator.forget()
-        is_restored = self.resume_from_log and self._restore_logged_state()
+        is_restored = self.resume_from_log and self._run_state.restore_logged()
         self.resume_from_log = False
         if not is_restored:
             self.policy.timesteps[STEPS_SAMPLED] = self.position  # exploration and schedules begin where counters do
-            for collector in self._collectors().values() if reset_collectors else ():
+            for collector in self._run_state.collectors().values() if reset_collectors else ():
                 rollout = collector is self.train_collector and not isinstance(collector.buffer, REPLAYS)
                 collector.reset(reset_buffer=reset_buffer or rollout)
         self._phase = RunPhase.READY
@@ -378,7 +366,7 @@ class BaseTrainer(ABC):
     def close(self) -> None:
         """End the processes and the environments that were made for the run; one that was handed over stays open."""
         if isinstance(self.policy.config.environment.env, str) or callable(self.policy.config.environment.env):
-            for collector in self._collectors().values():
+            for collector in self._run_state.collectors().values():
                 collector.close()
         if not self.policy.learner_group.is_alone:  # an error ended the run, or its learners are lost
             self.policy.learner_group.shutdown()
@@ -570,7 +558,7 @@ class BaseTrainer(ABC):
 
         def remove() -> None:
             self.policy.remove_module(module_id)
-            for collector in self._collectors().values():
+            for collector in self._run_state.collectors().values():
                 if collector.policy is self.policy:  # an evaluation beside training has modules of its own
                     collector.leave_episodes_of(module_id)
             self._fit_replay()
@@ -777,7 +765,7 @@ class BaseTrainer(ABC):
         `ValueError` for env runners, whose environments have the streams of their own configuration.
         """
         streams = RandomStreams(self.policy.config.debugging.seed if seed is None else seed)
-        for name, collector in self._collectors().items():
+        for name, collector in self._run_state.collectors().items():
             if seed is None and collector.is_seeded:
                 continue
             if collector.in_runners:
@@ -799,92 +787,35 @@ class BaseTrainer(ABC):
     )
 
     def get_state(self) -> dict[str, Any]:
-        """Return counters, statistics, best score, collectors, callbacks and logger (the policy is saved beside it)."""
-        return {**self._state_beside_history(), "history": [stats.get_state() for stats in self.history]}
-
-    def _state_beside_history(self) -> dict[str, Any]:
-        return {
-            "options": self._options(),
-            "counters": self.counters.get_state(),
-            "best": None if self.best_stats is None else self.best_stats.get_state(),
-            "last_test": None if self.last_test is None else self.last_test.get_state(),
-            "collected": self.collected.stats().get_state(),
-            "updates": self.updates.get_state(),
-            "train_collector": None if self.train_collector is None else self.train_collector.get_state(),
-            "test_collector": self.evaluator.collector_state(),
-            "evaluated_meanwhile": self.evaluator.under_way(),
-            **self._replay_agents(),
-            "callbacks": states_of(self.callbacks),
-            "evaluation_callbacks": self.evaluator.callback_states(),
-            "metrics": self.metrics.get_state(),
-            "logger": self.logger.get_state(),
-            "logger_class": type(self.logger).__name__,
-        }
+        """Return counters, statistics, best score, collectors, callbacks and logger. The policy is saved next to it."""
+        return self._run_state.get_state()
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continue from `get_state`: the next iteration goes on where that run was. Callbacks are matched by their
-        class, in order. Raises `ValueError`, changing nothing, for collectors of other environments or another number
-        of them.
+        class, in order.
+
+        Raises:
+            ValueError: the collectors of the state are of other environments, or of another number of them. Nothing is
+                changed then.
         """
         self._leave()
-        with self._put_back_where_refused():
-            self._set_collectors(state)
+        self._run_state.set_collectors(state)
         self._zero()
-        self.counters = Counters.from_state(state["counters"])
-        self.best_stats = None if state["best"] is None else CollectStats.from_state(state["best"])
-        self.last_test = None if state["last_test"] is None else CollectStats.from_state(state["last_test"])
-        self.collected.add(CollectStats.from_state(state["collected"]))
-        self.updates.set_state(state["updates"])
-        self.history = [EpochStats.from_state(stats) for stats in state["history"]]
-        restore_callbacks(self.callbacks, state["callbacks"])
-        restore_callbacks(self.evaluator.callbacks, state.get("evaluation_callbacks", ()))
-        if "metrics" in state:
-            self.metrics.set_state(state["metrics"])
-        kept_by, logger = state["logger_class"], self.logger
-        if kept_by == type(logger).__name__:
-            logger.set_state(state["logger"])
-        elif not isinstance(logger, LazyLogger):
-            warnings.warn(
-                f"the records of this run were kept by a {kept_by}; the {type(logger).__name__} of this one begins a "
-                "new record",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+        self._run_state.set_records(state)
         self._saved_at = self.counters.progress
         self._phase = RunPhase.READY
 
     def own_folders(self) -> dict[str, dict[str, Any]]:
         """Return further folders of a checkpoint, for large things: each replay buffer."""
-        return {folder: buffer.checkpoint_state() for folder, buffer in self._replays().items()}
+        return self._run_state.replay_folders()
 
     def set_own_folders(self, folders: Mapping[str, Any]) -> None:
-        """Restore what `own_folders` gave, from all folders of a checkpoint; `ValueError` where it does not fit."""
-        self._fit_replay_to(folders["trainer"].get("state", {}))
-        replays = self._replays()
-        if not set(replays) <= set(folders):
-            raise ValueError(f"the checkpoint has no replay buffer, only {sorted(folders)}; a run needs its own")
-        for folder, buffer in replays.items():
-            buffer.set_state(folders[folder])
+        """Restore what `own_folders` returned, from all folders of a checkpoint.
 
-    def _fit_replay_to(self, state: Mapping[str, Any]) -> None:
-        """Give each module the replay buffer for the agents that it had when the state was taken."""
-        agents, collector = state.get("replay_agents"), self.train_collector
-        if agents is not None and collector is not None and collector.agents_of_modules:
-            names = list(collector.observation_space)
-            collector.fit_replay({module_id: [names[i] for i in numbers] for module_id, numbers in agents})
-
-    def _replay_agents(self) -> dict[str, Any]:
-        """Return which agents' transitions the buffer of each module keeps, by their numbers."""
-        if not isinstance(self.buffer, MultiAgentReplayBuffer) or self.train_collector is None:
-            return {}
-        names = list(self.train_collector.observation_space)
-        return {"replay_agents": [[mid, list(map(names.index, each))] for mid, each in self.buffer.agents.items()]}
-
-    def _replays(self) -> dict[str, ReplayBuffer | TensorReplay]:
-        """Return the replay buffers by their folders in a checkpoint: of several agents one for each module."""
-        if isinstance(self.buffer, MultiAgentReplayBuffer):
-            return {f"{REPLAY}/{module_id}": replay for module_id, replay in self.buffer.buffers.items()}
-        return {REPLAY: self.buffer} if isinstance(self.buffer, ReplayBuffer | TensorReplay) else {}
+        Raises:
+            ValueError: the folders do not fit this trainer.
+        """
+        self._run_state.set_replay_folders(folders)
 
     def save_to_path(
         self, path: str | Path, *, attempt: int | None = None, carried: Mapping[str, Path] | None = None
@@ -892,184 +823,38 @@ class BaseTrainer(ABC):
         """Write a full checkpoint and return its path: policy and all its state in its own folders, the trainer's in
         `trainer`.
 
-        `attempt`: the number of this start of the run, by default the trainer's own. `carried`: see `write_checkpoint`.
         Records that the logger holds back for its next interval are part of the state, so saving changes no record.
+
+        Args:
+            path: folder of the checkpoint.
+            attempt: number of this start of the run; by default the trainer's own.
+            carried: see `write_checkpoint`.
         """
-        counters = {name: getattr(self, name) for name in ("epoch", "env_step", "gradient_step", "stop_reason")}
-        return write_checkpoint(
-            path,
-            self.checkpoint_folders(),
-            metadata=counters,
-            steps=self.position,
-            attempt=self.attempt if attempt is None else attempt,
-            carried=carried,
-        )
+        return self._run_state.save(path, self.attempt if attempt is None else attempt, carried)
 
     def checkpoint_folders(self) -> dict[str, dict[str, Any]]:
-        """Return the folders of a full checkpoint.
-
-        The statistics of past epochs are a folder of their own, in pieces that checkpoints share: written with each
-        checkpoint, they would soon be most of what a long run writes.
-        """
-        state = {**self._state_beside_history(), "history": len(self.history)}
-        folders = {
-            **self.policy.checkpoint_folders(),
-            "trainer": {"state": state, "made_by": {"algorithm": self.policy.config.algorithm}},
-            HISTORY: dict(self._history_pieces.by_name(self.history)),
-            **self.own_folders(),
-            **self.evaluator.folders(self.counters.where),
-        }
-        if self.bad_batch is not None:
-            folders["bad_batch"] = {"batch": self.bad_batch}
-        return folders
+        """Return the folders of a full checkpoint."""
+        return self._run_state.folders()
 
     def restore_from_path(self, path: str | Path | None, *, drop_replay: bool = False, trust: bool = False) -> None:
-        """Continue a run bit by bit from a full checkpoint. `trust`: take all objects that it names.
+        """Continue a run bit by bit from a full checkpoint. Warns where this trainer has other options.
 
-        `drop_replay`: leave out the replay buffer of the checkpoint, which may be damaged, and go on with an empty one;
-        nothing is learned until it has filled to `learning_starts` again.
+        Args:
+            path: folder of the checkpoint.
+            drop_replay: leave out the replay buffer of the checkpoint, which may be damaged, and continue with an empty
+                one. Nothing is learned until it has filled to `learning_starts` again.
+            trust: take all objects that the checkpoint names.
 
-        Raises `ValueError`, and changes nothing, where it is damaged or of a run of another shape, and for None, which
-        `newest_checkpoint` gives where there is no checkpoint. Warns where this trainer has other options.
+        Raises:
+            ValueError: the checkpoint is damaged or of a run of another shape, or `path` is None, which
+                `newest_checkpoint` returns where there is no checkpoint. Nothing is changed then.
         """
         if path is None:
             raise ValueError("path=None: there is no checkpoint to go on from (newest_checkpoint found no intact one)")
-        folders = _read_run(path, without=[REPLAY] if drop_replay else ())
-        self._restore(path, folders, drop_replay=drop_replay, trust=trust)
-
-    def _restore(
-        self,
-        path: str | Path,
-        folders: dict[str, dict[str, Any]],
-        *,
-        keep_record: bool = False,
-        drop_replay: bool = False,
-        trust: bool = False,
-    ) -> None:
-        state, made_by = folders["trainer"]["state"], folders["trainer"]["made_by"]["algorithm"]
-        algorithm = self.policy.config.algorithm
-        if made_by != algorithm:
-            raise ValueError(
-                f"{path} is of a run of {made_by!r}, and this trainer's policy is of {algorithm!r}; give it one of "
-                f"{algorithm!r}"
-            )
+        checkpoint = RunCheckpoint.read(path, without=[REPLAY] if drop_replay else ())
+        self._run_state.check_algorithm(checkpoint)
         self._leave()
-        with self._put_back_where_refused():
-            self.policy.set_checkpoint_folders(folders, trust=trust, file=path)
-            self._set_collectors(state)
-            if drop_replay:
-                self._fit_replay_to(state)
-                for replay in self._replays().values():
-                    replay.reset()
-            else:
-                self.set_own_folders(folders)
-            self.evaluator.take_folders(folders, trust=trust, file=path)
-        self.set_state(state)  # its collectors once more: they write boundaries into the buffer that is restored now
-        if drop_replay:
-            self.learning_resumes_at = self.env_step + getattr(self, "learning_starts", 0)
-        self.attempt = int(read_manifest(path).get("attempt", 0))
-        self._warn_of_other_options(state["options"])
-        reason = state["counters"]["stop_reason"]
-        ended_early = reason in ("interrupted", "error") or (reason == "max_epoch" and not self.is_complete)
-        if ended_early and not keep_record:
-            self.logger.drop_save()  # a run that never stopped has no such checkpoint
-        else:  # a kill may have come between the checkpoint and its record; a record that is there is not doubled
-            self.logger.save_data(*self.counters.where, lambda *_: Path(path))
-        collector = self.train_collector
-        if collector is not None and (cut := collector.episodes_cut):
-            warnings.warn(
-                f"the state of the {collector.env.backend!r} environments is not in the checkpoint: {cut} running "
-                "episodes end there (nothing is estimated across), and the run is not bit by bit the one that would "
-                "never have stopped",
-                RuntimeWarning,
-                stacklevel=3,
-            )
-            self.logger.remark("env_step", self.env_step, {"save/episodes_cut": cut})
-        tell(self.callbacks, "on_checkpoint_loaded", Path(path))
-
-    def _restore_logged_state(self) -> bool:
-        """Go on from what the logger's last save names: everything, where that is a full checkpoint (then True), else
-        its three counters. Raises `ValueError` for a full checkpoint that does not fit this trainer.
-        """
-        path = self.logger.last_checkpoint()
-        reason = (
-            "the log names no checkpoint: policy, optimizers and replay buffer are those of this trainer "
-            "(CheckpointCallback writes full checkpoints)"
-        )
-        if path is not None:
-            try:
-                folders = _read_run(path)
-            except (OSError, ValueError) as error:
-                reason = f"{path} is no full checkpoint ({error})"
-            else:
-                self._restore(path, folders, keep_record=True)
-                return True
-        self.epoch, self.env_step, self.gradient_step = self.logger.restore_data()
-        if path is not None or any(self.counters.where):
-            warnings.warn(f"resume_from_log: only the counters are restored, as {reason}", RuntimeWarning, stacklevel=2)
-        return False
-
-    def _collectors(self) -> dict[str, CollectorLike]:
-        """Return the collectors by name, those that are there."""
-        pairs = (("train_collector", self.train_collector), ("test_collector", self.test_collector))
-        return {name: collector for name, collector in pairs if collector is not None}
-
-    def _set_collectors(self, state: Mapping[str, Any]) -> None:
-        for name, collector in self._collectors().items():
-            saved = state[name]
-            if saved is None:
-                continue
-            there = "env runners" if "group" in saved else f"{len(saved['lengths'])} environments"
-            runners = collector.in_runners and ("group" in saved or not collector.takes_state_of_one)
-            here = "env runners" if runners else f"{collector.num_envs} environments"
-            if there != here:
-                raise ValueError(f"the {name} of the checkpoint has {there}, this one has {here}; resume with the same")
-            collector.set_state(saved)
-        self.evaluator.set_state(state.get("evaluated_meanwhile"))
-
-    @contextmanager
-    def _put_back_where_refused(self) -> Iterator[None]:
-        """Put several buffers, the policy and the collectors back to what they were where a state is refused."""
-        replays = self._replays().values()
-        parts = [*(replays if len(replays) > 1 else ()), self.policy, *self._collectors().values()]
-        before: list[tuple[Any, Any]] = []
-        for part in parts:
-            with suppress(ValueError):  # a collector that holds data has no state
-                before.append((part, part.get_state()))
-        try:
-            yield
-        except BaseException:
-            for part, state in before:
-                part.set_state(state)
-            raise
-
-    def _options(self) -> dict[str, Any]:
-        """Return the options that a run which goes on bit by bit keeps; functions are left out."""
-        found = {name: getattr(self, name) for name in OPTIONS if hasattr(self, name)}
-        config = self.policy.config
-        overrides = config.rl_module.algorithm_config_overrides_per_module
-        options = {**config.training.options(), **config.framework.options()}
-        for name, value in {**options, "algorithm_config_overrides_per_module": overrides}.items():
-            with suppress(ValueError):  # it holds a function that has no name
-                found[f"policy.{name}"] = to_plain(name, value)
-        for folder, replay in self._replays().items():
-            options = {} if replay.priorities is None else replay.priorities.options()
-            if isinstance(replay, ReplayBuffer):  # of tensors its size, too, which its state has to fit
-                options = {**replay.options.keywords(), **options}
-            found |= {f"{folder}.{name}": value for name, value in options.items()}
-        return {name: value for name, value in found.items() if not callable(value)}
-
-    def _warn_of_other_options(self, saved: Mapping[str, Any]) -> None:
-        """Warn where options of the trainer, its policy or its buffer are not those of the run that goes on."""
-        pairs = {name: (value, saved.get(name, value)) for name, value in self._options().items()}
-        others = [f"{name}={value!r} (was {before!r})" for name, (value, before) in pairs.items() if value != before]
-        if others:
-            warnings.warn(
-                f"the run goes on with other options than it had: {', '.join(others)}; from here it is not bit by bit "
-                "the run that would never have stopped",
-                ConfiguredValueWarning,
-                stacklevel=4,
-            )
+        self._run_state.restore(checkpoint, drop_replay=drop_replay, trust=trust)
 
 
 def seed_buffer(buffer: object, seed: int | None) -> None:
@@ -1088,14 +873,3 @@ def seed_buffer(buffer: object, seed: int | None) -> None:
 
 def _set_seed(learner: Learner, seed: int) -> None:
     learner.streams.set_state(RandomStreams(seed).child("learner").get_state())
-
-
-def _read_run(path: str | Path, without: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
-    """Read a checkpoint; raise `ValueError` for one that is damaged or not of a whole run."""
-    folders = read_checkpoint(path, without=without)
-    if "trainer" not in folders:
-        raise ValueError(f"{path} holds a policy only, not a whole run; give a folder below `checkpoints/`")
-    state = folders["trainer"]["state"]
-    if not isinstance(state["history"], list):  # of 0.2 the state has it
-        state["history"] = joined_history(folders.pop(HISTORY, {}), state["history"])
-    return folders
