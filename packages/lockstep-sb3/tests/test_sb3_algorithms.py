@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from parts import fast_if
 from small_tasks import Aim, Copy, Count, Picture
 from torch import nn
 
@@ -43,7 +42,7 @@ def made(kind: str, **more):
     return model_class("MlpPolicy", env(), **{"seed": 1, "policy_kwargs": dict(SMALL), **options, **more})
 
 
-@pytest.mark.parametrize("kind", fast_if(("ppo", "sac", "dqn").__contains__, KINDS))
+@pytest.mark.parametrize("kind", KINDS)
 def test_each_class_learns_goes_on_and_acts_the_same_after_loading(kind, tmp_path):
     model_class, env, _, steps = KINDS[kind]
     model = made(kind)
