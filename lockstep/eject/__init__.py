@@ -1,4 +1,4 @@
-"""One readable file that trains what a run of Lockstep trains: `lockstep.eject.eject`, the command `lockstep eject`."""
+"""Single files that train without Lockstep, and `eject`, which copies one with the settings of a configuration."""
 
 from lockstep.eject.eject import EjectError, eject
 

@@ -1,4 +1,4 @@
-"""What an ejected file can say: the options that become constants, those that do not matter, and the spaces."""
+"""Options and spaces that an ejected file supports, and the constants of the file that stand for the options."""
 
 from __future__ import annotations
 
@@ -20,89 +20,85 @@ class EjectError(ValueError):
     """A run that no ejected file stands for; it says which option, and what is supported."""
 
 
-Row = tuple[str, str, str]
-"""path of an option, name of its constant, what it means"""
+Row = tuple[str, str]
+"""Path of an option, and the name of its constant in the file; "" if other constants say it."""
 COMMON: tuple[Row, ...] = (
-    ("environment.env", "ENV", ""),
-    ("environment.env_config", "ENV_CONFIG", ""),
-    ("debugging.seed", "SEED", ""),
-    ("reporting.total_steps", "TOTAL_STEPS", "environment steps"),
-    ("env_runners.num_envs_per_env_runner", "NUM_ENVS", "stepped together"),
-    ("env_runners.rollout_fragment_length", "NUM_STEPS", "of each environment between two updates"),
-    ("training.lr", "LEARNING_RATE", ""),
-    ("training.adam_epsilon", "ADAM_EPSILON", ""),
-    ("training.grad_clip", "GRAD_CLIP", "largest norm of all gradients together"),
-    ("training.gamma", "GAMMA", "discount"),
-    ("rl_module.model_config.hiddens", "HIDDENS", "widths of the hidden layers"),
-    ("rl_module.model_config.activation", "", ""),
-    ("rl_module.model_config.orthogonal_init", "", ""),
-    ("rl_module.model_config.hidden_gain", "HIDDEN_GAIN", "of orthogonal weights"),
-    (
-        "rl_module.model_config.policy_gain",
-        "POLICY_GAIN",
-        "of the policy's last layer",
-    ),
-    ("rl_module.model_config.value_gain", "VALUE_GAIN", ""),
-    ("evaluation.evaluation_duration", "EVALUATION_EPISODES", ""),
-    ("framework.dtype", "DTYPE", ""),
-    ("framework.num_threads", "", ""),
+    ("environment.env", "ENV"),
+    ("environment.env_config", "ENV_CONFIG"),
+    ("debugging.seed", "SEED"),
+    ("reporting.total_steps", "TOTAL_STEPS"),
+    ("env_runners.num_envs_per_env_runner", "NUM_ENVS"),
+    ("env_runners.rollout_fragment_length", "NUM_STEPS"),
+    ("training.adam_epsilon", "ADAM_EPSILON"),
+    ("training.grad_clip", "GRAD_CLIP"),
+    ("training.gamma", "GAMMA"),
+    ("rl_module.model_config.hiddens", "HIDDENS"),
+    ("rl_module.model_config.activation", "ACTIVATION"),
+    ("rl_module.model_config.orthogonal_init", "ORTHOGONAL_INIT"),
+    ("rl_module.model_config.hidden_gain", "HIDDEN_GAIN"),
+    ("rl_module.model_config.policy_gain", "POLICY_GAIN"),
+    ("rl_module.model_config.value_gain", "VALUE_GAIN"),
+    ("evaluation.evaluation_duration", "EVALUATION_EPISODES"),
+    ("framework.dtype", "DTYPE"),
+    ("framework.num_threads", "NUM_THREADS"),
 )
 REPLAY: tuple[Row, ...] = (
-    ("training.train_batch_size", "BATCH_SIZE", "transitions in a gradient step"),
-    ("replay.capacity", "CAPACITY", "transitions that are remembered"),
-    ("replay.learning_starts", "LEARNING_STARTS", "steps by chance before"),
-    ("replay.update_per_step", "UPDATES_PER_STEP", "gradient steps for each environment step"),
-    ("replay.n_step", "N_STEP", "rewards that are summed before a value stands for the rest"),
+    ("training.train_batch_size", "BATCH_SIZE"),
+    ("training.target_update_interval", "TARGET_UPDATE_INTERVAL"),
+    ("training.tau", "TAU"),
+    ("replay.capacity", "CAPACITY"),
+    ("replay.learning_starts", "LEARNING_STARTS"),
+    ("replay.update_per_step", "UPDATES_PER_STEP"),
+    ("replay.n_step", "N_STEP"),
 )
 OF: dict[str, tuple[Row, ...]] = {
     "ppo": (
-        ("environment.normalize_observations", "", ""),
-        ("environment.clip_observations", "CLIP_OBSERVATIONS", "in deviations"),
-        ("environment.normalize_rewards", "", ""),
-        ("environment.clip_rewards", "CLIP_REWARDS", "in deviations of returns"),
-        ("training.train_batch_size", "", ""),
-        ("training.num_epochs", "NUM_EPOCHS", "passes over each rollout"),
-        ("training.minibatch_size", "MINIBATCH_SIZE", ""),
-        ("training.lambda_", "LAMBDA", "of generalised advantage estimation"),
-        ("training.clip_param", "CLIP_PARAM", "epsilon of equation 7"),
-        ("training.vf_clip_param", "VF_CLIP_PARAM", "how far values may move in one update"),
-        ("training.vf_loss_coeff", "VF_LOSS_COEFF", ""),
-        ("training.entropy_coeff", "ENTROPY_COEFF", ""),
-        ("training.normalize_advantages", "", ""),
-        ("training.target_kl", "TARGET_KL", "ends the passes of an update"),
-        ("rl_module.model_config.log_std_init", "LOG_STD_INIT", "logarithm of the deviations at first"),
+        ("environment.normalize_observations", "NORMALIZE_OBSERVATIONS"),
+        ("environment.clip_observations", "CLIP_OBSERVATIONS"),
+        ("environment.normalize_rewards", "NORMALIZE_REWARDS"),
+        ("environment.clip_rewards", "CLIP_REWARDS"),
+        ("training.lr", "LEARNING_RATE"),
+        ("training.train_batch_size", ""),
+        ("training.num_epochs", "NUM_EPOCHS"),
+        ("training.minibatch_size", "MINIBATCH_SIZE"),
+        ("training.lambda_", "LAMBDA"),
+        ("training.clip_param", "CLIP_PARAM"),
+        ("training.vf_clip_param", "VF_CLIP_PARAM"),
+        ("training.vf_loss_coeff", "VF_LOSS_COEFF"),
+        ("training.entropy_coeff", "ENTROPY_COEFF"),
+        ("training.normalize_advantages", "NORMALIZE_ADVANTAGES"),
+        ("training.target_kl", "TARGET_KL"),
+        ("rl_module.model_config.log_std_init", "LOG_STD_INIT"),
     ),
     "dqn": (
         *REPLAY,
-        ("training.epsilon", "EPSILON", "share of actions by chance"),
-        ("training.double_q", "", ""),
-        ("training.huber_delta", "HUBER_DELTA", "errors beyond it count linearly"),
-        ("training.target_update_interval", "TARGET_UPDATE_INTERVAL", "gradient steps"),
-        ("training.tau", "TAU", "how far the target network goes towards the one that learns"),
-        ("rl_module.model_config.dueling", "", ""),
+        ("training.lr", "LEARNING_RATE"),
+        ("training.epsilon", "EPSILON"),
+        ("training.double_q", "DOUBLE_Q"),
+        ("training.huber_delta", "HUBER_DELTA"),
+        ("rl_module.model_config.dueling", "DUELING"),
     ),
     "sac": (
         *REPLAY,
-        ("training.actor_lr", "ACTOR_LR", ""),
-        ("training.critic_lr", "CRITIC_LR", ""),
-        ("training.alpha_lr", "ALPHA_LR", ""),
-        ("training.alpha", "ALPHA", "temperature"),
-        ("training.initial_alpha", "INITIAL_ALPHA", "where the temperature begins"),
-        ("training.target_entropy", "TARGET_ENTROPY", "in nats"),
-        ("training.target_update_interval", "TARGET_UPDATE_INTERVAL", "gradient steps"),
-        ("training.tau", "TAU", "how far the target critics go towards those that learn"),
-        ("rl_module.model_config.num_critics", "NUM_CRITICS", ""),
-        ("rl_module.model_config.critic_hiddens", "CRITIC_HIDDENS", ""),
-        ("rl_module.model_config.log_std_init", "LOG_STD_INIT", "logarithm of the deviations at first"),
-        ("rl_module.model_config.log_std_bounds", "LOG_STD_BOUNDS", ""),
-        ("env_runners.exploration", "", ""),
-        ("env_runners.exploration_config", "", ""),
-        ("ou.sigma", "OU_SIGMA", "of noise that goes on from step to step (Lillicrap et al. 2016)"),
-        ("ou.theta", "OU_THETA", ""),
-        ("ou.dt", "OU_DT", ""),
+        ("training.lr", ""),
+        ("training.actor_lr", "ACTOR_LR"),
+        ("training.critic_lr", "CRITIC_LR"),
+        ("training.alpha_lr", "ALPHA_LR"),
+        ("training.alpha", "ALPHA"),
+        ("training.initial_alpha", "INITIAL_ALPHA"),
+        ("training.target_entropy", "TARGET_ENTROPY"),
+        ("rl_module.model_config.num_critics", "NUM_CRITICS"),
+        ("rl_module.model_config.critic_hiddens", "CRITIC_HIDDENS"),
+        ("rl_module.model_config.log_std_init", "LOG_STD_INIT"),
+        ("rl_module.model_config.log_std_bounds", "LOG_STD_BOUNDS"),
+        ("env_runners.exploration", "EXPLORATION"),
+        ("env_runners.exploration_config", ""),
+        ("exploration_config.sigma", "OU_SIGMA"),
+        ("exploration_config.theta", "OU_THETA"),
+        ("exploration_config.dt", "OU_DT"),
     ),
 }
-"""Options that an algorithm's file says."""
+"""Options that the file of an algorithm can express, beyond the common ones."""
 DO_NOT_MATTER = (
     *("reporting.", "checkpointing.", "resources.", "fault_tolerance.", "learners.never", "learners.learner_timeout"),
     *("evaluation.evaluation_interval", "evaluation.evaluation_num_envs", "evaluation.evaluation_parallel"),
@@ -132,7 +128,7 @@ def options_of(config: AlgorithmConfig) -> Iterator[tuple[str, Any]]:
 
 def check_options(config: AlgorithmConfig) -> None:
     """Raise `EjectError` for the first option that is set and that the file could not say."""
-    said = [path for path, _, _ in rows_of(config.algorithm)]
+    said = [path for path, _ in rows_of(config.algorithm)]
     default = dict(options_of(type(config)()))
     for path, value in options_of(config):
         if callable(value) or (isinstance(value, dict) and any(map(callable, value.values()))):
@@ -151,7 +147,8 @@ def check_options(config: AlgorithmConfig) -> None:
         raise EjectError(
             f"env_runners.exploration={config.env_runners.exploration!r} cannot be ejected; 'ou' can, of sac"
         )
-    if config.is_off_policy and steps_between_updates(config) > CHUNK:
+    num_steps = RunLength.of(config).per_update // config.env_runners.num_envs
+    if config.is_off_policy and num_steps > CHUNK:
         length = config.env_runners.rollout_fragment_length
         raise EjectError(
             f"env_runners.rollout_fragment_length={length} cannot be ejected; of {config.algorithm} {CHUNK} can"
@@ -195,8 +192,3 @@ def checked_spaces(config: AlgorithmConfig) -> tuple[str, spaces.Box, spaces.Box
     if config.squashes_actions and not actions.is_bounded():
         raise EjectError(f"actions of {actions} cannot be ejected; of {config.algorithm} their bounds must be finite")
     return env_id, observations, actions
-
-
-def steps_between_updates(config: AlgorithmConfig) -> int:
-    """Return the vector steps of a collect."""
-    return RunLength.of(config).per_update // config.env_runners.num_envs

@@ -28,9 +28,20 @@ class Found:
         return f"{self.path}:{self.line}: {self.what}"
 
 
+STANDALONE = tuple(f"lockstep/eject/files/{name}.py" for name in ("ppo", "dqn", "sac"))
+"""Files that `lockstep eject` copies. They run without Lockstep, so each has its own loss, loop and `backward`, and
+class names that the library has too. The rules about the library's architecture do not apply to them."""
+
+
 def read_sources(root: Path, folder: str) -> dict[str, str]:
-    """Return the Python files below `root / folder`, by their path relative to `root`."""
-    return {path.relative_to(root).as_posix(): path.read_text() for path in sorted((root / folder).rglob("*.py"))}
+    """Return the Python files below `root / folder`, but for `STANDALONE`, by their path relative to `root`."""
+    paths = {path.relative_to(root).as_posix(): path for path in sorted((root / folder).rglob("*.py"))}
+    return {name: path.read_text() for name, path in paths.items() if name not in STANDALONE}
+
+
+def read_standalone(root: Path) -> dict[str, str]:
+    """Return the files of `STANDALONE` by their path relative to `root`."""
+    return {name: (root / name).read_text() for name in STANDALONE}
 
 
 @cache

@@ -10,6 +10,7 @@ from architecture_checks import (
     constant_asserts,
     optimizer_steps,
     read_sources,
+    read_standalone,
     unasserted_tests,
     undocumented,
     unfinished_marks,
@@ -18,6 +19,7 @@ from architecture_checks import (
 
 ROOT = Path(__file__).parents[2]
 SOURCES = read_sources(ROOT, "lockstep")
+STANDALONE = read_standalone(ROOT)
 EXAMPLES = read_sources(ROOT, "examples")
 PACKAGE = ROOT / "packages/lockstep-sb3"
 SB3 = read_sources(PACKAGE, "lockstep_sb3")
@@ -48,15 +50,17 @@ def test_optimizers_step_in_one_place():
 
 
 def test_nothing_is_pickled():
-    assert strings(unsafe_loading({**SOURCES, **SB3})) == []
+    assert strings(unsafe_loading({**SOURCES, **SB3, **STANDALONE})) == []
 
 
 def test_nothing_is_marked_unfinished():
-    assert strings(unfinished_marks({**SOURCES, **SB3, **EXAMPLES, **TESTS})) == []
+    assert strings(unfinished_marks({**SOURCES, **SB3, **STANDALONE, **EXAMPLES, **TESTS})) == []
 
 
 def test_every_public_name_is_documented():
     assert strings(undocumented({**SOURCES, **SB3})) == []
+    for path, text in STANDALONE.items():  # one by one: they have classes of the same names
+        assert strings(undocumented({path: text})) == []
 
 
 def test_every_test_asserts_something():

@@ -1,4 +1,4 @@
-"""`lockstep eject`: one file that trains, without Lockstep, what the library trains."""
+"""`lockstep eject`: files that train, without Lockstep, what the library trains."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ from gymnasium import spaces
 from lockstep import PPOConfig, SACConfig
 from lockstep.cli import main
 from lockstep.eject import EjectError, eject
-from lockstep.eject.eject import file_text
+from lockstep.eject.eject import file_text, source_of, with_settings
+from lockstep.eject.eject import settings_of as settings_text
 from lockstep.recipes.training import Settings, find_settings
 
-MODULES = {"hashlib", "math", "time", "copy", "itertools", "functools", "collections", "gymnasium", "numpy", "torch"}
+PACKAGES = {"torch", "numpy", "gymnasium"}
+OWN_SETTINGS = {"ppo": "CartPole-v1", "dqn": "CartPole-v1", "sac": "Pendulum-v1"}
+"""by algorithm: the environment whose recipe gives the settings of the file in the package"""
 ALONE = """
 import runpy, sys
 import numpy as np
@@ -178,13 +181,13 @@ def test_in_float64_it_is_within_1e_12_of_the_librarys_fast_kernels(name, tmp_pa
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_the_file_is_short_clean_and_imports_three_packages(name, tmp_path):
-    text = file_text(settings_of(name).config, "agent.py", settings_of(name).sources)
-    assert len(text.splitlines()) <= 400
+def test_the_file_is_clean_and_imports_three_packages(name, tmp_path):
+    settings = settings_of(name)
+    text = file_text(settings.config, settings.sources)
     nodes = list(ast.walk(ast.parse(text)))
     imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     imported |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
-    assert {each.partition(".")[0] for each in imported} <= MODULES
+    assert {each.partition(".")[0] for each in imported} <= PACKAGES | sys.stdlib_module_names
     path, config = tmp_path / "agent.py", str(Path(__file__).parents[2] / "pyproject.toml")
     path.write_text(text)
     for words in (["check"], ["format", "--diff"]):
@@ -194,11 +197,33 @@ def test_the_file_is_short_clean_and_imports_three_packages(name, tmp_path):
         assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
-def test_what_is_switched_off_is_not_in_the_file():
-    plain = file_text(settings_of("ppo CartPole").config)
-    for word in ("dual_clip", "VF_CLIP", "TARGET_KL", "entropy", "RunningMoments", "Gaussian", "CLIP_REWARDS"):
-        assert word not in plain
-    assert "CLIP_PARAM = 0.2" in plain
+@pytest.mark.parametrize(("algorithm", "env"), OWN_SETTINGS.items())
+def test_a_file_of_the_package_has_the_settings_of_a_recipe(algorithm, env):
+    text = source_of(algorithm)
+    assert text == with_settings(text, settings_text(find_settings(algorithm, env).config))
+
+
+@pytest.mark.parametrize("algorithm", OWN_SETTINGS)
+def test_only_values_of_settings_and_the_docstring_differ_from_the_file_of_the_package(algorithm):
+    name = next(name for name in QUICK if name.startswith(algorithm))
+    own = ast.parse(source_of(algorithm)).body
+    copied = ast.parse(file_text(settings_of(name).config)).body
+    names = set(settings_text(settings_of(name).config))
+    assert len(own) == len(copied)
+    for before, after in list(zip(own, copied))[1:]:
+        target = before.target if isinstance(before, ast.AnnAssign) else getattr(before, "targets", [None])[0]
+        if getattr(target, "id", None) in names:
+            before.value = after.value
+        assert ast.dump(before) == ast.dump(after)
+
+
+def test_settings_that_the_block_does_not_have_are_refused():
+    text = source_of("ppo")
+    settings = settings_text(PPOConfig().environment("CartPole-v1"))
+    without_seed = {name: value for name, value in settings.items() if name != "SEED"}
+    for name, wrong in (("TAU", {**settings, "TAU": "1"}), ("SEED", without_seed)):
+        with pytest.raises(KeyError, match=name):
+            with_settings(text, wrong)
 
 
 @pytest.mark.parametrize(
@@ -306,11 +331,8 @@ HOSTILE = (
 def test_a_text_of_a_file_stays_a_literal(text):
     options = {"sutton_barto_reward": [text, {text: (text, 1)}, True, None, -1, 2.5, 123_456]}
     config = PPOConfig().environment("CartPole-v1", env_config=options)
-    found = {
-        node.targets[0].id: node.value
-        for node in ast.parse(file_text(config)).body
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-    }
+    assigned = [node for node in ast.parse(file_text(config)).body if isinstance(node, ast.AnnAssign)]
+    found = {ast.unparse(node.target): node.value for node in assigned}
     assert ast.literal_eval(found["ENV_CONFIG"]) == options
 
 

@@ -106,6 +106,17 @@ def test_train_and_evaluate_in_an_empty_environment(python: Path, run: Path) -> 
     assert evaluated.returncode == 0, evaluated.stderr
 
 
+@pytest.mark.parametrize(("algorithm", "env"), [("ppo", "CartPole-v1"), ("dqn", "CartPole-v1"), ("sac", "Pendulum-v1")])
+def test_an_ejected_file_trains_in_an_empty_environment(python: Path, tmp_path: Path, algorithm: str, env: str) -> None:
+    """`lockstep eject` finds its files in the wheel, and what it writes runs."""
+    command = (python.with_name("lockstep"), "eject", algorithm, env, "-o", "agent.py", "--total-steps", 1200)
+    ejected = ran(*command, "--set", "evaluation.evaluation_duration=1", cwd=tmp_path)
+    assert ejected.returncode == 0, ejected.stderr
+    trained = ran(python, "agent.py", cwd=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    assert trained.stdout.splitlines()[-1].startswith("evaluation: return ")
+
+
 @pytest.mark.parametrize(
     ("command", "package"),
     [
