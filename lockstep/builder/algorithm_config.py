@@ -28,7 +28,6 @@ from lockstep.policy.policy import Policy
 from lockstep.replay.storage import machine_memory, row_nbytes
 from lockstep.rollout import Collector, CollectorLike, EnvRunner, EnvRunnerGroup, GroupCollector, MultiAgentCollector
 from lockstep.rollout.callbacks import overridden_events
-from lockstep.rollout.collector import WholeEpisodeCollector
 from lockstep.rollout.config import EnvRunnersSection
 from lockstep.rollout.env_runner import MultiAgentEnvRunner
 from lockstep.rollout.group_collector import AsyncGroupCollector, EvaluationCollector
@@ -139,8 +138,12 @@ class AlgorithmConfig(BaseConfig):
             envs = self.make_envs(num_envs)
             if isinstance(envs, TensorBoundary) and self.collects_tensors(policy):
                 return self._build_tensor_collector(policy, envs, ALL_ROWS)
-            collector = (WholeEpisodeCollector if self._collects_whole_episodes else Collector)(
-                policy, envs, exploration_noise=section.explore, streams=streams
+            collector = Collector(
+                policy,
+                envs,
+                exploration_noise=section.explore,
+                streams=streams,
+                whole_episodes=self._collects_whole_episodes,
             )
         if self.is_off_policy:
             collector.buffer = (

@@ -12,7 +12,7 @@ from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.envs.make import known_id
 from lockstep.modules.encoders import is_image
 from lockstep.modules.model_config import ModelConfig
-from lockstep.rollout.base_collector import CHUNK
+from lockstep.rollout.stepper import CHUNK
 from lockstep.trainer.build import RunLength
 
 

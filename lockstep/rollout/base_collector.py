@@ -5,23 +5,19 @@ from __future__ import annotations
 import secrets
 import time
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 
-from lockstep.data.actions import ACTION_MASK, carries_mask, flat_mask, mask_size
 from lockstep.data.rollout import EpisodeStore, RolloutStore
 from lockstep.options.checks import check_flags, check_functions, check_whole, is_number, no_copies
-from lockstep.rollout.callbacks import EnvironmentCallback, EnvironmentEvents, Episode
+from lockstep.rollout.callbacks import EnvironmentCallback, EnvironmentEvents
 from lockstep.rollout.protocols import CollectorTraits, acting_parts
+from lockstep.rollout.stepper import CHUNK, StepMode, Stepper
 from lockstep.state.streams import RandomStreams
-from lockstep.tracking.statistics import CollectStats, returns_and_lens
+from lockstep.tracking.statistics import CollectStats, CollectTotals, returns_and_lens
 
-CHUNK = 128
-"""vector steps that are collected at a time, with random numbers drawn in bulk"""
 MAY_NEVER_END = 50_000
 """Number of steps after which a collect by episodes warns of an episode."""
 NEVER_ENDS = 1_000_000
@@ -36,104 +32,101 @@ no_copies_of_collectors = no_copies(
 )
 
 
-class BaseCollector(CollectorTraits, ABC):
-    """Collects an amount of steps or episodes, counts them, and keeps statistics and random streams.
+class BaseCollector(CollectorTraits):
+    """Collects an amount of steps or episodes, counts them, and keeps statistics.
 
-    Subclasses say how vector steps are made (`_run`), where they are stored, and how episodes begin anew.
+    Its `stepper` takes the steps and stores them. Subclasses only choose the stepper.
     """
-
-    policy: Any
-    env: Any
-    rounds_up = True
-    """are all environments stepped together, so that `n_step` is rounded up to whole vector steps?"""
 
     def __init__(
         self,
+        stepper: Stepper,
+        buffer: object,
         *,
         exploration_noise: bool,
         epsilon: float,
         raise_on_nan_in_buffer: bool,
+        on_step_hook: Callable[[Any], None] | None,
         on_episode_done_hook: Callable[[int, float, int], None] | None,
-        seed: int | None,
-        streams: RandomStreams | None,
+        is_seeded: bool,
+        whole_episodes: bool,
     ) -> None:
         check_flags(exploration_noise=exploration_noise, raise_on_nan_in_buffer=raise_on_nan_in_buffer)
-        check_functions(on_episode_done_hook=on_episode_done_hook)
+        check_functions(on_step_hook=on_step_hook, on_episode_done_hook=on_episode_done_hook)
         if not is_number(epsilon) or not 0.0 <= epsilon <= 1.0:
             raise ValueError(f"epsilon={epsilon!r} is not allowed; it must be between 0 and 1")
-        if seed is not None and streams is not None:
-            raise ValueError(f"seed={seed} and streams are not allowed together; the streams have a seed of their own")
-        self.exploration_noise, self.epsilon = exploration_noise, float(epsilon)
+        self.stepper = stepper
+        self.policy: Any = stepper.policy
+        self.env: Any = stepper.env
+        self.num_envs = stepper.num_envs
+        """Number of environments."""
+        self.agents_of_modules = stepper.agents_of_modules
+        self.exploration_noise = exploration_noise
+        self.epsilon = float(epsilon)
         self.raise_on_nan_in_buffer = raise_on_nan_in_buffer
+        self.on_step_hook = on_step_hook
         self.on_episode_done_hook = on_episode_done_hook
-        self.is_seeded = seed is not None or streams is not None
-        self.streams = RandomStreams(secrets.randbits(63) if seed is None else seed) if streams is None else streams
-        self.num_resets = 0
-        self.episodes_cut = 0
-        """running episodes that the last `set_state` could not continue"""
-        self._is_begun = False
-        """can the next collect go on with the episodes under way?"""
-        self._left_open = False
-        """did a collect by episodes leave others unfinished, whose beginnings are not stored?"""
-        self._returns = np.zeros(self.num_envs, np.float64)
-        self._lengths = np.zeros(self.num_envs, np.int64)
-        """return and length of the episode under way in each environment"""
-        self._ended: list[tuple[float, int]] = []
-        """return and length of the episodes that ended in this collect and count"""
-        self._counting: np.ndarray | None = None
-        """[B] whether the episode under way counts, in a collect by episodes"""
-        self._to_start = 0
-        """episodes that count and have not begun, in a collect by episodes"""
+        self.whole_episodes = whole_episodes
+        """Whether a collect by steps ends with the end of an episode in each environment."""
+        self.is_seeded = is_seeded
+        self.events: EnvironmentEvents | None = None
+        """Calls the callbacks that watch the environments; None: there are none."""
         self._steps = 0
         """steps of this collect so far"""
-        self._env_time = self._act_time = 0.0
-        self._of_agents: dict[str, Any] = {}
-        """statistics of single agents, where there are several"""
-        self.events: EnvironmentEvents | None = None
-        """calls the callbacks that have something to do with the environments"""
         self.reset_stat()
+        self.buffer = buffer
 
     @property
-    def num_envs(self) -> int:
-        """Number of environments."""
-        return int(self.env.num_envs)
+    def streams(self) -> RandomStreams:
+        """Random streams of episodes, exploration and random actions."""
+        return self.stepper.streams
+
+    @property
+    def num_resets(self) -> int:
+        """Number of resets with the present random streams."""
+        return self.stepper.num_resets
+
+    @property
+    def observation_space(self) -> Any:
+        """Space of the observations as they are stored; by agent where there are several."""
+        return self.stepper.observation_space
+
+    @property
+    def episodes_cut(self) -> int:
+        """Running episodes that the last `set_state` could not continue."""
+        return self.stepper.episodes_cut
 
     @property
     def explores(self) -> bool:
-        """Are actions drawn, rather than the most likely ones taken?"""
+        """Whether actions are drawn, rather than the most likely ones taken."""
         return bool(self.exploration_noise or self.epsilon or self.policy.is_exploring)
 
+    @property
+    def buffer(self) -> Any:
+        """Where steps are stored.
+
+        It may be replaced between collects. The episodes under way then continue in the new one, without the steps that
+        the old one has of them.
+        """
+        return self.stepper.buffer
+
+    @buffer.setter
+    def buffer(self, buffer: Any) -> None:
+        self.stepper.set_buffer(buffer, self.raise_on_nan_in_buffer)
+
     def reseed(self, streams: RandomStreams) -> None:
-        """Take these random streams from now on, beginning with their first reset."""
-        self.streams, self.num_resets, self.is_seeded = streams, 0, True
+        """Use these random streams from now on, beginning with their first reset."""
+        self.stepper.reseed(streams)
+        self.is_seeded = True
 
     def set_callbacks(self, callbacks: Sequence[EnvironmentCallback], runner: Any = None) -> None:
-        """Call these for what happens in the environments, in place of those before.
+        """Call these callbacks for what happens in the environments, in place of those before.
 
-        `runner`: the env runner that they are told of; None: this collector.
+        `runner`: the env runner that they are handed; None: this collector.
         """
         events = EnvironmentEvents(callbacks, runner or self)
         self.events = None if events.is_empty else events
-
-    @abstractmethod
-    def _running_episodes(self) -> Sequence[Episode]:
-        """Return the episodes under way, as they are recorded for callbacks."""
-
-    def _tell_created(self) -> None:
-        if self.events is not None:
-            self.events.created(self.env.single_envs())
-
-    def _begin_told(self) -> None:
-        """Prepare the buffer, and the callbacks."""
-        self._tell_created()
-        self._begin_collect()
-        if self.events is not None:
-            self.events.begin_collect(self._running_episodes())
-
-    def _end_told(self) -> dict[str, Any]:
-        """Check and store what was collected, and tell of it; return what callbacks have logged."""
-        self._end_collect()
-        return {} if self.events is None else self.events.end_collect()
+        self.stepper.set_events(self.events)
 
     # -- resets ---
 
@@ -144,16 +137,16 @@ class BaseCollector(CollectorTraits, ABC):
             self.reset_buffer()
         if reset_stats:
             self.reset_stat()
-        self._tell_created()
+        self._report_environments()
         self.reset_env()
 
-    @abstractmethod
     def reset_env(self) -> None:
-        """Begin new episodes everywhere; nothing is estimated across this boundary."""
+        """Begin new episodes everywhere. Those under way are left: nothing is estimated across this boundary."""
+        self.stepper.reset()
 
-    @abstractmethod
     def reset_buffer(self, keep_statistics: bool = False) -> None:
         """Empty the buffer."""
+        self.stepper.empty_buffer(keep_statistics)
 
     def reset_stat(self) -> None:
         """Set the counters to zero."""
@@ -168,6 +161,10 @@ class BaseCollector(CollectorTraits, ABC):
         self.env.close()
 
     __reduce__ = no_copies_of_collectors
+
+    def _report_environments(self) -> None:
+        if self.events is not None:
+            self.events.created(self.env.single_envs())
 
     # -- collecting ---
 
@@ -184,12 +181,17 @@ class BaseCollector(CollectorTraits, ABC):
         The first `n_episode` that *start* count, however long they last: new ones begin with this collect, and with the
         next (unless `reset_before_collect=False`). `random=True` draws actions from the action space, of those that a
         mask allows. Rows that only reset an environment are no steps: up to `num_envs - 1` steps more may be taken.
+        With `whole_episodes` at least `n_step` steps are collected, and no episode is cut.
 
         Raises `ValueError` unless exactly one of the two is passed, `MalformedBufferError` for NaN in a new row,
         `EnvironmentStepError` where an environment raises.
         """
         amount = exactly_one(n_step=n_step, n_episode=n_episode)
-        if n_step is not None and self.rounds_up and amount % self.num_envs:
+        if n_step is not None and self.whole_episodes and not self.stepper.rests:
+            if reset_before_collect is False:
+                raise ValueError("reset_before_collect=False: whole episodes begin with the collect; leave it out")
+            return self._collect_rounds(amount, random)
+        if n_step is not None and self.stepper.rounds_up and amount % self.num_envs:
             warnings.warn(
                 f"{amount} steps for each collect (a collector's n_step, a trainer's step_per_collect) are no multiple "
                 f"of the {self.num_envs} environments: {-(-amount // self.num_envs) * self.num_envs} are collected",
@@ -197,72 +199,110 @@ class BaseCollector(CollectorTraits, ABC):
             )
         self.env.check_open()
         if reset_before_collect is None:
-            reset_before_collect = n_episode is not None or self._left_open
+            reset_before_collect = n_episode is not None or self.stepper.episodes.left_open
         return self._collect(n_episode, amount, random, reset_before_collect)
 
     def collect_vector_steps(self, number: int, *, random: bool = False, renew: bool = False) -> CollectStats:
-        """Make `number` vector steps, at most 128, however many of their rows only reset an environment. `renew`: new
+        """Take `number` vector steps, at most 128, however many of their rows only reset an environment. `renew`: new
         episodes first. Raises as `collect`."""
         self.env.check_open()
-        return self._collect(None, number * self.num_envs, random, renew or self._left_open, once=True)
+        renew = renew or self.stepper.episodes.left_open
+        return self._collect(None, number * self.num_envs, random, renew, once=True)
+
+    def _collect_rounds(self, n_step: int, random: bool) -> CollectStats:
+        """Collect whole episodes until there are `n_step` steps: one of each environment, then another of each.
+
+        All environments are stepped together. Those that are done wait for the others, and what they do meanwhile does
+        not count.
+        """
+        first = self.stepper.num_rows
+        totals = CollectTotals()
+        num_steps = 0
+        try:
+            while num_steps < n_step:
+                self.env.check_open()
+                stats = self._collect(self.num_envs, self.num_envs, random, renew=True)
+                totals.add(stats)
+                num_steps += stats.n_collected_steps
+        except BaseException:
+            self.stepper.drop_after(first)
+            raise
+        return totals.stats()
 
     def _collect(
         self, n_episode: int | None, amount: int, random: bool, renew: bool, *, once: bool = False
     ) -> CollectStats:
         """Collect `amount` steps or `n_episode` episodes. `once`: none more for rows that are no steps."""
-        if renew or not self._is_begun:
+        stepper = self.stepper
+        episodes = stepper.episodes
+        if renew or not episodes.is_begun:
             self.reset(reset_buffer=False, reset_stats=False)
         started, restarts = time.perf_counter(), getattr(self.env, "num_restarts", 0)
-        epsilon = epsilon_by_module(acting_parts(self.policy), self.epsilon, random) if random or self.explores else {}
-        self._ended.clear()
-        self._counting = None
-        self._steps, self._env_time, self._act_time = 0, 0.0, 0.0
-        self._begin_told()
+        explores = self.explores
+        epsilon = epsilon_by_module(acting_parts(self.policy), self.epsilon, random) if random or explores else {}
+        episodes.begin_collect(self.on_episode_done_hook)
+        self._steps = 0
+        self._report_environments()
+        stepper.begin_collect(StepMode(random, explores, self.epsilon, self.raise_on_nan_in_buffer, self.on_step_hook))
+        if self.events is not None:
+            self.events.begin_collect(stepper.running_episodes())
         try:
             if n_episode is not None:
-                self._collect_episodes(n_episode, random)
+                self._collect_episodes(n_episode)
+            elif self.whole_episodes and stepper.rests:
+                self._collect_shares(amount)
             else:
-                self._collect_steps(amount, random, once)
-            logged = self._end_told()
+                self._collect_steps(amount, once)
+            of_agents = stepper.end_collect()
+            logged: dict[str, Any] = {} if self.events is None else self.events.end_collect()
         except BaseException:
-            self._is_begun = False
-            self._abandon_collect()
+            episodes.is_begun = False
+            stepper.abandon_collect()
             raise
-        self._left_open = n_episode is not None
+        episodes.left_open = n_episode is not None
         seconds = time.perf_counter() - started
         self.collect_step += self._steps
-        self.collect_episode += len(self._ended)
+        self.collect_episode += len(episodes.ended)
         self.collect_time += seconds
         return CollectStats(
-            len(self._ended),
+            len(episodes.ended),
             self._steps,
             seconds,
-            self._env_time,
-            self._act_time,
-            *returns_and_lens(self._ended),
+            stepper.env_time,
+            stepper.act_time,
+            *returns_and_lens(episodes.ended),
             getattr(self.env, "num_restarts", 0) - restarts,
             epsilon=epsilon,
-            **self._of_agents,
+            **of_agents,
             **logged,  # type: ignore[misc]
         )
 
-    def _collect_steps(self, n_step: int, random: bool, once: bool) -> None:
+    def _collect_steps(self, n_step: int, once: bool) -> None:
         while self._steps < n_step:  # rows that only reset an environment are no steps
-            self._steps += self._run(n_step - self._steps, random)
+            self._steps += self.stepper.run(n_step - self._steps)
             if once:
                 break
 
-    def _collect_episodes(self, n_episode: int, random: bool) -> None:
-        self._to_start = max(0, n_episode - self.num_envs)
-        self._collect_counting(np.arange(self.num_envs) < n_episode, random)
+    def _collect_episodes(self, n_episode: int) -> None:
+        self.stepper.episodes.to_start = max(0, n_episode - self.num_envs)
+        self._collect_counting(np.arange(self.num_envs) < n_episode)
 
-    def _collect_counting(self, counting: np.ndarray, random: bool) -> None:
+    def _collect_shares(self, n_step: int) -> None:
+        """Collect whole episodes of each environment until it has taken its share of the steps."""
+        episodes = self.stepper.episodes
+        episodes.share = -(-n_step // self.num_envs)
+        episodes.taken[:] = 0
+        self._collect_counting(np.ones(self.num_envs, bool))
+        episodes.share = 0
+
+    def _collect_counting(self, counting: np.ndarray) -> None:
         """Collect until no environment has an episode under way that counts; `counting` has those that begin with."""
-        self._counting = counting
+        episodes = self.stepper.episodes
+        episodes.counting = counting
         has_warned = False
-        while self._counting.any():
-            self._steps += self._run(CHUNK * self.num_envs, random)
-            longest = int(self._lengths[self._counting].max(initial=0))
+        while counting.any():
+            self._steps += self.stepper.run(CHUNK * self.num_envs)
+            longest = int(episodes.lengths[counting].max(initial=0))
             if longest > NEVER_ENDS:
                 raise RuntimeError(
                     f"an episode has not ended in {longest} steps, and {NEVER_ENDS} are the limit; {LIMIT_THEM}"
@@ -270,77 +310,51 @@ class BaseCollector(CollectorTraits, ABC):
             if longest > MAY_NEVER_END and not has_warned:
                 has_warned = True
                 warn_of_long_episode(longest)
-        self._counting = None
-
-    @abstractmethod
-    def _run(self, most: int, random: bool) -> int:
-        """Collect about `most` steps, at most `CHUNK` vector steps; return how many count.
-
-        In a collect by episodes only steps of the environments in `_counting` count; the run ends when none is left.
-        """
-
-    def _end_episode(self, b: int) -> None:
-        """Take down the episode that ended in environment `b`, if it counts, and tell the hook."""
-        episode = float(self._returns[b]), int(self._lengths[b])
-        self._returns[b], self._lengths[b] = 0.0, 0
-        if self._counting is not None:
-            if not self._counting[b]:
-                return
-            self._counting[b] = self._begins_another(b)
-        self._ended.append(episode)
-        if self.on_episode_done_hook is not None:
-            self.on_episode_done_hook(b, *episode)
-
-    def _begins_another(self, b: int) -> bool:
-        """Return whether the next episode in environment `b` counts too, in a collect by episodes."""
-        self._to_start -= 1
-        return self._to_start >= 0
-
-    @abstractmethod
-    def _begin_collect(self) -> None:
-        """Prepare the buffer for what comes."""
-
-    @abstractmethod
-    def _end_collect(self) -> None:
-        """Check and store what was collected."""
-
-    @abstractmethod
-    def _abandon_collect(self) -> None:
-        """Leave nothing behind of a collect that failed."""
+        episodes.counting = None
 
     # -- state ---
 
     @property
     def is_begun(self) -> bool:
-        """Are there episodes under way that the next collect goes on with?"""
-        return self._is_begun
+        """Whether there are episodes under way that the next collect continues."""
+        return self.stepper.episodes.is_begun
 
     def get_state(self) -> dict[str, Any]:
-        """Return random streams, counters and running episodes. `ValueError` while there is data to be learned from."""
+        """Return environments (None where they cannot tell their state), episodes, random streams and counters.
+
+        `ValueError` while there is data to be learned from.
+        """
         check_no_data(self.buffer)
+        episodes = self.stepper.episodes
         return {
-            "returns": self._returns.copy(),
-            "lengths": self._lengths.copy(),
+            "returns": episodes.returns.copy(),
+            "lengths": episodes.lengths.copy(),
             "streams": self.streams.get_state(),
             "num_resets": self.num_resets,
-            "left_open": self._left_open,
+            "left_open": episodes.left_open,
             "counters": [self.collect_step, self.collect_episode, self.collect_time],
             **({} if self.events is None else {"events": self.events.get_state()}),
+            **self.stepper.get_state(),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from `get_state`."""
-        self.streams.set_state(state["streams"])
-        self.num_resets = int(state["num_resets"])
-        self._left_open = bool(state["left_open"])
+        """Continue from `get_state`; environments without a state begin new episodes (a boundary).
+
+        `ValueError` for a state of other environments: what was collected stays, episodes under way end.
+        """
+        self.stepper.set_state(state)
         self.collect_step, self.collect_episode, self.collect_time = state["counters"]
         if self.events is not None and "events" in state:
             self.events.set_state(state["events"])
 
-    @property
-    @abstractmethod
-    def buffer(self) -> Any:
-        """Where steps are stored; may be replaced between collects."""
+
+def streams_of(seed: int | None, streams: RandomStreams | None) -> RandomStreams:
+    """Return `streams`, those of `seed`, or random ones. `ValueError` for both."""
+    if seed is not None and streams is not None:
+        raise ValueError(f"seed={seed} and streams are not allowed together; the streams have a seed of their own")
+    if streams is not None:
+        return streams
+    return RandomStreams(secrets.randbits(63) if seed is None else seed)
 
 
 def epsilon_by_module(parts: Mapping[str, Any], own: float, random: bool) -> dict[str, float]:
@@ -385,10 +399,3 @@ def check_no_data(buffer: Any) -> None:
     """Raise `ValueError` where a collector's buffer has data that is not learned from yet."""
     if isinstance(buffer, RolloutStore | EpisodeStore) and buffer.size:
         raise ValueError("a collector can be saved between an update and the next collect only, not with data in it")
-
-
-def masks_in(obs: Any, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> np.ndarray | None:
-    """Return the action masks `[rows, choices]` that observations carry, or None."""
-    if not mask_size(action_space) or not carries_mask(observation_space):
-        return None
-    return flat_mask(action_space, obs[ACTION_MASK]) != 0

@@ -14,7 +14,7 @@ from lockstep.envs import VectorBoundary
 from lockstep.envs.multi_agent import AgentEnvs
 from lockstep.modules import ActingWeights
 from lockstep.rollout.callbacks import EnvironmentCallback, overridden_events, restore_callbacks, states_of
-from lockstep.rollout.collector import Collector, WholeEpisodeCollector
+from lockstep.rollout.collector import Collector
 from lockstep.rollout.fragments import AgentFragment, Fragment
 from lockstep.rollout.multi_agent_collector import MultiAgentCollector
 from lockstep.rollout.protocols import ActingPart
@@ -91,7 +91,7 @@ class EnvRunner:
         callbacks: Sequence[EnvironmentCallback] = (),
     ) -> None:
         self.policy, self.index, self.with_logp = policy, index, with_logp
-        self.collector: Any = (WholeEpisodeCollector if whole_episodes else Collector)(
+        self.collector: Any = Collector(
             policy,
             env,
             exploration_noise=explore,
@@ -100,6 +100,7 @@ class EnvRunner:
             raise_on_nan_in_buffer=raise_on_nan,
             streams=self._streams(streams, index, generation),
             place=(index * env.num_envs, num_runners * env.num_envs),
+            whole_episodes=whole_episodes,
         )
         self.callbacks = [callback for callback in callbacks if overridden_events(callback)]
         self.collector.set_callbacks(self.callbacks, runner=self)
@@ -203,11 +204,13 @@ class EnvRunner:
 
     def _vector_step_of_end(self) -> int:
         """Return the vector step of this play in which an episode has just ended."""
-        step: int = self.collector.step_of_end
+        step: int = self.collector.stepper.step_of_end
         return step
 
     def _note_episode(self, b: int, episode_return: float, length: int) -> None:
-        self._ended.append(Ended(self._vector_step_of_end(), self.collector.rows.start + b, episode_return, length))
+        self._ended.append(
+            Ended(self._vector_step_of_end(), self.collector.stepper.rows.start + b, episode_return, length)
+        )
 
     def describe(self) -> RunnersEnv:
         """Return what the environments are."""
@@ -277,7 +280,7 @@ class MultiAgentEnvRunner(EnvRunner):
         self.store = self.collector.buffer = EpisodeStore() if stores else None
         self.collector.on_episode_done_hook = None if stores else self._note_episode
         self._ended = []
-        self._begun = self.collector.begun
+        self._begun = self.collector.stepper.begun
         """episodes begun in each environment before this evaluation"""
 
     def leave_episodes_of(self, module_id: str) -> None:
@@ -286,7 +289,7 @@ class MultiAgentEnvRunner(EnvRunner):
 
     def _play(self, num_vector_steps: int, *, random: bool, renew: bool) -> Played:
         if renew:
-            self._begun = self.collector.begun.copy()
+            self._begun = self.collector.stepper.begun.copy()
         played = super()._play(num_vector_steps, random=random, renew=renew)
         of_agents = zip(played.ended, played.stats.agent_returns, played.stats.agent_modules)
         ended = [episode._replace(agent_returns=each, agent_modules=modules) for episode, each, modules in of_agents]
@@ -297,15 +300,15 @@ class MultiAgentEnvRunner(EnvRunner):
 
         `counted`: episodes that counted, of each environment of all runners.
         """
-        self.collector.begun[:] = self._begun + counted[self.collector.rows]
+        self.collector.stepper.begun[:] = self._begun + counted[self.collector.stepper.rows]
 
     def _vector_step_of_end(self) -> int:
-        step: int = self.collector.ended_in_step[-1]
+        step: int = self.collector.stepper.ended_in_step[-1]
         return step
 
     def _sample(self, num_timesteps: int | None, num_episodes: int | None, **options: Any) -> AgentFragment:
         self._own_store().clear()
         stats = self.collector.collect(num_timesteps, num_episodes, **options)
-        first, ended = self.index * self.num_envs, np.array(self.collector.ended_in_step, np.int64)
+        first, ended = self.index * self.num_envs, np.array(self.collector.stepper.ended_in_step, np.int64)
         pieces = [(piece, first + b) for piece, b in self.store.pieces]
         return AgentFragment(self.index, self.num_envs, self.policy.weights_seq_no, pieces, ended, stats)

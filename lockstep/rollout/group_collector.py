@@ -12,8 +12,8 @@ import numpy as np
 
 from lockstep.data.rollout import EpisodeStore, RolloutStore
 from lockstep.replay import ReplayBuffer
+from lockstep.rollout.agent_stepper import agents_of_modules
 from lockstep.rollout.base_collector import (
-    CHUNK,
     LIMIT_THEM,
     MAY_NEVER_END,
     NEVER_ENDS,
@@ -26,10 +26,10 @@ from lockstep.rollout.callbacks import EnvironmentCallback
 from lockstep.rollout.env_runner import Ended, MultiAgentEnvRunner, RunnersEnv
 from lockstep.rollout.fragment_writers import AgentFragmentWriter, FragmentWriter
 from lockstep.rollout.fragments import AgentFragment, Fragment
-from lockstep.rollout.multi_agent_collector import agents_of_modules
 from lockstep.rollout.protocols import CollectorTraits, LearningPolicy, sole_part
 from lockstep.rollout.replay_writer import AgentBuffer
 from lockstep.rollout.runner_group import EnvRunnerGroup
+from lockstep.rollout.stepper import CHUNK
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking.metrics import Metrics
 from lockstep.tracking.statistics import CollectStats, returns_and_lens

@@ -2,82 +2,15 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from operator import itemgetter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from lockstep.connectors import ObsPipeline
-from lockstep.data import MultiAgentEpisode
-from lockstep.data.actions import one_action, random_actions
-from lockstep.data.columns import Columns
-from lockstep.data.trees import map_tree, named_leaves, rows_of, zip_trees
-from lockstep.envs.errors import RAISED, step_error
-from lockstep.envs.multi_agent import AgentEnvs, Play
-from lockstep.envs.trees import stack_rows
-from lockstep.rollout.base_collector import CHUNK, BaseCollector, masks_in
-from lockstep.rollout.callbacks import EnvironmentCallback, Episode, EpisodeView
-from lockstep.rollout.errors import MalformedBufferError, not_finite
-from lockstep.rollout.protocols import ActingPart, LearningPolicy, State
-from lockstep.rollout.replay_writer import AgentBuffer, PieceWriter
+from lockstep.envs.multi_agent import AgentEnvs
+from lockstep.rollout.agent_stepper import AgentStepper
+from lockstep.rollout.base_collector import BaseCollector, streams_of
+from lockstep.rollout.protocols import LearningPolicy
+from lockstep.rollout.replay_writer import AgentBuffer
 from lockstep.state.streams import RandomStreams
-
-AgentID = Any
-ByAgent = dict[AgentID, Any]
-Rows = list[tuple[int, AgentID]]
-"""environment and agent of each row of a module's observations"""
-
-
-class AgentMemories:
-    """What the connectors of one environment's agents remember: a copy of its module's for each agent."""
-
-    def __init__(self, play: Play, part_of: Callable[[str, AgentID], ActingPart]) -> None:
-        self._play, self._part_of = play, part_of
-        self._pipelines: dict[AgentID, ObsPipeline] = {}
-        self._earned: dict[AgentID, float] = {}
-        """since the agent's last observation"""
-        play.seen = self.seen
-
-    def forget(self) -> None:
-        """Begin an episode."""
-        self._pipelines, self._earned = {}, {}
-
-    def get_state(self) -> list[list[Any]]:
-        """Return `[agent, state of its connectors, reward since its last observation]` of each agent."""
-        return [
-            [agent, pipeline.get_state(), self._earned.get(agent, 0.0)] for agent, pipeline in self._pipelines.items()
-        ]
-
-    def set_state(self, state: Sequence[Sequence[Any]]) -> None:
-        """Continue from `get_state`; the play must have the episode of that time."""
-        self.forget()
-        for agent, of_connectors, earned in state:
-            pipeline = self._part_of(self._play.episode.module_for(agent), agent).recorded.copy()
-            pipeline.set_state(of_connectors)
-            self._pipelines[agent], self._earned[agent] = pipeline, earned
-
-    def note(self, agent: AgentID, actions: np.ndarray) -> None:
-        """Take note of an agent's action `[1, ...]`."""
-        if agent in self._pipelines:
-            self._pipelines[agent].after_step(actions, None)
-
-    def seen(self, observations: ByAgent, rewards: Mapping[AgentID, Any]) -> ByAgent:
-        """Return observations as they are acted on and stored, after steps that brought `rewards`."""
-        for agent, reward in rewards.items():
-            self._earned[agent] = self._earned.get(agent, 0.0) + float(reward)
-        found = {}
-        for agent, observation in observations.items():
-            part = self._part_of(self._play.episode.module_for(agent), agent)
-            pipeline = self._pipelines.get(agent)
-            if pipeline is None:
-                pipeline = self._pipelines[agent] = part.recorded.copy()
-            else:
-                pipeline.after_step(None, np.array([self._earned.get(agent, 0.0)]))
-            self._earned[agent] = 0.0
-            found[agent] = map_tree(np.copy, rows_of(pipeline(stack_rows(part.observation_space, [observation])), 0))
-        return found
 
 
 class MultiAgentCollector(BaseCollector):
@@ -100,6 +33,8 @@ class MultiAgentCollector(BaseCollector):
     leaves nothing behind; the next one begins new episodes.
     """
 
+    stepper: AgentStepper
+
     def __init__(
         self,
         policy: LearningPolicy,
@@ -121,380 +56,25 @@ class MultiAgentCollector(BaseCollector):
                 f"policy={policy!r} is not allowed; it must be the policy of a configuration with "
                 "multi_agent(policies=...), made by its build_policy()"
             )
-        self.policy = policy
-        self.env = env if isinstance(env, AgentEnvs) else AgentEnvs(env, num_envs)
-        if num_envs not in (1, self.env.num_envs):
-            raise ValueError(f"num_envs={num_envs}, but env has {self.env.num_envs} environments; leave num_envs out")
+        envs = env if isinstance(env, AgentEnvs) else AgentEnvs(env, num_envs)
+        if num_envs not in (1, envs.num_envs):
+            raise ValueError(f"num_envs={num_envs}, but env has {envs.num_envs} environments; leave num_envs out")
         super().__init__(
+            AgentStepper(policy, envs, streams_of(seed, streams), place, with_logp=with_logp),
+            buffer,
             exploration_noise=exploration_noise,
             epsilon=epsilon,
             raise_on_nan_in_buffer=raise_on_nan_in_buffer,
+            on_step_hook=None,
             on_episode_done_hook=None,
-            seed=seed,
-            streams=streams,
+            is_seeded=seed is not None or streams is not None,
+            whole_episodes=whole_episodes,
         )
-        self.plays = [self.env.play_of(b, policy.policy_mapping_fn) for b in range(self.env.num_envs)]
-        self._agent_index = {agent: i for i, agent in enumerate(self.env.agents)}
-        self.agents_of_modules = agents_of_modules(policy, self.env.observation_space, self.env.action_space)
-        """module id -> the agents that it acts for"""
-        first, self.num_envs_in_all = place or (0, self.num_envs)
-        self.rows = slice(first, first + self.num_envs)
-        self.begun = np.zeros(self.num_envs, np.int64)
-        """episodes begun in each environment, on which the seed of its next one depends"""
-        self.with_logp = with_logp
-        self._share = 0 if whole_episodes else None
-        """steps that each environment takes in whole episodes; None: episodes are cut at the end of a collect"""
-        self._taken = np.zeros(self.num_envs, np.int64)  # steps of each environment in this collect
-        self._noise: dict[str, np.ndarray] = {}
-        """of each module: [vector steps, environments, agents, ...]"""
-        self._followed = self._memories()
-        self._agent_returns = np.zeros((self.num_envs, len(self.env.agents)), np.float64)
-        """of the episode under way in each environment"""
-        self._is_running = np.zeros(self.num_envs, bool)  # has the environment an episode under way?
-        self._states: list[dict[AgentID, State]] = [{} for _ in range(self.num_envs)]
-        """of recurrent modules, by environment and agent"""
-        self._begin_counting()
-        self._writer = PieceWriter(policy.acting, self.agents_of_modules, self.env.spaces, self.num_envs)
-        self._views: list[Any] = [None] * self.num_envs
-        """of the episodes under way, where a callback reads them"""
-        self.buffer = buffer
 
-    def set_callbacks(self, callbacks: Sequence[EnvironmentCallback], runner: Any = None) -> None:
-        super().set_callbacks(callbacks, runner)
-        for play in self.plays:
-            play.keeps_whole = self.events is not None and self.events.needs_episodes
-        self._views = [None] * self.num_envs  # those under way are not told of
-
-    def _running_episodes(self) -> Sequence[Episode]:
-        told = [play.whole for play, view in zip(self.plays, self._views) if view is not None]
-        return [episode for episode in told if episode is not None]
-
-    @property
-    def buffer(self) -> AgentBuffer | None:
-        """Where steps are stored. May be replaced between collects: nothing reaches over from what the new one has."""
-        return self._writer.buffer
-
-    @buffer.setter
-    def buffer(self, buffer: AgentBuffer | None) -> None:
-        self._writer.buffer = buffer
-
-    @property
-    def observation_space(self) -> dict[AgentID, Any]:
-        """Observation spaces by agent."""
-        return self.env.observation_space
-
-    def fit_replay(self, agents: Mapping[str, Sequence[AgentID]] | None = None) -> None:
-        """Give each module that learns a replay buffer for these agents; None: for those whose spaces are its own."""
-        self._writer.fit_replay(agents)
-
-    def _memories(self) -> list[AgentMemories]:
-        """Return what connectors remember of the agents of each environment; empty where nothing is recorded."""
-        if all(part.recorded.is_identity for part in self.policy.acting.values()):
-            return []
-        return [AgentMemories(play, self._part_of) for play in self.plays]
-
-    def _part_of(self, module_id: str, agent: AgentID) -> ActingPart:
-        return part_of(self.policy, module_id, agent)
-
-    # -- resets ---
-
-    def reset_env(self) -> None:
-        """Leave the episodes under way; new ones begin with the next steps."""
-        self._writer.cut()
-        self._forget()
-
-    def _forget(self) -> None:
-        """Have no episode under way."""
-        self._left_open, self._is_begun = False, True
-        self._is_running[:] = False
-        self._returns[:] = 0.0
-        self._agent_returns[:] = 0.0
-        self._lengths[:] = 0
-        self._states = [{} for _ in range(self.num_envs)]
-        self._views = [None] * self.num_envs
+    def fit_replay(self, agents: Mapping[str, Sequence[Any]] | None = None) -> None:
+        """Give each module that learns a replay buffer for these agents. None: for the agents with its spaces."""
+        self.stepper.fit_replay(agents)
 
     def leave_episodes_of(self, module_id: str) -> None:
-        """Leave the episodes under way in which this module acts; new ones begin there with the next steps."""
-        for b in np.flatnonzero(self._is_running).tolist():
-            if module_id in self.plays[b].episode.agent_module_ids.values():
-                self._writer.cut([b])
-                self._is_running[b], self._states[b] = False, {}
-                self._returns[b] = self._agent_returns[b] = 0.0
-                self._lengths[b] = 0
-
-    def reset_buffer(self, keep_statistics: bool = False) -> None:
-        """Empty the buffer."""
-        if self.buffer is not None:
-            self.buffer.reset()
-
-    # -- collecting ---
-
-    def _begin_collect(self) -> None:
-        """Leave the episodes in a buffer that others wrote to."""
-        self._begin_counting()
-        self._writer.begin()
-
-    def _begin_counting(self) -> None:
-        self._pieces: list[tuple[MultiAgentEpisode, int]] = []
-        """what this collect has collected, with the index of the environment"""
-        self._agent_returns_ended: list[tuple[float, ...]] = []
-        self._agent_modules_ended: list[tuple[str, ...]] = []
-        self._vector_steps, self.ended_in_step = 0, list[int]()
-        """vector steps of the last collect, and in which of them each of its episodes ended"""
-
-    def _end_collect(self) -> None:
-        """Keep what the running episodes have so far, and store all pieces, one environment's after another's."""
-        for b in np.flatnonzero(self._is_running).tolist():
-            self._keep(b)
-            self.plays[b].episode = self.plays[b].episode.cut()
-        self._pieces.sort(key=itemgetter(1))
-        self._writer.add(self._pieces)
-        self._of_agents = {
-            "agents": tuple(map(str, self.env.agents)),
-            "agent_returns": tuple(self._agent_returns_ended),
-            "agent_modules": tuple(self._agent_modules_ended),
-        }
-
-    def _abandon_collect(self) -> None:
-        """Leave the episodes under way."""
-        self.reset_env()
-
-    def _collect_steps(self, n_step: int, random: bool, once: bool) -> None:
-        if self._share is None:
-            super()._collect_steps(n_step, random, once)
-            return
-        self._share = -(-n_step // self.num_envs)
-        self._taken[:] = 0
-        self._collect_counting(np.ones(self.num_envs, bool), random)
-        self._share = 0
-
-    def _begins_another(self, b: int) -> bool:
-        return self._taken[b] < self._share if self._share else super()._begins_another(b)
-
-    def _run(self, most: int, random: bool) -> int:
-        num_vector_steps, steps = min(CHUNK, -(-most // self.num_envs)), 0
-        self._noise = self._draw_noise(num_vector_steps) if self.explores and not random else {}
-        for k in range(num_vector_steps):
-            if self._counting is None:
-                steps += self._vector_step(k, range(self.num_envs), random)
-            elif self._counting.any():
-                steps += self._vector_step(k, np.flatnonzero(self._counting).tolist(), random)
-        return steps
-
-    def _draw_noise(self, num_vector_steps: int) -> dict[str, np.ndarray]:
-        """Draw for each module and every agent in all environments, and return what belongs to these environments."""
-        shape = (num_vector_steps, self.num_envs_in_all, len(self.env.agents))
-        drawn = {}
-        for module_id, part in self.policy.acting.items():
-            rng = self.streams.numpy(f"exploration/{module_id}")
-            drawn[module_id] = part.draw_noise(rng, shape, self.epsilon or None)[:, self.rows]
-        return drawn
-
-    def _vector_step(self, k: int, envs: Sequence[int], random: bool) -> int:
-        """Take one step of each of these environments, the `k`-th with the noise drawn; return their number."""
-        clock = time.perf_counter
-        began = clock()
-        asked: dict[str, Rows] = {}
-        for b in envs:
-            if not self._is_running[b]:
-                self._begin(b)
-            for agent in self.plays[b].to_act:
-                asked.setdefault(self.plays[b].episode.module_for(agent), []).append((b, agent))
-        self._tell_begun(envs)
-        ready = clock()
-        actions: dict[int, ByAgent] = {b: {} for b in envs}
-        """as the environment takes them"""
-        stored: dict[int, ByAgent] = {b: {} for b in envs}
-        """as learned from"""
-        extras: dict[int, ByAgent] = {b: {} for b in envs}
-        """model outputs beside them"""
-        for module_id, rows in asked.items():
-            taken, learned, outputs = self._act(module_id, rows, k, random)
-            for i, (b, agent) in enumerate(rows):
-                if self._followed:
-                    self._followed[b].note(agent, rows_of(taken, slice(i, i + 1)))
-                actions[b][agent], stored[b][agent] = one_action(taken, i), learned[i].copy()
-                if outputs:
-                    extras[b][agent] = map_tree(np.copy, rows_of(outputs, i))
-        acted = clock()
-        for b in envs:
-            self._step(b, actions[b], stored[b], extras[b])
-            if self.events is not None and (view := self._views[b]) is not None:
-                self._views[b] = None if view.is_done else view
-                self.events.step(view, b)
-        if self.events is not None:
-            self.events.metrics.end_step()
-        self._act_time += acted - ready
-        self._vector_steps += 1
-        self._env_time += clock() - acted + ready - began
-        return len(envs)
-
-    def _tell_begun(self, envs: Sequence[int]) -> None:
-        """Tell callbacks of the episodes that have begun."""
-        if self.events is not None and self.events.needs_episodes:
-            for b in envs:
-                whole = self.plays[b].whole
-                if self._views[b] is None and whole is not None and whole.env_t == 0:
-                    self._views[b] = self.events.start(whole, b)
-            self.events.metrics.end_step()
-
-    def _begin(self, b: int) -> None:
-        self.plays[b].mapping_fn = self.policy.policy_mapping_fn
-        number, begun = self.rows.start + b, int(self.begun[b])
-        seed = self.streams.seed(f"episode/{number}/{begun}")
-        if self._followed:
-            self._followed[b].forget()
-        try:
-            self.plays[b].begin(seed=seed, id_=str(begun * self.num_envs_in_all + number))
-        except RAISED as error:
-            raise step_error(error, backend=self.env.backend, env_index=b, action=None, during="reset") from error
-        self.begun[b] += 1
-        self._is_running[b], self._states[b], self._views[b] = True, {}, None
-
-    def _step(self, b: int, actions: ByAgent, stored: ByAgent, extras: ByAgent) -> None:
-        try:
-            rewards = self.plays[b].step(actions, stored=stored, extras=extras)
-        except RAISED as error:
-            raise step_error(error, backend=self.env.backend, env_index=b, action=actions, during="step") from error
-        for agent, reward in rewards.items():
-            self._agent_returns[b, self._agent_index[agent]] += float(reward)
-        self._lengths[b] += 1
-        self._taken[b] += 1
-        if self.plays[b].episode.is_done:
-            self._keep(b)
-            self._returns[b] = self._agent_returns[b].sum()
-            self._agent_returns_ended.append(tuple(self._agent_returns[b].tolist()))
-            modules = self.plays[b].episode.agent_module_ids
-            self._agent_modules_ended.append(tuple(modules.get(agent, "") for agent in self.env.agents))
-            self._agent_returns[b], self._is_running[b] = 0.0, False
-            self.ended_in_step.append(self._vector_steps)
-            self._end_episode(b)
-
-    def _act(self, module_id: str, rows: Rows, k: int, random: bool) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
-        """Return for all rows of a module the actions for the environment, those learned from, and model outputs."""
-        part = self._part_of(module_id, rows[0][1])
-        obs = stack_rows(part.seen_space, [self.plays[b].to_act[agent] for b, agent in rows])
-        noise = None
-        if self._noise:
-            noise = self._noise[module_id][k, [b for b, _ in rows], [self._agent_index[agent] for _, agent in rows]]
-        outputs: dict[str, Any] = {}
-        if part.is_stateful:
-            learned, outputs[Columns.STATE_IN] = self._act_with_state(part, obs, noise, rows)
-        elif self.with_logp and not random:
-            learned, outputs[Columns.ACTION_LOGP] = part.act_with_logp(obs, noise)
-            outputs[Columns.WEIGHTS_SEQ_NO] = np.full(len(rows), self.policy.weights_seq_no)
-        elif not random:
-            learned = part.act(obs, noise)
-        if random:
-            masks = masks_in(obs, part.seen_space, part.random_space)
-            drawn = []
-            for i, (b, _) in enumerate(rows):
-                rng = self.streams.numpy(f"random_actions/{self.rows.start + b}/{module_id}")
-                drawn.append(random_actions(part.random_space, rng, 1, None if masks is None else masks[i : i + 1]))
-            learned = part.from_env(zip_trees(np.concatenate, drawn, "actions"))
-        return part.to_env(learned), learned, outputs
-
-    def _act_with_state(
-        self, part: ActingPart, obs: Any, noise: np.ndarray | None, rows: Rows
-    ) -> tuple[np.ndarray, State]:
-        """Return actions of a recurrent module, and the state before them; agents forget where episodes begin."""
-        initial = _row(part.get_initial_state(1), 0)
-        states = [self._states[b].get(agent, initial) for b, agent in rows]
-        before = {name: np.stack([state[name] for state in states]) for name in initial}
-        actions, after = part.act_with_state(obs, noise, before)
-        for i, (b, agent) in enumerate(rows):
-            self._states[b][agent] = _row(after, i)
-        return actions, before
-
-    def _keep(self, b: int) -> None:
-        """Keep the present piece of an episode for the buffer. `MalformedBufferError` for NaN in it."""
-        piece = self.plays[b].episode
-        if self.buffer is None or len(piece) == 0:
-            return
-        if self.raise_on_nan_in_buffer:
-            for agent, single in piece.agent_episodes.items():
-                columns = {"rewards": single.get_rewards(), "actions": single.get_actions()} if len(single) else {}
-                found = not_finite([*named_leaves("obs", single.get_observations()), *columns.items()])
-                if found:
-                    _, name, where, _ = min(found, key=itemgetter(0))
-                    raise MalformedBufferError(
-                        f"environment {b} gave agent {agent!r} a value that is not finite in column {name!r} at "
-                        f"its step {single.t_started + where[0]}; mend the environment, or pass "
-                        "raise_on_nan_in_buffer=False"
-                    )
-        self._pieces.append((piece, b))
-
-    # -- state ---
-
-    def reseed(self, streams: RandomStreams) -> None:
-        """Take these random streams from now on, beginning with the first episode of each environment."""
-        super().reseed(streams)
-        self.begun[:] = 0
-
-    def get_state(self) -> dict[str, Any]:
-        """Return environments and episodes under way (None where environments cannot tell their state), the states of
-        recurrent modules, random streams and counters.
-
-        `ValueError` while there is data to be learned from.
-        """
-        plays = [play.get_state() if runs else {} for play, runs in zip(self.plays, self._is_running)]
-        remembered = [memory.get_state() for memory in self._followed]
-        return {
-            **super().get_state(),
-            "begun": self.begun.copy(),
-            "env": None if None in plays else plays,
-            **({"remembered": remembered} if remembered else {}),
-            "agent_returns": self._agent_returns.copy(),
-            "states": [[*map(list, states.items())] for states in self._states],
-        }
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from `get_state`; environments without a state begin new episodes (a boundary)."""
-        super().set_state(state)
-        self.begun[:] = state["begun"]
-        left_open, plays = self._left_open, state["env"]
-        self._forget()
-        self.episodes_cut = int(np.count_nonzero(state["lengths"])) if plays is None else 0
-        if plays is None:
-            self._writer.cut()
-            return
-        for b in (b for b, saved in enumerate(plays) if saved):
-            self.plays[b].mapping_fn = self.policy.policy_mapping_fn
-            self.plays[b].set_state(plays[b])
-            if self._followed:
-                self._followed[b].set_state(state["remembered"][b])
-            self._is_running[b], self._states[b] = True, dict(state["states"][b])
-            whole = self.plays[b].whole
-            self._views[b] = None if whole is None else EpisodeView(whole)
-        self._returns[:], self._lengths[:] = state["returns"], state["lengths"]
-        self._agent_returns[:], self._left_open = state["agent_returns"], left_open
-        self._writer.go_on(np.flatnonzero(self._is_running).tolist())
-
-
-def agents_of_modules(
-    policy: LearningPolicy, observation_space: Mapping[AgentID, Any], action_space: Mapping[AgentID, Any]
-) -> dict[str, list[AgentID]]:
-    """Return for each module the agents that it acts for.
-
-    Raises `KeyError` for an agent of an unknown module, `ValueError` for one whose spaces are not its module's.
-    """
-    agents: dict[str, list[AgentID]] = {}
-    for mapping in policy.policy_mapping_fns:
-        episode = MultiAgentEpisode(agent_to_module_mapping_fn=mapping)
-        for agent, space in observation_space.items():
-            part_of(policy, episode.module_for(agent), agent).check_spaces(space, action_space[agent])
-            known = agents.setdefault(episode.module_for(agent), [])
-            known += [agent] if agent not in known else []
-    return agents
-
-
-def part_of(policy: LearningPolicy, module_id: str, agent: AgentID) -> ActingPart:
-    """Return the acting part of an agent's module; `KeyError` for a module that is not there."""
-    if module_id not in policy.acting:
-        raise KeyError(f"agent {agent!r} is mapped to the module {module_id!r}; there are {sorted(policy.acting)}")
-    part: ActingPart = policy.acting[module_id]
-    return part
-
-
-def _row(state: Mapping[str, np.ndarray], row: int) -> State:
-    return {name: leaf[row].copy() for name, leaf in state.items()}
+        """Abandon the running episodes in which this module acts. New ones begin there with the next steps."""
+        self.stepper.leave_episodes_of(module_id)

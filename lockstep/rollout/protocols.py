@@ -130,7 +130,6 @@ class CollectorLike(Protocol):
     policy: Any
     env: Any
     """has `num_envs`, `backend`, `autoreset_mode`, `observation_space`, `action_space`"""
-    episodes_cut: int
     may_evaluate: ClassVar[bool]
     """Whether an evaluation with this collector can be repeated."""
     launches_updates: ClassVar[bool]
@@ -150,6 +149,10 @@ class CollectorLike(Protocol):
     @property
     def num_envs(self) -> int:
         """Number of environments."""
+
+    @property
+    def episodes_cut(self) -> int:
+        """Number of running episodes that the last `set_state` could not continue."""
 
     @property
     def is_seeded(self) -> bool:

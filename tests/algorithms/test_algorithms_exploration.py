@@ -182,7 +182,7 @@ def test_noise_goes_on_within_an_episode_and_begins_anew_with_the_next():
         np.testing.assert_allclose(noise[t], expected, atol=1e-6)
         begins = rows.dones[t]
     assert rows.dones.sum() >= 4
-    np.testing.assert_allclose(collector.exploring.state["noise"], expected, atol=1e-6)
+    np.testing.assert_allclose(collector.stepper.exploring.state["noise"], expected, atol=1e-6)
 
 
 def test_actions_of_gsde_are_smooth_within_an_episode_and_their_density_is_that_of_the_loss():
@@ -214,7 +214,7 @@ def test_actions_of_gsde_are_smooth_within_an_episode_and_their_density_is_that_
 def test_what_does_not_use_it_has_no_memory_around_its_loop():
     for algorithm, kind in (("td3", None), ("td3", "normal"), ("sac", None), ("ppo", None)):
         _, collector, _ = actions_of(config_of(algorithm, kind))
-        assert collector.exploring is None
+        assert collector.stepper.exploring is None
         collector.buffer.clear()
         assert "exploring" not in collector.get_state()
 

@@ -212,7 +212,7 @@ WALKS: dict[str, Walk] = {
     ),
     "replay": Walk(
         dqn_run,
-        ("Collector._run", "ReplayBuffer.add", "ReplayBuffer.sample", "Learner._read_batch", "gather"),
+        ("VectorStepper.run", "ReplayBuffer.add", "ReplayBuffer.sample", "Learner._read_batch", "gather"),
         through="OffpolicyTrainer.training_step",
     ),
     "action": Walk(action_run, ("ObsPipeline.__call__", "NumpyActor.act", "ActingPolicy.to_env")),

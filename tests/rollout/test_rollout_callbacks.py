@@ -19,6 +19,7 @@ from lockstep.envs.toys.counting import CountingEnv
 from lockstep.replay import VectorReplayBuffer
 from lockstep.rollout import AsyncCollector, Collector, EnvironmentCallback, EnvRunnerGroup, GroupCollector
 from lockstep.rollout.callbacks import EVENTS
+from lockstep.rollout.stepper import StepMode
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking.statistics import CollectTotals
 from lockstep.trainer import Callback
@@ -147,11 +148,11 @@ def test_what_is_not_overridden_is_not_called_and_makes_no_episode(monkeypatch):
         collector = Collector(Exploring(), LightSyncVectorEnv(makers()))
         collector.set_callbacks(callbacks)
         assert (collector.events is None) == (not expected)
-        assert collector.recorder is None
+        assert collector.stepper.recorder is None
         stats = collector.collect(40)
         assert (called, made, dict(stats.metrics), stats.logged) == (expected, [], {}, None)
-        collector._begin_collect()
-        assert collector._act_and_step()[1] == collector.env.step  # nothing stands around it
+        collector.stepper.begin_collect(StepMode(False, False, 0.0, True, None))
+        assert collector.stepper._act_and_step()[1] == collector.env.step  # nothing stands around it
         called.clear()
 
 
@@ -357,7 +358,7 @@ def test_a_collector_of_several_agents_goes_on_in_the_middle_of_episodes_that_ca
     straight.collect(n_step=14)
     straight.reset_buffer()
     state = deepcopy(straight.get_state())
-    assert straight._lengths.any()
+    assert straight.stepper.episodes.lengths.any()
     expected = rest(straight, gaming)
     resumed = made()
     resumed[0].set_state(state)

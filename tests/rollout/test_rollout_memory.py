@@ -16,7 +16,6 @@ from lockstep.envs.toys.probes import MemoryProbe
 from lockstep.options.restarts import RestartLimits
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout import Collector, EnvRunnerGroup, GroupCollector
-from lockstep.rollout.collector import WholeEpisodeCollector
 from lockstep.state.streams import RandomStreams
 
 MODES = {
@@ -231,8 +230,8 @@ def test_state_of_a_collector_carries_the_memory_on_bit_by_bit(kind):
     for name, leaf in first.buffer.state_in.items():
         assert leaf.any()
         assert np.array_equal(leaf, second.buffer.state_in[name])
-    for name, leaf in first.memory.state.items():
-        assert np.array_equal(leaf, second.memory.state[name])
+    for name, leaf in first.stepper.memory.state.items():
+        assert np.array_equal(leaf, second.stepper.memory.state[name])
 
 
 # -- into a replay buffer, with the state before each row ---
@@ -268,7 +267,7 @@ def test_a_replay_buffer_holds_the_state_before_each_row(mode):
 def test_whole_episodes_and_random_actions_have_their_states_too():
     envs = vector(None)
     buffer = ReplayBuffer(900, buffer_num=3, sequence_length=3)
-    collector = WholeEpisodeCollector(CountingPolicy(), envs, buffer, streams=RandomStreams(0))
+    collector = Collector(CountingPolicy(), envs, buffer, streams=RandomStreams(0), whole_episodes=True)
     collector.collect(n_step=50, random=True)
     collector.collect(n_step=50)
     batch = buffer.to_batch()

@@ -21,7 +21,7 @@ def collector_of(env=CountingGame, num_envs=3, *, store=True, seed=5, policy=Non
     made = MultiAgentCollector(
         policy or config.build_policy(), env, EpisodeStore() if store else None, num_envs=num_envs
     )
-    made.streams = RandomStreams(seed)
+    made.reseed(RandomStreams(seed))
     return made
 
 

@@ -1,0 +1,68 @@
+"""`RunningEpisodes`: the episodes under way in each environment, and which of them count in a collect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+
+class RunningEpisodes:
+    """Returns and lengths of the episodes under way in `num_envs` environments.
+
+    A stepper adds to `returns` and `lengths` and calls `end`. A collector says which episodes count and reads `ended`.
+    """
+
+    def __init__(self, num_envs: int) -> None:
+        self.returns = np.zeros(num_envs, np.float64)
+        """[B] return of the episode under way in each environment"""
+        self.lengths = np.zeros(num_envs, np.int64)
+        """[B] its number of steps"""
+        self.is_begun = False
+        """Whether the next collect can continue the episodes under way."""
+        self.left_open = False
+        """Whether a collect by episodes left others unfinished, whose beginnings are not stored."""
+        self.ended: list[tuple[float, int]] = []
+        """Return and length of the episodes that ended in this collect and count."""
+        self.counting: np.ndarray | None = None
+        """[B] whether the episode under way counts, in a collect by episodes; None: all episodes count"""
+        self.to_start = 0
+        """Episodes that count and have not begun, in a collect by episodes."""
+        self.share = 0
+        """Steps that each environment takes in whole episodes; 0: the number of episodes decides which of them count"""
+        self.taken = np.zeros(num_envs, np.int64)
+        """[B] steps of each environment since its share was set"""
+        self.on_done: Callable[[int, float, int], None] | None = None
+        """`on_done(environment, episode_return, length)`, called for each episode that ended and counts"""
+
+    def begin_collect(self, on_done: Callable[[int, float, int], None] | None) -> None:
+        """Begin a collect in which all episodes count until `counting` is set."""
+        self.ended.clear()
+        self.counting = None
+        self.share = 0
+        self.on_done = on_done
+
+    def forget(self) -> None:
+        """Begin new episodes everywhere."""
+        self.returns[:] = 0.0
+        self.lengths[:] = 0
+
+    def end(self, b: int) -> None:
+        """Note the episode that ended in environment `b`, if it counts, and tell the hook."""
+        episode = float(self.returns[b]), int(self.lengths[b])
+        self.returns[b] = 0.0
+        self.lengths[b] = 0
+        if self.counting is not None:
+            if not self.counting[b]:
+                return
+            self.counting[b] = self._begins_another(b)
+        self.ended.append(episode)
+        if self.on_done is not None:
+            self.on_done(b, *episode)
+
+    def _begins_another(self, b: int) -> bool:
+        """Return whether the next episode in environment `b` counts too, in a collect by episodes."""
+        if self.share:
+            return bool(self.taken[b] < self.share)
+        self.to_start -= 1
+        return self.to_start >= 0
