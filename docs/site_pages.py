@@ -35,7 +35,11 @@ FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 PACKAGES = {
     "lockstep": "Train, load a policy, and every configuration. Most programs need nothing else.",
     "lockstep.algorithms": "Configurations, learners with their losses, and the policy.",
-    "lockstep.trainer": "Trainers, their callbacks and events, seeds, self-play.",
+    "lockstep.builder": "A whole configuration, and what builds policies and collectors from it.",
+    "lockstep.policy": "The policy: it acts, learns and is saved.",
+    "lockstep.config": "The sections of a configuration, and its JSON form.",
+    "lockstep.trainer": "Trainers, their callbacks and events, self-play.",
+    "lockstep.runs": "Runs on disk: resume, several seeds, video.",
     "lockstep.rollout": "Collectors and env runners.",
     "lockstep.envs": "The boundary to every vector environment, checks, and small environments to test with.",
     "lockstep.connectors": "What observations, actions and rewards go through.",
@@ -49,9 +53,11 @@ PACKAGES = {
     "lockstep_sb3": "Programs for Stable-Baselines3, in the package `lockstep-sb3`.",
     "lockstep.export": "Portable artefacts of a policy.",
     "lockstep.eject": "One file that trains without Lockstep.",
-    "lockstep.tracking": "Run folders, loggers, curves, comparisons, reports.",
+    "lockstep.tracking": "Run folders, loggers, metrics, statistics.",
+    "lockstep.analysis": "Curves, comparisons, intervals, reports, off-policy estimates.",
     "lockstep.diagnosis": "Why a run does not learn.",
-    "lockstep.state": "Checkpoints, random streams, schedules.",
+    "lockstep.options": "How options are declared; schedules.",
+    "lockstep.state": "Checkpoints, names in files, random streams.",
     "lockstep.cluster": "Ray Tune.",
 }
 """the packages that users import from, as the reference lists them"""

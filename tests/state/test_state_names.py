@@ -44,7 +44,8 @@ NEVER_WRITTEN = {
     "TransformerLayer": "a part of a network",
     "NormalizedMLP": "a part of a network",
     "ActingGraph": "a network that is exported",
-    "EndsWithCommand": "a callback with arguments",
+    "StopsWithPool": "a callback with arguments",
+    "Interruption": "a callback with arguments",
     "InStep": "a callback with arguments",
     "VideoCallback": "a callback with arguments",
 }
