@@ -136,6 +136,8 @@ class Interruption(Callback):
 def finish_run(run: Run, config: AlgorithmConfig, interruption: Interruption) -> int:
     """Print the plan, train, print a short table; return the exit code."""
     folder, shown = run.folder, shown_path(run.folder.path)
+    # After the run each rank has a learner of its own and would take itself for the one that writes.
+    writes = run.writes
     say_facts({**Plan(run.trainer, config).facts(run.sources), "folder": shown})
     say()
     try:
@@ -152,7 +154,7 @@ def finish_run(run: Run, config: AlgorithmConfig, interruption: Interruption) ->
         if folder.error_checkpoint.is_dir():
             lines.append(f"The state when it failed is kept in {shown_path(folder.error_checkpoint)}")
         raise CommandFailedError("\n".join(lines), FAILED) from error
-    if run.writes:
+    if writes:
         show_result(folder)
     if interruption.signal is not None:
         say(f"\ninterrupted; go on with: lockstep resume {shown}")
