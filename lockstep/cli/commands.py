@@ -1,4 +1,4 @@
-"""The command line: which command the words name, how it runs, and how its errors are told."""
+"""The command line: which command was called, how it runs, and how its errors are reported."""
 
 from __future__ import annotations
 
