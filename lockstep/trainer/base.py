@@ -12,18 +12,17 @@ from dataclasses import replace
 from enum import Enum, auto
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Self, Unpack
+from typing import Any, ClassVar, Self
 
 from lockstep.data import MultiAgentBatch
 from lockstep.learner.learner import STEPS_SAMPLED, Learner
-from lockstep.options.checks import check_choice, check_flags, check_functions, check_whole, check_wholes, no_copies
+from lockstep.options.checks import check_flags, no_copies
 from lockstep.policy.policy import Policy
 from lockstep.replay import MultiAgentReplayBuffer, OfflineRows, ReplayBuffer, TensorReplay
 from lockstep.rollout import CollectorLike
-from lockstep.rollout.base_collector import exactly_one
 from lockstep.state.checkpoint import newest_attempt
 from lockstep.state.streams import RandomStreams
-from lockstep.tracking import BaseLogger, RunLock
+from lockstep.tracking import BaseLogger, LazyLogger, RunLock
 from lockstep.tracking.metrics import Metrics, named
 from lockstep.tracking.statistics import (
     CollectStats,
@@ -49,21 +48,20 @@ from lockstep.trainer.callbacks import (
     TrainerView,
     UpdateEnd,
     attach_callbacks,
-    check_callbacks,
     tell,
 )
-from lockstep.trainer.checks import check_collector, check_evaluation, check_logger, check_policy
+from lockstep.trainer.checks import check_collector, check_evaluation, check_policy
 from lockstep.trainer.counters import Counter, Counters, EpochStage
 from lockstep.trainer.display import ProgressDisplay
 from lockstep.trainer.evaluation import (
     Evaluator,
-    EvaluatorOptions,
     mean_return,
     score_of,
     warn_endless,
     with_reward_metric,
 )
 from lockstep.trainer.interrupt import DeferredInterrupt
+from lockstep.trainer.options import CollectOptions, RunOptions
 from lockstep.trainer.run_state import REPLAY, RunCheckpoint, RunState
 
 REPLAYS = (ReplayBuffer, MultiAgentReplayBuffer, TensorReplay)
@@ -82,32 +80,6 @@ class RunPhase(Enum):
     """It raises `StopIteration`: the run has ended."""
 
 
-EpochFn = Callable[[int, int], None]
-SaveCheckpointFn = Callable[[int, int, int], Any]
-
-
-class TrainerOptions(EvaluatorOptions, total=False):
-    """The keywords that all trainers take; `BaseTrainer` says what each means."""
-
-    total_steps: int | None
-    test_interval: int
-    train_fn: EpochFn | None
-    stop_fn: Callable[[float], bool] | None
-    compute_score_fn: Callable[[CollectStats], float] | None
-    save_best_fn: Callable[[Any], None] | None
-    save_checkpoint_fn: SaveCheckpointFn | None
-    checkpoint_interval: int
-    reward_metric: Callable[[Any], Any] | None
-    logger: BaseLogger | None
-    callbacks: Sequence[Callback]
-    seed: int | None
-    test_in_train: bool
-    resume_from_log: bool
-    verbose: bool
-    show_progress: bool
-    nan_policy: str
-
-
 class BaseTrainer(ABC):
     """The part that all trainers share. Iterate over it epoch by epoch, or call `run()`.
 
@@ -118,29 +90,18 @@ class BaseTrainer(ABC):
     A subclass changes the run by overriding a step that the loop calls: `training_step()`, which collects and learns,
     `policy_update_fn(collect_stats)`, the learning in it, or `test_step()`, an evaluation.
 
-    `max_epoch`: most epochs. `batch_size`: rows of a gradient step (None: all). `step_per_epoch`: environment steps.
-    `total_steps`: most steps; the run ends with the update that reaches them, in a last epoch that may be shorter.
-    `episode_per_test` or `step_per_test`, `test_interval`: episodes (steps) of an evaluation, epochs between two.
-    `custom_evaluation_function`, `evaluation_parallel_to_training`: see `Evaluator`; beside training, the evaluation
-    of an epoch is reported at the end of the next. `train_fn`/`test_fn(epoch, env_step)`: called before each collect
-    and evaluation. `stop_fn(score)`: whether to end the run.
-    `compute_score_fn(CollectStats)`: the score to compare, by default the mean return. `save_best_fn(policy)`: called
-    on a new best score. `reward_metric(returns[episode, agent]) -> [episode]`: the return of an episode of several
-    agents (None: their sum). `save_checkpoint_fn(epoch, env_step, gradient_step) -> path`: called every
-    `checkpoint_interval` epochs and at the end (0: never).
-    `test_in_train`: evaluate once more in an epoch whose training return satisfies `stop_fn`. `resume_from_log`: the
-    first run goes on from the logger's last save: from its full checkpoint with everything, else from its three
-    counters. `seed`: of all random numbers but the initial weights, as `debugging(seed=)` of a configuration.
-    `verbose`: print a line for each epoch; `show_progress`: a live display on a terminal.
-    `nan_policy`: "stop" ends the run at a loss that is not finite, "ignore" goes on.
+    Each trainer takes the options of its class as keywords. Those of all trainers are described in `RunOptions`, in
+    `lockstep.trainer.options`.
 
     Raises `ValueError` with the parameter's name, its value and what is allowed.
     """
 
+    options_class: ClassVar[type[RunOptions]] = RunOptions
+    """Class of its options."""
     learns_from_rollouts: ClassVar[bool] = False
     collects: ClassVar[bool] = True
     elsewhere: ClassVar[Mapping[str, str]] = {}
-    """parameters of other trainers, and what this one does instead"""
+    """Options of other trainers, and what this one does instead."""
     step_per_collect: int | None = None
     episode_per_collect: int | None = None
     buffer: Any = None
@@ -165,65 +126,48 @@ class BaseTrainer(ABC):
     learning_resumes_at = Counter[int]()
     samples_seen = Counter[int]()
 
-    def __init__(
-        self,
-        policy: Policy,
-        max_epoch: int,
-        batch_size: int | None,
-        train_collector: CollectorLike | None,
-        test_collector: CollectorLike | None,
-        step_per_epoch: int,
-        *,
-        total_steps: int | None = None,
-        test_interval: int = 1,
-        train_fn: EpochFn | None = None,
-        stop_fn: Callable[[float], bool] | None = None,
-        compute_score_fn: Callable[[CollectStats], float] | None = None,
-        save_best_fn: Callable[[Any], None] | None = None,
-        save_checkpoint_fn: SaveCheckpointFn | None = None,
-        checkpoint_interval: int = 1,
-        reward_metric: Callable[[Any], Any] | None = None,
-        logger: BaseLogger | None = None,
-        callbacks: Sequence[Callback] = (),
-        seed: int | None = None,
-        test_in_train: bool = False,
-        resume_from_log: bool = False,
-        verbose: bool = False,
-        show_progress: bool = False,
-        nan_policy: str = "stop",
-        **evaluation: Unpack[EvaluatorOptions],
-    ) -> None:
-        self.policy, self.train_collector, self.test_collector = policy, train_collector, test_collector
-        self.max_epoch: int = check_whole("max_epoch", max_epoch, 0)
-        self.step_per_epoch, self.test_interval = check_wholes(
-            step_per_epoch=step_per_epoch, test_interval=test_interval
-        )
-        self.checkpoint_interval: int = check_whole("checkpoint_interval", checkpoint_interval, 0)
-        self.batch_size: int | None = check_whole("batch_size", batch_size, 1, optional=True)
-        self.total_steps: int | None = check_whole("total_steps", total_steps, 1, optional=True)
-        seed = check_whole("seed", seed, 0, optional=True)
-        check_functions(train_fn=train_fn, save_checkpoint_fn=save_checkpoint_fn, reward_metric=reward_metric)
-        check_flags(
-            test_in_train=test_in_train, resume_from_log=resume_from_log, verbose=verbose, show_progress=show_progress
-        )
-        check_choice("nan_policy", nan_policy, ("stop", "ignore"))
-        self.stop_fn, self.save_best_fn = stop_fn, save_best_fn
-        self.compute_score_fn = compute_score_fn or mean_return
-        self.evaluator = Evaluator(policy, test_collector, **evaluation)
-        self._check_parts(compute_score_fn, reward_metric)
-        self.logger = check_logger(logger, resume_from_log)
-        check_callbacks(callbacks)
-        self.train_fn, self.save_checkpoint_fn, self.reward_metric = train_fn, save_checkpoint_fn, reward_metric
-        self.nan_policy, self.resume_from_log = nan_policy, resume_from_log
-        self.test_in_train = test_in_train and stop_fn is not None
-        if test_in_train and stop_fn is None:
+    batch_size: int | None
+    """Rows of a gradient step; None for all of them."""
+
+    def __init__(self, policy: Policy, options: RunOptions) -> None:
+        self.policy = policy
+        self.train_collector: CollectorLike | None = None
+        if isinstance(options, CollectOptions):
+            self.train_collector = options.train_collector
+            self.step_per_collect = options.step_per_collect
+            self.episode_per_collect = options.episode_per_collect
+        self.test_collector = options.test_collector
+        self.max_epoch = options.max_epoch
+        self.step_per_epoch = options.step_per_epoch
+        self.total_steps = options.total_steps
+        self.test_interval = options.test_interval
+        self.checkpoint_interval = options.checkpoint_interval
+        self.train_fn = options.train_fn
+        self.stop_fn = options.stop_fn
+        self.compute_score_fn = options.compute_score_fn or mean_return
+        self.save_best_fn = options.save_best_fn
+        self.save_checkpoint_fn = options.save_checkpoint_fn
+        self.reward_metric = options.reward_metric
+        self.nan_policy = options.nan_policy
+        self.resume_from_log = options.resume_from_log
+        self.logger: BaseLogger = options.logger or LazyLogger()
+        self.evaluator = Evaluator(policy, options)
+        self.episode_per_test = self.evaluator.n_episode
+        self.step_per_test = self.evaluator.n_step
+        self._check_parts(options)
+
+        self.test_in_train = options.test_in_train and self.stop_fn is not None
+        if options.test_in_train and self.stop_fn is None:
             warnings.warn("test_in_train=True is off: it needs a test_collector and a stop_fn", stacklevel=3)
-        watchers = [ProgressDisplay(live=None if show_progress else False)] if verbose or show_progress else []
-        savers_last = sorted(callbacks, key=lambda callback: isinstance(callback, CheckpointCallback))
-        self.callbacks: list[Callback] = [LoggingCallback(self.logger), *savers_last, *watchers]
+
+        # A checkpoint holds what the other callbacks have made of the same event.
+        savers_last = sorted(options.callbacks, key=lambda callback: isinstance(callback, CheckpointCallback))
+        self.callbacks: list[Callback] = [LoggingCallback(self.logger), *savers_last]
+        if options.verbose or options.show_progress:
+            self.callbacks.append(ProgressDisplay(live=None if options.show_progress else False))
         self._attach_callbacks(policy.config.callbacks.classes)
         self._run_state = RunState(self)
-        self.set_seed(seed)
+        self.set_seed(options.seed)
         self._interrupt = DeferredInterrupt()
         self._phase = RunPhase.NEW
         self.attempt = 0
@@ -235,27 +179,28 @@ class BaseTrainer(ABC):
         """Folder whose checkpoints are those of this run: each start counts after all that are there."""
         self._zero()
 
-    def _check_parts(self, compute_score_fn: Callable[..., Any] | None, reward_metric: object) -> None:
-        policy, train, test, evaluator = self.policy, self.train_collector, self.test_collector, self.evaluator
-        self.episode_per_test, self.step_per_test = evaluator.n_episode, evaluator.n_step
-        check_policy(policy, type(self).__name__, from_rollouts=self.learns_from_rollouts, collects=self.collects)
-        if self.collects:
-            check_collector("train_collector", train, policy, reward_metric)
-        if test is not None:
-            check_collector("test_collector", test, None if evaluator.beside_training else policy, reward_metric)
-        functions = {"stop_fn": self.stop_fn, "save_best_fn": self.save_best_fn, "compute_score_fn": compute_score_fn}
-        functions |= evaluator.functions
-        check_evaluation(test, train, functions, evaluator.amounts, evaluator.beside_training)
+    def _check_parts(self, options: RunOptions) -> None:
+        evaluator = self.evaluator
+        check_policy(self.policy, type(self).__name__, from_rollouts=self.learns_from_rollouts, collects=self.collects)
+        if self.train_collector is not None:
+            check_collector("train_collector", self.train_collector, self.policy, self.reward_metric)
+        if self.test_collector is not None:
+            evaluated = None if evaluator.beside_training else self.policy
+            check_collector("test_collector", self.test_collector, evaluated, self.reward_metric)
+        functions: dict[str, Callable[..., Any] | None] = {
+            "stop_fn": self.stop_fn,
+            "save_best_fn": self.save_best_fn,
+            "compute_score_fn": options.compute_score_fn,
+            **evaluator.functions,
+        }
+        check_evaluation(
+            self.test_collector, self.train_collector, functions, evaluator.amounts, evaluator.beside_training
+        )
 
     def _attach_callbacks(self, classes: Sequence[type]) -> None:
         if self.train_collector is not None:
             attach_callbacks(self.callbacks, "train_collector", self.train_collector, classes)
         self.evaluator.attach_callbacks(self.callbacks, classes)
-
-    def _set_amount(self, step_per_collect: int | None, episode_per_collect: int | None) -> None:
-        amount = exactly_one(step_per_collect=step_per_collect, episode_per_collect=episode_per_collect)
-        self.step_per_collect = None if step_per_collect is None else amount
-        self.episode_per_collect = None if episode_per_collect is None else amount
 
     def _zero(self) -> None:
         self.counters = Counters()

@@ -2,32 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from lockstep.options.checks import check_functions, suggestion
 from lockstep.policy.policy import Policy
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout import CollectorLike
-from lockstep.tracking import BaseLogger, LazyLogger
-
-
-def own_options(
-    trainer: type, elsewhere: Mapping[str, str], common: Collection[str], options: Mapping[str, object]
-) -> Any:
-    """Return the options without those of other trainers, which must be None.
-
-    `elsewhere`: parameters of other trainers, and what this one does instead; `common`: those of all trainers. Raises
-    `ValueError` for a parameter of another trainer that is set, `TypeError` for one that no trainer has.
-    """
-    for name, value in options.items():
-        if name in elsewhere and value is not None:
-            raise ValueError(f"{name} does not apply to {trainer.__name__}: it {elsewhere[name]}")
-        if name not in elsewhere and name not in common:
-            known = sorted({*inspect.signature(trainer).parameters, *common} - {"options"})
-            raise TypeError(f"{trainer.__name__} has no parameter {name!r}; {suggestion(name, known)}")
-    return {name: value for name, value in options.items() if name not in elsewhere}
 
 
 def check_policy(policy: object, trainer: str, *, from_rollouts: bool, collects: bool) -> None:
@@ -48,11 +28,8 @@ def check_policy(policy: object, trainer: str, *, from_rollouts: bool, collects:
         )
 
 
-def check_collector(name: str, collector: object, policy: object, reward_metric: object) -> None:
-    """Raise `ValueError` for something else than a collector of this policy (None: any), or one without use for the
-    metric."""
-    if not isinstance(collector, CollectorLike):
-        raise ValueError(f"{name}={collector!r} is not allowed; it must be a lockstep.Collector")
+def check_collector(name: str, collector: CollectorLike, policy: object, reward_metric: object) -> None:
+    """Raise `ValueError` for a collector of another policy than this (None: any), or one without use for the metric."""
     if policy is not None and isinstance(collector.policy, Policy) and collector.policy is not policy:
         raise ValueError(f"{name} acts with another policy than the one to train; make it with the same one")
     if reward_metric is not None and not getattr(collector.policy, "is_multi_agent", False):
@@ -67,7 +44,6 @@ def check_evaluation(
     beside_training: bool,
 ) -> None:
     """Raise `ValueError` for an evaluation that lacks something, or functions that would never be called."""
-    check_functions(**functions)
     if test_collector is None:
         idle = [name for name, function in functions.items() if function is not None]
         idle += ["evaluation_parallel_to_training"] if beside_training else []
@@ -100,15 +76,6 @@ def _environments_in(boundary: object) -> set[int]:
     """Return the identities of a boundary and of the environments in it."""
     inner = (getattr(boundary, "env", None), *getattr(boundary, "envs", ()))
     return {id(part) for part in (boundary, *inner) if part}
-
-
-def check_logger(logger: object, resume_from_log: bool) -> BaseLogger:
-    """Return the logger, one that keeps nothing for None; raise `ValueError` for another object."""
-    if logger is not None and not isinstance(logger, BaseLogger):
-        raise ValueError(f"logger={logger!r} is not allowed; it must be a lockstep.tracking.BaseLogger, or None")
-    if resume_from_log and (logger is None or isinstance(logger, LazyLogger)):
-        raise ValueError("resume_from_log=True needs a logger that keeps records; give that of the earlier run")
-    return logger or LazyLogger()
 
 
 def check_discounts(gamma: float, buffer: ReplayBuffer) -> None:

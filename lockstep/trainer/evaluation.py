@@ -10,12 +10,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 import torch
 
-from lockstep.options.checks import check_flags, check_whole
 from lockstep.policy.policy import Policy
 from lockstep.rollout import CollectorLike
 from lockstep.rollout.base_collector import LIMIT_THEM
@@ -23,6 +22,7 @@ from lockstep.rollout.callbacks import overridden_events, states_of
 from lockstep.tracking import BaseLogger
 from lockstep.tracking.statistics import CollectStats, InfoStats, TimingStats
 from lockstep.trainer.callbacks import Callback, attach_callbacks
+from lockstep.trainer.options import EvaluatorOptions
 
 FEW_STEPS = 100
 """steps in which an episode may well go on, where the environment is registered with no limit of its length"""
@@ -45,43 +45,24 @@ class Evaluated:
     """of a custom evaluation function: its "score" and what else it returned"""
 
 
-class EvaluatorOptions(TypedDict, total=False):
-    """The keywords of `Evaluator`, which trainers take, too."""
-
-    episode_per_test: int | None
-    step_per_test: int | None
-    custom_evaluation_function: Callable[[Any, Any], Any] | None
-    evaluation_parallel_to_training: bool
-    test_fn: Callable[[int, int], None] | None
-
-
 class Evaluator:
-    """Evaluates a policy with `collector`: `episode_per_test` episodes, or those that end within `step_per_test` steps.
+    """Evaluates a policy with its `test_collector`, as `EvaluatorOptions` say.
 
-    `custom_evaluation_function(policy, collector)` takes the place of that: it returns `CollectStats`, a number (the
-    score), or a dict of numbers with a "score". `test_fn(epoch, env_step)` is called before each evaluation.
-    `evaluation_parallel_to_training`: an evaluation goes on in a thread while the policy is trained. The collector then
-    acts with a policy of its own, which takes the state of the trained one when an evaluation begins; nothing is shared
-    between the two, so that training does not depend on when an evaluation ends.
+    Beside training an evaluation runs in a thread while the policy is trained. The collector then acts with a policy of
+    its own, which takes the state of the trained one when an evaluation begins; nothing is shared between the two, so
+    that training does not depend on when an evaluation ends.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        collector: CollectorLike | None,
-        *,
-        episode_per_test: int | None = None,
-        step_per_test: int | None = None,
-        custom_evaluation_function: Callable[[Any, Any], Any] | None = None,
-        evaluation_parallel_to_training: bool = False,
-        test_fn: Callable[[int, int], None] | None = None,
-    ) -> None:
-        check_flags(evaluation_parallel_to_training=evaluation_parallel_to_training)
-        self.collector, self.beside_training = collector, evaluation_parallel_to_training
-        self.n_episode: int | None = check_whole("episode_per_test", episode_per_test, 1, optional=True)
-        self.n_step: int | None = check_whole("step_per_test", step_per_test, 1, optional=True)
-        self.custom_function, self.test_fn, self._trained = custom_evaluation_function, test_fn, policy
-        beside = collector is not None and evaluation_parallel_to_training
+    def __init__(self, policy: Policy, options: EvaluatorOptions) -> None:
+        collector = options.test_collector
+        self.collector = collector
+        self.beside_training = options.evaluation_parallel_to_training
+        self.n_episode = options.episode_per_test
+        self.n_step = options.step_per_test
+        self.custom_function = options.custom_evaluation_function
+        self.test_fn = options.test_fn
+        self._trained = policy
+        beside = collector is not None and self.beside_training
         self.policy: Policy = getattr(collector, "policy", policy) if beside else policy
         """the policy that is evaluated; beside training it stays as it was when the evaluation began"""
         self.pending: Where | None = None

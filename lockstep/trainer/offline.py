@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import numpy as np
 
@@ -18,11 +18,14 @@ from lockstep.modules import DEFAULT_MODULE_ID
 from lockstep.policy.offline_data import offline_source
 from lockstep.policy.policy import Policy, policy_within_training_step
 from lockstep.replay import ReplayBuffer
-from lockstep.rollout.collector import Collector
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.tracking.statistics import CollectStatsBase, InfoStats, TrainingStats
-from lockstep.trainer.base import BaseTrainer, TrainerOptions, seed_buffer
-from lockstep.trainer.checks import check_discounts, own_options
+from lockstep.trainer.base import BaseTrainer, seed_buffer
+from lockstep.trainer.checks import check_discounts
+from lockstep.trainer.options import OfflineOptions, options_from
+
+if TYPE_CHECKING:
+    from lockstep.trainer.typed import OfflineKeywords
 
 COLLECTS_NOTHING = "collects nothing; it learns from its buffer"
 UPDATES_AT_ONCE = 64
@@ -40,12 +43,13 @@ class OfflineTrainer(BaseTrainer):
     buffer drawn with replacement, of other data without, pass after pass; `None`: on all of them, once each.
     Of a policy with memory a step takes `batch_size` sequences of a replay buffer, see `policy.process_buffer`.
     `env_step` stays 0; `samples_seen` and `dataset_passes` count, and schedules go by gradient steps. `train_fn` is
-    called before every 64 gradient steps (fewer at the end of an epoch), which are one event. Other parameters:
-    `BaseTrainer`.
+    called before every 64 gradient steps (fewer at the end of an epoch), which are one event. `OfflineOptions`
+    describes its keywords.
 
     Raises `MalformedBufferError` for data that are empty, have NaN or infinity, or do not fit the policy.
     """
 
+    options_class = OfflineOptions
     collects = False
     updates_now = 0
     """gradient steps that `policy_update_fn` makes"""
@@ -60,25 +64,16 @@ class OfflineTrainer(BaseTrainer):
         "reward_metric": "trains one agent, whose return is one number already",
     }
 
-    def __init__(
-        self,
-        policy: Policy,
-        *,
-        buffer: Any,
-        max_epoch: int,
-        batch_size: int | None,
-        step_per_epoch: int,
-        test_collector: Collector | None = None,
-        **options: Unpack[TrainerOptions],
-    ) -> None:
-        if options.get("test_in_train") is False:
-            options.pop("test_in_train")
-        options = own_options(type(self), self.elsewhere, TrainerOptions.__annotations__, options)
-        super().__init__(policy, max_epoch, batch_size, None, test_collector, step_per_epoch, **options)
+    def __init__(self, policy: Policy, **keywords: Unpack[OfflineKeywords]) -> None:
+        if keywords.get("test_in_train") is False:
+            keywords.pop("test_in_train")
+        options = options_from(type(self), OfflineOptions, self.elsewhere, keywords)
+        super().__init__(policy, options)
+        self.batch_size = options.batch_size
         try:
             named = policy.config.offline_data.input_
             origin = str(named) if isinstance(named, str | Path) else ""
-            self.buffer = policy.process_buffer(offline_source(buffer, policy, origin))
+            self.buffer = policy.process_buffer(offline_source(options.buffer, policy, origin))
         except (KeyError, ValueError) as error:
             if isinstance(error, MalformedBufferError):
                 raise
@@ -94,9 +89,9 @@ class OfflineTrainer(BaseTrainer):
                     f"buffer draws by priority, and {policy.config.algorithm} has no errors that priorities could come "
                     "from; give its transitions alone: buffer.to_batch()"
                 )
-        if policy.is_stateful and batch_size is None:
+        if policy.is_stateful and self.batch_size is None:
             raise ValueError("batch_size=None is not allowed with a network that has a memory; say how many sequences")
-        seed_buffer(self.buffer, options.get("seed"))
+        seed_buffer(self.buffer, options.seed)
 
     @property
     def dataset_passes(self) -> float:

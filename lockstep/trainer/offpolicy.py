@@ -5,61 +5,47 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
-from typing import Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from lockstep.learner.learner import STEPS_SAMPLED
-from lockstep.options.checks import check_number, check_whole
 from lockstep.policy.offline_data import check_numbers
 from lockstep.policy.policy import Policy, policy_within_training_step
 from lockstep.policy.tensor_updates import launch_update
 from lockstep.replay import ReplayBuffer, TensorReplay
-from lockstep.rollout import CollectorLike
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.rollout.protocols import sole_part
 from lockstep.tracking.statistics import CollectStatsBase, TrainingStats
-from lockstep.trainer.base import REPLAYS, BaseTrainer, TrainerOptions, seed_buffer
-from lockstep.trainer.checks import check_discounts, own_options
+from lockstep.trainer.base import REPLAYS, BaseTrainer, seed_buffer
+from lockstep.trainer.checks import check_discounts
+from lockstep.trainer.options import OffpolicyOptions, options_from
+
+if TYPE_CHECKING:
+    from lockstep.trainer.typed import OffpolicyKeywords
 
 
 class OffpolicyTrainer(BaseTrainer):
     """Trains a policy on what it remembers.
 
-    After each collect of `step_per_collect` environment steps (or `episode_per_collect` whole episodes: exactly one of
-    the two) come `update_per_step` gradient steps for each collected step, each on a fresh sample of `batch_size`
-    transitions (`None`: on all of them, once each). Fractions are carried over to the next collect. The first
-    `learning_starts` steps take random actions and are not learned from at once. `buffer`: transitions to begin with.
-    The replay buffer is the train collector's and part of the checkpoint; where it has none, one is made as the
-    policy's configuration says. Other parameters: `BaseTrainer`.
+    After each collect come `update_per_step` gradient steps for each collected step, each on a fresh sample of
+    `batch_size` transitions. The replay buffer is the train collector's and part of the checkpoint; where it has none,
+    one is made as the policy's configuration says. `OffpolicyOptions` describes its keywords.
     """
 
+    options_class = OffpolicyOptions
     updates_now = 0
     """gradient steps that `policy_update_fn` makes"""
     elsewhere: ClassVar[Mapping[str, str]] = {
         "repeat_per_collect": "makes gradient steps by the number of collected steps; set update_per_step",
     }
 
-    def __init__(
-        self,
-        policy: Policy,
-        *,
-        max_epoch: int,
-        batch_size: int | None,
-        train_collector: CollectorLike,
-        test_collector: CollectorLike | None = None,
-        step_per_epoch: int,
-        update_per_step: float = 1.0,
-        step_per_collect: int | None = None,
-        episode_per_collect: int | None = None,
-        learning_starts: int = 0,
-        buffer: ReplayBuffer | None = None,
-        **options: Unpack[TrainerOptions],
-    ) -> None:
-        options = own_options(type(self), self.elsewhere, TrainerOptions.__annotations__, options)
-        super().__init__(policy, max_epoch, batch_size, train_collector, test_collector, step_per_epoch, **options)
-        self._set_amount(step_per_collect, episode_per_collect)
-        self.learning_starts: int = check_whole("learning_starts", learning_starts, 0)
-        check_number("update_per_step", update_per_step, gt=0)
-        self.update_per_step = float(update_per_step)
+    def __init__(self, policy: Policy, **keywords: Unpack[OffpolicyKeywords]) -> None:
+        options = options_from(type(self), OffpolicyOptions, self.elsewhere, keywords)
+        super().__init__(policy, options)
+        self.batch_size = options.batch_size
+        self.learning_starts = options.learning_starts
+        self.update_per_step = float(options.update_per_step)
+
+        train_collector = options.train_collector
         self.collector = train_collector
         if train_collector.buffer is None:
             if train_collector.agents_of_modules:
@@ -70,7 +56,7 @@ class OffpolicyTrainer(BaseTrainer):
                 train_collector.buffer = policy.config.build_replay_buffer(
                     train_collector.num_envs, connectors=sole_part(policy).connectors
                 )
-            seed_buffer(train_collector.buffer, options.get("seed"))
+            seed_buffer(train_collector.buffer, options.seed)
         if not isinstance(train_collector.buffer, REPLAYS):
             raise ValueError(
                 "OffpolicyTrainer learns from a replay buffer, train_collector has a rollout store; give "
@@ -81,24 +67,25 @@ class OffpolicyTrainer(BaseTrainer):
         if isinstance(self.buffer, ReplayBuffer):
             check_discounts(policy.config.training.gamma, self.buffer)
         policy.config.replay.check_buffer(self.buffer, is_stateful=policy.is_stateful)
-        if max_epoch and learning_starts >= self.steps_in_all:
+        if self.max_epoch and self.learning_starts >= self.steps_in_all:
             warnings.warn(
-                f"learning_starts={learning_starts} is not below the {self.steps_in_all} steps of the run: nothing "
-                "will be learned",
+                f"learning_starts={self.learning_starts} is not below the {self.steps_in_all} steps of the run: "
+                "nothing will be learned",
                 stacklevel=2,
             )
-        if buffer is not None:
-            self._begin_with(buffer)
+        if options.buffer is not None:
+            self._begin_with(options.buffer)
 
-    def _begin_with(self, source: object) -> None:
+    def _begin_with(self, source: ReplayBuffer) -> None:
         """Take in the transitions to begin with, once through the policy's `process_buffer`."""
         if self.policy.is_multi_agent:
             raise ValueError("buffer is not allowed with several agents, who begin with nothing; leave it out")
         if isinstance(self.buffer, TensorReplay):
             raise ValueError("buffer is not allowed with tensor environments, whose replay begins empty; leave it out")
-        if not isinstance(source, ReplayBuffer) or len(source) == 0:
-            kind = "an empty replay buffer" if isinstance(source, ReplayBuffer) else f"a {type(source).__name__}"
-            raise MalformedBufferError(f"buffer is {kind}; give a ReplayBuffer with transitions, or leave it out")
+        if len(source) == 0:
+            raise MalformedBufferError(
+                "buffer is an empty replay buffer; give a ReplayBuffer with transitions, or leave it out"
+            )
         check_numbers(source, "the transitions of buffer")
         prepared = self.policy.process_buffer(source)
         if prepared is self.buffer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import numpy as np
 
@@ -12,22 +12,23 @@ from lockstep.data.tensor_rollout import TensorRollout
 from lockstep.data.trees import map_tree
 from lockstep.learner.learner import STEPS_SAMPLED
 from lockstep.learner.minibatches import UpdateOptions
-from lockstep.options.checks import check_whole
 from lockstep.policy.policy import Policy, policy_within_training_step
-from lockstep.rollout import CollectorLike
 from lockstep.tracking.statistics import CollectStatsBase, TrainingStats
-from lockstep.trainer.base import BaseTrainer, TrainerOptions
-from lockstep.trainer.checks import own_options
+from lockstep.trainer.base import BaseTrainer
+from lockstep.trainer.options import OnpolicyOptions, options_from
+
+if TYPE_CHECKING:
+    from lockstep.trainer.typed import OnpolicyKeywords
 
 
 class OnpolicyTrainer(BaseTrainer):
     """Trains a policy on what it has just done.
 
-    `step_per_collect` environment steps (or `episode_per_collect` whole episodes: exactly one of the two) make one
-    update of `repeat_per_collect` passes in minibatches of `batch_size` (`None`: the whole rollout at once; `"auto"`:
-    64 rows, or 8 sequences of networks with memory). Other parameters: `BaseTrainer`.
+    Each collect makes one update of `repeat_per_collect` passes over its rollout, in minibatches of `batch_size`.
+    `OnpolicyOptions` describes its keywords.
     """
 
+    options_class = OnpolicyOptions
     learns_from_rollouts = True
     elsewhere: ClassVar[Mapping[str, str]] = {
         "buffer": "learns from its train_collector's rollouts only",
@@ -35,32 +36,23 @@ class OnpolicyTrainer(BaseTrainer):
         "update_per_step": "makes one update for each collect; set repeat_per_collect",
     }
 
-    def __init__(
-        self,
-        policy: Policy,
-        *,
-        max_epoch: int,
-        batch_size: int | Literal["auto"] | None,
-        train_collector: CollectorLike,
-        test_collector: CollectorLike | None = None,
-        step_per_epoch: int,
-        repeat_per_collect: int,
-        step_per_collect: int | None = None,
-        episode_per_collect: int | None = None,
-        **options: Unpack[TrainerOptions],
-    ) -> None:
-        options = own_options(type(self), self.elsewhere, TrainerOptions.__annotations__, options)
-        if batch_size == "auto":
-            batch_size = 8 if all(part.is_stateful for part in policy.acting.values()) else 64
-        super().__init__(policy, max_epoch, batch_size, train_collector, test_collector, step_per_epoch, **options)
-        self._set_amount(step_per_collect, episode_per_collect)
-        self.repeat_per_collect: int = check_whole("repeat_per_collect", repeat_per_collect, 1)
+    def __init__(self, policy: Policy, **keywords: Unpack[OnpolicyKeywords]) -> None:
+        options = options_from(type(self), OnpolicyOptions, self.elsewhere, keywords)
+        super().__init__(policy, options)
+        if options.batch_size == "auto":
+            with_memory = all(part.is_stateful for part in policy.acting.values())
+            self.batch_size = 8 if with_memory else 64
+        else:
+            self.batch_size = options.batch_size
+        self.repeat_per_collect = options.repeat_per_collect
+
+        train_collector = options.train_collector
         self.collector = train_collector
         if train_collector.buffer is None and policy.is_multi_agent:
             train_collector.buffer = EpisodeStore()
         elif train_collector.buffer is None:
             num_envs = train_collector.num_envs
-            num_steps = -(-step_per_collect // num_envs) if step_per_collect else 128
+            num_steps = -(-self.step_per_collect // num_envs) if self.step_per_collect else 128
             train_collector.buffer = RolloutStore(
                 num_steps, num_envs, train_collector.observation_space, train_collector.env.action_space
             )

@@ -16,6 +16,7 @@ import types
 import typing
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ import numpy as np
 
 from lockstep import ALGORITHMS, AlgorithmConfig, OfflineTrainer, OffpolicyTrainer, OnpolicyTrainer, SampleBatch
 from lockstep.cli.list import options_of
-from lockstep.trainer.evaluation import Evaluator
+from lockstep.trainer import BaseTrainer
+from lockstep.trainer.options import required_options
 
 FILE = Path(__file__).with_name("options.json")
 COMMAND = "python tests/algorithms/option_records.py"
@@ -152,7 +154,7 @@ def trainer_parts(trainer: type) -> tuple[Any, dict[str, Any]]:
     return policy, keywords
 
 
-def keywords_of(trainer: type) -> list[str]:
+def keywords_of(trainer: type[BaseTrainer]) -> list[str]:
     """Return the names of all keywords of a trainer, as its refusal of an unknown one lists them."""
     policy, keywords = trainer_parts(trainer)
     try:
@@ -162,19 +164,16 @@ def keywords_of(trainer: type) -> list[str]:
     raise AssertionError(f"{trainer.__name__} takes an unknown keyword")
 
 
-def declared_keywords(trainer: type) -> dict[str, tuple[str, str]]:
-    """Return type and default of the keywords that a trainer hands on to its bases and to its evaluator, too.
+def declared_keywords(trainer: type[BaseTrainer]) -> dict[str, tuple[str, str]]:
+    """Return type and default of the keywords of a trainer.
 
     Of all that is recorded this alone depends on where keywords are declared: follow them where they go.
     """
-    found: dict[str, tuple[str, str]] = {}
-    for owner in (*trainer.__mro__, Evaluator):
-        if "__init__" not in vars(owner) or not owner.__module__.startswith("lockstep"):
-            continue
-        hints = typing.get_type_hints(owner.__init__)
-        for name, parameter in inspect.signature(owner.__init__).parameters.items():
-            required = parameter.default is parameter.empty
-            found.setdefault(name, (type_text(hints.get(name)), "required" if required else repr(parameter.default)))
+    found = {"policy": ("Policy", "required")}
+    required = required_options(trainer.options_class)
+    for option in fields(trainer.options_class):
+        hint, _ = trainer.options_class.declared()[option.name]
+        found[option.name] = (type_text(hint), "required" if option.name in required else repr(option.default))
     return found
 
 
@@ -192,7 +191,7 @@ def made_with(trainer: type, name: str, keywords: Mapping[str, Any], value: Any)
 
 @cache
 def trainer_records() -> Records:
-    """Return the records of the keywords of all trainers. Their meaning is in the docstrings of the classes."""
+    """Return the records of the keywords of all trainers. Their meaning is in the fields of their options."""
     found: Records = {}
     for trainer in (OnpolicyTrainer, OffpolicyTrainer, OfflineTrainer):
         policy, keywords = trainer_parts(trainer)

@@ -93,8 +93,18 @@ class Declaration:
         return f"{ROOM_OF.get(folder, folder)}/typed.py"
 
     @property
+    def is_constructed(self) -> bool:
+        """Whether callers give the options to a constructor, where those without default are required.
+
+        Such classes are named `...Options`. Other sections belong to a configuration, which has made them already.
+        """
+        return self.node.name.endswith("Options")
+
+    @property
     def keyword_type(self) -> str:
-        """The name of its keyword type: `PPOOptions` for `PPOTraining`."""
+        """The name of its keyword type: `PPOOptions` for `PPOTraining`, `RunKeywords` for `RunOptions`."""
+        if self.is_constructed:
+            return self.node.name.removesuffix("Options") + "Keywords"
         return self.node.name.removesuffix("Training").removesuffix("Section") + "Options"
 
     @property
@@ -126,6 +136,10 @@ def written(sources: Sources) -> dict[str, str]:
         if base is not None and base.room != room.path:
             room.take(module_name(base.room), base.keyword_type)
         annotations = _resolved(fields, sources[section.path], section, room)
+        if section.is_constructed:
+            for option in _without_default(section) & annotations.keys():
+                room.take("typing", "Required")
+                annotations[option] = f"Required[{annotations[option]}]"
         room.add(section.keyword_type, base and base.keyword_type, annotations, section.node.name)
 
     for name, kinds in PARAMETERS.items():
@@ -185,6 +199,19 @@ def _fields(declaration: Declaration) -> dict[str, ast.AnnAssign]:
         and isinstance(part.target, ast.Name)
         and not ast.unparse(part.annotation).startswith("ClassVar")
     }
+
+
+def _without_default(declaration: Declaration) -> set[str]:
+    """Names of the fields that have neither a default nor a factory of one."""
+    found = set()
+    for name, declared in _fields(declaration).items():
+        value = declared.value
+        if isinstance(value, ast.Call) and _root_name(value.func) == "option":
+            if not value.args and not {"default", "factory"} & {each.arg for each in value.keywords}:
+                found.add(name)
+        elif value is None:
+            found.add(name)
+    return found
 
 
 def _inherited_fields(declaration: Declaration, classes: Mapping[str, Declaration]) -> dict[str, ast.AnnAssign]:

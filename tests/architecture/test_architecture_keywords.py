@@ -111,6 +111,49 @@ def test_a_section_gives_the_types_of_its_own_options_as_they_are_declared() -> 
     )
 
 
+def test_options_of_a_constructor_are_required_where_they_have_no_default() -> None:
+    sections = """
+from lockstep.options.section import Section, option
+
+
+@dataclass(kw_only=True)
+class RunOptions(Section):
+    max_epoch: int = option(ge=0)
+    env: str
+    seed: int | None = option(None, ge=0)
+    names: list[str] = option(factory=list)
+    verbose: bool = False
+
+
+@dataclass(kw_only=True)
+class OfflineOptions(RunOptions):
+    buffer: str | None
+"""
+    assert written({"lockstep/trainer/options.py": sections})["lockstep/trainer/typed.py"].endswith(
+        dedent(
+            '''
+            from typing import Required, TypedDict
+
+
+            class RunKeywords(TypedDict, total=False):
+                """Options of `RunOptions`."""
+
+                max_epoch: Required[int]
+                env: Required[str]
+                seed: int | None
+                names: list[str]
+                verbose: bool
+
+
+            class OfflineKeywords(RunKeywords, total=False):
+                """Options of `OfflineOptions`."""
+
+                buffer: Required[str | None]
+            '''
+        )
+    )
+
+
 def test_an_option_is_added_by_one_line() -> None:
     more = ALGORITHM + "    target_kl: float | None = option(None, gt=0)\n"
     path = "lockstep/algorithms/families/typed.py"

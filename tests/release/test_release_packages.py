@@ -15,7 +15,7 @@ import pytest
 from language_server import language_server
 
 import lockstep
-from lockstep import ALGORITHMS, DQNConfig
+from lockstep import ALGORITHMS, DQNConfig, OfflineTrainer, OffpolicyTrainer, OnpolicyTrainer
 
 ROOT = Path(__file__).parents[2]
 SB3 = ROOT / "packages/lockstep-sb3"
@@ -185,8 +185,8 @@ def test_pyright_and_mypy_see_the_types(python: Path, tmp_path: Path) -> None:
         assert len(re.findall(r"\berror:", found)) == 2, (name, found)
 
 
-def test_an_editor_completes_the_options_of_a_section(python: Path, tmp_path: Path) -> None:
-    """Each option of each section, and each training option of each algorithm."""
+def test_an_editor_completes_all_options(python: Path, tmp_path: Path) -> None:
+    """Each option of each section, each training option of each algorithm, and each option of each trainer."""
     calls: dict[str, set[str]] = {}
     for kind in ALGORITHMS:
         name = kind.__name__
@@ -195,7 +195,10 @@ def test_an_editor_completes_the_options_of_a_section(python: Path, tmp_path: Pa
             if section == "training" or kind is DQNConfig:
                 text = f"from lockstep import {name}\n\n{name}().{section}("
                 calls[text] = {f"{option}=" for option in options.options()}
-    assert len(calls) > 30
+    for trainer in (OnpolicyTrainer, OffpolicyTrainer, OfflineTrainer):
+        text = f"from lockstep import {trainer.__name__}\n\n{trainer.__name__}("
+        calls[text] = {"policy=", *(f"{option}=" for option in trainer.options_class.declared())}
+    assert len(calls) > 33
     with language_server(BIN / "pyright-langserver", python, tmp_path) as server:
         for number, (text, expected) in enumerate(calls.items()):
             offered = server.completions(tmp_path / f"user_{number}.py", text)
