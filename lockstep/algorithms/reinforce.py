@@ -99,7 +99,7 @@ class REINFORCEConfig(AlgorithmConfig):
         # Where a piece of an episode is cut, nothing says what would have followed.
         Rule(
             "env_runners.batch_mode",
-            lambda config: config.env_runners.batch_mode != "complete_episodes",
+            lambda config: not config.env_runners.collects_whole_episodes,
             "is not allowed for reinforce, which learns from returns of whole episodes; use 'complete_episodes', or an "
             "algorithm with a critic, such as a2c",
         ),

@@ -177,7 +177,7 @@ class Plan:
 
     @property
     def _collects_episodes(self) -> bool:
-        return self.config.env_runners.batch_mode == "complete_episodes"
+        return self.config.env_runners.collects_whole_episodes
 
     def _beyond(self) -> str:
         """Return words about collects that go beyond the steps asked for."""

@@ -1,4 +1,4 @@
-"""`BaseConfig`: the sections of a configuration, read, written and checked, and the learners that it builds."""
+"""`BaseConfig`: the sections of a configuration, read, written and checked, and what follows from them."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ import torch
 
 from lockstep.config.connectors import ConnectorBuilder
 from lockstep.config.json_form import script_objects, section_from_plain, to_plain
+from lockstep.config.learner_builder import LearnerBuilder, start_learners
+from lockstep.config.module_builder import ModuleBuilder
+from lockstep.config.replay_builder import ReplayBuilder
 from lockstep.connectors import ModuleConnectors
 from lockstep.data import MultiAgentEpisode
 from lockstep.data.codec import DAMAGE
 from lockstep.data.config import OfflineDataSection
 from lockstep.data.values import check_entries
-from lockstep.envs import VectorBoundary, goal_functions, make_vector
+from lockstep.envs import VectorBoundary, make_vector
 from lockstep.envs.config import EnvironmentSection
-from lockstep.envs.make import is_module_name, named_environment, single_env_factory
+from lockstep.envs.make import is_module_name, named_environment
 from lockstep.envs.multi_agent import Play, is_agent_env, play_of
 from lockstep.envs.tensor import TENSOR_ENVS
 from lockstep.learner.config import (
-    CONFIGURED_MODULES,
     AgentMapping,
     FaultToleranceSection,
     FrameworkSection,
@@ -38,7 +40,7 @@ from lockstep.learner.config import (
     ResourcesSection,
     TrainingSection,
 )
-from lockstep.learner.group import LearnerBackend, LearnerGroup
+from lockstep.learner.group import LearnerGroup
 from lockstep.learner.learner import Learner
 from lockstep.learner.many.reduction import Reducer
 from lockstep.learner.optimizers import check_configured_optimizer
@@ -50,14 +52,12 @@ from lockstep.modules import (
     MultiRLModuleSpec,
     RLModule,
     RLModuleSpec,
-    default_module_class,
 )
 from lockstep.modules.config import RLModuleSection
 from lockstep.modules.exploration import LOG_STD_INIT, NOISY_SIGMA, make_exploration, needs_box
-from lockstep.modules.lazy_layers import initialise_lazy
 from lockstep.modules.model_config import ModelConfig
-from lockstep.options.checks import install_hint, suggestion
-from lockstep.options.schedules import stages_of, value_at
+from lockstep.options.checks import suggestion
+from lockstep.options.schedules import stages_of
 from lockstep.options.section import FROZEN
 from lockstep.replay import MultiAgentReplayBuffer, ReplayBuffer
 from lockstep.replay.config import ReplaySection
@@ -733,23 +733,13 @@ class BaseConfig:
         """
         section: ReplaySection = self.replay if self.is_off_policy else ReplaySection()
         remembers = self.rl_module.remembers(self.module_specs().get(module_id, RLModuleSpec()))
-        in_sequences = self.is_off_policy and (section.sequence_length is not None if remembers is None else remembers)
-        sequence_length, burn_in = section.sequences() if in_sequences else (None, 0)
-        stack_num = 1 if in_sequences or connectors is None else connectors.num_frames
-        return ReplayBuffer(
-            section.capacity,
-            buffer_num=num_envs,
-            stack_num=stack_num,
-            save_only_last_obs=stack_num > 1,
-            n_step=section.n_step,
-            gamma=self.training.gamma if gamma is None else gamma,
-            sequence_length=sequence_length,
-            burn_in=burn_in,
-            ignore_obs_next=section.ignore_obs_next or stack_num > 1,
-            storage=section.storage,
-            hindsight=self.build_hindsight() if section.her else None,
-            priorities=section.priorities(),
+        return ReplayBuilder(section, is_off_policy=self.is_off_policy).build(
+            num_envs,
             seed=RandomStreams(self.debugging.seed).seed("replay") if seed is None else seed,
+            gamma=self.training.gamma if gamma is None else gamma,
+            remembers=remembers,
+            num_frames=1 if connectors is None else connectors.num_frames,
+            hindsight=self.build_hindsight() if section.her else None,
         )
 
     def build_replay_buffers(self, agents: Mapping[str, Sequence[Any]], num_envs: int) -> MultiAgentReplayBuffer:
@@ -765,21 +755,7 @@ class BaseConfig:
 
     def build_hindsight(self) -> Hindsight:
         """Build the relabelling with the environment's `compute_reward`; `ValueError` where it has none."""
-        section, replay = self.environment, self.replay
-        finished = isinstance(section.env, gym.Env)
-        env = section.env if finished else single_env_factory(section.env, section.env_config)()
-        try:
-            compute_reward, compute_terminated = goal_functions(env)
-        except ValueError:
-            if not finished:
-                env.close()
-            raise
-        return Hindsight(
-            compute_reward,
-            future_k=replay.her_future_k,
-            strategy=replay.her_strategy,
-            compute_terminated=compute_terminated,
-        )
+        return ReplayBuilder(self.replay, is_off_policy=self.is_off_policy).build_hindsight(self.environment)
 
     # -- learners ---
 
@@ -802,32 +778,17 @@ class BaseConfig:
 
     def _build_learner(self, env: Any, spaces: Spaces | None, reducer: Reducer | None) -> Learner:
         self.set_num_threads()
-        training, section = self.training, self.rl_module
         streams = RandomStreams(self.debugging.seed)
         connectors, modules = self._build_modules(self.spaces_by_module(env, spaces), streams, env)
-        overrides = section.algorithm_config_overrides_per_module
-        unknown = sorted(set(overrides) - set(modules))
-        if unknown:
-            raise ValueError(
-                f"algorithm_config_overrides_per_module names {unknown}; the modules are {sorted(modules)}"
-            )
-        learner_class = training.learner_class or self.learner_class
-        if not issubclass(learner_class, Learner):
-            raise TypeError(f"training.learner_class={learner_class.__name__} must be a subclass of Learner")
-        built = isinstance(section.rl_module_spec, MultiRLModule)
-        learner = learner_class(
-            config=training,
-            module_spec=section.rl_module_spec if built else MultiRLModule(modules),
-            framework=self.framework,
-            connectors=connectors,
-            module_configs={mid: training.overridden(changed) for mid, changed in overrides.items()},
-            policies_to_train=value_at(0, self.multi_agent.policies_to_train),
-            streams=streams.child("learner"),
-            reducer=reducer,
-            never_skip_update=self.learners.never_skip_update,
+        builder = LearnerBuilder(
+            self.training,
+            self.rl_module,
+            self.multi_agent,
+            self.learners,
+            self.framework,
+            learner_class=self.learner_class,
         )
-        learner.build()
-        return learner
+        return builder.build(connectors, modules, streams.child("learner"), reducer)
 
     def _build_modules(
         self, spaces: Mapping[str, Spaces], streams: RandomStreams, env: Any
@@ -903,31 +864,13 @@ class BaseConfig:
         streams: RandomStreams,
     ) -> RLModule:
         """Build a network; its initial weights depend on the seed of its streams only."""
-        if isinstance(spec, RLModule):
-            initialise_lazy(spec)
-            return spec
-        section = self.rl_module
-        model_config = spec.model_config if spec.model_config is not None else section.model_config
-        module_class = spec.module_class or self.module_class or default_module_class(model_config)
-        if issubclass(module_class, CONFIGURED_MODULES):
-            # A network of your own may have a dict of its own.
-            model_config = self.complete_model_config(ModelConfig.of(model_config))
-        filled = RLModuleSpec(
-            module_class=module_class,
-            observation_space=spec.observation_space or observation_space,
-            action_space=spec.action_space or action_space,
-            inference_only=spec.inference_only,
-            model_config=model_config,
-            critic_space=spec.critic_space,
+        builder = ModuleBuilder(
+            self.rl_module,
+            algorithm=self.algorithm,
+            module_class=self.module_class,
+            complete_model_config=self.complete_model_config,
         )
-        try:
-            return filled.build(seed=streams.seed("module"))
-        except ClaimedSizeError:
-            raise  # is about the file that the options come from
-        except ValueError as error:
-            if spec.module_class is None and self.algorithm not in str(error):
-                raise ValueError(f"{self.algorithm} cannot be built for these spaces or options: {error}") from error
-            raise
+        return builder.build(spec, observation_space, action_space, streams)
 
     def build_connectors(self, observation_space: Any, action_space: Any) -> tuple[ModuleConnectors, Spaces]:
         """Build the transforms around a network; returns them and the spaces that the network sees and acts in.
@@ -1000,36 +943,6 @@ class BaseConfig:
     def _suggest(name: str, known: list[str]) -> str:
         elsewhere = [other for other in ELSEWHERE.get(name, "").split() if other in known]
         return f"; {suggestion(name, sorted(known), elsewhere=elsewhere, most=3)}"
-
-
-def start_learners(
-    build: Any,
-    section: LearnersSection,
-    *,
-    address: str | None = None,
-    num_cpus: float = 0.0,
-    **options: Any,
-) -> LearnerBackend:
-    """Start `section.num_learners` learners `build(reducer=...)` in other processes, with options of
-    `RayLearnerBackend`. `ImportError` without ray."""
-    try:
-        from lockstep.cluster.processes import start_ray
-        from lockstep.cluster.ray_learners import RayLearnerBackend
-
-        start = partial(start_ray, address, num_cpus or section.num_learners * section.num_cpus_per_learner)
-        return RayLearnerBackend(build, section, start_ray=start, **options)
-    except ModuleNotFoundError as error:
-        raise without_ray(error, f"learners.num_learners={section.num_learners}") from error
-
-
-LearnerGroup.start_learners = staticmethod(start_learners)
-
-
-def without_ray(error: ModuleNotFoundError, option: str) -> ImportError:
-    """Return the error to raise where `option` needs Ray; an `error` about another module is raised as it is."""
-    if error.name != "ray":
-        raise error
-    return ImportError(f"{option} needs Ray: {install_hint('ray')}, or set it to 0")
 
 
 def by_kind(spaces: Mapping[str, Spaces]) -> Spaces:

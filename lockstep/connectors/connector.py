@@ -42,6 +42,11 @@ class Connector(ABC):
         return self._overrides("update") or self._overrides("update_joined")
 
     @property
+    def takes_moments(self) -> bool:
+        """Whether its statistics are moments of one array, which may be taken elsewhere and handed in at once."""
+        return False
+
+    @property
     def has_memory(self) -> bool:
         """Whether what it gives depends on what it was called with before, until `reset`."""
         return self._overrides("reset") or self._overrides("after_step")

@@ -74,6 +74,11 @@ class EnvRunnersSection(Section[ConfigT]):
             )
 
     @property
+    def collects_whole_episodes(self) -> bool:
+        """Whether a collect by steps has whole episodes only."""
+        return self.batch_mode == "complete_episodes"
+
+    @property
     def num_envs(self) -> int:
         """Environments of all runners."""
         return max(1, self.num_env_runners) * self.num_envs_per_env_runner

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.config.base import without_ray
+from lockstep.config.learner_builder import without_ray
 from lockstep.options.checks import install_hint
 
 ROOT = Path(__file__).parents[2]
