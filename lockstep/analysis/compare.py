@@ -66,10 +66,10 @@ class Comparison:
         found = []
         for task in self.first:
             for label, scores in zip(self.labels, (self.first[task], self.second[task])):
-                found.append(_row(task, label, scores, iqm_bootstrap(scores)))
+                found.append(_interval_row(task, label, scores, iqm_bootstrap(scores)))
         if self.scale:
             for label, tasks, interval in zip(self.labels, self._scaled(), self.iqms):
-                found.append(_row("all, scaled", label, np.concatenate(tasks), interval))
+                found.append(_interval_row("all, scaled", label, np.concatenate(tasks), interval))
         return found
 
     def facts(self) -> dict[str, str]:
@@ -329,7 +329,7 @@ def _scaled(side: Scores, scale: Mapping[str, tuple[float, float]]) -> list[np.n
     return [(scores - scale[task][0]) / (scale[task][1] - scale[task][0]) for task, scores in side.items()]
 
 
-def _row(task: str, label: str, scores: np.ndarray, interval: Interval) -> tuple[str, ...]:
+def _interval_row(task: str, label: str, scores: np.ndarray, interval: Interval) -> tuple[str, ...]:
     numbers = (scores.mean(), np.median(scores), scores.min(), scores.max())
     return (
         task,

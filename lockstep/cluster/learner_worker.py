@@ -181,10 +181,10 @@ def _answer(work: Callable[[], Any]) -> Answer:
         return Answer(work())
     except BaseException as error:
         trace = traceback.format_exc()
-        return Answer(error=_plain(error), trace=trace, is_own=not isinstance(error, LearnerError))
+        return Answer(error=_sendable_error(error), trace=trace, is_own=not isinstance(error, LearnerError))
 
 
-def _plain(error: BaseException) -> BaseException:
+def _sendable_error(error: BaseException) -> BaseException:
     """Return `error` without its frames, as a `LearnerError` where another process may not know its class."""
     plain = all(isinstance(arg, str | int | float) for arg in error.args)
     if type(error).__module__ == "builtins" and plain:

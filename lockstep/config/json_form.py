@@ -166,7 +166,7 @@ def _plain_spec(path: str, spec: RLModuleSpec) -> dict[str, Any]:
     return {**plain, "model_config": to_plain(f"{path}.model_config", plain["model_config"])}
 
 
-def _imported(path: str, name: object, names: FileNames) -> Any:
+def _named_object(path: str, name: object, names: FileNames) -> Any:
     """Return the object that a file names. An environment that it may not name is refused when it is made."""
     try:
         return names.find(path, name, kind_of(path))
@@ -187,7 +187,7 @@ def _multi_spec(path: str, plain: Mapping[str, Any], names: FileNames) -> MultiR
 
 
 _READERS: dict[str, Callable[[str, Any, FileNames], Any]] = {
-    "__import__": _imported,
+    "__import__": _named_object,
     "__path__": lambda path, value, names: Path(value),
     "__space__": lambda path, value, names: space_from(value),
     "__set__": lambda path, value, names: set(value),

@@ -106,7 +106,7 @@ def _decompress_leaf(leaf: np.ndarray, name: str) -> Any:
             continue
         if not isinstance(row, CompressedRow) or row.block.row_shape != first.row_shape or row.block.kind != first.kind:
             raise ValueError(
-                f"column {name!r} holds {_described(example)} and, in row {index}, {_described(row)}; decompress "
+                f"column {name!r} holds {_row_in_words(example)} and, in row {index}, {_row_in_words(row)}; decompress "
                 "batches of different kinds before joining them"
             )
         if row.block.num_rows == 1:
@@ -119,7 +119,7 @@ def _decompress_leaf(leaf: np.ndarray, name: str) -> Any:
     return restored_leaf(out.reshape((*leaf.shape, *first.row_shape)), first.kind)
 
 
-def _described(row: object) -> str:
+def _row_in_words(row: object) -> str:
     if isinstance(row, CompressedRow):
         return f"compressed {row.block.kind['dtype']}{list(row.block.row_shape)}"
     return f"a {type(row).__name__}"

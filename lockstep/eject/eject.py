@@ -18,7 +18,7 @@ import numpy as np
 
 from lockstep._version import __version__
 from lockstep.builder.algorithm_config import AlgorithmConfig
-from lockstep.eject.options import EjectError, check_options, checked_spaces, options_of, rows_of
+from lockstep.eject.options import EjectError, check_options, checked_spaces, options_of, rows_said
 from lockstep.trainer.build import RunLength
 
 BEGIN_OF_SETTINGS = "# -- settings ---"
@@ -61,7 +61,7 @@ def settings_of(config: AlgorithmConfig) -> dict[str, str]:
     Raises:
         EjectError: an option that the file cannot express.
     """
-    rows = rows_of(config.algorithm)
+    rows = rows_said(config.algorithm)
     check_options(config)
     config.validate()
     env_id, _, _ = checked_spaces(config)

@@ -107,7 +107,7 @@ DO_NOT_MATTER = (
 """What the paths of options begin with that change nothing of what is learned."""
 
 
-def rows_of(algorithm: str) -> tuple[Row, ...]:
+def rows_said(algorithm: str) -> tuple[Row, ...]:
     """Return the options that the file of an algorithm says; `EjectError` for one that has none."""
     if algorithm not in OF:
         raise EjectError(f"{algorithm} cannot be ejected; {', '.join(OF)} can")
@@ -128,7 +128,7 @@ def options_of(config: AlgorithmConfig) -> Iterator[tuple[str, Any]]:
 
 def check_options(config: AlgorithmConfig) -> None:
     """Raise `EjectError` for the first option that is set and that the file could not say."""
-    said = [path for path, _ in rows_of(config.algorithm)]
+    said = [path for path, _ in rows_said(config.algorithm)]
     default = dict(options_of(type(config)()))
     for path, value in options_of(config):
         if callable(value) or (isinstance(value, dict) and any(map(callable, value.values()))):

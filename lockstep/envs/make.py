@@ -275,7 +275,7 @@ def named_environment(name: str) -> Any:
     if is_module_name(name):
         if isinstance(name, NameInFile) and not name.startswith(tuple(f"{package}." for package in PETTINGZOO)):
             raise name.names.refusal(name.option, name, "a module that is not one of PettingZoo's own")
-        module = _imported(name, name)
+        module = _environment_module(name, name)
         for function in FUNCTIONS:
             if callable(getattr(module, function, None)):
                 return getattr(module, function)
@@ -285,7 +285,7 @@ def named_environment(name: str) -> Any:
         )
     if not colon:
         return name
-    made: Any = getattr(_imported(module_name, name), rest, None)
+    made: Any = getattr(_environment_module(module_name, name), rest, None)
     if callable(made) or isinstance(made, gym.Env):
         if isinstance(name, NameInFile) and not ENVIRONMENT_CLASS.fits(made):
             raise name.names.refusal(name.option, name, f"which is not {ENVIRONMENT_CLASS.words}")
@@ -305,7 +305,7 @@ def known_id(env_id: str) -> str:
     known = list(gym.registry)
     advice = "Environments of another package must be registered first (import it), or be named 'package:Id-v0'."
     if colon:
-        known += [key for key, part in vars(_imported(module_name, env_id)).items() if callable(part)]
+        known += [key for key, part in vars(_environment_module(module_name, env_id)).items() if callable(part)]
         advice = f"The module {module_name!r} has no class or function {name!r}, and does not register such an id."
     namespace, slash, _ = name.partition("/")
     if slash and _registered(name) is None:
@@ -365,7 +365,7 @@ def _register(namespace: str, env_id: str) -> str:
     return ""
 
 
-def _imported(module_name: str, name: str) -> Any:
+def _environment_module(module_name: str, name: str) -> Any:
     """Return the module that the name of an environment is about; `ValueError` says what to install."""
     if _is_path(module_name):
         return _module_in_file(module_name, name)

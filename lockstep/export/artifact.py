@@ -105,13 +105,13 @@ def _write(part: ExportablePart, folder: Path, origin: Origin, file_format: Any,
     graph = ActingGraph(part.module, part.connectors, part.observation_space, part.action_space, draws=draws)
     file = folder / FILES[file_format]
     write(graph, file, file_format)
-    card = {"format": file_format, "file": file.name, "sha256": sha256_of(file), **_described(graph, origin)}
+    card = {"format": file_format, "file": file.name, "sha256": sha256_of(file), **_describe_graph(graph, origin)}
     card["versions"] = {**card["versions"], **versions_of(file_format)}
     if file_format in EVALUATED:
         card[SIGNATURE] = signature_of(signed_part(card))
-    _write_json(folder / CARD, card)
+    _write_card(folder / CARD, card)
     card["parity"] = Proof(part, ExportedPolicy(folder, trust=True), graph).run(origin.make_envs).to_dict()
-    _write_json(folder / CARD, card)
+    _write_card(folder / CARD, card)
     (folder / README).write_text(model_card(card))
     if file_format == "onnx":
         (folder / ACT).write_text(resources.files(__package__).joinpath("act.py.txt").read_text())
@@ -127,7 +127,7 @@ def checked_target(path: str | Path) -> Path:
     return target
 
 
-def _described(graph: ActingGraph, origin: Origin) -> dict[str, Any]:
+def _describe_graph(graph: ActingGraph, origin: Origin) -> dict[str, Any]:
     names = (port.name for port in graph.actions)
     return {
         **origin.facts,
@@ -166,7 +166,8 @@ def _as_lists(space: Space[Any], tree: Any) -> Any:
     )
 
 
-def _write_json(path: Path, card: Mapping[str, Any]) -> None:
+def _write_card(path: Path, card: Mapping[str, Any]) -> None:
+    # Not `tracking.records.write_json`: bounds of spaces stay numbers here, infinite ones too.
     path.write_text(json.dumps(card, indent=2) + "\n")
 
 

@@ -132,7 +132,7 @@ class ActingGraph(nn.Module):
             (self._memory_names[i][name], leaf) for i, memory in enumerate(memories) for name, leaf in memory.items()
         ]
         states += [(name, leaf.detach().cpu().numpy()) for name, leaf in self.module.get_initial_state().items()]
-        self.states = [Port(STATE_IN + name, (), leaf.shape, leaf.dtype, _plain(leaf)) for name, leaf in states]
+        self.states = [Port(STATE_IN + name, (), leaf.shape, leaf.dtype, _start_value(leaf)) for name, leaf in states]
         self.observations = list(ports_of("obs", observation_space))
         self.actions = list(ports_of("action", action_space))
         self.extra = [Port(REWARD, (), (), np.dtype(np.float32))] if any(c.reads_rewards for c in self.before) else []
@@ -302,7 +302,7 @@ def _unique(name: str, index: int, memories: Sequence[Mapping[str, Any]]) -> str
     return f"{index}_{name}" if sum(name in memory for memory in memories) > 1 else name
 
 
-def _plain(leaf: np.ndarray) -> Any:
+def _start_value(leaf: np.ndarray) -> Any:
     return leaf.tolist() if leaf.any() else 0
 
 

@@ -13,15 +13,15 @@ def model_card(card: Mapping[str, Any]) -> str:
     """Return README.md for what `card.json` says of an export."""
     lines = [*front_matter(card), f"# {markdown_text(title(card))}", "", *_origin(card), ""]
     lines += ["## Inputs and outputs", "", "The batch size B is free.", "", "| name | shape | dtype |", "|---|---|---|"]
-    lines += [_row(port["name"], port["shape"], port["dtype"]) for port in card["observation"]]
+    lines += [_port_row(port["name"], port["shape"], port["dtype"]) for port in card["observation"]]
     if card["reads_reward"]:
-        lines.append(_row("reward", [], "float32"))
+        lines.append(_port_row("reward", [], "float32"))
     if card["noise"]:
-        lines.append(_row("noise", [sum(size for _, size in card["noise"])], "float32"))
-    lines += [_row(port["name"], port["shape"], port["dtype"]) for port in card["state"]]
-    lines += [_row(f"{port['name']} (output)", port["shape"], port["dtype"]) for port in card["actions"]]
+        lines.append(_port_row("noise", [sum(size for _, size in card["noise"])], "float32"))
+    lines += [_port_row(port["name"], port["shape"], port["dtype"]) for port in card["state"]]
+    lines += [_port_row(f"{port['name']} (output)", port["shape"], port["dtype"]) for port in card["actions"]]
     lines += [
-        _row(f"{port['name'].replace('_in_', '_out_', 1)} (output)", port["shape"], port["dtype"])
+        _port_row(f"{port['name'].replace('_in_', '_out_', 1)} (output)", port["shape"], port["dtype"])
         for port in card["state"]
     ]
     lines += ["", *_use(card), "## Proof", "", _proof(card["parity"]), ""]
@@ -98,7 +98,7 @@ def _proof(parity: Mapping[str, Any]) -> str:
     return text + "."
 
 
-def _row(name: str, shape: list[int], dtype: str) -> str:
+def _port_row(name: str, shape: list[int], dtype: str) -> str:
     shown = markdown_text(f"[{', '.join(map(str, ['B', *shape]))}]")
     return f"| {markdown_code(name)} | {shown} | {markdown_text(dtype)} |"
 

@@ -39,10 +39,10 @@ from lockstep.learner.metrics import FirstValues, Results, report_metrics
 from lockstep.learner.minibatches import (
     TensorColumns,
     UpdateOptions,
-    gather,
     module_minibatches,
     rows_on_device,
     steps_by_row,
+    take_minibatch,
     take_rows,
     warn_of_rows_left_out,
 )
@@ -374,7 +374,7 @@ class Learner(Generic[Training]):
                     trained[module_id] += size if marked is None else int(marked[rows[module_id]].sum())
                 with self.in_step(sum(sizes.values()), stand_ins):
                     if self.compiled is None or not self.compiled.run(columns, tensors):
-                        self._update(gather(columns, tensors))
+                        self._update(take_minibatch(columns, tensors))
                     self.after_gradient_step()
                 if passes == 0:
                     first_values.add(self.row_values, rows, stand_ins)

@@ -50,7 +50,9 @@ class UpdateOptions:
             raise ValueError(f"timesteps={self.timesteps!r} is not allowed; steps are finite, at least 0")
 
 
-def gather(columns: Mapping[str, TensorColumns], indices: Mapping[str, Tensor | None]) -> dict[str, TensorColumns]:
+def take_minibatch(
+    columns: Mapping[str, TensorColumns], indices: Mapping[str, Tensor | None]
+) -> dict[str, TensorColumns]:
     """Take rows of every column: one gather each; `None` takes all rows without a copy."""
     return {
         module_id: columns[module_id] if index is None else take_rows(columns[module_id], index)

@@ -20,7 +20,7 @@ from lockstep.data.columns import Columns, is_state_column
 from lockstep.data.indices import cut_into_sequences, sequence_starts
 from lockstep.data.sample_batch import SampleBatch
 from lockstep.data.trajectories import Trajectories
-from lockstep.data.trees import Tree, is_numeric, leaves, map_tree, to_numpy_leaf, zip_trees
+from lockstep.data.trees import Tree, is_numeric, leaves, map_tree, rows_of, to_numpy_leaf, zip_trees
 from lockstep.learner.many.reduction import Reducer
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.modules import Remembered, RLModule
@@ -100,7 +100,7 @@ def evaluate_sequences(
         chosen = np.flatnonzero(plan.number == number)
         length = int(plan.lengths[chosen].max())
         which, rows = to_tensor(chosen), to_tensor(np.ascontiguousarray(plan.rows[chosen, :length]))
-        batch = {Columns.OBS: _rows_of(obs, rows), Columns.STATE_IN: _rows_of(states, which)}
+        batch = {Columns.OBS: rows_of(obs, rows), Columns.STATE_IN: rows_of(states, which)}
         out: dict[str, Any] = module.forward_train(batch)
         if Columns.STATE_OUT not in out:
             raise ValueError(
@@ -340,7 +340,7 @@ class _SequencePlan:
             to_tensor(np.ascontiguousarray(rows[kept, :width])),
             to_tensor(self.real_lengths[kept]),
             to_tensor(np.ascontiguousarray(counts[kept, :width])),
-            _rows_of(states, to_tensor(kept)),
+            rows_of(states, to_tensor(kept)),
         )
 
     @staticmethod
@@ -362,7 +362,3 @@ class _SequencePlan:
         if not np.array_equal(self.first[found], rows):
             raise ValueError(f"recurrent states are stored for the rows {rows}, but not all of these begin a sequence")
         return found
-
-
-def _rows_of(tree: Tree, rows: Tensor) -> Tree:
-    return map_tree(lambda leaf: leaf[rows], tree)

@@ -75,8 +75,8 @@ class PolicyFiles:
         policy = self.policy
         state = {
             "config": policy.config.named_options(),
-            "observation_space": described(policy.observation_space),
-            "action_space": described(policy.action_space),
+            "observation_space": describe_spaces(policy.observation_space),
+            "action_space": describe_spaces(policy.action_space),
             **policy.own_state(),
         }
         return {"policy": {"state": state}, **policy.learner_group.checkpoint_folders()}
@@ -104,7 +104,7 @@ class PolicyFiles:
         saved = policy_in(folders, f"init_from={path}")
         for name in ("observation_space", "action_space"):
             space = getattr(self.policy, name)
-            other = space_of(saved[name])
+            other = spaces_from(saved[name])
             if space != other:
                 raise ValueError(f"init_from={path} has the {name} {other}, the environment of this run has {space}")
 
@@ -203,7 +203,7 @@ class SavedPolicy:
     def spaces(self) -> tuple[Any, Any]:
         """Return its observation space and its action space; of several agents each is a dict by module id."""
         with claims_of(self.path):
-            return space_of(self.state["observation_space"]), space_of(self.state["action_space"])
+            return spaces_from(self.state["observation_space"]), spaces_from(self.state["action_space"])
 
 
 def differences(options: Mapping[str, Any], saved: Mapping[str, Any]) -> str:
@@ -244,15 +244,15 @@ def policy_in(folders: Mapping[str, Any], where: object) -> Any:
     raise ValueError(f"{where} holds no policy, but {found}; give what Policy.save_to_path wrote")
 
 
-def described(space: Any) -> Any:
-    """A space, or a dict of them by module id, as plain data."""
+def describe_spaces(space: Any) -> Any:
+    """Return a space, or a dict of spaces by module id, as plain values for JSON."""
     if type(space) is dict:
         return {"modules": {module_id: describe_space(each) for module_id, each in space.items()}}
     return describe_space(space)
 
 
-def space_of(described: Any) -> Any:
-    """The space, or the spaces by module id, that a checkpoint describes."""
+def spaces_from(described: Any) -> Any:
+    """Return what `describe_spaces` described."""
     if isinstance(described, Mapping) and "modules" in described:
         return {module_id: space_from(each) for module_id, each in described["modules"].items()}
     return space_from(described)

@@ -144,7 +144,7 @@ class Metrics:
         how = _how(reduce, window, ema_coeff)
         if self._hows.get(parts) != how:
             self._declare(parts, how)
-        plain = _plain(parts, value)
+        plain = _numbers(parts, value)
         is_several = not isinstance(plain, float) and plain.ndim > 0
         rows = self.weight if weight is None else weight
         self._values.append((parts, plain, min(rows, 1.0) if is_several else rows, self.step))
@@ -430,7 +430,7 @@ def _key_of(key: str | Key) -> Key:
     return parts
 
 
-def _plain(key: Key, value: Any) -> Any:
+def _numbers(key: Key, value: Any) -> Any:
     """Return a value as a float, an array or a detached tensor. `TypeError` for what is no number."""
     if isinstance(value, Tensor):
         return value.detach()

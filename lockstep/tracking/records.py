@@ -32,7 +32,7 @@ def flatten(data: Mapping[str, Any], prefix: str = "", *, exclude_arrays: bool =
         if isinstance(value, Mapping):
             flat.update(flatten(value, f"{key}/", exclude_arrays=exclude_arrays))
             continue
-        plain = _plain(value, key)
+        plain = _loggable(value, key)
         if not (exclude_arrays and isinstance(plain, list)):
             flat[key] = plain
     return flat
@@ -49,7 +49,7 @@ def leaves(options: Mapping[str, Any], prefix: str = "", *, value_key: str = "")
             yield f"{prefix}{name}", value
 
 
-def _plain(value: Any, key: str) -> Any:
+def _loggable(value: Any, key: str) -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, torch.Tensor):
@@ -57,7 +57,7 @@ def _plain(value: Any, key: str) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return value.item() if value.size == 1 else value.tolist()
     if isinstance(value, list | tuple):
-        return [_plain(item, key) for item in value]
+        return [_loggable(item, key) for item in value]
     if isinstance(value, str | os.PathLike):
         return str(value)
     raise TypeError(

@@ -25,17 +25,17 @@ def asdict(stats: Any) -> dict[str, Any]:
 
     Arrays and tuples become lists. (`dataclasses.asdict` has the same fields and keeps arrays.)
     """
-    return {item.name: _plain(getattr(stats, item.name)) for item in fields(stats)}
+    return {item.name: _json_value(getattr(stats, item.name)) for item in fields(stats)}
 
 
-def _plain(value: Any, of_stats: Callable[[Any], Any] = asdict) -> Any:
+def _json_value(value: Any, of_stats: Callable[[Any], Any] = asdict) -> Any:
     if is_dataclass(value):
         return of_stats(value)
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, Mapping):
-        return {name: _plain(item, of_stats) for name, item in value.items()}
-    return [_plain(item, of_stats) for item in value] if isinstance(value, list | tuple) else value
+        return {name: _json_value(item, of_stats) for name, item in value.items()}
+    return [_json_value(item, of_stats) for item in value] if isinstance(value, list | tuple) else value
 
 
 class Stats:
@@ -44,7 +44,7 @@ class Stats:
     def get_state(self) -> dict[str, Any]:
         """Return all fields that are not made of others, as plain values."""
         names = [item.name for item in fields(self) if item.init]  # type: ignore[arg-type]
-        return {name: _plain(getattr(self, name), Stats.get_state) for name in names}
+        return {name: _json_value(getattr(self, name), Stats.get_state) for name in names}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
@@ -185,7 +185,7 @@ class CollectStats(CollectStatsBase):
         """Return the numbers for a logger."""
         counts = ("n_collected_episodes", "n_collected_steps", "collect_time", "collect_speed", "env_restarts")
         found = {name: getattr(self, name) for name in (*counts, "returns_stat", "lens_stat")}
-        out = {name: _plain(value) for name, value in found.items() if value is not None}
+        out = {name: _json_value(value) for name, value in found.items() if value is not None}
         if self.agent_returns:
             columns = zip(self.agents, zip(*self.agent_returns))
             out["returns"] = {agent: sum(column) / len(column) for agent, column in columns}
@@ -354,7 +354,7 @@ class InfoStats(Stats):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers for a logger or a summary, without the history."""
-        return {name: _plain(value) for name, value in self.__dict__.items() if name != "history"}
+        return {name: _json_value(value) for name, value in self.__dict__.items() if name != "history"}
 
 
 @dataclass(frozen=True)

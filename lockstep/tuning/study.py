@@ -214,7 +214,7 @@ class Search:
         """
         with self._naming_storage():
             trials = self.study().get_trials(deepcopy=False)
-            return [self._row(trial) for trial in trials if trial.state.name in STATES]
+            return [self._trial_row(trial) for trial in trials if trial.state.name in STATES]
 
     @contextmanager
     def _naming_storage(self) -> Iterator[None]:
@@ -228,7 +228,7 @@ class Search:
                 "search another name (study=, --study)"
             ) from error
 
-    def _row(self, trial: Any) -> TrialRow:
+    def _trial_row(self, trial: Any) -> TrialRow:
         step = max(trial.intermediate_values, default=0)
         score = trial.value if trial.state.name == "COMPLETE" else trial.intermediate_values.get(step)
         values = {path: json.loads(one) if self.space[path].choices else one for path, one in trial.params.items()}

@@ -175,7 +175,7 @@ WALKS: dict[str, Walk] = {
         ppo_run,
         (
             *("RolloutStore.write_obs", "NumpyActor.act", "LightSyncVectorEnv.step", "RolloutStore.write_step"),
-            *("RolloutStore.trajectories", "OnPolicyLearner.evaluate", "gae", "gather"),
+            *("RolloutStore.trajectories", "OnPolicyLearner.evaluate", "gae", "take_minibatch"),
             *(
                 "DefaultActorCriticModule.forward_train",
                 "PPOLearner.compute_loss_for_module",
@@ -188,7 +188,7 @@ WALKS: dict[str, Walk] = {
     "sac": Walk(
         sac_run,
         (
-            *("NumpyActor.act", "LightSyncVectorEnv.step", "ReplayBuffer.add", "ReplayBuffer.sample", "gather"),
+            *("NumpyActor.act", "LightSyncVectorEnv.step", "ReplayBuffer.add", "ReplayBuffer.sample", "take_minibatch"),
             *("DefaultSACModule.forward_train", "SACLearner.compute_loss_for_module", "Learner.compute_gradients"),
             *("RegisteredOptimizer.step", "SoftActorCriticLearner.after_gradient_step", "Learner.summarize"),
         ),
@@ -197,7 +197,7 @@ WALKS: dict[str, Walk] = {
     "dqn": Walk(
         dqn_run,
         (
-            *("NumpyActor.act", "LightSyncVectorEnv.step", "ReplayBuffer.add", "ReplayBuffer.sample", "gather"),
+            *("NumpyActor.act", "LightSyncVectorEnv.step", "ReplayBuffer.add", "ReplayBuffer.sample", "take_minibatch"),
             *("DefaultQModule.forward_train", "DQNLearner.compute_loss_for_module", "Learner.compute_gradients"),
             *("RegisteredOptimizer.step", "QLearner.after_gradient_step", "ReplayBuffer.update_weight"),
         ),
@@ -206,13 +206,13 @@ WALKS: dict[str, Walk] = {
     "episodes": Walk(
         episodes_run,
         (
-            *("parts_of_episodes", "PPOLearner.prepare_batch", "gather", "PPOLearner.compute_loss_for_module"),
+            *("parts_of_episodes", "PPOLearner.prepare_batch", "take_minibatch", "PPOLearner.compute_loss_for_module"),
             *("Learner.compute_gradients", "RegisteredOptimizer.step", "Learner.get_weights"),
         ),
     ),
     "replay": Walk(
         dqn_run,
-        ("VectorStepper.run", "ReplayBuffer.add", "ReplayBuffer.sample", "Learner._read_batch", "gather"),
+        ("VectorStepper.run", "ReplayBuffer.add", "ReplayBuffer.sample", "Learner._read_batch", "take_minibatch"),
         through="OffpolicyTrainer.training_step",
     ),
     "action": Walk(action_run, ("ObsPipeline.__call__", "NumpyActor.act", "ActingPolicy.to_env")),

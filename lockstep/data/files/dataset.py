@@ -74,7 +74,7 @@ def write_rows(path: str | Path, batches: SampleBatch | Iterable[SampleBatch]) -
             if not len(batch):
                 continue
             if layout is None:
-                columns, first = _described(batch)
+                columns, first = _describe_columns(batch)
                 record = np.dtype([(name, array.dtype.str, array.shape[1:]) for name, array in first.items()])
                 layout = RowFormat(record, columns)
                 file.write(_header(layout.record, 0))
@@ -99,7 +99,7 @@ def _check_batch(batch: object, number: int) -> None:
         )
 
 
-def _described(columns: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def _describe_columns(columns: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Return columns as JSON, and the array of each field; columns built alike give the same names."""
     arrays: dict[str, np.ndarray] = {}
 
@@ -119,7 +119,7 @@ def _refuse_objects(rows: np.ndarray, path: str) -> None:
 def _fitting_arrays(batch: Mapping[str, Any], layout: RowFormat, number: int) -> dict[str, np.ndarray]:
     """Return the array of each field; `ValueError` naming a column that is not as in the first batch."""
     missing = set(batch) ^ set(layout.columns)
-    columns, arrays = _described({name: batch[name] for name in layout.columns if name in batch})
+    columns, arrays = _describe_columns({name: batch[name] for name in layout.columns if name in batch})
     odd = missing or {name for name, column in columns.items() if _words(column) != _words(layout.columns[name])}
     odd = odd or {
         field

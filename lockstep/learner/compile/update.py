@@ -24,7 +24,7 @@ from torch import Tensor, fx, nn
 from lockstep.data.trees import leaves, map_tree, named_leaves
 from lockstep.learner.compile.cache import OPTIONS, CodeToCome, CompiledCode
 from lockstep.learner.compile.recorded import NotRecordedError, record
-from lockstep.learner.minibatches import TensorColumns, gather
+from lockstep.learner.minibatches import TensorColumns, take_minibatch
 from lockstep.learner.optimizers import NO_AVG, NO_AVG_SQ, RegisteredOptimizer
 from lockstep.learner.targets import TargetNetwork
 from lockstep.state.streams import global_generator
@@ -238,7 +238,7 @@ class CompiledUpdate:
             for param, view in zip(entry.flat.params, entry.flat.unflatten(leaf))
         }
         with self._traced_views():
-            batch = gather(columns, indices)
+            batch = take_minibatch(columns, indices)
             losses = self._functional_losses(views, batch)
             total = torch.stack(list(losses.values())).sum()
             with_loss = [entry for entry in learner.optimizers if learner.has_loss(entry, losses)]

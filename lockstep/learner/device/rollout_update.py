@@ -14,7 +14,7 @@ from torch import Tensor
 from lockstep.data.tensor_rollout import TensorRollout
 from lockstep.learner.many.sharding import Agreement
 from lockstep.learner.metrics import FirstValues, Results
-from lockstep.learner.minibatches import TensorColumns, UpdateOptions, gather
+from lockstep.learner.minibatches import TensorColumns, UpdateOptions, take_minibatch
 from lockstep.learner.optimizers import ALL_MODULES
 from lockstep.ops import RunningMoments
 from lockstep.ops.graphs import Captured
@@ -168,7 +168,7 @@ class DeviceUpdate:
         """Take one gradient step on rows of the columns."""
         learner = self.learner
         if learner.compiled is None or not learner.compiled.run(columns, indices):
-            learner._update(gather(columns, indices))
+            learner._update(take_minibatch(columns, indices))
         learner.after_gradient_step()
         learner.metrics.end_step()
 

@@ -386,7 +386,7 @@ class BaseAlgorithm(ABC):
         path = Path(path) if Path(path).suffix else Path(f"{path}.zip")
         left = ("policy", "env", "_init_setup_model", "device", "tensorboard_log")
         options = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in left}
-        plain = {name: _plain(name, value) for name, value in options.items()}
+        plain = {name: _write_option(name, value) for name, value in options.items()}
         name = to_plain("the algorithm", type(self))["__import__"]
         about = {"class": name, "policy": self.policy_name, "n_envs": self.n_envs}
         about |= {"num_timesteps": self.num_timesteps, "total": self.total[0]}
@@ -430,7 +430,7 @@ class BaseAlgorithm(ABC):
         kind = names.find("the class", about["class"], Kind("a BaseAlgorithm", (BaseAlgorithm,), takes_others=False))
         if not issubclass(kind, cls):
             raise ValueError(f"{path} is of {kind.__name__}, not of {cls.__name__}")
-        options = {name: _value(name, plain, names) for name, plain in about["options"].items()}
+        options = {name: _read_option(name, plain, names) for name, plain in about["options"].items()}
         options |= {**(custom_objects or {}), **kwargs, "device": device, "_init_setup_model": False}
         model = kind(about["policy"], None if env is None else vector_of(env), **options)
         model.n_envs = about["n_envs"] if env is None else model.env.num_envs
@@ -454,7 +454,7 @@ def _callables(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _plain(name: str, value: Any) -> Any:
+def _write_option(name: str, value: Any) -> Any:
     if isinstance(value, noise.NormalActionNoise):
         return {"noise": type(value).__name__, **vars(value)}
     if callable(value) and not isinstance(value, type):
@@ -462,8 +462,8 @@ def _plain(name: str, value: Any) -> Any:
     return to_plain(name, value)
 
 
-def _value(name: str, plain: Any, names: FileNames) -> Any:
-    """Return the option that `_plain` wrote, with the objects that the file may name."""
+def _read_option(name: str, plain: Any, names: FileNames) -> Any:
+    """Return the option that `_write_option` wrote, with the objects that the file may name."""
     if isinstance(plain, Mapping) and "noise" in plain:
         kinds = {kind.__name__: kind for kind in NOISES}
         if plain["noise"] not in kinds:
