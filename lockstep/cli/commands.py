@@ -22,7 +22,6 @@ from lockstep.cli.doctor import Doctor
 from lockstep.cli.eject import Eject
 from lockstep.cli.eval import Eval
 from lockstep.cli.export import Export
-from lockstep.cli.launch import Launch
 from lockstep.cli.list import List
 from lockstep.cli.plot import Plot
 from lockstep.cli.report import Report
@@ -36,7 +35,6 @@ from lockstep.state.trust import let_typed_names_reach_current_folder
 
 Command = (
     Annotated[Train, tyro.conf.subcommand("train")]
-    | Annotated[Launch, tyro.conf.subcommand("launch")]
     | Annotated[Resume, tyro.conf.subcommand("resume")]
     | Annotated[Eval, tyro.conf.subcommand("eval")]
     | Annotated[Export, tyro.conf.subcommand("export")]
@@ -55,23 +53,7 @@ Command = (
 
 def parse(
     words: list[str],
-) -> (
-    Train
-    | Launch
-    | Resume
-    | Eval
-    | Export
-    | Eject
-    | Plot
-    | Compare
-    | Report
-    | List
-    | Doctor
-    | Cache
-    | Bench
-    | Tune
-    | Trust
-):
+) -> Train | Resume | Eval | Export | Eject | Plot | Compare | Report | List | Doctor | Cache | Bench | Tune | Trust:
     """Return the command that the words name. Ends the process with help (0) or a message about what is wrong (2)."""
     return tyro.cli(
         Command,

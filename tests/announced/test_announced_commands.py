@@ -261,7 +261,7 @@ def test_a_command_that_starts_processes_does_what_it_announces(command, tmp_pat
 def test_every_command_is_run_or_has_a_reason_not_to_be():
     known = {command for commands in COMMANDS.values() for command in commands}
     assert set(NOT_RUN) <= known, "a command that is no longer on a page"
-    commands = "train launch resume eval export eject plot compare report list doctor cache bench tune trust"
+    commands = "train resume eval export eject plot compare report list doctor cache bench tune trust"
     assert set(commands.split()) == {command.split()[1] for command in known}
 
 

@@ -85,7 +85,7 @@ def test_a_folder_of_several_runs_is_refused_with_their_names(
     [
         (
             ("trian", "ppo", "CartPole-v1"),
-            "train, launch, resume, eval, export, eject, plot",
+            "train, resume, eval, export, eject, plot",
             "trian, ppo, CartPole-v1",
         ),
         ((*TRAIN, "--totl-steps", "5"), "--total-steps", "--totl-steps"),
