@@ -52,7 +52,8 @@ from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
 from lockstep.state.sizes import claims_of
 from lockstep.state.streams import RandomStreams
 from lockstep.state.trust import IN_MEMORY, FileNames, signed
-from lockstep.tracking.statistics import TrainingStats, merge_training_stats
+from lockstep.tracking.statistics import TrainingStats
+from lockstep.tracking.totals import merge_training_stats
 
 AgentID = Any
 Rollout = RolloutStore | EpisodeStore

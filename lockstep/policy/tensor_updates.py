@@ -9,7 +9,8 @@ from lockstep.learner.minibatches import UpdateOptions
 from lockstep.learner.optimizers import ALL_MODULES
 from lockstep.options.checks import check_whole
 from lockstep.replay import TensorReplay
-from lockstep.tracking.statistics import TrainingStats, merge_training_stats
+from lockstep.tracking.statistics import TrainingStats
+from lockstep.tracking.totals import merge_training_stats
 
 MOST_STEPS = 64
 """gradient steps whose samples are drawn together where the order of drawing and learning changes nothing"""

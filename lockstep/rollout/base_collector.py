@@ -16,7 +16,8 @@ from lockstep.rollout.callbacks import EnvironmentCallback, EnvironmentEvents
 from lockstep.rollout.protocols import CollectorTraits, acting_parts
 from lockstep.rollout.stepper import CHUNK, StepMode, Stepper
 from lockstep.state.streams import RandomStreams
-from lockstep.tracking.statistics import CollectStats, CollectTotals, returns_and_lens
+from lockstep.tracking.statistics import CollectStats, returns_and_lens
+from lockstep.tracking.totals import Totals
 
 MAY_NEVER_END = 50_000
 """Number of steps after which a collect by episodes warns of an episode."""
@@ -216,18 +217,18 @@ class BaseCollector(CollectorTraits):
         not count.
         """
         first = self.stepper.num_rows
-        totals = CollectTotals()
+        totals = Totals()
         num_steps = 0
         try:
             while num_steps < n_step:
                 self.env.check_open()
                 stats = self._collect(self.num_envs, self.num_envs, random, renew=True)
-                totals.add(stats)
+                totals.add_collect(stats)
                 num_steps += stats.n_collected_steps
         except BaseException:
             self.stepper.drop_after(first)
             raise
-        return totals.stats()
+        return totals.collect_stats()
 
     def _collect(
         self, n_episode: int | None, amount: int, random: bool, renew: bool, *, once: bool = False

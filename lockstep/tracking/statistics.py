@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -14,7 +13,7 @@ import numpy.typing as npt
 
 from lockstep.ops.statistics import RunningMoments
 from lockstep.options.checks import check_number, check_whole
-from lockstep.tracking.metrics import Metrics, Part, named
+from lockstep.tracking.metrics import Part
 
 Series = Mapping[str, Sequence[float]]
 """by metric: its value in each gradient step, or the one of a whole update"""
@@ -206,44 +205,6 @@ def _summary_or_number(state: Any) -> Any:
     return SequenceSummaryStats.from_state(state) if isinstance(state, Mapping) else float(state)
 
 
-class CollectTotals:
-    """Collects put together one after another, in time that grows with their number alone."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, Any] = {"n_collected_episodes": 0, "n_collected_steps": 0, "env_restarts": 0}
-        self._sums.update(collect_time=0.0, env_time=0.0, act_time=0.0)
-        self._episodes: dict[str, list[Any]] = {"returns": [], "lens": [], "agent_returns": [], "agent_modules": []}
-        self._agents: tuple[str, ...] = ()
-        self._metrics, self._logged = dict[str, float](), Metrics()
-        self._epsilon: dict[str, float] = {}
-
-    def add(self, stats: CollectStats) -> None:
-        """Add a collect."""
-        for name in self._sums:
-            self._sums[name] += getattr(stats, name)
-        for name, values in self._episodes.items():
-            values.extend(getattr(stats, name))
-        self._agents = self._agents or stats.agents
-        self._metrics.update(stats.metrics)
-        self._epsilon.update(stats.epsilon)
-        if stats.logged is not None:
-            self._logged.add(stats.logged)
-
-    def stats(self) -> CollectStats:
-        """Return all of them as one."""
-        episodes = {name: tuple(values) for name, values in self._episodes.items()}
-        metrics: dict[str, Any] = {}
-        if self._metrics:
-            metrics = {"metrics": {**self._metrics, **named(self._logged.so_far())}, "logged": self._logged.part()}
-        return CollectStats(
-            **self._sums,
-            **episodes,  # type: ignore[arg-type]
-            agents=self._agents,
-            epsilon=dict(self._epsilon),
-            **metrics,
-        )
-
-
 @dataclass(frozen=True)
 class TrainingStats(Stats):
     """Of one or several updates: each loss and learner metric over their gradient steps.
@@ -329,6 +290,34 @@ class TimingStats(Stats):
     act_time: float = 0.0
     """of the collection, choosing actions"""
 
+    @classmethod
+    def of_seconds(
+        cls,
+        *,
+        steps: int,
+        total: float,
+        collect: float,
+        update: float,
+        test: float,
+        env: float = 0.0,
+        act: float = 0.0,
+    ) -> Self:
+        """Return the times of a run of so many `steps`, in which collects, updates and tests took these seconds.
+
+        `env` and `act` are the seconds of the collects inside the environments and choosing actions.
+        """
+        train = collect + update
+        return cls(
+            total_time=total,
+            train_time=train,
+            train_time_collect=collect,
+            train_time_update=update,
+            test_time=test,
+            update_speed=steps / train if train > 0 else 0.0,
+            env_time=env,
+            act_time=act,
+        )
+
 
 @dataclass(frozen=True)
 class InfoStats(Stats):
@@ -374,61 +363,6 @@ class EpochStats(Stats):
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.epoch, self, self.info_stat))
-
-
-class TrainingTotals:
-    """Updates put together. A number takes eight bytes: an epoch may have 100,000 updates."""
-
-    def __init__(self) -> None:
-        self.train_time, self.gradient_steps = 0.0, 0
-        self.first_bad_step: int | None = None
-        self.series: dict[str, array[float]] = {}
-        self.stage_seconds: dict[str, float] = {}
-
-    def add(self, stats: TrainingStats) -> None:
-        """Add an update."""
-        if self.first_bad_step is None and stats.first_bad_step is not None:
-            self.first_bad_step = self.gradient_steps + stats.first_bad_step
-        self.train_time += stats.train_time
-        self.gradient_steps += stats.gradient_steps
-        series, seconds = stats.series_and_seconds()
-        for name, value in seconds.items():
-            self.stage_seconds[name] = self.stage_seconds.get(name, 0.0) + value
-        for name, values in series.items():
-            if values:
-                if name not in self.series:
-                    self.series[name] = array("d")
-                self.series[name].extend(values)
-
-    def series_and_seconds(self) -> tuple[Series, dict[str, float]]:
-        """Return the metrics' values in each gradient step, and the stages' seconds."""
-        return self.series, self.stage_seconds
-
-    def stats(self) -> TrainingStats:
-        """Return all of them as one, over all their gradient steps."""
-        metrics = {name: SequenceSummaryStats.from_sequence(values) for name, values in self.series.items()}
-        return TrainingStats(
-            self.train_time, self.gradient_steps, metrics, dict(self.stage_seconds), self.first_bad_step
-        )
-
-    def get_state(self) -> dict[str, Any]:
-        """Return the totals as plain values and arrays."""
-        series = {name: np.array(values) for name, values in self.series.items()}
-        return {**self.__dict__, "series": series, "stage_seconds": dict(self.stage_seconds)}
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from `get_state`."""
-        series = {name: array("d", values) for name, values in state["series"].items()}
-        self.__dict__.update({**state, "series": series, "stage_seconds": dict(state["stage_seconds"])})
-
-
-def merge_training_stats(parts: Sequence[TrainingStats]) -> TrainingStats:
-    """Return several updates as one, over all their gradient steps."""
-    totals = TrainingTotals()
-    for part in parts:
-        totals.add(part)
-    finite = not any(part.bad_losses() for part in parts)
-    return TrainingStats.of_update(totals.train_time, totals.gradient_steps, totals.series_and_seconds, finite)
 
 
 def first_bad_step(series: Series) -> int | None:

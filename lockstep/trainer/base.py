@@ -27,13 +27,12 @@ from lockstep.tracking.metrics import Metrics, named
 from lockstep.tracking.statistics import (
     CollectStats,
     CollectStatsBase,
-    CollectTotals,
     EpochStats,
     InfoStats,
     TimingStats,
     TrainingStats,
-    TrainingTotals,
 )
+from lockstep.tracking.totals import Totals
 from lockstep.trainer.callbacks import (
     Callback,
     CheckpointCallback,
@@ -204,7 +203,7 @@ class BaseTrainer(ABC):
 
     def _zero(self) -> None:
         self.counters = Counters()
-        self.collected, self.updates = CollectTotals(), TrainingTotals()
+        self.totals = Totals()
         self.best_stats: CollectStats | None = None
         self.last_test: CollectStats | None = None
         self.history: list[EpochStats] = []
@@ -344,7 +343,7 @@ class BaseTrainer(ABC):
                 stats = self._epoch_stats(tested)
                 self.history.append(stats)
                 self.counters.end_epoch(self.step_per_epoch)
-                self.collected, self.updates = CollectTotals(), TrainingTotals()
+                self.totals = Totals()
             if self.checkpoint_interval and self.epoch % self.checkpoint_interval == 0:
                 self._checkpoint()
             self._end_epoch()
@@ -449,7 +448,7 @@ class BaseTrainer(ABC):
     def _count_collect(self, stats: CollectStats) -> None:
         stats = with_reward_metric(self.reward_metric, stats)
         self.counters.count_collect(stats)
-        self.collected.add(stats)
+        self.totals.add_collect(stats)
         self.policy.timesteps[STEPS_SAMPLED] = self.env_step
         self._emit(CollectEnd(*self.counters.where, stats=stats))
         if self.test_in_train and not self.tested_in_train and len(stats.returns):
@@ -459,7 +458,7 @@ class BaseTrainer(ABC):
 
     def _count_update(self, stats: TrainingStats) -> None:
         self.gradient_step += stats.gradient_steps
-        self.updates.add(stats)
+        self.totals.add_update(stats)
         self.seconds["update"] += stats.train_time
         self._is_torn = False  # what follows only watches
         self._emit(UpdateEnd(*self.counters.where, stats=stats))
@@ -666,19 +665,7 @@ class BaseTrainer(ABC):
 
     def info(self, with_history: bool = True) -> InfoStats:
         """Return the run so far: counters, best score, seconds."""
-        seconds = self.seconds
-        train = seconds["collect"] + seconds["update"]
         best = None if self.best_stats is None else self.best_stats.returns_stat
-        timing = TimingStats(
-            total_time=seconds["total"],
-            train_time=train,
-            train_time_collect=seconds["collect"],
-            train_time_update=seconds["update"],
-            test_time=seconds["test"],
-            update_speed=self.position / train if train else 0.0,
-            env_time=seconds["env"],
-            act_time=seconds["act"],
-        )
         return InfoStats(
             gradient_step=self.gradient_step,
             best_score=self.best_score,
@@ -689,16 +676,17 @@ class BaseTrainer(ABC):
             train_episode=self.env_episode,
             test_step=self.test_env_step,
             test_episode=self.test_episode,
-            timing=timing,
+            timing=TimingStats.of_seconds(steps=self.position, **self.seconds),
             stop_reason=self.stop_reason,
             history=tuple(self.history) if with_history else (),
         )
 
     def _epoch_stats(self, test: CollectStats | None) -> EpochStats:
         self.seconds["total"] = time.monotonic() - self._clock
-        collected = None if self.train_collector is None else self.collected.stats().without_values()
+        collected = None if self.train_collector is None else self.totals.collect_stats().without_values()
+        training = self.totals.training_stats()
         metrics = named(self.metrics.report())
-        return EpochStats(self.epoch, collected, test, self.updates.stats(), self.info(with_history=False), metrics)
+        return EpochStats(self.epoch, collected, test, training, self.info(with_history=False), metrics)
 
     # -- random numbers ---
 

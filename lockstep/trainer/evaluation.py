@@ -356,14 +356,12 @@ def gather_info(
     """
     train_step, train_episode, collect_time = _counts_of(train_collector)
     test_step, test_episodes, test_time = _counts_of(test_collector)
-    train_time = collect_time + policy_update_time
-    timing = TimingStats(
-        max(0.0, time.time() - start_time),
-        train_time,
-        collect_time,
-        policy_update_time,
-        test_time,
-        (train_step or gradient_step) / train_time if train_time > 0 else 0.0,
+    timing = TimingStats.of_seconds(
+        steps=train_step or gradient_step,
+        total=max(0.0, time.time() - start_time),
+        collect=collect_time,
+        update=policy_update_time,
+        test=test_time,
     )
     best = best_score, best_reward, best_reward_std
     return InfoStats(gradient_step, *best, None, train_step, train_episode, test_step, test_episodes, timing)

@@ -19,7 +19,8 @@ from lockstep.state.checkpoint import read_checkpoint, read_manifest, write_chec
 from lockstep.tracking import BaseLogger, LazyLogger
 from lockstep.tracking.history import HistoryPieces, joined_history
 from lockstep.tracking.metrics import Metrics
-from lockstep.tracking.statistics import CollectStats, CollectTotals, EpochStats, TrainingTotals
+from lockstep.tracking.statistics import CollectStats, EpochStats
+from lockstep.tracking.totals import Totals
 from lockstep.trainer.callbacks import Callback, tell
 from lockstep.trainer.counters import Counters
 from lockstep.trainer.evaluation import Evaluator
@@ -53,8 +54,7 @@ class SavableTrainer(Protocol):
     metrics: Metrics
     attempt: int
     counters: Counters
-    collected: CollectTotals
-    updates: TrainingTotals
+    totals: Totals
     best_stats: CollectStats | None
     last_test: CollectStats | None
     history: list[EpochStats]
@@ -141,8 +141,7 @@ class RunState:
             "counters": trainer.counters.get_state(),
             "best": None if trainer.best_stats is None else trainer.best_stats.get_state(),
             "last_test": None if trainer.last_test is None else trainer.last_test.get_state(),
-            "collected": trainer.collected.stats().get_state(),
-            "updates": trainer.updates.get_state(),
+            **trainer.totals.get_state(),
             "train_collector": None if collector is None else collector.get_state(),
             "test_collector": trainer.evaluator.collector_state(),
             "evaluated_meanwhile": trainer.evaluator.under_way(),
@@ -160,8 +159,8 @@ class RunState:
         trainer.counters = Counters.from_state(state["counters"])
         trainer.best_stats = None if state["best"] is None else CollectStats.from_state(state["best"])
         trainer.last_test = None if state["last_test"] is None else CollectStats.from_state(state["last_test"])
-        trainer.collected.add(CollectStats.from_state(state["collected"]))
-        trainer.updates.set_state(state["updates"])
+        trainer.totals = Totals()
+        trainer.totals.set_state(state)
         trainer.history = [EpochStats.from_state(stats) for stats in state["history"]]
         restore_callbacks(trainer.callbacks, state["callbacks"])
         restore_callbacks(trainer.evaluator.callbacks, state.get("evaluation_callbacks", ()))

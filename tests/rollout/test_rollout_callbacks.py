@@ -21,7 +21,7 @@ from lockstep.rollout import AsyncCollector, Collector, EnvironmentCallback, Env
 from lockstep.rollout.callbacks import EVENTS
 from lockstep.rollout.stepper import StepMode
 from lockstep.state.streams import RandomStreams
-from lockstep.tracking.statistics import CollectTotals
+from lockstep.tracking.totals import Totals
 from lockstep.trainer import Callback
 
 EPISODES = ((1, "terminate"), (3, "truncate"), (2, "both"), (1, "truncate"), (4, "terminate"), (9, "truncate"))
@@ -93,9 +93,9 @@ def test_callbacks_read_whole_episodes_with_infos_in_every_autoreset_mode(backen
     collector, noting = Collector(Exploring(), make_vector(BACKENDS[backend]())), Noting()
     collector.buffer = RolloutStore(5, 4, collector.observation_space, collector.env.action_space)
     collector.set_callbacks([noting])
-    stats, steps = CollectTotals(), []
+    stats, steps = Totals(), []
     for n_step in (24, 4, 48, 20):
-        stats.add(found := collector.collect(n_step))
+        stats.add_collect(found := collector.collect(n_step))
         steps.append(found.n_collected_steps)
         collector.buffer.clear()
     collector.close()
@@ -109,7 +109,7 @@ def test_callbacks_read_whole_episodes_with_infos_in_every_autoreset_mode(backen
         np.testing.assert_array_equal(episode.get_rewards(), 10 * times[1:] + episode.get_actions())
         assert (episode.is_terminated, episode.is_truncated) == (ending != "truncate", ending != "terminate")
         assert [(info["at"], info["episode"]) for info in episode.get_infos()] == [(t, number) for t in times]
-    whole = stats.stats()
+    whole = stats.collect_stats()
     assert sorted(len(episode) for _, episode in noting.ended) == sorted(whole.lens)
     assert sorted(episode.get_return() for _, episode in noting.ended) == sorted(whole.returns)
     assert noting.count("step") == whole.n_collected_steps
@@ -218,15 +218,15 @@ def measured(num_runners, collects=(48, 16, 64), state=None, skip=0):
     collector = GroupCollector(policy, EnvRunnerGroup(ManyRunners(build, num_runners)))
     if state is not None:
         collector.set_state(state)
-    found, totals = [], CollectTotals()
+    found, totals = [], Totals()
     for number, n_step in enumerate(collects):
         if number >= skip:
             stats = collector.collect(n_step)
-            totals.add(stats)
+            totals.add_collect(stats)
             found.append(dict(stats.metrics))
         if number == 1 and state is None:
             state = collector.get_state()
-    return found, totals.stats().metrics, state
+    return found, totals.collect_stats().metrics, state
 
 
 def test_m_runners_give_the_metrics_of_one_exactly():
@@ -321,10 +321,10 @@ class Gaming(EnvironmentCallback):
 def test_episodes_of_several_agents_are_whole_though_collects_cut_them():
     collector, gaming = MultiAgentCollector(game_config().build_policy(), CountingGame, num_envs=3, seed=5), Gaming()
     collector.set_callbacks([gaming])
-    totals = CollectTotals()
+    totals = Totals()
     for n_step in (3, 9, 3, 30):
-        totals.add(collector.collect(n_step))
-    stats = totals.stats()
+        totals.add_collect(collector.collect(n_step))
+    stats = totals.collect_stats()
     assert [len(episode) for episode in gaming.ended] == stats.lens.tolist()
     assert [episode.get_return() for episode in gaming.ended] == stats.returns.tolist()
     assert gaming.steps == gaming.sampled == stats.n_collected_steps == 45

@@ -12,7 +12,8 @@ from lockstep.options.restarts import RestartLimits
 from lockstep.policy.policy import policy_within_training_step
 from lockstep.rollout import EnvRunnerGroup, GroupCollector, MultiAgentCollector
 from lockstep.tracking.records import aggregate
-from lockstep.tracking.statistics import CollectStats, CollectTotals
+from lockstep.tracking.statistics import CollectStats
+from lockstep.tracking.totals import Totals
 
 MODULE = "default_policy"
 SCHEDULE = [[0, 1.0], [100, 0.5]]
@@ -109,10 +110,10 @@ def test_several_agents_have_an_epsilon_for_each_module():
 
 def test_several_collects_keep_the_last_epsilon():
     parts = [CollectStats(0, 8, epsilon={"a": 0.9, "b": 0.5}), CollectStats(0, 8, epsilon={"a": 0.8})]
-    totals = CollectTotals()
+    totals = Totals()
     for part in parts:
-        totals.add(part)
-    whole = totals.stats()
+        totals.add_collect(part)
+    whole = totals.collect_stats()
     assert whole.epsilon == {"a": 0.8, "b": 0.5}
     assert CollectStats.from_state(whole.get_state()) == whole
     assert aggregate([{"epsilon": 0.9}, {"epsilon": 0.8}]) == {"epsilon": 0.8}

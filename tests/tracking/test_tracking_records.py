@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from lockstep.tracking import MovAvg, read_metrics, write_json
 from lockstep.tracking.records import aggregate, flatten, from_strict_json, reduction_of, to_strict_json
-from lockstep.tracking.statistics import CollectStats, CollectTotals, InfoStats, TimingStats
+from lockstep.tracking.statistics import CollectStats, InfoStats, TimingStats
+from lockstep.tracking.totals import Totals
 
 
 def test_nested_names_are_joined_and_values_become_plain() -> None:
@@ -103,10 +104,10 @@ def test_the_record_of_several_collects_is_that_of_all_their_episodes_steps_and_
         CollectStats(1, 32, 0.9, returns=(30.0,), lens=(8,), agents=("a", "b"), agent_returns=((30.0, 0.0),)),
     ]
     together = aggregate([flatten(part.to_dict()) for part in parts])
-    totals = CollectTotals()
+    totals = Totals()
     for part in parts:
-        totals.add(part)
-    whole = flatten(totals.stats().to_dict())
+        totals.add_collect(part)
+    whole = flatten(totals.collect_stats().to_dict())
     assert (whole["returns_stat/mean"], whole["returns/a"], whole["collect_speed"]) == (12.0, 11.0, 160 / 1.5)
     assert (together.pop("returns_stat/median"), together.pop("lens_stat/median")) == (
         (2 * 3 + 30) / 3,

@@ -17,16 +17,14 @@ from hypothesis import strategies as st
 
 from lockstep.tracking.statistics import (
     CollectStats,
-    CollectTotals,
     EpochStats,
     InfoStats,
     SequenceSummaryStats,
     TimingStats,
     TrainingStats,
-    TrainingTotals,
     asdict,
-    merge_training_stats,
 )
+from lockstep.tracking.totals import Totals, merge_training_stats
 
 SERIES = {"qf_loss": [1.0, 5.0, 3.0], "q_mean": [2.0, 2.0, -7.0], "weights_seq_no": [4.0]}
 SECONDS = {"step": 0.25, "pipeline": 0.5}
@@ -104,10 +102,12 @@ def test_an_epoch_comes_back_from_its_state():
 
 
 def test_collects_put_together_are_the_sum_of_each_of_their_parts():
-    totals = CollectTotals()
-    assert totals.stats() == CollectStats()
-    totals.add(CollectStats(1, 10, 1.0, 2.0, 4.0, (1.5,), (10,), 3, ("a", "b"), ((1.0, 0.5),)))
-    totals.add(CollectStats(2, 200, 8.0, 16.0, 32.0, (2.5, 3.5), (90, 110), 5, ("a", "b"), ((2.0, 0.5), (3.0, 0.5))))
+    totals = Totals()
+    assert totals.collect_stats() == CollectStats()
+    totals.add_collect(CollectStats(1, 10, 1.0, 2.0, 4.0, (1.5,), (10,), 3, ("a", "b"), ((1.0, 0.5),)))
+    totals.add_collect(
+        CollectStats(2, 200, 8.0, 16.0, 32.0, (2.5, 3.5), (90, 110), 5, ("a", "b"), ((2.0, 0.5), (3.0, 0.5)))
+    )
     expected = CollectStats(
         3,
         210,
@@ -120,7 +120,7 @@ def test_collects_put_together_are_the_sum_of_each_of_their_parts():
         ("a", "b"),
         ((1.0, 0.5), (2.0, 0.5), (3.0, 0.5)),
     )
-    assert totals.stats() == expected == CollectStats.from_state(expected.get_state())
+    assert totals.collect_stats() == expected == CollectStats.from_state(expected.get_state())
 
 
 @pytest.mark.parametrize(
@@ -192,23 +192,24 @@ def test_in_every_form_it_is_what_it_would_have_been_at_once(form):
 def test_updates_put_together_have_the_statistics_of_all_their_steps_and_go_on_from_their_state(pieces):
     expected = SequenceSummaryStats.from_sequence([value for piece in pieces for value in piece])
     merged = merge_training_stats([update(*piece) for piece in pieces])
-    whole, part, rest = TrainingTotals(), TrainingTotals(), TrainingTotals()
+    whole, part, rest = Totals(), Totals(), Totals()
     for number, piece in enumerate(pieces):
-        whole.add(update(*piece))
-        (part if number < 3 else rest).add(update(*piece))
+        whole.add_update(update(*piece))
+        (part if number < 3 else rest).add_update(update(*piece))
         if number == 2:
+            rest = Totals()
             rest.set_state(part.get_state())
-    assert merged == whole.stats() == (rest if len(pieces) > 2 else part).stats()
+    assert merged == whole.training_stats() == (rest if len(pieces) > 2 else part).training_stats()
     assert merged.metrics == {"loss": expected}
     assert (merged.gradient_steps, merged.train_time) == (expected.count, len(pieces))
     assert merged.stage_seconds == {"step": 0.25 * len(pieces)}
-    again = TrainingTotals()
-    again.add(merged)
-    assert again.stats() == merged
+    again = Totals()
+    again.add_update(merged)
+    assert again.training_stats() == merged
 
 
 def test_updates_that_lack_a_metric_do_not_count_for_it_and_summaries_count_with_their_mean():
-    totals = TrainingTotals()
+    totals = Totals()
     other = SequenceSummaryStats.from_sequence([5.0])
     parts = [
         TrainingStats(1.0, 2, {"loss": SequenceSummaryStats.from_sequence([1.0, 2.0])}),
@@ -217,11 +218,11 @@ def test_updates_that_lack_a_metric_do_not_count_for_it_and_summaries_count_with
         update(math.inf, finite=False),
     ]
     for part in parts[:2]:
-        totals.add(part)
-    assert totals.stats().metrics == {"loss": SequenceSummaryStats.from_sequence([1.5, 1.5]), "other": other}
+        totals.add_update(part)
+    assert totals.training_stats().metrics == {"loss": SequenceSummaryStats.from_sequence([1.5, 1.5]), "other": other}
     for part in parts[2:]:
-        totals.add(part)
-    stats = totals.stats()
+        totals.add_update(part)
+    stats = totals.training_stats()
     assert (stats.gradient_steps, stats.first_bad_step, stats.bad_losses()) == (6, 4, ["loss"])
     assert stats.stage_seconds == {"step": 0.5, "pipeline": 2.0}
     assert merge_training_stats(parts).bad_losses() == ["loss"]
@@ -230,11 +231,11 @@ def test_updates_that_lack_a_metric_do_not_count_for_it_and_summaries_count_with
 
 def test_an_epoch_of_many_updates_takes_few_bytes():
     names = [f"metric {i}" for i in range(20)]
-    totals = TrainingTotals()
+    totals = Totals()
     tracemalloc.start()
     for k in range(2_000):
         series = {name: [float(k)] for name in names}
-        totals.add(TrainingStats.of_update(0.1, 1, partial(both, series, {}), True))
+        totals.add_update(TrainingStats.of_update(0.1, 1, partial(both, series, {}), True))
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert used < 2_000 * len(names) * 12, used
