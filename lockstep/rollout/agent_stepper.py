@@ -199,8 +199,6 @@ class AgentStepper(Stepper):
         """what this collect has collected, with the index of the environment"""
         self._agent_returns_ended: list[tuple[float, ...]] = []
         self._agent_modules_ended: list[tuple[str, ...]] = []
-        self._vector_steps, self.ended_in_step = 0, list[int]()
-        """vector steps of the last collect, and in which of them each of its episodes ended"""
 
     def end_collect(self) -> dict[str, Any]:
         """Keep what the running episodes have so far, and store all pieces, one environment's after another's."""
@@ -283,7 +281,7 @@ class AgentStepper(Stepper):
         if self.events is not None:
             self.events.metrics.end_step()
         self.act_time += acted - ready
-        self._vector_steps += 1
+        self.episodes.vector_steps += 1
         self.env_time += clock() - acted + ready - began
         return len(envs)
 
@@ -325,8 +323,7 @@ class AgentStepper(Stepper):
             modules = self.plays[b].episode.agent_module_ids
             self._agent_modules_ended.append(tuple(modules.get(agent, "") for agent in self.env.agents))
             self._agent_returns[b], self._is_running[b] = 0.0, False
-            self.ended_in_step.append(self._vector_steps)
-            self.episodes.end(b)
+            self.episodes.end(b, 0)  # in the vector step under way
 
     def _act(self, module_id: str, rows: Rows, k: int) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
         """Return for all rows of a module the actions for the environment, those learned from, and model outputs."""

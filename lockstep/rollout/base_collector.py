@@ -204,11 +204,11 @@ class BaseCollector(CollectorTraits):
         return self._collect(n_episode, amount, random, reset_before_collect)
 
     def collect_vector_steps(self, number: int, *, random: bool = False, renew: bool = False) -> CollectStats:
-        """Take `number` vector steps, at most 128, however many of their rows only reset an environment. `renew`: new
-        episodes first. Raises as `collect`."""
+        """Take `number` vector steps, however many of their rows only reset an environment. No episode is completed
+        beyond them. `renew`: new episodes first. Raises as `collect`."""
         self.env.check_open()
         renew = renew or self.stepper.episodes.left_open
-        return self._collect(None, number * self.num_envs, random, renew, once=True)
+        return self._collect(None, number * self.num_envs, random, renew, counts_resets=True)
 
     def _collect_rounds(self, n_step: int, random: bool) -> CollectStats:
         """Collect whole episodes until there are `n_step` steps: one of each environment, then another of each.
@@ -231,9 +231,10 @@ class BaseCollector(CollectorTraits):
         return totals.collect_stats()
 
     def _collect(
-        self, n_episode: int | None, amount: int, random: bool, renew: bool, *, once: bool = False
+        self, n_episode: int | None, amount: int, random: bool, renew: bool, *, counts_resets: bool = False
     ) -> CollectStats:
-        """Collect `amount` steps or `n_episode` episodes. `once`: none more for rows that are no steps."""
+        """Collect `amount` steps or `n_episode` episodes. `counts_resets`: rows that only reset an environment are part
+        of the amount."""
         stepper = self.stepper
         episodes = stepper.episodes
         if renew or not episodes.is_begun:
@@ -250,10 +251,12 @@ class BaseCollector(CollectorTraits):
         try:
             if n_episode is not None:
                 self._collect_episodes(n_episode)
+            elif counts_resets:
+                self._collect_vector_steps(amount)
             elif self.whole_episodes and stepper.rests:
                 self._collect_shares(amount)
             else:
-                self._collect_steps(amount, once)
+                self._collect_steps(amount)
             of_agents = stepper.end_collect()
             logged: dict[str, Any] = {} if self.events is None else self.events.end_collect()
         except BaseException:
@@ -271,18 +274,21 @@ class BaseCollector(CollectorTraits):
             seconds,
             stepper.env_time,
             stepper.act_time,
-            *returns_and_lens(episodes.ended),
+            *returns_and_lens([(episode.episode_return, episode.length) for episode in episodes.ended]),
             getattr(self.env, "num_restarts", 0) - restarts,
             epsilon=epsilon,
             **of_agents,
             **logged,  # type: ignore[misc]
         )
 
-    def _collect_steps(self, n_step: int, once: bool) -> None:
+    def _collect_steps(self, n_step: int) -> None:
         while self._steps < n_step:  # rows that only reset an environment are no steps
             self._steps += self.stepper.run(n_step - self._steps)
-            if once:
-                break
+
+    def _collect_vector_steps(self, amount: int) -> None:
+        episodes = self.stepper.episodes
+        while (left := amount - episodes.vector_steps * self.num_envs) > 0:
+            self._steps += self.stepper.run(left)
 
     def _collect_episodes(self, n_episode: int) -> None:
         self.stepper.episodes.to_start = max(0, n_episode - self.num_envs)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -15,11 +15,10 @@ from lockstep.envs.multi_agent import AgentEnvs
 from lockstep.modules import ActingWeights
 from lockstep.rollout.callbacks import EnvironmentCallback, overridden_events, restore_callbacks, states_of
 from lockstep.rollout.collector import Collector
-from lockstep.rollout.fragments import AgentFragment, Fragment
+from lockstep.rollout.fragments import AgentFragment, Fragment, UnstoredFragment
 from lockstep.rollout.multi_agent_collector import MultiAgentCollector
 from lockstep.rollout.protocols import ActingPart
 from lockstep.state.streams import RandomStreams
-from lockstep.tracking.statistics import CollectStats
 
 
 @dataclass(frozen=True)
@@ -36,29 +35,6 @@ class RunnersEnv:
     action_space: Any
 
 
-class Ended(NamedTuple):
-    """An episode that ended."""
-
-    vector_step: int
-    env: int
-    """the environment's number among those of all runners"""
-    episode_return: float
-    length: int
-    agent_returns: tuple[float, ...] = ()
-    """of several agents: the return of each"""
-    agent_modules: tuple[str, ...] = ()
-    """of several agents: the module that acted for each"""
-
-
-@dataclass(frozen=True)
-class Played:
-    """What a runner that stores nothing has played."""
-
-    ended: list[Ended]
-    stats: CollectStats
-    """of all its steps"""
-
-
 class EnvRunner:
     """Samples fragments of experience.
 
@@ -69,7 +45,7 @@ class EnvRunner:
     with random streams of its own. `whole_episodes`: no episode is cut at the end of a sample. `with_logp`: fragments
     say how likely each action was when it was taken (not for a policy with memory). `with_states`: they have the state
     of a policy with memory before each row. `callbacks`: those of this process.
-    `epsilon`: as a `Collector`'s. `stores=False`: it only plays, for evaluation.
+    `epsilon`: as a `Collector`'s. `stores=False`: for evaluation; its samples are `UnstoredFragment`s.
     """
 
     def __init__(
@@ -96,7 +72,6 @@ class EnvRunner:
             env,
             exploration_noise=explore,
             epsilon=epsilon,
-            on_episode_done_hook=None if stores else self._note_episode,
             raise_on_nan_in_buffer=raise_on_nan,
             streams=self._streams(streams, index, generation),
             place=(index * env.num_envs, num_runners * env.num_envs),
@@ -109,7 +84,6 @@ class EnvRunner:
         self.collector.buffer = self.store
         if self.store is not None:
             self.store.keeps_states = with_states
-        self._ended: list[Ended] = []
 
     @staticmethod
     def _streams(streams: RandomStreams | None, index: int, generation: int) -> RandomStreams:
@@ -158,13 +132,18 @@ class EnvRunner:
         `num_episodes` whole episodes that begin now. Its columns are views on the runner's memory, good until the next
         sample; `fragment.episodes(...)` gives episodes.
 
+        A runner that stores nothing returns an `UnstoredFragment`, and rows that only reset an environment are part of
+        its `num_timesteps`: so all runners have made the same vector steps.
+
         `random`: actions from the action space. `renew`: new episodes first.
         Raises as `Collector.collect`; the next sample begins new episodes then.
         """
+        if self.store is None:
+            return self._sample_unstored(num_timesteps, num_episodes, random=random, renew=renew)
         return self._sample(num_timesteps, num_episodes, random=random, reset_before_collect=renew or None)
 
     def _sample(self, num_timesteps: int | None, num_episodes: int | None, **options: Any) -> Any:
-        store = self._own_store()
+        store = self.store
         store.clear()
         if num_timesteps is not None:
             store.ensure_room(-(-num_timesteps // self.num_envs))
@@ -174,43 +153,35 @@ class EnvRunner:
             store.action_logp = self._logp()
         return Fragment.of(store, self.index, store.episode_ids != before, stats)
 
-    def _own_store(self) -> Any:
-        if self.store is None:
-            raise ValueError("this runner evaluates and stores nothing; call play()")
-        return self.store
+    def _sample_unstored(
+        self, num_timesteps: int | None, num_episodes: int | None, *, random: bool, renew: bool
+    ) -> UnstoredFragment:
+        if num_timesteps is None:
+            stats = self.collector.collect(None, num_episodes, random=random)
+        else:
+            num_vector_steps = -(-num_timesteps // self.num_envs)
+            stats = self.collector.collect_vector_steps(num_vector_steps, random=random, renew=renew)
+        ended = self.collector.stepper.episodes.ended
+        first = self.collector.stepper.rows.start
+        return UnstoredFragment(
+            self.index,
+            np.array([episode.vector_step for episode in ended], np.int64),
+            np.array([first + episode.env for episode in ended], np.int64),
+            stats,
+        )
 
     def _logp(self) -> np.ndarray:
         """Return `[T, k]` log-probabilities, all rows in one batch, under the weights that have acted."""
-        store = self._own_store()
+        store = self.store
         rows = store.size * store.num_envs
         obs = map_tree(lambda leaf: leaf[: store.size].reshape(rows, *leaf.shape[2:]), store.obs)
         actions = store.actions[: store.size]
         logp = self.policy.action_logp(obs, actions.reshape(rows, *actions.shape[2:]))
         return logp.reshape(store.size, store.num_envs)
 
-    def play(self, num_vector_steps: int, *, random: bool = False, renew: bool = False) -> Played:
-        """Make vector steps, without storing them, and return the episodes that ended in them. `renew`: new episodes
-        first. Raises as `Collector.collect`."""
-        return self._play(num_vector_steps, random=random, renew=renew)
-
-    def _play(self, num_vector_steps: int, *, random: bool, renew: bool) -> Played:
-        self._ended = []
-        stats = self.collector.collect_vector_steps(num_vector_steps, random=random, renew=renew)
-        return Played(self._ended, stats)
-
     def reset(self) -> None:
         """Begin new episodes now."""
         self.collector.reset(reset_buffer=False, reset_stats=False)
-
-    def _vector_step_of_end(self) -> int:
-        """Return the vector step of this play in which an episode has just ended."""
-        step: int = self.collector.stepper.step_of_end
-        return step
-
-    def _note_episode(self, b: int, episode_return: float, length: int) -> None:
-        self._ended.append(
-            Ended(self._vector_step_of_end(), self.collector.stepper.rows.start + b, episode_return, length)
-        )
 
     def describe(self) -> RunnersEnv:
         """Return what the environments are."""
@@ -278,8 +249,6 @@ class MultiAgentEnvRunner(EnvRunner):
         self.callbacks = [callback for callback in callbacks if overridden_events(callback)]
         self.collector.set_callbacks(self.callbacks, runner=self)
         self.store = self.collector.buffer = EpisodeStore() if stores else None
-        self.collector.on_episode_done_hook = None if stores else self._note_episode
-        self._ended = []
         self._begun = self.collector.stepper.begun
         """episodes begun in each environment before this evaluation"""
 
@@ -287,13 +256,12 @@ class MultiAgentEnvRunner(EnvRunner):
         """Leave the episodes under way in which this module acts; new ones begin there with the next steps."""
         self.collector.leave_episodes_of(module_id)
 
-    def _play(self, num_vector_steps: int, *, random: bool, renew: bool) -> Played:
+    def _sample_unstored(
+        self, num_timesteps: int | None, num_episodes: int | None, *, random: bool, renew: bool
+    ) -> UnstoredFragment:
         if renew:
             self._begun = self.collector.stepper.begun.copy()
-        played = super()._play(num_vector_steps, random=random, renew=renew)
-        of_agents = zip(played.ended, played.stats.agent_returns, played.stats.agent_modules)
-        ended = [episode._replace(agent_returns=each, agent_modules=modules) for episode, each, modules in of_agents]
-        return replace(played, ended=ended)
+        return super()._sample_unstored(num_timesteps, num_episodes, random=random, renew=renew)
 
     def go_on_from(self, counted: np.ndarray) -> None:
         """Seed the next episodes as if only those that counted had begun in this evaluation.
@@ -302,13 +270,10 @@ class MultiAgentEnvRunner(EnvRunner):
         """
         self.collector.stepper.begun[:] = self._begun + counted[self.collector.stepper.rows]
 
-    def _vector_step_of_end(self) -> int:
-        step: int = self.collector.stepper.ended_in_step[-1]
-        return step
-
     def _sample(self, num_timesteps: int | None, num_episodes: int | None, **options: Any) -> AgentFragment:
-        self._own_store().clear()
+        self.store.clear()
         stats = self.collector.collect(num_timesteps, num_episodes, **options)
-        first, ended = self.index * self.num_envs, np.array(self.collector.stepper.ended_in_step, np.int64)
+        first = self.index * self.num_envs
+        ended = np.array([episode.vector_step for episode in self.collector.stepper.episodes.ended], np.int64)
         pieces = [(piece, first + b) for piece, b in self.store.pieces]
         return AgentFragment(self.index, self.num_envs, self.policy.weights_seq_no, pieces, ended, stats)

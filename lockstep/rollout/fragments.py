@@ -177,6 +177,27 @@ class AgentFragment:
         return cls(**{**state, "pieces": pieces, "stats": CollectStats.from_state(state["stats"])})
 
 
+@dataclass
+class UnstoredFragment:
+    """The episodes that ended in a sample of a runner that stores nothing. `stats` has their returns and lengths."""
+
+    runner: int
+    """index of the runner"""
+    ended_in_step: np.ndarray
+    """[n] the vector step in which each episode ended"""
+    ended_in_env: np.ndarray
+    """[n] the index of its environment among those of all runners"""
+    stats: CollectStats
+
+    def __len__(self) -> int:
+        """Number of transitions."""
+        return self.stats.n_collected_steps
+
+
+StoredFragment = Fragment | AgentFragment
+"""A fragment with the steps of a runner."""
+
+
 def rollout_of(
     fragments: Sequence[Fragment], observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
 ) -> RolloutStore:

@@ -141,7 +141,7 @@ class ReadyStepper(VectorStepper):
             self.episodes.returns[answer.row] += answer.reward
             self.episodes.lengths[answer.row] += 1
             if answer.final_obs is not None:
-                self.episodes.end(answer.row)
+                self.episodes.end(answer.row, 0)  # environments are at different steps: there is no vector step
         return len(real)
 
     def _record(self, arrived: list[Arrived], recorder: EpisodeRecorder) -> None:

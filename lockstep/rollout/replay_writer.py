@@ -170,7 +170,9 @@ class ReplayWriter(RolloutStore):
 
 
 AgentBuffer = EpisodeStore | MultiAgentReplayBuffer
-"""where the steps of several agents are stored"""
+"""Where the steps of several agents are stored."""
+Buffer = RolloutStore | ReplayBuffer | AgentBuffer
+"""Where steps are stored that a collector takes on the host."""
 
 
 class PieceWriter:

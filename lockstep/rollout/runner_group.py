@@ -15,7 +15,7 @@ from lockstep.modules import ActingWeights
 from lockstep.options.restarts import RestartBudget, RestartLimits
 from lockstep.rollout.base_collector import exactly_one
 from lockstep.rollout.config import EnvRunnersSection
-from lockstep.rollout.env_runner import EnvRunner, Played, RunnersEnv
+from lockstep.rollout.env_runner import EnvRunner, RunnersEnv
 from lockstep.rollout.errors import EnvRunnerError, RunnerLostError
 from lockstep.rollout.fragments import Fragment
 
@@ -264,14 +264,6 @@ class EnvRunnerGroup:
         if num_episodes is None:  # else others are in the middle of episodes that are nowhere
             self._to_renew.clear()
         return fragments
-
-    def play(self, num_vector_steps: int, *, random: bool = False) -> list[Played]:
-        """Make vector steps on all runners, which store nothing; return what each has played, in their order."""
-        options = {"random": random, "renew": bool(self._to_renew)}
-        self.renew()  # unless all ends well
-        played = self._gather([_Request(i, EnvRunner.play, (num_vector_steps,), options) for i in range(len(self))])
-        self._to_renew.clear()
-        return played
 
     def reset(self) -> None:
         """Begin new episodes everywhere now."""

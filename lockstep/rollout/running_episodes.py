@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
+
+
+class EndedEpisode(NamedTuple):
+    """An episode that ended and counts."""
+
+    episode_return: float
+    length: int
+    vector_step: int
+    """Vector step of the collect in which it ended."""
+    env: int
+    """Index of its environment among those of the stepper."""
 
 
 class RunningEpisodes:
@@ -22,8 +34,10 @@ class RunningEpisodes:
         """Whether the next collect can continue the episodes under way."""
         self.left_open = False
         """Whether a collect by episodes left others unfinished, whose beginnings are not stored."""
-        self.ended: list[tuple[float, int]] = []
-        """Return and length of the episodes that ended in this collect and count."""
+        self.ended: list[EndedEpisode] = []
+        """Episodes that ended in this collect and count."""
+        self.vector_steps = 0
+        """Vector steps of this collect that are finished. A stepper adds those of each run at its end."""
         self.counting: np.ndarray | None = None
         """[B] whether the episode under way counts, in a collect by episodes; None: all episodes count"""
         self.to_start = 0
@@ -38,6 +52,7 @@ class RunningEpisodes:
     def begin_collect(self, on_done: Callable[[int, float, int], None] | None) -> None:
         """Begin a collect in which all episodes count until `counting` is set."""
         self.ended.clear()
+        self.vector_steps = 0
         self.counting = None
         self.share = 0
         self.on_done = on_done
@@ -47,9 +62,14 @@ class RunningEpisodes:
         self.returns[:] = 0.0
         self.lengths[:] = 0
 
-    def end(self, b: int) -> None:
-        """Note the episode that ended in environment `b`, if it counts, and tell the hook."""
-        episode = float(self.returns[b]), int(self.lengths[b])
+    def end(self, b: int, step: int) -> None:
+        """Record the episode that ended in environment `b`, if it counts, and call the hook.
+
+        Args:
+            b: the environment.
+            step: the vector step in which it ended, counted from `vector_steps` on.
+        """
+        episode = EndedEpisode(float(self.returns[b]), int(self.lengths[b]), self.vector_steps + step, b)
         self.returns[b] = 0.0
         self.lengths[b] = 0
         if self.counting is not None:
@@ -58,7 +78,7 @@ class RunningEpisodes:
             self.counting[b] = self._begins_another(b)
         self.ended.append(episode)
         if self.on_done is not None:
-            self.on_done(b, *episode)
+            self.on_done(b, episode.episode_return, episode.length)
 
     def _begins_another(self, b: int) -> bool:
         """Return whether the next episode in environment `b` counts too, in a collect by episodes."""

@@ -54,8 +54,6 @@ class VectorStepper(Stepper):
         self._obs: Any = None
         self.store: RolloutStore | None = None
         """What steps are written into: the buffer itself, or a `ReplayWriter` in front of a `ReplayBuffer`."""
-        self.step_of_end = 0
-        """Row of the buffer in which the newest episode ended; without a buffer, vector step of the run under way."""
         self.recorder: EpisodeRecorder | None = None
         """records whole episodes, where a callback reads them"""
 
@@ -227,19 +225,27 @@ class VectorStepper(Stepper):
             steps += num_envs if real is None else int(np.count_nonzero(real))
             obs = step.obs
             if self.recorded is not None or step.any_done:
-                obs = self._after_step(step, sent, t)
+                obs = self._after_step(step, sent, t, k)
             if on_step_hook is not None:
                 on_step_hook(step.copy())  # the next step writes into the arrays of this one
             t += 1
             if counting is not None and step.any_done and not counting.any():
                 break
+        self.episodes.vector_steps += k + 1
         self.env_time += env_time
         self.act_time += act_time
         self._obs = obs if store is None else store.end(t, obs)
         return steps
 
-    def _after_step(self, step: StepResult, sent: Any, t: int) -> Any:
-        """End episodes: keep the true final observation, take down returns and lengths. Returns what is acted on."""
+    def _after_step(self, step: StepResult, sent: Any, t: int, k: int) -> Any:
+        """End episodes: keep the true final observation, record returns and lengths. Return what is acted on.
+
+        Args:
+            step: the result of vector step `k` of this run.
+            sent: the actions that the environments took.
+            t: the step's row in the store.
+            k: the step's number in this run.
+        """
         obs, final = (step.obs, step.final_obs) if self.recorded is None else self.recorded.follow(step, sent)
         if step.lost is not None:  # started again: the unfinished episodes count nowhere, and end before row `t`
             self.episodes.returns[step.lost] = 0.0
@@ -252,9 +258,8 @@ class VectorStepper(Stepper):
         if self.store is not None:
             self.store.final_index.append(t * self.num_envs + np.asarray(indices, np.int64))
             self.store.final_obs.append(map_tree(np.copy, final_obs))
-        self.step_of_end = t
         for b in indices:
-            self.episodes.end(int(b))
+            self.episodes.end(int(b), k)
         return obs
 
     def _draw_noise(self, num_vector_steps: int) -> np.ndarray:

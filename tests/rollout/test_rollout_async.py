@@ -186,8 +186,9 @@ def test_a_fixed_lag_goes_on_after_an_error_of_an_environment_with_what_each_run
     collector = trainer.train_collector
     collector.collect()
     collector.buffer.clear()
-    collector._take(collector.group.drain())
-    collector._waiting = [fragment for fragment in collector._waiting if fragment.runner]  # the other's are lost
+    collector.schedule.take(collector.group.drain())
+    schedule = collector.schedule
+    schedule.waiting = [fragment for fragment in schedule.waiting if fragment.runner]  # the other's are lost
     before = collector.get_stats()["num_steps_sampled"]
     collector.collect()
     assert collector.get_stats()["num_steps_collected"] == 128
@@ -294,9 +295,9 @@ def test_in_step_what_waits_of_an_unfinished_batch_is_completed_by_the_runners_t
     trainer = trainer_of(config_of(max_lag=0))
     collector = trainer.train_collector
     collector.group.set_weights(collector.policy.acting_weights())
-    collector._published = collector.policy.weights_seq_no
+    collector.schedule.published = collector.policy.weights_seq_no
     collector.group.ask(1, collector.fragment_length * collector.envs_per_runner)
-    collector._take(collector.group.drain())
+    collector.schedule.take(collector.group.drain())
     collector.collect()
     assert collector.get_stats()["num_steps_collected"] == collector.get_stats()["num_steps_sampled"] == 64
 
@@ -377,7 +378,7 @@ def test_reset_drops_what_waits_and_begins_new_episodes_everywhere():
     assert stats["num_steps_sampled"] == stats["num_steps_collected"] + stats["num_steps_dropped"]
     first = {}
     while len(first) < 2:
-        collector._ask(6)
+        collector.schedule.ask(6)
         for fragment in collector.group.ready(1.0):
             first.setdefault(fragment.runner, fragment)
     assert all(np.all(fragment.begins) and not fragment.t_started.any() for fragment in first.values())

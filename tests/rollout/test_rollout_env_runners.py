@@ -17,7 +17,8 @@ from lockstep.envs.toys.counting import CountingEnv
 from lockstep.options.restarts import RestartLimits
 from lockstep.replay import VectorReplayBuffer
 from lockstep.rollout import EnvRunner, EnvRunnerError, EnvRunnerGroup, GroupCollector, rollout_of
-from lockstep.rollout.fragments import append_fragments
+from lockstep.rollout.fragments import UnstoredFragment, append_fragments
+from lockstep.state.streams import RandomStreams
 
 COLUMNS = ("obs", "actions", "rewards", "terminateds", "cuts", "dones", "bootstrap_index", "bootstrap_obs", "valid")
 MANY = RestartLimits(10, 10, 60.0)
@@ -91,6 +92,29 @@ def test_a_fragment_gives_its_columns_and_its_episodes():
     assert not runner.sample(num_timesteps=60).begins.any()
     assert runner.collector.collect_step == 120
     runner.close()
+
+
+@pytest.mark.parametrize("renew", [False, True])
+def test_a_runner_that_stores_nothing_says_in_which_step_and_environment_each_episode_ended(renew):
+    """The same as for the second of two runners that stores its steps, beyond the 128 vector steps of one run too."""
+    config = config_of(num_envs=2)
+    build = partial(config.build_env_runner, config.find_spaces(), index=1, num_runners=2)
+    storing, other = build(), build(evaluates=True)
+    weights = config.build_policy().acting_weights()
+    for runner in (storing, other):
+        runner.collector.reseed(RandomStreams(5))
+        runner.apply(EnvRunner.reset, weights=weights)
+    expected, found = (runner.sample(num_timesteps=300, renew=renew) for runner in (storing, other))
+    assert type(found) is UnstoredFragment
+    assert found.runner == 1
+    steps, envs = np.divmod(expected.final_index, 2)
+    assert found.ended_in_step.tolist() == steps.tolist()
+    assert found.ended_in_env.tolist() == (2 + envs).tolist()
+    assert max(found.ended_in_step) > 128
+    assert found.stats.lens.tolist() == expected.stats.lens.tolist()
+    assert len(found) == len(expected) == 300
+    storing.close()
+    other.close()
 
 
 def test_episodes_are_shared_out_and_runners_without_a_share_are_left_out():
