@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from algorithm_kinds import NAMES
+from algorithm_cases import NAMES, has_option, where
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from parts import fast_if
@@ -22,7 +22,7 @@ from lockstep.learner.inputs import check_actions
 from lockstep.modules import ActionDist
 from lockstep.trainer import restore_trainer
 
-TAKING = ("ppo", "a2c", "reinforce", "trpo", "impala", "appo", "bc", "marwil")
+TAKING = where(lambda case: "Dict" in case.actions)
 MINIBATCHES = {"lr": 1e-2, "train_batch_size": 128, "minibatch_size": 64}
 TRAINING = {
     "ppo": {**MINIBATCHES, "lr": 2e-2, "num_epochs": 4},
@@ -115,9 +115,10 @@ def test_imitation_learns_from_recorded_trees(source, tmp_path, monkeypatch):
     assert_best(trainer.policy)
 
 
-def test_marwil_learns_from_recorded_trees():
+@pytest.mark.parametrize("algorithm", [name for name in TAKING if has_option(name, "bc_logstd_coeff")])
+def test_weighed_imitation_learns_from_recorded_trees(algorithm):
     options = {"lr": 2e-2, "train_batch_size": 64, "bc_logstd_coeff": 0.01}
-    config = config_of("marwil", training=options, reporting={"total_steps": 150})
+    config = config_of(algorithm, training=options, reporting={"total_steps": 150})
     trainer = config.offline_data(input_=recorded()).build_trainer()
     trainer.run()
     assert_best(trainer.policy)

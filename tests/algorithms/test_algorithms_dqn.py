@@ -5,13 +5,13 @@ import copy
 import numpy as np
 import pytest
 import torch
+from algorithm_cases import OFF_POLICY, class_of, exploring_by
 from algorithm_tools import BOX, MODULE, transitions
 from gymnasium import spaces
 from space_envs import SpaceEnv
 from torch import nn
 
 from lockstep import DQNConfig, SampleBatch, policy_within_training_step
-from lockstep.algorithms import C51Config, IQNConfig, QRDQNConfig
 from lockstep.algorithms.dqn import DQNLearner
 from lockstep.modules import EpsilonGreedy
 from lockstep.replay import PrioritizedVectorReplayBuffer, VectorReplayBuffer
@@ -263,7 +263,7 @@ class RewardIsAction(SpaceEnv):
         return obs, float(action), *rest
 
 
-@pytest.mark.parametrize("cls", [DQNConfig, C51Config, QRDQNConfig, IQNConfig])
+@pytest.mark.parametrize("cls", [class_of(name) for name in exploring_by("epsilon") if name in OFF_POLICY])
 def test_evaluation_takes_chance_actions_with_an_epsilon_of_its_own(cls):
     for epsilon, share in ((None, 0.0), (0.5, 0.25), (1.0, 0.5)):
         config = cls().environment(lambda: RewardIsAction(action_space=spaces.Discrete(2))).training(epsilon=1.0)

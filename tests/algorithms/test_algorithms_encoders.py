@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from algorithm_kinds import NAMES, takes
+from algorithm_cases import FAST, NAMES, OFFLINE, ON_POLICY, takes
 from algorithm_tools import some_episodes, transitions
 from gymnasium import spaces
 from torch import nn
@@ -74,7 +74,7 @@ def test_every_network_of_an_algorithm_has_the_encoder_and_trains_it(algorithm):
     wanted = {name for name in ("encoder", "value_encoder", "critics") if getattr(module, name, None) is not None}
     assert learned_by == wanted
     before = [each.layer.weight.detach().clone() for each in encoders]
-    if algorithm in ("ppo", "a2c", "reinforce", "trpo", "pqn", "impala", "appo", "bc", "marwil"):
+    if algorithm in ON_POLICY:
         learner.update_from_episodes(some_episodes(num_actions=2))
     else:
         for _ in range(3):  # policies may learn in every third step
@@ -82,7 +82,7 @@ def test_every_network_of_an_algorithm_has_the_encoder_and_trains_it(algorithm):
     assert all((each.layer.weight != old).any() for each, old in zip(encoders, before))
 
 
-@pytest.mark.parametrize("algorithm", ["sac", "td3", "iql"])
+@pytest.mark.parametrize("algorithm", ["sac", "td3", *(name for name in FAST if name in OFFLINE)])
 def test_shared_features_are_trained_by_the_critics_alone(algorithm):
     learner, actions = built(algorithm, q_share_layers=True)
     module = learner.module["default_policy"]

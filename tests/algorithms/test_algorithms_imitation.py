@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from algorithm_tools import MODULE, played
+from algorithm_tools import BOX, MODULE, THREE, played, transitions
 from gymnasium import spaces
 
 from lockstep import BCConfig, MARWILConfig, SampleBatch
@@ -197,3 +197,13 @@ def test_a_minari_dataset_is_read_and_its_actions_translated(tmp_path, monkeypat
     buffer.action_form = policy.action_form  # which they are not
     with pytest.raises(MalformedBufferError, match=r"reach from -2 to 4, the policy's lie within \[-1, 1\]"):
         offline_source(buffer, policy)
+
+
+def test_marwil_goes_on_after_a_batch_that_is_not_finite():
+    config = MARWILConfig().rl_module(model_config={"hiddens": (32, 32)}).debugging(seed=3)
+    learner = config.training(nan_policy="skip").build_learner(spaces=(BOX, THREE))
+    bad = transitions(THREE, rows=64)
+    bad["rewards"][0] = np.nan
+    with pytest.warns(RuntimeWarning, match="not finite"):
+        learner.update_from_batch(bad)
+    assert np.isfinite(learner.update_from_batch(transitions(THREE, rows=64))[MODULE]["total_loss"])

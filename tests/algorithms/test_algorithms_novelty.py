@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from algorithm_cases import NAMES, OFF_POLICY, class_of, takes
 from gymnasium import spaces
 
-from lockstep import A2CConfig, BCConfig, DQNConfig, PPOConfig, PQNConfig, REINFORCEConfig, SACConfig
+from lockstep import A2CConfig, DQNConfig, PPOConfig, SACConfig
 from lockstep.data import SampleBatch
 from lockstep.envs import SparseMaze
 from lockstep.learner.compile.update import CompiledUpdate
@@ -124,7 +125,14 @@ def test_a_network_of_ones_own_takes_its_place_and_goes_with_its_module():
     assert "intrinsic rewards" in CompiledUpdate(learner, Learner).reason_to_run_eagerly()
 
 
-@pytest.mark.parametrize("config", [BCConfig, REINFORCEConfig, PQNConfig])
+WHOLE_RETURNS = [
+    class_of(name)
+    for name in NAMES
+    if takes(name, "discrete") and name not in OFF_POLICY and not class_of(name).learner_class.learns_step_by_step
+]
+
+
+@pytest.mark.parametrize("config", WHOLE_RETURNS)
 def test_algorithms_without_single_rewards_refuse_it(config):
     with pytest.raises(ValueError, match=r"training.intrinsic_reward='rnd' is not allowed for"):
         config().environment("CartPole-v1").training(intrinsic_reward="rnd").validate()

@@ -1,6 +1,6 @@
 """CQL, IQL and TD3+BC: each loss against a plain torch implementation, what reaches which network, probes, options.
 
-The probe of values is MARWIL's too.
+The probe of values is for every offline algorithm that has values.
 """
 
 import math
@@ -8,11 +8,12 @@ import math
 import numpy as np
 import pytest
 import torch
+from algorithm_cases import ALGORITHM_CASES, OFFLINE, class_of
 from algorithm_tools import MODULE, learned_transitions, noting, played
 from gymnasium import spaces
 from parts import fast_if
 
-from lockstep import CQLConfig, IQLConfig, MARWILConfig, TD3BCConfig
+from lockstep import BCConfig, CQLConfig, IQLConfig, TD3BCConfig
 from lockstep.envs.toys.probes import (
     DiscountProbe,
     ObservationActionProbe,
@@ -110,7 +111,7 @@ def test_a_policy_of_iql_from_version_0_2_keeps_the_mean_that_it_was_trained_wit
     ("kind", "model_config", "words"),
     [
         (IQLConfig, {"squash_actions": True}, "squash_mean=True does not go with squash_actions=True"),
-        (MARWILConfig, {"squash_mean": True, "squash_actions": True}, "does not go with squash_actions"),
+        (BCConfig, {"squash_mean": True, "squash_actions": True}, "does not go with squash_actions"),
     ],
 )
 def test_a_mean_is_not_squashed_twice(kind, model_config, words):
@@ -119,7 +120,7 @@ def test_a_mean_is_not_squashed_twice(kind, model_config, words):
 
 
 def test_only_the_mean_of_a_gaussian_is_squashed():
-    for config, space in ((MARWILConfig(), DISCRETE), (TD3BCConfig(), BOX)):
+    for config, space in ((BCConfig(), DISCRETE), (TD3BCConfig(), BOX)):
         with pytest.raises(ValueError, match="squash_mean=True needs a Gaussian"):
             config.rl_module(model_config={"squash_mean": True}).build_policy(spaces=(OBS, space))
     assert IQLConfig().build_policy(spaces=(OBS, DISCRETE)).module.model_config.squash_mean is False
@@ -311,7 +312,6 @@ def test_the_best_action_is_found_in_random_data(kind, probe):
 
 SLOW = {"tau": 0.2, "actor_lr": 3e-3}
 VALUED = {
-    MARWILConfig: {},
     CQLConfig: {**SLOW, "num_actions": 2, "min_q_weight": 1e-3, "deterministic_backup": True, "alpha": 1e-3},
     IQLConfig: SLOW,
     TD3BCConfig: SLOW,
@@ -319,13 +319,13 @@ VALUED = {
 
 
 @pytest.mark.parametrize("probe", [pytest.param(DiscountProbe, marks=pytest.mark.long), TruncationProbe])
-@pytest.mark.parametrize("kind", list(VALUED))
+@pytest.mark.parametrize("kind", [class_of(name) for name in OFFLINE if ALGORITHM_CASES[name].has_values])
 def test_values_are_discounted_and_go_on_where_an_episode_was_truncated(kind, probe):
     class Box(probe):
         continuous = True
 
     config = kind().environment(Box, normalize_observations=False).offline_data(input_=played(Box, 64))
-    config.training(gamma=0.5, train_batch_size=32, lr=[[0, 1e-2], [300, 1e-3]], **VALUED[kind])
+    config.training(gamma=0.5, train_batch_size=32, lr=[[0, 1e-2], [300, 1e-3]], **VALUED.get(kind, {}))
     config.rl_module(model_config={"hiddens": (16,), "activation": "tanh"}).reporting(total_steps=300)
     trainer = config.evaluation(evaluation_interval=0).build_trainer()
     trainer.run()

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
-from algorithm_kinds import OFFLINE
+from algorithm_cases import ALGORITHM_CASES, NAMES, Refused
 from option_records import COMMAND, Records, differences, saved_records, section_records, trainer_records
 
 import lockstep
@@ -22,121 +22,33 @@ from lockstep.algorithms import ALGORITHMS
 from lockstep.options.section import Limits
 
 NAN, INF = math.nan, math.inf
-Row = tuple[str, Any, str]
-"""an option, a value that it cannot have, words that the message has"""
-
-OF_SAMPLES: list[Row] = [("training.minibatch_size", 8, "it must be None"), ("training.num_epochs", 2, "it must be 1")]
-OF_ACTION_VALUES: list[Row] = [
-    *OF_SAMPLES,
-    ("training.epsilon", 1.5, "between 0 and 1"),
-    ("training.tau", 0.0, "above 0 and at most 1"),
-    ("training.alpha", 1.0, "no option 'alpha'"),
-    ("replay.capacity", 3, "less than one transition for each"),
-    ("replay.beta", [[0, 0.4], [10, -1]], "at least 0"),
-    ("replay.her_strategy", "past", "'future', 'final'"),
+OF_ALL: list[Refused] = [
+    ("training.lr", [[0, 1e-3], [10, -1e-3]], "a finite number, at least 0"),
+    ("training.gamma", NAN, "between 0 and 1"),
+    ("training.grad_clip", 0.0, "above 0, or None"),
+    ("training.grad_clip_by", "size", "'value', 'norm', 'global_norm'"),
+    ("training.gama", 0.9, "did you mean 'gamma'"),
+    ("training.clip_param", [[0, 0.0], [10, 0.2]], "above 0"),
+    ("training.dual_clip", 1.0, "above 1, or None"),
+    ("training.normalize_advantages", "all", "'minibatch', 'batch', or None"),
+    ("training.minibatch_size", 16, "larger than training.train_batch_size=8"),
+    ("training.minibatch_size", "64", "a whole number, at least 1, or 'auto', or None"),
+    ("training.train_batch_size", 1, "smaller than"),
+    ("framework.device", "gpu", "did you mean 'cuda'?"),
+    ("framework.device", "GPU:1", "did you mean 'cuda:1'?"),
+    ("framework.device", "warp_drive", "is not there"),
+    ("learners.num_learner", 1, "did you mean 'num_learners'"),
+    ("learners.num_gpus_per_learner", 1, "framework.device='cpu'"),
+    ("learners.custom_resources_per_learner", {"x": -1}, "at least 0"),
+    ("env_runners.batch_mode", "whole", "'truncate_episodes', 'complete_episodes'"),
+    ("offline_data.input_", [], "names no file"),
+    ("reporting.loggers", ["csv"], "'jsonl', 'tensorboard'"),
+    ("reporting.logger_config", {"jsonl": {"interval": 1}}, "JsonlLogger has no argument 'interval'"),
+    ("fault_tolerance.restart_window_s", 0.0, "above 0"),
 ]
-ROWS: dict[str, list[Row]] = {
-    "ppo": [
-        ("training.lr", [[0, 1e-3], [10, -1e-3]], "a finite number, at least 0"),
-        ("training.gamma", NAN, "between 0 and 1"),
-        ("training.grad_clip", 0.0, "above 0, or None"),
-        ("training.grad_clip_by", "size", "'value', 'norm', 'global_norm'"),
-        ("training.gama", 0.9, "did you mean 'gamma'"),
-        ("training.clip_param", [[0, 0.0], [10, 0.2]], "above 0"),
-        ("training.dual_clip", 1.0, "above 1, or None"),
-        ("training.normalize_advantages", "all", "'minibatch', 'batch', or None"),
-        ("training.minibatch_size", 16, "larger than training.train_batch_size=8"),
-        ("training.minibatch_size", "64", "a whole number, at least 1, or 'auto', or None"),
-        ("training.train_batch_size", 1, "smaller than"),
-        ("framework.device", "gpu", "did you mean 'cuda'?"),
-        ("framework.device", "GPU:1", "did you mean 'cuda:1'?"),
-        ("framework.device", "warp_drive", "is not there"),
-        ("learners.num_learner", 1, "did you mean 'num_learners'"),
-        ("learners.num_gpus_per_learner", 1, "framework.device='cpu'"),
-        ("learners.custom_resources_per_learner", {"x": -1}, "at least 0"),
-        ("env_runners.batch_mode", "whole", "'truncate_episodes', 'complete_episodes'"),
-        ("offline_data.input_", [], "names no file"),
-        ("reporting.loggers", ["csv"], "'jsonl', 'tensorboard'"),
-        ("reporting.logger_config", {"jsonl": {"interval": 1}}, "JsonlLogger has no argument 'interval'"),
-        ("fault_tolerance.restart_window_s", 0.0, "above 0"),
-    ],
-    "reinforce": [
-        ("env_runners.batch_mode", "truncate_episodes", "use 'complete_episodes'"),
-        ("training.lambda_", 0.9, "no option 'lambda_'"),
-    ],
-    "trpo": [
-        ("training.minibatch_size", 4, "must be None"),
-        ("framework.compile", True, "not allowed for trpo"),
-        ("rl_module.model_config", {"vf_share_layers": True}, "not allowed for trpo"),
-    ],
-    "pqn": [
-        ("training.epsilon", 1.5, "between 0 and 1"),
-        ("training.tau", 0.01, "no option 'tau'"),
-        ("rl_module.model_config", {"recurrent": "lstm"}, "recurrent='lstm' is not allowed for pqn"),
-        ("rl_module.model_config", {"attention": {}}, "is not allowed for pqn"),
-    ],
-    "dqn": OF_ACTION_VALUES,
-    "c51": [
-        *OF_ACTION_VALUES,
-        ("training.v_max", -100.0, "above v_min=-100.0"),
-        ("training.num_quantiles", 8, "no option 'num_quantiles'"),
-    ],
-    "qrdqn": [*OF_ACTION_VALUES, ("training.num_atoms", 51, "no option 'num_atoms'")],
-    "rainbow": [*OF_ACTION_VALUES, ("training.v_max", -100.0, "above v_min=-100.0")],
-    "iqn": [*OF_ACTION_VALUES, ("training.num_quantile", 8, "did you mean 'num_quantiles' or")],
-    "sac": [
-        *OF_SAMPLES,
-        ("training.alpha", "automatic", "'auto'"),
-        ("training.policy_lr", 2, "did you mean 'actor_lr'?"),
-        ("training.ent_coef", 2, "did you mean 'alpha'?"),
-    ],
-    "tqc": [
-        *OF_SAMPLES,
-        ("training.quantiles_to_drop", 25, "below num_quantiles=25"),
-        ("training.n_quantiles", 10, "did you mean 'num_quantiles'?"),
-        ("training.top_quantiles_to_drop_per_net", 1, "did you mean 'quantiles_to_drop'?"),
-    ],
-    "crossq": [*OF_SAMPLES, ("training.tau", 0.1, "no option 'tau'"), ("training.policy_freq", 2, "'policy_delay'?")],
-    "td3": [
-        *OF_SAMPLES,
-        ("training.q_lr", 2, "did you mean 'critic_lr'?"),
-        ("training.polyak", 1.5, "did you mean 'tau'?"),
-        ("training.policy_freq", 2, "did you mean 'policy_delay'?"),
-    ],
-    "bc": [
-        *OF_SAMPLES,
-        ("training.loss", "l1", "'log_prob', 'mse'"),
-        ("environment.normalize_rewards", True, "is not allowed for bc"),
-        ("environment.frame_stack", 2, "is not allowed for bc"),
-        ("framework.compile", True, "is not allowed for bc"),
-    ],
-    **dict.fromkeys((name for name in OFFLINE if name != "bc"), OF_SAMPLES),
-}
-SHARE, RATE, COUNT = "between 0 and 1", "above 0 and at most 1", "at least 1"
-LIMITS: dict[str, dict[str, str]] = {
-    "ppo": {"lr": "at least 0", "gamma": SHARE, "lambda_": SHARE, "clip_param": "above 0", "dual_clip": "above 1"},
-    "appo": {
-        "target_worker_clipping": COUNT,
-        "max_lag": "at least 0",
-        "target_network_update_freq": COUNT,
-        "tau": RATE,
-    },
-    "trpo": {"lambda_": SHARE, "max_kl": "above 0", "cg_iterations": COUNT, "cg_damping": "at least 0"},
-    "pqn": {"epsilon": SHARE, "lambda_": SHARE, "minibatch_size": COUNT, "num_epochs": COUNT},
-    "dqn": {"epsilon": SHARE, "tau": RATE, "target_update_interval": COUNT, "huber_delta": "above 0"},
-    "c51": {"num_atoms": "at least 2"},
-    "qrdqn": {"num_quantiles": "at least 2", "kappa": "at least 0"},
-    "rainbow": {"num_atoms": "at least 2"},
-    "iqn": {"num_quantiles": COUNT, "num_target_quantiles": COUNT, "num_policy_quantiles": COUNT, "num_cosines": COUNT},
-    "sac": {"tau": RATE, "alpha": "at least 0", "initial_alpha": "above 0", "target_update_interval": COUNT},
-    "tqc": {"num_quantiles": "at least 2", "quantiles_to_drop": "at least 0", "tau": RATE},
-    "crossq": {"policy_delay": COUNT, "alpha": "at least 0"},
-    "td3": {"policy_delay": COUNT, "target_noise": "at least 0", "noise_clip": "at least 0", "tau": RATE},
-    "marwil": {"beta": "at least 0", "max_weight": "above 0", "moving_average_sqd_adv_norm_update_rate": SHARE},
-    "cql": {"num_actions": COUNT, "temperature": "above 0", "bc_iters": "at least 0", "min_q_weight": "at least 0"},
-    "iql": {"expectile": "above 0 and below 1", "exp_adv_max": "above 0", "beta": "at least 0"},
-    "td3_bc": {"alpha": "at least 0"},
-}
+"""of the options that all algorithms have, asked of PPO"""
+ROWS = [("ppo", *row) for row in OF_ALL]
+ROWS += [(name, *row) for name, case in ALGORITHM_CASES.items() for row in case.refused]
 WRONG_TYPES: list[tuple[str, str, Any, str]] = [
     ("ppo", "training.lr", "abc", "a function of the step"),
     ("ppo", "training.lr", True, "a finite number"),
@@ -216,6 +128,10 @@ def beyond(hint: Any, limits: Limits) -> list[Any]:
     return [*values, "no such choice"] if texts else values
 
 
+def test_every_algorithm_has_a_row_in_the_table_of_cases() -> None:
+    assert set(ALGORITHM_CASES) == set(NAMES)
+
+
 @pytest.mark.parametrize("algorithm", [kind.algorithm for kind in ALGORITHMS])
 def test_every_algorithm_refuses_values_beyond_the_limits_that_its_options_declare(algorithm: str) -> None:
     tried = 0
@@ -230,14 +146,12 @@ def test_every_algorithm_refuses_values_beyond_the_limits_that_its_options_decla
 
 def test_limits_are_those_that_the_methods_need() -> None:
     """Of each kind one: rates, shares, counts, and what only makes sense above or within something."""
-    for algorithm, expected in LIMITS.items():
+    for algorithm, case in ALGORITHM_CASES.items():
         declared = get_config(algorithm).training.declared()
-        assert {name: str(declared[name][1]).strip(", ") for name in expected} == expected
+        assert {name: str(declared[name][1]).strip(", ") for name in case.limits} == case.limits
 
 
-@pytest.mark.parametrize(
-    "algorithm, option, value, words", [(name, *row) for name, rows in ROWS.items() for row in rows], ids=str
-)
+@pytest.mark.parametrize("algorithm, option, value, words", ROWS, ids=str)
 def test_a_value_that_cannot_be_is_refused_by_name(algorithm: str, option: str, value: Any, words: str) -> None:
     check_refused(algorithm, option, value, words)
 

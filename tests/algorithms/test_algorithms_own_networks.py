@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from agent_games import BitGame, game_config
-from algorithm_kinds import ON_POLICY, taking
+from algorithm_cases import ALGORITHM_CASES, OFF_POLICY, taking, where
 from algorithm_tools import some_episodes, transitions
 from gymnasium import spaces
 from space_envs import SpaceEnv
@@ -16,7 +16,8 @@ from lockstep.data.actions import forbidden_rows
 from lockstep.data.episode import SingleAgentEpisode
 from lockstep.modules import MultiRLModuleSpec, RLModule, RLModuleSpec, wrap_module
 
-WITH_CRITICS = [name for name in ON_POLICY if name not in ("reinforce", "trpo", "pqn")]
+PLAIN_VALUES = [name for name in taking("discrete") if not ALGORITHM_CASES[name].lacks]
+"""algorithms that learn from the values that acting needs"""
 OBS, BOX, CHOICES = spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2)
 
 
@@ -68,17 +69,9 @@ def config(algorithm, actions, module_class=Plain):
 @pytest.mark.parametrize(
     "algorithm, actions, missing",
     [
-        ("c51", CHOICES, "value_outputs, masked, mean_values, mean_of_probs, value_range"),
-        ("qrdqn", CHOICES, "value_outputs, masked, mean_values"),
-        ("rainbow", CHOICES, "value_outputs, masked, mean_values, mean_of_probs, value_range"),
-        ("iqn", CHOICES, "value_outputs, masked, mean_values"),
-        ("sac", BOX, "critics, sample"),
-        ("sac", CHOICES, "critics"),
-        ("cql", BOX, "critics, sample"),
-        ("td3", BOX, "critics, compute_actions"),
-        ("td3_bc", BOX, "critics, compute_actions"),
-        ("iql", BOX, "critics, value_head"),
-        ("trpo", BOX, "value_encoder, value_head"),
+        (algorithm, {"Box": BOX, "Discrete": CHOICES}[kind], missing)
+        for algorithm, case in ALGORITHM_CASES.items()
+        for kind, missing in case.lacks.items()
     ],
 )
 def test_what_a_network_lacks_is_named_when_the_learner_is_built(algorithm, actions, missing):
@@ -94,30 +87,28 @@ def test_a_network_that_does_not_learn_needs_no_more_than_acting_does(algorithm)
         BitGame, type(get_config(algorithm)), rl_module={"rl_module_spec": MultiRLModuleSpec(rl_module_specs=specs)}
     )
     config.multi_agent(policies_to_train=["first"])
-    config.env_runners(rollout_fragment_length=8)
-    if algorithm == "pqn":
-        config.training(train_batch_size=16, minibatch_size=None)
-    else:
+    config.env_runners(rollout_fragment_length=8, exploration=None)  # noise in weights needs the default network
+    if config.is_off_policy:
         config.replay(capacity=64, learning_starts=0, update_per_step=0.125)
-    if algorithm == "rainbow":
-        config.env_runners(exploration=None)  # noise in the weights needs the default network
+    else:
+        config.training(train_batch_size=16, minibatch_size=None)
     trainer = config.build_trainer()
     module = trainer.policy.learner_group.learner.module["others"]
     before = module.layer.weight.clone()
     assert trainer.run().gradient_step > 0
     assert torch.equal(module.layer.weight, before)
     config.multi_agent(policies_to_train=["first", "others"])
-    if algorithm not in ("dqn", "pqn"):
+    if ALGORITHM_CASES[algorithm].lacks:
         with pytest.raises(ValueError, match=r"needs what Fixed \(module 'others'\) does not have: value_outputs"):
             config.build_trainer()
 
 
-@pytest.mark.parametrize("algorithm", ["dqn", "pqn"])
+@pytest.mark.parametrize("algorithm", PLAIN_VALUES)
 def test_an_output_that_the_loss_looks_for_in_vain_is_named_with_the_network(algorithm):
     learner = config(algorithm, CHOICES).build_learner()
     message = r"Learner needs what Plain.forward_train does not return: q_values \(it returns action_dist_inputs\)"
     with pytest.raises(ValueError, match=type(learner).__name__.removesuffix("Learner") + message):
-        if algorithm == "dqn":
+        if algorithm in OFF_POLICY:
             learner.update_from_batch(transitions(CHOICES))
         else:
             learner.update_from_episodes(some_episodes(num_actions=2))
@@ -139,7 +130,7 @@ def test_a_network_is_named_by_its_import_path():
     assert named.rl_module.rl_module_spec == RLModuleSpec(module_class=OneHead)
 
 
-@pytest.mark.parametrize("algorithm", [*WITH_CRITICS, "marwil"])
+@pytest.mark.parametrize("algorithm", where(lambda case: case.has_state_values))
 @pytest.mark.parametrize("module_class", [WithoutValues, OnlyOutputs, OneHead])
 def test_a_critic_needs_compute_values_or_vf_preds_and_either_is_enough(algorithm, module_class):
     learner = config(algorithm, CHOICES, module_class).build_learner()
@@ -224,7 +215,7 @@ class Forgetful(Masked):
     forgets = True
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "dqn", "pqn"])
+@pytest.mark.parametrize("algorithm", ["ppo", *PLAIN_VALUES])
 @pytest.mark.parametrize("module_class", [Masked, Forgetful])
 def test_actions_that_the_mask_forbids_are_warned_of_once_when_a_network_forgets_it(algorithm, module_class, recwarn):
     obs = spaces.Dict({"observations": OBS, "action_mask": spaces.MultiBinary(4)})

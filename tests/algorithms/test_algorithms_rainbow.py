@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from algorithm_cases import NAMES, class_of
 from algorithm_tools import MODULE
 from gymnasium import spaces
 
@@ -15,7 +16,7 @@ from lockstep.rollout import rollout_of
 from lockstep.trainer import restore_trainer
 
 OBS, CHOICES = spaces.Box(-1.0, 1.0, (3,), np.float32), spaces.Discrete(2)
-KINDS = ("dqn", "c51", "qrdqn", "iqn", "rainbow")
+KINDS = [name for name in NAMES if "noisy" in class_of(name).explorations]
 ROWS, GAMMA = 4, 0.9
 
 

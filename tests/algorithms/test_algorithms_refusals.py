@@ -3,29 +3,19 @@
 import numpy as np
 import pytest
 import torch
+from algorithm_cases import OFF_POLICY, OFFLINE, class_of, taking, where
 from algorithm_tools import BOX, TWO, of_two_modules, small_config, transitions, two_specs
 from gymnasium import spaces
 
 from lockstep import (
     A2CConfig,
     BCConfig,
-    C51Config,
     Collector,
-    CQLConfig,
-    CrossQConfig,
     DQNConfig,
-    IQLConfig,
-    IQNConfig,
-    MARWILConfig,
     OfflineTrainer,
     PPOConfig,
-    QRDQNConfig,
-    RainbowConfig,
     SACConfig,
     SampleBatch,
-    TD3BCConfig,
-    TD3Config,
-    TQCConfig,
     get_config,
 )
 from lockstep.algorithms.ppo import PPOLearner
@@ -34,8 +24,12 @@ from lockstep.replay import ReplayBuffer
 
 MOVE, SEVERAL = spaces.Box(-1, 1, (2,), np.float32), spaces.MultiDiscrete([2, 2])
 NO_ACTIONS, NO_CHOICES = (spaces.Text(3), spaces.Dict(a=spaces.Text(2))), (MOVE, SEVERAL, spaces.MultiBinary(3))
-DATA = (BCConfig, CQLConfig, IQLConfig, MARWILConfig, TD3BCConfig)
-VALUES, SCHEDULED = (DQNConfig, C51Config, QRDQNConfig, IQNConfig, RainbowConfig), ("lr", "entropy_coeff", "clip_param")
+SAMPLED = [class_of(name) for name in (*OFF_POLICY, *OFFLINE)]
+"""classes of what learns from samples of a replay buffer or of data"""
+VALUES = [class_of(name) for name in taking("discrete") if name in OFF_POLICY]
+ONLY_BOXES = [class_of(name) for name in taking("box")]
+NOT_SEVERAL = [class_of(name) for name in where(lambda case: case.in_a_box)]
+SCHEDULED = ("lr", "entropy_coeff", "clip_param")
 
 
 class FromTheScript(PPOLearner):
@@ -127,7 +121,7 @@ class Counting(RLModule):
 
 
 def own_memory(kind):
-    spaces_of = (BOX, MOVE if kind is not DQNConfig else TWO)
+    spaces_of = (BOX, TWO if kind in VALUES else MOVE)
     return lambda: kind().rl_module(rl_module_spec=RLModuleSpec(Counting)).build_learner(spaces=spaces_of)
 
 
@@ -203,16 +197,13 @@ REFUSED = [
     *((built(A2CConfig, s), f"a2c cannot act in {s}", "Discrete, MultiDiscrete, MultiBinary") for s in NO_ACTIONS),
     *((built(kind, s), "action values need a Discrete action space") for kind in VALUES for s in NO_CHOICES),
     *((hindsight(kind), "CartPoleEnv has no compute_reward") for kind in VALUES),
-    (built(TQCConfig, TWO), "TQC needs a Box action space, not Discrete(2)"),
-    (built(TQCConfig, MOVE, critic_hiddens=(0,)), "critic_hiddens must be a list of positive whole numbers"),
-    (built(CrossQConfig, TWO), "CrossQ needs a Box action space, not Discrete(2)"),
+    (built(SACConfig, MOVE, critic_hiddens=(0,)), "critic_hiddens must be a list of positive whole numbers"),
     (built(SACConfig, SEVERAL), "SAC needs a Box or Discrete action space"),
     (built(SACConfig, UNBOUNDED), "sac cannot act in Box(-inf, inf, (2,), float32)", "finite; wrap"),
     (built(SACConfig, MOVE, num_critics=0), "num_critics=0", "at least 1"),
     (built(SACConfig, MOVE, log_std_bounds=(2.0, 1.0)), "log_std_bounds must be"),
-    (built(TD3Config, TWO), "a deterministic policy needs a Box action space"),
-    *((built(kind, SEVERAL), "needs a Box") for kind in (CQLConfig, IQLConfig, TD3BCConfig)),
-    (built(TD3BCConfig, TWO), "needs a Box"),
+    *((built(kind, TWO), "needs a Box action space") for kind in ONLY_BOXES),
+    *((built(kind, SEVERAL), "needs a Box") for kind in NOT_SEVERAL),
     (lambda: BCConfig().training(loss="mse").build_learner(spaces=(BOX, TWO)), "loss='mse' needs a Box of actions"),
     (HALF_OF_DOUBLE.build_learner, "mixed_precision=True needs framework.dtype='float32', not 'float64'"),
     # memory
@@ -220,10 +211,7 @@ REFUSED = [
     (in_sequences(DQNConfig, burn_in=0), "replay.burn_in=0 is for a network with memory; set"),
     (in_sequences(DQNConfig, "gru", sequence_length=4, burn_in=5), "replay.burn_in=5", "up to sequence_length=4"),
     (in_sequences(DQNConfig, "gru", her=True), "replay.her=True does not go with rl_module.model_config.recurrent"),
-    *(
-        (own_memory(kind), "Counting (module 'default_policy') does not have: memories")
-        for kind in (DQNConfig, SACConfig, TQCConfig, CrossQConfig, TD3Config, *DATA)
-    ),
+    *((own_memory(kind), "Counting (module 'default_policy') does not have: memories") for kind in SAMPLED),
     (from_rows(BCConfig), "learns from steps in the order of time", "all columns of a transition"),
     (from_rows(BCConfig, whole=True, batch_size=None), "batch_size=None is not allowed with a network that has"),
     (collecting("gru"), "a policy with memory learns from sequences", "sequence_length=80"),

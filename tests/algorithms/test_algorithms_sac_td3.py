@@ -6,15 +6,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from algorithm_cases import class_of, where
 from algorithm_tools import MODULE, learned_transitions, noting
 from gymnasium import spaces
 
 from lockstep import (
-    CQLConfig,
     CrossQConfig,
-    IQLConfig,
     SACConfig,
-    TD3BCConfig,
     TD3Config,
     TQCConfig,
     policy_within_training_step,
@@ -22,6 +20,7 @@ from lockstep import (
 from lockstep.modules import ActionCritics, DefaultTD3Module, GaussianNoise, ModelConfig
 
 OBS, BOX, DISCRETE = spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-2, 2, (2,), np.float32), spaces.Discrete(3)
+IN_A_BOX = [class_of(name) for name in where(lambda case: case.in_a_box)]
 ROWS, GAMMA, TAU, LR = 12, 0.9, 0.1, {"actor_lr": 1e-3, "critic_lr": 3e-3}
 
 
@@ -450,7 +449,7 @@ def state_of(learner):
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize("config", [SACConfig, TQCConfig, CrossQConfig, TD3Config, CQLConfig, IQLConfig, TD3BCConfig])
+@pytest.mark.parametrize("config", IN_A_BOX)
 @pytest.mark.parametrize("half", [False, True])
 def test_compiled_gradient_steps_are_the_eager_ones(config, half):
     """Parameters, temperature, targets, metrics and row errors; TD3's policy waits in every second step."""

@@ -3,22 +3,16 @@
 import numpy as np
 import pytest
 import torch
-from algorithm_kinds import OFF_POLICY, OFFLINE, takes
+from algorithm_cases import ALGORITHM_CASES, OFF_POLICY, OFFLINE, ON_POLICY, WITH_ATOMS, class_of, takes
 from algorithm_tools import MODULE, transitions
 from gymnasium import spaces
 from space_envs import BOX, SpaceEnv
 
 from lockstep import (
-    A2CConfig,
-    APPOConfig,
-    C51Config,
     DQNConfig,
-    IMPALAConfig,
     PPOConfig,
-    REINFORCEConfig,
     RolloutStore,
     SACConfig,
-    TRPOConfig,
     get_config,
     policy_within_training_step,
 )
@@ -45,6 +39,8 @@ ACTIONS = {
     "box_2d": spaces.Box(-1.0, 1.0, (2, 2), np.float64),
 }
 
+OF_ROLLOUTS = [class_of(name) for name in ON_POLICY if "MultiBinary" in ALGORITHM_CASES[name].actions]
+
 
 def train(config, observation_space=BOX, action_space=None, updates=2, num_steps=20):
     """The policy before any update's weights, the policy after them, and the last results."""
@@ -69,7 +65,7 @@ def train(config, observation_space=BOX, action_space=None, updates=2, num_steps
     return policy, before, policy.last_results
 
 
-@pytest.mark.parametrize("config", [PPOConfig, A2CConfig, REINFORCEConfig, TRPOConfig, IMPALAConfig, APPOConfig])
+@pytest.mark.parametrize("config", OF_ROLLOUTS)
 @pytest.mark.parametrize("space", OBSERVATIONS.values(), ids=OBSERVATIONS)
 def test_every_observation_space_trains_two_updates(config, space):
     policy, before, results = train(config(), space)
@@ -82,7 +78,7 @@ def test_every_observation_space_trains_two_updates(config, space):
     assert policy.action_space.contains(action)
 
 
-@pytest.mark.parametrize("config", [PPOConfig, A2CConfig, REINFORCEConfig, TRPOConfig, IMPALAConfig, APPOConfig])
+@pytest.mark.parametrize("config", OF_ROLLOUTS)
 @pytest.mark.parametrize("space", ACTIONS.values(), ids=ACTIONS)
 def test_every_action_space_trains_two_updates_and_the_environment_gets_its_own_kind_of_action(config, space):
     policy, before, results = train(config(), BOX, space)
@@ -94,7 +90,12 @@ def test_every_action_space_trains_two_updates_and_the_environment_gets_its_own_
 @pytest.mark.parametrize("name", ["masked", "masked_obs", "masked_several"])
 @pytest.mark.parametrize(
     ("config", "model"),
-    [(PPOConfig, {"recurrent": "gru", "recurrent_size": 4}), (DQNConfig, {}), (C51Config, {}), (SACConfig, {})],
+    [
+        (PPOConfig, {"recurrent": "gru", "recurrent_size": 4}),
+        (DQNConfig, {}),
+        (class_of(WITH_ATOMS), {}),
+        (SACConfig, {}),
+    ],
 )
 def test_a_mask_is_kept_to_wherever_it_lies(config, model, name):
     """In warm-up, exploring, learning and evaluation: the environment raises for a forbidden action."""
@@ -119,7 +120,7 @@ LEARNED = {
     "multi_discrete_2d": spaces.MultiDiscrete([[2, 3], [4, 2]]),
     "multi_binary_2d": spaces.MultiBinary((2, 2)),
 }
-ANY = ("bc", "marwil")
+ANY = [name for name in OFFLINE if "MultiBinary" in ALGORITHM_CASES[name].actions]
 
 
 def learner_of(algorithm, space, mixed=False, **training):
@@ -153,12 +154,3 @@ def test_mixed_precision_changes_what_is_learned_by_the_precision_of_bfloat16(al
         if name.endswith("loss"):
             assert results[1][name] == pytest.approx(exact, rel=0.03, abs=0.03), name
     assert results[1]["total_loss"] != results[0]["total_loss"]
-
-
-def test_marwil_goes_on_after_a_batch_that_is_not_finite():
-    learner = learner_of("marwil", LEARNED["discrete"], nan_policy="skip")
-    bad = transitions(LEARNED["discrete"], rows=64)
-    bad["rewards"][0] = np.nan
-    with pytest.warns(RuntimeWarning, match="not finite"):
-        learner.update_from_batch(bad)
-    assert np.isfinite(learner.update_from_batch(transitions(LEARNED["discrete"], rows=64))[MODULE]["total_loss"])

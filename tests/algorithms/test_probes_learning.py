@@ -6,94 +6,35 @@ Which probe fails tells what is wrong; see `lockstep.envs.toys.probes`.
 import numpy as np
 import pytest
 import torch
-from algorithm_kinds import ON_POLICY, taking
+from algorithm_cases import ALGORITHM_CASES, OFF_POLICY, OFFLINE, ON_POLICY, class_of, has_option, named, taking
 from gymnasium import spaces
 from parts import fast_if
 
-from lockstep import Collector, SampleBatch, TD3Config, get_config
+from lockstep import Collector, SampleBatch, get_config
 from lockstep.envs.toys.probes import BEST_CONTINUOUS, MEMORY_PROBES, PROBES, MemoryProbe, Probe
 from lockstep.replay import ReplayBuffer
 
 GAMMA = 0.5
-SOFT = {"lr": [[0, 1e-2], [600, 1e-3]], "tau": 0.05}
-ACTION_VALUES = {"lr": 2e-2, "epsilon": 0.3, "target_update_interval": 10}
-DELAYED = {"tau": 0.05, "lr": [[0, 1e-2], [900, 1e-3]], "actor_lr": [[0, 3e-3], [900, 3e-4]], "exploration_noise": 0.3}
-MINIBATCHES = {"lr": 1e-2, "train_batch_size": 128, "minibatch_size": 64}
-TRAINING = {
-    "ppo": {**MINIBATCHES, "lr": 2e-2, "num_epochs": 4},
-    "a2c": {"lr": 2e-2, "train_batch_size": 40, "entropy_coeff": 0.0},
-    "reinforce": {"lr": 2e-2, "train_batch_size": 40},
-    "trpo": {"lr": 1e-2, "train_batch_size": 128, "num_epochs": 40, "max_kl": 0.05},
-    "impala": {**MINIBATCHES, "num_epochs": 2, "entropy_coeff": 0.0},
-    "appo": {**MINIBATCHES, "num_epochs": 4, "entropy_coeff": 0.0},
-    "pqn": {**MINIBATCHES, "epsilon": 0.3, "num_epochs": 4},
-    "dqn": ACTION_VALUES,
-    "c51": {**ACTION_VALUES, "num_atoms": 21, "v_min": -2.0, "v_max": 3.0},  # no atom at 1 / (1 - gamma)
-    "qrdqn": {**ACTION_VALUES, "num_quantiles": 8},
-    "rainbow": {**ACTION_VALUES, "num_atoms": 21, "v_min": -2.0, "v_max": 3.0},
-    "iqn": {**ACTION_VALUES, "lr": 1e-2, "num_cosines": 16},
-    "sac": {**SOFT, "initial_alpha": 0.02, "alpha_lr": 1e-3},
-    "tqc": {**SOFT, "initial_alpha": 0.02, "alpha_lr": 1e-3, "num_quantiles": 8, "quantiles_to_drop": 0},
-    "crossq": {"lr": [[0, 1e-2], [1_000, 1e-4]], "initial_alpha": 0.02, "alpha_lr": 1e-3, "policy_delay": 1},
-    "td3": {**DELAYED, "target_noise": 0.05},
-    "ddpg": {**DELAYED, "target_noise": 0.0},
-}
-WITH_ACTION_VALUES, IN_A_BOX = taking("discrete"), (*taking("box"), "ddpg")
-STEPS = {
-    "ppo": 3_000,
-    "a2c": 5_500,
-    "reinforce": 5_500,
-    "trpo": 4_000,
-    "impala": 8_000,
-    "appo": 6_000,
-    "pqn": 8_000,
-    "sac": 600,
-    "tqc": 600,
-    "crossq": 1_200,
-    "td3": 900,
-    "ddpg": 900,
-}
-SHORT = {"TruncationProbe", "ActionProbeContinuous", "ObservationActionProbe"}
-"""what `make test-long` runs of algorithms that are made of parts of the others"""
-FAST = {
-    "trpo": SHORT,
-    "impala": SHORT,
-    "appo": SHORT,
-    "pqn": SHORT,
-    "c51": SHORT,
-    "qrdqn": SHORT,
-    "iqn": SHORT,
-    "rainbow": SHORT,
-    "sac": {"TruncationProbe", "ObservationActionProbeContinuous"},
-    "tqc": {"ObservationActionProbeContinuous"},
-    "crossq": {"ObservationActionProbeContinuous"},
-    "td3": {"ObservationActionProbeContinuous"},
-    "ddpg": {"ObservationActionProbeContinuous"},
-}
-"""without these the rest of an algorithm's probes takes minutes: `make test-learning` runs it"""
-EACH = ("ppo", "dqn")
-"""algorithms whose probes all belong to the fast suite"""
-ONE = dict.fromkeys(("sac", "td3"), "ObservationActionProbeContinuous")
-ONE |= dict.fromkeys(("a2c", "reinforce", "impala", "appo", "pqn", "c51", "qrdqn", "iqn"), "ObservationActionProbe")
-"""the one probe of other algorithms there; `tests/product/test_product_cover.py` proves that every algorithm learns"""
+WITH_ACTION_VALUES, IN_A_BOX = taking("discrete"), taking("box")
 
 
-def marks_of(algorithm, name):
-    if name not in FAST.get(algorithm, {name}):
-        return pytest.mark.learning
-    return () if algorithm in EACH or ONE.get(algorithm) == name else pytest.mark.long
+def marks_of(probes, name):
+    """An algorithm's own probes in the fast suite; `tests/product/test_product_cover.py` proves that each learns."""
+    if probes.fast is None or name in probes.fast:
+        return ()
+    return pytest.mark.long if probes.long is None or name in probes.long else pytest.mark.learning
 
 
-def learned_policy(algorithm, probe):
-    config = TD3Config.ddpg() if algorithm == "ddpg" else get_config(algorithm)
+def learned_policy(algorithm, probes, probe):
+    config = getattr(class_of(algorithm), probes.preset)() if probes.preset else get_config(algorithm)
     config.environment(probe).env_runners(num_envs_per_env_runner=8 if algorithm in ON_POLICY else 4)
-    config.training(gamma=GAMMA, **TRAINING[algorithm]).reporting(total_steps=STEPS.get(algorithm, 400))
+    config.training(gamma=GAMMA, **probes.training).reporting(total_steps=probes.steps)
     if algorithm in WITH_ACTION_VALUES:
         config.env_runners(rollout_fragment_length=25)
     if config.is_off_policy:
         often = 0.8 if algorithm in WITH_ACTION_VALUES else 1.0
         config.replay(learning_starts=100, capacity=1_000, update_per_step=often)
-    if algorithm in ("sac", "tqc", "crossq"):
+    if has_option(algorithm, "target_entropy"):
         config.training(target_entropy=-2.0 if probe.continuous else 0.02)
     config.rl_module(model_config={"hiddens": (16,), "critic_hiddens": (16,)}).evaluation(evaluation_interval=0)
     trainer = config.build_trainer()
@@ -101,9 +42,9 @@ def learned_policy(algorithm, probe):
     return trainer.policy
 
 
-def tolerances(algorithm, matters):
+def tolerances(algorithm, probes, matters):
     """Of values and of continuous actions; a policy that matters still explores a little."""
-    if algorithm in ("a2c", "reinforce", "impala"):  # few gradient steps for each rollout
+    if probes.few_updates:
         return 0.1 if matters else 0.02, 0.15
     if algorithm in ON_POLICY:
         return 0.02, 0.05
@@ -115,7 +56,7 @@ def probes_of(algorithm):
     where they matter.
     """
     for probe in PROBES:
-        if algorithm == "reinforce" and probe().best_action((0.0,)) is None:
+        if not ALGORITHM_CASES[algorithm].has_values and probe().best_action((0.0,)) is None:
             continue
         if algorithm in IN_A_BOX and not probe.continuous and probe().best_action((0.0,)) is None:
             yield type(probe.__name__, (probe,), {"continuous": True})
@@ -124,19 +65,19 @@ def probes_of(algorithm):
 
 
 CASES = [
-    pytest.param(algorithm, probe, id=f"{probe.__name__}-{algorithm}", marks=marks_of(algorithm, probe.__name__))
-    for algorithm in TRAINING
+    pytest.param(algorithm, probes, probe, id=f"{probe.__name__}-{name}", marks=marks_of(probes, probe.__name__))
+    for name, algorithm, probes in named("probes")
     for probe in probes_of(algorithm)
 ]
 
 
-@pytest.mark.parametrize(("algorithm", "probe"), CASES)
-def test_values_and_actions_become_the_exact_ones(algorithm, probe):
-    env, policy = probe(), learned_policy(algorithm, probe)
+@pytest.mark.parametrize(("algorithm", "probes", "probe"), CASES)
+def test_values_and_actions_become_the_exact_ones(algorithm, probes, probe):
+    env, policy = probe(), learned_policy(algorithm, probes, probe)
     obs = np.array(probe.observations, np.float32)
     best = [env.best_action(row) for row in obs]
-    of_values, of_actions = tolerances(algorithm, best[0] is not None)
-    if algorithm != "reinforce":
+    of_values, of_actions = tolerances(algorithm, probes, best[0] is not None)
+    if ALGORITHM_CASES[algorithm].has_values:
         with torch.no_grad():
             values = policy.module.compute_values({"obs": torch.from_numpy(obs)}).numpy()
         np.testing.assert_allclose(values, [env.exact_value(row, GAMMA) for row in obs], atol=of_values)
@@ -318,55 +259,42 @@ KINDS_OF_MEMORY = {
     "attention": {"attention": SMALL_ATTENTION},
     None: {},
 }
-FAST_MEMORY = {("dqn", "lstm"): (), ("td3", "gru"): pytest.mark.long}
-SAC = {"lr": [[0, 1e-2], [3_000, 1e-3]], "tau": 0.05, "initial_alpha": 0.02, "alpha_lr": 1e-3, "train_batch_size": 32}
-CROSSQ = {"lr": [[0, 3e-3], [8_000, 1e-4]], "policy_delay": 1, "initial_alpha": 0.005, "alpha_lr": 0.0}
-FROM_SEQUENCES = {
-    "dqn": {"epsilon": 0.3, "target_update_interval": 20},
-    "c51": {"epsilon": 0.3, "target_update_interval": 20, "num_atoms": 21, "v_min": -2.0, "v_max": 3.0},
-    "qrdqn": {"epsilon": 0.3, "target_update_interval": 20, "num_quantiles": 8},
-    "rainbow": {"target_update_interval": 20, "num_atoms": 21, "v_min": -2.0, "v_max": 3.0},
-    "iqn": {"epsilon": 0.3, "target_update_interval": 20, "num_cosines": 16},
-    "sac": {**SAC, "target_entropy": 0.02},
-    "sac_box": {**SAC, "target_entropy": -2.0},
-    "tqc": {**SAC, "target_entropy": -2.0, "num_quantiles": 8, "quantiles_to_drop": 0},
-    "crossq": {**CROSSQ, "train_batch_size": 256, "target_entropy": -2.0},
-    "td3": {"tau": 0.05, "train_batch_size": 32, "exploration_noise": 0.3, "target_noise": 0.05},
-}
+OF_REPLAY = {name: (algorithm, case) for name, algorithm, case in named("memory") if algorithm in OFF_POLICY}
+OF_DATA = {name: (algorithm, case) for name, algorithm, case in named("memory") if algorithm in OFFLINE}
 
 
-IN_BOX_FROM_SEQUENCES = ("sac_box", "tqc", "crossq", "td3")
+def memory_cases(table):
+    """Each case with each kind of memory; most are learned before a release alone."""
+    parts = {"fast": (), "long": pytest.mark.long}
+    return [
+        pytest.param(name, kind, marks=parts.get(case.parts.get(kind), pytest.mark.learning))
+        for name, (_, case) in table.items()
+        for kind in KINDS_OF_MEMORY
+        if kind
+    ]
 
 
-def trained_from_sequences(name, recurrent, *, sequence_length=8, burn_in=None, num_steps=3_000, **replay):
-    config = get_config(name.removesuffix("_box"))
-    config.environment(MemoryProbeContinuous if name in IN_BOX_FROM_SEQUENCES else MemoryProbe)
+def trained_from_sequences(name, recurrent, *, sequence_length=8, burn_in=None, num_steps=None, **replay):
+    algorithm, case = OF_REPLAY[name]
+    config = get_config(algorithm)
+    config.environment(MemoryProbeContinuous if case.in_a_box else MemoryProbe)
     rate = {"lr": 3e-3 if recurrent == "attention" else 1e-2}
-    config.env_runners(num_envs_per_env_runner=8).training(gamma=0.9, **{**rate, **FROM_SEQUENCES[name]})
+    config.env_runners(num_envs_per_env_runner=8).training(gamma=0.9, **{**rate, **case.training})
     config.rl_module(model_config={"hiddens": (16,), "critic_hiddens": (16,), **KINDS_OF_MEMORY[recurrent]})
-    config.replay(learning_starts=200, capacity=5_000, update_per_step=0.125)
+    config.replay(learning_starts=200, capacity=5_000, update_per_step=case.update_per_step)
     config.replay(sequence_length=sequence_length, burn_in=burn_in, **replay)
-    config.evaluation(evaluation_interval=0).reporting(total_steps=num_steps)
+    config.evaluation(evaluation_interval=0).reporting(total_steps=num_steps or case.steps)
     trainer = config.build_trainer()
     trainer.run()
     return trainer.policy
 
 
-@pytest.mark.parametrize(
-    ("name", "recurrent"),
-    [
-        pytest.param(name, recurrent, marks=FAST_MEMORY.get((name, recurrent), pytest.mark.learning))
-        for name in FROM_SEQUENCES
-        for recurrent in ("lstm", "gru", "attention")
-    ],
-)
+@pytest.mark.parametrize(("name", "recurrent"), memory_cases(OF_REPLAY))
 def test_off_policy_algorithms_learn_to_remember(name, recurrent):
-    num_steps = 8_000 if name in ("sac_box", "tqc", "crossq") else 3_000
-    often = {"update_per_step": 0.5} if name == "crossq" else {}
-    policy = trained_from_sequences(name, recurrent, num_steps=num_steps, **often)
-    found = np.array(last_actions(policy), np.float64).reshape(2)
-    if name in IN_BOX_FROM_SEQUENCES:
-        error = 0.4 if (name, recurrent) == ("crossq", "attention") else 0.15  # without memory it is 0.5
+    _, case = OF_REPLAY[name]
+    found = np.array(last_actions(trained_from_sequences(name, recurrent)), np.float64).reshape(2)
+    if case.in_a_box:
+        error = case.attention_error if recurrent == "attention" else 0.15  # without memory it is 0.5
         np.testing.assert_allclose(found, [-BEST_CONTINUOUS, BEST_CONTINUOUS], atol=error)
     else:
         assert found.tolist() == [0, 1]
@@ -386,24 +314,6 @@ def test_stored_states_matter_off_policy_where_sequences_are_shorter_than_the_de
 
 # -- from recorded episodes, in sequences that begin with an empty memory ---
 
-WEIGHED = {"beta": 4.0, "moving_average_sqd_adv_norm_start": 1.0, "max_weight": 20.0}
-CONSERVATIVE = {"min_q_weight": 0.1, "actor_lr": 3e-3, "tau": 0.05, "initial_alpha": 0.02, "alpha_lr": 1e-3}
-IMPLICIT = {"tau": 0.05, "beta": 10.0, "expectile": 0.8}
-FROM_DATA = {
-    "bc": {},
-    "marwil": WEIGHED,
-    "cql": {**CONSERVATIVE, "target_entropy": 0.02},
-    "cql_box": {**CONSERVATIVE, "target_entropy": -2.0},
-    "iql": IMPLICIT,
-    "iql_box": {**IMPLICIT, "beta": 20.0},
-    "td3_bc": {"tau": 0.05, "alpha": 50.0, "target_noise": 0.05},
-}
-FAST_FROM_DATA = {
-    ("marwil", "gru"): (),
-    ("iql", "lstm"): pytest.mark.long,
-    ("td3_bc", "gru"): pytest.mark.long,
-}
-
 
 def recorded(probe, is_expert, num_episodes=300):
     """Episodes of random actions, or of the best ones."""
@@ -421,10 +331,11 @@ def recorded(probe, is_expert, num_episodes=300):
 
 
 def trained_from_data(name, memory, steps, hiddens=(16,), **training):
-    config = get_config(name.removesuffix("_box"))
-    probe = MemoryProbeContinuous if name.endswith("_box") or name == "td3_bc" else MemoryProbe
-    config.environment(probe).offline_data(input_=recorded(probe, is_expert=name == "bc"))
-    config.training(**{"lr": 1e-2, "gamma": 0.9, "train_batch_size": 32, **FROM_DATA[name], **training})
+    algorithm, case = OF_DATA[name]
+    config = get_config(algorithm)
+    probe = MemoryProbeContinuous if case.in_a_box else MemoryProbe
+    config.environment(probe).offline_data(input_=recorded(probe, ALGORITHM_CASES[algorithm].imitates))
+    config.training(**{"lr": 1e-2, "gamma": 0.9, "train_batch_size": 32, **case.training, **training})
     config.rl_module(model_config={"hiddens": hiddens, "max_seq_len": 8, **KINDS_OF_MEMORY[memory]})
     config.evaluation(evaluation_interval=0).reporting(total_steps=steps, steps_per_epoch=steps)
     trainer = config.build_trainer()
@@ -432,22 +343,14 @@ def trained_from_data(name, memory, steps, hiddens=(16,), **training):
     return trainer.policy
 
 
-@pytest.mark.parametrize(
-    ("name", "memory"),
-    [
-        pytest.param(name, memory, marks=FAST_FROM_DATA.get((name, memory), pytest.mark.learning))
-        for name in FROM_DATA
-        for memory in KINDS_OF_MEMORY
-        if memory
-    ],
-)
+@pytest.mark.parametrize(("name", "memory"), memory_cases(OF_DATA))
 def test_offline_algorithms_learn_to_remember(name, memory):
     rate = 3e-3 if memory == "attention" else 1e-2
-    in_a_box = name.endswith("_box") or name == "td3_bc"
-    steps, lr = (500, [[0, rate], [450, 1e-3]]) if in_a_box else (200, rate)
-    policy = trained_from_data(name, memory, steps, (32, 32) if in_a_box else (16,), lr=lr)
+    _, case = OF_DATA[name]
+    steps, lr = (500, [[0, rate], [450, 1e-3]]) if case.in_a_box else (200, rate)
+    policy = trained_from_data(name, memory, steps, (32, 32) if case.in_a_box else (16,), lr=lr)
     found = np.array(last_actions(policy), np.float64).reshape(2)
-    if in_a_box:
+    if case.in_a_box:
         np.testing.assert_allclose(found, [-BEST_CONTINUOUS, BEST_CONTINUOUS], atol=0.2)
     else:
         assert found.tolist() == [0, 1]

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from algorithm_cases import ALGORITHM_CASES, OFFLINE
 from announced_plans import Announced, Happened, differences, read_plan
 
 from lockstep.cli import main
@@ -45,10 +46,11 @@ NOT_RUN = {
     **dict.fromkeys(
         (
             "lockstep train bc CartPole-v1 --set offline_data.input_=lockstep/cartpole/expert-v0",
-            "lockstep train marwil CartPole-v1",
-            "lockstep train cql Pendulum-v1",
-            "lockstep train iql Pendulum-v1",
-            "lockstep train td3_bc Pendulum-v1",
+            *(
+                f"lockstep train {name} {'Pendulum-v1' if ALGORITHM_CASES[name].in_a_box else 'CartPole-v1'}"
+                for name in OFFLINE
+                if name != "bc"
+            ),
         ),
         "needs a data set, which `benchmarks/learning/make_offline_data.py` takes minutes to make",
     ),

@@ -9,6 +9,7 @@ import imageio.v3 as iio
 import numpy as np
 import pytest
 from agent_games import CountingGame, game_config
+from algorithm_cases import ALGORITHM_CASES
 from conftest import SMALL, Said, Trained, run_process
 
 from lockstep import ALGORITHMS, AlgorithmConfig, load_policy, train
@@ -151,10 +152,7 @@ def test_list_shows_algorithms_spaces_and_recipes(lockstep: Command) -> None:
     for config_class in ALGORITHMS:
         (line,) = re.findall(rf"^ *{config_class.algorithm}  +\S.*MultiBinary.*$", said.out, re.MULTILINE)
         assert "Dict, Tuple" in line
-        actions = dict.fromkeys(("pqn", "dqn", "c51", "qrdqn", "iqn", "rainbow"), "Tuple   Discrete ")
-        actions |= dict.fromkeys(("sac", "cql", "iql"), "Tuple   Discrete, Box ")
-        actions |= dict.fromkeys(("td3", "td3_bc", "tqc", "crossq"), "Tuple   Box ")
-        assert actions.get(config_class.algorithm, "Discrete, MultiDiscrete, MultiBinary, Box") in line
+        assert line.rstrip().endswith(f"Tuple   {', '.join(ALGORITHM_CASES[config_class.algorithm].actions)}")
         assert "Text" not in line
     for recipe in RECIPES:
         promise = "" if recipe.promise is None else f"{recipe.promise:g}"

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 import torch
 from agent_games import CountingGame, game_config
+from algorithm_cases import NAMES, class_of
 
-from lockstep import BCConfig, CrossQConfig, DQNConfig, PPOConfig, SACConfig, SampleBatch, TQCConfig
+from lockstep import BCConfig, DQNConfig, PPOConfig, SACConfig, SampleBatch, get_config
 from lockstep.algorithms.ppo import PPOLearner
 from lockstep.cli.doctor import advice
 from lockstep.cli.plan import Plan, size_text
+from lockstep.modules import ModelConfig
 from lockstep.runs.run import prepare_run
 
 
@@ -181,7 +183,15 @@ def test_an_optimizer_with_a_rate_of_its_own_has_a_plan():
     assert "0.002 throughout" in str(Plan(config.build_trainer(), config).facts(["test"]))
 
 
-@pytest.mark.parametrize("config, widths", [(TQCConfig, "512, 512, 512"), (CrossQConfig, "2048, 2048")])
+WIDE = [
+    (class_of(name), ", ".join(map(str, widths)))
+    for name in NAMES
+    if (widths := ModelConfig.of(get_config(name).rl_module.model_config).critic_hiddens) is not None
+]
+"""algorithms whose critics are wider than the other networks"""
+
+
+@pytest.mark.parametrize("config, widths", WIDE)
 def test_the_plan_names_the_critics_that_hiddens_leave_and_a_first_guess_of_the_time(config, widths):
     wide = off_policy(config, "Pendulum-v1")
     narrow = off_policy(config, "Pendulum-v1").rl_module(model_config={"hiddens": (8,), "critic_hiddens": (8,)})

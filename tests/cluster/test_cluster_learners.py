@@ -4,12 +4,10 @@ One file, so that one process runs it and the learners are started once.
 """
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pytest
+from algorithm_cases import ALGORITHM_CASES, NAMES, ON_POLICY
 from cluster_parts import (
     ACTIONS,
     ALL,
@@ -32,33 +30,7 @@ from cluster_parts import (
     without_seconds,
 )
 
-from lockstep import (
-    A2CConfig,
-    APPOConfig,
-    BCConfig,
-    C51Config,
-    CQLConfig,
-    CrossQConfig,
-    DQNConfig,
-    IMPALAConfig,
-    IQLConfig,
-    IQNConfig,
-    LearnerGroup,
-    MARWILConfig,
-    PPOConfig,
-    PQNConfig,
-    QRDQNConfig,
-    RainbowConfig,
-    REINFORCEConfig,
-    RolloutStore,
-    SACConfig,
-    SampleBatch,
-    TD3BCConfig,
-    TD3Config,
-    TQCConfig,
-    TRPOConfig,
-)
-from lockstep.algorithms import ALGORITHMS
+from lockstep import LearnerGroup, RolloutStore, SampleBatch, get_config
 from lockstep.algorithms.ppo import PPOLearner
 from lockstep.data.sample_batch import MultiAgentBatch
 from lockstep.learner import LearnersSection
@@ -310,46 +282,6 @@ SIZES = (23, 1, 50, 2)
 """rows of an update: they do not divide by 2 or 3, and two learners of three get none of one row"""
 
 
-@dataclass
-class Case:
-    """An algorithm, and what it learns from."""
-
-    config: Callable[[], Any]
-    training: dict = field(default_factory=dict)
-    kinds: tuple = ("episodes", "batch")
-    """of the updates, in turn; `transitions`: samples of a replay buffer"""
-    action_space: Any = field(default_factory=lambda: THREE)
-    passes: dict = field(default_factory=lambda: {"minibatch_size": 8, "num_epochs": 2})
-
-
-FOLLOWED = {"lr": 1e-2, "target_update_interval": 5, "tau": 0.5}
-REPLAY = {"kinds": ("transitions",), "passes": {"minibatch_size": 8}}
-CASES = {
-    "ppo": Case(PPOConfig, {"lr": 1e-2, "kl_coeff": 0.2, "grad_clip": 0.1, "normalize_advantages": "minibatch"}),
-    "a2c": Case(A2CConfig, {"lr": 1e-2, "grad_clip": 0.1}),
-    "reinforce": Case(REINFORCEConfig, {"lr": 1e-2}, ("episodes",)),
-    "trpo": Case(TRPOConfig, {"lr": 1e-2, "cg_iterations": 4}, passes={"num_epochs": 2}),
-    "impala": Case(IMPALAConfig, {"lr": 1e-2}, ("episodes",)),
-    "appo": Case(APPOConfig, {"lr": 1e-2}, ("episodes",)),
-    "pqn": Case(PQNConfig, {"lr": 1e-2}, ("episodes",)),
-    "dqn": Case(DQNConfig, FOLLOWED, **REPLAY),
-    "c51": Case(C51Config, FOLLOWED, **REPLAY),
-    "qrdqn": Case(QRDQNConfig, FOLLOWED, **REPLAY),
-    "rainbow": Case(RainbowConfig, FOLLOWED, **REPLAY),
-    "iqn": Case(IQNConfig, FOLLOWED, **REPLAY),
-    "sac": Case(SACConfig, action_space=ACTIONS, **REPLAY),
-    "sac, discrete actions": Case(SACConfig, **REPLAY),
-    "tqc": Case(TQCConfig, action_space=ACTIONS, **REPLAY),
-    "crossq": Case(CrossQConfig, action_space=ACTIONS, **REPLAY),
-    "td3": Case(TD3Config, action_space=ACTIONS, **REPLAY),
-    "bc": Case(BCConfig, {"lr": 1e-2}, **REPLAY),
-    "marwil": Case(MARWILConfig, {"lr": 1e-2}, **REPLAY),
-    "cql": Case(CQLConfig, action_space=ACTIONS, **REPLAY),
-    "iql": Case(IQLConfig, action_space=ACTIONS, **REPLAY),
-    "td3_bc": Case(TD3BCConfig, action_space=ACTIONS, **REPLAY),
-}
-
-
 def data(kind, number, action_space):
     rows = SIZES[number % len(SIZES)]
     if kind == "transitions":
@@ -359,31 +291,51 @@ def data(kind, number, action_space):
     return episodes(number, (rows,) if rows < 9 else (rows - 8, 3, 5))
 
 
-def config_of(case, num_learners):
-    return small(case.config(), num_learners, case.action_space, **case.training)
+DISCRETE = ", discrete actions"
+"""added to the name of an algorithm that most tests give a Box"""
 
 
-def test_every_algorithm_has_a_case():
-    assert {case.config for case in CASES.values()} == set(ALGORITHMS)
+def action_space_of(name):
+    return ACTIONS if name in ALGORITHM_CASES and ALGORITHM_CASES[name].in_a_box else THREE
+
+
+def config_of(name, num_learners):
+    algorithm = name.removesuffix(DISCRETE)
+    training = ALGORITHM_CASES[algorithm].updates if action_space_of(name) is THREE else {}
+    return small(get_config(algorithm), num_learners, action_space_of(name), **training)
+
+
+def kinds_of(name):
+    """Kinds of updates, in turn; `transitions`: samples of a replay buffer."""
+    if name.removesuffix(DISCRETE) not in ON_POLICY:
+        return ("transitions",)
+    return ("episodes", "batch") if ALGORITHM_CASES[name].takes_batches else ("episodes",)
+
+
+def passes_of(name):
+    """Passes over the rows of an update, and the size of its minibatches where an algorithm takes them."""
+    if kinds_of(name) == ("transitions",):
+        return {"minibatch_size": 8}
+    return {"num_epochs": 2} if ALGORITHM_CASES[name].is_of_whole_batches else {"minibatch_size": 8, "num_epochs": 2}
 
 
 @pytest.mark.parametrize(
     ("name", "num_learners"),
     [
         *((name, 2) for name in ("ppo", "dqn")),
-        *(pytest.param(name, 3, marks=pytest.mark.faults) for name in CASES),
+        *(pytest.param(name, 3, marks=pytest.mark.faults) for name in (*NAMES, f"sac{DISCRETE}")),
     ],
 )
 def test_parameters_after_20_updates_are_those_of_one_learner(pool, name, num_learners):
-    case = CASES[name]
-    group, one = (pool.group(config_of(case, number)) for number in (num_learners, 0))
+    group, one = (pool.group(config_of(name, number)) for number in (num_learners, 0))
+    kinds = kinds_of(name)
     for number in range(20):
-        kind = case.kinds[number % len(case.kinds)]
-        options = dict(case.passes)
+        kind = kinds[number % len(kinds)]
+        options = passes_of(name)
         if options.get("minibatch_size"):
             options["shuffle_batch_per_epoch"] = bool(number // 2 % 2)
         update = "update_from_episodes" if kind == "episodes" else "update_from_batch"
-        made = data(kind, number, case.action_space)
+        made = data(kind, number, action_space_of(name))
         results, expected = (getattr(which, update)(made, **options) for which in (group, one))
         assert_near(without_seconds(expected), without_seconds(results), 1e-9)
     assert_all_are(group, one)
@@ -393,7 +345,7 @@ def test_parameters_after_20_updates_are_those_of_one_learner(pool, name, num_le
 
 @pytest.mark.parametrize("num_learners", [2, pytest.param(3, marks=pytest.mark.faults)])
 def test_errors_for_the_priorities_come_in_the_order_of_the_sample(pool, num_learners):
-    group, one = (pool.group(config_of(CASES["dqn"], number)) for number in (num_learners, 0))
+    group, one = (pool.group(config_of("dqn", number)) for number in (num_learners, 0))
     for rows in SIZES:
         errors = []
         for which in (group, one):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from agent_games import CountingGame, DictGame, game_config
-from algorithm_kinds import OFF_POLICY, OFFLINE
+from algorithm_cases import ALGORITHM_CASES, FAST, OFF_POLICY, OFFLINE
 
 import lockstep
 from lockstep import Policy, PPOConfig, SampleBatch, get_config, load_policy
@@ -247,13 +247,16 @@ def test_a_killed_runner_of_several_agents_is_replaced_and_only_its_own_unfinish
         collector.close()
 
 
-OTHERS = [name for name in (*OFF_POLICY, *OFFLINE) if name != "iql"]
+ONE_OF_DATA = next(name for name in OFFLINE if name in FAST)
 
 
-@pytest.mark.parametrize("algorithm", ["iql", *(pytest.param(name, marks=pytest.mark.faults) for name in OTHERS)])
+@pytest.mark.parametrize(
+    "algorithm",
+    [pytest.param(name, marks=() if name == ONE_OF_DATA else pytest.mark.faults) for name in (*OFF_POLICY, *OFFLINE)],
+)
 @pytest.mark.long
 def test_a_run_of_samples_with_two_learners_is_the_run_with_one(algorithm, cluster):
-    box = algorithm in ("sac", "td3", "cql", "td3_bc")
+    box = ALGORITHM_CASES[algorithm].in_a_box
     env, rows, rng = "Pendulum-v1" if box else "CartPole-v1", 60, np.random.default_rng(0)
 
     def run_of(num_learners):

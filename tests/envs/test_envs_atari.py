@@ -8,6 +8,7 @@ from parts import fast_if
 from lockstep import DQNConfig, PPOConfig
 from lockstep.data.columns import Columns
 from lockstep.envs import make_vector
+from lockstep.recipes.families import FAMILIES
 from lockstep.recipes.training import find_settings
 
 ale_py = pytest.importorskip("ale_py")
@@ -159,7 +160,7 @@ def test_stacks_of_numbers_are_normalised_as_they_are_read():
 
 def test_settings_for_atari_learn_from_signs_and_report_the_games_scores():
     """Every algorithm that has some begins as its paper does; four frames are stacked and rewards are the game's."""
-    for algorithm in ("ppo", "a2c", "dqn", "c51", "qrdqn"):
+    for algorithm in {family.algorithm for family in FAMILIES if family.pattern == "ALE/*"}:
         settings = find_settings(algorithm, "ALE/Breakout-v5", options={"reporting.total_steps": 20_000})
         assert settings.sources[0].startswith("the settings of")
         config = settings.config

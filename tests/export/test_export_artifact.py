@@ -19,6 +19,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from algorithm_cases import where
 from exported_policies import ACTIONS, OBSERVATIONS, as_plain, make_policy, policy_of
 from gymnasium import spaces
 from huggingface_hub import ModelCard
@@ -34,10 +35,12 @@ from lockstep.runs.run import prepare_run
 from lockstep.state.trust import UntrustedError
 
 BOX, CHOICES = OBSERVATIONS["Box"], ACTIONS["Discrete"]
+WITH_FRACTIONS = where(lambda case: "num_cosines" in case.small)[0]
+"""an algorithm whose network draws fractions of the distribution of returns"""
 REPRESENTATIVE = [
     ("ppo", "Dict", "Dict", "mask", "no memory", "normalised", "actions"),
     ("ppo", "Box", "Box", "no mask", "lstm", "normalised", "frames"),
-    ("iqn", "image", "Discrete", "no mask", "no memory", "as it is", "none"),
+    (WITH_FRACTIONS, "image", "Discrete", "no mask", "no memory", "as it is", "none"),
     ("sac", "Box", "Box", "no mask", "gru", "as it is", "rewards"),
 ]
 """what the fast suite exports: observations, actions, memories and connectors of each kind"""
@@ -415,7 +418,7 @@ def test_ties_of_a_network_with_memory_are_counted(memory):
         proof.judge(inputs, np.array([0, 0]), np.array([2, 0]), rows)
 
 
-@pytest.mark.parametrize("algorithm", ["c51", "rainbow"])
+@pytest.mark.parametrize("algorithm", where(lambda case: "num_atoms" in case.small))
 def test_means_near_zero_of_a_wide_distribution_are_ties(algorithm, tmp_path):
     """The atoms reach from -100 to 100, the means are near 0: what rounds is the sum, not the mean."""
     config = get_config(algorithm).debugging(seed=0).training(v_min=-100, v_max=100)

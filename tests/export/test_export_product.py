@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from algorithm_cases import WITH_ATOMS
 from exported_policies import ACTIONS, OBSERVATIONS, cells, make_policy, policy_of
 from gymnasium import spaces
 
@@ -47,7 +48,7 @@ OTHERS: dict[str, tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]]] = {
     ),
     "gelu": (("ppo", BOX, ACTIONS["Discrete"]), {"model": {"activation": "gelu", "layer_norm": True}}, {}),
     "elu": (("ppo", BOX, ACTIONS["Discrete"]), {"model": {"activation": "elu", "vf_share_layers": True}}, {}),
-    "dueling": (("c51", BOX, ACTIONS["Discrete"]), {"model": {"dueling": True, "activation": "silu"}}, {}),
+    "dueling": ((WITH_ATOMS, BOX, ACTIONS["Discrete"]), {"model": {"dueling": True, "activation": "silu"}}, {}),
     "dueling, lstm": (("dqn", BOX, ACTIONS["Discrete"]), {"model": {"dueling": True, "recurrent": "lstm"}}, {}),
     "torch": (
         ("ppo", OBSERVATIONS["Dict"], ACTIONS["Dict"]),

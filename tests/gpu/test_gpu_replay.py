@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from algorithm_cases import OFF_POLICY, WITH_ATOMS, class_of, takes
 from trained_weights import difference, steps, weights
 
 from lockstep import get_config
@@ -16,26 +17,23 @@ from lockstep.replay.priorities import TensorPriorities
 
 pytestmark = pytest.mark.cuda
 
-BOXES = ("sac", "td3", "tqc", "crossq")
-NAMES = [*BOXES, "dqn", "qrdqn", "c51"]
+NAMES = [name for name in OFF_POLICY if class_of(name).learns_from_tensors]
 N_STEP = {"td3": 3, "dqn": 3}
 OPTIONS = {
     "td3": {"policy_delay": 2},
     "dqn": {"target_update_interval": 6},
-    "qrdqn": {"target_update_interval": 3},
-    "c51": {"target_update_interval": 1, "tau": 0.05},
+    WITH_ATOMS: {"target_update_interval": 1, "tau": 0.05},
 }
 
 
 def config_of(name: str = "sac", device: str = "cuda", *, num_envs: int = 256, **framework: Any) -> Any:
     """An iteration: four vector steps, three gradient steps."""
-    config = get_config(name).environment("tensor/Pendulum-v1" if name in BOXES else "tensor/CartPole-v1")
+    config = get_config(name).environment("tensor/Pendulum-v1" if takes(name, "box") else "tensor/CartPole-v1")
     config.env_runners(num_envs_per_env_runner=num_envs, rollout_fragment_length=4)
     config.training(train_batch_size=512, lr=1e-3, **OPTIONS.get(name, {}))
     config.replay(capacity=40 * num_envs, learning_starts=8 * num_envs, update_per_step=3 / (4 * num_envs))
     config.replay(n_step=N_STEP.get(name, 1))
-    networks = {"hiddens": (64, 64), **({"critic_hiddens": (64, 64)} if name in ("tqc", "crossq") else {})}
-    config.rl_module(model_config=networks).evaluation(evaluation_interval=0)
+    config.rl_module(model_config={"hiddens": (64, 64), "critic_hiddens": (64, 64)}).evaluation(evaluation_interval=0)
     config.reporting(total_steps=10**9, steps_per_epoch=4 * num_envs)
     return config.framework(device=device, **framework).debugging(seed=3)
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from algorithm_cases import OFF_POLICY, class_of
 from trained_weights import difference, steps, weights
 
 from lockstep import PPOConfig
@@ -134,7 +135,7 @@ def test_minatar_trains_on_images():
     assert all(np.isfinite(value).all() for value in weights(trainer).values())
 
 
-@pytest.mark.parametrize("name", ["iqn", "rainbow"])
+@pytest.mark.parametrize("name", [name for name in OFF_POLICY if not class_of(name).learns_from_tensors])
 def test_other_algorithms_take_tensor_environments_through_the_host(name):
     from lockstep import get_config
 

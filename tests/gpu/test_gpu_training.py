@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from algorithm_cases import where
 from cells import configured
 from trained_weights import difference, steps, weights
 
@@ -28,7 +29,7 @@ CELL = {
     "learners": "1 learner",
     "compile": "eager",
 }
-BOXES = ("sac", "tqc", "crossq", "td3", "td3_bc", "cql", "iql")
+BOXES = where(lambda case: case.in_a_box)
 NAMES = [config.algorithm for config in ALGORITHMS]
 PLAIN = [
     pytest.param({"algorithm": name, "actions": "Box" if name in BOXES else "Discrete"}, id=name) for name in NAMES

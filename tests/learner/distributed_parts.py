@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-from algorithm_kinds import ON_POLICY
+from algorithm_cases import ALGORITHM_CASES, ON_POLICY
 from gymnasium import spaces
 from learner_parts import BOX, MODULE, THREE, make_episode, make_multi_agent_episode, parameters, ppo_batch, transitions
 
@@ -31,12 +31,6 @@ class ShardMeanPPO(PPOLearner):
 
     def masked_mean(self, values, batch):
         return values.mean() / self.reducer.world_size if self.rows_in_step else values.sum() * 0.0
-
-
-VARIANTS = {"shard_mean": "ppo", "sac_discrete": "sac", "ddpg": "td3", "cql_discrete": "cql", "iql_discrete": "iql"}
-"""cases by other names than that of their algorithm"""
-FROM_ROLLOUTS = {*ON_POLICY, "shard_mean"}
-CONTINUOUS = {"sac", "tqc", "crossq", "td3", "ddpg", "cql", "iql", "td3_bc"}
 
 
 @dataclass
@@ -65,37 +59,36 @@ class Case:
     exploration: str | None = None
     critic: bool = False
     """a centralised critic, whose observations of two numbers are in the infos"""
+    in_a_box: bool | None = None
+    """whether actions are a Box's; `None`: as most tests have it of this algorithm"""
+    model: dict = field(default_factory=dict)
     device: str = "cpu"
 
 
 def build(case, reducer):
-    config = get_config(VARIANTS.get(case.algorithm, case.algorithm)).training(**case.training).debugging(seed=5)
-    if case.algorithm == "shard_mean":
-        config.training(learner_class=ShardMeanPPO)
+    config = get_config(case.algorithm).training(**case.training).debugging(seed=5)
     if case.normalize:
         config.environment(normalize_observations=True, normalize_rewards=True)
     if case.memory == "attention":
         config.rl_module(model_config={"attention": {"size": 4, "num_heads": 2, "memory": 3, "hidden_size": 4}})
     elif case.memory:
         config.rl_module(model_config={"recurrent": case.memory, "recurrent_size": 4, "max_seq_len": 4})
-    if case.algorithm == "ddpg":
-        config.rl_module(model_config={"num_critics": 1})
     if len(case.modules) > 1:
         config.multi_agent(policies=case.modules, policy_mapping_fn=lambda agent, episode: agent)
     if case.exploration:
         config.env_runners(exploration=case.exploration)
     if case.critic:
         config.rl_module(rl_module_spec=RLModuleSpec(critic_space=spaces.Box(-1.0, 1.0, (2,))))
-    config.rl_module(model_config={"hiddens": (8,), "critic_hiddens": (8,)}).framework(
-        dtype=case.dtype, device=case.device
-    )
+    config.rl_module(model_config={"hiddens": (8,), "critic_hiddens": (8,), **case.model})
+    config.framework(dtype=case.dtype, device=case.device)
     return config.build_learner(spaces=(BOX, actions_of(case)), reducer=reducer)
 
 
 def actions_of(case):
     if case.composite:
         return COMPOSITE
-    return TWO_DIMENSIONS if case.algorithm in CONTINUOUS or case.exploration == "gsde" else THREE
+    in_a_box = ALGORITHM_CASES[case.algorithm].in_a_box if case.in_a_box is None else case.in_a_box
+    return TWO_DIMENSIONS if in_a_box or case.exploration == "gsde" else THREE
 
 
 def episodes_of(rng, behaviour=False, critic=False, space=None):
@@ -127,7 +120,7 @@ def multi_agent_episodes_of(rng, modules):
 
 def rows_of(case, rng, rows):
     """What the case's algorithm learns from."""
-    if case.algorithm in FROM_ROLLOUTS:
+    if case.algorithm in ON_POLICY:
         return ppo_batch(rows, rng, action_dist_inputs=rng.normal(size=(rows, 3)))
     batch = transitions(rows, rng, actions=actions_of(case))
     batch["discounts"] = 0.9 ** rng.integers(1, 4, size=rows)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from algorithm_cases import class_of, where
 from gymnasium import spaces
 from learner_parts import (
     ALL,
@@ -18,12 +19,8 @@ from learner_parts import (
 )
 
 from lockstep import (
-    A2CConfig,
-    APPOConfig,
     BCConfig,
     DQNConfig,
-    IMPALAConfig,
-    MARWILConfig,
     PPOConfig,
     SACConfig,
     SampleBatch,
@@ -98,7 +95,8 @@ def masked_batch(actions, *, bad):
 
 
 CONTINUOUS = (SACConfig, TD3Config)
-LOSSES = (PPOConfig, A2CConfig, APPOConfig, IMPALAConfig, BCConfig, MARWILConfig, DQNConfig, *CONTINUOUS)
+OF_STATES = [class_of(name) for name in where(lambda case: case.has_state_values or case.imitates)]
+LOSSES = (*OF_STATES, DQNConfig, *CONTINUOUS)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from algorithm_cases import ALGORITHM_CASES, OFF_POLICY, has_option, taking
 from learner_parts import (
     ALL,
     BOX,
@@ -350,13 +351,20 @@ class Doubled(nn.Module):
 
 
 ROWS = 8
+SINGLE_Q = [name for name in OFF_POLICY if name in taking("discrete") and has_option(name, "double_q")]
+"""algorithms whose targets come from one network or from two"""
 CASES = [
     ("dqn", {"tau": 0.2, "target_update_interval": 2}, {"dueling": True, "activation": "relu"}),
-    ("c51", {"target_update_interval": 4, "num_atoms": 5, "v_min": -1.0, "v_max": 2.0}, {}),
-    ("qrdqn", {"target_update_interval": 4, "num_quantiles": 4, "double_q": False}, {}),
-    ("rainbow", {"target_update_interval": 4, "num_atoms": 5, "v_min": -1.0, "v_max": 2.0}, {}),
-    ("iqn", {"target_update_interval": 4, "num_quantiles": 3, "num_cosines": 4}, {"dueling": True}),
     ("dqn", {"target_update_interval": 2}, {"encoder": Doubled}),
+    *(
+        (name, {**ALGORITHM_CASES[name].small, "target_update_interval": 4}, {})
+        for name in taking("discrete")
+        if name in OFF_POLICY
+    ),
+    *(
+        (name, {**ALGORITHM_CASES[name].small, "target_update_interval": 4, "double_q": False}, {"dueling": True})
+        for name in SINGLE_Q[::2]
+    ),
 ]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from algorithm_cases import OFF_POLICY, class_of, has_option, takes
 from host_waits import NoWaits
 
 from lockstep import get_config
@@ -26,11 +27,12 @@ ROWS = SIZE * STEPS
 def config_of(name: str, env_id: str = "tensor/Pendulum-v1", **training: Any) -> Any:
     config = get_config(name).environment(env_id).env_runners(num_envs_per_env_runner=B, rollout_fragment_length=10)
     config.training(train_batch_size=SIZE, lr=1e-2, **training).replay(capacity=60 * B, learning_starts=10 * B)
-    networks = {"hiddens": (16,), **({"critic_hiddens": (16,)} if name in ("tqc", "crossq") else {})}
-    config.rl_module(model_config=networks).framework(dtype="float64").debugging(seed=3)
+    config.rl_module(model_config={"hiddens": (16,), "critic_hiddens": (16,)})
+    config.framework(dtype="float64").debugging(seed=3)
     return config.reporting(total_steps=10**6, steps_per_epoch=10 * B).evaluation(evaluation_interval=0)
 
 
+OTHERS = [name for name in OFF_POLICY if name not in ("sac", "td3", "dqn") and class_of(name).learns_from_tensors]
 CASES = {
     "sac": partial(config_of, "sac"),
     "sac, targets in every third step": partial(config_of, "sac", target_update_interval=3),
@@ -38,11 +40,12 @@ CASES = {
     "sac, a fixed temperature": partial(config_of, "sac", alpha=0.2),
     "td3": partial(config_of, "td3", policy_delay=3),
     "td3, rewards of three steps": lambda: config_of("td3", policy_delay=3).replay(n_step=3),
-    "tqc": partial(config_of, "tqc"),
-    "crossq": partial(config_of, "crossq"),
-    "dqn": partial(config_of, "dqn", "tensor/CartPole-v1", target_update_interval=3),
-    "qrdqn": partial(config_of, "qrdqn", "tensor/CartPole-v1", target_update_interval=3),
-    "c51": partial(config_of, "c51", "tensor/CartPole-v1", target_update_interval=3),
+    **{name: partial(config_of, name) for name in OTHERS if takes(name, "box")},
+    **{
+        name: partial(config_of, name, "tensor/CartPole-v1", target_update_interval=3)
+        for name in ("dqn", *OTHERS)
+        if not takes(name, "box")
+    },
 }
 BETA = [[0, 0.4], [60 * B, 1.0]]
 
@@ -54,11 +57,13 @@ def by_priority(name: str, env_id: str = "tensor/Pendulum-v1", n_step: int = 1, 
 BY_PRIORITY = {
     "sac, by priority": partial(by_priority, "sac"),
     "td3, by priority": partial(by_priority, "td3", policy_delay=3),
-    "tqc, by priority": partial(by_priority, "tqc"),
-    "crossq, by priority": partial(by_priority, "crossq"),
+    **{f"{name}, by priority": partial(by_priority, name) for name in OTHERS if takes(name, "box")},
     "dqn, by priority": partial(by_priority, "dqn", "tensor/CartPole-v1", n_step=3, target_update_interval=3),
-    "qrdqn, by priority": partial(by_priority, "qrdqn", "tensor/CartPole-v1", target_update_interval=3),
-    "c51, by priority": partial(by_priority, "c51", "tensor/CartPole-v1", n_step=3),
+    **{
+        f"{name}, by priority": partial(by_priority, name, "tensor/CartPole-v1", n_step=3)
+        for name in OTHERS
+        if not takes(name, "box")
+    },
 }
 ALL_CASES = CASES | BY_PRIORITY
 
@@ -185,7 +190,15 @@ class StandInGraph(device_replay.Captured):
 
 
 @pytest.mark.parametrize(
-    "case", ["td3", "crossq", "dqn", "sac, targets in every third step", "td3, by priority", "dqn, by priority"]
+    "case",
+    [
+        "td3",
+        *(name for name in OTHERS if has_option(name, "policy_delay")),
+        "dqn",
+        "sac, targets in every third step",
+        "td3, by priority",
+        "dqn, by priority",
+    ],
 )
 def test_what_the_host_counts_goes_on_where_graphs_are_launched(case, monkeypatch):
     """Each pattern of a delay has a graph of its own; parameters and counters are those without graphs, bit for bit."""

@@ -9,10 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from algorithm_cases import CLIPPED, FOLLOWED, ON_POLICY, named
 from distributed_parts import (
     UPDATES,
     Case,
     LocalReducer,
+    ShardMeanPPO,
     build,
     case_alone,
     case_in_process,
@@ -27,11 +29,8 @@ from lockstep import SampleBatch
 from lockstep.connectors import ModuleConnectors, NormalizeObs, ObsPipeline
 from lockstep.learner.many.reduction import DistributedReducer
 
-CLIPPED = {"grad_clip": 0.05, "grad_clip_by": "global_norm", "lr": 1e-2}
 PPO = {**CLIPPED, "normalize_advantages": "minibatch", "entropy_coeff": 0.01}
-FOLLOWED = {"target_update_interval": 4, "tau": 0.5}
-LEVELS = {"num_quantiles": 5, "num_target_quantiles": 3, "num_policy_quantiles": 4, "num_cosines": 6}
-CASES = {
+FEATURES = {
     "ppo, shuffled, advantages normalised per minibatch": Case(training=PPO),
     "ppo, unshuffled, advantages normalised per batch": Case(
         training={**PPO, "normalize_advantages": "batch"}, shuffle=False
@@ -64,41 +63,12 @@ CASES = {
         minibatch_size=20,
     ),
     "a2c, multi-agent batches": Case("a2c", CLIPPED, modules=("p0", "p1"), source="batch", shuffle=False),
-    "a2c, shuffled": Case("a2c", {**CLIPPED, "normalize_advantages": True}, empty=True),
     "a2c, unshuffled, each element clipped": Case(
         "a2c", {**CLIPPED, "grad_clip_by": "value", "grad_clip": 0.01}, shuffle=False
     ),
     "a2c, whole batch, each tensor clipped": Case("a2c", {**CLIPPED, "grad_clip_by": "norm"}, minibatch_size=None),
-    "a2c, from batches": Case("a2c", CLIPPED, source="batch"),
-    "reinforce, empty shards": Case("reinforce", CLIPPED, normalize=True, empty=True),
-    "reinforce, sequences of a GRU": Case("reinforce", CLIPPED, memory="gru", minibatch_size=4),
-    "trpo, empty shards": Case(
-        "trpo", {"lr": 1e-2, "cg_iterations": 4}, normalize=True, minibatch_size=None, num_epochs=3, empty=True
-    ),
-    "trpo, sequences of a GRU": Case("trpo", {"lr": 1e-2, "cg_iterations": 4}, memory="gru", minibatch_size=None),
-    "trpo, multi-agent, absent modules": Case(
-        "trpo", {"lr": 1e-2, "cg_iterations": 4}, modules=("p0", "p1"), empty=True, minibatch_size=None
-    ),
-    "pqn, empty shards": Case("pqn", CLIPPED, normalize=True, empty=True),
-    "dqn, whole samples": Case("dqn", {**CLIPPED, **FOLLOWED}, minibatch_size=None, source="batch"),
-    "dqn, samples on one learner now and then": Case(
-        "dqn", {**CLIPPED, **FOLLOWED, "double_q": False, "huber_delta": None}, source="batch", num_epochs=1, empty=True
-    ),
-    "c51": Case("c51", {**CLIPPED, **FOLLOWED, "num_atoms": 7, "v_min": -3.0, "v_max": 3.0}, source="batch"),
-    "qrdqn": Case("qrdqn", {**CLIPPED, **FOLLOWED, "num_quantiles": 5}, source="batch"),
-    "rainbow, empty shards": Case(
-        "rainbow",
-        {**CLIPPED, **FOLLOWED, "num_atoms": 7, "v_min": -3.0, "v_max": 3.0},
-        source="batch",
-        exploration="noisy",
-        empty=True,
-    ),
     "dqn, noisy, sequences of a GRU": Case(
         "dqn", {**CLIPPED, **FOLLOWED}, source="batch", memory="gru", exploration="noisy", minibatch_size=4
-    ),
-    "iqn, empty shards": Case("iqn", {**CLIPPED, **FOLLOWED, **LEVELS}, source="batch", empty=True),
-    "iqn, sequences of a GRU": Case(
-        "iqn", {**CLIPPED, **FOLLOWED, **LEVELS, "double_q": False}, source="batch", memory="gru", minibatch_size=4
     ),
     "ppo, intrinsic rewards, empty shards": Case(
         training={**PPO, "intrinsic_reward": "rnd"}, normalize=True, empty=True
@@ -115,130 +85,28 @@ CASES = {
     "dqn, intrinsic rewards, sequences of a GRU": Case(
         "dqn", {**CLIPPED, **FOLLOWED, "intrinsic_reward": "rnd"}, source="batch", memory="gru", minibatch_size=4
     ),
-    "impala, older policies acted, empty shards": Case("impala", CLIPPED, behaviour=True, empty=True),
-    "impala, sequences of an LSTM": Case("impala", CLIPPED, memory="lstm", behaviour=True, minibatch_size=4),
-    "appo, older policies acted, KL penalty": Case(
-        "appo", {**CLIPPED, "use_kl_loss": True, "kl_target": 1e-3, "tau": 0.5}, normalize=True, behaviour=True
-    ),
-    "appo, multi-agent, absent modules": Case("appo", CLIPPED, modules=("p0", "p1"), empty=True, minibatch_size=20),
-    "appo, from batches": Case("appo", CLIPPED, source="batch"),
-    "cql, learned weight, empty shards": Case(
-        "cql", {**CLIPPED, "num_actions": 3, "lagrangian": True, "bc_iters": 10}, source="batch", empty=True
-    ),
-    "cql, discrete, empty shards": Case("cql_discrete", CLIPPED, source="batch", empty=True),
-    "iql, discrete": Case("iql_discrete", CLIPPED, source="batch"),
-    "ddpg": Case("ddpg", {**CLIPPED, "tau": 0.1, "policy_delay": 1, "target_noise": 0.0}, source="batch"),
-    "iql, empty shards": Case("iql", CLIPPED, source="batch", empty=True),
-    "td3_bc, empty shards": Case("td3_bc", CLIPPED, source="batch", empty=True),
-    "bc, empty shards": Case("bc", {**CLIPPED, "entropy_coeff": 0.01}, source="batch", empty=True),
-    "marwil, empty shards": Case(
-        "marwil", {**CLIPPED, "moving_average_sqd_adv_norm_update_rate": 0.1}, source="batch", empty=True
-    ),
-    "sac": Case("sac", {**CLIPPED, "tau": 0.1}, source="batch", num_epochs=1),
-    "sac, adamw": Case(
-        "sac",
-        {**CLIPPED, "tau": 0.1, "optimizer": "adamw", "optimizer_kwargs": {"weight_decay": 0.1}},
-        source="batch",
-        num_epochs=1,
-    ),
-    "sac, discrete, empty shards": Case("sac_discrete", {**CLIPPED, "tau": 0.1}, source="batch", empty=True),
-    "tqc, empty shards": Case("tqc", {**CLIPPED, "tau": 0.1, "num_quantiles": 5}, source="batch", empty=True),
-    "tqc, sequences of a GRU": Case(
-        "tqc", {**CLIPPED, "tau": 0.1, "num_quantiles": 5}, source="batch", memory="gru", minibatch_size=4
-    ),
-    "crossq, empty shards": Case("crossq", CLIPPED, source="batch", empty=True),
-    "crossq, sequences of a GRU, empty shards": Case(
-        "crossq", CLIPPED, source="batch", memory="gru", minibatch_size=4, empty=True
-    ),
-    "td3, empty shards": Case("td3", {**CLIPPED, "tau": 0.1}, source="batch", empty=True, shuffle=False),
-    "dqn, sequences of an LSTM, empty shards": Case(
-        "dqn", {**CLIPPED, **FOLLOWED}, source="batch", memory="lstm", minibatch_size=4, empty=True
-    ),
-    "c51, sequences of a GRU": Case(
-        "c51",
-        {**CLIPPED, **FOLLOWED, "num_atoms": 7, "v_min": -3.0, "v_max": 3.0},
-        source="batch",
-        memory="gru",
-        minibatch_size=4,
-    ),
-    "sac, sequences of a GRU, empty shards": Case(
-        "sac", {**CLIPPED, "tau": 0.1}, source="batch", memory="gru", minibatch_size=4, empty=True
-    ),
-    "sac, discrete, sequences of a GRU": Case(
-        "sac_discrete", {**CLIPPED, "tau": 0.1}, source="batch", memory="gru", minibatch_size=4
-    ),
-    "td3, sequences of an LSTM": Case("td3", {**CLIPPED, "tau": 0.1}, source="batch", memory="lstm", minibatch_size=4),
-    "dqn, sequences of attention": Case(
-        "dqn", {**CLIPPED, **FOLLOWED, "lr": 1e-3}, source="batch", memory="attention", minibatch_size=4
-    ),
-    "bc, sequences of an LSTM, empty shards": Case(
-        "bc", {**CLIPPED, "entropy_coeff": 0.01}, source="batch", memory="lstm", minibatch_size=4, empty=True
-    ),
-    "marwil, sequences of a GRU, empty shards": Case(
-        "marwil",
-        {**CLIPPED, "moving_average_sqd_adv_norm_update_rate": 0.1},
-        source="batch",
-        memory="gru",
-        minibatch_size=4,
-        empty=True,
-    ),
-    "marwil, episodes, sequences of a GRU": Case("marwil", CLIPPED, memory="gru", minibatch_size=4),
-    "cql, sequences of a GRU": Case(
-        "cql", {**CLIPPED, "num_actions": 3}, source="batch", memory="gru", minibatch_size=4
-    ),
-    "iql, sequences of an LSTM, empty shards": Case(
-        "iql", CLIPPED, source="batch", memory="lstm", minibatch_size=4, empty=True
-    ),
-    "td3_bc, sequences of attention": Case("td3_bc", CLIPPED, source="batch", memory="attention", minibatch_size=4),
-    "td3, two modules": Case("td3", {"lr": 1e-2, "tau": 0.1}, source="batch", modules=("p0", "p1")),
 }
-
-QUICK = {
-    "ppo, multi-agent, absent modules",
-    "a2c, shuffled",
-    "trpo, sequences of a GRU",
-    "dqn, samples on one learner now and then",
-    "rainbow, empty shards",
-    "iqn, empty shards",
-    "appo, older policies acted, KL penalty",
-    "sac, sequences of a GRU, empty shards",
-    "crossq, empty shards",
-    "cql, learned weight, empty shards",
-    "marwil, empty shards",
-}
-"""one of each family: the fast suite runs them, CI all but the variants"""
+"""what a learner can do beside its algorithm, with the algorithms that have it"""
+FAST_FEATURES = {"ppo, multi-agent, absent modules"}
 VARIANTS = {
-    "ppo, whole batch",
-    "ppo, observations and rewards normalised",
+    "a2c, unshuffled, each element clipped",
+    "dqn, noisy, sequences of a GRU",
     "ppo, KL penalty and KL stop",
     "ppo, from batches, empty shards",
-    "a2c, shuffled",
-    "a2c, unshuffled, each element clipped",
-    "a2c, from batches",
-    "reinforce, sequences of a GRU",
-    "trpo, sequences of a GRU",
-    "trpo, multi-agent, absent modules",
-    "dqn, whole samples",
-    "appo, multi-agent, absent modules",
-    "appo, from batches",
-    "cql, discrete, empty shards",
-    "iql, discrete",
-    "sac, discrete, empty shards",
-    "c51, sequences of a GRU",
-    "iqn, sequences of a GRU",
-    "dqn, noisy, sequences of a GRU",
-    "sac, discrete, sequences of a GRU",
-    "tqc, sequences of a GRU",
-    "crossq, sequences of a GRU, empty shards",
-    "td3, sequences of an LSTM",
-    "dqn, sequences of attention",
-    "marwil, episodes, sequences of a GRU",
-    "bc, sequences of an LSTM, empty shards",
-    "cql, sequences of a GRU",
-    "td3_bc, sequences of attention",
-    "td3, two modules",
+    "ppo, observations and rewards normalised",
+    "ppo, whole batch",
 }
-"""of algorithms that have another case: they come with the tests that kill, to keep the fast suite fast"""
+"""features that another case has, too: they come with the tests that kill, to keep the other tests fast"""
+
+
+def of_algorithm(algorithm, comparison):
+    """The case of a row of `ALGORITHM_CASES`."""
+    source = {} if algorithm in ON_POLICY else {"source": "batch"}
+    return Case(algorithm, comparison.training, **{**source, **comparison.case})
+
+
+OF_ALGORITHMS = {algorithm + name: (algorithm, comparison) for name, algorithm, comparison in named("comparisons")}
+CASES = FEATURES | {name: of_algorithm(*each) for name, each in OF_ALGORITHMS.items()}
 
 
 def learn(processes, size, case):
@@ -268,9 +136,11 @@ def assert_near(first, second, tolerance):
 
 
 def marks_of(name):
-    if name in VARIANTS:
-        return pytest.mark.faults
-    return () if name in QUICK else pytest.mark.long
+    if name in FEATURES:
+        part = "faults" if name in VARIANTS else "fast" if name in FAST_FEATURES else "long"
+    else:
+        part = OF_ALGORITHMS[name][1].part
+    return {"fast": (), "long": pytest.mark.long, "faults": pytest.mark.faults}[part]
 
 
 @pytest.mark.parametrize(
@@ -312,7 +182,7 @@ def test_errors_for_priorities_are_those_of_one_learner_in_the_order_of_the_rows
 
 def test_a_mean_for_each_shard_would_be_far_from_one_learner(processes):
     training = {**PPO, "normalize_advantages": None}
-    several, _ = learn(processes, 2, Case("shard_mean", training))
+    several, _ = learn(processes, 2, Case(training={**training, "learner_class": ShardMeanPPO}))
     one = case_alone(Case("ppo", training), 2)
     assert largest_difference(several[0]["weights"], one["weights"]) > 1e-2
 

@@ -6,6 +6,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from algorithm_cases import FROM_RETURNS
 from learner_parts import (
     ALL,
     MODULE,
@@ -20,7 +21,7 @@ from learner_parts import (
     rollout,
 )
 
-from lockstep import A2CConfig, BCConfig, MARWILConfig, PPOConfig
+from lockstep import A2CConfig, BCConfig, PPOConfig, get_config
 from lockstep.data.episode import SingleAgentEpisode
 from lockstep.data.rollout import RolloutEpisodes
 from lockstep.data.sample_batch import concat_samples
@@ -143,8 +144,8 @@ def test_bc_learns_from_episodes_what_it_learns_from_their_batch():
     assert_near(*learners, 1e-6)
 
 
-def test_marwil_learns_from_the_returns_of_the_rest_of_the_episode():
-    learner = MARWILConfig().environment("CartPole-v1").training(gamma=0.5).build_learner()
+def test_an_offline_algorithm_learns_from_the_returns_of_the_rest_of_the_episode():
+    learner = get_config(FROM_RETURNS).environment("CartPole-v1").training(gamma=0.5).build_learner()
     obs = np.arange(20.0, dtype=np.float32).reshape(5, 4)
     parts = {"actions": np.zeros(4, np.int64), "rewards": np.array([1.0, 2.0, 4.0, 8.0], np.float32)}
     pieces = [SingleAgentEpisode(observations=obs, **parts, terminated=end) for end in (True, False)]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from algorithm_kinds import NAMES
+from algorithm_cases import ALGORITHM_CASES, FAST, NAMES
 from distributed_parts import Case, actions_of, rows_of
 from host_waits import DEVICE, HostWaitError, StandInDevice
 from learner_parts import BOX, MODULE, parameters
@@ -15,7 +15,6 @@ from lockstep.algorithms.ppo import PPOLearner
 SIZE = 2
 FOUR, SIXTEEN = 4 * SIZE, 16 * SIZE
 """rows that make so many minibatches"""
-MORE_COLUMNS = {"reinforce": ["returns_to_go"], "ppo": ["vf_preds"]}
 MOMENTUM = {"momentum": 0.9}
 VARIANTS = {
     "each tensor clipped": {"grad_clip": 0.05, "grad_clip_by": "norm"},
@@ -30,8 +29,6 @@ VARIANTS = {
 }
 """options of PPO that take other ways through a gradient step"""
 FAST_VARIANTS = ("each tensor clipped", "KL penalty", "adamax", "bad gradients set to zero")
-ONE_OF_A_FAMILY = {"ppo", "reinforce", *NAMES[::5]}
-"""what the fast suite runs of all algorithms; the others are long tests"""
 
 
 def learner_on(device, algorithm="ppo", learner_class=None, **training):
@@ -46,7 +43,7 @@ def learner_on(device, algorithm="ppo", learner_class=None, **training):
 def rows(algorithm, number, seed=0):
     rng = np.random.default_rng(seed)
     batch = rows_of(Case(algorithm), rng, number)
-    batch |= {name: rng.normal(size=number) for name in MORE_COLUMNS.get(algorithm, ())}
+    batch |= {name: rng.normal(size=number) for name in ALGORITHM_CASES[algorithm].columns}
     return batch
 
 
@@ -67,7 +64,7 @@ def assert_near(learner, other, tolerance=1e-12):
         np.testing.assert_allclose(there[name], value, rtol=0, atol=tolerance, err_msg=name)
 
 
-@pytest.mark.parametrize("algorithm", fast_if(ONE_OF_A_FAMILY.__contains__, NAMES))
+@pytest.mark.parametrize("algorithm", fast_if(FAST.__contains__, NAMES))
 def test_waits_do_not_grow_with_minibatches_and_parameters_are_those_of_the_cpu(algorithm):
     on_host = learner_on(torch.device("cpu"), algorithm)
     with StandInDevice() as device:

@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from algorithm_kinds import NAMES, SPACES, takes
+from algorithm_cases import ALGORITHM_CASES, NAMES, SPACES, has_option, takes
 from learner_parts import (
     ALL,
     BOX,
@@ -204,7 +204,6 @@ def test_optimizer_state_makes_an_exact_round_trip(cls):
 # -- which optimizer ---
 
 
-LAGRANGIAN = {"cql": {"lagrangian": True}}
 OPTIMIZERS = {
     "adam": ("adam", {"betas": (0.8, 0.9)}, torch.optim.Adam, {"eps": 1e-8}),
     "adam that decays": ("adam", {"weight_decay": 0.1, "amsgrad": True}, torch.optim.Adam, {"eps": 1e-8}),
@@ -246,14 +245,16 @@ def own_optimizer(cls, settings):
 def test_every_optimizer_of_every_algorithm_is_the_configured_one(algorithm):
     actions = SPACES["discrete" if takes(algorithm, "discrete") else "box"]
     config = get_config(algorithm).rl_module(model_config={"hiddens": (2,)})
-    config.training(optimizer="sgd", optimizer_kwargs={"momentum": 0.5}, **LAGRANGIAN.get(algorithm, {}))
+    config.training(optimizer="sgd", optimizer_kwargs={"momentum": 0.5})
+    if has_option(algorithm, "lagrangian"):
+        config.training(lagrangian=True)
     optimizers = config.build_learner(spaces=(BOX, actions)).optimizers
     assert len(optimizers) >= 1
     found = {entry.name: (type(entry.optimizer), entry.optimizer.param_groups[0]["momentum"]) for entry in optimizers}
-    if algorithm == "trpo":
-        del found["policy"]  # its step is that of the line search
+    for own in ALGORITHM_CASES[algorithm].steps_itself:
+        del found[own]
     assert set(found.values()) == {(torch.optim.SGD, 0.5)}
-    assert found.keys() >= {"sac": {"actor", "critic", "alpha"}, "cql": {"alpha", "multiplier"}}.get(algorithm, set())
+    assert found.keys() >= ALGORITHM_CASES[algorithm].optimizers
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

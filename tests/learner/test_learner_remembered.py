@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from algorithm_cases import FROM_RETURNS, OFFLINE, class_of, has_option, takes
 from gymnasium import spaces
 from learner_parts import BOX, MODULE, THREE, episodes
 
@@ -11,11 +12,10 @@ from lockstep import (
     CQLConfig,
     DQNConfig,
     IQLConfig,
-    MARWILConfig,
     SACConfig,
     SampleBatch,
-    TD3BCConfig,
     TD3Config,
+    get_config,
 )
 from lockstep.learner.many.reduction import LocalReducer
 from lockstep.learner.sequences import (
@@ -234,18 +234,28 @@ def as_prefixes(batch):
     return SampleBatch(**columns, seq_lens=sizes, loss_mask=np.isin(np.arange(len(rows)), np.cumsum(sizes) - 1))
 
 
+OTHERS = [name for name in OFFLINE if name != "bc"]
+
+
+def draws(algorithm):
+    """Whether its loss draws actions of a Box at random."""
+    return has_option(algorithm, "num_actions")
+
+
+def without_noise(algorithm):
+    """Options with which two updates from the same rows in another order are the same."""
+    options = {"bc_logstd_coeff": 0.1, "target_noise": 0.0, "policy_delay": 1}
+    return {name: value for name, value in options.items() if has_option(algorithm, name)}
+
+
 @pytest.mark.parametrize("recurrent", ["lstm", "gru", "attention"])
 @pytest.mark.parametrize(
     ("kind", "actions", "training"),
     [
         (BCConfig, THREE, {"entropy_coeff": 0.1}),
         (BCConfig, MOVE, {"loss": "mse"}),
-        (MARWILConfig, THREE, {}),
-        (MARWILConfig, MOVE, {"bc_logstd_coeff": 0.1}),
-        (CQLConfig, THREE, {}),
-        (IQLConfig, THREE, {}),
-        (IQLConfig, MOVE, {}),
-        (TD3BCConfig, MOVE, {"target_noise": 0.0, "policy_delay": 1}),
+        *((class_of(name), THREE, {}) for name in OTHERS if takes(name, "discrete")),
+        *((class_of(name), MOVE, without_noise(name)) for name in OTHERS if takes(name, "box") and not draws(name)),
     ],
 )
 def test_a_row_is_learned_from_with_all_that_came_before_it(kind, actions, training, recurrent):
@@ -309,9 +319,9 @@ def test_the_losses_of_iql_are_those_of_three_memories_and_of_the_targets_own():
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_marwil_learns_from_episodes_with_the_value_of_the_last_observation(shared):
+def test_an_offline_algorithm_learns_from_episodes_with_the_value_of_the_last_observation(shared):
     """Returns reach to the end of the episode, over sequences; what was cut off goes on with the value there."""
-    config = MARWILConfig().framework(dtype="float64").training(gamma=0.9)
+    config = get_config(FROM_RETURNS).framework(dtype="float64").training(gamma=0.9)
     model = {"hiddens": (5,), "recurrent": "gru", "recurrent_size": 4, "max_seq_len": 20, "vf_share_layers": shared}
     learner = config.rl_module(model_config=model).build_learner(spaces=(BOX, THREE))
     module, made = learner.module[MODULE], episodes((3, 5, 4), ("terminated", "truncated", "open"))
@@ -336,7 +346,7 @@ def test_bc_needs_no_observation_that_comes_after():
     assert learner_of(BCConfig).update_from_batch(only)[MODULE]["total_loss"] == with_all[MODULE]["total_loss"]
 
 
-@pytest.mark.parametrize(("kind", "actions"), [(MARWILConfig, THREE), (IQLConfig, MOVE), (CQLConfig, MOVE)])
+@pytest.mark.parametrize(("kind", "actions"), [(class_of(FROM_RETURNS), THREE), (IQLConfig, MOVE), (CQLConfig, MOVE)])
 def test_every_memory_learns(kind, actions):
     learner = learner_of(kind, actions)
     batch = sequences(burned=(0, 0, 0), actions=actions)

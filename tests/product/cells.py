@@ -12,6 +12,7 @@ from unittest import mock
 
 import numpy as np
 import torch.distributed
+from algorithm_cases import ALGORITHM_CASES, has_option
 from cue_env import ACTIONS, CUES, OBSERVATIONS, CueEnv, distance
 
 from lockstep import ALGORITHMS, SampleBatch, get_config
@@ -39,41 +40,6 @@ FACTORS: dict[str, tuple[str, ...]] = {
 
 # -- the configuration of a cell ---
 
-ON_POLICY = {"gamma": 0.5, "lr": 1e-2, "entropy_coeff": 0.0}
-MINIBATCHES = {**ON_POLICY, "train_batch_size": 128, "minibatch_size": 32, "num_epochs": 4}
-ACTION_VALUES = {"gamma": 0.5, "lr": 1e-2, "train_batch_size": 64, "epsilon": 0.3, "target_update_interval": 10}
-SOFT = {"gamma": 0.5, "lr": 1e-2, "train_batch_size": 64, "tau": 0.05}
-OFFLINE = {"gamma": 0.5, "lr": 1e-2, "train_batch_size": 64}
-TRAINING: dict[str, dict[str, Any]] = {
-    "ppo": MINIBATCHES,
-    "a2c": {**ON_POLICY, "lr": 2e-2, "train_batch_size": 32},
-    "reinforce": {"gamma": 0.5, "lr": 2e-2, "train_batch_size": 32},
-    "trpo": {"gamma": 0.5, "lr": 1e-2, "train_batch_size": 128, "num_epochs": 20, "max_kl": 0.05},
-    "impala": {**MINIBATCHES, "num_epochs": 2},
-    "appo": MINIBATCHES,
-    "pqn": {"gamma": 0.5, "lr": 1e-2, "train_batch_size": 128, "minibatch_size": 32, "num_epochs": 4, "epsilon": 0.3},
-    "dqn": ACTION_VALUES,
-    "c51": {**ACTION_VALUES, "num_atoms": 11, "v_min": -3.0, "v_max": 3.0},
-    "qrdqn": {**ACTION_VALUES, "num_quantiles": 8},
-    "rainbow": {**ACTION_VALUES, "num_atoms": 11, "v_min": -3.0, "v_max": 3.0},
-    "iqn": {**ACTION_VALUES, "num_cosines": 16},
-    "sac": {**SOFT, "initial_alpha": 0.02, "alpha_lr": 1e-3},
-    "tqc": {**SOFT, "initial_alpha": 0.02, "alpha_lr": 1e-3, "num_quantiles": 8, "quantiles_to_drop": 0},
-    "crossq": {
-        "gamma": 0.5,
-        "lr": 1e-2,
-        "train_batch_size": 64,
-        "initial_alpha": 0.02,
-        "alpha_lr": 1e-3,
-        "policy_delay": 1,
-    },
-    "td3": {**SOFT, "exploration_noise": 0.3, "target_noise": 0.05},
-    "bc": OFFLINE,
-    "marwil": {**OFFLINE, "beta": 4.0, "moving_average_sqd_adv_norm_start": 1.0, "max_weight": 20.0},
-    "cql": {**OFFLINE, "lr": 3e-3, "actor_lr": 3e-3, "num_actions": 4, "min_q_weight": 0.2, "tau": 0.05},
-    "iql": {**OFFLINE, "beta": 10.0, "tau": 0.05, "expectile": 0.8},
-    "td3_bc": {**OFFLINE, "lr": 3e-3, "tau": 0.05, "alpha": 20.0},
-}
 MEMORIES: dict[str, dict[str, Any]] = {
     "no memory": {},
     "lstm": {"recurrent": "lstm", "recurrent_size": 8},
@@ -95,8 +61,8 @@ def configured(cell: Cell, turned: bool = False) -> Any:
         normalize_observations=cell["normalized"] in ("observations", "both"),
         normalize_rewards=cell["normalized"] in ("rewards", "both"),
     )
-    config.training(**TRAINING[name]).evaluation(evaluation_interval=0).debugging(seed=1)
-    if name in ("sac", "tqc", "crossq", "cql"):
+    config.training(**ALGORITHM_CASES[name].product).evaluation(evaluation_interval=0).debugging(seed=1)
+    if has_option(name, "target_entropy"):
         config.training(target_entropy=-2.0 if in_a_box else 0.02)
     images = {"conv_filters": ((4, 4, 4),), "conv_activation": "tanh", "image_hiddens": (16,)}
     model = {
@@ -111,7 +77,7 @@ def configured(cell: Cell, turned: bool = False) -> Any:
     if cell["memory"] == "attention":
         config.training(lr=3e-3)
     if config.is_offline:
-        config.offline_data(input_=played(make(), 0.9 if name == "bc" else 0.5))
+        config.offline_data(input_=played(make(), 0.9 if ALGORITHM_CASES[name].imitates else 0.5))
         config.reporting(total_steps=1_000, steps_per_epoch=50)
     else:
         config.env_runners(num_envs_per_env_runner=8).reporting(total_steps=16_384, steps_per_epoch=256)

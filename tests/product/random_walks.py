@@ -26,6 +26,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from algorithm_cases import ALGORITHM_CASES, OFF_POLICY
 from host_waits import DEVICE, StandInDevice
 from runner_tools import ManyRunners
 from walk_parts import AGENTS, WORLDS, OwnBuffer, Watching, module_of, previous
@@ -38,9 +39,9 @@ from lockstep.trainer.build import RunLength
 EPOCHS = 4
 BY_CHANCE = ("id_", "duration_s")
 """names in states whose values are drawn or measured anew in each run"""
-DISCRETE = ("ppo", "a2c", "impala", "appo", "trpo", "pqn", "dqn", "rainbow", "qrdqn", "sac", "reinforce")
-OFF_POLICY = ("dqn", "rainbow", "qrdqn", "sac", "td3", "tqc", "crossq")
-CONTINUOUS = ("ppo", "a2c", "trpo", "sac", "td3", "tqc", "crossq")
+DISCRETE, CONTINUOUS = (
+    tuple(name for name, case in ALGORITHM_CASES.items() if kind in case.walks) for kind in ("Discrete", "Box")
+)
 MEMORIES: dict[str, dict[str, Any]] = {
     "none": {},
     "lstm": {"recurrent": "lstm", "recurrent_size": 4},
@@ -153,16 +154,12 @@ def configured(walk: Walk) -> Any:
             config.replay(prioritized=walk.priorities, n_step=walk.steps)
     else:
         config.training(train_batch_size=32)
-    if walk.algorithm in ("ppo", "pqn"):
+    small = ALGORITHM_CASES[walk.algorithm].small
+    config.training(**small)
+    if "minibatch_size" in small:
         config.training(minibatch_size=4 if walk.memory != "none" else 16, num_epochs=1)
-    if walk.algorithm == "appo":
-        config.training(minibatch_size=None, num_epochs=1)
-    if walk.algorithm in ("impala", "appo"):
-        config.training(max_lag=0)
-    if walk.algorithm == "rainbow":
-        config.training(num_atoms=5, v_min=-6.0, v_max=6.0)
-    if walk.algorithm in ("qrdqn", "tqc"):
-        config.training(num_quantiles=5)
+    if config.is_asynchronous:
+        config.training(minibatch_size=None, num_epochs=1, max_lag=0)
     if walk.agents != "one":
         config.multi_agent(policies=["first", "others"], policy_mapping_fn=module_of)
     if walk.whole_episodes:
@@ -498,7 +495,9 @@ def failures_of(seeds: Sequence[int]) -> dict[int, list[str]]:
 
 def plays_whole_episodes(walk: Walk) -> bool:
     """Whether collects of one agent end with whole episodes, which env runners share out in another way."""
-    return walk.agents == "one" and (walk.whole_episodes or walk.algorithm == "reinforce")
+    return walk.agents == "one" and (
+        walk.whole_episodes or configured(walk).env_runners.batch_mode == "complete_episodes"
+    )
 
 
 def straight_run(walk: Walk) -> dict[str, str]:

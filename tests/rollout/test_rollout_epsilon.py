@@ -4,9 +4,10 @@ from functools import partial
 
 import pytest
 from agent_games import game_config
+from algorithm_cases import class_of, exploring_by
 from runner_tools import ManyRunners
 
-from lockstep import AsyncCollector, Collector, DQNConfig, PPOConfig, RainbowConfig, TD3Config
+from lockstep import AsyncCollector, Collector, DQNConfig, PPOConfig, TD3Config
 from lockstep.learner.learner import STEPS_SAMPLED
 from lockstep.options.restarts import RestartLimits
 from lockstep.policy.policy import policy_within_training_step
@@ -88,7 +89,7 @@ def test_an_evaluation_reports_its_own_epsilon():
 
 @pytest.mark.parametrize(
     ("make", "env"),
-    [(RainbowConfig, "CartPole-v1"), (TD3Config, "Pendulum-v1"), (PPOConfig, "CartPole-v1")],
+    [(class_of(exploring_by("noisy")[0]), "CartPole-v1"), (TD3Config, "Pendulum-v1"), (PPOConfig, "CartPole-v1")],
 )
 def test_exploration_of_another_kind_has_no_epsilon(make, env):
     config = make().environment(env).rl_module(model_config={"hiddens": (4,)})

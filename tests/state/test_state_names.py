@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from algorithm_kinds import SPACES, takes
+from algorithm_cases import SPACES, WITH_ATOMS, takes
 
 import lockstep
 from lockstep import ALGORITHMS, PPOConfig, get_config
@@ -89,7 +89,7 @@ class Own:
     [
         (DefaultActorCriticModule, "lockstep.modules:DefaultActorCriticModule"),
         (Learner, "lockstep:Learner"),
-        (get_config("c51").sections["training"].__class__, "lockstep.algorithms.families:AtomTraining"),
+        (get_config(WITH_ATOMS).sections["training"].__class__, "lockstep.algorithms.families:AtomTraining"),
         (sign_of_rewards, "lockstep.recipes:sign_of_rewards"),
         (lockstep.trainer.BaseTrainer.run, "lockstep:BaseTrainer.run"),
         (top_function, f"{__name__}:top_function"),

@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
+from algorithm_cases import FAST, FROM_RETURNS, NAMES, OFF_POLICY, OFFLINE, takes
 from gymnasium import spaces
 from trainer_tools import collected, config_for, digest, learned
 
@@ -28,7 +29,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "hindsight": ("dqn", UNIFORM),
     "temperature": ("sac", UNIFORM),
     "delayed policy": ("td3", {}),
-    "offline": ("marwil", {}),
+    "offline": (FROM_RETURNS, {}),
     "offline pass after pass": ("bc", {"offline_data": {"columns": ("obs", "actions")}}),
 }
 ONE_ENV = {"env_runners": {"num_envs_per_env_runner": 1}}
@@ -36,15 +37,16 @@ SEQUENCES = {
     "rl_module": {"model_config": LSTM},
     "replay": {"sequence_length": 4, "burn_in": 2, "prioritized": True, "n_step": 2},
 }
+OF_DATA = next(name for name in OFFLINE if name in FAST)
+OTHERS = [name for name in NAMES if name not in {*(algorithm for algorithm, _ in KINDS.values()), OF_DATA}]
+"""algorithms that no kind of run stands for"""
 MORE_KINDS = {
     "one environment": ("ppo", ONE_ENV),
     "intrinsic rewards": ("ppo", {"training": {"intrinsic_reward": "rnd"}}),
     "intrinsic rewards, replay": ("dqn", {**UNIFORM, "training": {"intrinsic_reward": "rnd"}}),
     "sequences": ("dqn", SEQUENCES),
-    "offline sequences": ("iql", {"rl_module": {"model_config": LSTM}}),
-    **{name: (name, {}) for name in ("a2c", "reinforce", "trpo", "pqn", "c51", "qrdqn", "iqn", "rainbow")},
-    "tqc": ("tqc", UNIFORM),
-    "crossq": ("crossq", UNIFORM),
+    "offline sequences": (OF_DATA, {"rl_module": {"model_config": LSTM}}),
+    **{name: (name, UNIFORM if name in OFF_POLICY and takes(name, "box") else {}) for name in OTHERS},
 }
 
 

@@ -9,11 +9,12 @@ import shutil
 import signal
 
 import pytest
+from algorithm_cases import ON_POLICY
 from parts import fast_if
 from scenario_tools import KINDS, Paying, config_of, trainer_of
 from trainer_tools import At, config_for, digest, learned, records_of
 
-from lockstep import Policy, load_policy
+from lockstep import Policy, get_config, load_policy
 from lockstep.runs.run import prepare_resume, prepare_run, resume
 from lockstep.state.checkpoint import (
     CheckpointError,
@@ -336,7 +337,8 @@ def test_a_run_that_is_killed_at_its_curve_gets_one_when_it_is_finished(processe
 
 def test_a_run_of_whole_episodes_that_was_killed_after_its_last_checkpoint_is_finished(folder):
     """Whole episodes may bring more steps than one collect has."""
-    config = config_for("reinforce", total_steps=16, num_envs=2, training={"train_batch_size": 8})
+    (algorithm,) = (name for name in ON_POLICY if get_config(name).env_runners.batch_mode == "complete_episodes")
+    config = config_for(algorithm, total_steps=16, num_envs=2, training={"train_batch_size": 8})
     whole = prepare_run(config, folder).finish()
     assert whole.info.train_step >= 16 + 8, "beyond its end by more than one collect asks for"
     (whole.path / "summary.json").unlink()

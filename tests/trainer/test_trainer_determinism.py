@@ -3,7 +3,7 @@
 from functools import partial
 
 import pytest
-from algorithm_kinds import NAMES, OFF_POLICY, OFFLINE
+from algorithm_cases import NAMES, OFF_POLICY, OFFLINE
 from parts import fast_if
 from trainer_tools import by_hand, collected, digest, learned, smallest_config
 

@@ -1,12 +1,11 @@
 """Metrics that the algorithms report in the `metrics.jsonl` of a run."""
 
 import pytest
+from algorithm_cases import exploring_by
 from trainer_tools import smallest_config
 
 import lockstep
 from lockstep.tracking.records import read_metrics
-
-EPSILON_GREEDY = ("dqn", "c51", "qrdqn", "iqn", "pqn")
 
 
 def metrics_of(config, scope, folder):
@@ -17,7 +16,7 @@ def metrics_of(config, scope, folder):
     return [record["data"] for record in read_metrics(path) if record["scope"] == scope]
 
 
-@pytest.mark.parametrize("algorithm", EPSILON_GREEDY)
+@pytest.mark.parametrize("algorithm", exploring_by("epsilon"))
 def test_epsilon_is_reported_for_each_collect(algorithm, tmp_path):
     config = smallest_config(algorithm).training(epsilon=[[0, 1.0], [100, 0.5]])
     found = [data["epsilon"] for data in metrics_of(config, "train", tmp_path)]
@@ -27,7 +26,7 @@ def test_epsilon_is_reported_for_each_collect(algorithm, tmp_path):
 
 
 def test_noise_in_weights_has_no_epsilon_to_report(tmp_path):
-    found = metrics_of(smallest_config("rainbow"), "train", tmp_path)
+    found = metrics_of(smallest_config(exploring_by("noisy")[0]), "train", tmp_path)
     assert found
     assert not any("epsilon" in data for data in found)
 

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from algorithm_kinds import OFFLINE
+from algorithm_cases import ALGORITHM_CASES, FROM_RETURNS, OFFLINE, class_of, where
 from gymnasium import spaces
 from trainer_tools import by_hand, config_for, learned, random_transitions
 
-from lockstep import BCConfig, DQNConfig, MARWILConfig, OfflineTrainer, Policy, SampleBatch, get_config
+from lockstep import BCConfig, DQNConfig, OfflineTrainer, Policy, SampleBatch, get_config
 from lockstep.data import OfflineDataset, write_rows
 from lockstep.replay import PrioritizedReplayBuffer, ReplayBuffer
 from lockstep.rollout import MalformedBufferError
@@ -36,7 +36,10 @@ def data():
     return ReplayBuffer.from_batch(batch_of())
 
 
-def config_of(kind=MARWILConfig, **sections):
+WEIGHED = class_of(FROM_RETURNS)
+
+
+def config_of(kind=WEIGHED, **sections):
     sections.setdefault("training", {}).setdefault("train_batch_size", 16)
     config = kind().environment("CartPole-v1").rl_module(model_config={"hiddens": (8,)})
     config.reporting(total_steps=140, steps_per_epoch=70)
@@ -45,7 +48,7 @@ def config_of(kind=MARWILConfig, **sections):
     return config
 
 
-def trainer_of(buffer, kind=MARWILConfig, learner=None, **options):
+def trainer_of(buffer, kind=WEIGHED, learner=None, **options):
     training = {} if learner is None else {"learner_class": learner}
     return by_hand(config_of(kind, training=training), evaluate=False, buffer=buffer, **options)
 
@@ -132,7 +135,7 @@ def test_a_buffer_that_discounts_otherwise_is_refused_by_who_bootstraps_from_it(
 
     for fitting in ({"n_step": 3, "gamma": 0.9}, {"gamma": 0.8}):  # the second sums nothing
         assert trainer(**fitting)
-    if algorithm in ("marwil", "bc"):
+    if not ALGORITHM_CASES[algorithm].has_errors:
         assert trainer(n_step=3, gamma=0.8)
         return
     with pytest.raises(ValueError, match=r"sums n_step=3 rewards with gamma=0.8, the policy learns with gamma=0.9"):
@@ -160,7 +163,7 @@ def test_an_empty_or_malformed_buffer_raises_malformed_buffer_error(data, tmp_pa
         with pytest.raises(MalformedBufferError, match=message):
             trainer_of(buffer)
     rows = OfflineDataset(write_rows(tmp_path / "rows", batch_of()))
-    with pytest.raises(MalformedBufferError, match="marwil needs the returns of whole episodes"):
+    with pytest.raises(MalformedBufferError, match=f"{FROM_RETURNS} needs the returns of whole episodes"):
         trainer_of(rows)
     with pytest.raises(FileNotFoundError, match="no Minari dataset 'nobody/nothing-v0'"):
         trainer_of("nobody/nothing-v0")
@@ -276,7 +279,7 @@ def test_checkpoint_callback_names_offline_checkpoints_by_gradient_steps_and_sav
     assert learned(again) == learned(straight)
 
 
-@pytest.mark.parametrize("algorithm", ["bc", "marwil"])
+@pytest.mark.parametrize("algorithm", where(lambda case: not case.has_errors))
 def test_a_buffer_that_draws_by_priority_is_refused_where_no_errors_make_priorities(algorithm):
     batch = random_transitions("CartPole-v1")
     config = get_config(algorithm).environment("CartPole-v1").reporting(total_steps=2)

@@ -7,6 +7,7 @@ from functools import partial
 import gymnasium as gym
 import numpy as np
 import pytest
+from algorithm_cases import exploring_by
 from gymnasium.vector import SyncVectorEnv
 from scenario_tools import TRAINERS, trainer_of
 from trainer_tools import by_hand, config_for
@@ -258,7 +259,7 @@ def test_a_buffer_that_does_it_or_more_is_taken():
             assert build().buffer.options.n_step == options["n_step"]
 
 
-def test_rainbow_does_not_learn_from_single_steps_that_are_drawn_alike():
-    for build in with_own_buffer({}, {}, kind="rainbow"):
+def test_an_own_buffer_must_do_what_is_default_for_the_algorithm():
+    for build in with_own_buffer({}, {}, kind=exploring_by("noisy")[0]):
         with pytest.raises(ValueError, match="which only a buffer made from it has"):
             build()

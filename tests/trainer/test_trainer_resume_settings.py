@@ -4,6 +4,7 @@ import json
 import warnings
 
 import pytest
+from algorithm_cases import WITH_ATOMS
 from scenario_tools import KINDS, config_of
 from trainer_tools import digest, learned, records_of
 
@@ -143,11 +144,11 @@ def test_an_option_that_a_run_keeps_is_refused_by_name_and_nothing_changes(share
         (path / "config.json").write_bytes(kept)
 
 
-@pytest.mark.parametrize("kind", ["sac", "c51", "ppo"])
+@pytest.mark.parametrize("kind", ["sac", WITH_ATOMS, "ppo"])
 def test_options_whose_state_goes_on_are_named_by_each_algorithm(kind):
     before = get_config(kind).environment("CartPole-v1")
     name = before.first_values[0]
-    after = before.copy().training(**{name: 0.75 if kind != "c51" else 7})
+    after = before.copy().training(**{name: 0.75 if kind != WITH_ATOMS else 7})
     with pytest.raises(ValueError, match=rf"training\.{name}=.* what has become of it"):
         check_changes(changes_between(before, after), after.first_values)
 

@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
-from algorithm_kinds import takes
+from algorithm_cases import ALGORITHM_CASES, takes
 
 from lockstep import Collector, OfflineTrainer, OffpolicyTrainer, OnpolicyTrainer, SampleBatch, get_config
 from lockstep.tracking import LazyLogger
@@ -44,17 +44,7 @@ def config_for(
         config.replay(capacity=200, learning_starts=64, update_per_step=0.3, n_step=3, prioritized=True)
     if config.is_offline:
         config.offline_data(input_=random_transitions(env))
-    options = {
-        "ppo": {"minibatch_size": 32, "num_epochs": 2},
-        "pqn": {"minibatch_size": 8},
-        "trpo": {"num_epochs": 3},
-        "dqn": {"target_update_interval": 7},
-        "c51": {"target_update_interval": 7, "num_atoms": 5, "v_min": 0.0, "v_max": 40.0},
-        "qrdqn": {"target_update_interval": 7, "num_quantiles": 5},
-        "rainbow": {"target_update_interval": 7, "num_atoms": 5, "v_min": 0.0, "v_max": 40.0},
-        "iqn": {"target_update_interval": 7, "num_quantiles": 5, "num_cosines": 8},
-    }
-    config.training(**options.get(algorithm, {}))
+    config.training(**ALGORITHM_CASES[algorithm].small)
     config.evaluation(evaluation_duration=3, evaluation_num_envs=2)
     config.rl_module(model_config={"hiddens": (8,), "critic_hiddens": (8,)})
     config.reporting(total_steps=total_steps, steps_per_epoch=128)

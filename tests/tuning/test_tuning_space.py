@@ -4,7 +4,7 @@ import json
 
 import optuna
 import pytest
-from algorithm_kinds import takes
+from algorithm_cases import takes
 
 from lockstep import ALGORITHMS, PPOConfig, get_config, tune
 from lockstep.recipes import find_recipe
