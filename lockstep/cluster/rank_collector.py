@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
+from lockstep.data.trees import Tree, map_tree, zip_trees
 from lockstep.learner.many.reduction import Reducer
 from lockstep.rollout.config import EnvRunnersSection
 from lockstep.rollout.env_runner import EnvRunner
@@ -170,20 +172,21 @@ def _state_of_runners(state: Mapping[str, Any], number: int) -> dict[str, Any]:
     return {"group": group, "counters": state["counters"], "buffer": state.get("buffer")}
 
 
-def _joined(parts: Sequence[Any]) -> Any:
-    first = parts[0]
+def _joined(parts: Sequence[Tree]) -> Tree:
+    """Return the entries of all environments from those of each runner; None where one of them has none."""
+
+    def join(leaves: list[Any]) -> Any:
+        if any(leaf is None for leaf in leaves):
+            return None
+        if isinstance(leaves[0], np.ndarray):
+            return np.concatenate(leaves)
+        return list(chain.from_iterable(leaves))
+
     if any(part is None for part in parts):
         return None
-    if isinstance(first, dict):
-        return {name: _joined([part[name] for part in parts]) for name in first}
-    if isinstance(first, tuple):
-        return tuple(map(_joined, zip(*parts)))
-    return np.concatenate(parts) if isinstance(first, np.ndarray) else [each for part in parts for each in part]
+    return zip_trees(join, parts, "the state of collectors")
 
 
-def _rows_of(value: Any, rows: slice) -> Any:
-    if isinstance(value, dict):
-        return {name: _rows_of(part, rows) for name, part in value.items()}
-    if isinstance(value, tuple):
-        return tuple(_rows_of(part, rows) for part in value)
-    return None if value is None else value[rows]
+def _rows_of(value: Tree, rows: slice) -> Tree:
+    """Return the entries of these environments; None where there are none."""
+    return map_tree(lambda leaf: None if leaf is None else leaf[rows], value)

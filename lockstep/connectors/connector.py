@@ -14,9 +14,17 @@ from gymnasium.spaces import Space
 from torch import Tensor
 
 from lockstep.data.actions import ACTION_MASK, carries_mask
-from lockstep.data.trees import Tree, map_tree, rows_of, zip_trees
+from lockstep.data.trees import (
+    Tree,
+    allocate,
+    map_pair,
+    map_tree,
+    named_leaves,
+    rows_of,
+    stack_observations,
+    zip_trees,
+)
 from lockstep.envs import StepResult
-from lockstep.envs.trees import allocate, stack_rows
 from lockstep.ops.statistics import RunningMoments
 
 Leaf = Callable[[Any], Any]
@@ -199,13 +207,13 @@ def same(data: Any) -> Any:
     return data
 
 
-def apply_leaves(transforms: Any, data: Any) -> Any:
-    """Return the tree `data` with each leaf transformed by what stands in its place in `transforms`."""
-    if isinstance(transforms, dict):
-        return {key: apply_leaves(transform, data[key]) for key, transform in transforms.items()}
-    if isinstance(transforms, tuple):
-        return tuple(apply_leaves(transform, part) for transform, part in zip(transforms, data))
-    return transforms(data)
+def apply_leaves(transforms: Tree, data: Tree) -> Tree:
+    """Return the tree `data` with each leaf transformed by the function at its place in `transforms`."""
+    return map_pair(_apply, transforms, data)
+
+
+def _apply(transform: Leaf, data: Any) -> Any:
+    return transform(data)
 
 
 class ObsPipeline:
@@ -251,7 +259,7 @@ class ObsPipeline:
         """Raise `ValueError` where a bound connector makes of two rows something else than its output space says."""
         sampled = copy.deepcopy(input_space)
         sampled.seed(0)
-        output = connector(stack_rows(input_space, [sampled.sample() for _ in range(2)]))
+        output = connector(stack_observations(input_space, [sampled.sample() for _ in range(2)]))
         connector.reset()
         found, wanted = _forms(output), _forms(allocate(output_space, 2))
         if found != wanted:
@@ -390,11 +398,6 @@ def _with_spaces(tree: Tree, space: Space[Any]) -> Iterator[tuple[Any, Space[Any
         yield tree, space
 
 
-def _forms(tree: Any) -> Any:
-    """Return shape and dtype of each leaf, keys in their order."""
-    if isinstance(tree, Mapping):
-        return [(key, _forms(part)) for key, part in tree.items()]
-    if isinstance(tree, tuple):
-        return tuple(map(_forms, tree))
-    array = np.asarray(tree)
-    return array.shape, array.dtype.name
+def _forms(tree: Tree) -> list[tuple[str, tuple[int, ...], str]]:
+    """Return path, shape and dtype of each leaf, in the order of the keys."""
+    return [(path, leaf.shape, leaf.dtype.name) for path, leaf in named_leaves("obs", map_tree(np.asarray, tree))]

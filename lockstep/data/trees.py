@@ -1,6 +1,7 @@
-"""Columns may be nested (dicts and tuples of arrays): walking, stacking, joining, reading and writing them.
+"""Trees of arrays, the one place that walks them: mapping, stacking, joining, reading and writing their rows.
 
-A *leaf* is a numpy array or a torch tensor whose first axis counts rows.
+A tree is a leaf, or a dict or tuple of trees; dicts keep the order of their keys. A *leaf* is a numpy array or a torch
+tensor whose first axis counts rows; columns, observations and actions may be nested.
 """
 
 from __future__ import annotations
@@ -34,6 +35,33 @@ def map_tree(function: Callable[[Any], Any], tree: Tree) -> Tree:
     if isinstance(tree, tuple):
         return _same_tuple(tree, [map_tree(function, value) for value in tree])
     return function(tree)
+
+
+def map_named(function: Callable[[str, Any], Any], name: str, tree: Tree) -> Tree:
+    """Return the same tree with `function(path, leaf)` in place of each leaf; paths as those of `named_leaves`."""
+    if isinstance(tree, dict):
+        return {key: map_named(function, f"{name}/{key}", value) for key, value in tree.items()}
+    if isinstance(tree, tuple):
+        return _same_tuple(tree, [map_named(function, f"{name}/{index}", value) for index, value in enumerate(tree)])
+    return function(name, tree)
+
+
+def map_pair(function: Callable[[Any, Any], Any], tree: Tree, other: Tree) -> Tree:
+    """Return the same tree with `function(leaf, part)` in place of each leaf, `part` being at its place in `other`.
+
+    Parts of `other` that `tree` lacks are passed over. `KeyError` for one that `other` lacks, `ValueError` for a tuple
+    of another length.
+    """
+    if isinstance(tree, dict):
+        return {
+            key: map_pair(function, value, other[key])
+            if isinstance(value, (dict, tuple))
+            else function(value, other[key])
+            for key, value in tree.items()
+        }
+    if isinstance(tree, tuple):
+        return _same_tuple(tree, [map_pair(function, *pair) for pair in zip(tree, other, strict=True)])
+    return function(tree, other)
 
 
 def zip_trees(function: Callable[[list[Any]], Any], trees: Sequence[Tree], name: str) -> Tree:
@@ -253,8 +281,43 @@ def to_torch_leaf(leaf: Leaf) -> Any:
 
 
 def rows_of(tree: Tree, index: Any) -> Tree:
-    """Return `leaf[index]` of every leaf; one row of a column for an int."""
+    """Return `leaf[index]` of every leaf: one row for an int, views for a slice, copies for a list or a mask."""
     return map_tree(lambda leaf: leaf[index], tree)
+
+
+def write_rows(tree: Tree, index: Any, values: Tree) -> None:
+    """Write `values` into these rows of each leaf; `...` means all rows.
+
+    Raises:
+        KeyError, ValueError: a part of the tree has no values, or values of another shape.
+    """
+
+    def write(leaf: Leaf, value: Any) -> None:
+        leaf[index] = value
+
+    map_pair(write, tree, values)
+
+
+def allocate(space: spaces.Space[Any], num_rows: int) -> Tree:
+    """Return a zeroed tree of arrays `[num_rows, ...]` for a space: dicts for Dict, tuples for Tuple."""
+    if isinstance(space, spaces.Dict):
+        return {key: allocate(part, num_rows) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(allocate(part, num_rows) for part in space.spaces)
+    return np.zeros((num_rows, *(space.shape or ())), space.dtype)
+
+
+def stack_observations(space: spaces.Space[Any], observations: Sequence[Tree]) -> Tree:
+    """Return a new tree `[len(observations), ...]` of single observations, in the dtypes of their space."""
+    tree = allocate(space, len(observations))
+    for row, observation in enumerate(observations):
+        write_rows(tree, row, observation)
+    return tree
+
+
+def as_arrays(tree: Tree) -> Tree:
+    """Return the same tree with numpy arrays as leaves (jax and torch arrays are converted)."""
+    return tree if isinstance(tree, np.ndarray) else map_tree(np.asarray, tree)
 
 
 def leaf_bytes(leaf: Leaf) -> int:

@@ -85,6 +85,21 @@ def short(space: spaces.Space[Any]) -> str:
     return text if len(text) < 120 else f"{type(space).__name__}(shape={space.shape}, dtype={space.dtype})"
 
 
+def check_supported(space: spaces.Space[Any], name: str) -> None:
+    """Raise `ValueError` for a space that has no array of fixed size (Text, Graph, Sequence, ...), or no entries."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts: Any = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        for key, part in parts:
+            check_supported(part, f"{name}[{key!r}]")
+    elif not isinstance(space, ARRAY_SPACES):
+        raise ValueError(
+            f"{name} is {space!r}, which has no array of fixed size. Allowed: Box, Discrete, MultiDiscrete, "
+            "MultiBinary, and Dict or Tuple of these. Wrap the environment so that it gives one of them."
+        )
+    else:
+        check_entries(space, name)
+
+
 def check_entries(space: spaces.Space[Any], name: str) -> None:
     """Raise `ValueError` for a space that is, or has in it, an array without entries."""
     if isinstance(space, spaces.Dict | spaces.Tuple):

@@ -19,11 +19,22 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
 from lockstep.data.trees import Tree, copy_arrays, map_tree
-from lockstep.data.values import BoundsWatch, ObservationForm, OutsideError
+from lockstep.data.values import BoundsWatch, ObservationForm, OutsideError, check_supported
 from lockstep.envs.errors import EnvironmentStepError, step_error
-from lockstep.envs.trees import check_supported
 
 Flags = npt.NDArray[np.bool_]
+
+
+def space_of(env: Any, name: str) -> spaces.Space:
+    """Return the space that an environment has under this name; `ValueError` where it has none."""
+    space = getattr(env, name, None)
+    if isinstance(space, spaces.Space):
+        return space
+    example = "Discrete(2)" if "action" in name else "Box(-1.0, 1.0, (4,))"
+    raise ValueError(
+        f"{name} of {env!r} is {space!r}; it must be a gymnasium space. Set it in the environment's __init__, e.g. "
+        f"self.{name} = gymnasium.spaces.{example}."
+    )
 
 
 class StepResult:

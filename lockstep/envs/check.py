@@ -26,8 +26,8 @@ from lockstep.data.actions import (
     mask_size,
 )
 from lockstep.data.trees import Tree, leaves_of_space, map_tree, rows_of, trees_equal
-from lockstep.data.values import as_reward, held
-from lockstep.envs import trees
+from lockstep.data.values import as_reward, check_supported, held
+from lockstep.envs.boundary import space_of
 from lockstep.envs.errors import FORMS, OLD_API, RAISED
 from lockstep.envs.make import AnyEnv, named_environment, one_env, single_env_factory
 from lockstep.envs.multi_agent import Play, is_agent_env, play_of
@@ -160,9 +160,9 @@ class _Examination:
         for name in ("observation_space", "action_space"):
             kind = "missing"
             try:
-                space = trees.space_of(self.env, name)
+                space = space_of(self.env, name)
                 kind = "unsupported"
-                trees.check_supported(space, name)
+                check_supported(space, name)
             except ValueError as error:
                 self.add("error", f"{name}_{kind}", str(error))
         if self.findings:
@@ -414,7 +414,7 @@ class _AgentsExamination(_Examination):
         for kind, spaces_of_agents in self._spaces.items():
             for agent, space in spaces_of_agents.items():
                 try:
-                    trees.check_supported(space, f"the {kind} space of agent {agent!r}")
+                    check_supported(space, f"the {kind} space of agent {agent!r}")
                 except ValueError as error:
                     self.add("error", f"{kind}_space_unsupported", str(error))
         return not self.findings

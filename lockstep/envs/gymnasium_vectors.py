@@ -20,9 +20,8 @@ import numpy.typing as npt
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from lockstep.data.trees import Tree, copy_arrays, rows_of
+from lockstep.data.trees import Tree, allocate, as_arrays, copy_arrays, rows_of, write_rows
 from lockstep.data.values import as_rewards
-from lockstep.envs import trees
 from lockstep.envs.boundary import Flags, RowInfos, StepResult, VectorBoundary
 from lockstep.envs.env_state import env_state, set_env_state, tells_state
 from lockstep.envs.errors import (
@@ -95,7 +94,7 @@ class VectorEnvBoundary(VectorBoundary):
             if self.infos is not None:
                 self._keep_reset(infos, options)
             self._check_given()
-            return self._form.hold(trees.as_arrays(obs), (self.num_envs,))
+            return self._form.hold(as_arrays(obs), (self.num_envs,))
         except EnvironmentStepError:
             raise
         except RAISED as error:
@@ -177,7 +176,7 @@ class VectorEnvBoundary(VectorBoundary):
             self._check_given(actions=actions)
         result = self._result
         if type(obs) is not np.ndarray:
-            obs = trees.as_arrays(obs)
+            obs = as_arrays(obs)
         if type(rewards) is not np.ndarray:
             terminateds, truncateds = map(np.asarray, (terminateds, truncateds))
         try:
@@ -205,7 +204,7 @@ class VectorEnvBoundary(VectorBoundary):
             result.final_obs = (rows, self._final_from_infos(infos, rows))
             infos = infos.get("final_info") or {}
         else:
-            result.final_obs = (rows, trees.gather(result.obs, rows))
+            result.final_obs = (rows, rows_of(result.obs, rows))
         result.infos = {row: _info_of_row(infos, row) for row in rows.tolist()} if infos else None
         if self._resets_here:
             result.obs = self._reset_rows(None, options={"reset_mask": done})
@@ -228,8 +227,8 @@ class VectorEnvBoundary(VectorBoundary):
                     f"observations ({error}). gymnasium's vectors keep the last observation of an episode under this "
                     "key: an environment must not use it in its own info"
                 ) from error
-        held = self._form.hold(trees.as_arrays(final), (self.num_envs,))
-        return trees.gather(held, rows)  # a plain batch, as AtariVectorEnv gives
+        held = self._form.hold(as_arrays(final), (self.num_envs,))
+        return rows_of(held, rows)  # a plain batch, as AtariVectorEnv gives
 
     def _stateful_envs(self) -> list[Any]:
         """Return the environments that can tell a state, those of a `SyncVectorEnv` or a native vector; else none."""
@@ -253,8 +252,8 @@ class VectorEnvBoundary(VectorBoundary):
             return super().set_state(state)
         self._check_number("set_state", "states", state["envs"], len(envs))
         self.reset()
-        obs = trees.allocate(self.observation_space, self.num_envs)
-        trees.scatter(obs, ..., state["obs"])
+        obs = allocate(self.observation_space, self.num_envs)
+        write_rows(obs, ..., state["obs"])
         for env, env_part in zip(envs, state["envs"], strict=True):
             set_env_state(env, env_part)
         self._result.obs = obs

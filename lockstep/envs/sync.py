@@ -18,10 +18,9 @@ from gymnasium.spaces import Discrete
 from gymnasium.vector.utils import batch_space, iterate
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
-from lockstep.data.trees import Tree, copy_arrays
+from lockstep.data.trees import Tree, allocate, concat_trees, copy_arrays, write_rows
 from lockstep.data.values import ARRAY_SPACES, NOT_A_ROW, as_reward, row_views
-from lockstep.envs import trees
-from lockstep.envs.boundary import RowInfos, StepResult, VectorBoundary
+from lockstep.envs.boundary import RowInfos, StepResult, VectorBoundary, space_of
 from lockstep.envs.env_state import elapsed_steps, env_state, set_elapsed_steps, set_env_state
 from lockstep.envs.errors import RAISED, step_error
 
@@ -50,7 +49,7 @@ class LightSyncVectorEnv(VectorBoundary):
         self.envs: list[gym.Env] = [make() for make in env_fns]
         self.num_envs = len(self.envs)
         first = self.envs[0]
-        self._take_spaces(trees.space_of(first, "observation_space"), trees.space_of(first, "action_space"))
+        self._take_spaces(space_of(first, "observation_space"), space_of(first, "action_space"))
         self.single_env_spec = first.spec
         self._check_equal_spaces()
         if owns_envs:
@@ -62,7 +61,7 @@ class LightSyncVectorEnv(VectorBoundary):
         self._batched_actions = batch_space(self.action_space, self.num_envs)
         self._rows_of_actions = isinstance(self.action_space, ARRAY_SPACES)
         self._gives_arrays = not self._rows_of_actions or bool(self.action_space.shape)
-        self._obs = trees.allocate(self.observation_space, self.num_envs)
+        self._obs = allocate(self.observation_space, self.num_envs)
         self._result = StepResult(self._obs, self.num_envs)
         self._take_views()
         self._clock = 0
@@ -93,7 +92,7 @@ class LightSyncVectorEnv(VectorBoundary):
                     "function that makes environments must make a new one at each call."
                 )
             for name in ("observation_space", "action_space"):
-                if trees.space_of(env, name) != getattr(self, name):
+                if space_of(env, name) != getattr(self, name):
                     raise ValueError(
                         f"environment {index} has {name} {getattr(env, name)}, environment 0 has "
                         f"{getattr(self, name)}: all environments of one vector must have equal spaces."
@@ -161,7 +160,7 @@ class LightSyncVectorEnv(VectorBoundary):
             self._fail(error, row, actions)
         if ended is not None:
             rows = np.array([row for row, _, _ in ended], np.int64)
-            result.final_obs = (rows, trees.concatenate([last for _, last, _ in ended]))
+            result.final_obs = (rows, concat_trees([last for _, last, _ in ended], "observation"))
             result.infos = {row: info for row, _, info in ended if info} or None
             result.any_done = True
         if self._watch is not None:
@@ -197,7 +196,7 @@ class LightSyncVectorEnv(VectorBoundary):
             for limit, limits in zip(self._limits, self._time_limits, strict=True)
         ]
         self._begin(deadlines)
-        trees.scatter(self._obs, ..., state["obs"])
+        write_rows(self._obs, ..., state["obs"])
         return self._obs
 
     def keep_infos(self) -> None:

@@ -21,10 +21,9 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import CloudpickleWrapper, batch_space, iterate
 
-from lockstep.data.trees import Tree, copy_arrays, map_tree
+from lockstep.data.trees import Tree, allocate, concat_trees, copy_arrays, map_tree, rows_of, write_rows
 from lockstep.data.values import ARRAY_SPACES, ObservationForm, as_reward
-from lockstep.envs import trees
-from lockstep.envs.boundary import RowInfos, StepResult, VectorBoundary
+from lockstep.envs.boundary import RowInfos, StepResult, VectorBoundary, space_of
 from lockstep.envs.channel import Channel, seconds_until
 from lockstep.envs.env_state import env_state, set_env_state
 from lockstep.envs.errors import RAISED, EnvironmentStepError, EnvironmentTimeoutError, WorkerTraceback, step_error
@@ -85,7 +84,7 @@ class WorkerVectorEnv(VectorBoundary):
             )
         self.num_envs = len(env_fns)
         probe = env_fns[0]()
-        self._take_spaces(trees.space_of(probe, "observation_space"), trees.space_of(probe, "action_space"))
+        self._take_spaces(space_of(probe, "observation_space"), space_of(probe, "action_space"))
         self.single_env_spec = probe.spec
         probe.close()
         self.step_timeout, self.restarts = step_timeout, RestartBudget(restarts or RestartLimits())
@@ -237,7 +236,7 @@ class WorkerVectorEnv(VectorBoundary):
         lost = [each.row for each in arrived if each.lost]
         if done:
             rows = np.array([each.row for each in done], np.int64)
-            result.final_obs = (rows, trees.concatenate([each.final_obs for each in done]))
+            result.final_obs = (rows, concat_trees([each.final_obs for each in done], "observation"))
             result.infos = {each.row: each.info for each in done if each.info} or None
         if lost:
             result.lost = np.array(lost, np.int64)
@@ -288,7 +287,7 @@ class WorkerVectorEnv(VectorBoundary):
             if answer.final_obs is not None:
                 self._compare_bounds(answer.final_obs, [answer.row], num_ended=1)
         rows = [answer.row for answer in answers]
-        self._compare_bounds(trees.gather(self.observations, rows), rows)
+        self._compare_bounds(rows_of(self.observations, rows), rows)
 
     def _rows_to_receive(self) -> list[int]:
         """Wait until a sent row has answered or has had its time; return the rows of which that is true."""
@@ -323,7 +322,7 @@ class WorkerVectorEnv(VectorBoundary):
         self._check_number("set_state", "states", state["envs"], self.num_envs)
         self.drain()
         self._ask_all("set_state", state["envs"])
-        trees.scatter(self.observations, ..., state["obs"])
+        write_rows(self.observations, ..., state["obs"])
         self._started = True
         return self.observations
 
@@ -385,7 +384,7 @@ def _shared_tree(space: spaces.Space[Any], num_envs: int, make: Callable[[int], 
     def on_shared(leaf: np.ndarray) -> np.ndarray:
         return np.frombuffer(make(max(1, leaf.nbytes)), leaf.dtype, leaf.size).reshape(leaf.shape)
 
-    return map_tree(on_shared, trees.allocate(space, num_envs))
+    return map_tree(on_shared, allocate(space, num_envs))
 
 
 def _work(make_env: Callable[[], gym.Env], row: int, num_envs: int, channel: Channel, memory: list[Any]) -> None:

@@ -252,15 +252,9 @@ def _random(space: Space[Any]) -> Frames:
     batched.seed(SEED)
     begins = np.ones(ROWS, bool)
     while True:
-        obs = map_tree(_tamed, _as_dict(batched.sample()))
+        obs = map_tree(_tamed, batched.sample())
         yield obs, begins, rng.standard_normal(ROWS)
         begins = rng.random(ROWS) < RANDOM_ENDS
-
-
-def _as_dict(tree: Any) -> Any:
-    if isinstance(tree, dict):
-        return {key: _as_dict(part) for key, part in tree.items()}
-    return tuple(map(_as_dict, tree)) if isinstance(tree, tuple) else tree
 
 
 def _tamed(leaf: np.ndarray) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from lockstep.data.columns import Columns
-from lockstep.data.trees import Tree, map_tree
+from lockstep.data.trees import map_tree
 
 LazyNetwork = Any
 """An `RLModule`, whose file imports this one."""
@@ -62,14 +61,7 @@ def _drawn_batch(module: LazyNetwork) -> dict[str, Any]:
         found = found.to(torch.get_default_dtype()) if found.is_floating_point() else found
         return found.unsqueeze(1) if state else found
 
-    batch: dict[str, Any] = {Columns.OBS: map_tree(tensor, _plain_tree(space.sample()))}
+    batch: dict[str, Any] = {Columns.OBS: map_tree(tensor, space.sample())}
     if state:
         batch[Columns.STATE_IN] = {name: torch.stack([leaf, leaf]) for name, leaf in state.items()}
     return batch
-
-
-def _plain_tree(tree: Tree) -> Any:
-    """Return a sample of a Dict space as a plain dict."""
-    if isinstance(tree, Mapping):
-        return {key: _plain_tree(part) for key, part in tree.items()}
-    return tuple(map(_plain_tree, tree)) if isinstance(tree, tuple) else tree

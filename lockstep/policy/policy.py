@@ -28,9 +28,8 @@ from lockstep.data.columns import Columns
 from lockstep.data.minibatch import num_units, take_units
 from lockstep.data.rollout import EpisodeStore, RolloutStore
 from lockstep.data.spaces import describe_space
-from lockstep.data.trees import leaves, rows_of
+from lockstep.data.trees import leaves, rows_of, stack_observations
 from lockstep.envs.multi_agent import with_agent_id
-from lockstep.envs.trees import stack_rows
 from lockstep.export.hub import pretrained_checkpoint, upload_pretrained, write_pretrained
 from lockstep.learner.config import check_policies_to_train, checked_spec, mapping_in_one_form
 from lockstep.learner.group import LearnerGroup
@@ -292,7 +291,7 @@ class Policy:
         for module_id, agents in agents_of.items():
             part, before = self.acting[module_id], None
             seen = [self._seen_by(agent, part, observations[agent], rewards.get(agent)) for agent in agents]
-            obs = stack_rows(part.seen_space, seen)
+            obs = stack_observations(part.seen_space, seen)
             if part.is_stateful:
                 initial = {name: leaf[0] for name, leaf in part.get_initial_state(1).items()}
                 rows = [states.get(agent, initial) for agent in agents]

@@ -19,7 +19,7 @@ import torch
 from gymnasium import spaces
 
 from lockstep.data.columns import Columns
-from lockstep.data.trees import is_numeric, leaves, map_tree, named_leaves, to_numpy_leaf
+from lockstep.data.trees import is_numeric, leaves, map_named, map_tree, named_leaves, to_numpy_leaf
 from lockstep.options.checks import check_choice
 from lockstep.replay.ring import Ring
 from lockstep.replay.rows import check_columns
@@ -369,17 +369,15 @@ class CheckpointPieces:
         """Return the whole columns, as `ColumnStore.get_state` gives them, from the pieces in a state."""
         pieces = [state[name] for name in sorted(name for name in state if name.startswith(PIECE))]
 
-        def build(path: str, tree: Any) -> Any:
-            if isinstance(tree, dict):
-                return {key: build(f"{path}/{key}", part) for key, part in tree.items()}
-            if isinstance(tree, tuple):
-                return tuple(build(f"{path}/{i}", part) for i, part in enumerate(tree))
-            shape, dtype = tree
+        def whole(path: str, form: Sequence[Any]) -> np.ndarray:
             if not pieces:
+                shape, dtype = form
                 return np.zeros((0, *shape), dtype)
-            return pieces[0][path] if len(pieces) == 1 else np.concatenate([piece[path] for piece in pieces])
+            if len(pieces) == 1:
+                return pieces[0][path]
+            return np.concatenate([piece[path] for piece in pieces])
 
-        return {name: build(name, tree) for name, tree in state["schema"].items()}
+        return {name: map_named(whole, name, tree) for name, tree in state["schema"].items()}
 
 
 def _bytes_of(leaf: np.ndarray) -> np.ndarray:

@@ -13,10 +13,9 @@ from lockstep.connectors import ObsPipeline
 from lockstep.data import MultiAgentEpisode
 from lockstep.data.actions import one_action, random_actions
 from lockstep.data.columns import Columns
-from lockstep.data.trees import map_tree, named_leaves, rows_of, zip_trees
+from lockstep.data.trees import map_tree, named_leaves, rows_of, stack_observations, zip_trees
 from lockstep.envs.errors import RAISED, step_error
 from lockstep.envs.multi_agent import AgentEnvs, Play
-from lockstep.envs.trees import stack_rows
 from lockstep.rollout.callbacks import EnvironmentEvents, Episode, EpisodeView
 from lockstep.rollout.errors import MalformedBufferError, not_finite
 from lockstep.rollout.protocols import ActingPart, LearningPolicy, State
@@ -76,7 +75,8 @@ class AgentMemories:
             else:
                 pipeline.after_step(None, np.array([self._earned.get(agent, 0.0)]))
             self._earned[agent] = 0.0
-            found[agent] = map_tree(np.copy, rows_of(pipeline(stack_rows(part.observation_space, [observation])), 0))
+            rows = pipeline(stack_observations(part.observation_space, [observation]))
+            found[agent] = map_tree(np.copy, rows_of(rows, 0))
         return found
 
 
@@ -328,7 +328,7 @@ class AgentStepper(Stepper):
     def _act(self, module_id: str, rows: Rows, k: int) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
         """Return for all rows of a module the actions for the environment, those learned from, and model outputs."""
         part, random = self._part_of(module_id, rows[0][1]), self.mode.random
-        obs = stack_rows(part.seen_space, [self.plays[b].to_act[agent] for b, agent in rows])
+        obs = stack_observations(part.seen_space, [self.plays[b].to_act[agent] for b, agent in rows])
         noise = None
         if self._noise:
             noise = self._noise[module_id][k, [b for b, _ in rows], [self._agent_index[agent] for _, agent in rows]]

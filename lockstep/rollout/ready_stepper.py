@@ -9,10 +9,9 @@ import numpy as np
 
 from lockstep.data.columns import Columns
 from lockstep.data.rollout import RolloutStore
-from lockstep.data.trees import map_tree, named_leaves
+from lockstep.data.trees import allocate, map_tree, named_leaves, rows_of, write_rows
 from lockstep.data.values import ARRAY_SPACES
 from lockstep.envs import WorkerVectorEnv
-from lockstep.envs import trees as env_trees
 from lockstep.envs.workers import Arrived
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout.callbacks import EpisodeRecorder
@@ -59,7 +58,7 @@ class ReadyStepper(VectorStepper):
             )
         super().__init__(policy, env, streams)
         stored = env.observation_space if recorded is None or recorded.is_identity else recorded.observation_space
-        self._acted_on = map_tree(np.copy, env_trees.allocate(stored, env.num_envs))
+        self._acted_on = map_tree(np.copy, allocate(stored, env.num_envs))
         """the observation that each environment's action under way was chosen for"""
         self._sent: dict[int, Any] = {}
         """by row: the action under way as the environment takes it, where a callback reads episodes"""
@@ -96,7 +95,7 @@ class ReadyStepper(VectorStepper):
         if not rows:
             return
         began = time.perf_counter()
-        obs = self._recorded_of(env_trees.gather(self.env.observations, rows))
+        obs = self._recorded_of(rows_of(self.env.observations, rows))
         part = self._part
         if self.mode.random:
             actions = self._random_actions(obs, len(rows))
@@ -107,7 +106,7 @@ class ReadyStepper(VectorStepper):
         if self._actions is None:
             self._actions = np.zeros((self.num_envs, *actions.shape[1:]), actions.dtype)
         self._actions[rows] = actions
-        env_trees.scatter(self._acted_on, rows, obs)
+        write_rows(self._acted_on, rows, obs)
         sent = part.to_env(actions)
         if self.recorder is not None:
             self.recorder.start(rows)
@@ -153,7 +152,7 @@ class ReadyStepper(VectorStepper):
                 continue
             if counting is not None and not counting[b]:
                 recorder.leave(b)
-            obs = env_trees.gather(following, b) if answer.final_obs is None else env_trees.gather(answer.final_obs, 0)
+            obs = rows_of(following, b) if answer.final_obs is None else rows_of(answer.final_obs, 0)
             flags = {"terminated": answer.terminated, "truncated": answer.truncated}
             recorder.take(b, self._sent[b], map_tree(np.array, obs), answer.reward, **flags, following=following)
         recorder.events.metrics.end_step()
@@ -161,13 +160,13 @@ class ReadyStepper(VectorStepper):
     def _add(self, answers: list[Arrived], writer: ReplayWriter) -> None:
         """Add the transitions to the replay buffer; raise `MalformedBufferError` for values that are not finite."""
         rows = np.array([answer.row for answer in answers], np.int64)
-        following = env_trees.gather(self.env.observations, rows)
+        following = rows_of(self.env.observations, rows)
         for k, answer in enumerate(answers):
             if answer.final_obs is not None:
-                env_trees.scatter(following, [k], answer.final_obs)
+                write_rows(following, [k], answer.final_obs)
         following = self._recorded_of(following)
         batch = {
-            Columns.OBS: env_trees.gather(self._acted_on, rows),
+            Columns.OBS: rows_of(self._acted_on, rows),
             Columns.ACTIONS: np.asarray(self._actions)[rows],
             Columns.REWARDS: np.array([answer.reward for answer in answers], np.float32),
             Columns.TERMINATEDS: np.array([answer.terminated for answer in answers]),

@@ -79,7 +79,11 @@ REFUSED = [
         ValueError,
         "Counting has statistics, which only connectors of o",
     ),
-    ({"env_to_module_connector": giving(Widened())}, ValueError, r"Widened gives \(\(2, 8\), 'float32'\) for two rows"),
+    (
+        {"env_to_module_connector": giving(Widened())},
+        ValueError,
+        r"Widened gives \[\('obs', \(2, 8\), 'float32'\)\] for two rows",
+    ),
     (
         {"env_to_module_connector": giving(NormalizeObs(), FrameStack(2))},
         ValueError,

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
-from lockstep.data.trees import map_tree
+from lockstep.data.trees import map_tree, rows_of
 from lockstep.envs import LightSyncVectorEnv, WorkerVectorEnv, make_vector
 from lockstep.envs.toys.counting import CountingEnv, CountingVectorEnv
-from lockstep.envs.trees import gather
 
 EPISODES = ((1, "terminate"), (3, "truncate"), (2, "both"), (1, "truncate"), (4, "terminate"))
 NUM_ENVS = 4
@@ -56,14 +55,14 @@ def transitions(boundary, steps, seeds, rng):
         assert result.any_done == done.any()
         indices, finals = result.final_obs or ([], None)
         np.testing.assert_array_equal(indices, np.flatnonzero(done))
-        final = {row: gather(finals, k) for k, row in enumerate(indices)}
+        final = {row: rows_of(finals, k) for k, row in enumerate(indices)}
         for row in range(NUM_ENVS):
             if result.valid is not None and not result.valid[row]:
                 assert not done[row]
                 continue
-            true_next = final[row] if done[row] else gather(next_obs, row)
+            true_next = final[row] if done[row] else rows_of(next_obs, row)
             flags = bool(result.terminateds[row]), bool(result.truncateds[row])
-            yield row, counters(gather(obs, row)), actions[row], result.rewards[row], counters(true_next), flags
+            yield row, counters(rows_of(obs, row)), actions[row], result.rewards[row], counters(true_next), flags
         obs = next_obs
 
 

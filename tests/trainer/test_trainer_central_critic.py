@@ -223,10 +223,10 @@ def test_agents_who_share_a_module_tell_themselves_apart_by_their_number(folder)
     ],
 )
 def test_numbers_are_added_to_observations_of_any_space(space, observation):
+    from lockstep.data.values import ObservationForm
     from lockstep.envs.multi_agent import with_agent_id, with_agent_id_space
-    from lockstep.envs.trees import as_row
 
-    value = as_row(space, space.sample() if observation is None else observation)
+    value = ObservationForm.of(space).copy(space.sample() if observation is None else observation)
     longer = with_agent_id(value, 1, 3)
     assert with_agent_id_space(space, 3).contains(longer)
 

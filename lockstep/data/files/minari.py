@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Space
+from gymnasium.spaces import Dict, Space, Text, Tuple
 
 from lockstep.data.codec import decode_column, decode_object, encode_column, encode_object
 from lockstep.data.columns import Columns
 from lockstep.data.episode import SingleAgentEpisode
 from lockstep.data.sample_batch import SampleBatch, concat_samples
-from lockstep.data.trees import Tree, zip_trees
+from lockstep.data.trees import Tree, allocate, leaves_of_space, map_pair, zip_trees
 from lockstep.options.checks import install_hint
 from lockstep.state.replace import clear_stale, move_into_place, temporary_sibling
 from lockstep.state.sizes import check_claim, count_of
@@ -294,25 +294,29 @@ def _parts_of(number: int, episode: SingleAgentEpisode, observation_space: Any, 
     }
 
 
-def _check_fits(tree: Tree, space: Any, name: str) -> None:
+def _check_fits(tree: Tree, space: Space[Any], name: str) -> None:
     """Raise `ValueError` unless the tree is built like the space, with rows of its shapes."""
-    parts = getattr(space, "spaces", None)
-    if parts is not None:
-        inside = dict(enumerate(parts)) if isinstance(parts, tuple) else dict(parts)
-        present = dict(enumerate(tree)) if isinstance(tree, tuple) else tree
-        if type(tree) is not type(parts) or set(present) != set(inside):
-            shown = sorted(present) if isinstance(present, dict) else f"a {type(tree).__name__}"
-            raise ValueError(f"{name} have the parts {shown}, the space has {sorted(inside)}")
-        for key, part in inside.items():
-            if isinstance(parts, dict) and not _can_be_a_name(key):
+    _check_keys(space)
+    for part, leaf, path in leaves_of_space(space, tree, name):
+        is_text = isinstance(part, Text)
+        shape = () if is_text else tuple(part.shape)
+        kinds = "U" if is_text else "biuf"
+        if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in kinds or leaf.shape[1:] != shape:
+            is_array = isinstance(leaf, np.ndarray)
+            found = f"{leaf.dtype}{list(leaf.shape[1:])}" if is_array else f"a {type(leaf).__name__}"
+            raise ValueError(f"{path} have rows {found}, which do not fit the space {part}")
+
+
+def _check_keys(space: Space[Any]) -> None:
+    """Raise `ValueError` for a key of a Dict space that cannot be a name in a file of HDF5."""
+    if isinstance(space, Dict):
+        for key, part in space.spaces.items():
+            if not _can_be_a_name(key):
                 raise ValueError(f"the key {key!r} cannot name a part of a Minari observation or action")
-            _check_fits(present[key], part, f"{name}/{key}")
-        return
-    text = type(space).__name__ == "Text"
-    shape = () if text else tuple(space.shape)
-    if not isinstance(tree, np.ndarray) or tree.dtype.kind not in ("U" if text else "biuf") or tree.shape[1:] != shape:
-        kind = f"{tree.dtype}{list(tree.shape[1:])}" if isinstance(tree, np.ndarray) else f"a {type(tree).__name__}"
-        raise ValueError(f"{name} have rows {kind}, which do not fit the space {space}")
+            _check_keys(part)
+    elif isinstance(space, Tuple):
+        for part in space.spaces:
+            _check_keys(part)
 
 
 def _path_of(_: np.ndarray, path: str) -> str:
@@ -453,10 +457,6 @@ def _part_of(tree: Tree, name: str) -> Any:
     return tree[int(name)] if isinstance(tree, tuple) else tree[name]
 
 
-def _ordered(tree: Tree, space: Any) -> Any:
+def _ordered(tree: Tree, space: Space[Any]) -> Tree:
     """Return the tree of a dataset from elsewhere, with its keys in the order of the space."""
-    if isinstance(tree, dict):
-        return {key: _ordered(tree[key], part) for key, part in space.spaces.items()}
-    if isinstance(tree, tuple):
-        return tuple(map(_ordered, tree, space.spaces))
-    return np.asarray(tree)
+    return map_pair(lambda _, leaf: np.asarray(leaf), allocate(space, 0), tree)
