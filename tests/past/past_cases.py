@@ -345,6 +345,19 @@ def runners(folder: Path) -> Any:
     return config.training(minibatch_size=16, num_epochs=1)
 
 
+def agents_runners(folder: Path) -> Any:
+    """Two env runners of several agents, in step."""
+    config = guests("ppo")(folder)
+    return config.env_runners(num_env_runners=2, num_envs_per_env_runner=1, num_cpus_per_env_runner=0.3)
+
+
+def agents_waiting(folder: Path) -> Any:
+    """Two env runners of several agents, whose fragments are one update behind: each checkpoint has some that wait."""
+    config = guests("impala")(folder)
+    config.env_runners(num_env_runners=2, num_envs_per_env_runner=1, num_cpus_per_env_runner=0.5)
+    return config.training(max_lag=1, fixed_lag=True)
+
+
 def whole_episodes(folder: Path) -> Any:
     config = small("ppo", Target).env_runners(batch_mode="complete_episodes")
     return config.training(minibatch_size=16, num_epochs=1)
@@ -798,6 +811,8 @@ CASES: dict[str, Case] = {
     "run_processes": run_case(processes),
     "run_dqn_novelty": run_case(dqn_novelty),
     "run_runners": run_case(runners, starts_ray=True),
+    "run_agents_runners": run_case(agents_runners, trusts=True, starts_ray=True, revision=REDRAWN),
+    "run_agents_waiting": run_case(agents_waiting, trusts=True, starts_ray=True, revision=REDRAWN),
     "run_counters": Case(write_counters, load_counters, revision=REDRAWN),
     "learners_several": Case(write_several, load_several),
     "policies": Case(write_policies, load_policies),
@@ -819,6 +834,7 @@ AGAIN = (
     "run_tensor_ppo",
     "run_tensor_dqn",
     "run_waiting",
+    "run_two_learners",
     "buffers",
     "door",
     "export_torch",
