@@ -139,6 +139,7 @@ def run_case(
             for kind, stats in {"train": epoch.train_collect_stat, "test": epoch.test_collect_stat}.items():
                 if stats is not None:
                     numbers[f"epoch {epoch.epoch}/{kind} returns"] = np.asarray(stats.returns, np.float64)
+                    numbers[f"epoch {epoch.epoch}/{kind} lengths"] = np.asarray(stats.lens)
         numbers["steps"] = np.array([info.train_step or 0, info.gradient_step])
         return numbers
 
@@ -388,6 +389,16 @@ class InterruptTested(Callback):
             raise KeyboardInterrupt
 
 
+class EpochEnds(Callback):
+    """Keeps which epochs were reported as ended, and at which step."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, int]] = []
+
+    def on_epoch_end(self, event: Any) -> None:
+        self.seen.append((event.epoch, event.env_step))
+
+
 def counting_trainer(save: Callable[..., object] | None = None, callbacks: Sequence[Callback] = ()) -> OnpolicyTrainer:
     """Return a trainer made by hand, whose training returns satisfy `stop_fn`, and whose short evaluations do not."""
     config = small("ppo", "CartPole-v1")
@@ -422,16 +433,20 @@ def write_counters(folder: Path) -> None:
 
 
 def load_counters(folder: Path) -> Numbers:
-    """Each run is continued to its end. Its evaluations are counted: with the flag there is no second one in the
-    epoch."""
+    """Each run is continued to its end. Its evaluations are counted: with the flag there is no second one in the epoch.
+
+    The ends of epochs are listed: only the run that was saved before the end of the first was reported reports it.
+    """
     numbers: Numbers = {}
     for name in COUNTED:
-        trainer = counting_trainer()
+        ends = EpochEnds()
+        trainer = counting_trainer(callbacks=[ends])
         trainer.restore_from_path(folder / name)
         numbers[f"{name}/restored"] = np.array([trainer.epoch, trainer.env_step, trainer.tested_in_train])
         info = trainer.run()
         counts = [trainer.epoch, info.train_step, info.train_episode, info.gradient_step, info.test_episode]
         numbers[f"{name}/counts"] = np.array(counts)
+        numbers[f"{name}/reported"] = np.array(ends.seen)
         numbers |= {f"{name}/{key}": array for key, array in weights_of(trainer.policy).items()}
     return numbers
 
