@@ -109,6 +109,10 @@ class SumTree:
         self._kernels.find(self._tree, self._levels, uniforms, total, found)
         return found
 
+    def clear(self) -> None:
+        """Set all numbers to 0."""
+        self._tree[:] = 0.0
+
     def load(self, values: npt.ArrayLike) -> None:
         """Replace all numbers by `values` `[size]`; checks as in `tree[...] = values`."""
         new = np.asarray(values, np.float64)

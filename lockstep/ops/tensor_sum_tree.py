@@ -18,6 +18,8 @@ from torch import Tensor
 
 WIDTH = 64
 """children of a node: more of them are fewer levels, and more to be read in each"""
+SMALLEST, LARGEST = 2.0**-1022, 2.0**1023
+"""powers of errors are kept between these"""
 
 
 class TensorSumTree:
@@ -31,6 +33,8 @@ class TensorSumTree:
         shapes = [(1, top)] + [(top * WIDTH**k, WIDTH) for k in range(depth - 1)]
         self.levels = [torch.zeros(shape, dtype=torch.float64, device=device) for shape in reversed(shapes)]
         """`[blocks, children of each]`, the numbers first; zeros fill the last blocks"""
+        self._last = torch.zeros(size, dtype=torch.int32, device=device)
+        """[size], which of the errors being set is a number's last one"""
 
     @property
     def values(self) -> Tensor:
@@ -46,6 +50,35 @@ class TensorSumTree:
             else:
                 rows = rows // WIDTH
                 above.view(-1).index_copy_(0, rows, below.index_select(0, rows).sum(1))
+
+    def set_powers(self, rows: Tensor, errors: Tensor, epsilon: float, alpha: float) -> Tensor:
+        """Set `(|error| + epsilon) ** alpha` at `rows`, int64 `[N]`; of a row named twice the last error counts.
+
+        Errors that are not finite leave a number as it is.
+
+        Returns:
+            The largest `|error| + epsilon` of the finite ones, 0-d; 0 where there is none.
+        """
+        size = errors.abs().to(torch.float64) + epsilon
+        sound = size.isfinite()
+        largest = torch.where(sound, size, 0.0).max()
+        numbers = torch.arange(len(rows), dtype=torch.int32, device=rows.device)
+        self._last.index_fill_(0, rows, -1)
+        self._last.scatter_reduce_(0, rows, torch.where(sound, numbers, -1), "amax")
+        last = self._last.index_select(0, rows)  # a row named twice is written twice, so with one value
+        new = size.pow(alpha).clamp(SMALLEST, LARGEST).index_select(0, last.clamp(min=0))
+        self.set(rows, torch.where(last < 0, self.values.index_select(0, rows), new))
+        return largest
+
+    def relative_powers(self, rows: Tensor, exponent: Tensor) -> Tensor:
+        """Return `(number / smallest of these) ** -exponent` at `rows`; float32 `[N]`."""
+        values = self.values.index_select(0, rows)
+        return (values / values.min()).pow(-exponent).to(torch.float32)
+
+    def clear(self) -> None:
+        """Set all numbers to 0."""
+        self.values.zero_()
+        self.sum_anew()
 
     def sum_anew(self) -> None:
         """Compute all sums from the numbers."""

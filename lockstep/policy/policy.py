@@ -27,6 +27,7 @@ from lockstep.data.actions import one_action
 from lockstep.data.columns import Columns
 from lockstep.data.minibatch import num_units, take_units
 from lockstep.data.rollout import EpisodeStore, RolloutStore
+from lockstep.data.row_source import RowSource
 from lockstep.data.spaces import describe_space
 from lockstep.data.trees import leaves, rows_of, stack_observations
 from lockstep.envs.multi_agent import with_agent_id
@@ -45,7 +46,7 @@ from lockstep.policy.files import PolicyFiles, SavedPolicy, same_threads
 from lockstep.policy.new_modules import NewModule, Source, overrides_in, with_modules
 from lockstep.policy.state_dict import IncompatibleKeys, StateDict
 from lockstep.policy.tensor_updates import MOST_STEPS, update_from_tensors
-from lockstep.replay import MultiAgentReplayBuffer, OfflineRows, ReplayBuffer, TensorReplay
+from lockstep.replay import MultiAgentReplayBuffer, ReplayBuffer, TensorReplay
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
 from lockstep.state.sizes import claims_of
@@ -56,7 +57,7 @@ from lockstep.tracking.totals import merge_training_stats
 
 AgentID = Any
 Rollout = RolloutStore | EpisodeStore
-Replay = ReplayBuffer | OfflineRows | MultiAgentReplayBuffer | TensorReplay
+Replay = RowSource | TensorReplay
 MOST_BYTES = 2**27
 """of the observations of all these samples, where there are several"""
 CONNECTORS = ["learner/connectors"]
@@ -394,7 +395,7 @@ class Policy:
             )
         if isinstance(buffer, TensorReplay):
             return update_from_tensors(self, sample_size, buffer, 1 if repeat is None else repeat)
-        if isinstance(buffer, ReplayBuffer | OfflineRows | MultiAgentReplayBuffer):
+        if isinstance(buffer, RowSource):
             return self._update_from_replay(sample_size, buffer, batch_size, repeat)
         if sample_size != 0:
             raise ValueError(f"sample_size={sample_size}: an on-policy update uses the whole rollout; give 0")
@@ -411,7 +412,7 @@ class Policy:
         return self.training_stats(results, min(started, time.perf_counter() - seconds))
 
     def _update_from_replay(
-        self, sample_size: int, buffer: Any, batch_size: int | None, repeat: int | None
+        self, sample_size: int, buffer: RowSource, batch_size: int | None, repeat: int | None
     ) -> TrainingStats:
         steps = 1 if repeat is None else check_whole("repeat", repeat, 1)
         check_whole("sample_size", sample_size, 0)
@@ -420,20 +421,22 @@ class Policy:
                 f"batch_size={batch_size}: a gradient step takes a whole sample of {sample_size}; leave it out"
             )
         self._follow_who_learns()
-        several = isinstance(buffer, MultiAgentReplayBuffer)
-        buffers: Mapping[str, Any] = buffer.buffers if several else {DEFAULT_MODULE_ID: buffer}
+        buffers, several = buffer.by_module(), buffer.is_by_module
         if not self.config.is_offline:  # else `process_buffer` has taken all
-            for module_id, each in buffers.items():
-                self._take_in(module_id, each)
-        prioritized = any(each.priorities is not None for each in buffers.values())
+            for module_id, source in buffers.items():
+                self._take_in(module_id, source)
+        prioritized = any(source.is_prioritized for source in buffers.values())
         at_once = 1 if prioritized else self._steps_at_once(steps, sample_size, buffers.values())
         parts: list[TrainingStats] = []
         bad: SampleBatch | MultiAgentBatch | None = None
         for start in range(0, steps, at_once):
             now = min(at_once, steps - start)
-            batch: Any = buffer.sample(now * sample_size) if sample_size or several else buffer[buffer.permutation()]
-            batches: dict[str, SampleBatch] = batch if several else {DEFAULT_MODULE_ID: batch}
-            whole = MultiAgentBatch(batch, max(map(len, batch.values()))) if several else batch
+            batches = buffer.draw(now * sample_size)
+            whole: SampleBatch | MultiAgentBatch
+            if several:
+                whole = MultiAgentBatch(batches, max(map(len, batches.values())))
+            else:
+                whole = batches[DEFAULT_MODULE_ID]
             self.last_batch = whole
             started = time.perf_counter()
             needed = {mid: self.acting[mid].learning_columns(each) for mid, each in batches.items()}
@@ -444,26 +447,23 @@ class Policy:
             )
             parts.append(self.training_stats(results, started))
             for module_id, each in batches.items():
-                if isinstance(buffers[module_id], ReplayBuffer) and buffers[module_id].priorities is not None:
-                    if "total_loss" in results.get(module_id, ()):  # it learns
-                        self._update_priorities(module_id, buffers[module_id], each)
+                learns = "total_loss" in results.get(module_id, ())
+                if learns and buffers[module_id].is_prioritized:
+                    self._update_priorities(module_id, buffers[module_id], each)
             if bad is None and parts[-1].first_bad_step is not None:
                 first = sample_size * (parts[-1].first_bad_step - 1)
-                bad = whole if several else take_units(batch, np.arange(first, first + num_units(batch) // now))
+                bad = whole
+                if isinstance(whole, SampleBatch):
+                    bad = take_units(whole, np.arange(first, first + num_units(whole) // now))
         self.last_batch = self.last_batch if bad is None else bad
         return parts[0] if len(parts) == 1 else merge_training_stats(parts)
 
-    def _take_in(self, module_id: str, buffer: Any) -> None:
+    def _take_in(self, module_id: str, buffer: RowSource) -> None:
         """Give the statistics the rows that were added since the last time, on all learners."""
         part = self.acting[module_id]
         if not part.has_statistics or not isinstance(buffer, ReplayBuffer):
             return
-        written = buffer.ring.written
-        before = self._taken.get(module_id)
-        if before is None or len(before) != len(written) or (before > written).any():  # it is of another buffer
-            before = np.zeros_like(written)
-        rows = buffer.ring.newest_rows(written - before)
-        self._taken[module_id] = written.copy()
+        rows, self._taken[module_id] = buffer.rows_since(self._taken.get(module_id))
         if any(map(len, rows)):
             part.take_in(buffer, rows)
             self._share_statistics(module_id)
@@ -474,17 +474,16 @@ class Policy:
             state = self.acting[module_id].connectors.get_state()
             self.learner_group.foreach_learner(_take_statistics, module_id, state)
 
-    def _steps_at_once(self, steps: int, sample_size: int, buffers: Iterable[Any]) -> int:
+    def _steps_at_once(self, steps: int, sample_size: int, sources: Iterable[RowSource]) -> int:
         """How many of the gradient steps draw their samples together; the same in each run of one configuration."""
         if steps == 1 or not sample_size:
             return 1
         observations = [create_empty_array(part.seen_space) for part in self.acting.values()]
         row = sum(2 * sum(leaf.nbytes for leaf in leaves(obs)) for obs in observations)
-        sequences = [each.options for each in buffers if isinstance(each, ReplayBuffer)]
-        row *= max((each.burn_in + (each.sequence_length or 1) for each in sequences), default=1)
+        row *= max((source.rows_of_sample for source in sources), default=1)
         return min(MOST_STEPS, max(1, MOST_BYTES // (sample_size * row)))
 
-    def _update_priorities(self, module_id: str, buffer: ReplayBuffer, batch: SampleBatch) -> None:
+    def _update_priorities(self, module_id: str, buffer: RowSource, batch: SampleBatch) -> None:
         errors = np.concatenate(self.learner_group.foreach_learner(row_errors, module_id))
         if Columns.SEQ_LENS in batch:  # one for each sequence
             errors = np.repeat(errors, batch[Columns.SEQ_LENS])

@@ -16,8 +16,9 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 from lockstep.data.actions import ActionForm, in_words
-from lockstep.data.columns import Columns
+from lockstep.data.columns import DEFAULT_MODULE_ID, Columns
 from lockstep.data.files.minari import read_minari_batch, write_minari
+from lockstep.data.row_source import RowSource
 from lockstep.data.sample_batch import SampleBatch
 from lockstep.data.trees import leaves, map_tree, to_numpy_leaf
 from lockstep.options.checks import is_whole
@@ -60,7 +61,7 @@ CHUNK = 65_536
 """rows that are looked at or copied at once"""
 
 
-class ReplayBuffer:
+class ReplayBuffer(RowSource):
     """A ring of transitions in columns, for one environment or, with `buffer_num`, a vector of them.
 
     `size` is the number of transitions in all; each of the `buffer_num` sub-buffers holds `size / buffer_num` of them
@@ -447,6 +448,34 @@ class ReplayBuffer:
         columns[Columns.BATCH_INDEXES] = rows
         return SampleBatch.trusted(columns)
 
+    def draw(self, n: int) -> dict[str, SampleBatch]:
+        return {DEFAULT_MODULE_ID: self.sample(n) if n else self[self.permutation()]}
+
+    def seed_streams(self, seed: int) -> None:
+        self.streams.set_state(RandomStreams(RandomStreams(seed).seed("replay")).get_state())
+
+    @property
+    def is_prioritized(self) -> bool:
+        return self.priorities is not None
+
+    @property
+    def rows_of_sample(self) -> int:
+        return self.options.burn_in + (self.options.sequence_length or 1)
+
+    def rows_since(self, written: np.ndarray | None) -> tuple[list[np.ndarray], np.ndarray]:
+        """Return the rows added since a position of this buffer, and its position now.
+
+        Args:
+            written: the position that an earlier call returned; None, or that of another buffer: its beginning.
+
+        Returns:
+            For each sub-buffer the rows that are still stored, int64, oldest first; and the new position.
+        """
+        now = self.ring.written
+        if written is None or len(written) != len(now) or (written > now).any():  # it is of another buffer
+            written = np.zeros_like(now)
+        return self.ring.newest_rows(now - written), now.copy()
+
     def sample_indices(self, n: int) -> np.ndarray:
         """Return `n` indices drawn as `sample` does, int64 [n]."""
         if not (type(n) is int or is_whole(n)) or n < 1:
@@ -665,6 +694,23 @@ class ReplayBuffer:
         self.streams.set_state(state["streams"])
         self.num_added = int(state["num_added"])
         self.action_form = form
+
+    def section_options(self) -> dict[str, Any]:
+        """Return what the buffer does, by the names that the section `replay` of a configuration has for it."""
+        options, priorities, hindsight = self.options, self.priorities, self.hindsight
+        return {
+            "n_step": options.n_step,
+            "prioritized": priorities is not None,
+            "alpha": None if priorities is None else priorities.alpha,
+            "beta": None if priorities is None else priorities.beta.specification,
+            "her": hindsight is not None,
+            "her_future_k": None if hindsight is None else hindsight.future_k,
+            "her_strategy": None if hindsight is None else hindsight.strategy,
+            "ignore_obs_next": options.ignore_obs_next,
+            "storage": self.store.storage,
+            "sequence_length": options.sequence_length,
+            "burn_in": options.burn_in,
+        }
 
     def priority_options(self) -> dict[str, Any] | None:
         """Return what `priorities` was given as, None where rows are drawn uniformly."""

@@ -89,7 +89,7 @@ class ReplaySection(Section[ConfigT]):
             return
 
         plain = type(self)()
-        found = self._options_of(buffer)
+        found = buffer.section_options()
         # The capacity is left to the buffer: whoever makes one of their own has just written its size.
         names = ["n_step", "prioritized", "her", "ignore_obs_next", "storage"]
         if self.prioritized:
@@ -109,26 +109,3 @@ class ReplaySection(Section[ConfigT]):
                     f"only a buffer made from it has. Leave the buffer out, make it with what replay asks for, or set "
                     f"replay({name}={found[name]!r})"
                 )
-
-    @staticmethod
-    def _options_of(buffer: ReplayBuffer | TensorReplay) -> dict[str, Any]:
-        """Return what a buffer does, by the names that this section has for it."""
-        priorities, hindsight = buffer.priorities, getattr(buffer, "hindsight", None)
-        found: dict[str, Any] = {
-            "n_step": buffer.n_step if isinstance(buffer, TensorReplay) else buffer.options.n_step,
-            "prioritized": priorities is not None,
-            "alpha": None if priorities is None else priorities.alpha,
-            "beta": None if priorities is None else priorities.beta.specification,
-            "her": hindsight is not None,
-            "her_future_k": None if hindsight is None else hindsight.future_k,
-            "her_strategy": None if hindsight is None else hindsight.strategy,
-            "ignore_obs_next": False,
-            "storage": "memory",
-            "sequence_length": None,
-            "burn_in": 0,
-        }
-        if isinstance(buffer, ReplayBuffer):
-            options = buffer.options
-            found |= {name: getattr(options, name) for name in ("ignore_obs_next", "sequence_length", "burn_in")}
-            found["storage"] = buffer.store.storage
-        return found

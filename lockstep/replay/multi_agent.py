@@ -9,23 +9,26 @@ import numpy as np
 
 from lockstep.data.columns import Columns
 from lockstep.data.multi_agent_episode import MultiAgentEpisode
+from lockstep.data.row_source import RowSource
 from lockstep.data.sample_batch import SampleBatch
 from lockstep.data.trees import rows_of, zip_trees
 from lockstep.replay.buffer import ReplayBuffer
 from lockstep.replay.rows import REQUIRED
+from lockstep.state.streams import RandomStreams
 
 AgentID = Any
 Row = dict[str, Any] | None
 """columns of one row; None: the episode is cut"""
 
 
-class MultiAgentReplayBuffer:
+class MultiAgentReplayBuffer(RowSource):
     """A `ReplayBuffer` for each module, with a sub-buffer for each agent of each environment.
 
     `agents`: module id -> the agents that it acts for. `make(module_id, buffer_num)` gives a module's empty buffer.
     A module's own is `buffers[module_id]`, where `beta` can be set.
     """
 
+    is_by_module = True
     __slots__ = ("agents", "buffers", "ignored", "make", "num_envs")
 
     def __init__(
@@ -120,6 +123,12 @@ class MultiAgentReplayBuffer:
         for buffer in self.buffers.values():
             buffer.reset()
 
+    def by_module(self) -> Mapping[str, ReplayBuffer]:
+        return self.buffers
+
+    def draw(self, n: int) -> dict[str, SampleBatch]:
+        return self.sample(n)
+
     def sample(self, n: int) -> dict[str, SampleBatch]:
         """Return `n` transitions of each module that has any, drawn at random with replacement; 0: all, once each.
 
@@ -129,3 +138,8 @@ class MultiAgentReplayBuffer:
         if not filled:
             raise ValueError("the buffer is empty: add transitions first")
         return {mid: buffer.sample(n) if n else buffer[buffer.permutation()] for mid, buffer in filled.items()}
+
+    def seed_streams(self, seed: int) -> None:
+        seeds = RandomStreams(seed).child("replay")
+        for module_id, buffer in self.buffers.items():
+            buffer.streams.set_state(RandomStreams(seeds.seed(module_id)).get_state())

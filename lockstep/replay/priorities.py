@@ -15,9 +15,6 @@ from lockstep.ops.tensor_sum_tree import TensorSumTree
 from lockstep.options.checks import is_number
 from lockstep.state import Schedule, ScheduleLike
 
-SMALLEST, LARGEST = 2.0**-1022, 2.0**1023
-"""priorities are kept between these"""
-
 
 def _schedule_of_beta(beta: ScheduleLike) -> Schedule:
     """Return the schedule of beta over rows added. `ValueError` where it is below 0."""
@@ -70,7 +67,7 @@ class Priorities(BasePriorities):
 
     def clear(self) -> None:
         """Take all rows their priorities; the largest error is kept."""
-        self.tree.load(np.zeros(self.tree.size))
+        self.tree.clear()
 
     def add(self, rows: np.ndarray) -> None:
         """Give new rows the largest priority so far."""
@@ -143,13 +140,10 @@ class TensorPriorities(BasePriorities):
         self.largest = torch.ones((), dtype=torch.float64, device=device)
         """0-d, largest error so far"""
         self._beta = torch.full((), self.beta.value, dtype=torch.float64, device=device)
-        self._last = torch.zeros(num_rows, dtype=torch.int32, device=device)
-        """[num_rows], which of the errors being set is a row's last one"""
 
     def clear(self) -> None:
         """Take all rows their priorities; the largest error is kept."""
-        self.tree.values.zero_()
-        self.tree.sum_anew()
+        self.tree.clear()
 
     def add(self, rows: Tensor) -> None:
         """Give new rows `[N]` the largest priority so far."""
@@ -161,23 +155,15 @@ class TensorPriorities(BasePriorities):
 
     def weights(self, rows: Tensor) -> Tensor:
         """Return weights float32 `[N]`, with the present beta."""
-        values = self.tree.values.index_select(0, rows)
-        return (values / values.min()).pow(-self._beta).to(torch.float32)
+        return self.tree.relative_powers(rows, self._beta)
 
     def update(self, rows: Tensor, errors: Tensor) -> None:
         """Set new errors `[N]` (any sign) of rows `[N]`; of a row named twice the last counts.
 
         Errors that are not finite leave a row as it is.
         """
-        size = errors.abs().to(torch.float64) + self.epsilon
-        sound = size.isfinite()
-        self.largest.copy_(torch.maximum(self.largest, torch.where(sound, size, 0.0).max()))
-        numbers = torch.arange(len(rows), dtype=torch.int32, device=rows.device)
-        self._last.index_fill_(0, rows, -1)
-        self._last.scatter_reduce_(0, rows, torch.where(sound, numbers, -1), "amax")
-        last = self._last.index_select(0, rows)  # a row named twice is written twice, so with one value
-        new = size.pow(self.alpha).clamp(SMALLEST, LARGEST).index_select(0, last.clamp(min=0))
-        self.tree.set(rows, torch.where(last < 0, self.tree.values.index_select(0, rows), new))
+        largest = self.tree.set_powers(rows, errors, self.epsilon, self.alpha)
+        self.largest.copy_(torch.maximum(self.largest, largest))
 
     def get_state(self, used: int) -> dict[str, Any]:
         """Return the first `used` rows' priorities, all sums, the largest error and beta's position."""

@@ -196,6 +196,23 @@ class TensorReplay:
             columns[-1][self.size :] = 0.0
             self.priorities.tree.sum_anew()
 
+    def section_options(self) -> dict[str, Any]:
+        """Return what the buffer does, by the names that the section `replay` of a configuration has for it."""
+        priorities = self.priorities
+        return {
+            "n_step": self.n_step,
+            "prioritized": priorities is not None,
+            "alpha": None if priorities is None else priorities.alpha,
+            "beta": None if priorities is None else priorities.beta.specification,
+            "her": False,
+            "her_future_k": None,
+            "her_strategy": None,
+            "ignore_obs_next": False,
+            "storage": "memory",
+            "sequence_length": None,
+            "burn_in": 0,
+        }
+
     # -- state ---
 
     def get_state(self) -> dict[str, Any]:

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from lockstep.data import MultiAgentBatch
+from lockstep.data.row_source import RowSource
 from lockstep.learner.learner import STEPS_SAMPLED, Learner
 from lockstep.options.checks import check_flags, no_copies
 from lockstep.policy.policy import Policy
-from lockstep.replay import MultiAgentReplayBuffer, OfflineRows, ReplayBuffer, TensorReplay
+from lockstep.replay import MultiAgentReplayBuffer, ReplayBuffer, TensorReplay
 from lockstep.rollout import CollectorLike
 from lockstep.state.checkpoint import newest_attempt
 from lockstep.state.streams import RandomStreams
@@ -792,16 +793,8 @@ class BaseTrainer(ABC):
 
 def seed_buffer(buffer: object, seed: int | None) -> None:
     """Seed the streams of a replay buffer (of each module's buffer), or the order of rows; leave anything else."""
-    if seed is None:
-        return
-    if isinstance(buffer, MultiAgentReplayBuffer):
-        seeds = RandomStreams(seed).child("replay")
-        for module_id, replay in buffer.buffers.items():
-            replay.streams.set_state(RandomStreams(seeds.seed(module_id)).get_state())
-    if isinstance(buffer, OfflineRows):
-        buffer.seed = RandomStreams(seed).seed("replay")
-    if isinstance(buffer, ReplayBuffer):
-        buffer.streams.set_state(RandomStreams(RandomStreams(seed).seed("replay")).get_state())
+    if seed is not None and isinstance(buffer, RowSource):
+        buffer.seed_streams(seed)
 
 
 def _set_seed(learner: Learner, seed: int) -> None:

@@ -1,0 +1,95 @@
+"""`RowSource`: an update asks sources of one module and of several in the same way."""
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from lockstep.data import SampleBatch
+from lockstep.data.columns import DEFAULT_MODULE_ID
+from lockstep.replay import MultiAgentReplayBuffer, OfflineRows, PrioritizedReplayBuffer, ReplayBuffer
+from lockstep.state.streams import RandomStreams
+
+ROWS = 6
+SPACES = {"observation_space": spaces.Box(-1.0, 1.0, (1,)), "action_space": spaces.Discrete(2)}
+
+
+def batch():
+    rows = np.arange(ROWS, dtype=np.float32)
+    ends = rows == ROWS - 1
+    return SampleBatch(
+        {
+            "obs": rows[:, None],
+            "new_obs": rows[:, None] + 1,
+            "actions": np.zeros(ROWS, np.int64),
+            "rewards": rows,
+            "terminateds": ends,
+            "truncateds": ~ends & False,
+        }
+    )
+
+
+def of_agents():
+    buffer = MultiAgentReplayBuffer({"a": [0], "b": [1]}, 1, lambda module_id, number: ReplayBuffer(8, **SPACES))
+    buffer.buffers["a"].extend(batch())
+    return buffer
+
+
+SOURCES = {
+    "buffer": lambda: ReplayBuffer.from_batch(batch()),
+    "prioritized": lambda: ReplayBuffer.from_batch(batch(), priorities={"beta": 0.4}),
+    "offline rows": lambda: OfflineRows(batch()),
+    "of agents": of_agents,
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_samples_come_by_module_and_0_means_all_rows(name):
+    source = SOURCES[name]()
+    module_id = "a" if source.is_by_module else DEFAULT_MODULE_ID
+    assert module_id in source.by_module()
+    assert list(source.draw(4)) == [module_id]  # of a module without rows there is no sample
+    assert len(source.draw(4)[module_id]) == 4
+    assert sorted(source.draw(0)[module_id]["rewards"]) == list(range(ROWS))
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_streams_that_are_seeded_draw_the_same_again(name):
+    source = SOURCES[name]()
+    drawn = []
+    for _ in range(2):
+        if name == "offline rows":
+            source = SOURCES[name]()  # whose place among the rows is no stream
+        source.seed_streams(3)
+        drawn += [each["rewards"] for each in source.draw(5).values()]
+    assert np.array_equal(*drawn)
+
+
+def test_the_streams_of_one_module_are_not_named_after_it():
+    """Runs of one module have the seeds that they always had."""
+    one, several = ReplayBuffer.from_batch(batch()), of_agents()
+    one.seed_streams(3)
+    several.seed_streams(3)
+    seeds = RandomStreams(3)
+    drawn = RandomStreams(seeds.seed("replay")).numpy("sample").random(4)
+    assert np.array_equal(one.streams.numpy("sample").random(4), drawn)
+    drawn = RandomStreams(seeds.child("replay").seed("a")).numpy("sample").random(4)
+    assert np.array_equal(several.buffers["a"].streams.numpy("sample").random(4), drawn)
+
+
+def test_rows_since_a_position_are_those_added_after_it():
+    buffer = ReplayBuffer(8, **SPACES)
+    buffer.extend(batch())
+    rows, position = buffer.rows_since(None)
+    assert [list(each) for each in rows] == [list(range(ROWS))]
+    buffer.extend(batch()[:1])
+    rows, _ = buffer.rows_since(position)
+    assert [list(each) for each in rows] == [[ROWS]]
+    assert len(buffer.rows_since(np.array([99]))[0][0]) == ROWS + 1  # the position is that of another buffer
+
+
+def test_what_has_no_priorities_takes_no_errors():
+    for name, source in SOURCES.items():
+        assert source().is_prioritized == (name == "prioritized")
+    with pytest.raises(ValueError, match="not prioritised"):
+        OfflineRows(batch()).update_weight([0], [1.0])
+    assert PrioritizedReplayBuffer(4).is_prioritized
