@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lockstep.cluster.processes import Worker
+from lockstep.connectors import ModuleConnectors
+from lockstep.learner.config import TrainingSection
 from lockstep.learner.group import run_request
+from lockstep.learner.inputs import WhoLearns
 from lockstep.learner.learner import Learner
 from lockstep.learner.many.reduction import DistributedReducer, LearnerError, LocalReducer, Reducer, serve_store
 from lockstep.learner.many.request_queue import UpdateRequest
+from lockstep.modules import RLModuleSpec
+from lockstep.modules.multi_rl_module import changes_between
 
 BuildLearner = Callable[..., Learner]
 """`build(reducer=...)`: a built learner, the same in each process"""
-Whole = dict[str, Any]
-"""all that another learner needs to go on as this one"""
 CONTROL = "control"
 """Ray's name for the thread in which a learner answers while it works on a call"""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """All that another learner needs to continue as this one. Modules may have come and gone since it was built."""
+
+    specs: Mapping[str, RLModuleSpec]
+    configs: Mapping[str, TrainingSection]
+    """The training options of the modules that have their own."""
+    connectors: Mapping[str, ModuleConnectors]
+    policies_to_train: WhoLearns
+    state: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -155,25 +170,36 @@ class _Left(Reducer):
 
 
 def whole_of(learner: Learner) -> Whole:
-    """Return modules (they may have been added since the learner was built), and state."""
-    return {
-        "specs": learner.module.spec().rl_module_specs,
-        "configs": dict(learner.module_configs),
-        "policies_to_train": learner.policies_to_train,
-        "state": learner.get_state(),
-    }
+    """Return what another learner needs to continue as this one; the state is a copy."""
+    # What joins the statistics of several learners belongs to this learner, and no other process can read it.
+    connectors = {mid: replace(each, join=None, gather=None) for mid, each in learner.connectors.items()}
+    return Whole(
+        specs=learner.module.spec().rl_module_specs,
+        configs=dict(learner.module_configs),
+        connectors=connectors,
+        policies_to_train=learner.policies_to_train,
+        state=learner.get_state(),
+    )
 
 
 def become(learner: Learner, like: Whole) -> None:
-    """Make a learner equal to the one that `whole_of` describes."""
-    for module_id in list(learner.module):
-        if module_id not in like["specs"]:
+    """Make a learner equal to the one that `like` describes, with its modules in the same order.
+
+    Learners reduce their gradients optimizer by optimizer, so another order would mix up those of two modules.
+    """
+    for change in changes_between(list(learner.module), list(like.specs)):
+        module_id = change.module_id
+        if change.is_added:
+            learner.add_module(
+                module_id=module_id,
+                module_spec=like.specs[module_id],
+                config_overrides=like.configs.get(module_id),
+                connectors=like.connectors[module_id],
+            )
+        else:
             learner.remove_module(module_id)
-    for module_id, spec in like["specs"].items():
-        if module_id not in learner.module:
-            learner.add_module(module_id=module_id, module_spec=spec, config_overrides=like["configs"].get(module_id))
-    learner.policies_to_train = like["policies_to_train"]
-    learner.set_state(like["state"])
+    learner.policies_to_train = like.policies_to_train
+    learner.set_state(like.state)
 
 
 def _answer(work: Callable[[], Any]) -> Answer:

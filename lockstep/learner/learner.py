@@ -188,7 +188,8 @@ class Learner(Generic[Training]):
         for module_id in module:
             self._set_up(module_id)
         self.configure_optimizers()
-        self._begin_anew()
+        self.reset_compiled()
+        self._watch_parameters()
         return self
 
     def _make_module(self) -> MultiRLModule:
@@ -273,10 +274,8 @@ class Learner(Generic[Training]):
         self.compiled = CompiledUpdate(self, Learner) if self.framework.compile else None
         self.device_update.forget()
 
-    def _begin_anew(self, *, keep_compiled: bool = False) -> None:
-        """Compile and watch what there is now, after modules have come or gone."""
-        if not keep_compiled:
-            self.reset_compiled()
+    def _watch_parameters(self) -> None:
+        """Watch the parameters and gradients that there are now."""
         self.parameter_watch = ParameterWatch(self.module, self.optimizers, self.registered)
         self.gradient_watch.forget()
 
@@ -954,6 +953,9 @@ class Learner(Generic[Training]):
     ) -> MultiRLModuleSpec:
         """Add a module while training goes on; return the new spec of all. What exists is left as it is.
 
+        Optimizers, statistics and counters of the other modules stay the same objects. Compiled steps and graphs are
+        kept where the new module is frozen, as in self-play: they do not depend on it.
+
         `config_overrides`: training options of this module. `connectors`: the transforms around it.
         `new_should_module_be_updated`: as `policies_to_train`; `None` leaves it as it is. Initial weights depend on the
         learner's seed and the id only. A module with `inference_only` is frozen: it acts, and gets no optimizer.
@@ -984,7 +986,9 @@ class Learner(Generic[Training]):
         except Exception:
             self._forget(module_id)
             raise
-        return self._follow_modules(new_should_module_be_updated, keep_compiled=self.is_frozen(module_id))
+        if not self.is_frozen(module_id):
+            self.reset_compiled()
+        return self._follow_modules(new_should_module_be_updated)
 
     def remove_module(self, module_id: str, *, new_should_module_be_updated: WhoLearns = None) -> MultiRLModuleSpec:
         """Remove a module with its optimizers, schedules and registered state; return the new spec of the others.
@@ -1006,9 +1010,10 @@ class Learner(Generic[Training]):
                     f"optimizer {entry.key!r} of the module to remove steps parameters that other modules share; "
                     f"register one optimizer for them under {ALL_MODULES!r} in configure_optimizers"
                 )
-        is_frozen = self.is_frozen(module_id)
+        if not self.is_frozen(module_id):
+            self.reset_compiled()
         self._forget(module_id)
-        return self._follow_modules(new_should_module_be_updated, keep_compiled=is_frozen)
+        return self._follow_modules(new_should_module_be_updated)
 
     def _forget(self, module_id: str) -> None:
         """Take out the module with its optimizers, schedules, statistics, counters and registered state."""
@@ -1024,13 +1029,16 @@ class Learner(Generic[Training]):
             for name in [name for name in store if name.startswith(f"{module_id}/")]:
                 del store[name]
 
-    def _follow_modules(self, who_learns: WhoLearns, *, keep_compiled: bool) -> MultiRLModuleSpec:
-        """Take the modules as they are now; `who_learns`: see `set_policies_to_train`, None: as before."""
+    def _follow_modules(self, who_learns: WhoLearns) -> MultiRLModuleSpec:
+        """Learn from now on with the modules that there are; return their spec.
+
+        `who_learns`: see `set_policies_to_train`. None keeps those of the modules that learned before.
+        """
         allowed = self.policies_to_train if who_learns is None else who_learns
         if allowed is not None and not callable(allowed):
             allowed = [mid for mid in allowed if mid in self.module]
         self.policies_to_train = allowed
-        self._begin_anew(keep_compiled=keep_compiled)
+        self._watch_parameters()
         return self.module.spec()
 
     def set_policies_to_train(self, who_learns: WhoLearns) -> None:

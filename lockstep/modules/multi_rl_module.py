@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -36,6 +36,40 @@ def check_module_id(module_id: object) -> str:
     if hasattr(nn.ModuleDict, module_id) or module_id == "training":
         raise ValueError(f"module id {module_id!r} is a name that torch's modules use themselves; take another")
     return module_id
+
+
+@dataclass(frozen=True)
+class ModuleChange:
+    """One module that is added or removed."""
+
+    module_id: str
+    is_added: bool
+
+
+def changes_between(present: Sequence[str], wanted: Sequence[str]) -> Iterator[ModuleChange]:
+    """Yield the changes that turn the modules `present` into the modules `wanted`, in the order of `wanted`.
+
+    The modules with which both sequences begin stay as they are. A module in another place is removed and added again.
+    At every moment there is at least one module, because a learner needs one.
+    """
+    num_equal = 0
+    for ours, theirs in zip(present, wanted):
+        if ours != theirs:
+            break
+        num_equal += 1
+
+    num_kept = max(1, num_equal)
+    for module_id in present[num_kept:]:
+        yield ModuleChange(module_id, is_added=False)
+
+    last_to_leave = present[:1] if num_equal == 0 else ()
+    for module_id in wanted[num_equal:]:
+        if module_id in last_to_leave:  # its new place is not the first, so another module is there now
+            yield ModuleChange(module_id, is_added=False)
+            last_to_leave = ()
+        yield ModuleChange(module_id, is_added=True)
+    for module_id in last_to_leave:
+        yield ModuleChange(module_id, is_added=False)
 
 
 class MultiRLModule(nn.Module):

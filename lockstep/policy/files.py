@@ -38,10 +38,16 @@ class SavablePolicy(Protocol):
     config: BaseConfig
     learner_group: LearnerGroup
     acting: dict[str, ActingPolicy]
-    observation_space: Any
-    action_space: Any
     is_multi_agent: bool
     timesteps: dict[str, int]
+
+    @property
+    def observation_space(self) -> Any:
+        """Space of the environment's observations; of several agents a dict of spaces by module id."""
+
+    @property
+    def action_space(self) -> Any:
+        """Space of the environment's actions; of several agents a dict of spaces by module id."""
 
     def own_state(self) -> dict[str, Any]:
         """Return the state of the policy itself."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import threading
 import time
@@ -19,7 +18,7 @@ import torch
 from gymnasium.vector.utils import create_empty_array
 from torch import Tensor
 
-from lockstep.config.base import BaseConfig
+from lockstep.config.base import BaseConfig, Spaces
 from lockstep.config.json_form import to_plain
 from lockstep.connectors import ModuleConnectors, ObsPipeline
 from lockstep.data import MultiAgentBatch, MultiAgentEpisode, SampleBatch
@@ -39,6 +38,7 @@ from lockstep.learner.learner import STEPS_SAMPLED, Learner
 from lockstep.learner.optimizers import ALL_MODULES
 from lockstep.learner.sequences import max_seq_len_of
 from lockstep.modules import DEFAULT_MODULE_ID, ActingWeights, MultiRLModule, RLModule, RLModuleSpec, check_module_id
+from lockstep.modules.multi_rl_module import changes_between
 from lockstep.options.checks import check_whole
 from lockstep.options.schedules import stages_of, value_at
 from lockstep.policy.acting import ActingPolicy, checked_observations
@@ -110,35 +110,33 @@ class Policy:
             observation_space, action_space = config.policy_spaces()
         self.config, self.learner_group = config, learner_group
         self.is_multi_agent = config.is_multi_agent
-        self.observation_space: Any = observation_space
-        self.action_space: Any = action_space
         self.agents = None if agents is None else list(agents)
         self._mapping = config.multi_agent.policy_mapping_fn
         self._who_learns = config.multi_agent.policies_to_train
         self._stage_of_who_learns = 0
-        self._overrides: dict[str, Any] = {}
-        """training options of the modules that were added, as plain values"""
         self._recipes: dict[str, Any] = {}
-        """what they are built from"""
+        """What the modules that were added are built from, as plain values."""
         self.acting: dict[str, ActingPolicy] = {}
         self._memory = _AgentsMemory()
-        for module_id, (observations, actions) in self._spaces_by_module().items():
+        self._training = False
+        self.timesteps = {STEPS_SAMPLED: 0}
+        spaces_of = {DEFAULT_MODULE_ID: (observation_space, action_space)}
+        if self.is_multi_agent:
+            spaces_of = {mid: (space, action_space[mid]) for mid, space in observation_space.items()}
+        for module_id, spaces in spaces_of.items():
             if learner_group.is_local:
-                part = self._part_of_learner(module_id)
+                network, connectors = self._part_of_learner(module_id)
             else:
-                part = config.build_acting_parts((observations, actions), module_id)
+                network, connectors = config.build_acting_parts(spaces, module_id)
                 if config.multi_agent.centralized_critic:
-                    part[0].critic_space = learner_group.first_learner(Learner.critic_space_of, module_id)
-            self.acting[module_id] = ActingPolicy(config, *part, observation_space=observations, action_space=actions)
+                    network.critic_space = learner_group.first_learner(Learner.critic_space_of, module_id)
+            self._begin_acting(module_id, network, connectors, spaces)
         self._taken: dict[str, np.ndarray] = {}
         """rows of each sub-buffer of replay that the statistics have seen, by module"""
         self.last_results: dict[str, Any] = {}
         self.last_batch: SampleBatch | MultiAgentBatch | None = None
         """the last sample of a replay buffer that was learned from, or the first of an update with a loss not finite"""
         self._last_series: Mapping[tuple[str, str], list[float]] = {}
-        self._training = False
-        self._set_timesteps({STEPS_SAMPLED: 0})
-        self.seed(config.debugging.seed)
         self._take_over()
 
     if not TYPE_CHECKING:
@@ -165,10 +163,28 @@ class Policy:
         """Take what `multi_agent(policy_mapping_fn=)` takes."""
         self._mapping = mapping_in_one_form(policy_mapping_fn)
 
-    def _spaces_by_module(self) -> dict[str, tuple[Any, Any]]:
-        if not self.is_multi_agent:
-            return {DEFAULT_MODULE_ID: (self.observation_space, self.action_space)}
-        return {mid: (space, self.action_space[mid]) for mid, space in self.observation_space.items()}
+    @property
+    def observation_space(self) -> Any:
+        """Space of the environment's observations; of several agents a dict of spaces by module id."""
+        return self._by_module({module_id: part.observation_space for module_id, part in self.acting.items()})
+
+    @property
+    def action_space(self) -> Any:
+        """Space of the environment's actions; of several agents a dict of spaces by module id."""
+        return self._by_module({module_id: part.action_space for module_id, part in self.acting.items()})
+
+    def _by_module(self, values: dict[str, Any]) -> Any:
+        """Return values by module id; of a single agent the value of its module."""
+        return values if self.is_multi_agent else values[DEFAULT_MODULE_ID]
+
+    def _begin_acting(self, module_id: str, network: RLModule, connectors: ModuleConnectors, spaces: Spaces) -> None:
+        """Let a module act: at the policy's time, with random numbers of its own."""
+        observations, actions = spaces
+        part = ActingPolicy(self.config, network, connectors, observation_space=observations, action_space=actions)
+        part.timesteps = self.timesteps
+        part.is_training = self._training
+        part.seed(self._seed_of(module_id, self.config.debugging.seed))
+        self.acting[module_id] = part
 
     def _part_of_learner(self, module_id: str) -> tuple[RLModule, ModuleConnectors]:
         learner = self.learner_group.learner
@@ -206,9 +222,12 @@ class Policy:
 
     def seed(self, seed: int) -> None:
         """Begin the random numbers of `compute_actions` again, others for each module."""
-        streams = RandomStreams(seed).child("policy")
         for module_id, part in self.acting.items():
-            part.seed(streams.seed(module_id) if self.is_multi_agent else seed)
+            part.seed(self._seed_of(module_id, seed))
+
+    def _seed_of(self, module_id: str, seed: int) -> int:
+        """Return the seed of a module's random numbers, for the seed of the policy."""
+        return RandomStreams(seed).child("policy").seed(module_id) if self.is_multi_agent else seed
 
     # -- acting ---
 
@@ -620,16 +639,8 @@ class Policy:
         )
         is_local = self.learner_group.is_local
         part = self._part_of_learner(module_id) if is_local else new.to_act(getattr(torch, self.config.framework.dtype))
-        observations, actions = new.spaces
-        added = ActingPolicy(self.config, *part, observation_space=observations, action_space=actions)
-        added.timesteps, added.is_training = self.timesteps, self._training
-        added.seed(RandomStreams(self.config.debugging.seed).child("policy").seed(module_id))
-        self.acting[module_id] = added
-        self.observation_space = {**self.observation_space, module_id: observations}
-        self.action_space = {**self.action_space, module_id: actions}
-        if overrides is not None:
-            self._overrides[module_id] = plain
-        self._recipes[module_id] = self._recipe_of(module_id)
+        self._begin_acting(module_id, *part, new.spaces)
+        self._recipes[module_id] = self._recipe_of(module_id, plain)
 
     def _source(self, module_id: str, init_from: str | Path, trust: bool) -> Source:
         """Return the module that another one begins as. `ValueError` where `init_from` names none."""
@@ -661,10 +672,7 @@ class Policy:
         """Remove a module. `KeyError` for an unknown one, `ValueError` for the last; nothing is changed then."""
         self.learner_group.remove_module(module_id)
         del self.acting[module_id]
-        self._overrides.pop(module_id, None)
         self._recipes.pop(module_id, None)
-        for name in ("observation_space", "action_space"):
-            setattr(self, name, {mid: space for mid, space in getattr(self, name).items() if mid != module_id})
 
     def set_policies_to_train(self, policies_to_train: Any) -> None:
         """Let these modules learn from the next update on, as `multi_agent(policies_to_train=)` takes them."""
@@ -689,15 +697,20 @@ class Policy:
 
     def _modules_state(self) -> dict[str, Any]:
         """Return what the modules of several agents are built from, in their order."""
-        return {module_id: self._recipe_of(module_id) for module_id in self.acting}
+        recipes = {}
+        for module_id in self.acting:
+            added = self._recipes.get(module_id)
+            recipes[module_id] = self._recipe_of(module_id, None) if added is None else added
+        return recipes
 
-    def _recipe_of(self, module_id: str) -> dict[str, Any]:
+    def _recipe_of(self, module_id: str, overrides: object) -> dict[str, Any]:
+        """Return what a module is built from. `overrides`: its training options as plain values, if it has its own."""
         part = self.acting[module_id]
         recipe = {
             "spec": part.module.spec().to_dict(),
             "observation_space": describe_space(part.observation_space),
             "action_space": describe_space(part.action_space),
-            "config_overrides": self._overrides.get(module_id),
+            "config_overrides": overrides,
         }
         return signed(recipe)
 
@@ -709,18 +722,14 @@ class Policy:
         if "modules" not in state:
             return
         saved = state["modules"]
-        present, wanted = list(self.acting), list(saved)
-        same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(present, wanted)))
-        for module_id in present[max(1, same) :]:
-            self.remove_module(module_id)
-        for module_id in wanted[same:]:
-            if module_id in self.acting:  # the first one, which comes later now
+        for change in changes_between(list(self.acting), list(saved)):
+            module_id = change.module_id
+            if change.is_added:
+                recipe = saved[module_id]
+                names = file.of_part(recipe)
+                self._add(module_id, NewModule.of_recipe(self.config, recipe, names), overrides_in(recipe, names))
+            else:
                 self.remove_module(module_id)
-            recipe = saved[module_id]
-            names = file.of_part(recipe)
-            self._add(module_id, NewModule.of_recipe(self.config, recipe, names), overrides_in(recipe, names))
-        if same == 0 and present[0] not in saved:
-            self.remove_module(present[0])
 
     # -- as torch has it ---
 
@@ -825,7 +834,7 @@ class Policy:
 
     def _rng_state(self) -> dict[str, Any]:
         states = {module_id: dict(part.rng.bit_generator.state) for module_id, part in self.acting.items()}
-        return states if self.is_multi_agent else states[DEFAULT_MODULE_ID]
+        return self._by_module(states)
 
     # -- files (see policy/files.py) ---
 

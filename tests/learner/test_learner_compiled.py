@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from agent_games import Duel, game_config
 from algorithm_cases import ALGORITHM_CASES, OFF_POLICY, has_option, taking
 from learner_parts import (
     ALL,
@@ -30,6 +31,7 @@ from lockstep import get_config
 from lockstep.algorithms.ppo import PPOLearner
 from lockstep.data import MultiAgentBatch, SampleBatch
 from lockstep.learner import optimizers
+from lockstep.trainer import SelfPlay
 
 NOW = {"num_env_steps_sampled_lifetime": 50}
 STEPS = {"minibatch_size": 8, "num_epochs": 5, "shuffle_batch_per_epoch": True}
@@ -423,3 +425,30 @@ def test_the_loss_reads_float32_whatever_the_networks_compute_in():
     learner = mixed_learner(True)
     batch = {MODULE: {"obs": torch.zeros(5, 3)}}
     assert {value.dtype for value in learner.forward_train(batch)[MODULE].values()} == {torch.float32}
+
+
+# -- modules that come and go ---
+
+
+def to_main(agent, episode):
+    return "main"
+
+
+def test_copies_that_join_and_leave_in_self_play_are_not_compiled_for(traced):
+    """A graph holds what the learning module has; frozen copies come and go without another one."""
+    config = game_config(Duel, num_envs=8, reporting={"total_steps": 128, "steps_per_epoch": 16})
+    config.multi_agent(policies=["main"], policy_mapping_fn=to_main)
+    config.framework(compile=True, compile_after=0)
+    self_play = SelfPlay("main", win_rate_threshold=0.0, window=4, max_pool_size=2)
+    trainer = config.build_trainer(callbacks=[self_play])
+    next(trainer)
+    compiled = trainer.policy.learner_group.learner.compiled
+    copies = self_play.num_copies
+    assert len(traced) == 1
+    trainer.run()
+    assert self_play.num_copies >= copies + 4
+    assert trainer.policy.learner_group.learner.compiled is compiled
+    assert len(traced) == 1
+
+    trainer.policy.add_module("other", init_from="main")
+    assert trainer.policy.learner_group.learner.compiled is not compiled

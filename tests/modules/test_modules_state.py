@@ -2,6 +2,7 @@
 
 import ast
 import copy
+import itertools
 import json
 import pickle
 import subprocess
@@ -23,6 +24,7 @@ from lockstep.modules import (
     RLModuleSpec,
     wrap_module,
 )
+from lockstep.modules.multi_rl_module import changes_between
 from lockstep.state.checkpoint import CheckpointError
 
 BOX = spaces.Box(-np.inf, np.inf, (4,), np.float32)
@@ -318,6 +320,23 @@ def test_multi_checkpoint(tmp_path):
     other.restore_from_path(path)
     assert_equal_outputs(other["p1"], module["p1"])
     assert_equal_outputs(RLModule.from_checkpoint(f"{path}/p0"), module["p0"])
+
+
+def test_changes_turn_any_modules_into_any_others_and_leave_the_first_equal_ones():
+    orders = [ids for number in (1, 2, 3) for ids in itertools.permutations("abcd", number)]
+    for present, wanted in itertools.product(orders, orders):
+        num_equal = next((n for n, pair in enumerate(zip(present, wanted)) if pair[0] != pair[1]), len(wanted))
+        modules = list(present)
+        for change in changes_between(present, wanted):
+            assert change.module_id not in wanted[: min(num_equal, len(present))]
+            if change.is_added:
+                assert change.module_id not in modules
+                modules.append(change.module_id)
+            else:
+                modules.remove(change.module_id)
+            assert modules
+        assert modules == list(wanted)
+    assert not [*changes_between("abc", "abc")]
 
 
 # Wrapping

@@ -1,7 +1,10 @@
 """Modules come and go while a trainer runs: learners, acting, collectors, replay buffers, checkpoints, resume."""
 
+import operator
+
 import numpy as np
 import pytest
+import torch
 from agent_games import BitGame, CountingGame, TurnGame, game_config, to_module
 from trainer_tools import learned
 
@@ -205,6 +208,30 @@ def iterate(trainer):
             yield trainer.__next__()
         except StopIteration:
             return
+
+
+def test_what_others_hold_stays_the_same_object_while_modules_come_and_go(folder):
+    """A trainer, its collectors and callbacks hold the policy, its dict of acting parts and the learner group."""
+    trainer = game_config(FourSteps).build_trainer()
+    next(trainer)
+    policy, learner = trainer.policy, trainer.policy.learner_group.learner
+    part, entry = policy.acting["first"], learner.optimizers.of_module("first")[0]
+    held = (policy.acting, policy.learner_group, learner, part, part.module, part.connectors, entry.optimizer)
+    moments = entry.flat.data, *entry.adam_state()
+    values = [tensor.clone() for tensor in moments]
+    path = save_trainer(trainer, folder / "checkpoint")
+
+    changed(trainer)
+    trainer.set_policies_to_train(["new"])
+    restore_trainer(trainer, path)
+    assert trainer.policy is policy
+    assert ids(trainer) == ["first", "others"]
+    now = policy.acting["first"]
+    present = (policy.acting, policy.learner_group, policy.learner_group.learner, now, now.module, now.connectors)
+    assert all(map(operator.is_, held, (*present, learner.optimizers.of_module("first")[0].optimizer)))
+    assert all(map(torch.equal, values, (entry.flat.data, *entry.adam_state())))
+    trainer.set_policy_mapping_fn(to_module)
+    next(trainer)
 
 
 @pytest.mark.parametrize("order", [["others", "first"], ["new", "first"], ["new"], ["others"]])
