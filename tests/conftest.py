@@ -21,7 +21,7 @@ from rotation import ALL, NUM_PARTS, chosen_part, commit_of, part_of, sentence
 
 # What gymnasium starts would be a fork of this process with all its threads, which may hang before it answers.
 multiprocessing.set_start_method("forkserver")
-multiprocessing.set_forkserver_preload(["lockstep.envs.toys.counting"])
+multiprocessing.set_forkserver_preload(["warm_library"])
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the background of a shell inherits "ignore"
 # Ray starts its workers with a niceness of 15: beside the suite's other processes they get next to no time, and
 # learners do not start within their 60 s.
@@ -33,9 +33,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if "XDG_CONFIG_HOME" not in os.environ:
     _configuration = tempfile.TemporaryDirectory(prefix="lockstep-tests-")
     os.environ["XDG_CONFIG_HOME"] = _configuration.name
-# Processes that tests start find the packages beside the library as pytest does (`pythonpath` in pyproject.toml).
+# Processes that tests start find the packages beside the library as pytest does (`pythonpath` in pyproject.toml), and
+# the one that others are forked from finds `warm_library`.
 _packages = str(Path(__file__).parents[1] / "packages/lockstep-sb3")
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_packages, os.environ.get("PYTHONPATH")]))
+_paths = [_packages, os.environ.get("PYTHONPATH"), str(Path(__file__).parent)]
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, _paths))
 # A checkpoint syncs every file, which on a disk takes longer than a small training: `tmp_path` lies in memory.
 if os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > 8 << 30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")

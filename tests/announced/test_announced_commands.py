@@ -9,8 +9,6 @@ import io
 import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
@@ -21,6 +19,7 @@ import numpy as np
 import pytest
 from algorithm_cases import ALGORITHM_CASES, OFFLINE
 from announced_plans import Announced, Happened, differences, read_plan
+from warm import run_python
 
 from lockstep.cli import main
 from lockstep.state.checkpoint import newest_checkpoint, read_checkpoint
@@ -154,8 +153,7 @@ def in_this_process(folder: Path, words: list[str]) -> tuple[int, str, str]:
 
 def in_a_process(folder: Path, words: list[str]) -> tuple[int, str, str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "lockstep.cli", *words]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    done = run_python(["-m", "lockstep.cli", *words], cwd=folder, env=environment, timeout=300)
     return done.returncode, done.stdout, done.stderr
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from warm import run_python
 
 from lockstep.cli import main
 
@@ -33,11 +34,9 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "lockstep.cli", *arguments]
 
 
-def run_process(*arguments: str, cwd: Path, **options: object) -> subprocess.CompletedProcess[str]:
+def run_process(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Runs the command as a process."""
-    return subprocess.run(
-        command(*arguments), cwd=cwd, env=process_env(), capture_output=True, text=True, timeout=120, **options
-    )
+    return run_python(["-m", "lockstep.cli", *arguments], cwd=cwd, env=process_env())
 
 
 def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:

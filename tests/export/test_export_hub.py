@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 import threading
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 from exported_policies import ACTIONS, OBSERVATIONS, make_policy, move
 from huggingface_hub import ModelCard
 from local_hub import LocalHub
+from warm import run_python
 
 from lockstep import Policy, PPOConfig
 from lockstep.cli import main
@@ -63,8 +62,7 @@ def test_the_hub_gets_the_folder_and_gives_it_back(policy, tmp_path):
     with LocalHub() as hub:
         threading.Thread(target=hub.serve_forever, daemon=True).start()
         env = {**os.environ, "HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "home")}
-        words = [sys.executable, "-c", HANDED_ON, saved, tmp_path / "cache", back]
-        done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=100, check=False)
+        done = run_python(["-c", HANDED_ON, saved, tmp_path / "cache", back], env=env)
         hub.shutdown()
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{hub.address}/me/cartpole\n"

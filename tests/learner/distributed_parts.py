@@ -262,7 +262,7 @@ class Processes:
     """Three processes that stay up for all cases."""
 
     def __init__(self, folder, world_size=3):
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
         self.pipes, self.processes = [], []
         for rank in range(world_size):
             near, far = context.Pipe()

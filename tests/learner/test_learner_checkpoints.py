@@ -1,7 +1,6 @@
 """Checkpoints of learners and groups: new processes, components, damage, what a file cannot hold."""
 
 import shutil
-import subprocess
 import sys
 
 import numpy as np
@@ -23,6 +22,7 @@ from learner_parts import (
     value_batches,
     value_learner,
 )
+from warm import run_python
 
 from lockstep import A2CConfig, LearnerGroup
 from lockstep.algorithms import A2CLearner, PPOLearner
@@ -104,7 +104,7 @@ def test_everything_mutable_is_saved_and_updates_in_a_new_process_are_equal_to_t
     for number in (3, 4):
         advance(learner, number)
     script = CONTINUE.format(path=sys.path)
-    other = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, timeout=120)
+    other = run_python(["-c", script, path])
     assert other.returncode == 0, other.stderr
     assert other.stdout.split()[-1] == fingerprint(learner)
 

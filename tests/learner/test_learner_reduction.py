@@ -95,7 +95,7 @@ def join_and_wait(folder, ready, forks):
 @pytest.mark.parametrize("forks", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_learner_that_is_killed_ends_the_calls_of_the_others_at_once(tmp_path, forks):
     """Also where a process that it forked lives on: that does not pass for it."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
     ready = context.Event()
     other = context.Process(target=join_and_wait, args=(tmp_path, ready, forks), daemon=True)
     other.start()

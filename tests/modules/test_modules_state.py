@@ -5,8 +5,6 @@ import copy
 import itertools
 import json
 import pickle
-import subprocess
-import sys
 import textwrap
 
 import numpy as np
@@ -14,6 +12,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from torch import nn
+from warm import run_python
 
 from lockstep.modules import (
     DefaultActorCriticModule,
@@ -127,12 +126,8 @@ def test_a_modules_folder_is_usable_from_a_new_process(tmp_path):
         weights = sum(float(p.detach().double().sum()) for p in module.parameters())
         print(repr([weights, *module.forward_train({"obs": obs})["vf_preds"].tolist()]))
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "alone")],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_python(["-c", textwrap.dedent(code), tmp_path / "alone"])
+    assert done.returncode == 0, done.stderr
     weights, *values = ast.literal_eval(done.stdout)
     assert weights == sum(float(p.detach().double().sum()) for p in multi["p1"].parameters())
     # another number of threads adds in another order

@@ -9,13 +9,13 @@ import os
 import pickle
 import stat
 import subprocess
-import sys
 import textwrap
 from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
 import pytest
+from warm import run_python
 
 from lockstep.state import trust
 from lockstep.state.trust import FileNames, Kind, NameInFile, UntrustedError
@@ -250,10 +250,7 @@ def test_what_a_stranger_named_is_not_signed_when_it_is_written_again():
 
 def run_in(folder: Path, code: str, **more: str) -> subprocess.CompletedProcess[str]:
     """Run code in a folder, which then is on `sys.path` as ''."""
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        cwd=folder, text=True, capture_output=True, timeout=120, env={**os.environ, **more},
-    )  # fmt: skip
+    return run_python(["-c", textwrap.dedent(code)], cwd=folder, env={**os.environ, **more})
 
 
 HOSTILE = "from pathlib import Path\nPath('MARKER').touch()\nclass Found(dict): pass\n"

@@ -1,8 +1,6 @@
 """Folders, and processes that are forked from one that has loaded the library."""
 
 import multiprocessing
-import multiprocessing.forkserver
-import os
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
@@ -24,10 +22,4 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def processes() -> ForkServerContext:
     """New processes from one that has only imported the library (which takes longer than all of the training)."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["trainer_warm"])
-    with pytest.MonkeyPatch.context() as patch:
-        folders = Path(__file__).parent, Path(__file__).parents[1], *filter(None, [os.environ.get("PYTHONPATH")])
-        patch.setenv("PYTHONPATH", os.pathsep.join(map(str, folders)))
-        multiprocessing.forkserver.ensure_running()
-    return context
+    return multiprocessing.get_context("forkserver")

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from warm import run_python
 
 import lockstep
 from lockstep import Learner, LearnerGroup, Policy, PPOConfig
@@ -589,15 +588,15 @@ class Net(torch.nn.Module): pass
 
 @pytest.mark.parametrize("field", ["environment as text", pytest.param("encoder as text", marks=pytest.mark.long)])
 def test_no_command_imports_a_module_of_the_current_folder_for_a_file(field, run, tmp_path):
-    """A real process: its current folder is on `sys.path`, in front of all others."""
+    """A process of its own: its current folder is on `sys.path`, in front of all others."""
     change = {**WHEN_MADE, **WHEN_LOADED}[field]
     name = "evil:Pole" if "environment" in field else "evil:Net"
     folder = hostile(run, tmp_path, "policy", change, name)
     (tmp_path / "evil.py").write_text(HOSTILE_MODULE)
-    command = [sys.executable, "-m", "lockstep.cli", "eval", str(folder), "--episodes=1"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    command = ["-m", "lockstep.cli", "eval", folder, "--episodes=1"]
+    done = run_python(command, cwd=tmp_path)
     assert done.returncode == 2
     assert "'evil' is in the current folder" in done.stderr
     assert not (tmp_path / "MARKER").exists()
-    subprocess.run([*command, "--trust"], cwd=tmp_path, capture_output=True, timeout=120, check=False)
+    run_python([*command, "--trust"], cwd=tmp_path)
     assert (tmp_path / "MARKER").exists()

@@ -2,12 +2,12 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from warm import run_python
 
 import lockstep
 from lockstep.cli import main
@@ -95,8 +95,7 @@ def run_script(folder, name, text, *arguments):
     file = folder / name
     file.write_text(text)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(lockstep.__file__).parents[1])}
-    command = [sys.executable, str(file), *map(str, arguments)]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    done = run_python([file, *arguments], cwd=folder, env=environment)
     assert done.returncode == 0, done.stderr
     return file
 
