@@ -205,7 +205,7 @@ SAC = AlgorithmCase(
         ),
         ", discrete, empty shards": Comparison({**CLIPPED, "tau": 0.1}, {"in_a_box": False, "empty": True}, "faults"),
         ", sequences of a GRU, empty shards": Comparison(
-            {**CLIPPED, "tau": 0.1}, {"memory": "gru", "minibatch_size": 4, "empty": True}, "fast"
+            {**CLIPPED, "tau": 0.1}, {"memory": "gru", "minibatch_size": 4, "empty": True}
         ),
         ", discrete, sequences of a GRU": Comparison(
             {**CLIPPED, "tau": 0.1}, {"in_a_box": False, "memory": "gru", "minibatch_size": 4}, "faults"
@@ -352,9 +352,7 @@ ALGORITHM_CASES: dict[str, AlgorithmCase] = {
         small={**DQN.small, **FEW_ATOMS},
         memory={"rainbow": Memory({"target_update_interval": 20, **ATOMS})},
         comparisons={
-            ", empty shards": Comparison(
-                {**CLIPPED, **FOLLOWED, **FEW_ATOMS}, {"exploration": "noisy", "empty": True}, "fast"
-            )
+            ", empty shards": Comparison({**CLIPPED, **FOLLOWED, **FEW_ATOMS}, {"exploration": "noisy", "empty": True})
         },
         refused=(*OF_ACTION_VALUES, ("training.v_max", -100.0, "above v_min=-100.0")),
         limits={"num_atoms": "at least 2"},
@@ -625,7 +623,7 @@ ALGORITHM_CASES: dict[str, AlgorithmCase] = {
         },
         comparisons={
             ", learned weight, empty shards": Comparison(
-                {**CLIPPED, "num_actions": 3, "lagrangian": True, "bc_iters": 10}, {"empty": True}, "fast"
+                {**CLIPPED, "num_actions": 3, "lagrangian": True, "bc_iters": 10}, {"empty": True}
             ),
             ", discrete, empty shards": Comparison(CLIPPED, {"in_a_box": False, "empty": True}, "faults"),
             ", sequences of a GRU": Comparison(

@@ -46,10 +46,16 @@ TOGETHER = (
     "tests/cli/",
     "tests/cluster/",
     "tests/learner/test_learner_distributed.py",
+    "tests/export/",
     "tests/recipes/test_recipes_bench.py",
     "tests/tuning/test_tuning_study.py",
+    "tests/architecture/",
+    "tests/trainer/test_trainer_flipped_bytes.py",
+    "tests/trainer/test_trainer_hostile_files.py",
+    "tests/trainer/test_trainer_script_objects.py",
+    "tests/state/test_state_sizes.py",
 )
-"""Tests that share what takes seconds to start: one worker runs all of a place."""
+"""Tests that share what takes seconds to start, to train or to parse: one worker runs all of a place."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -100,7 +106,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     text = "".join(file.read_text() for file in files)
     wanted = re.sub(r"\bnot \w+|\band\b|\bor\b", "", expression).split()
     if wanted:
-        if "long" in wanted and "fast_if(" in text:  # tests/parts.py puts the mark on cases
+        if "long" in wanted and "from parts import" in text:  # which puts the mark on cases
             return None
         return None if any(f"mark.{mark}" in text for mark in wanted) else True
     unwanted = re.findall(r"\bnot (\w+)", expression)

@@ -1,4 +1,4 @@
-"""Which cases of a table the fast suite runs: one family each where several prove the same."""
+"""Which cases of a table the fast suite runs: one family each where several cases prove the same."""
 
 from __future__ import annotations
 
@@ -19,3 +19,11 @@ def fast_if(chosen: Callable[..., object], cases: Iterable[Any]) -> list[Paramet
         values = case if isinstance(case, tuple) else (case,)
         found.append(pytest.param(*values, marks=() if chosen(*values) else pytest.mark.long))
     return found
+
+
+def one_in(number: int, cases: Iterable[Any]) -> list[ParameterSet]:
+    """Return the cases of a table as parameters; the fast suite runs the first of each `number`, `make test-long` all
+    others.
+    """
+    places = iter(range(10**6))
+    return fast_if(lambda *_: next(places) % number == 0, cases)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from agent_games import BitGame, game_config
 from gymnasium import spaces
+from parts import one_in
 from space_envs import BOX, SpaceEnv
 
 from lockstep import (
@@ -57,7 +58,7 @@ def collected(kind, action_space, rows=12, random=False):
     return policy, collector.buffer, np.stack(env.taken)
 
 
-@pytest.mark.parametrize("random", [False, True])
+@pytest.mark.parametrize("random", one_in(2, [False, True]))
 @pytest.mark.parametrize("case", CASES)
 def test_a_batch_of_a_collectors_buffer_has_the_actions_that_the_environment_took(case, random):
     _, buffer, taken = collected(*CASES[case], random=random)
@@ -66,7 +67,7 @@ def test_a_batch_of_a_collectors_buffer_has_the_actions_that_the_environment_too
     np.testing.assert_allclose(batch["actions"], taken, rtol=1e-6)
 
 
-@pytest.mark.parametrize("how", ["npz", "parquet", "minari", "batch", "save"])
+@pytest.mark.parametrize("how", one_in(2, ["npz", "parquet", "minari", "batch", "save"]))
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_written_and_read_again_teaches_the_actions_that_were_learned_from(case, how, tmp_path, monkeypatch):
     kind, action_space = CASES[case]

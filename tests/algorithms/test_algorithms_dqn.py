@@ -8,6 +8,7 @@ import torch
 from algorithm_cases import OFF_POLICY, class_of, exploring_by
 from algorithm_tools import BOX, MODULE, transitions
 from gymnasium import spaces
+from parts import fast_if
 from space_envs import SpaceEnv
 from torch import nn
 
@@ -163,7 +164,7 @@ def plain_losses(net, given, *, double, interval, tau):
     return losses
 
 
-@pytest.mark.parametrize("weights", [False, True], ids=["plain", "weights and n steps"])
+@pytest.mark.parametrize("weights", fast_if(bool, [False, True]), ids=["plain", "weights and n steps"])
 @pytest.mark.parametrize("double, interval, tau", [(True, 5, 1.0), (False, 3, 1.0), (True, 1, 0.05)])
 def test_losses_and_parameters_of_100_steps_are_those_of_plain_torch(double, interval, tau, weights):
     config = DQNConfig().framework(dtype="float64")

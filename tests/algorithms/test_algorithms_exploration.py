@@ -8,6 +8,7 @@ import pytest
 import torch
 from algorithm_cases import NAMES
 from gymnasium import spaces
+from parts import one_in
 
 from lockstep import AsyncCollector, Collector, RolloutStore, get_config
 from lockstep.data.trees import leaves
@@ -139,7 +140,7 @@ def test_runners_with_a_part_of_the_environments_see_what_one_collector_sees(alg
     assert np.unique(found[0].actions).size > 100
 
 
-@pytest.mark.parametrize(("algorithm", "kind"), REMEMBERING)
+@pytest.mark.parametrize(("algorithm", "kind"), one_in(3, REMEMBERING))
 def test_a_run_goes_on_bit_for_bit(tmp_path, algorithm, kind):
     def trainer(total):
         options = {"sample_freq": 5} if kind == "gsde" else {}

@@ -8,6 +8,7 @@ import torch
 from algorithm_cases import NAMES, class_of
 from algorithm_tools import MODULE
 from gymnasium import spaces
+from parts import one_in
 
 from lockstep import Collector, RainbowConfig, RolloutStore, SampleBatch, get_config
 from lockstep.modules import NoisyLinear, RLModuleSpec
@@ -169,7 +170,7 @@ def test_each_row_and_step_has_noise_of_its_own_and_evaluation_has_none(algorith
     np.testing.assert_array_equal(actions(False), actions(False))
 
 
-@pytest.mark.parametrize("algorithm", KINDS)
+@pytest.mark.parametrize("algorithm", one_in(3, KINDS))
 def test_deviations_learn_and_a_run_goes_on_bit_for_bit(tmp_path, algorithm):
     def trainer(total):
         return config_of(algorithm).reporting(total_steps=total, steps_per_epoch=64).build_trainer()

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from agent_games import game_config
+from parts import one_in
 
 from lockstep import DQNConfig, PPOConfig, SACConfig
 from lockstep.learner.novelty import make_intrinsic_reward
@@ -80,7 +81,7 @@ def observations_of(policy, i):
     return [rng.standard_normal((3, *space.shape), np.float32) for _ in range(300)]
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("kind", one_in(3, CONFIGS))
 def test_each_thread_that_asks_one_policy_gets_the_actions_for_its_own_observations(kind):
     config = CONFIGS[kind]().debugging(seed=1)
     policy, alone = config.build_policy(), config.build_policy()

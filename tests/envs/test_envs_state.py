@@ -4,6 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from parts import fast_if, one_in
 
 from lockstep.envs import make_vector
 from lockstep.envs.toys.counting import CountingEnv, CountingVectorEnv
@@ -81,13 +82,13 @@ def check_continues(make, tmp_path, before, after):
     second.close()
 
 
-@pytest.mark.parametrize("before", [1, 36, 50])
+@pytest.mark.parametrize("before", fast_if((36).__eq__, [1, 36, 50]))
 @pytest.mark.parametrize("case", CASES)
 def test_continues_bit_by_bit(case, before, tmp_path):
     check_continues(CASES[case], tmp_path, before, 90)
 
 
-@pytest.mark.parametrize("env_id", MUJOCO)
+@pytest.mark.parametrize("env_id", one_in(3, MUJOCO))
 def test_mujoco_continues_bit_by_bit(env_id, tmp_path):
     pytest.importorskip("mujoco")
     check_continues(lambda: make_vector(short(env_id), num_envs=3), tmp_path, 25, 45)

@@ -47,7 +47,7 @@ def assert_same(one, other):
     "dtype, tolerance",
     fast_if(lambda dtype, _: dtype is torch.float64, [(torch.float64, 1e-12), (torch.float32, 2e-5)]),
 )
-@pytest.mark.parametrize("limit", [None, 25])
+@pytest.mark.parametrize("limit", fast_if((25).__eq__, [None, 25]))
 @pytest.mark.parametrize("name", CLASSIC)
 def test_a_step_equals_gymnasiums(name, limit, dtype, tolerance):
     """From the same state, at each step; ends, their kind, and rewards as well."""

@@ -25,6 +25,7 @@ from learner_parts import (
     value_batch,
     value_learner,
 )
+from parts import one_in
 from torch import nn
 
 from lockstep import get_config
@@ -371,7 +372,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("is_traced", [True, pytest.param(False, marks=pytest.mark.faults)])
-@pytest.mark.parametrize("algorithm, training, model", CASES)
+@pytest.mark.parametrize("algorithm, training, model", one_in(3, CASES))
 def test_compiled_steps_are_the_eager_ones_and_the_target_network_follows(
     algorithm, training, model, is_traced, request
 ):

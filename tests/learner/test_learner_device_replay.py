@@ -11,6 +11,7 @@ import pytest
 import torch
 from algorithm_cases import OFF_POLICY, class_of, has_option, takes
 from host_waits import NoWaits
+from parts import one_in
 
 from lockstep import get_config
 from lockstep.data import SampleBatch
@@ -103,7 +104,7 @@ def update(learner: Any, replay: Any, number: int = STEPS) -> Any:
     return learner.device_update.run_steps(replay, number, SIZE, UpdateOptions({}))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", one_in(2, CASES))
 def test_a_tensor_replay_is_learned_from_as_a_batch_is(case):
     """In float64, after three updates, whose delays and intervals go on from one to the next."""
     (of_arrays, _), (of_tensors, replay) = (collected(CASES[case]()) for _ in range(2))
@@ -129,7 +130,7 @@ def test_a_tensor_replay_is_learned_from_as_a_batch_is(case):
     assert of_arrays.lifetime == of_tensors.lifetime
 
 
-@pytest.mark.parametrize("case", BY_PRIORITY)
+@pytest.mark.parametrize("case", one_in(3, BY_PRIORITY))
 def test_rows_drawn_by_priority_are_learned_from_as_the_host_does(case):
     """In float64: each step on rows drawn when the errors of the one before it are known, with their weights."""
     (of_arrays, _), (of_tensors, replay) = (collected(ALL_CASES[case]()) for _ in range(2))
@@ -191,14 +192,17 @@ class StandInGraph(device_replay.Captured):
 
 @pytest.mark.parametrize(
     "case",
-    [
-        "td3",
-        *(name for name in OTHERS if has_option(name, "policy_delay")),
-        "dqn",
-        "sac, targets in every third step",
-        "td3, by priority",
-        "dqn, by priority",
-    ],
+    one_in(
+        5,
+        [
+            "td3",
+            *(name for name in OTHERS if has_option(name, "policy_delay")),
+            "dqn",
+            "sac, targets in every third step",
+            "td3, by priority",
+            "dqn, by priority",
+        ],
+    ),
 )
 def test_what_the_host_counts_goes_on_where_graphs_are_launched(case, monkeypatch):
     """Each pattern of a delay has a graph of its own; parameters and counters are those without graphs, bit for bit."""
@@ -220,7 +224,7 @@ def test_what_the_host_counts_goes_on_where_graphs_are_launched(case, monkeypatc
         assert torch.equal(replay.priorities.tree.values, other_replay.priorities.tree.values)
 
 
-@pytest.mark.parametrize("case", ALL_CASES)
+@pytest.mark.parametrize("case", one_in(3, ALL_CASES))
 def test_an_iteration_waits_for_no_value(case):
     """Neither the collect nor the update, which a CUDA graph holds; elsewhere than on the CPU optimizers step so."""
     policy, collector = parts_of(ALL_CASES[case]())

@@ -6,6 +6,7 @@ import torch
 from algorithm_cases import FROM_RETURNS, OFFLINE, class_of, has_option, takes
 from gymnasium import spaces
 from learner_parts import BOX, MODULE, THREE, episodes
+from parts import one_in
 
 from lockstep import (
     BCConfig,
@@ -251,12 +252,15 @@ def without_noise(algorithm):
 @pytest.mark.parametrize("recurrent", ["lstm", "gru", "attention"])
 @pytest.mark.parametrize(
     ("kind", "actions", "training"),
-    [
-        (BCConfig, THREE, {"entropy_coeff": 0.1}),
-        (BCConfig, MOVE, {"loss": "mse"}),
-        *((class_of(name), THREE, {}) for name in OTHERS if takes(name, "discrete")),
-        *((class_of(name), MOVE, without_noise(name)) for name in OTHERS if takes(name, "box") and not draws(name)),
-    ],
+    one_in(
+        3,
+        [
+            (BCConfig, THREE, {"entropy_coeff": 0.1}),
+            (BCConfig, MOVE, {"loss": "mse"}),
+            *((class_of(name), THREE, {}) for name in OTHERS if takes(name, "discrete")),
+            *((class_of(name), MOVE, without_noise(name)) for name in OTHERS if takes(name, "box") and not draws(name)),
+        ],
+    ),
 )
 def test_a_row_is_learned_from_with_all_that_came_before_it(kind, actions, training, recurrent):
     """The same loss from a sequence and from each of its rows alone, with the rest as burn-in."""

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from learner_parts import ALL, MODULE, assert_same, differs, make_episode, own_copy, parameters, ppo_batch, rollout
+from parts import fast_if
 
 from lockstep import A2CConfig, APPOConfig, IMPALAConfig, PPOConfig, SampleBatch
 from lockstep.data.trajectories import trajectories_from_episodes
@@ -72,7 +73,7 @@ def gae_of(rewards, values, terminated, gamma, lambda_):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("collects", [1, 2])
+@pytest.mark.parametrize("collects", fast_if((2).__eq__, [1, 2]))
 def test_columns_of_a_rollout_are_those_of_step_by_step_evaluation(kind, collects):
     config = recurrent_config(kind, gamma=0.9, lambda_=0.7, max_seq_len=6)
     policy, collector = rollout(config, 40, collects)
@@ -116,7 +117,7 @@ def first_row(store, episode):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("has_reset_rows", [False, True])
+@pytest.mark.parametrize("has_reset_rows", fast_if(bool, [False, True]))
 def test_log_probabilities_before_the_update_are_those_of_acting(kind, has_reset_rows):
     """Acting, with its own state in single steps, and the learner's evaluation see the same distribution."""
     native = gym.make_vec("CartPole-v1", num_envs=3, vectorization_mode="vector_entry_point")

@@ -12,11 +12,35 @@ from past_cases import CASES
 from write_past import HASHES, JAR, continued, hash_of, processor
 
 NOTES = json.loads(HASHES.read_text())
+FAST = {
+    "best_policy",
+    "buffers",
+    "data",
+    "door_2dd00802",
+    "learners",
+    "learners_several",
+    "policies",
+    "run_agents_ppo",
+    "run_agents_dqn_2dd00802",
+    "run_bc",
+    "run_counters",
+    "run_dqn_priorities",
+    "run_ppo_lstm_2dd00802",
+    "run_ppo_own_parts",
+    "run_ppo_remembering",
+    "run_sac",
+    "run_self_play",
+    "run_tensor_dqn",
+    "run_tensor_ppo_2dd00802",
+}
+"""One of each kind of file and of each revision. The others run with every part of the long tests."""
 
 
 def marks_of(name: str) -> tuple[pytest.MarkDecorator, ...]:
     """Return when a case is run."""
-    return (pytest.mark.faults,) if CASES[name].starts_ray else ()
+    if CASES[name].starts_ray:
+        return (pytest.mark.faults,)
+    return () if name in FAST else (pytest.mark.long,)
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +72,7 @@ def test_files_of_the_past_continue_to_the_same_numbers(name, tmp_path, monkeypa
 
 
 def test_the_jar_has_every_case_and_nothing_else():
+    assert set(CASES) >= FAST
     archives = {path.name.removesuffix(".tar.xz") for path in JAR.glob("*.tar.xz")}
     assert archives == set(CASES) == {path.stem for path in JAR.glob("*.npz")} == set(NOTES["hashes"])
     assert sum(path.stat().st_size for path in JAR.iterdir()) < 2 * 2**20

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from algorithm_cases import ALGORITHM_CASES
 from cells import FACTORS, epochs_to_the_optimum
 from cover import COVER, PAGE, all_refused, allowed_pairs, page, pairs_in, refused_levels
 from parts import fast_if
@@ -41,6 +42,10 @@ def cost(cell: dict[str, str]) -> int:
 
 QUICK = {name: sorted(cells, key=cost)[:2] for name, cells in BY_ALGORITHM.items()}
 """The two cheapest cells of each algorithm: the fast suite runs the first, and the second is a long test."""
+PROBED = {
+    name for name, case in ALGORITHM_CASES.items() if any(probes.fast != set() for probes in case.probes.values())
+}
+"""Algorithms that learn a probe in the fast suite (`test_probes_learning.py`): all their cells are long tests."""
 
 
 def in_ci() -> list[dict[str, str]]:
@@ -62,7 +67,7 @@ IN_CI = in_ci()
 
 def mark_of(cell: dict[str, str]) -> Any:
     """Return when a cell is run."""
-    if cell == QUICK[cell["algorithm"]][0]:
+    if cell == QUICK[cell["algorithm"]][0] and cell["algorithm"] not in PROBED:
         return ()
     return pytest.mark.long if cell in IN_CI else pytest.mark.exhaustive
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from algorithm_cases import SPACES, WITH_ATOMS, takes
+from parts import one_in
 
 import lockstep
 from lockstep import ALGORITHMS, PPOConfig, get_config
@@ -139,7 +140,7 @@ def rich_policy(algorithm):
     return config.rl_module(model_config={"hiddens": (4,), "encoder": FlatFeatures}).build_policy()
 
 
-@pytest.mark.parametrize("algorithm", [config.algorithm for config in ALGORITHMS])
+@pytest.mark.parametrize("algorithm", one_in(4, [config.algorithm for config in ALGORITHMS]))
 def test_files_of_every_algorithm_name_public_folders_only(algorithm, tmp_path):
     policy = rich_policy(algorithm)
     policy.save_to_path(tmp_path / "policy")

@@ -10,7 +10,7 @@ import signal
 
 import pytest
 from algorithm_cases import ON_POLICY
-from parts import fast_if
+from parts import fast_if, one_in
 from scenario_tools import KINDS, Paying, config_of, trainer_of
 from trainer_tools import At, config_for, digest, learned, records_of
 
@@ -365,7 +365,7 @@ class Interrupting(Paying):
 
 
 @pytest.mark.parametrize("at", ["collect", "evaluation"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", one_in(2, KINDS))
 def test_an_interrupt_in_the_midst_of_a_step_writes_no_checkpoint_of_a_torn_state(kind, at, folder, monkeypatch):
     """The run goes on from the one before, to the bits of one that was never interrupted."""
     whole = prepare_run(config_of(kind, Interrupting), folder / "whole").finish()

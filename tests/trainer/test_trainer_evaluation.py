@@ -11,6 +11,7 @@ from contextlib import suppress
 import gymnasium as gym
 import numpy as np
 import pytest
+from parts import one_in
 from trainer_tools import At, config_for, learned
 
 from lockstep import PPOConfig, load_policy
@@ -71,7 +72,7 @@ def test_beside_training_each_epoch_has_the_evaluation_of_its_own_policy(in_turn
         assert getattr(beside, name) == getattr(trainer, name), name
 
 
-@pytest.mark.parametrize("algorithm", ["dqn", "sac", "bc"])
+@pytest.mark.parametrize("algorithm", one_in(3, ["dqn", "sac", "bc"]))
 def test_beside_training_other_trainers_keep_their_bits_too(algorithm):
     found = []
     for options in ({}, BESIDE):

@@ -20,6 +20,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from damage_tools import bits, damage
+from parts import fast_if
 
 import lockstep_sb3 as sb3
 from lockstep import LearnerGroup, Policy, SampleBatch, get_config, load_policy
@@ -65,7 +66,7 @@ class FileKind:
     number: int = 24
     """Damaged files in the fast suite; fewer where reading takes long."""
     is_slow: bool = False
-    """Whether writing takes so long that the fast suite leaves this kind out."""
+    """Whether writing and reading take so long that the fast suite leaves this kind to `make test-long`."""
 
 
 # -- what is written ---
@@ -425,7 +426,7 @@ KINDS: dict[str, FileKind] = {
         lambda folder: read_policy(Policy.from_pretrained(folder / "hub")),
     ),
     "npz": FileKind(write_npz, lambda folder: SampleBatch.from_npz(folder / "data.npz")),
-    "export": FileKind(write_export, read_export, "exported/policy.onnx", number=12),
+    "export": FileKind(write_export, read_export, "exported/policy.onnx", number=12, is_slow=True),
     "policy of an export": FileKind(
         write_export,
         lambda folder: read_policy(load_policy(folder / "exported")),
@@ -443,23 +444,29 @@ KINDS: dict[str, FileKind] = {
     "archive of the door": FileKind(write_door, read_door, "ppo.zip"),
     # -- without one: text that people edit, and formats of others
     "config.json of a run": FileKind(write_run, prepared, "run/config.json", has_checksum=False, number=30),
-    "config.json to eject": FileKind(write_plain_config, ejected, "run/config.json", has_checksum=False),
-    "config.json to compare": FileKind(write_runs, compared, "run/config.json", has_checksum=False, number=8),
+    "config.json to eject": FileKind(write_plain_config, ejected, "run/config.json", has_checksum=False, is_slow=True),
+    "config.json to compare": FileKind(
+        write_runs, compared, "run/config.json", has_checksum=False, number=8, is_slow=True
+    ),
     "config.json to examine": FileKind(write_run, examined, "run/config.json", has_checksum=False, number=12),
     "records of a run": FileKind(
         write_run, lambda folder: read_metrics(folder / "run"), "run/metrics.jsonl", has_checksum=False
     ),
-    "records to go on with": FileKind(write_run, resumed, "run/metrics.jsonl", has_checksum=False, number=5),
+    "records to go on with": FileKind(
+        write_run, resumed, "run/metrics.jsonl", has_checksum=False, number=5, is_slow=True
+    ),
     "records to log": FileKind(write_run, logged, "run/metrics.jsonl", has_checksum=False),
     "records to compare": FileKind(write_runs, compared, "run/metrics.jsonl", has_checksum=False, number=8),
     "records to examine": FileKind(write_run, examined, "run/metrics.jsonl", has_checksum=False, number=12),
     "summary of a run": FileKind(
         write_run, lambda folder: RunFolder.open(folder / "run").read_summary(), "run/summary.json", False
     ),
-    "summary to go on with": FileKind(write_run, prepared, "run/summary.json", has_checksum=False, number=10),
+    "summary to go on with": FileKind(
+        write_run, prepared, "run/summary.json", has_checksum=False, number=10, is_slow=True
+    ),
     "files to report": FileKind(write_run, reported, "run/*.json*", has_checksum=False, number=12),
-    "files to plot": FileKind(write_run, drawn, "run/*.json*", has_checksum=False, number=3),
-    "lock of a run": FileKind(write_locked_run, resumed, "run/lock.json", has_checksum=False, number=4),
+    "files to plot": FileKind(write_run, drawn, "run/*.json*", has_checksum=False, number=3, is_slow=True),
+    "lock of a run": FileKind(write_locked_run, resumed, "run/lock.json", has_checksum=False, number=4, is_slow=True),
     "rows": FileKind(
         lambda folder: write_rows(folder / "data.npy", transitions()),
         lambda folder: OfflineDataset(folder / "data.npy")[:],
@@ -493,7 +500,7 @@ KINDS: dict[str, FileKind] = {
     "episodes of the door": FileKind(
         write_monitor, lambda folder: load_results(folder).to_dict("list"), has_checksum=False
     ),
-    "study": FileKind(write_study, read_study, "study.db", has_checksum=False, number=5),
+    "study": FileKind(write_study, read_study, "study.db", has_checksum=False, number=5, is_slow=True),
     "space of a search": FileKind(
         lambda folder: (folder / "space.json").write_text(
             json.dumps({"training.lr": {"low": 1e-5, "high": 0.01, "log": True}, "training.gamma": {"choices": [0.9]}})
@@ -584,7 +591,7 @@ def faults_of(name: str, valid_files: ValidFiles, seed: int, number: int) -> lis
     return [fault for fault in faults if fault]
 
 
-@pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if not kind.is_slow])
+@pytest.mark.parametrize("name", fast_if(lambda name: not KINDS[name].is_slow, KINDS))
 def test_a_damaged_file_is_named_or_has_no_effect(name: str, valid_files: ValidFiles) -> None:
     faults = faults_of(name, valid_files, 0, KINDS[name].number)
     assert not faults, "\n".join(faults)

@@ -2,6 +2,7 @@
 
 import pytest
 from algorithm_cases import exploring_by
+from parts import one_in
 from trainer_tools import smallest_config
 
 import lockstep
@@ -16,7 +17,7 @@ def metrics_of(config, scope, folder):
     return [record["data"] for record in read_metrics(path) if record["scope"] == scope]
 
 
-@pytest.mark.parametrize("algorithm", exploring_by("epsilon"))
+@pytest.mark.parametrize("algorithm", one_in(4, exploring_by("epsilon")))
 def test_epsilon_is_reported_for_each_collect(algorithm, tmp_path):
     config = smallest_config(algorithm).training(epsilon=[[0, 1.0], [100, 0.5]])
     found = [data["epsilon"] for data in metrics_of(config, "train", tmp_path)]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from algorithm_cases import ALGORITHM_CASES, FROM_RETURNS, OFFLINE, class_of, where
 from gymnasium import spaces
+from parts import one_in
 from trainer_tools import by_hand, config_for, learned, random_transitions
 
 from lockstep import BCConfig, DQNConfig, OfflineTrainer, Policy, SampleBatch, get_config
@@ -295,7 +296,7 @@ ATTENTION = {"attention": {"size": 4, "num_heads": 2, "memory": 5, "hidden_size"
 
 
 @pytest.mark.parametrize("memory", [LSTM, ATTENTION], ids=["lstm", "attention"])
-@pytest.mark.parametrize("algorithm", OFFLINE)
+@pytest.mark.parametrize("algorithm", one_in(2, OFFLINE))
 def test_half_a_run_and_a_resumed_half_are_a_whole_one_with_memory_and_act_alike(algorithm, memory, folder):
     def made(epochs):
         config = config_for(algorithm, rl_module={"model_config": {"hiddens": (4,), **memory}})

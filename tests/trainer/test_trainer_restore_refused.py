@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 from agent_games import CountingGame, game_config
+from parts import fast_if
 from scenario_tools import Paying, config_of, trainer_of
 from trainer_tools import by_hand, collected, digest, learned
 
@@ -45,7 +46,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("ran", [False, True])
+@pytest.mark.parametrize("ran", fast_if(bool, [False, True]))
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_checkpoint_of_another_shape_is_refused_and_changes_nothing(case, ran, folder):
     first = trainer_of("off")

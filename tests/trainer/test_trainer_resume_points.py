@@ -7,6 +7,7 @@ from contextlib import nullcontext
 import gymnasium as gym
 import numpy as np
 import pytest
+from parts import fast_if
 from scenario_tools import KINDS, Paying, config_of, trainer_of
 from trainer_tools import At, Recorder, by_hand, collected, learned, records_of, without_wall_time
 
@@ -52,7 +53,10 @@ def straight():
     return found
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(
+    "point",
+    fast_if(("after a collect", "inside an epoch", "at the evaluation of an epoch", "at the end").__contains__, POINTS),
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_goes_on_bit_by_bit_from_where_it_ended(kind, point, folder, straight):
     name, env_step, action = POINTS[point]
@@ -127,7 +131,7 @@ def logger_of(name, folder, resume, run_id):
     return MultiLogger([LazyLogger(), JsonlLogger(folder / "metrics.jsonl", resume=resume)])
 
 
-@pytest.mark.parametrize("name", ["wandb", "mlflow", "tensorboard", "multi"])
+@pytest.mark.parametrize("name", fast_if("wandb".__ne__, ["wandb", "mlflow", "tensorboard", "multi"]))
 def test_every_logger_that_keeps_records_names_the_checkpoint_to_go_on_from(name, folder, straight):
     if name != "multi":
         pytest.importorskip(name)

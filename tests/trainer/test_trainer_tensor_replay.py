@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from parts import fast_if
 from trained_weights import steps, weights
 
 from lockstep import get_config
@@ -33,7 +34,7 @@ def config_of(name: str = "sac", **replay: Any) -> Any:
 BY_PRIORITY = {"prioritized": True, "beta": [[0, 0.4], [100 * B, 1.0]]}
 
 
-@pytest.mark.parametrize("replay", [{}, BY_PRIORITY], ids=["uniform", "by priority"])
+@pytest.mark.parametrize("replay", fast_if(bool, [{}, BY_PRIORITY]), ids=["uniform", "by priority"])
 @pytest.mark.parametrize("name", ENVS)
 def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(name, replay, tmp_path):
     """In a ring that has begun anew when the run stops."""
