@@ -161,6 +161,8 @@ def test_list_shows_algorithms_spaces_and_recipes(lockstep: Command) -> None:
 
 def test_list_markdown_is_the_reference_of_every_option(lockstep: Command) -> None:
     text = lockstep("list", "--markdown").out
+    written = (Path(__file__).parents[2] / "docs/reference.md").read_text()
+    assert text.rstrip() == written.rstrip(), "options have changed: make pages"
     shared = text.partition("\n## Options of all algorithms\n")[2]
     for config_class in ALGORITHMS:
         part = text.partition(f"## Options of {config_class.algorithm}\n")[2].partition("\n## ")[0]

@@ -1,7 +1,6 @@
 """What `make_vector` takes and what it says to wrong input; EnvPool and native vectors by id."""
 
 import importlib
-import subprocess
 import sys
 import warnings
 from functools import partial
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
+from warm import run_python
 
 from lockstep.envs import RestartLimits, check_environment, make, make_vector
 from lockstep.envs.gymnasium_vectors import EnvPoolBoundary
@@ -49,8 +49,8 @@ def test_the_name_of_an_environment_is_looked_up_as_gymnasium_does(name, mode, t
 def test_environments_of_atari_need_no_import_by_the_user():
     pytest.importorskip("ale_py")
     code = "from lockstep.envs import make_vector; print(make_vector('ALE/Pong-v5').action_space)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "Discrete(6)" in done.stdout
+    done = run_python(["-c", code])
+    assert "Discrete(6)" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -201,6 +201,7 @@ def test_an_update_that_begins_before_the_host_waits_is_the_same(monkeypatch):
     assert found[0][0] == 3 * 8
 
 
+@pytest.mark.long
 def test_cart_pole_is_learned():
     config = ppo_config().env_runners(num_envs_per_env_runner=64, rollout_fragment_length=32)
     config.training(train_batch_size=2048, minibatch_size=256, num_epochs=6, lr=2e-3, lambda_=0.95)

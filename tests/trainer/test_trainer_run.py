@@ -217,12 +217,12 @@ import sys
 from lockstep import get_config
 
 for name, env in (("ppo", "CartPole-v1"), ("dqn", "CartPole-v1"), ("sac", "Pendulum-v1")):
-    config = get_config(name).environment(env).reporting(total_steps=2000, steps_per_epoch=1000)
+    config = get_config(name).environment(env).reporting(total_steps=400, steps_per_epoch=200)
     config.evaluation(evaluation_interval=0)
     if name == "ppo":
-        config.training(train_batch_size=1000)
+        config.training(train_batch_size=200)
     else:
-        config.replay(learning_starts=900, update_per_step=0.01)
+        config.replay(learning_starts=150, update_per_step=0.05)
     trainer = config.build_trainer()
     next(trainer)
     state = trainer.get_state()

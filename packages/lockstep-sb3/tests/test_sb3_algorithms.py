@@ -42,7 +42,11 @@ def made(kind: str, **more):
     return model_class("MlpPolicy", env(), **{"seed": 1, "policy_kwargs": dict(SMALL), **options, **more})
 
 
-@pytest.mark.parametrize("kind", KINDS)
+FAST = ("ppo", "sac")
+"""one on policy, one off policy; the others run with the long tests"""
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=() if kind in FAST else pytest.mark.long) for kind in KINDS])
 def test_each_class_learns_goes_on_and_acts_the_same_after_loading(kind, tmp_path):
     model_class, env, _, steps = KINDS[kind]
     model = made(kind)
