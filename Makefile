@@ -67,10 +67,11 @@ bench: $(VENV)/.dev         ## Lockstep beside its peers; installs each peer in 
 	$(BIN)/python benchmarks/speed/train_speed.py ppo
 
 pages: $(VENV)/.core        ## what is written from the code: keyword types, docs/reference.md, walks, what works with what
+	$(BIN)/python tests/architecture/algorithm_list.py
 	$(BIN)/python tests/architecture/keyword_types.py
 	$(BIN)/python -m lockstep.cli list --markdown > docs/reference.md
 	$(BIN)/python tests/architecture/walks.py
-	$(BIN)/python tests/product/cover.py
+	PYTHONPATH=tests $(BIN)/python tests/product/cover.py
 	$(BIN)/python docs/tables.py
 
 docs: $(VENV)/.dev          ## the site, in site/

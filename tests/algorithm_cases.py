@@ -100,8 +100,6 @@ class AlgorithmCase:
     """columns of a batch from episodes that no other algorithm has"""
     has_values: bool = True
     """whether its network tells the value of a state"""
-    has_errors: bool = True
-    """whether its loss has an error for each row, as priorities need it"""
     steps_itself: tuple[str, ...] = ()
     """optimizers that are the algorithm's own whatever `training.optimizer` says"""
     optimizers: frozenset[str] = frozenset()
@@ -390,6 +388,29 @@ ALGORITHM_CASES: dict[str, AlgorithmCase] = {
         lacks={"Discrete": "value_outputs, masked, mean_values, mean_of_probs, value_range"},
         walks=(),
     ),
+    "munchausen_dqn": replace(
+        DQN,
+        probes={"munchausen_dqn": Probes({**VALUES, "entropy_temperature": 0.01, "munchausen_coeff": 0.5}, long=SHORT)},
+        memory={"munchausen_dqn": Memory({**VALUES_FROM_SEQUENCES, "entropy_temperature": 0.01})},
+        comparisons={
+            ", empty shards": Comparison({**CLIPPED, **FOLLOWED, "entropy_temperature": 0.5}, {"empty": True}),
+            ", sequences of a GRU": Comparison(
+                {**CLIPPED, **FOLLOWED, "entropy_temperature": 0.5}, {"memory": "gru", "minibatch_size": 4}, "faults"
+            ),
+        },
+        refused=(
+            *OF_ACTION_VALUES,
+            ("replay.n_step", 3, "set replay(n_step=1)"),
+            ("training.double_q", True, "no option 'double_q'"),
+        ),
+        limits={
+            "munchausen_coeff": SHARE,
+            "entropy_temperature": "above 0",
+            "lowest_log_policy": "at most 0",
+            "tau": RATE,
+        },
+        walks=(),
+    ),
     "iqn": replace(
         DQN,
         product={**VALUES_PRODUCT, "num_cosines": 16},
@@ -578,7 +599,6 @@ ALGORITHM_CASES: dict[str, AlgorithmCase] = {
             ("framework.compile", True, "is not allowed for bc"),
         ),
         has_values=False,
-        has_errors=False,
         imitates=True,
     ),
     "marwil": AlgorithmCase(
@@ -604,7 +624,6 @@ ALGORITHM_CASES: dict[str, AlgorithmCase] = {
         updates={"lr": 1e-2},
         refused=OF_SAMPLES,
         limits={"beta": "at least 0", "max_weight": "above 0", "moving_average_sqd_adv_norm_update_rate": SHARE},
-        has_errors=False,
     ),
     "cql": AlgorithmCase(
         product={
@@ -710,7 +729,7 @@ FAST = where(lambda case: case.is_fast)
 
 
 def exploring_by(kind: str) -> tuple[str, ...]:
-    """Return the algorithms that explore by this kind unless `env_runners(exploration=)` says otherwise."""
+    """Return the algorithms of whose kinds of exploration this one is the first."""
     return tuple(name for name in NAMES if class_of(name).explorations[:1] == (kind,))
 
 

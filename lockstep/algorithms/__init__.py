@@ -11,6 +11,7 @@ from lockstep.algorithms.impala import IMPALAConfig, IMPALALearner
 from lockstep.algorithms.iql import IQLConfig, IQLLearner, IQLTraining
 from lockstep.algorithms.iqn import IQNConfig, IQNLearner, IQNTraining
 from lockstep.algorithms.marwil import MARWILConfig, MARWILLearner, MARWILTraining
+from lockstep.algorithms.munchausen_dqn import MunchausenDQNConfig, MunchausenDQNLearner, MunchausenDQNTraining
 from lockstep.algorithms.ppo import PPOConfig, PPOLearner, PPOTraining
 from lockstep.algorithms.pqn import PQNConfig, PQNLearner, PQNTraining
 from lockstep.algorithms.qrdqn import QRDQNConfig, QRDQNLearner, QRDQNTraining
@@ -37,6 +38,7 @@ ALGORITHMS: tuple[type[AlgorithmConfig], ...] = (
     QRDQNConfig,
     IQNConfig,
     RainbowConfig,
+    MunchausenDQNConfig,
     BCConfig,
     MARWILConfig,
     CQLConfig,
@@ -90,6 +92,9 @@ __all__ = [
     "MARWILConfig",
     "MARWILLearner",
     "MARWILTraining",
+    "MunchausenDQNConfig",
+    "MunchausenDQNLearner",
+    "MunchausenDQNTraining",
     "PPOConfig",
     "PPOLearner",
     "PPOTraining",

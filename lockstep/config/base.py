@@ -181,6 +181,8 @@ class BaseConfig:
     """whether its default network acts in [-1, 1]; then actions are rescaled to the bounds of a Box"""
     can_prioritize: ClassVar[bool] = True
     """whether its loss leaves errors of rows for the priorities"""
+    can_sum_rewards: ClassVar[bool] = True
+    """whether it learns from transitions of several steps whose rewards are added up (`replay.n_step`)"""
     first_values: ClassVar[tuple[str, ...]] = ()
     """training options that shape networks or begin a state which checkpoints hold: a run keeps them"""
     is_asynchronous: ClassVar[bool] = False

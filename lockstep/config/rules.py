@@ -375,6 +375,14 @@ OF_REPLAY: tuple[Rule[BaseConfig], ...] = (
             "another goal"
         ),
     ),
+    Rule(
+        "replay.n_step",
+        lambda config: config.replay.n_step > 1 and not config.can_sum_rewards,
+        lambda config: (
+            f"is not allowed for {config.algorithm}, which needs the reward of each step for itself; set "
+            "replay(n_step=1)"
+        ),
+    ),
     _needs_memory("sequence_length"),
     _needs_memory("burn_in"),
     Rule(

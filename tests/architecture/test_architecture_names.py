@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from algorithm_list import COMMAND, classes_by_file, listed
 from architecture_checks import declared_names
 from public_names import NAMES, RENAMED, as_table, find, is_same, new_path, saved_names, shown_in
 
@@ -113,10 +114,12 @@ def test_importing_the_folders_that_files_name_is_light():
     assert done.stdout.split() == ["[]"]
 
 
-def test_the_configuration_of_every_algorithm_is_exported():
+def test_the_classes_of_every_algorithm_are_exported():
     import lockstep
 
-    assert {config.__name__ for config in lockstep.ALGORITHMS} <= set(lockstep.__all__)
+    of_files = {name for names in classes_by_file().values() for name in names}
+    lacking = (of_files - set(lockstep.algorithms.__all__)) | (set(listed()) - set(lockstep.__all__))
+    assert not lacking, f"`{COMMAND}` exports {sorted(lacking)}"
 
 
 # -- names of the revision before ---

@@ -61,7 +61,9 @@ BY_PRIORITY = {
     **{f"{name}, by priority": partial(by_priority, name) for name in OTHERS if takes(name, "box")},
     "dqn, by priority": partial(by_priority, "dqn", "tensor/CartPole-v1", n_step=3, target_update_interval=3),
     **{
-        f"{name}, by priority": partial(by_priority, name, "tensor/CartPole-v1", n_step=3)
+        f"{name}, by priority": partial(
+            by_priority, name, "tensor/CartPole-v1", n_step=3 if class_of(name).can_sum_rewards else 1
+        )
         for name in OTHERS
         if not takes(name, "box")
     },

@@ -1,4 +1,7 @@
-"""What each algorithm refuses, and a pairwise cover of the rest; writes both: `python tests/product/cover.py`."""
+"""What each algorithm refuses, and a pairwise cover of the rest; writes both.
+
+`PYTHONPATH=tests python tests/product/cover.py`
+"""
 
 from __future__ import annotations
 

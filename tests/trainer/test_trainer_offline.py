@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from algorithm_cases import ALGORITHM_CASES, FROM_RETURNS, OFFLINE, class_of, where
+from algorithm_cases import FROM_RETURNS, OFFLINE, class_of
 from gymnasium import spaces
 from parts import one_in
 from trainer_tools import by_hand, config_for, learned, random_transitions
@@ -136,7 +136,7 @@ def test_a_buffer_that_discounts_otherwise_is_refused_by_who_bootstraps_from_it(
 
     for fitting in ({"n_step": 3, "gamma": 0.9}, {"gamma": 0.8}):  # the second sums nothing
         assert trainer(**fitting)
-    if not ALGORITHM_CASES[algorithm].has_errors:
+    if not class_of(algorithm).can_prioritize:
         assert trainer(n_step=3, gamma=0.8)
         return
     with pytest.raises(ValueError, match=r"sums n_step=3 rewards with gamma=0.8, the policy learns with gamma=0.9"):
@@ -280,7 +280,7 @@ def test_checkpoint_callback_names_offline_checkpoints_by_gradient_steps_and_sav
     assert learned(again) == learned(straight)
 
 
-@pytest.mark.parametrize("algorithm", where(lambda case: not case.has_errors))
+@pytest.mark.parametrize("algorithm", [name for name in OFFLINE if not class_of(name).can_prioritize])
 def test_a_buffer_that_draws_by_priority_is_refused_where_no_errors_make_priorities(algorithm):
     batch = random_transitions("CartPole-v1")
     config = get_config(algorithm).environment("CartPole-v1").reporting(total_steps=2)

@@ -41,7 +41,8 @@ def config_for(
     config.training(train_batch_size=64 if on else 16)
     if config.is_off_policy:
         config.env_runners(rollout_fragment_length=8 // num_envs)
-        config.replay(capacity=200, learning_starts=64, update_per_step=0.3, n_step=3, prioritized=True)
+        config.replay(capacity=200, learning_starts=64, update_per_step=0.3, prioritized=True)
+        config.replay(n_step=3 if config.can_sum_rewards else 1)
     if config.is_offline:
         config.offline_data(input_=random_transitions(env))
     config.training(**ALGORITHM_CASES[algorithm].small)

@@ -2,7 +2,7 @@
 
 from lockstep.algorithms.families.atoms import AtomLearner, AtomTraining
 from lockstep.algorithms.families.on_policy import CorrectedTraining, OnPolicyLearner
-from lockstep.algorithms.families.q_learning import ActionValueTraining, QLearner
+from lockstep.algorithms.families.q_learning import ActionValueTraining, FollowedValueTraining, QLearner
 from lockstep.algorithms.families.transitions import (
     ActorCriticTraining,
     DelayedActorCriticLearner,
@@ -24,6 +24,7 @@ __all__ = [
     "DelayedActorCriticTraining",
     "FollowedActorCriticTraining",
     "FollowedSoftActorCriticTraining",
+    "FollowedValueTraining",
     "OnPolicyLearner",
     "QLearner",
     "SoftActorCriticLearner",

@@ -14,6 +14,7 @@ from lockstep.data.columns import Columns
 from lockstep.learner.config import SampledTraining
 from lockstep.learner.learner import Learner, Outputs
 from lockstep.learner.minibatches import TensorColumns
+from lockstep.learner.sequences import TARGET_OBS
 from lockstep.learner.targets import TargetNetwork
 from lockstep.modules import LEVEL_NOISE, WEIGHT_NOISE
 from lockstep.ops.fused_losses import can_fuse_q, load_q_kernel, q_loss
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class ActionValueTraining(SampledTraining[ConfigT]):
-    """Options that DQN, C51, QR-DQN and IQN have in common."""
+class FollowedValueTraining(SampledTraining[ConfigT]):
+    """Options of all algorithms that learn action values with a target network."""
 
     lr: ScheduleLike = 5e-4
     train_batch_size: int = 32
@@ -34,26 +35,32 @@ class ActionValueTraining(SampledTraining[ConfigT]):
     grad_clip: float | None = 10.0
     epsilon: ScheduleLike = option(factory=lambda: [[0, 1.0], [10_000, 0.05]], ge=0, le=1)
     """share of actions that are taken by chance while collecting: a number, or a schedule over sampled steps"""
-    double_q: bool = True
-    """the network that learns picks the next action, the target network says what it is worth"""
     target_update_interval: int = option(50, ge=1)
     """gradient steps between two updates of the target network (not environment steps). Values see one step further
     ahead with each: with a horizon of `1 / (1 - gamma)` steps they take some three times as many updates to settle"""
     tau: float = option(1.0, gt=0, le=1)
     """how far an update takes the target network towards the one that learns; 1: all the way"""
 
+
+@dataclass
+class ActionValueTraining(FollowedValueTraining[ConfigT]):
+    """Options that DQN, C51, QR-DQN and IQN have in common: targets are the value of the best next action."""
+
+    double_q: bool = True
+    """the network that learns picks the next action, the target network says what it is worth"""
+
     def __call__(self, **options: Unpack[ActionValueOptions]) -> ConfigT:
         return self.change(options)
 
 
-Training = TypeVar("Training", bound=ActionValueTraining)
+Training = TypeVar("Training", bound=FollowedValueTraining)
 NEXT, TARGET = "next_", "target_"
 """what the names of random numbers begin with that are for the next observation: of the network that learns, and of its
 target"""
 
 
 class QLearner(TransitionLearner[Training]):
-    """The family of DQN, C51, QR-DQN and IQN. The target network is part of the learner's state."""
+    """The family of DQN, C51, QR-DQN, IQN and Munchausen DQN. The target network is part of the learner's state."""
 
     parts: tuple[str, ...] = ()
     """what the loss asks of a network besides `forward_train`"""
@@ -81,6 +88,10 @@ class QLearner(TransitionLearner[Training]):
 
     # -- what comes next ---
 
+    def is_double(self, module_id: str) -> bool:
+        """Return whether the network that learns picks the next action; False where there is no option `double_q`."""
+        return bool(getattr(self.config_of(module_id), "double_q", False))
+
     @torch.no_grad()
     def next_q_values(self, module_id: str, batch: TensorColumns) -> tuple[Tensor, Tensor | None]:
         """Return the target network's values `[N, A]` of the next actions, and what picks one of them.
@@ -91,9 +102,19 @@ class QLearner(TransitionLearner[Training]):
         target = self.registered[f"{module_id}/target"].module
         with self.mixed_precision():
             values = self.to_tensor(target.forward_train(target_after)["q_values"])
-            if not self.config_of(module_id).double_q:
+            if not self.is_double(module_id):
                 return values, None
             return values, self.to_tensor(self.module[module_id].forward_train(after)["q_values"])
+
+    @torch.no_grad()
+    def target_q_values(self, module_id: str, batch: TensorColumns) -> tuple[Tensor, Tensor]:
+        """Return the target network's values `[N, A]` of the actions here, and of the next ones."""
+        target = self.registered[f"{module_id}/target"].module
+        after = noisy_next_inputs(batch, of_target=True)
+        here = {**after, Columns.OBS: batch.get(TARGET_OBS, batch[Columns.OBS])}  # with the same noise in the weights
+        with self.mixed_precision():
+            values = self.to_tensor(target.forward_train(here)["q_values"])
+            return values, self.to_tensor(target.forward_train(after)["q_values"])
 
     @torch.no_grad()
     def best_next_outputs(self, module_id: str, batch: TensorColumns) -> Tensor:
@@ -106,7 +127,7 @@ class QLearner(TransitionLearner[Training]):
         after, target_after = noisy_next_inputs(batch), noisy_next_inputs(batch, of_target=True)
         with self.mixed_precision():
             outputs = picking = self.to_tensor(target.value_outputs(target_after))
-            if self.config_of(module_id).double_q:
+            if self.is_double(module_id):
                 picking = self.to_tensor(module.value_outputs(after))
             elif LEVEL_NOISE in after:  # the action is judged by levels of its own
                 picking = self.to_tensor(target.value_outputs({**target_after, LEVEL_NOISE: after[LEVEL_NOISE]}))

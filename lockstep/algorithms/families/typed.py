@@ -10,13 +10,18 @@ from lockstep.learner.typed import TrainingOptions
 from lockstep.options.schedules import ScheduleLike
 
 
-class ActionValueOptions(TrainingOptions, total=False):
-    """Options of `ActionValueTraining`."""
+class FollowedValueOptions(TrainingOptions, total=False):
+    """Options of `FollowedValueTraining`."""
 
     epsilon: ScheduleLike
-    double_q: bool
     target_update_interval: int
     tau: float
+
+
+class ActionValueOptions(FollowedValueOptions, total=False):
+    """Options of `ActionValueTraining`."""
+
+    double_q: bool
 
 
 class AtomOptions(ActionValueOptions, total=False):
@@ -157,6 +162,14 @@ class MARWILOptions(TrainingOptions, total=False):
     moving_average_sqd_adv_norm_update_rate: float
     max_weight: float | None
     bc_logstd_coeff: float
+
+
+class MunchausenDQNOptions(FollowedValueOptions, total=False):
+    """Options of `MunchausenDQNTraining`."""
+
+    munchausen_coeff: float
+    entropy_temperature: float
+    lowest_log_policy: float
 
 
 class PPOOptions(TrainingOptions, total=False):
