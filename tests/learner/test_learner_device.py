@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from algorithm_cases import ON_POLICY, class_of
 from host_waits import HostWaitError, NoWaits
 from parts import one_in
 
@@ -92,6 +93,12 @@ CASES = {
     "a2c": partial(config_of, A2CConfig),
     "a2c, rewards normalised": partial(config_of, A2CConfig, normalize_rewards=True),
 }
+
+
+def test_every_algorithm_that_learns_from_tensor_rollouts_is_compared():
+    """`test_learner_device_replay.py` draws those that learn from a `TensorReplay` from the table of cases."""
+    on_device = {name for name in ON_POLICY if class_of(name).learns_from_tensors}
+    assert {case.partition(",")[0] for case in CASES} == on_device
 
 
 @pytest.mark.parametrize("case", one_in(3, CASES))

@@ -12,10 +12,10 @@ import torch
 from algorithm_cases import OFF_POLICY, class_of, has_option, takes
 from host_waits import NoWaits
 from parts import one_in
+from stand_in_graph import use_stand_ins
 
 from lockstep import get_config
 from lockstep.data import SampleBatch
-from lockstep.learner.device import replay_update as device_replay
 from lockstep.learner.minibatches import UpdateOptions
 from lockstep.learner.targets import TargetNetwork
 from lockstep.replay import Priorities
@@ -172,26 +172,6 @@ def test_a_loss_that_leaves_no_errors_is_refused_by_name():
         update(learner, replay)
 
 
-class StandInGraph(device_replay.Captured):
-    """Does what a CUDA graph does: after the third call, which captures it, the host counts nothing."""
-
-    learner: Any
-
-    def __call__(self) -> Any:
-        self.num_calls += 1
-        counts = self.learner.device_update.counts()
-        result = self.function()
-        if self._graph is None:
-            self._graph = True if self.num_calls == 3 else None
-            return result
-        for name, number in counts.items():
-            if name in self.learner.registered:
-                self.learner.registered[name].num_steps = number
-            else:
-                self.learner.lifetime[name] = number
-        return result
-
-
 @pytest.mark.parametrize(
     "case",
     one_in(
@@ -211,8 +191,7 @@ def test_what_the_host_counts_goes_on_where_graphs_are_launched(case, monkeypatc
     (plain, replay), (graphed, other_replay) = (collected(ALL_CASES[case]()) for _ in range(2))
     for _ in range(14):
         update(plain, replay, STEPS)
-    monkeypatch.setattr(device_replay, "Captured", StandInGraph)
-    monkeypatch.setattr(StandInGraph, "learner", graphed, raising=False)
+    use_stand_ins(monkeypatch, graphed)
     for _ in range(14):
         update(graphed, other_replay, STEPS)
     graphs = graphed.device_update.graphs
