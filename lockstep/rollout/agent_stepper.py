@@ -392,6 +392,7 @@ class AgentStepper(Stepper):
         plays = [play.get_state() if runs else {} for play, runs in zip(self.plays, self._is_running)]
         remembered = [memory.get_state() for memory in self._followed]
         return {
+            **self.episodes.get_state(),
             "begun": self.begun.copy(),
             "env": None if None in plays else plays,
             **({"remembered": remembered} if remembered else {}),

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from lockstep.data.rollout import EpisodeStore, RolloutStore
+from lockstep.data.tensor_rollout import TensorRollout
 from lockstep.options.checks import check_flags, check_functions, check_whole, is_number, no_copies
 from lockstep.rollout.callbacks import EnvironmentCallback, EnvironmentEvents
 from lockstep.rollout.protocols import CollectorTraits, acting_parts
 from lockstep.rollout.stepper import CHUNK, StepMode, Stepper
 from lockstep.state.streams import RandomStreams
-from lockstep.tracking.statistics import CollectStats, returns_and_lens
+from lockstep.tracking.statistics import CollectStats
 from lockstep.tracking.totals import Totals
 
 MAY_NEVER_END = 50_000
@@ -123,11 +124,13 @@ class BaseCollector(CollectorTraits):
     def set_callbacks(self, callbacks: Sequence[EnvironmentCallback], runner: Any = None) -> None:
         """Call these callbacks for what happens in the environments, in place of those before.
 
-        `runner`: the env runner that they are handed; None: this collector.
+        `runner`: the env runner that they are handed; None: this collector. Raises `ValueError` where the environments
+        are on a device, and a callback watches them.
         """
         events = EnvironmentEvents(callbacks, runner or self)
-        self.events = None if events.is_empty else events
-        self.stepper.set_events(self.events)
+        chosen = None if events.is_empty else events
+        self.stepper.set_events(chosen)
+        self.events = chosen
 
     # -- resets ---
 
@@ -176,18 +179,24 @@ class BaseCollector(CollectorTraits):
         *,
         random: bool = False,
         reset_before_collect: bool | None = None,
+        then: Callable[[], None] | None = None,
     ) -> CollectStats:
         """Collect `n_step` steps (rounded up to whole vector steps, with a warning) or `n_episode` whole episodes.
 
         The first `n_episode` that *start* count, however long they last: new ones begin with this collect, and with the
         next (unless `reset_before_collect=False`). `random=True` draws actions from the action space, of those that a
         mask allows. Rows that only reset an environment are no steps: up to `num_envs - 1` steps more may be taken.
-        With `whole_episodes` at least `n_step` steps are collected, and no episode is cut.
+        With `whole_episodes` at least `n_step` steps are collected, and no episode is cut. `then` is for steps on a
+        device (`launches_updates`): it is called when they are launched and before the host waits for them, and
+        launches the work that reads the buffer.
 
         Raises `ValueError` unless exactly one of the two is passed, `MalformedBufferError` for NaN in a new row,
         `EnvironmentStepError` where an environment raises.
         """
         amount = exactly_one(n_step=n_step, n_episode=n_episode)
+        self.stepper.check_amount(n_step, n_episode, random)
+        if then is not None and not self.launches_updates:
+            raise ValueError(f"then={then!r} is for steps on a device, which a TensorCollector takes; leave it out")
         if n_step is not None and self.whole_episodes and not self.stepper.rests:
             if reset_before_collect is False:
                 raise ValueError("reset_before_collect=False: whole episodes begin with the collect; leave it out")
@@ -201,11 +210,12 @@ class BaseCollector(CollectorTraits):
         self.env.check_open()
         if reset_before_collect is None:
             reset_before_collect = n_episode is not None or self.stepper.episodes.left_open
-        return self._collect(n_episode, amount, random, reset_before_collect)
+        return self._collect(n_episode, amount, random, reset_before_collect, then=then)
 
     def collect_vector_steps(self, number: int, *, random: bool = False, renew: bool = False) -> CollectStats:
         """Take `number` vector steps, however many of their rows only reset an environment. No episode is completed
         beyond them. `renew`: new episodes first. Raises as `collect`."""
+        self.stepper.check_amount(number * self.num_envs, None, random)
         self.env.check_open()
         renew = renew or self.stepper.episodes.left_open
         return self._collect(None, number * self.num_envs, random, renew, counts_resets=True)
@@ -231,10 +241,25 @@ class BaseCollector(CollectorTraits):
         return totals.collect_stats()
 
     def _collect(
-        self, n_episode: int | None, amount: int, random: bool, renew: bool, *, counts_resets: bool = False
+        self,
+        n_episode: int | None,
+        amount: int,
+        random: bool,
+        renew: bool,
+        *,
+        counts_resets: bool = False,
+        then: Callable[[], None] | None = None,
     ) -> CollectStats:
-        """Collect `amount` steps or `n_episode` episodes. `counts_resets`: rows that only reset an environment are part
-        of the amount."""
+        """Collect `amount` steps or `n_episode` episodes.
+
+        Args:
+            n_episode: number of episodes; None: the amount decides.
+            amount: number of steps.
+            random: whether actions are drawn from the action space.
+            renew: whether new episodes begin first.
+            counts_resets: whether rows that only reset an environment are part of the amount.
+            then: called before the host waits for steps on a device.
+        """
         stepper = self.stepper
         episodes = stepper.episodes
         if renew or not episodes.is_begun:
@@ -257,6 +282,8 @@ class BaseCollector(CollectorTraits):
                 self._collect_shares(amount)
             else:
                 self._collect_steps(amount)
+            if then is not None:
+                then()
             of_agents = stepper.end_collect()
             logged: dict[str, Any] = {} if self.events is None else self.events.end_collect()
         except BaseException:
@@ -264,21 +291,23 @@ class BaseCollector(CollectorTraits):
             stepper.abandon_collect()
             raise
         episodes.left_open = n_episode is not None
-        seconds = time.perf_counter() - started
+        seconds = stepper.seconds_since(started)
+        returns, lens = stepper.ended_episodes()
         self.collect_step += self._steps
-        self.collect_episode += len(episodes.ended)
+        self.collect_episode += len(returns)
         self.collect_time += seconds
         return CollectStats(
-            len(episodes.ended),
+            len(returns),
             self._steps,
             seconds,
             stepper.env_time,
             stepper.act_time,
-            *returns_and_lens([(episode.episode_return, episode.length) for episode in episodes.ended]),
+            returns,
+            lens,
             getattr(self.env, "num_restarts", 0) - restarts,
             epsilon=epsilon,
             **of_agents,
-            **logged,  # type: ignore[misc]
+            **logged,
         )
 
     def _collect_steps(self, n_step: int) -> None:
@@ -332,13 +361,9 @@ class BaseCollector(CollectorTraits):
         `ValueError` while there is data to be learned from.
         """
         check_no_data(self.buffer)
-        episodes = self.stepper.episodes
         return {
-            "returns": episodes.returns.copy(),
-            "lengths": episodes.lengths.copy(),
             "streams": self.streams.get_state(),
             "num_resets": self.num_resets,
-            "left_open": episodes.left_open,
             "counters": [self.collect_step, self.collect_episode, self.collect_time],
             **({} if self.events is None else {"events": self.events.get_state()}),
             **self.stepper.get_state(),
@@ -404,5 +429,5 @@ def exactly_one(**amounts: int | None) -> int:
 
 def check_no_data(buffer: Any) -> None:
     """Raise `ValueError` where a collector's buffer has data that is not learned from yet."""
-    if isinstance(buffer, RolloutStore | EpisodeStore) and buffer.size:
+    if isinstance(buffer, RolloutStore | EpisodeStore | TensorRollout) and buffer.size:
         raise ValueError("a collector can be saved between an update and the next collect only, not with data in it")

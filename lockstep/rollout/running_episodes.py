@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -61,6 +61,10 @@ class RunningEpisodes:
         """Begin new episodes everywhere."""
         self.returns[:] = 0.0
         self.lengths[:] = 0
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the episodes under way, and whether the last collect left others unfinished."""
+        return {"returns": self.returns.copy(), "lengths": self.lengths.copy(), "left_open": self.left_open}
 
     def end(self, b: int, step: int) -> None:
         """Record the episode that ended in environment `b`, if it counts, and call the hook.

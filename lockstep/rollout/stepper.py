@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from lockstep.rollout.callbacks import EnvironmentEvents, Episode
 from lockstep.rollout.protocols import ActingLike
 from lockstep.rollout.running_episodes import RunningEpisodes
 from lockstep.state.streams import RandomStreams
+from lockstep.tracking.statistics import returns_and_lens
 
 CHUNK = 128
 """vector steps that are collected at a time, with random numbers drawn in bulk"""
@@ -125,6 +127,9 @@ class Stepper(ABC):
 
     # -- a collect ---
 
+    def check_amount(self, n_step: int | None, n_episode: int | None, random: bool) -> None:  # noqa: B027
+        """Raise `ValueError` for a collect that this stepper cannot make. Most steppers make any."""
+
     def begin_collect(self, mode: StepMode) -> None:
         """Prepare the buffer for the steps to come."""
         self.mode = mode
@@ -135,6 +140,8 @@ class Stepper(ABC):
     def run(self, most: int) -> int:
         """Take about `most` steps, at most `CHUNK` vector steps; return how many count.
 
+        On a device the steps of the whole collect are only launched; `end_collect` waits for them.
+
         In a collect by episodes only steps of the environments in `episodes.counting` count. The run ends when none is
         left.
         """
@@ -142,6 +149,14 @@ class Stepper(ABC):
     @abstractmethod
     def end_collect(self) -> dict[str, Any]:
         """Check and store what was collected; return the statistics of single agents, where there are several."""
+
+    def ended_episodes(self) -> tuple[Any, Any]:
+        """Return returns and lengths of the episodes that ended in this collect and count, `[E]` each."""
+        return returns_and_lens([(episode.episode_return, episode.length) for episode in self.episodes.ended])
+
+    def seconds_since(self, started: float) -> float:
+        """Return the seconds of a collect that began at `started`, a time of `time.perf_counter`."""
+        return time.perf_counter() - started
 
     @abstractmethod
     def abandon_collect(self) -> None:

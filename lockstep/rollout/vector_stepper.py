@@ -291,6 +291,7 @@ class VectorStepper(Stepper):
     def get_state(self) -> dict[str, Any]:
         is_begun = self.episodes.is_begun
         return {
+            **self.episodes.get_state(),
             "env": self.env.get_state() if is_begun else None,
             "obs": map_tree(np.copy, self._obs) if is_begun else None,
             "recorded": None if self.recorded is None else self.recorded.get_state(),

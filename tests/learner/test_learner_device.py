@@ -155,7 +155,7 @@ def test_an_iteration_waits_for_no_value(case):
     compute = partial(learner.device_update._passes, "default_policy", collector.buffer, size, options)
     compute()  # what is copied to the device once
     with NoWaits():
-        collector._captured().function()
+        collector.stepper.captured(collector.explores).function()
         compute()
         with pytest.raises(HostWaitError):
             float(collector.buffer.rewards[0, 0])

@@ -216,8 +216,8 @@ def test_an_iteration_waits_for_no_value(case):
     compute = partial(learner.device_update._steps, "default_policy", collector.buffer, STEPS, SIZE)
     compute()  # what is copied to the device once
     with NoWaits():
-        collector._captured(random=True).function()
-        collector._captured().function()
+        collector.stepper.captured(collector.explores, random=True).function()
+        collector.stepper.captured(collector.explores).function()
         drawn = compute()[2]
     assert len(drawn) == (1 if collector.buffer.priorities is None else STEPS)
     assert {len(column) for columns in drawn for column in columns.values()} == {ROWS // len(drawn)}

@@ -66,6 +66,13 @@ def test_a_wrong_option_of_a_collector_is_refused_with_name_value_and_what_is_al
         Collector(**{"policy": Acting(), "env": light(), **options})
 
 
+def test_an_update_between_the_steps_and_their_reading_is_for_steps_on_a_device():
+    collector = Collector(Acting(), light())
+    with pytest.raises(ValueError, match=r"then=.* is for steps on a device"):
+        collector.collect(n_step=4, then=lambda: None)
+    assert not collector.is_begun
+
+
 def test_a_policy_for_other_spaces_is_refused_with_both():
     policy = PPOConfig().environment("CartPole-v1").build_policy()
     with pytest.raises(ValueError, match=r"observation space is Box.*the environment's is Box"):

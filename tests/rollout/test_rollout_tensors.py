@@ -14,7 +14,7 @@ from lockstep.algorithms.ppo import PPOLearner
 from lockstep.envs import make_vector
 from lockstep.envs.tensor import CartPole, TensorBoundary, make_tensor_env
 from lockstep.rollout import Collector, MalformedBufferError, TensorCollector
-from lockstep.rollout.tensor_collector import front_of
+from lockstep.rollout.tensor_episodes import front_of
 from lockstep.trainer import OnpolicyTrainer
 
 T, B = 24, 8
@@ -43,7 +43,7 @@ def collector_of(config: Any = None, limit: int = 10) -> TensorCollector:
 def test_columns_follow_one_another_and_ends_are_told_apart():
     collector = collector_of(limit=14)
     for _ in range(3):
-        before = collector.tensors.get_observations().clone() if collector._is_begun else None
+        before = collector.tensors.get_observations().clone() if collector.is_begun else None
         collector.collect(n_step=T * B)
         rollout = collector.buffer
         if before is not None:
@@ -262,11 +262,60 @@ def test_an_episode_whose_last_observation_is_not_told_ends_where_it_was_acted_o
 def test_parameters_that_lie_elsewhere_are_acted_with():
     """A graph would read the memory where they were."""
     collector = collector_of()
-    first = collector._captured()
-    assert collector._captured() is first
+    first = collector.stepper.captured(collector.explores)
+    assert collector.stepper.captured(collector.explores) is first
     parameter = next(collector.policy.module.parameters())
     parameter.data = parameter.data.clone()
-    assert collector._captured() is not first
+    assert collector.stepper.captured(collector.explores) is not first
+
+
+def test_the_same_function_takes_the_steps_of_all_collects():
+    """A graph of it is captured once, whatever happens between two collects that leaves the parameters in place."""
+    collector = collector_of(config_of(DQNConfig).env_runners(rollout_fragment_length=4))
+    collector.collect(n_step=4 * B, random=True)
+    first = collector.stepper.captured(explores=True)
+    for number in range(10):
+        collector.collect(n_step=4 * B)
+        if number == 3:
+            collector.reset()
+        if number == 6:
+            collector.set_state(collector.get_state())
+        assert collector.stepper.captured(explores=True) is first
+
+
+def test_an_update_is_launched_before_the_host_reads_what_was_collected():
+    collector, seen = collector_of(), []
+
+    def launch() -> None:
+        seen.append((len(collector.buffer), len(collector.stepper.ended_episodes()[0])))
+
+    stats = collector.collect(n_step=T * B, then=launch)
+    assert seen == [(T * B, 0)]
+    assert len(stats.returns) > 0
+
+
+class Breaks(CartPole):
+    """Raises in one step."""
+
+    steps = 0
+
+    def advance(self, state: Any, actions: Any, draws: Any) -> Any:
+        self.steps += 1
+        if self.steps == T + 10:
+            raise RuntimeError("a broken step")
+        return super().advance(state, actions, draws)
+
+
+def test_a_collect_that_fails_leaves_no_steps_and_the_next_begins_new_episodes():
+    collector = collector_of(ppo_config(Breaks(B)), limit=500)
+    collector.collect(n_step=T * B)
+    collector.buffer.clear()
+    with pytest.raises(RuntimeError, match="a broken step"):
+        collector.collect(n_step=T * B)
+    assert collector.buffer.size == 0
+    assert not collector.is_begun
+    stats = collector.collect(n_step=T * B)
+    assert stats.lens.max() <= T
 
 
 def test_bad_requests_are_refused_by_name():
