@@ -19,7 +19,7 @@ from lockstep.envs.multi_agent import AgentEnvs, Play
 from lockstep.rollout.callbacks import EnvironmentEvents, Episode, EpisodeView
 from lockstep.rollout.errors import MalformedBufferError, not_finite
 from lockstep.rollout.protocols import ActingPart, LearningPolicy, State
-from lockstep.rollout.replay_writer import AgentBuffer, PieceWriter
+from lockstep.rollout.replay_writer import AgentBuffer, Buffer, PieceWriter
 from lockstep.rollout.stepper import CHUNK, StepMode, Stepper, masks_in
 from lockstep.state.streams import RandomStreams
 
@@ -135,8 +135,8 @@ class AgentStepper(Stepper):
         """Where steps are stored."""
         return self._writer.buffer
 
-    def set_buffer(self, buffer: AgentBuffer | None, raise_on_nan: bool) -> None:
-        self._writer.buffer = buffer
+    def set_buffer(self, buffer: Buffer | None, raise_on_nan: bool) -> None:
+        self._writer.set_buffer(buffer)
 
     def empty_buffer(self, keep_statistics: bool) -> None:
         if self.buffer is not None:

@@ -14,11 +14,13 @@ from lockstep.data.rollout import EpisodeStore, RolloutStore
 from lockstep.rollout.base_collector import no_copies_of_collectors
 from lockstep.rollout.callbacks import EnvironmentCallback
 from lockstep.rollout.env_runner import MultiAgentEnvRunner
+from lockstep.rollout.evaluating import Evaluating
 from lockstep.rollout.protocols import CollectorTraits, LearningPolicy
-from lockstep.rollout.purposes import Collected, Evaluating, Purpose, Storing
+from lockstep.rollout.purposes import Collected, Purpose, agents_acted_for
 from lockstep.rollout.replay_writer import Buffer
 from lockstep.rollout.runner_group import EnvRunnerGroup
 from lockstep.rollout.schedules import FirstReady, FixedLag, SampleInStep, SampleSchedule
+from lockstep.rollout.storing import storing
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking.metrics import Metrics
 from lockstep.tracking.statistics import CollectStats, returns_and_lens
@@ -48,7 +50,7 @@ class GroupCollector(CollectorTraits):
         buffer: Buffer | None = None,
     ) -> None:
         schedule = SampleInStep(group)
-        self._begin(policy, schedule, Storing(policy, schedule), buffer)
+        self._begin(policy, schedule, storing(policy, schedule), buffer)
 
     def _begin(self, policy: LearningPolicy, schedule: SampleSchedule, purpose: Purpose, buffer: Buffer | None) -> None:
         """Construct the collector of a schedule and a purpose."""
@@ -236,7 +238,7 @@ class EvaluationCollector(GroupCollector):
 
     def __init__(self, policy: LearningPolicy, group: EnvRunnerGroup) -> None:
         schedule = SampleInStep(group)
-        self._begin(policy, schedule, Evaluating(policy, schedule), None)
+        self._begin(policy, schedule, Evaluating(schedule, agents_acted_for(policy, schedule)), None)
 
 
 class AsyncGroupCollector(GroupCollector):
@@ -278,7 +280,7 @@ class AsyncGroupCollector(GroupCollector):
         self.fixed_lag = fixed_lag or max_lag == 0
         chosen = FixedLag if self.fixed_lag else FirstReady
         schedule = chosen(group, fragment_length, fragments_per_batch, max_lag)
-        self._begin(policy, schedule, Storing(policy, schedule), buffer)
+        self._begin(policy, schedule, storing(policy, schedule), buffer)
 
     @property
     def envs_per_runner(self) -> int:

@@ -203,8 +203,8 @@ class PieceWriter:
         """Where pieces are stored; None: nowhere."""
         return self._buffer
 
-    @buffer.setter
-    def buffer(self, buffer: AgentBuffer | None) -> None:
+    def set_buffer(self, buffer: Buffer | None) -> None:
+        """Store pieces in `buffer` from now on. `ValueError` for a buffer that does not fit."""
         if buffer is not None and not isinstance(buffer, AgentBuffer):
             raise ValueError(
                 f"buffer={buffer!r} is not allowed; it must be an EpisodeStore or a MultiAgentReplayBuffer, or None"
@@ -324,7 +324,7 @@ def take_actions_of(part: Any, buffer: ReplayBuffer) -> None:
 
 def store_for(
     part: Any,
-    buffer: RolloutStore | ReplayBuffer | None,
+    buffer: Buffer | None,
     num_envs: int,
     observation_space: spaces.Space[Any],
     action_space: spaces.Space[Any],

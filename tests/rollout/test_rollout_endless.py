@@ -10,7 +10,7 @@ from runner_tools import ManyRunners
 from lockstep import PPOConfig
 from lockstep.cli.plan import Plan
 from lockstep.envs import CountingEnv
-from lockstep.rollout import EnvRunnerGroup, base_collector, purposes
+from lockstep.rollout import EnvRunnerGroup, base_collector, evaluating
 from lockstep.rollout.group_collector import EvaluationCollector
 
 LONG = partial(CountingEnv, ((600, "truncate"),))
@@ -43,7 +43,7 @@ def evaluation_of(kind, **evaluation):
 @pytest.mark.parametrize("kind", ["one process", "workers", "env runners", "several agents"])
 def test_a_collect_of_whole_episodes_warns_once_of_an_episode_that_may_never_end(kind, monkeypatch):
     steps = 2 if kind == "several agents" else 300
-    for module in (base_collector, purposes):
+    for module in (base_collector, evaluating):
         monkeypatch.setattr(module, "MAY_NEVER_END", steps, raising=False)
         monkeypatch.setattr(module, "CHUNK", 1 if kind == "several agents" else 128)
     collector = evaluation_of(kind)
