@@ -41,8 +41,8 @@ test-faults: $(VENV)/.dev   ## kills real processes again and again, many minute
 test-kills: $(VENV)/.dev    ## the few of them that CI runs: real processes killed at any moment
 	$(BIN)/python -m pytest -m faults -k "(kill or raises or two_env_runners) and not ($(MORE_KILLS))"
 
-test-long: $(VENV)/.dev     ## a part of the long tests, chosen by the commit; PART=all: pairs of options, processes, pages
-	$(BIN)/python -m pytest -m 'long and not faults' --part $(PART) --numprocesses auto --maxprocesses 4
+test-long: $(VENV)/.dev     ## a part of the long tests, chosen by the commit, and all examples of properties; PART=all: all parts
+	$(BIN)/python -m pytest -m '(long or hypothesis) and not faults' --part $(PART) --hypothesis-profile full --numprocesses auto --maxprocesses 4
 
 test-product: $(VENV)/.dev  ## every pair of options of every algorithm learns a small task, or is exported
 	$(BIN)/python -m pytest -m 'long or exhaustive' $(MORE_OPTIONS) --numprocesses auto --maxprocesses 4

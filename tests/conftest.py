@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from rotation import ALL, NUM_PARTS, chosen_part, commit_of, part_of, sentence
 
 # What gymnasium starts would be a fork of this process with all its threads, which may hang before it answers.
@@ -41,6 +42,11 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, _paths))
 # A checkpoint syncs every file, which on a disk takes longer than a small training: `tmp_path` lies in memory.
 if os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > 8 << 30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
+
+# Properties are tried on a quarter of their examples; `make test-long` gives `--hypothesis-profile full`.
+settings.register_profile("fast", max_examples=25, deadline=None)
+settings.register_profile("full", max_examples=100, deadline=None)
+settings.load_profile("fast")
 
 TOGETHER = (
     "tests/cli/",
@@ -106,6 +112,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     text = "".join(file.read_text() for file in files)
     wanted = re.sub(r"\bnot \w+|\band\b|\bor\b", "", expression).split()
     if wanted:
+        if "hypothesis" in wanted and "from hypothesis import" in text:  # hypothesis puts the mark on tests itself
+            return None
         if "long" in wanted and "from parts import" in text:  # which puts the mark on cases
             return None
         return None if any(f"mark.{mark}" in text for mark in wanted) else True

@@ -1,4 +1,4 @@
-"""Which cases of a table the fast suite runs: one family each where several cases prove the same."""
+"""Which cases of a table, and how many examples of a property, the fast suite runs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from _pytest.mark.structures import ParameterSet
+from hypothesis import settings
 
 
 def fast_if(chosen: Callable[..., object], cases: Iterable[Any]) -> list[ParameterSet]:
@@ -27,3 +28,11 @@ def one_in(number: int, cases: Iterable[Any]) -> list[ParameterSet]:
     """
     places = iter(range(10**6))
     return fast_if(lambda *_: next(places) % number == 0, cases)
+
+
+def examples(number: int, **options: Any) -> settings:
+    """Return settings of a property: `make test-long` tries `number` examples, the fast suite a quarter of them.
+
+    The profiles that say so are in `conftest.py`.
+    """
+    return settings(max_examples=max(1, number * settings.default.max_examples // 100), **options)

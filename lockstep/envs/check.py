@@ -348,7 +348,6 @@ class _Examination:
 
     def _examine_leaf(self, space: Any, part: Any, name: str) -> None:
         shape, dtype = np.shape(part), np.asarray(part).dtype
-        is_outside = f"{name} lies outside of its space {space}: {part!r}"
         if dtype.kind in "OUS":
             self.add("error", "observation_type", f"{name} is a {type(part).__name__}, no array of numbers")
         elif shape != (space.shape or ()):
@@ -359,11 +358,15 @@ class _Examination:
             return
         elif not isinstance(space, spaces.Box):
             if not space.contains(part):
-                self.add("error", "observation_outside", is_outside)
+                self._add_outside(space, part, name)
         elif not (np.all(part >= space.low) and np.all(part <= space.high)):
-            self.add("error", "observation_outside", is_outside)
+            self._add_outside(space, part, name)
         elif dtype != space.dtype:
             self.add("warning", "observation_dtype", f"{name} is {dtype}, its space says {space.dtype}")
+
+    def _add_outside(self, space: spaces.Space[Any], part: Tree, name: str) -> None:
+        """Add the finding that a part of an observation is not in its space."""
+        self.add("error", "observation_outside", f"{name} lies outside of its space {space}: {part!r}")
 
     def _can_hold(self, space: spaces.Space[Any], part: Tree, name: str) -> bool:
         """Return whether a space can hold numbers of another dtype; note where it cannot."""

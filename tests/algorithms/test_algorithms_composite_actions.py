@@ -338,7 +338,7 @@ def test_a_run_goes_on_bit_for_bit_and_its_policy_is_loaded(tmp_path, memory):
 
 def test_the_environment_check_knows_composite_actions():
     for flat in (False, True):
-        report = check_environment(partial(CompositeProbe, flat))
+        report = check_environment(partial(CompositeProbe, flat), num_steps=200)
         assert not [finding for finding in report if finding.level == "error"], report
 
 

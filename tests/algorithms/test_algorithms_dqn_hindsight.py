@@ -17,7 +17,7 @@ def config_of(num_bits=6, **replay):
 
 def test_bit_flipping_ends_where_the_goal_is_reached_and_after_as_many_steps_as_bits():
     env = BitFlipping(5)
-    assert [finding for finding in check_environment(env) if finding.level == "error"] == []
+    assert [finding for finding in check_environment(env, num_steps=300) if finding.level == "error"] == []
     obs, _ = env.reset(seed=3)
     different = np.flatnonzero(obs["observation"] != obs["desired_goal"])
     assert len(different) > 0

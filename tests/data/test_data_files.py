@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from parts import examples
 
 from lockstep.data import (
     MultiAgentBatch,
@@ -356,7 +357,7 @@ TREES = st.recursive(
 
 
 @given(columns=st.dictionaries(st.sampled_from(["obs", "new_obs", "z", "é", "a b"]), TREES, max_size=4))
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_any_tree_of_columns_comes_back_from_every_format(columns):
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

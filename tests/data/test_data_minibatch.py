@@ -5,6 +5,7 @@ import pytest
 from episode_makers import given as make_episode
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from parts import examples
 
 from lockstep.data import (
     MiniBatchIterator,
@@ -148,7 +149,7 @@ def test_shard_episodes_without_cutting_keeps_them_whole_and_the_longest_first()
     assert [len(shard) for shard in shard_episodes(episodes[:1], 3, cut=False)].count(1) == 1
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(lengths=st.lists(st.integers(0, 30), max_size=12), shards=st.integers(1, 5))
 def test_shard_episodes_keeps_every_step_once_and_changes_no_episode(lengths, shards):
     episodes = [make_episode(length) for length in lengths]
@@ -169,7 +170,7 @@ def test_shard_episodes_keeps_every_step_once_and_changes_no_episode(lengths, sh
 # ---- sequences ----
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(
     starts=st.integers(1, 9).flatmap(
         lambda t: st.integers(1, 4).flatmap(

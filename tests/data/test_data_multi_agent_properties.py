@@ -2,9 +2,10 @@
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from multi_agent_reference import AGENTS, Reference, plain, play, random_log, state_of
+from parts import examples
 
 from lockstep.data import MultiAgentBatch, MultiAgentEpisode, shard_episodes
 
@@ -14,7 +15,7 @@ LOGS = st.builds(
     steps=st.integers(1, 12),
     ending=st.sampled_from(["open", "terminated", "truncated"]),
 )
-QUICK = settings(max_examples=60, deadline=None)
+QUICK = examples(60)
 
 
 def pieces_of(data, log):

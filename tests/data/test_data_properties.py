@@ -4,13 +4,14 @@ from itertools import pairwise
 
 import numpy as np
 from episode_makers import readable
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from parts import examples
 
 from lockstep.data import SampleBatch, SingleAgentEpisode, concat_samples
 from lockstep.data.trees import map_tree, to_numpy_leaf, trees_equal
 
-FAST = settings(max_examples=80, deadline=None)
+FAST = examples(80)
 
 
 @st.composite

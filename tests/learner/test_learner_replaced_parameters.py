@@ -6,7 +6,7 @@ import uuid
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from learner_parts import (
     ALL,
@@ -28,6 +28,7 @@ from learner_parts import (
     value_batch,
     value_learner,
 )  # fmt: skip
+from parts import examples
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
@@ -478,7 +479,7 @@ OPERATIONS = st.one_of(
 )
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cls=st.sampled_from((WholeLearner, OwnOptimizer)), operations=st.lists(OPERATIONS, min_size=1, max_size=8))
 def test_after_any_operations_an_update_moves_parameters_as_a_plain_loop_does_or_names_one(cls, operations, tmp_path):
     learner = value_learner(cls, lr=0.01)

@@ -7,8 +7,9 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from parts import examples
 
 from lockstep.ops import discounted_returns, gae, lambda_returns, monte_carlo_returns, n_step_returns, vtrace
 
@@ -117,7 +118,7 @@ def traces(draw, max_steps=12):
 
 
 unit = st.sampled_from([0.0, 0.3, 0.9, 0.99, 1.0])
-fast = settings(max_examples=60, deadline=None)
+fast = examples(60)
 
 
 def columns(plain, arrays, *coefficients):

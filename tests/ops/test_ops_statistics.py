@@ -6,8 +6,9 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from parts import examples
 
 from lockstep.ops import RunningMoments, explained_variance
 
@@ -26,7 +27,7 @@ def test_running_moments_written_out():
     assert float(moments.var) == pytest.approx(14.0 / 3.0, rel=1e-15)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     seed=st.integers(0, 2**32 - 1),
     sizes=st.lists(st.integers(0, 40), min_size=2, max_size=8).filter(lambda sizes: sum(sizes) > 1),

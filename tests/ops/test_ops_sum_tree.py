@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from parts import examples
 
 from lockstep.ops import SumTree
 from lockstep.ops.tensor_sum_tree import TensorSumTree
@@ -14,7 +15,7 @@ from lockstep.ops.tensor_sum_tree import TensorSumTree
 VALUES = st.one_of(st.just(0.0), st.floats(1e-6, 1e6))
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(data=st.data(), size=st.integers(1, 40))
 def test_sum_tree_is_an_array_with_a_running_sum(data, size):
     tree, plain = SumTree(size), np.zeros(size)

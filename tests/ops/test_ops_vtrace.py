@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from parts import examples
 
 from lockstep.ops import gae, lambda_returns, vtrace
 
@@ -87,7 +88,7 @@ unit = st.sampled_from([0.0, 0.3, 0.9, 1.0])
 limit = st.sampled_from([0.5, 1.0, 2.0, None])
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(trace=traces(), gamma=unit, lambda_=unit, limits=st.tuples(limit, limit, limit))
 def test_vtrace_kernel_equals_the_sum_of_the_paper(trace, gamma, lambda_, limits):
     found = vtrace(*trace, gamma=gamma, lambda_=lambda_, clip_rho=limits[0], clip_c=limits[1], clip_pg_rho=limits[2])
@@ -97,7 +98,7 @@ def test_vtrace_kernel_equals_the_sum_of_the_paper(trace, gamma, lambda_, limits
     np.testing.assert_allclose(found[1], expected[1], atol=1e-11)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(trace=traces(), gamma=unit, lambda_=unit)
 def test_vtrace_on_policy_gives_lambda_returns_and_gae(trace, gamma, lambda_):
     _, rewards, values, *rest = trace
@@ -114,7 +115,7 @@ def test_huge_log_ratios_are_held_by_the_limits():
     np.testing.assert_array_equal(pg_advantages, on_policy[1])
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(trace=traces(), limit_of_gradient=st.sampled_from([0.5, 2.0, None]))
 def test_vtrace_unweighted_advantages_lack_exactly_the_clipped_ratio(trace, limit_of_gradient):
     options = {"gamma": 0.9, "clip_pg_rho": limit_of_gradient}

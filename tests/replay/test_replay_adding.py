@@ -6,8 +6,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from parts import examples
 from replay_tools import rows
 
 from lockstep.data.trees import named_leaves
@@ -33,7 +34,7 @@ def several(steps):
     return {name: np.stack([batch[name] for batch in steps]) for name in steps[0]}
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     pieces=st.lists(st.integers(1, 12), min_size=1, max_size=6),  # of 5 rows in each sub-buffer: more than fit, too
     number=st.integers(1, 3),

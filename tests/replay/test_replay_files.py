@@ -7,8 +7,9 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from parts import examples
 from replay_tools import EPISODES, check_counting, fill_from_counting, rows
 from test_replay_hindsight import fill, reach
 from test_replay_reference import Driver, check_everything
@@ -89,7 +90,7 @@ def test_state_and_saved_files_go_on_bit_by_bit_generators_included(kind, num_st
         tree_equal(go_on(again), expected)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(
     seed=st.integers(0, 2**31), size=st.integers(1, 12), num_buffers=st.integers(1, 3), length=st.integers(1, 5),
     steps=st.lists(st.integers(0, 14), min_size=2, max_size=4),
@@ -276,7 +277,7 @@ def test_one_buffer_in_two_places_is_one_buffer_in_the_copy():
 # ---- other buffers -------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     seed=st.integers(0, 2**31), size=st.integers(1, 7), room=st.integers(1, 9), stack=st.integers(1, 3),
     shared=st.booleans(), other_shared=st.booleans(),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from parts import examples
 from replay_reference import SlowBuffer
 
 from lockstep.replay import ReplayBuffer
@@ -124,7 +125,7 @@ def check_everything(driver):
                 assert batch["discounts"][k] == pytest.approx(discount)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     seed=st.integers(0, 2**31),
     size=st.integers(1, 9),

@@ -6,8 +6,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.wrappers import FrameStackObservation
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from parts import examples
 from replay_tools import EPISODES, rows
 
 from lockstep.envs.toys.counting import CountingEnv
@@ -72,7 +73,7 @@ def test_rows_whose_earlier_frames_were_overwritten_are_never_drawn():
     assert (buffer.all()["obs"][:, :, 0] == np.arange(4, 8)[:, None] + [-2, -1, 0]).all()
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     seed=st.integers(0, 2**31),
     num_rows=st.integers(1, 30),

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from parts import examples
 
 from lockstep.state import (
     CheckpointError,
@@ -109,7 +110,7 @@ names = st.text(st.sampled_from("abcXYZ019_-+äß "), min_size=1, max_size=5).fi
 trees = st.dictionaries(names, nested, max_size=3)
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(120, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(folders=st.dictionaries(st.sampled_from(["", "learner", "learner/rl_module/p0", "other"]), trees, max_size=3))
 def test_round_trip_is_exact_in_value_and_type(tmp_path: Path, folders: dict) -> None:
     path = write_checkpoint(tmp_path / "checkpoint", folders)

@@ -12,8 +12,9 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from parts import examples
 
 from lockstep.tracking.statistics import (
     CollectStats,
@@ -187,7 +188,7 @@ def test_in_every_form_it_is_what_it_would_have_been_at_once(form):
     assert form(later()) == form(AT_ONCE)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(PIECES)
 def test_updates_put_together_have_the_statistics_of_all_their_steps_and_go_on_from_their_state(pieces):
     expected = SequenceSummaryStats.from_sequence([value for piece in pieces for value in piece])
