@@ -17,6 +17,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from parts import one_in
 from torch import nn
 from warm import run_python
 
@@ -303,7 +304,7 @@ def test_no_environment_of_a_configuration_runs_what_it_names(field, kind):
 
 
 @pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("field", ["encoder as text", "callback", "learning rate"])
+@pytest.mark.parametrize("field", one_in(3, ["encoder as text", "callback", "learning rate"]))
 def test_no_reader_of_a_run_runs_what_its_files_name(reader, field, run, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     found = READERS[reader]
@@ -325,7 +326,7 @@ def test_no_reader_of_a_run_makes_the_environment_that_its_files_name(reader, fi
     assert "environment.env" in words
 
 
-@pytest.mark.parametrize("reader", ["doctor", "export"])
+@pytest.mark.parametrize("reader", one_in(2, ["doctor", "export"]))
 @pytest.mark.parametrize("field", WHEN_MADE)
 def test_who_can_do_without_an_environment_does_not_make_a_hostile_one(reader, field, run, tmp_path, capfd):
     folder = hostile(run, tmp_path, "policy", WHEN_MADE[field], NAMES["a function"])
@@ -359,7 +360,7 @@ SPEC_FIELDS = {
 }
 
 
-@pytest.mark.parametrize("field", SPEC_FIELDS)
+@pytest.mark.parametrize("field", one_in(2, SPEC_FIELDS))
 @pytest.mark.parametrize(
     "reader",
     ["RLModule", "MultiRLModule", "Learner", "LearnerGroup", "add_module", "Policy"],
@@ -402,7 +403,9 @@ def test_no_spec_of_a_module_runs_what_it_names(reader, field, tmp_path):
     assert MARKERS == []
 
 
-@pytest.mark.parametrize("path", [("learner_class",), ("training", "class"), ("framework", "class")])
+@pytest.mark.parametrize(
+    "path", one_in(3, [(("learner_class",),), (("training", "class"),), (("framework", "class"),)])
+)
 @pytest.mark.parametrize("kind", NAMES)
 def test_no_recipe_of_a_learner_runs_what_it_names(path, kind, tmp_path):
     target = tmp_path / "saved"
@@ -455,7 +458,7 @@ DOOR_FIELDS = {
 }
 
 
-@pytest.mark.parametrize("field", DOOR_FIELDS)
+@pytest.mark.parametrize("field", one_in(3, DOOR_FIELDS))
 def test_no_archive_of_the_door_runs_what_it_names(field, tmp_path):
     model = PPO("MlpPolicy", gym.make("CartPole-v1"), n_steps=32, batch_size=32, device="cpu")
     model.save(tmp_path / "model.zip")
