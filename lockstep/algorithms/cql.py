@@ -33,7 +33,7 @@ from lockstep.algorithms.families.transitions import (
 )
 from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.data.columns import Columns
-from lockstep.data.trees import map_tree
+from lockstep.data.trees import Tree, map_tree
 from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.modules import DefaultSACModule, Remembered
@@ -158,7 +158,7 @@ class CQLLearner(SoftActorCriticLearner[CQLTraining]):
         return values.reshape(-1, rows, 3 * size) - torch.cat(densities, 1)
 
 
-def _repeated(obs: Any, times: int) -> Any:
+def _repeated(obs: Tree, times: int) -> Any:
     """Return observations `[N, ...]`, or what is remembered there, as `[N * times, ...]`."""
     if isinstance(obs, Remembered):
         return obs.map(lambda leaf: leaf.repeat_interleave(times, 0))

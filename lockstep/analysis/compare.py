@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from lockstep.analysis.run_groups import RunGroup, RunPath, group_runs, open_run
 from lockstep.options.checks import check_whole, suggestion
 from lockstep.state.markup import markdown_text, number_text, picture_text
 from lockstep.tracking.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 Scores = Mapping[str, np.ndarray]
 """task -> one score for each run"""
@@ -341,7 +344,7 @@ def _interval_row(task: str, label: str, scores: np.ndarray, interval: Interval)
     )
 
 
-def _draw_interval(panel: Any, interval: Interval, row: int, colour: str, label: str) -> None:
+def _draw_interval(panel: "Axes", interval: Interval, row: int, colour: str, label: str) -> None:
     """Draw a bar over the interval, a stroke at the number, and above it both in words."""
     value, low, high = (float(part) for part in interval)
     panel.barh(row, high - low, left=low, height=0.3, color=colour, alpha=0.3)

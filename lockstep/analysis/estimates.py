@@ -15,7 +15,7 @@ from gymnasium import spaces
 from lockstep.data import SampleBatch
 from lockstep.data.columns import Columns
 from lockstep.data.episode import SingleAgentEpisode
-from lockstep.data.trees import map_tree, zip_trees
+from lockstep.data.trees import Tree, map_tree, zip_trees
 from lockstep.ops.off_policy_estimates import (
     effective_number,
     fitted_q_evaluation,
@@ -202,7 +202,7 @@ class _Target:
         same = np.asarray(self.part.act(obs, None) == actions).reshape(len(actions), -1).all(1)
         return np.where(same, 0.0, -np.inf)
 
-    def probabilities(self, obs: Any, rows: int) -> np.ndarray:
+    def probabilities(self, obs: Tree, rows: int) -> np.ndarray:
         """Return `[rows, A]` of discrete actions, which are learned from as numbers from 0."""
         numbers = np.arange(self.num_actions or 0)
         if not self.draws:
@@ -212,7 +212,7 @@ class _Target:
             found[:, number] = np.exp(self.part.action_logp(obs, np.full(rows, number)).astype(np.float64))
         return found
 
-    def sampled(self, obs: Any, rows: int, rng: np.random.Generator) -> list[np.ndarray]:
+    def sampled(self, obs: Tree, rows: int, rng: np.random.Generator) -> list[np.ndarray]:
         """Return several draws of actions `[rows, size]`, as the environment takes them."""
         act, number = self.part.act, SAMPLED_ACTIONS if self.draws else 1
         noises = [self.part.draw_noise(rng, (rows,)) if self.draws else None for _ in range(number)]
@@ -307,7 +307,7 @@ def _first_values(states: np.ndarray, shares: np.ndarray, coefficients: np.ndarr
     return values
 
 
-def _flat(space: spaces.Space[Any], obs: Any) -> np.ndarray:
+def _flat(space: spaces.Space[Any], obs: Tree) -> np.ndarray:
     """Return observations as numbers `[N, size]`, discrete ones as one-hot."""
     if isinstance(space, spaces.Dict):
         return np.concatenate([_flat(each, obs[key]) for key, each in space.spaces.items()], 1)

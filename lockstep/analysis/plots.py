@@ -15,7 +15,8 @@ from lockstep.state.markup import picture_text
 from lockstep.tracking.records import read_metrics
 
 if TYPE_CHECKING:
-    from matplotlib.figure import SubFigure
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure, SubFigure
 
 RETURN = "returns_stat/mean"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -176,7 +177,7 @@ def plot_runs(
     return save_figure(figure, output)
 
 
-def save_figure(figure: Any, output: RunPath) -> Path:
+def save_figure(figure: "Figure", output: RunPath) -> Path:
     """Write a figure, its folder too, and return the path."""
     target = Path(output).absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -304,7 +305,7 @@ def _write_table(figure: "SubFigure", table: Sequence[tuple[str, Sequence[str]]]
             line += 1
 
 
-def _draw_group(panel: Any, label: str, curves: Sequence[Curve], number: int, bands: set[str]) -> None:
+def _draw_group(panel: "Axes", label: str, curves: Sequence[Curve], number: int, bands: set[str]) -> None:
     """Draw the curves of one group; add what its band shows to `bands`."""
     colour, line = COLOURS[number % len(COLOURS)], _LINES[number // len(COLOURS) % len(_LINES)]
     label = textwrap.fill(picture_text(label), MAX_LABEL)
@@ -324,7 +325,7 @@ def _draw_group(panel: Any, label: str, curves: Sequence[Curve], number: int, ba
     bands.add("95 % bootstrap interval")
 
 
-def dress(panel: Any, title: str, x_label: str, y_label: str, bands: Iterable[str] = ()) -> None:
+def dress(panel: "Axes", title: str, x_label: str, y_label: str, bands: Iterable[str] = ()) -> None:
     """Give a panel its words, a grid and a legend, where it has entries; `bands` are entries for shaded areas."""
     panel.set_title(picture_text(title))
     panel.set_xlabel(picture_text(x_label))

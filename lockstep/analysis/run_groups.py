@@ -97,7 +97,7 @@ def group_runs(
     return groups
 
 
-def value_text(value: Any) -> str:
+def value_text(value: object) -> str:
     """Return the value of an option in few letters: of a class its name, of numbers six digits."""
     if is_object(value):
         text = str(value[OBJECT]).rpartition(":")[2]

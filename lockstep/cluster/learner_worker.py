@@ -7,8 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torch import Tensor
+
 from lockstep.cluster.processes import Worker
 from lockstep.connectors import ModuleConnectors
+from lockstep.data.trees import Tree
 from lockstep.learner.config import TrainingSection
 from lockstep.learner.group import run_request
 from lockstep.learner.inputs import WhoLearns
@@ -99,11 +102,11 @@ class LearnerWorker(Worker):
         """Make the learner's part in an update."""
         return self._try(lambda: run_request(replace(request, data=data), self.learner))
 
-    def apply(self, func: Callable[..., Any], *args: Any) -> Answer:
+    def apply(self, func: Callable[..., Any], *args: object) -> Answer:
         """Return `func(learner, *args)`, which may change the learner."""
         return self._try(lambda: func(self.learner, *args))
 
-    def read(self, func: Callable[..., Any], *args: Any) -> Answer:
+    def read(self, func: Callable[..., Any], *args: object) -> Answer:
         """Return `func(learner, *args)`, which leaves the learner as it is."""
         return _answer(lambda: func(self.learner, *args))
 
@@ -159,10 +162,10 @@ class _Left(Reducer):
 
     world_size, rank = 2, 0
 
-    def sum_(self, tensor: Any) -> Any:
+    def sum_(self, tensor: Tensor) -> Any:
         raise LearnerError("this learner left the others after an error")
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: Tree) -> list[Any]:
         raise LearnerError("this learner left the others after an error")
 
     def close(self) -> None:

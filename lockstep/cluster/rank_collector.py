@@ -58,7 +58,7 @@ class RankRunners:
         """Return the value itself, which the sample that follows at once takes over."""
         return value
 
-    def call(self, index: int, func: Callable[..., Any], *args: Any, **options: Any) -> _Call:
+    def call(self, index: int, func: Callable[..., Any], *args: object, **options: object) -> _Call:
         """Keep the call."""
         return _Call(index, partial(func, self.runner, *args, **options))
 

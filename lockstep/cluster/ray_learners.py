@@ -133,7 +133,7 @@ class LearnerProcesses(RayProcesses):
             self._give_up([rank for rank in rest if rank not in answers], answers, limit)
         return {rank: answers[rank] for rank in calls}
 
-    def beside(self, rank: int, method: str, *args: Any) -> Any:
+    def beside(self, rank: int, method: str, *args: object) -> Any:
         """Return what `method` returns beside the work that a learner is at; None where it does not answer."""
         try:
             call = getattr(self.actors[rank], method).options(concurrency_group=CONTROL).remote(*args)
@@ -284,13 +284,13 @@ class RayLearnerBackend(LearnerBackend):
         answers = self._on_all("update", lambda rank: (order, stored.shards[rank]))
         return [answer.value for answer in answers.values()]
 
-    def foreach(self, func: Callable[..., Any], *args: Any) -> list[Any]:
+    def foreach(self, func: Callable[..., Any], *args: object) -> list[Any]:
         """Return `[func(learner, *args)]`, in order; raise what all learners raise, and then nothing is changed."""
         references = [self._processes.store(arg) for arg in args]
         answers = self._on_all("apply", lambda rank: (func, *references))
         return [_writable(answer.value) for answer in answers.values()]
 
-    def first(self, func: Callable[..., Any], *args: Any) -> Any:
+    def first(self, func: Callable[..., Any], *args: object) -> Any:
         """Return `func(learner, *args)` of one learner, for what is the same on all and changes nothing."""
         while True:
             if self._lost is not None:

@@ -33,7 +33,7 @@ class RunnerWorker(Worker):
         """Say which runner this is."""
         self._build = partial(build, index=index, num_runners=num_runners, generation=generation)
 
-    def apply(self, func: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    def apply(self, func: Callable[..., Any], *args: object, **options: object) -> Any:
         """Return `func(runner, *args, **options)`; the first call builds the runner, and raises where that fails."""
         import ray
 
@@ -95,7 +95,7 @@ class RayRunnerBackend:
         """Put `value` into the object store; runners on the same machine read it where it lies."""
         return Stored(self._processes.store(value))
 
-    def call(self, index: int, func: Callable[..., Any], *args: Any, **options: Any) -> Call:
+    def call(self, index: int, func: Callable[..., Any], *args: object, **options: object) -> Call:
         """Begin a call; return its reference."""
         return self._processes.actors[index].apply.remote(func, *args, **options)
 

@@ -72,15 +72,15 @@ class Connector(ABC):
         return action_space
 
     @abstractmethod
-    def __call__(self, data: Any) -> Any:
+    def __call__(self, data: Tree) -> Any:
         """Return transformed data: arrays for arrays, tensors for tensors. The input is not changed."""
 
-    def update(self, data: Any) -> None:
+    def update(self, data: Tree) -> None:
         """Take rows `[N, ...]` (numpy) of the input into the statistics, if there are any."""
         if self._overrides("update_joined"):
             self.update_joined(data, lambda seen: seen)
 
-    def update_joined(self, data: Any, join: Join) -> None:
+    def update_joined(self, data: Tree, join: Join) -> None:
         """Do as `update` where each of several learners has a part of the rows (N may be 0).
 
         Every learner must call `join` equally often: it turns the moments of a learner's rows into those of all rows.
@@ -101,7 +101,7 @@ class Connector(ABC):
         """Forget what was before: an episode begins in these rows. None: in all, whose number may be another then."""
         return
 
-    def after_step(self, actions: Any, rewards: npt.NDArray[Any] | None) -> None:
+    def after_step(self, actions: Tree, rewards: npt.NDArray[Any] | None) -> None:
         """Take note of what was done: `actions` `[B, ...]` as the environment takes them, and what they brought, `[B]`.
 
         None stands for what is not known now, and may come in a call of its own.
@@ -135,14 +135,14 @@ class Connector(ABC):
             )
         return {}
 
-    def export_call(self, data: Any, memory: Mapping[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
+    def export_call(self, data: Tree, memory: Mapping[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
         """Return what `__call__` makes of tensors `[B, ...]`, and the memory `{name: [B, ...]}` after it.
 
         It is traced once, for all numbers of rows, so it may not read the values of tensors.
         """
         return self(data), {}
 
-    def export_after(self, memory: dict[str, Tensor], actions: Any) -> dict[str, Tensor]:
+    def export_after(self, memory: dict[str, Tensor], actions: Tree) -> dict[str, Tensor]:
         """Return the memory after the actions `[B, ...]` of this step, as the environment takes them."""
         return memory
 
@@ -177,7 +177,7 @@ class LeafConnector(Connector):
         self._leaves = self._map(input_space)[1]
         return self.output_space(input_space)
 
-    def __call__(self, data: Any) -> Any:
+    def __call__(self, data: Tree) -> Any:
         transforms = self._leaves
         if callable(transforms):
             return transforms(data)
@@ -202,7 +202,7 @@ class LeafConnector(Connector):
         return self.leaf(space)
 
 
-def same(data: Any) -> Any:
+def same(data: Tree) -> Any:
     """Return the data as they are."""
     return data
 
@@ -212,7 +212,7 @@ def apply_leaves(transforms: Tree, data: Tree) -> Tree:
     return map_pair(_apply, transforms, data)
 
 
-def _apply(transform: Leaf, data: Any) -> Any:
+def _apply(transform: Leaf, data: Tree) -> Tree:
     return transform(data)
 
 
@@ -268,7 +268,7 @@ class ObsPipeline:
                 f"{wanted} ({output_space}); override output_space(input_space), keys of a Dict in its order"
             )
 
-    def __call__(self, data: Any) -> Any:
+    def __call__(self, data: Tree) -> Any:
         """Return `[..., *output]` for `[..., *raw]`, numpy or torch.
 
         Raises `ValueError` for a connector of the user's that gives other shapes than its output space says.
@@ -304,12 +304,12 @@ class ObsPipeline:
         for connector in self._remembering:
             connector.reset(env_index)
 
-    def after_step(self, actions: Any, rewards: npt.NDArray[Any] | None) -> None:
+    def after_step(self, actions: Tree, rewards: npt.NDArray[Any] | None) -> None:
         """Tell what was done, see `Connector.after_step`."""
         for connector in self._remembering:
             connector.after_step(actions, rewards)
 
-    def follow(self, step: StepResult, actions: Any) -> tuple[Any, FinalObs | None]:
+    def follow(self, step: StepResult, actions: Tree) -> tuple[Any, FinalObs | None]:
         """Take in one step of all environments, in any autoreset mode.
 
         Args:
@@ -338,7 +338,7 @@ class ObsPipeline:
 
     # -- statistics ---
 
-    def update(self, data: Any, rows: npt.NDArray[Any] | None = None, join: Join | None = None) -> None:
+    def update(self, data: Tree, rows: npt.NDArray[Any] | None = None, join: Join | None = None) -> None:
         """Take raw observations `[N, ...]` (numpy tree) into the statistics.
 
         Every connector sees what the ones before it made of them.

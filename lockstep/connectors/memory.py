@@ -16,7 +16,7 @@ from torch import Tensor
 from lockstep.connectors.connector import Connector
 from lockstep.connectors.observations import FlattenObs
 from lockstep.data.actions import ACTION_MASK
-from lockstep.data.trees import leaves
+from lockstep.data.trees import Tree, leaves
 from lockstep.modules.encoders import channels_last, is_image
 from lockstep.ops.arrays import move_axis
 from lockstep.options.checks import check_whole
@@ -106,7 +106,7 @@ class FrameStack(RowMemory):
     def _forget(self, rows: npt.NDArray[Any]) -> None:
         self._begins += rows.tolist()
 
-    def __call__(self, data: Any) -> Any:
+    def __call__(self, data: Tree) -> Any:
         """Return stacks `[B, ...]`, which the next call may write over, for the next observations `[B, ...]`."""
         if self._parts:
             return {key: self._parts[key](leaf) if key in self._parts else leaf for key, leaf in data.items()}
@@ -135,7 +135,7 @@ class FrameStack(RowMemory):
             "has_frames": np.zeros((), np.bool_),
         }
 
-    def export_call(self, data: Any, memory: Mapping[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
+    def export_call(self, data: Tree, memory: Mapping[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
         if self._parts:
             stacks, after = dict(data), dict[str, Tensor]()
             for key, part in self._parts.items():
@@ -165,7 +165,7 @@ class FrameStack(RowMemory):
         super().set_state(state)
         self._begins = [int(row) for row in state["begins"]]
 
-    def _layout(self, frames: Any) -> Any:
+    def _layout(self, frames: Tree) -> Any:
         """Return `[B, num_frames, ...]`, an array or a tensor, as the output space has it."""
         if self._axis is None:
             return frames
@@ -208,7 +208,7 @@ class _Beside(RowMemory):
         if self._memory is not None:
             self._memory[rows] = 0.0
 
-    def __call__(self, data: Any) -> dict[str, Any]:
+    def __call__(self, data: Tree) -> dict[str, Any]:
         """Return the observations `[B, ...]` as a dict with what is remembered of each row."""
         number = len(next(leaves(data)))
         if self._memory is None:
@@ -216,7 +216,7 @@ class _Beside(RowMemory):
         self._check_rows(number)
         return self._beside(data, self._memory.copy())
 
-    def _beside(self, data: Any, remembered: Any) -> dict[str, Any]:
+    def _beside(self, data: Tree, remembered: Tree) -> dict[str, Any]:
         return {**(data if isinstance(data, dict) else {"obs": data}), self.key: remembered}
 
 
@@ -238,17 +238,17 @@ class PreviousActions(_Beside):
         low, high = self._space.low, self._space.high  # type: ignore[attr-defined]
         return spaces.Box(np.minimum(low, 0.0), np.maximum(high, 0.0), dtype=np.float32)
 
-    def after_step(self, actions: Any, rewards: npt.NDArray[Any] | None) -> None:
+    def after_step(self, actions: Tree, rewards: npt.NDArray[Any] | None) -> None:
         if actions is not None:
             self._memory = np.array(self._flat(actions))
 
     def export_memory(self) -> dict[str, npt.NDArray[Any]]:
         return {self.key: np.zeros(self._size, np.float32)}
 
-    def export_call(self, data: Any, memory: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def export_call(self, data: Tree, memory: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
         return self._beside(data, memory[self.key]), dict(memory)
 
-    def export_after(self, memory: dict[str, Tensor], actions: Any) -> dict[str, Tensor]:
+    def export_after(self, memory: dict[str, Tensor], actions: Tree) -> dict[str, Tensor]:
         return {self.key: self._flat(actions)}
 
 
@@ -275,14 +275,14 @@ class PreviousRewards(_Beside):
         elif self._memory is not None:
             self._begins[env_index] = True
 
-    def after_step(self, actions: Any, rewards: npt.NDArray[Any] | None) -> None:
+    def after_step(self, actions: Tree, rewards: npt.NDArray[Any] | None) -> None:
         self._is_known = rewards is not None
         if rewards is not None and self._memory is not None:
             self._check_rows(len(rewards))
             rewards = np.where(self._begins, 0.0, rewards)  # they are of the episode before
             self._memory = rewards[:, None].astype(np.float32)
 
-    def __call__(self, data: Any) -> dict[str, Any]:
+    def __call__(self, data: Tree) -> dict[str, Any]:
         if not self._is_known and not self._begins.all():
             raise ValueError("PreviousRewards does not know the rewards of the step before; hand them in: rewards=...")
         output = super().__call__(data)
@@ -292,7 +292,7 @@ class PreviousRewards(_Beside):
     def export_memory(self) -> dict[str, npt.NDArray[Any]]:
         return {}
 
-    def export_call(self, data: Any, memory: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def export_call(self, data: Tree, memory: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
         return self._beside(data, memory["reward"].unsqueeze(-1)), {}
 
     def get_state(self) -> dict[str, Any]:

@@ -48,13 +48,13 @@ class ActionPipeline:
         """Whether `inverse` brings the environment's actions to the module's."""
         self.rescales = any(isinstance(connector, RescaleActions) for connector in self.connectors)
 
-    def __call__(self, actions: Any) -> Any:
+    def __call__(self, actions: Tree) -> Any:
         """Return the environment's actions `[..., *action]` for the module's."""
         for connector in self.connectors:
             actions = connector(actions)
         return actions
 
-    def inverse(self, actions: Any) -> Any:
+    def inverse(self, actions: Tree) -> Any:
         """Return the module's actions for the environment's; only where each connector has an inverse."""
         for connector in reversed(self.connectors):
             actions = connector.inverse(actions)
@@ -106,7 +106,7 @@ class ClipRewards(Connector):
             raise ValueError(f"ClipRewards needs low < high, got {low} and {high}")
         self.low, self.high, self.sign = float(low), float(high), sign
 
-    def __call__(self, data: Any) -> Any:
+    def __call__(self, data: Tree) -> Any:
         rewards = torch.as_tensor(data[Columns.REWARDS])
         return {**data, Columns.REWARDS: rewards.sign() if self.sign else rewards.clamp(self.low, self.high)}
 
@@ -118,7 +118,7 @@ class ScaleRewards(Connector):
         check_number("factor", factor)
         self.factor = float(factor)
 
-    def __call__(self, data: Any) -> Any:
+    def __call__(self, data: Tree) -> Any:
         return {**data, Columns.REWARDS: data[Columns.REWARDS] * self.factor}
 
 

@@ -14,9 +14,9 @@ from gymnasium.spaces import Space
 
 from lockstep.connectors.connector import Join, Leaf, LeafConnector, apply_leaves, same
 from lockstep.data.actions import carries_mask
-from lockstep.data.trees import leaves, map_tree
+from lockstep.data.trees import Tree, leaves, map_tree
 from lockstep.modules.encoders import channels_last, is_image, one_hot_outputs, spaces_in
-from lockstep.ops.arrays import as_dtype, beside, move_axis
+from lockstep.ops.arrays import Array, as_dtype, beside, move_axis
 from lockstep.ops.statistics import RunningMoments
 from lockstep.options.checks import check_whole
 
@@ -46,7 +46,7 @@ class NormalizeObs(LeafConnector):
         """The statistics of each normalised leaf, in the order of the space."""
         return [normalizer.moments for normalizer in self._normalizers()]
 
-    def update_joined(self, data: Any, join: Join) -> None:
+    def update_joined(self, data: Tree, join: Join) -> None:
         def update(normalizer: Leaf) -> Leaf:
             return partial(normalizer.update, join=join) if isinstance(normalizer, _Normalizer) else same
 
@@ -106,14 +106,14 @@ class _Normalizer:
             for tensor, array in zip(tensors, (self._mean, self._factor)):
                 tensor.copy_(torch.from_numpy(array))
 
-    def update(self, rows: Any, join: Join) -> None:
+    def update(self, rows: Array, join: Join) -> None:
         """Take in rows `[N, ...]`; `join` as for `Connector.update_joined`."""
         seen = RunningMoments(self.moments.shape)
         seen.update(rows)
         self.moments.merge(join(seen))
         self.take(self.moments)
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x: Array) -> Any:
         shape = self._mean.shape
         if x.shape[max(len(x.shape) - len(shape), 0) :] != shape:
             raise ValueError(f"observation of shape {tuple(x.shape)} does not fit the space {self.space}")
@@ -172,23 +172,23 @@ class FlattenObs(OneHot):
             )
         return spaces.flatten_space(super().output_space(input_space))
 
-    def __call__(self, data: Any) -> Any:
+    def __call__(self, data: Tree) -> Any:
         parts = list(leaves(super().__call__(data)))
         if len(parts) == 1:
             return parts[0]
         return torch.cat(parts, -1) if isinstance(parts[0], torch.Tensor) else np.concatenate(parts, -1)
 
 
-def _one_hot(x: Any, num_dims: int, parts: npt.NDArray[Any], values: npt.NDArray[Any]) -> Any:
+def _one_hot(x: Array, num_dims: int, parts: npt.NDArray[Any], values: npt.NDArray[Any]) -> Any:
     flat = _rows(x, num_dims)
     return as_dtype(flat[..., beside(parts, x)] == beside(values, x), np.float32)
 
 
-def _flat(x: Any, num_dims: int) -> Any:
+def _flat(x: Array, num_dims: int) -> Any:
     return as_dtype(_rows(x, num_dims), np.float32)
 
 
-def _rows(x: Any, num_dims: int) -> Any:
+def _rows(x: Array, num_dims: int) -> Any:
     """Return `x` with its last `num_dims` dimensions as one."""
     return x.reshape(*x.shape[: x.ndim - num_dims], -1) if num_dims else x[..., None]
 
@@ -207,7 +207,7 @@ class ClipObs(LeafConnector):
         low, high = (np.clip(bound, self.low, self.high) for bound in (space.low, space.high))
         return spaces.Box(low, high, dtype=space.dtype.type), self._clip
 
-    def _clip(self, x: Any) -> Any:
+    def _clip(self, x: Array) -> Any:
         return x.clamp(self.low, self.high) if isinstance(x, torch.Tensor) else np.clip(x, self.low, self.high)
 
 
@@ -266,7 +266,7 @@ class Resize(LeafConnector):
         return spaces.Box(low, high, dtype=space.dtype.type), transform
 
 
-def _luminance(x: Any, axis: int) -> Any:
+def _luminance(x: Array, axis: int) -> Any:
     red, green, blue = (x[..., i] if axis == -1 else x[..., i, :, :] for i in range(3))
     if x.dtype in (np.uint8, torch.uint8):  # in whole numbers: the same for any number of rows
         red, green, blue = (as_dtype(part, np.int32) for part in (red, green, blue))
@@ -283,7 +283,7 @@ def _area_weights(size: int, new_size: int) -> npt.NDArray[np.float32]:
     return (overlaps / overlaps.sum(1, keepdims=True)).astype(np.float32)
 
 
-def _resized(x: Any, rows: npt.NDArray[Any], columns: npt.NDArray[Any], channels_last: bool) -> Any:
+def _resized(x: Array, rows: npt.NDArray[Any], columns: npt.NDArray[Any], channels_last: bool) -> Any:
     images = as_dtype(move_axis(x, -1, -3) if channels_last else x, np.float32)
     out = beside(rows, x) @ images @ beside(columns, x)  # one product for each image, whatever stands beside it
     if isinstance(x, torch.Tensor):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -14,7 +13,7 @@ from lockstep.diagnosis.glimpse import Glimpse
 from lockstep.diagnosis.records import Returns, RunRecords
 from lockstep.envs.check import LARGE_SCALE, SMALL_SCALE
 from lockstep.options.checks import check_number
-from lockstep.options.schedules import Schedule
+from lockstep.options.schedules import Schedule, ScheduleLike
 from lockstep.state.markup import number_text
 
 LOSSES = ("loss", "norm", "q_mean", "entropy", "td_error_mean")
@@ -245,7 +244,7 @@ class RunExamination:
             evidence += f"; only the first {starts:,} steps (replay.learning_starts) were random"
         return RunFinding("no_exploration", "No exploration", 0.95, evidence, advice)
 
-    def _is_off(self, value: Any) -> bool:
+    def _is_off(self, value: ScheduleLike | str | None) -> bool:
         """Return whether an amount of exploration is as good as 0 in nine of ten steps that are not random anyway."""
         if isinstance(value, str) or value is None:
             return False  # a function of the user's

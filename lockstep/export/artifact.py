@@ -9,13 +9,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Protocol, get_args
+from typing import Any, Protocol, cast, get_args
 
 from gymnasium import spaces
 from gymnasium.spaces import Space
 
 from lockstep.connectors import ModuleConnectors
 from lockstep.data.spaces import describe_space
+from lockstep.data.trees import Tree
 from lockstep.envs import VectorBoundary
 from lockstep.export.exported import CARD, CHECKPOINT, EVALUATED, ExportedPolicy, sha256_of, signed_part
 from lockstep.export.formats import FILES, Format, versions_of, write
@@ -90,7 +91,7 @@ def export_policies(
         for name, part in parts.items():
             folder = temporary / name if in_folders else temporary
             folder.mkdir(exist_ok=True)
-            _write(part, folder, origin, file_format, draws=not deterministic)
+            _write(part, folder, origin, cast(Format, file_format), draws=not deterministic)
         if save is not None:
             with suppress(ValueError):  # options that cannot be saved: a function without a name, say
                 save(temporary / CHECKPOINT)
@@ -100,7 +101,7 @@ def export_policies(
     return target
 
 
-def _write(part: ExportablePart, folder: Path, origin: Origin, file_format: Any, draws: bool) -> None:
+def _write(part: ExportablePart, folder: Path, origin: Origin, file_format: Format, draws: bool) -> None:
     """Write the files of one artefact, and prove them."""
     graph = ActingGraph(part.module, part.connectors, part.observation_space, part.action_space, draws=draws)
     file = folder / FILES[file_format]
@@ -157,7 +158,7 @@ def _drawn(dist_class: type[Distribution], static: Mapping[str, Any]) -> list[li
     )
 
 
-def _as_lists(space: Space[Any], tree: Any) -> Any:
+def _as_lists(space: Space[Any], tree: Tree) -> Any:
     """Return the tree of names in JSON: a Dict as an object, a Tuple as a list."""
     if isinstance(space, spaces.Dict):
         return {key: _as_lists(part, tree[key]) for key, part in space.spaces.items()}

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.data.indices import Indices
+from lockstep.data.trees import Tree
 from lockstep.export.formats import FILES, read
 from lockstep.export.graph import NOISE, REWARD, STATE_IN, STATE_OUT, ExportError
 from lockstep.state.trust import HOW_TO_TRUST, SIGNATURE, UntrustedError, has_word, is_signature
@@ -46,7 +48,7 @@ class ExportedPolicy:
         self._state: dict[str, np.ndarray] | None = None
         self.rng = np.random.default_rng()
 
-    def reset(self, rows: Any = None) -> None:
+    def reset(self, rows: Indices = None) -> None:
         """Begin episodes in these rows (an index or several); None: in all, whose number may be another then."""
         if rows is None:
             self._state = None
@@ -55,7 +57,7 @@ class ExportedPolicy:
                 self._state[name][rows] = initial
 
     def compute_actions(
-        self, observations: Any, rewards: np.ndarray | None = None, noise: np.ndarray | None = None
+        self, observations: Tree, rewards: np.ndarray | None = None, noise: np.ndarray | None = None
     ) -> Any:
         """Return the environment's actions `[B, ...]`, built like the action space.
 
@@ -71,7 +73,7 @@ class ExportedPolicy:
         drawn = [getattr(self.rng, kind)(size=(number, size)) for kind, size in self.card["noise"]]
         return np.concatenate(drawn, axis=1).astype(np.float32)
 
-    def inputs_of(self, observations: Any, rewards: np.ndarray | None, noise: np.ndarray | None) -> dict[str, Any]:
+    def inputs_of(self, observations: Tree, rewards: np.ndarray | None, noise: np.ndarray | None) -> dict[str, Any]:
         """Return all inputs of the next call by name, with what is remembered of each row."""
         inputs = {port["name"]: _leaf(observations, port) for port in self.card["observation"]}
         number = len(next(iter(inputs.values())))
@@ -170,7 +172,7 @@ def sha256_of(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _leaf(observations: Any, port: Mapping[str, Any]) -> np.ndarray:
+def _leaf(observations: Tree, port: Mapping[str, Any]) -> np.ndarray:
     """Return one input `[B, ...]` from observations. `ValueError` for what the policy would refuse too."""
     low, high = port.get("low", -np.inf), port.get("high", np.inf)
     try:
@@ -204,7 +206,7 @@ def _leaves(tree: object) -> Iterator[object]:
         yield tree
 
 
-def _built(tree: Any, found: Mapping[str, np.ndarray]) -> Any:
+def _built(tree: Tree, found: Mapping[str, np.ndarray]) -> Any:
     if isinstance(tree, Mapping):
         return {key: _built(part, found) for key, part in tree.items()}
     return tuple(_built(part, found) for part in tree) if isinstance(tree, list) else found[tree]

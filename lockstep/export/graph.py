@@ -17,7 +17,7 @@ from gymnasium.vector.utils import batch_space
 from torch import Tensor, nn
 
 from lockstep.connectors import Connector, ModuleConnectors
-from lockstep.data.trees import map_tree
+from lockstep.data.trees import Tree, map_tree
 from lockstep.modules import RLModule
 from lockstep.ops.arrays import torch_dtype
 
@@ -306,8 +306,8 @@ def _start_value(leaf: np.ndarray) -> Any:
     return leaf.tolist() if leaf.any() else 0
 
 
-def _tensors_only(data: Any) -> Any:
-    def checked(leaf: Any) -> Any:
+def _tensors_only(data: Tree) -> Any:
+    def checked(leaf: object) -> Any:
         if not isinstance(leaf, Tensor):
             raise TypeError(f"it gives a {type(leaf).__name__} for a tensor")
         return leaf
@@ -315,7 +315,7 @@ def _tensors_only(data: Any) -> Any:
     return map_tree(checked, data)
 
 
-def _at(tree: Any, path: Sequence[str | int]) -> Tensor:
+def _at(tree: Tree, path: Sequence[str | int]) -> Tensor:
     for key in path:
         tree = tree[key]
     leaf: Tensor = tree

@@ -14,7 +14,7 @@ from gymnasium.spaces import Space
 from gymnasium.vector.utils import batch_space
 
 from lockstep.data.actions import from_space
-from lockstep.data.trees import leaves, map_tree
+from lockstep.data.trees import Tree, leaves, map_tree
 from lockstep.envs import VectorBoundary
 from lockstep.export.exported import ExportedPolicy
 from lockstep.export.graph import ActingGraph, ExportError
@@ -43,13 +43,15 @@ class Acting(Protocol):
     is_stateful: bool
     rng: np.random.Generator
 
-    def compute_actions(self, obs: Any, state: Any, explore: bool | None, rewards: Any) -> Any:
+    def compute_actions(
+        self, obs: Tree, state: Mapping[str, np.ndarray] | None, explore: bool | None, rewards: np.ndarray | None
+    ) -> Any:
         """Return actions, and the state after them where there is one."""
 
     def get_initial_state(self, num_rows: int) -> dict[str, np.ndarray]:
         """Return the state where episodes begin."""
 
-    def reset(self, env_index: Any = None) -> None:
+    def reset(self, env_index: np.ndarray | None = None) -> None:
         """Begin episodes in these rows."""
 
 
@@ -102,7 +104,7 @@ class Proof:
                 obs, begins, rewards = frames.send(actions)
                 begins = begins | differing
 
-    def step(self, obs: Any, rewards: np.ndarray | None) -> tuple[Any, np.ndarray]:
+    def step(self, obs: Tree, rewards: np.ndarray | None) -> tuple[Any, np.ndarray]:
         """Return the policy's actions `[B, ...]`, and the rows `[B]` whose memories may differ from here on."""
         noise = None
         if self.graph.draws:  # both sides draw the same numbers
@@ -131,7 +133,7 @@ class Proof:
             for name, leaf in self.policy.get_initial_state(1).items():
                 self._state[name][begins] = leaf
 
-    def judge(self, inputs: Mapping[str, Any], expected: Any, actions: Any, rows: np.ndarray) -> None:
+    def judge(self, inputs: Mapping[str, Any], expected: Tree, actions: Tree, rows: np.ndarray) -> None:
         """Count rows that differ by float32's rounding alone. `ExportError` for all others.
 
         The same graph in float64 decides: two choices whose exact scores are nearer to each other than the policy's own
@@ -157,7 +159,7 @@ class Proof:
         self.found.ties += int((rows & ties).sum())
 
     @torch.no_grad()
-    def _exactly(self, inputs: Mapping[str, Any], expected: Any, actions: Any) -> tuple[np.ndarray, list[np.ndarray]]:
+    def _exactly(self, inputs: Mapping[str, Any], expected: Tree, actions: Tree) -> tuple[np.ndarray, list[np.ndarray]]:
         """Return the rows `[B]` in which both sides' actions are as likely, and what the graph gives in float64."""
         if self._exact is None:
             self._exact = self.graph.in_float64()
@@ -183,7 +185,7 @@ class Proof:
         rounding = (ROUNDING * largest).clamp(min=2 * OWN_ERRORS * self._own_score_error)
         return ((first - second).abs() <= rounding).numpy(), outputs
 
-    def _mismatch(self, expected: Any, actions: Any, rows: np.ndarray) -> ExportError:
+    def _mismatch(self, expected: Tree, actions: Tree, rows: np.ndarray) -> ExportError:
         row = int(np.flatnonzero(rows)[0])
         theirs, ours = (map_tree(lambda leaf: np.asarray(leaf)[row].tolist(), each) for each in (actions, expected))
         return ExportError(
@@ -194,7 +196,7 @@ class Proof:
         )
 
 
-def _pairs(expected: Any, actions: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _pairs(expected: Tree, actions: Tree) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     for a, b in zip(leaves(expected), leaves(actions), strict=True):
         a, b = np.asarray(a), np.asarray(b)
         if a.shape != b.shape:
@@ -202,7 +204,7 @@ def _pairs(expected: Any, actions: Any) -> Iterator[tuple[np.ndarray, np.ndarray
         yield a, b
 
 
-def _differing(expected: Any, actions: Any) -> np.ndarray:
+def _differing(expected: Tree, actions: Tree) -> np.ndarray:
     """Return the rows `[B]` in which the two sides differ."""
     rows: list[np.ndarray] = []
     for a, b in _pairs(expected, actions):

@@ -12,6 +12,7 @@ import torch
 
 from lockstep.connectors import ModuleConnectors
 from lockstep.learner.config import FrameworkSection, TrainingSection
+from lockstep.learner.inputs import WhoLearns
 from lockstep.modules import MultiRLModule, RLModule
 from lockstep.options.section import Section
 from lockstep.state.names import name_of
@@ -178,7 +179,7 @@ def _split_path(state: State, path: str) -> tuple[str, str]:
     return head, rest
 
 
-def state_of(value: Any) -> Any:
+def state_of(value: object) -> Any:
     """Return a copy of what is registered as state: a tensor, an array, a number, or what has `get_state`."""
     if isinstance(value, torch.Tensor):
         return value.detach().cpu().clone()
@@ -187,7 +188,7 @@ def state_of(value: Any) -> Any:
     return value.get_state() if hasattr(value, "get_state") else copy.deepcopy(value)
 
 
-def restored(present: Any, saved: Any) -> Any:
+def restored(present: object, saved: object) -> Any:
     """Return `present`, registered state, as it was `saved`: changed in place where it can be."""
     if isinstance(present, torch.Tensor):
         with torch.no_grad():
@@ -201,7 +202,7 @@ def restored(present: Any, saved: Any) -> Any:
     return present
 
 
-def policies_state(policies: Any) -> Any:
+def policies_state(policies: WhoLearns) -> Any:
     """Return `policies_to_train` as plain data; a function by its name."""
     if callable(policies):
         return {"function": getattr(policies, "__qualname__", type(policies).__name__)}

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, Unpack
 
+from lockstep.data.agent_steps import AgentID
 from lockstep.modules import (
     DEFAULT_MODULE_ID,
     DefaultActorCriticModule,
@@ -331,7 +332,7 @@ class AgentMapping(Mapping[Any, str]):
             return self._modules[str(agent)]
         raise KeyError(f"agent {agent!r} has no policy: multi_agent.policy_mapping_fn names {list(self._modules)}")
 
-    def __getitem__(self, agent: Any) -> str:
+    def __getitem__(self, agent: AgentID) -> str:
         return self._modules[agent]
 
     def __iter__(self) -> Iterator[Any]:
@@ -381,7 +382,7 @@ class MultiAgentSection(Section[ConfigT]):
         """Set options; return the configuration."""
         return self.change(options)
 
-    def prepare(self, name: str, value: Any) -> Any:
+    def prepare(self, name: str, value: object) -> Any:
         """Bring `policies` into one form; a dict that maps agents becomes a function."""
         if name == "policy_mapping_fn":
             return mapping_in_one_form(value)
@@ -393,7 +394,7 @@ class MultiAgentSection(Section[ConfigT]):
             check_policies_to_train(allowed)
 
 
-def mapping_in_one_form(mapping: Any) -> Any:
+def mapping_in_one_form(mapping: object) -> Any:
     """Return `multi_agent(policy_mapping_fn=)` with an `AgentMapping` in the place of a dict.
 
     `TypeError` for what is no mapping, nor a schedule of some.
@@ -438,7 +439,7 @@ def takes_batch(function: Callable[..., Any]) -> bool:
     raise TypeError(f"policies_to_train{signature} must take (module_id), or (module_id, batch)")
 
 
-def policies_in_one_form(policies: Any) -> Policies | None:
+def policies_in_one_form(policies: object) -> Policies | None:
     """Return `multi_agent(policies=...)` as a list of ids, or a dict id -> `RLModuleSpec` or None.
 
     A dict of a spec's fields becomes the spec. Raises `TypeError` for something else, `ValueError` for ids that cannot
@@ -457,7 +458,7 @@ def policies_in_one_form(policies: Any) -> Policies | None:
     return sorted(policies) if isinstance(policies, set | frozenset) else list(policies)
 
 
-def checked_spec(module_id: str, spec: Any) -> RLModuleSpec | None:
+def checked_spec(module_id: str, spec: object) -> RLModuleSpec | None:
     """Return the spec of one module, of which a dict may have the fields; `TypeError` for something else."""
     if spec is None or isinstance(spec, RLModuleSpec):
         return spec

@@ -11,6 +11,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from lockstep.connectors import ModuleConnectors
@@ -157,7 +158,7 @@ class Learner(Generic[Training]):
         self.gradient_watch = GradientWatch()
         self._state = LearnerState(self)
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         if "compute_loss_for_module" in vars(cls) and "loss_has_kernel" not in vars(cls):
             cls.loss_has_kernel = False
@@ -693,7 +694,7 @@ class Learner(Generic[Training]):
         """Return the loss (0-d): the one method that an algorithm must write. Means go through `masked_mean`."""
         raise TypeError(f"{type(self).__name__} has no loss; override compute_loss_for_module")
 
-    def fused_loss(self, module_id: str, config: Any, batch: TensorColumns, fwd_out: Outputs) -> Tensor | None:
+    def fused_loss(self, module_id: str, config: Training, batch: TensorColumns, fwd_out: Outputs) -> Tensor | None:
         """Return what `compute_loss_for_module` returns, and log what it logs, from a kernel; None where it cannot.
 
         Asked in `compute_losses` only, where `loss_has_kernel`; `framework(fused_losses=False)` switches it off.
@@ -1237,7 +1238,7 @@ class Learner(Generic[Training]):
 
     # -- the rest ---
 
-    def apply(self, func: Callable[..., T], *args: Any) -> T:
+    def apply(self, func: Callable[..., T], *args: object) -> T:
         """Return `func(learner, *args)`: what a group calls on each of its learners."""
         return func(self, *args)
 
@@ -1245,7 +1246,9 @@ class Learner(Generic[Training]):
         """Let go of what only an update needs; a later update makes it anew."""
         self.reset_compiled()
 
-    def _get_tensor_variable(self, value: Any, dtype: torch.dtype | None = None, trainable: bool = False) -> Tensor:
+    def _get_tensor_variable(
+        self, value: ArrayLike | Tensor, dtype: torch.dtype | None = None, trainable: bool = False
+    ) -> Tensor:
         """Return `value` as a tensor on the learner's device: floats in float32 unless `dtype` says otherwise.
 
         Whole numbers and bools keep their kind. `trainable=True` gives an `nn.Parameter`, to be handed to

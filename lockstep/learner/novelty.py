@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import torch
 from gymnasium.spaces import Space
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lockstep.data.actions import ACTION_MASK, without_mask
 from lockstep.data.columns import Columns
+from lockstep.data.trees import Tree
 from lockstep.learner.many.reduction import Reducer
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.modules import Encoder, ModelConfig
@@ -39,7 +40,7 @@ class RandomNetworkDistillation(nn.Module):
         self.target.requires_grad_(False)
         self.target_head.requires_grad_(False)
 
-    def forward(self, obs: Any) -> Tensor:
+    def forward(self, obs: Tree) -> Tensor:
         """Return the mean squared error `[...]` of observations `[..., *shape]`."""
         seen, dtype = without_mask(obs) if self.is_masked else obs, self.head.weight.dtype
         return (self.head(self.predictor(seen, dtype)) - self.target_head(self.target(seen, dtype))).square().mean(-1)
@@ -57,7 +58,7 @@ class IntrinsicReward:
         self.moments = RunningMoments()
 
     @torch.no_grad()
-    def __call__(self, next_obs: Any, counted: Tensor, reducer: Reducer) -> Tensor:
+    def __call__(self, next_obs: Tree, counted: Tensor, reducer: Reducer) -> Tensor:
         """Return the rewards `[...]` of observations that were led to, and take them into the statistics.
 
         `counted`: bool `[N]`, which of the rows are this learner's own.
@@ -91,7 +92,9 @@ class IntrinsicReward:
         self.moments.set_state(state["moments"])
 
 
-def make_intrinsic_reward(kind: Any, observation_space: Space[Any], coeff: float, seed: int) -> IntrinsicReward:
+def make_intrinsic_reward(
+    kind: Literal["rnd"] | Callable[[Space[Any]], nn.Module], observation_space: Space[Any], coeff: float, seed: int
+) -> IntrinsicReward:
     """Make the reward of one module, whose initial weights depend on `seed` alone.
 
     `kind`: "rnd", or a function of the observation space that returns a network.

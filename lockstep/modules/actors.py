@@ -17,9 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from gymnasium import spaces
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from lockstep.data.trees import map_tree
+from lockstep.data.trees import Tree, map_tree
 from lockstep.modules.defaults.action_critics import DefaultSACModule, DefaultTD3Module
 from lockstep.modules.defaults.action_values import DefaultQModule, DistributionalQModule
 from lockstep.modules.defaults.actor_critic import VALUE_STATE, DefaultActorCriticModule, RecurrentActorCriticModule
@@ -122,13 +123,13 @@ class Pipeline(Protocol):
 
     is_identity: bool
 
-    def __call__(self, data: Any) -> Any: ...
+    def __call__(self, data: Tree) -> Any: ...
 
 
 class Actor(Protocol):
     """Picks actions for a batch of observations."""
 
-    def act(self, obs: Any, noise: Noise | None = None) -> np.ndarray:
+    def act(self, obs: Tree, noise: Noise | None = None) -> np.ndarray:
         """Return actions `[B, ...]` for raw observations `[B, ...]`, as the distribution has them.
 
         `ActionDist.to_env` turns them into the environment's. `noise` `[B, D]` from `draw_noise` explores; None takes
@@ -184,11 +185,11 @@ class _OnDevice:
         actions = dist.sample_with_noise(self._to_tensor(noise)) if is_drawn else dist.mode()
         return actions.cpu().numpy()
 
-    def _to_tensor(self, array: Any) -> Tensor:
+    def _to_tensor(self, array: ArrayLike | None) -> Tensor:
         array = np.asarray(array)
         return torch.from_numpy(array if array.flags.writeable else array.copy()).to(self._device)
 
-    def _of_weights(self, array: Any) -> Tensor:
+    def _of_weights(self, array: ArrayLike) -> Tensor:
         """Return observations as a tensor, floats in the dtype of the weights: so does the learner hand them in."""
         tensor = self._to_tensor(array)
         return tensor.to(self._dtype) if tensor.is_floating_point() and self._dtype is not None else tensor
@@ -203,7 +204,7 @@ class TorchActor(_OnDevice):
         super().__init__(module, obs_pipeline)
 
     @torch.inference_mode()
-    def act(self, obs: Any, noise: Noise | None = None) -> np.ndarray:
+    def act(self, obs: Tree, noise: Noise | None = None) -> np.ndarray:
         if self._pipeline is not None:
             obs = self._pipeline(obs)
         return self._pick(self._forward({"obs": map_tree(self._of_weights, obs)}, noise), noise)
@@ -217,13 +218,13 @@ class RecurrentActor(_OnDevice):
         initial = self.module.get_initial_state()
         return {name: np.repeat(leaf.detach().cpu().numpy()[None], num_rows, axis=0) for name, leaf in initial.items()}
 
-    def act(self, obs: Any, noise: Noise | None = None) -> np.ndarray:
+    def act(self, obs: Tree, noise: Noise | None = None) -> np.ndarray:
         """Refuse with a `TypeError`: nobody would carry the state on."""
         raise TypeError(f"{type(self.module).__name__} remembers from step to step; use act_with_state")
 
     @torch.inference_mode()
     def act_with_state(
-        self, obs: Any, noise: Noise | None, state: Mapping[str, np.ndarray]
+        self, obs: Tree, noise: Noise | None, state: Mapping[str, np.ndarray]
     ) -> tuple[np.ndarray, State]:
         """Return actions `[B, ...]` for raw observations `[B, ...]`, as `Actor.act` does, and the state after them.
 
@@ -440,7 +441,7 @@ class NumpyRecurrentActor(RecurrentActor):
         return self._plain.places.have_changed()
 
     def act_with_state(
-        self, obs: Any, noise: Noise | None, state: Mapping[str, np.ndarray]
+        self, obs: Tree, noise: Noise | None, state: Mapping[str, np.ndarray]
     ) -> tuple[np.ndarray, State]:
         """Return actions and the state after them; see `RecurrentActor.act_with_state`."""
         plain = self._plain

@@ -61,7 +61,7 @@ class RLModuleSection(Section[ConfigT]):
             return True
         return None if spec.module_class else False
 
-    def prepare(self, name: str, value: Any) -> Any:
+    def prepare(self, name: str, value: object) -> Any:
         """Take of a whole configuration that stands for overrides the training options that differ from defaults."""
         if name != "algorithm_config_overrides_per_module" or not isinstance(value, Mapping):
             return value

@@ -17,7 +17,7 @@ from gymnasium.spaces import Space
 from gymnasium.vector.utils import batch_space
 from torch import Tensor, nn
 
-from lockstep.data.trees import map_tree
+from lockstep.data.trees import Tree, map_tree
 from lockstep.modules.layers import Network, initialise, is_watched, make_activation, make_mlp, run_networks
 from lockstep.modules.model_config import ModelConfig
 from lockstep.options.checks import is_whole
@@ -228,7 +228,7 @@ class JoinedFeatures(Features):
         self.parts = nn.ModuleList(parts.values())
         self.output_size = sum(part.output_size for part in parts.values())
 
-    def forward(self, obs: Any) -> Tensor:
+    def forward(self, obs: Tree) -> Tensor:
         try:
             leaves = [obs[key] for key in self.keys]
         except (KeyError, IndexError, TypeError) as error:
@@ -255,15 +255,15 @@ class OwnFeatures(Features):
         if not isinstance(network, nn.Module):
             raise TypeError(f"model_config.encoder={name} must make a torch nn.Module, not {type(network).__name__}")
         size = getattr(network, "output_size", None)
-        if not is_whole(size) or int(size) < 1:  # type: ignore[arg-type]
+        if not is_whole(size) or int(size) < 1:
             raise ValueError(
                 f"model_config.encoder={name} has output_size={size!r}; set self.output_size to the number of its "
                 "features, a whole number of at least 1"
             )
-        self.network, self.output_size = network, int(size)  # type: ignore[arg-type]
+        self.network, self.output_size = network, int(size)
         self._check_output(name)
 
-    def forward(self, obs: Any) -> Tensor:
+    def forward(self, obs: Tree) -> Tensor:
         weight = next(self.network.parameters(), None)
         features: Tensor = self.network(_as_numbers(self.space, obs, torch.float32 if weight is None else weight.dtype))
         return features
@@ -297,7 +297,7 @@ def _encoder_error(name: str, when: str, space: Space[Any], error: Exception) ->
     )
 
 
-def _as_numbers(space: Space[Any], obs: Any, dtype: torch.dtype) -> Any:
+def _as_numbers(space: Space[Any], obs: Tree, dtype: torch.dtype) -> Any:
     """Return observations with what is no choice in `dtype`."""
     if isinstance(space, spaces.Dict):
         return {key: _as_numbers(part, obs[key], dtype) for key, part in space.spaces.items()}
@@ -371,15 +371,15 @@ class Encoder(nn.Module):
         self.features_are_shared = True
         return self.features
 
-    def forward(self, obs: Any, dtype: torch.dtype) -> Tensor:
+    def forward(self, obs: Tree, dtype: torch.dtype) -> Tensor:
         """Return the features, computed in `dtype`, that of the weights."""
         return run_networks(self._rest(obs, dtype))[0]
 
-    def with_head(self, obs: Any, dtype: torch.dtype, head: nn.Module) -> Network:
+    def with_head(self, obs: Tree, dtype: torch.dtype, head: nn.Module) -> Network:
         """Return `head(encoder(obs))` as one network for `run_networks`. Hooks are called all the same."""
         return (self(obs, dtype), (head,)) if is_watched(self) else self._rest(obs, dtype, head)
 
-    def _rest(self, obs: Any, dtype: torch.dtype, *head: nn.Module) -> Network:
+    def _rest(self, obs: Tree, dtype: torch.dtype, *head: nn.Module) -> Network:
         """Return the features of the space, and the layers that they still have to go through."""
         features, mlp = self.features(obs).to(dtype), self.mlp
         if self.features_are_shared:

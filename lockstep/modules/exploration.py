@@ -17,6 +17,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from lockstep.data.trees import Tree
 from lockstep.modules.action_dist import ActionDist
 from lockstep.modules.layers import StateDependentHead, weight_noise
 from lockstep.modules.rl_module import RLModule
@@ -156,7 +157,7 @@ class AddedNoise(Exploration):
         own, added = np.split(noise, [self.action_dist.noise_size], axis=-1)
         return np.concatenate([own, self.noise.advance(added, state, begins, generators)], axis=-1)
 
-    def act(self, act: Callable[..., Any], obs: Any, noise: Noise | None, *state: Any) -> Any:
+    def act(self, act: Callable[..., Any], obs: Tree, noise: Noise | None, *state: Mapping[str, np.ndarray]) -> Any:
         """Return what `act(obs, noise, *state)` gives, with the noise added to its actions, within [-1, 1]."""
         if noise is None:
             return act(obs, None, *state)
@@ -180,7 +181,7 @@ class NoisyWeights(Exploration):
         """Draw `[*leading_shape, noise_size]` standard normal numbers."""
         return rng.standard_normal((*leading_shape, self.noise_size), np.float32)
 
-    def act(self, act: Callable[..., Any], obs: Any, noise: Noise | None, *state: Any) -> Any:
+    def act(self, act: Callable[..., Any], obs: Tree, noise: Noise | None, *state: Mapping[str, np.ndarray]) -> Any:
         """Return what `act(obs, None, *state)` gives with this noise in the weights; None: without."""
         if noise is None:
             return act(obs, None, *state)

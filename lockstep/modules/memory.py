@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from lockstep.data.trees import leaves, map_tree
+from lockstep.data.trees import Tree, leaves, map_tree
 from lockstep.modules.encoders import Encoder
 from lockstep.modules.model_config import AttentionConfig, ModelConfig
 
@@ -243,7 +243,7 @@ class MemoryEncoder(nn.Module):
         return self.memory.initial_state()
 
     def forward(
-        self, obs: Any, dtype: torch.dtype, state: Mapping[str, Tensor] | None = None, lengths: Tensor | None = None
+        self, obs: Tree, dtype: torch.dtype, state: Mapping[str, Tensor] | None = None, lengths: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """Return features, computed in `dtype`, and the state after the last row.
 

@@ -268,4 +268,4 @@ def _encoder_named(name: str) -> Any:
 
 
 def _is_count(value: object) -> bool:
-    return is_whole(value) and value >= 1  # type: ignore[operator]
+    return is_whole(value) and value >= 1

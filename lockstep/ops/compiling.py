@@ -8,12 +8,12 @@ from typing import Any
 import numba
 
 
-def compiled(function: Callable[..., Any], fastmath: Any = False) -> Any:
+def compiled(function: Callable[..., Any], fastmath: bool | set[str] = False) -> Any:
     """Compile on first call, keep the machine code on disk where some cache folder can be written.
 
     `fastmath`: what numba's option of that name takes; by default sums are taken in the order they are written in.
     """
-    options = {"nogil": True, "error_model": "numpy", "fastmath": fastmath}
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": fastmath}
     try:
         return numba.njit(cache=True, **options)(function)
     except RuntimeError:  # numba found no folder to cache in (read-only installation without a home)

@@ -9,15 +9,17 @@ The families ask `can_fuse_ppo` and `can_fuse_q`; `framework(fused_losses=False)
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from lockstep.ops.autograd import GradientContext
 from lockstep.ops.distributions import Categorical, DiagGaussian, Distribution
 
 Rows = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -128,15 +130,20 @@ def load_ppo_kernel(distribution: type[Distribution], size: int, dtype: torch.dt
         ppo_loss(distribution, inputs, row, (actions, row, row, row), coefficients=(zero, 0.5, zero))
 
 
+PpoSettings = tuple[np.ndarray, float, np.ndarray, float, float, bool]
+"""Clip parameter (0-d), coefficients of the value loss and of the entropy (0-d), dual clip and clip of values (0: no
+clip), whether advantages are normalised."""
+
+
 class _PpoLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: GradientContext,
         inputs: Tensor,
         values: Tensor,
         distribution: type[Distribution],
-        rows: Any,
-        settings: Any,
+        rows: Sequence[Tensor],
+        settings: PpoSettings,
         others: Others | None,
     ) -> tuple[Tensor, Tensor]:
         kernels = _kernels()
@@ -158,7 +165,7 @@ class _PpoLoss(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: GradientContext, gradient: Tensor, _: Tensor) -> tuple[Any, ...]:
         of_inputs, of_values = ctx.saved_tensors
         return of_inputs * gradient, of_values * gradient, None, None, None, None
 
@@ -211,7 +218,7 @@ def load_q_kernel(num_actions: int, dtype: torch.dtype) -> None:
 class _QLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, values: Tensor, columns: tuple[Tensor, ...], gamma: float, delta: float
+        ctx: GradientContext, values: Tensor, columns: tuple[Tensor, ...], gamma: float, delta: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         kernels = _kernels()
         # Views of one head, expanded numbers: a kernel is compiled for rows that lie one after another.
@@ -224,6 +231,6 @@ class _QLoss(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: GradientContext, gradient: Tensor, *_: Tensor) -> tuple[Any, ...]:
         (of_values,) = ctx.saved_tensors
         return of_values * gradient, None, None, None

@@ -5,13 +5,14 @@ are distributions of returns: on fixed atoms (C51), and as quantiles (QR-DQN, IQ
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from lockstep.ops.autograd import GradientContext
 from lockstep.ops.distributions import Distribution
 
 
@@ -210,7 +211,7 @@ class _QuantileHuber(torch.autograd.Function):
     """Loss and gradient from one look at all pairs `[N, K, M]`; autograd would keep and read eight such arrays."""
 
     @staticmethod
-    def forward(ctx: Any, quantiles: Tensor, targets: Tensor, levels: Tensor, kappa: float) -> Tensor:
+    def forward(ctx: GradientContext, quantiles: Tensor, targets: Tensor, levels: Tensor, kappa: float) -> Tensor:
         errors = targets.unsqueeze(-2) - quantiles.unsqueeze(-1)
         weights = (levels.unsqueeze(-1) - (errors < 0).to(errors.dtype)).abs()
         if kappa > 0.0:
@@ -225,7 +226,7 @@ class _QuantileHuber(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: GradientContext, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         (slopes,) = ctx.saved_tensors
         return -gradient.unsqueeze(-1) * slopes, None, None, None
 
@@ -251,7 +252,7 @@ class _MixtureHuber(torch.autograd.Function):
     """Loss and gradient from sums over the targets below, near under, near above and above each quantile."""
 
     @staticmethod
-    def forward(ctx: Any, quantiles: Tensor, targets: Tensor, kappa: float) -> Tensor:
+    def forward(ctx: GradientContext, quantiles: Tensor, targets: Tensor, kappa: float) -> Tensor:
         num_critics, num = len(quantiles), quantiles.shape[-1]
         levels = (torch.arange(num, dtype=quantiles.dtype, device=quantiles.device) + 0.5) / num
         levels = levels.repeat(num_critics)
@@ -278,6 +279,6 @@ class _MixtureHuber(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: GradientContext, gradient: Tensor) -> tuple[Tensor, None, None]:
         (slopes,) = ctx.saved_tensors
         return -gradient.unsqueeze(-1) * slopes, None, None

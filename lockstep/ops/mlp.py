@@ -10,12 +10,14 @@ of weights that stand still is left out. Results are those of the plain layers u
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+from lockstep.ops.autograd import GradientContext
 
 ACTIVATIONS = ("tanh", "relu")
 
@@ -66,10 +68,21 @@ def _split(tensors: Sequence[Tensor], depths: Sequence[int]) -> list[Layers]:
     return networks
 
 
+class _MlpsContext(GradientContext, Protocol):
+    depths: Sequence[int]
+    activation: str
+    activate_last: bool
+
+
 class _Mlps(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, depths: Sequence[int], activation: str, activate_last: bool, *parameters: Tensor
+        ctx: _MlpsContext,
+        x: Tensor,
+        depths: Sequence[int],
+        activation: str,
+        activate_last: bool,
+        *parameters: Tensor,
     ) -> tuple[Tensor, ...]:
         outputs = [_forward(x, *layers, activation, activate_last) for layers in _split(parameters, depths)]
         ctx.depths, ctx.activation, ctx.activate_last = depths, activation, activate_last
@@ -77,7 +90,7 @@ class _Mlps(torch.autograd.Function):
         return tuple(layers[-1] for layers in outputs)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: _MlpsContext, *gradients: Tensor) -> tuple[Any, ...]:
         x, *saved = ctx.saved_tensors
         num_parameters = 2 * sum(ctx.depths)
         networks, outputs = _split(saved[:num_parameters], ctx.depths), saved[num_parameters:]
@@ -123,7 +136,7 @@ def _backward(
 
 
 def _differentiable_backward(
-    ctx: Any, x: Tensor, networks: Sequence[Layers], gradients: Sequence[Tensor]
+    ctx: _MlpsContext, x: Tensor, networks: Sequence[Layers], gradients: Sequence[Tensor]
 ) -> tuple[Any, ...]:
     """Run the layers once more, one by one, so that the gradient can be differentiated (`create_graph=True`)."""
     activate = torch.tanh if ctx.activation == "tanh" else torch.relu
@@ -183,9 +196,13 @@ def _batched_forward(
     return out + biases[-1].squeeze(2), hidden
 
 
+class _BatchedMlpContext(GradientContext, Protocol):
+    half: bool
+
+
 class _BatchedMlp(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, half: bool, *parameters: Tensor) -> Tensor:
+    def forward(ctx: _BatchedMlpContext, x: Tensor, half: bool, *parameters: Tensor) -> Tensor:
         depth = len(parameters) // 2
         out, hidden = _batched_forward(x, parameters[:depth], parameters[depth:], half)
         ctx.half = half
@@ -193,7 +210,7 @@ class _BatchedMlp(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: _BatchedMlpContext, gradient: Tensor) -> tuple[Any, ...]:
         depth = len(ctx.saved_tensors) // 3
         x, *rest = ctx.saved_tensors
         if torch.is_grad_enabled():

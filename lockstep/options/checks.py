@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, requires
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 import numpy as np
 
@@ -45,12 +45,12 @@ class Limits:
         return f", {' and '.join(said)}" if said else ""
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Return whether `value` is an int or a float, Python's or NumPy's, and not True or False."""
     return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
 
 
-def is_whole(value: object) -> bool:
+def is_whole(value: object) -> TypeGuard[int]:
     """Return whether `value` is a whole number, Python's or NumPy's, and not True or False."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
@@ -88,7 +88,7 @@ def misspelt_method(thing: object, prefixes: tuple[str, ...], elsewhere: Mapping
     return None
 
 
-def check_whole(name: str, value: Any, least: int, *, optional: bool = False) -> Any:
+def check_whole(name: str, value: object, least: int, *, optional: bool = False) -> Any:
     """Return `value` as Python's int; `ValueError` unless it is whole and at least `least` (or None if `optional`)."""
     if optional and value is None:
         return None
@@ -98,12 +98,12 @@ def check_whole(name: str, value: Any, least: int, *, optional: bool = False) ->
     return int(value)
 
 
-def check_wholes(**values: Any) -> list[int]:
+def check_wholes(**values: object) -> list[int]:
     """Return the values as Python's ints; `ValueError` unless each is a whole number of at least 1."""
     return [check_whole(name, value, 1) for name, value in values.items()]
 
 
-def check_number(name: str, value: Any, *, optional: bool = False, **limits: float) -> None:
+def check_number(name: str, value: object, *, optional: bool = False, **limits: float) -> None:
     """Raise `ValueError` unless `value` is a finite number within `limits` (`ge`, `gt`, ...), or None if `optional`."""
     bounds = Limits(finite=True, **limits)
     if not (optional and value is None) and not (is_number(value) and bounds.allow(value)):

@@ -125,7 +125,7 @@ class Schedule:
             return values[after - 1]
         return float((values[after] - values[after - 1]) / (end - begin) * (t - begin) + values[after - 1])
 
-    def _check_finite(self, value: Any, t: int) -> float:
+    def _check_finite(self, value: object, t: int) -> float:
         if not is_number(value) or not math.isfinite(value):
             raise ValueError(f"{self.name} must be a finite number at every step; at step {t} it is {value!r}")
         return float(value)
@@ -161,7 +161,7 @@ class Schedule:
 # -- values of any kind ---
 
 
-def stages_of(name: str, value: Any) -> list[tuple[int, Any]]:
+def stages_of(name: str, value: object) -> list[tuple[int, Any]]:
     """Return `[[0, v0], [step1, v1], ...]` as pairs; anything else is one value from step 0 on.
 
     `ValueError` with `name` for steps that are no whole numbers, do not rise, or do not begin with 0.
@@ -174,10 +174,10 @@ def stages_of(name: str, value: Any) -> list[tuple[int, Any]]:
     return [(int(step), part) for step, part in value]
 
 
-def value_at(step: int, value: Any) -> Any:
+def value_at(step: int, value: object) -> Any:
     """Return the value in force at an environment step, of what `stages_of` takes."""
     return [part for first, part in stages_of("stages", value) if first <= step][-1]
 
 
-def _is_stage(part: Any) -> bool:
+def _is_stage(part: object) -> bool:
     return isinstance(part, list | tuple) and len(part) == 2 and is_whole(part[0])

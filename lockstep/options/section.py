@@ -154,7 +154,7 @@ def _check(name: str, value: object, hint: object, limits: Limits) -> None:
         raise kind(f"{name}={value!r} is not allowed; it must be {_spoken(hint, limits)}")
 
 
-def _are_allowed(name: str, value: Any, hint: object, limits: Limits) -> bool:
+def _are_allowed(name: str, value: object, hint: object, limits: Limits) -> bool:
     """Return whether the limits allow the number that `value` is, or the values of its points or of a dict."""
     if is_number(value):
         return limits.allow(value)

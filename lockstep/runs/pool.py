@@ -42,7 +42,7 @@ class PoolWorker:
         """Whether the pool asked its tasks to stop, or its process has died."""
         return self._stop.is_set() or os.getppid() != self._parent
 
-    def send(self, message: Any) -> None:
+    def send(self, message: object) -> None:
         """Send a message to `Task.messages`. Nothing happens if the pool's process has died."""
         with suppress(OSError):
             self._channel.send((False, message))
@@ -78,7 +78,7 @@ class Task:
         """What the function raised, or a `ProcessKilledError`. None for a task that succeeded or is not done."""
         self._value: Any = None
 
-    def finish(self, value: Any, error: BaseException | None) -> None:
+    def finish(self, value: object, error: BaseException | None) -> None:
         """Take the outcome of the call."""
         self._value = value
         self.error = error
@@ -165,7 +165,7 @@ class ProcessPool:
         """Whether a task is running or will run."""
         return bool(self._waiting) or any(process.task is not None for process in self._processes)
 
-    def submit(self, function: Callable[..., Any], *arguments: Any) -> Task:
+    def submit(self, function: Callable[..., Any], *arguments: object) -> Task:
         """Have `function(*arguments, worker)` called as soon as a process is free.
 
         Raises:

@@ -16,7 +16,7 @@ import linecache
 import re
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from lockstep.state.old_names import OLD_NAMES
 
@@ -26,7 +26,7 @@ SCRIPT_MODULES = ("__main__", "__mp_main__")
 """Names of the running script as a module; the second is the one in processes that `multiprocessing` spawns."""
 
 
-def import_path(option: str, value: Any) -> str:
+def import_path(option: str, value: object) -> str:
     """Return the name of a class or function that is the value of an option.
 
     Raises:
@@ -34,7 +34,7 @@ def import_path(option: str, value: Any) -> str:
     """
     name = getattr(value, "__qualname__", "")
     if name and "<" not in name and getattr(value, "__module__", ""):
-        return name_of(value)
+        return name_of(cast("Callable[..., Any]", value))
     if "<lambda>" in name:
         why = "a lambda has no name; use points [[0, v0], [t1, v1], ...] for a schedule, or a function with a name"
     elif "<locals>" in name:

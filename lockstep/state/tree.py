@@ -22,6 +22,9 @@ from lockstep.state.sizes import bytes_of, check_holds
 
 Array: TypeAlias = np.ndarray | torch.Tensor
 
+JsonValue: TypeAlias = Any
+"""What `json.loads` returns: None, bool, int, float, str, and lists and dicts (with text as keys) of these."""
+
 StateTree: TypeAlias = dict[str, Any]
 """Nested state: dicts (text or int keys), lists and tuples over None, bool, int, float, str, numpy scalars, numpy
 arrays and torch tensors."""
@@ -209,7 +212,7 @@ def _encode_dict(value: Mapping[Any, Any], where: str, arrays: dict[str, Array])
     return {"$dict": [[key if type(key) is str else {"$int": hex(key)}, item] for key, item in items]}
 
 
-def decode(value: Any, arrays: Mapping[str, Array]) -> Any:
+def decode(value: JsonValue, arrays: Mapping[str, Array]) -> Any:
     """Return the value that `encode` was given.
 
     Raises:

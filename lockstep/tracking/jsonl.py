@@ -157,7 +157,7 @@ class JsonlLogger(BaseLogger):
         self.truncate_to(offset + len(note))
         self._restored_to = offset
 
-    def record_save(self, epoch: int, env_step: int, gradient_step: int, path: Any) -> None:
+    def record_save(self, epoch: int, env_step: int, gradient_step: int, path: object) -> None:
         kept, self._kept_save = self._kept_save, None
         if kept != (epoch, env_step, gradient_step):
             super().record_save(epoch, env_step, gradient_step, path)

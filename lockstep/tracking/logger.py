@@ -154,7 +154,7 @@ class BaseLogger(ABC):
 
     # For subclasses
 
-    def record_save(self, epoch: int, env_step: int, gradient_step: int, path: Any) -> None:
+    def record_save(self, epoch: int, env_step: int, gradient_step: int, path: object) -> None:
         """Record the counters and the path of a checkpoint that was written (scope `save/`)."""
         self.check_guard()
         counters = {"save/epoch": epoch, "save/env_step": env_step, "save/gradient_step": gradient_step}
@@ -265,7 +265,7 @@ class MultiLogger(BaseLogger):
         for logger, saved in zip(self.loggers, state["loggers"]):
             logger.set_state(saved)
 
-    def record_save(self, epoch: int, env_step: int, gradient_step: int, path: Any) -> None:
+    def record_save(self, epoch: int, env_step: int, gradient_step: int, path: object) -> None:
         for logger in self.loggers:
             logger.record_save(epoch, env_step, gradient_step, path)
 

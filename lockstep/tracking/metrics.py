@@ -121,7 +121,7 @@ class Metrics:
     def log_value(
         self,
         key: str | Key,
-        value: Any,
+        value: object,
         reduce: str = "mean",
         window: int | None = None,
         ema_coeff: float | None = None,
@@ -430,7 +430,7 @@ def _key_of(key: str | Key) -> Key:
     return parts
 
 
-def _numbers(key: Key, value: Any) -> Any:
+def _numbers(key: Key, value: object) -> Any:
     """Return a value as a float, an array or a detached tensor. `TypeError` for what is no number."""
     if isinstance(value, Tensor):
         return value.detach()

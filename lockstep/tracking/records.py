@@ -49,7 +49,7 @@ def leaves(options: Mapping[str, Any], prefix: str = "", *, value_key: str = "")
             yield f"{prefix}{name}", value
 
 
-def _loggable(value: Any, key: str) -> Any:
+def _loggable(value: object, key: str) -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, torch.Tensor):
@@ -139,7 +139,7 @@ def _weights(records: Sequence[Mapping[str, Any]], group: str, name: str) -> np.
     return np.array(weights, np.float64) if known and sum(weights) > 0 else None
 
 
-def to_strict_json(value: Any) -> Any:
+def to_strict_json(value: object) -> Any:
     """Return `value` with NaN and infinities as the texts "NaN", "Infinity", "-Infinity", which strict JSON can
     hold.
     """
@@ -154,7 +154,7 @@ def to_strict_json(value: Any) -> Any:
     return str(value) if isinstance(value, os.PathLike) else value
 
 
-def from_strict_json(value: Any) -> Any:
+def from_strict_json(value: object) -> Any:
     """Return the inverse of `to_strict_json` for what JSON can hold."""
     if isinstance(value, str):
         return _NON_FINITE.get(value, value)
@@ -165,7 +165,7 @@ def from_strict_json(value: Any) -> Any:
     return value
 
 
-def write_json(path: str | os.PathLike[str], value: Any) -> None:
+def write_json(path: str | os.PathLike[str], value: object) -> None:
     """Write one JSON file at once: a reader sees the old content or the new, never a part.
 
     Raises `TypeError`: `value` holds something that JSON cannot. `OSError`: as the system says it; the old content

@@ -27,7 +27,7 @@ def asdict(stats: Any) -> dict[str, Any]:
     return {item.name: _json_value(getattr(stats, item.name)) for item in fields(stats)}
 
 
-def _json_value(value: Any, of_stats: Callable[[Any], Any] = asdict) -> Any:
+def _json_value(value: object, of_stats: Callable[[Any], Any] = asdict) -> Any:
     if is_dataclass(value):
         return of_stats(value)
     if isinstance(value, np.ndarray | np.generic):
@@ -201,7 +201,7 @@ def returns_and_lens(ended: Sequence[tuple[float, int]]) -> tuple[Any, Any]:
     return returns, lens
 
 
-def _summary_or_number(state: Any) -> Any:
+def _summary_or_number(state: Mapping[str, Any] | float) -> Any:
     return SequenceSummaryStats.from_state(state) if isinstance(state, Mapping) else float(state)
 
 

@@ -111,7 +111,7 @@ class TensorboardLogger(BaseLogger):
             elif length < file.stat().st_size:
                 os.truncate(file, length)
 
-    def record_save(self, epoch: int, env_step: int, gradient_step: int, path: Any) -> None:
+    def record_save(self, epoch: int, env_step: int, gradient_step: int, path: object) -> None:
         """Record the counters as text too: scalars are float32, which holds no large number exactly."""
         super().record_save(epoch, env_step, gradient_step, path)
         self._open().add_text(_COUNTERS, json.dumps([epoch, env_step, gradient_step]), global_step=env_step)

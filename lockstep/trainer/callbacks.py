@@ -77,7 +77,7 @@ class TrainerView:
             return copy.deepcopy(value)
         return MappingProxyType(value) if isinstance(value, dict) else value
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a callback observes the run and cannot set trainer.{name}")
 
 
@@ -182,7 +182,7 @@ class Callback(EnvironmentCallback):
         """Handle a checkpoint from which the trainer has been restored."""
 
 
-def tell(callbacks: Sequence[Callback], event: str, *args: Any) -> None:
+def tell(callbacks: Sequence[Callback], event: str, *args: object) -> None:
     """Call a method of each callback; what one raises goes on, with a note that names it."""
     for callback in callbacks:
         try:

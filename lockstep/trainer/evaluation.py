@@ -239,12 +239,12 @@ class Evaluator:
             self.policy.set_checkpoint_folders(found, trust=trust, file=file)
 
 
-def _numbers_in(result: Any) -> dict[str, float]:
+def _numbers_in(result: object) -> dict[str, float]:
     """Return the metrics that a custom evaluation function returned, its score among them.
 
     Raises `TypeError` for something else than numbers, `ValueError` for a dict without a score.
     """
-    metrics = dict(result) if isinstance(result, Mapping) else {"score": result}
+    metrics: dict[Any, Any] = dict(result) if isinstance(result, Mapping) else {"score": result}
     words = f"custom_evaluation_function returned {result!r}"
     if "score" not in metrics:
         raise ValueError(f'{words}; a dict needs a "score", which is compared for the best policy')

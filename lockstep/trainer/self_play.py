@@ -11,6 +11,8 @@ from zlib import crc32
 
 import numpy as np
 
+from lockstep.data.agent_steps import AgentID
+from lockstep.data.multi_agent_episode import MultiAgentEpisode
 from lockstep.modules import DEFAULT_MODULE_ID
 from lockstep.options.checks import check_choice, check_flags, check_number, check_whole, check_wholes
 from lockstep.tracking.statistics import CollectStats
@@ -35,7 +37,7 @@ class Opponents:
     """how often each of the pool is drawn; together 1"""
     seed: int
 
-    def __call__(self, agent: Any, episode: Any) -> str:
+    def __call__(self, agent: AgentID, episode: MultiAgentEpisode) -> str:
         """Return the module of an agent."""
         begin, number = re.fullmatch(r"(.*?)(\d*)", episode.id_, re.DOTALL).groups()  # type: ignore[union-attr]
         seat = (crc32(begin.encode()) + int(number or 0)) % len(self.agents)

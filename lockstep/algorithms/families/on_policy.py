@@ -22,6 +22,7 @@ from lockstep.learner.sequences import SequenceRows, evaluate_sequences
 from lockstep.modules import RLModule
 from lockstep.modules.action_dist import ActionDist
 from lockstep.ops import gae, vtrace
+from lockstep.ops.arrays import Array
 from lockstep.ops.device_returns import gae_of_tensors
 from lockstep.ops.fused_losses import Others, can_fuse_ppo, load_ppo_kernel, moments, ppo_loss
 from lockstep.options.schedules import ScheduleLike
@@ -328,7 +329,7 @@ class OnPolicyLearner(Learner[Training]):
         return self.to_tensor(advantages.reshape(-1)), self.to_tensor(targets.reshape(-1))
 
     def _log_explained_variance(
-        self, module_id: str, trajectories: Trajectories | TensorRollout, values: Any, targets: Any
+        self, module_id: str, trajectories: Trajectories | TensorRollout, values: Array, targets: Array
     ) -> None:
         """Report the share of the value targets' variance that the values `[T, B]` explain, over all transitions."""
         if isinstance(trajectories, TensorRollout) and trajectories.share.number > 1:

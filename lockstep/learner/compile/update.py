@@ -26,6 +26,7 @@ from lockstep.learner.compile.cache import OPTIONS, CodeToCome, CompiledCode
 from lockstep.learner.compile.recorded import NotRecordedError, record
 from lockstep.learner.minibatches import TensorColumns, take_minibatch
 from lockstep.learner.optimizers import NO_AVG, NO_AVG_SQ, RegisteredOptimizer
+from lockstep.learner.protocols import SteppedLearner
 from lockstep.learner.targets import TargetNetwork
 from lockstep.state.streams import global_generator
 from lockstep.tracking.metrics import Key
@@ -60,7 +61,7 @@ class Step:
 class CompiledUpdate:
     """Compiled gradient steps of one learner, one for each combination of shapes. `base`: the class `Learner`."""
 
-    def __init__(self, learner: Any, base: type) -> None:
+    def __init__(self, learner: SteppedLearner, base: type) -> None:
         self.learner, self._base = learner, base
         self._steps: dict[Any, Step | None] = {}
         self._rates: dict[str, _Rates] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Hashable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from lockstep.learner.device.rollout_update import DeviceUpdate
 from lockstep.learner.inputs import errors_of_rows
 from lockstep.learner.metrics import Results
 from lockstep.learner.minibatches import TensorColumns, UpdateOptions
+from lockstep.learner.protocols import SteppedLearner
 from lockstep.learner.targets import TargetNetwork
 from lockstep.ops.graphs import Captured
 from lockstep.tracking.metrics import Metrics
@@ -71,7 +72,7 @@ class ReplayUpdate(DeviceUpdate):
     again at each launch.
     """
 
-    def __init__(self, learner: Any) -> None:
+    def __init__(self, learner: SteppedLearner) -> None:
         super().__init__(learner)
         self.graphs: dict[Hashable, Captured[Outcome]] = {}
         """by what they depend on"""

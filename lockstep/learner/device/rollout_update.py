@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.connectors import NormalizeObs
 from lockstep.data.tensor_rollout import TensorRollout
+from lockstep.data.trajectories import Trajectories
 from lockstep.learner.many.sharding import Agreement
 from lockstep.learner.metrics import FirstValues, Results
 from lockstep.learner.minibatches import TensorColumns, UpdateOptions, take_minibatch
 from lockstep.learner.optimizers import ALL_MODULES
+from lockstep.learner.protocols import SteppedLearner
 from lockstep.ops import RunningMoments
 from lockstep.ops.graphs import Captured
 from lockstep.tracking.metrics import Metrics
@@ -33,7 +36,7 @@ class DeviceUpdate:
     the learner. Passes that `should_stop_passes` ends are computed and leave everything as it was.
     """
 
-    def __init__(self, learner: Any) -> None:
+    def __init__(self, learner: SteppedLearner) -> None:
         self.learner = learner
         self._rates: dict[str, Tensor] = {}
         """0-d learning rates by optimizer"""
@@ -79,7 +82,8 @@ class DeviceUpdate:
         if seen is not None:
             mean, squares = seen.cpu().numpy()
             moments = RunningMoments.of(rollout.size * rollout.num_envs, mean, squares)
-            connectors.obs.connectors[0].take_in(self.learner.reducer.moments(moments))
+            normalizer = cast(NormalizeObs, connectors.obs.connectors[0])
+            normalizer.take_in(self.learner.reducer.moments(moments))
         return results
 
     # -- what updates from rollouts and from replay buffers share ---
@@ -192,7 +196,8 @@ class DeviceUpdate:
             self._hold.zero_()
             for entry in learner.optimizers if may_stop else ():
                 entry.hold = self._hold
-            columns = {module_id: learner.prepare_batch(rollout, module_id=module_id)}
+            trajectories = cast(Trajectories, rollout)  # of tensors, with the same columns
+            columns = {module_id: learner.prepare_batch(trajectories, module_id=module_id)}
             rows = torch.arange(num_rows, device=learner.device)
             for _ in range(options.num_epochs):
                 if options.shuffle_batch_per_epoch and size < num_rows:
@@ -209,7 +214,7 @@ class DeviceUpdate:
                 if not options.shuffle_batch_per_epoch:  # what was left out comes first in the next pass
                     rows = rows.roll(-(num_rows // size * size))
                 if may_stop:
-                    torch.maximum(self._hold, learner.should_stop_passes(), out=self._hold)
+                    torch.maximum(self._hold, cast(Tensor, learner.should_stop_passes()), out=self._hold)
                     held.append(self._hold.clone())
             seen = moments_of(rollout.obs) if learner.connectors[module_id].obs.has_statistics else None
         return metrics, self.num_bad(), torch.stack(held) if held else None, seen

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from torch import Tensor
 from lockstep.data.trees import Tree
 from lockstep.learner.many.shared_memory import SharedMemory, share_memory
 from lockstep.ops import RunningMoments, explained_variance
+from lockstep.ops.autograd import GradientContext
 from lockstep.state.tree import Array, decode, encode, parse_tensor_file, tensor_file_chunks
 
 distributed: Any = torch.distributed  # its stores and process groups are not in torch's type hints
@@ -37,11 +38,11 @@ class _SumOverLearners(torch.autograd.Function):
     """Gives the sum over all learners. The gradient goes to the own part only: gradients are summed afterwards."""
 
     @staticmethod
-    def forward(ctx: Any, local: Tensor, total: Tensor) -> Tensor:
+    def forward(ctx: GradientContext, local: Tensor, total: Tensor) -> Tensor:
         return total.clone()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: GradientContext, *gradients: Tensor) -> tuple[Tensor, None]:
         return gradients[0], None
 
 
@@ -54,16 +55,20 @@ def _sums_and_sizes(values: Sequence[Tensor], mask: Tensor | None) -> tuple[Tens
     return sums, mask.sum().to(sums.dtype).expand(len(values))
 
 
+class _JointSumContext(GradientContext, Protocol):
+    reducer: Reducer
+
+
 class _JointSum(torch.autograd.Function):
     """Gives the sum over all learners; so is its gradient, as each of them goes on with the whole sum."""
 
     @staticmethod
-    def forward(ctx: Any, local: Tensor, reducer: Reducer) -> Tensor:
+    def forward(ctx: _JointSumContext, local: Tensor, reducer: Reducer) -> Tensor:
         ctx.reducer = reducer
         return reducer.sum_(local.clone())
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: _JointSumContext, *gradients: Tensor) -> tuple[Tensor, None]:
         return ctx.reducer.sum_(gradients[0].clone(memory_format=torch.contiguous_format)), None
 
 

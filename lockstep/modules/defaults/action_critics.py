@@ -12,6 +12,7 @@ from gymnasium.spaces import Space
 from torch import Tensor, nn
 
 from lockstep.data.actions import ACTION_MASK, without_mask
+from lockstep.data.trees import Tree
 from lockstep.modules.action_dist import ActionDist
 from lockstep.modules.defaults.actor_critic import trained
 from lockstep.modules.defaults.transition_module import Remembered, TransitionModule
@@ -72,7 +73,7 @@ class ActionCritics(nn.Module):
         return {"critic_features": self.features} if isinstance(self.features, MemoryEncoder) else {}
 
     def forward(
-        self, obs: Any, actions: Tensor | None = None, *, frozen: bool = False, first_only: bool = False
+        self, obs: Tree, actions: Tensor | None = None, *, frozen: bool = False, first_only: bool = False
     ) -> Tensor:
         """Return values `[K, N]` of actions `[N, A]` of a Box, or `[K, N, A]` of all actions of a Discrete space.
 
@@ -94,7 +95,7 @@ class ActionCritics(nn.Module):
             return values.squeeze(-1) if self.num_outputs == 1 else values
         return mask_logits(values, obs[ACTION_MASK]) if self.is_masked else values
 
-    def inputs_of(self, obs: Any, actions: Tensor | None = None, *, frozen: bool = False) -> Tensor:
+    def inputs_of(self, obs: Tree, actions: Tensor | None = None, *, frozen: bool = False) -> Tensor:
         """Return what the networks read, `[N, I]`: the features of observations and, for a Box, the actions `[N, A]`.
 
         Args:
