@@ -1,4 +1,4 @@
-"""Write the tables of committed results into the pages: `python docs/tables.py`.
+"""Write the tables of committed results, and of what works on a device, into the pages: `python docs/tables.py`.
 
 A table stands between `<!-- NAME:begin -->` and `<!-- NAME:end -->`.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import re
 import statistics
+from collections.abc import Callable, Mapping
+from inspect import getdoc, getmodule
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +70,72 @@ def gpu_rows(name: str) -> list[dict[str, Any]]:
     """Return the rows of a part of `benchmarks/gpu/measure.py`."""
     rows: list[dict[str, Any]] = json.loads((RESULTS / f"gpu_{name}.json").read_text(encoding="utf-8"))["rows"]
     return rows
+
+
+ON_DEVICE: dict[str, dict[str, Any]] = {
+    "default options": {},
+    "a learning rate on a schedule": {"training.lr": [[0, 1e-3], [10_000, 1e-4]]},
+    "a KL limit that stops passes": {"training.target_kl": 0.01},
+    "`environment(normalize_observations=True)`": {"environment.normalize_observations": True},
+    "`environment(normalize_rewards=True)`": {"environment.normalize_rewards": True},
+    "`environment(frame_stack=4)`": {"environment.frame_stack": 4},
+    "a network with a memory": {"rl_module.model_config": {"recurrent": "gru"}},
+    "Ornstein-Uhlenbeck noise": {"env_runners.exploration": "ou"},
+    "gSDE": {"env_runners.exploration": "gsde"},
+    "noisy weights": {"env_runners.exploration": "noisy"},
+    '`training(intrinsic_reward="rnd")`': {"training.intrinsic_reward": "rnd"},
+    '`env_runners(batch_mode="complete_episodes")`': {"env_runners.batch_mode": "complete_episodes"},
+    "`replay(n_step=3)`": {"replay.n_step": 3},
+    "`replay(prioritized=True)`": {"replay.prioritized": True},
+    "`replay(ignore_obs_next=True)`": {"replay.ignore_obs_next": True},
+    '`replay(storage="memmap")`': {"replay.storage": "memmap"},
+    "`framework(compile=True)`": {"framework.compile": True},
+    "`framework(mixed_precision=True)`": {"framework.mixed_precision": True},
+    "several learners": {"learners.num_learners": 2},
+}
+"""Rows of the table of what works on a device: the options that each of them sets."""
+
+
+def device_algorithms() -> dict[str, type[Any]]:
+    """Return the configurations of the algorithms that learn from tensors, by their titles in the table."""
+    from lockstep.algorithms import ALGORITHMS
+
+    found = [config for config in ALGORITHMS if config.learns_from_tensors]
+    return {(getdoc(getmodule(config)) or "").partition(":")[0]: config for config in found}
+
+
+def on_device() -> str:
+    """Return the table of what works on a device, as the configurations decide it."""
+    columns = {title: device_column(config) for title, config in device_algorithms().items()}
+    lines = ["| | " + " | ".join(columns) + " |", "|---|" + "---|" * len(columns)]
+    for row, title in enumerate(ON_DEVICE):
+        lines.append(f"| {title} | " + " | ".join(column[row] for column in columns.values()) + " |")
+    return "\n".join(lines)
+
+
+def device_column(algorithm: type[Any]) -> list[str]:
+    """Return the column of an algorithm, a cell for each row of `ON_DEVICE`."""
+    return [_place_of_steps(algorithm, options) for options in ON_DEVICE.values()]
+
+
+def _place_of_steps(algorithm: type[Any], options: dict[str, Any]) -> str:
+    """Return "yes" where steps stay on the device, "host" where they are copied, "–" where the options are refused."""
+    model = {"hiddens": (4,), "critic_hiddens": (4,), **options.get("rl_module.model_config", {})}
+    # The policy is built with one learner: whether several are asked for matters for the collector only.
+    later = {path: value for path, value in options.items() if path.startswith("learners.")}
+    for env in ("tensor/Pendulum-v1", "tensor/CartPole-v1"):
+        config = algorithm().environment(env)
+        try:
+            for path, value in {**options, "rl_module.model_config": model}.items():
+                if path not in later:
+                    config.set_path(path, value)
+            policy = config.build_policy()
+        except (AttributeError, KeyError, TypeError, ValueError):  # of this environment's actions or of any
+            continue
+        for path, value in later.items():
+            config.set_path(path, value)
+        return "yes" if config.collects_tensors(policy) else "host"
+    return "–"
 
 
 def gpu() -> str:
@@ -146,9 +214,13 @@ TABLES = {
 }
 
 
-def filled(text: str) -> str:
-    """Return a page with its tables as the results are now."""
-    for name, table in TABLES.items():
+FROM_CODE = {"on-device": on_device}
+"""Tables that are no results: they say what the code does."""
+
+
+def filled(text: str, tables: Mapping[str, Callable[[], str]] = TABLES) -> str:
+    """Return a page with its tables as the results, or the code, are now."""
+    for name, table in tables.items():
         place = re.compile(rf"(<!-- {name}:begin -->\n).*?(<!-- {name}:end -->)", re.DOTALL)
         text = place.sub(lambda found, table=table: f"{found[1]}\n{table()}\n\n{found[2]}", text)
     return text
@@ -157,5 +229,6 @@ def filled(text: str) -> str:
 if __name__ == "__main__":
     for page in PAGES:
         path = ROOT / page
-        path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
+        text = filled(path.read_text(encoding="utf-8"), {**TABLES, **FROM_CODE})
+        path.write_text(text, encoding="utf-8")
         print(f"wrote {page}")

@@ -5,6 +5,7 @@ import re
 import tomllib
 
 import pytest
+from parts import one_in
 from test_docs_pages import ROOT
 
 from lockstep import PPOConfig
@@ -12,6 +13,7 @@ from lockstep.recipes import RECIPES
 
 README = (ROOT / "README.md").read_text()
 PAGE = (ROOT / "docs/results.md").read_text()
+GPU = (ROOT / "docs/gpu.md").read_text()
 BEGIN = (ROOT / "docs/getting-started.md").read_text()
 RESULTS = ROOT / "benchmarks/results"
 
@@ -34,6 +36,17 @@ def rows_of(text):
 def test_the_tables_of_the_pages_are_those_of_the_results(page):
     text = (ROOT / page).read_text()
     assert TABLES.filled(text) == text, "results have changed: make pages"
+
+
+@pytest.mark.parametrize("title", one_in(5, TABLES.device_algorithms()))
+def test_the_table_of_the_device_says_what_configurations_decide(title):
+    part = GPU.partition("<!-- on-device:begin -->")[2].partition("<!-- on-device:end -->")[0]
+    head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in rows_of(part)]
+    assert head[1:] == list(TABLES.device_algorithms())
+    assert [row[0] for row in rows] == list(TABLES.ON_DEVICE)
+    column = head.index(title)
+    decided = TABLES.device_column(TABLES.device_algorithms()[title])
+    assert [row[column] for row in rows] == decided, "the code has changed: make pages"
 
 
 @pytest.mark.parametrize(
