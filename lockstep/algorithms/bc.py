@@ -1,4 +1,4 @@
-"""BC: behaviour cloning, the policy that makes given actions most likely (Pomerleau 1991, "Efficient training of
+"""BC: behaviour cloning, which makes given actions most likely (Pomerleau 1991, "Efficient training of
 artificial neural networks for autonomous navigation"; Bain & Sammut 1995).
 
     minimise  -E_data[log pi(a | s)]

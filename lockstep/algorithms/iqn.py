@@ -1,4 +1,4 @@
-"""IQN: the distribution of returns as a function of the quantile's level (Dabney et al. 2018, "Implicit Quantile
+"""IQN: the distribution of returns, at any quantile (Dabney et al. 2018, "Implicit Quantile
 Networks for Distributional Reinforcement Learning", https://arxiv.org/abs/1806.06923).
 
 The network gives the return at any level in [0, 1], which is an input of it. Each gradient step draws new levels, from

@@ -121,9 +121,8 @@ def section_records() -> Records:
     found: Records = {EVERY: dict(common)}
     for kind in ALGORITHMS:
         own = records_of(kind)
-        found[kind.algorithm] = {
-            path: own.get(path) for path in [*own, *(common.keys() - own.keys())] if own.get(path) != common.get(path)
-        }
+        paths = [*own, *(path for path in common if path not in own)]
+        found[kind.algorithm] = {path: own.get(path) for path in paths if own.get(path) != common.get(path)}
     return found
 
 
