@@ -5,6 +5,7 @@ import pytest
 import torch
 from algorithm_tools import BOX, MODULE, THREE, played, transitions
 from gymnasium import spaces
+from parts import one_in
 
 from lockstep import BCConfig, MARWILConfig, SampleBatch
 from lockstep.envs.toys.probes import ObservationActionProbe, ObservationActionProbeContinuous
@@ -137,7 +138,7 @@ def test_marwil_with_beta_0_is_bc_to_the_last_bit():
         torch.testing.assert_close(value, other.module.state_dict()[name], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("probe", [ObservationActionProbe, ObservationActionProbeContinuous])
+@pytest.mark.parametrize("probe", one_in(2, [ObservationActionProbe, ObservationActionProbeContinuous]))
 def test_marwil_finds_the_best_action_in_random_data_where_bc_imitates_chance(probe):
     data, obs = played(probe), np.array(probe.observations, np.float32)
     best = np.array([probe().best_action(row) for row in obs], np.float32)

@@ -5,6 +5,7 @@ import pytest
 import torch
 from algorithm_cases import NAMES, OFF_POLICY, class_of, takes
 from gymnasium import spaces
+from parts import one_in
 
 from lockstep import A2CConfig, DQNConfig, PPOConfig, SACConfig
 from lockstep.data import SampleBatch
@@ -80,7 +81,7 @@ def transitions(cells):
     )
 
 
-@pytest.mark.parametrize("config", [DQNConfig, SACConfig])
+@pytest.mark.parametrize("config", one_in(2, [DQNConfig, SACConfig]))
 def test_transitions_to_new_cells_are_worth_more(config):
     learner = learner_of(config(), intrinsic_reward="rnd", intrinsic_coeff=2.0, lr=1e-2)
     novelty = learner.novelty_of("default_policy")

@@ -15,6 +15,7 @@ from agent_games import (
     TurnGame,
     game_config,
 )
+from parts import fast_if
 from runner_tools import ManyRunners
 
 from lockstep import APPOConfig, DQNConfig, IMPALAConfig, PPOConfig, RLModuleSpec, SACConfig
@@ -225,7 +226,7 @@ def test_weights_of_other_modules_are_refused():
         runner.policy.set_weights(type(weights)(1, weights.flat, sizes={"third": weights.sizes["first"]}))
 
 
-@pytest.mark.parametrize("algorithm", [PPOConfig, DQNConfig])
+@pytest.mark.parametrize("algorithm", fast_if(lambda config: config is DQNConfig, [PPOConfig, DQNConfig]))
 def test_modules_that_come_and_go_and_other_mappings_reach_the_runners(algorithm):
     def run(num_runners):
         trainer = config_of(num_runners, algorithm=algorithm, reporting={"total_steps": 96}).build_trainer()
@@ -270,7 +271,7 @@ def play_oneself(num_runners, algorithm, total_steps=256):
     return config.build_trainer(callbacks=[playing]), playing
 
 
-@pytest.mark.parametrize("algorithm", [PPOConfig, DQNConfig])
+@pytest.mark.parametrize("algorithm", fast_if(lambda config: config is PPOConfig, [PPOConfig, DQNConfig]))
 def test_self_play_over_env_runners_is_that_of_one_process_and_goes_on_in_the_middle(algorithm, tmp_path):
     (here, one), (there, two), (half, _), (again, three) = (play_oneself(n, algorithm) for n in (0, 2, 2, 2))
     history = here.run().history

@@ -38,7 +38,7 @@ def steps_in(path):
 # -- errors ---
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", fast_if("off".__eq__, KINDS))
 def test_the_state_at_an_error_is_kept_apart_and_used_only_where_it_is_asked_for(kind, folder):
     whole = prepare_run(config_of(kind), folder / "whole").finish()
     config = config_of(kind).checkpointing(num_to_keep=1)

@@ -137,7 +137,7 @@ POINTS = {
 }
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", one_in(2, POINTS))
 def test_a_run_goes_on_bit_by_bit_while_an_evaluation_is_under_way(point, in_turn, tmp_path):
     name, env_step, error = POINTS[point]
     config = config_for(total_steps=384).evaluation(evaluation_duration=3, **BESIDE)

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import gymnasium as gym
 import numpy as np
 import pytest
-from parts import fast_if
+from parts import fast_if, one_in
 from scenario_tools import KINDS, Paying, config_of, trainer_of
 from trainer_tools import At, Recorder, by_hand, collected, learned, records_of, without_wall_time
 
@@ -77,7 +77,7 @@ def test_a_run_goes_on_bit_by_bit_from_where_it_ended(kind, point, folder, strai
     assert [stats.epoch for stats in again.history] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("saves", ["own function", "callback"])
+@pytest.mark.parametrize("saves", one_in(2, ["own function", "callback"]))
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_log_that_names_a_full_checkpoint_continues_everything(kind, saves, folder, straight):
     def trainer(name, resume=False, **options):
@@ -405,7 +405,7 @@ def test_a_run_that_fails_at_its_start_raises_that_error_alone(folder):
     assert not hasattr(caught.value, "__notes__")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", fast_if("on".__eq__, KINDS))
 def test_records_held_back_are_the_same_where_a_run_with_a_checkpoint_callback_is_interrupted(kind, folder):
 
     def run(name, *callbacks, go_on_from=None):

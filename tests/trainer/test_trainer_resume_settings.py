@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 from algorithm_cases import WITH_ATOMS
+from parts import fast_if
 from scenario_tools import KINDS, config_of
 from trainer_tools import digest, learned, records_of
 
@@ -44,7 +45,7 @@ def history_of(path):
     return [(e["step"], {name: (c["before"], c["after"]) for name, c in e["changes"].items()}) for e in entries]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", fast_if("off".__eq__, KINDS))
 def test_a_schedule_that_ended_with_the_run_is_stretched_where_it_is_made_longer(kind, folder):
     other = {"entropy_coeff": [[0, 0.1], [10, 0.0]]} if kind == "on" else {"epsilon": [[0, 1.0], [10, 0.1]]}
     first = run_of(folder, kind, training={"lr": [[0, 0.01], [STEPS, 0.0]], **other})
@@ -76,7 +77,7 @@ def test_a_learning_rate_of_0_before_the_last_update_is_a_warning():
         config_of("on").training(lr=[[0, 0.01], [STEPS, 0.0]]).build_trainer()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", fast_if("on".__eq__, KINDS))
 def test_settings_are_in_force_after_the_state_is_restored_and_are_written_into_the_history(kind, folder):
     path = run_of(folder, kind, training={"lr": 0.01, "adam_epsilon": 1e-8}).path
     settings = {"training.lr": 0.002, "training.adam_epsilon": 1e-5}
