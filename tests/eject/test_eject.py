@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
+from parts import fast_if
 
 from lockstep import PPOConfig, SACConfig
 from lockstep.cli import main
@@ -115,7 +116,8 @@ RUNS |= {
     ),
 }
 QUICK = ("ppo other options", "dqn other options", "sac other options")
-"""what the fast suite trains; the others run with `make test-long`"""
+FAST = ("ppo other options", "sac other options")
+"""What the fast suite trains, and DQN in float64, so that each file runs once. `make test-long` runs the others."""
 
 
 FEW = ("ppo Pendulum", "dqn CartPole", "sac Pendulum")
@@ -158,7 +160,7 @@ def check_equal(alone: dict[str, np.ndarray], here: dict[str, np.ndarray], toler
 
 
 CASES = [
-    *(pytest.param(name, "float32", marks=() if name in QUICK else pytest.mark.long) for name in RUNS),
+    *(pytest.param(name, "float32", marks=() if name in FAST else pytest.mark.long) for name in RUNS),
     *(
         pytest.param(name, "float64", marks=pytest.mark.long if name in FEW else pytest.mark.exhaustive)
         for name in RUNS
@@ -172,7 +174,7 @@ def test_the_file_alone_makes_the_bits_of_the_librarys_plain_operations(name, dt
     check_equal(trained_alone(settings, tmp_path), trained_here(settings, plain=True), 0.0)
 
 
-@pytest.mark.parametrize("name", ["ppo CartPole", *(pytest.param(each, marks=pytest.mark.long) for each in FEW)])
+@pytest.mark.parametrize("name", fast_if("dqn CartPole".__eq__, ["ppo CartPole", *FEW]))
 def test_in_float64_it_is_within_1e_12_of_the_librarys_fast_kernels(name, tmp_path):
     """Rounding grows with each gradient step, so there are few of them."""
     epochs = {"training.num_epochs": 2} if name.startswith("ppo") else {}
