@@ -18,7 +18,7 @@ from lockstep.data.columns import Columns
 from lockstep.data.tensor_rollout import TensorRollout
 from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import leaves
-from lockstep.ops.arrays import Constant, limited
+from lockstep.ops.arrays import Array, Constant, limited
 from lockstep.ops.statistics import RunningMoments
 from lockstep.options.checks import check_number
 
@@ -209,8 +209,7 @@ class NormalizeRewards:
         mean.add_(delta * (number / total))
         count.copy_(total)
         factor = 1.0 / (squares / count + self.epsilon).sqrt()
-        scaled = rewards * factor.to(rewards.dtype)
-        return scaled if self.clip is None else scaled.clamp_(-self.clip, self.clip)
+        return self._scaled(rewards, factor.to(rewards.dtype))
 
     def follow_device(self) -> None:
         """Take over the statistics that `of_tensors` has changed; waits for the device."""
@@ -238,8 +237,13 @@ class NormalizeRewards:
     def scale(self, rewards: np.ndarray) -> np.ndarray:
         """Return rewards of any shape, scaled with the statistics as they are."""
         factor = rewards.dtype.type(1.0 / np.sqrt(float(self.moments.var) + self.epsilon))
+        scaled: np.ndarray = self._scaled(rewards, factor)
+        return scaled
+
+    def _scaled(self, rewards: Array, factor: Array) -> Array:
+        """Return rewards times a factor of their own float type, within the bounds; arrays or tensors."""
         scaled = rewards * factor
-        return scaled if self.clip is None else np.clip(scaled, -self.clip, self.clip, out=scaled)
+        return scaled if self.clip is None else scaled.clip(-self.clip, self.clip)
 
     def get_state(self) -> dict[str, Any]:
         """Return the statistics and the running returns."""

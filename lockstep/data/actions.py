@@ -12,7 +12,7 @@ from gymnasium.spaces import Space
 
 from lockstep.data.spaces import describe_space, space_from
 from lockstep.data.trees import Tree, leaves_of_space, map_tree, rows_of
-from lockstep.ops.arrays import Constant, as_dtype, beside, limited, split_columns
+from lockstep.ops.arrays import Array, Constant, as_dtype, beside, limited, split_columns
 
 COMPOSITE = (spaces.Dict, spaces.Tuple)
 """action spaces with parts, nested or not: their actions are trees"""
@@ -43,7 +43,7 @@ def like_space(space: Space[Any], parts: Iterator[Any]) -> Tree:
     return next(parts)
 
 
-def to_space(space: Space[Any], actions: Any) -> Tree:
+def to_space(space: Space[Any], actions: Array) -> Tree:
     """Bring flat actions from 0, `[..., A]` (`[...]` for Discrete), to the shape, dtype and offset of a space.
 
     They are an array or a tensor; of a Dict or Tuple they come as the tree of its parts. No copy where they are the
@@ -62,7 +62,7 @@ def to_space(space: Space[Any], actions: Any) -> Tree:
     return actions
 
 
-def _part_to_space(space: Space[Any], column: Any) -> Any:
+def _part_to_space(space: Space[Any], column: Array) -> Tree:
     if isinstance(space, spaces.Discrete):
         return to_space(space, as_dtype(column[..., 0], space.dtype))
     return to_space(space, column)

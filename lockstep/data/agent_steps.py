@@ -53,7 +53,7 @@ def as_agent_dict(data: AgentDict | bool | None, name: str) -> AgentDict:
     return data
 
 
-def spaces_by_agent(space: Any, name: str) -> dict[AgentID, Any]:
+def spaces_by_agent(space: object, name: str) -> dict[AgentID, Any]:
     """Return agent id -> space of a dict or a Dict space, nothing for None; `TypeError` for another kind."""
     inner = {} if space is None else getattr(space, "spaces", space)
     if not isinstance(inner, Mapping):

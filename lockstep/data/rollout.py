@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, overload
 
 import numpy as np
+import numpy.typing as npt
 from gymnasium import spaces
 
 from lockstep.data.columns import Columns
@@ -139,7 +140,7 @@ class RolloutStore:
         kept = self.states[rows]
         return {name: np.stack([state[name] for state in kept]) for name in (kept[0] if kept else ())}
 
-    def make_actions(self, shape: tuple[int, ...], dtype: Any) -> None:
+    def make_actions(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
         """Make the column of actions, of `shape` each."""
         self.actions = np.empty((self.num_steps, self.num_envs, *shape), dtype)
         self._needs_actions = False

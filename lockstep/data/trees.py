@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
+from types import EllipsisType
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ Tree = Any
 """a leaf, or dicts and tuples of leaves"""
 Leaf = Any
 """a numpy array or a torch tensor"""
+RowIndex = int | slice | list[int] | np.ndarray | torch.Tensor | EllipsisType | tuple[int | slice | np.ndarray, ...]
+"""rows of a leaf: one, a range, some by number or by a mask; `...` means all; a tuple names step and environment"""
 
 
 def map_tree(function: Callable[[Any], Any], tree: Tree) -> Tree:
@@ -280,12 +283,12 @@ def to_torch_leaf(leaf: Leaf) -> Any:
     return torch.from_numpy(leaf if shareable and leaf.dtype.isnative else leaf.astype(leaf.dtype.newbyteorder("=")))
 
 
-def rows_of(tree: Tree, index: Any) -> Tree:
+def rows_of(tree: Tree, index: RowIndex) -> Tree:
     """Return `leaf[index]` of every leaf: one row for an int, views for a slice, copies for a list or a mask."""
     return map_tree(lambda leaf: leaf[index], tree)
 
 
-def write_rows(tree: Tree, index: Any, values: Tree) -> None:
+def write_rows(tree: Tree, index: RowIndex, values: Tree) -> None:
     """Write `values` into these rows of each leaf; `...` means all rows.
 
     Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -57,7 +57,7 @@ class Placed(Sequence[np.ndarray]):
         names = ("indices", "episode_return", "episode_length", "episode_start")
         return f"Placed({', '.join(f'{name}={value}' for name, value in zip(names, self))})"
 
-    def __getitem__(self, position: Any) -> Any:
+    def __getitem__(self, position: SupportsIndex | slice) -> Any:
         return (self.indices, self.episode_return, self.episode_length, self.episode_start)[position]
 
 

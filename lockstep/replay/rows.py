@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from lockstep.data.columns import Columns
@@ -67,7 +68,7 @@ def unpadded(batch: Mapping[str, Any]) -> Mapping[str, Any]:
     return batch
 
 
-def vector_steps_as_rows(column: Any) -> Any:
+def vector_steps_as_rows(column: npt.ArrayLike | torch.Tensor) -> np.ndarray | torch.Tensor:
     """Return [T, B, ...] as [T * B, ...]."""
     column = column if isinstance(column, np.ndarray | torch.Tensor) else np.asarray(column)
     return column.reshape(column.shape[0] * column.shape[1], *column.shape[2:])

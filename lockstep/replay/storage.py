@@ -60,7 +60,7 @@ class Leaf:
     path: str
     array: np.ndarray
 
-    def rows_of(self, value: Any, number: int) -> np.ndarray:
+    def rows_of(self, value: object, number: int) -> np.ndarray:
         """Return `value` as `number` rows of this array, of its dtype; `ValueError` where it does not fit."""
         shape, dtype = (number, *self.array.shape[1:]), self.array.dtype
         if type(value) is np.ndarray and value.shape == shape and value.dtype == dtype:
@@ -418,7 +418,7 @@ def shapes_of_rows(name: str, tree: Tree) -> Tree:
         TypeError: a leaf that holds no numbers; ValueError: one that is a single number.
     """
 
-    def shape(leaf: Any) -> Shape:
+    def shape(leaf: object) -> Shape:
         if not isinstance(leaf, np.ndarray | torch.Tensor):
             leaf = np.asarray(leaf)
         if not is_numeric(leaf):
