@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from algorithm_cases import OFF_POLICY, class_of
 
 from lockstep import AlgorithmConfig, DQNConfig, Learner, MultiRLModuleSpec, RLModuleSpec, get_config
 from lockstep.config.rules import OF_SEVERAL_AGENTS, RULES, Rule, refuse
@@ -19,6 +20,7 @@ OVERRIDES = "rl_module.algorithm_config_overrides_per_module"
 BARE = {"env_runners.add_default_connectors": False}
 WITHOUT_HOOK = "a learner without after_gradient_step"
 ELSEWHERE = {"env_runners.num_env_runners": 1}
+OF_ONE_STEP = next(name for name in OFF_POLICY if not class_of(name).can_sum_rewards)
 
 
 class Misspelt(Callback):
@@ -99,6 +101,7 @@ CASES: list[tuple[str, str, Settings, str]] = [
     ("ppo", "training.train_batch_size", {"training.train_batch_size": 4}, "8 environments of all env runners"),
     (WITHOUT_HOOK, "framework.compile", {"framework.compile": True}, "for dqn: its target network is not compiled"),
     ("dqn", "replay.her", MEMORY | {"replay.her": True}, "does not go with rl_module.model_config.recurrent"),
+    (OF_ONE_STEP, "replay.n_step", {"replay.n_step": 3}, "needs the reward of each step for itself"),
     ("dqn", "replay.sequence_length", {"replay.sequence_length": 90}, "is for a network with memory"),
     ("dqn", "replay.burn_in", {"replay.burn_in": 3}, "is for a network with memory"),
     ("dqn", "replay.capacity", {"replay.capacity": 7}, "env_runners.num_envs_per_env_runner=8"),
