@@ -6,6 +6,7 @@ import os
 import signal
 
 import pytest
+from parts import fast_if
 
 from lockstep.runs.pool import PoolWorker, ProcessKilledError, ProcessPool
 
@@ -20,7 +21,7 @@ def answer(number: int, worker: PoolWorker) -> tuple[int, int]:
     return number, os.getpid()
 
 
-@pytest.mark.parametrize("reuse_processes", [False, True])
+@pytest.mark.parametrize("reuse_processes", fast_if(bool, [False, True]))
 def test_a_killed_process_fails_its_own_task_only(reuse_processes):
     with ProcessPool(1, reuse_processes=reuse_processes) as pool:
         tasks = [pool.submit(answer, number) for number in (1, -2, 3, 400, 5)]
