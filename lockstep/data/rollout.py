@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, overload
+from typing import Any, ClassVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,9 @@ class RolloutStore:
     `num_steps` is the capacity in vector steps; it grows (doubling) where an unknown number is collected. The store
     is empty after `clear()`, which keeps the last observation as the first one of the next rollout.
     """
+
+    takes_logp: ClassVar[bool] = True
+    """Whether `record_logp` may be called."""
 
     def __init__(
         self,
@@ -79,6 +82,11 @@ class RolloutStore:
         if self.all_valid:
             return self.size * self.num_envs
         return int(np.count_nonzero(self.valid[: self.size]))
+
+    @property
+    def buffer(self) -> Any:
+        """The buffer that is learned from: this store, or the replay buffer that a subclass hands its steps on to."""
+        return self
 
     def sampler_versions(self) -> np.ndarray:
         """Return the version [N] of the weights that acted, for each real transition."""
@@ -230,6 +238,18 @@ class RolloutStore:
             self.t_started_later[t][envs] = 0
         ended = np.isin((t - 1) * self.num_envs + envs, np.concatenate([[-1], *self.final_index]))
         self._leave(t, envs[~ended & self.valid[t - 1, envs]])
+
+    def begin_in_mid_episode(self, ended: np.ndarray) -> None:
+        """Take the next steps of episodes whose earlier steps are stored elsewhere; those stored here are left.
+
+        `ended` `[B]`: whether the next row of an environment begins an episode.
+        """
+        self.cut()
+
+    def reset_buffer(self, running: np.ndarray, keep_statistics: bool) -> None:
+        """Empty the buffer. `running` `[B]`: whether an environment has an episode under way, which continues without
+        its beginning."""
+        self.clear()
 
     def restart(self) -> None:
         """Empty the store and begin a new episode in every environment."""

@@ -64,6 +64,10 @@ class TensorRollout:
         columns = (self.obs, self.next_obs, self.actions, self.rewards, self.terminateds, self.cuts)
         return sum(column.nbytes for column in columns)
 
+    def begin_collect(self, weights_seq_no: int) -> None:
+        """Begin a collect in which weights of this version act."""
+        self.weights_seq_no = weights_seq_no
+
     def begin_step(self, t: int, obs: Tensor) -> None:
         """Write what is acted on in the vector step `t`."""
         self.obs[t].copy_(obs)

@@ -91,6 +91,9 @@ class TensorReplay:
         """Transitions that there is room for."""
         return self.num_steps * self.num_envs * self.share.number
 
+    def begin_collect(self, weights_seq_no: int) -> None:
+        """Do nothing: transitions of any weights are remembered alike."""
+
     def begin_step(self, t: int, obs: Tensor) -> None:
         """Write what is acted on in a vector step, over the oldest one. `t`: its place in the collect, of no matter."""
         self._place = self.written % self.num_steps

@@ -33,6 +33,7 @@ class ReadyStepper(VectorStepper):
     """
 
     env: WorkerVectorEnv
+    store: ReplayWriter | None
     rounds_up = False
 
     def __init__(self, policy: ActingLike, env: object, streams: RandomStreams) -> None:
@@ -127,7 +128,7 @@ class ReadyStepper(VectorStepper):
         real = [answer for answer in answers if counting is None or counting[answer.row]]
         self.episodes.returns[lost] = 0.0
         self.episodes.lengths[lost] = 0
-        if isinstance(writer, ReplayWriter):
+        if writer is not None:
             if lost.size:
                 writer.buffer.cut(lost)
             others = [answer for answer in answers if counting is not None and not counting[answer.row]]

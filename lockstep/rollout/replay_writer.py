@@ -29,6 +29,8 @@ class ReplayWriter(RolloutStore):
     with a value that is not finite is not stored at all.
     """
 
+    takes_logp = False
+
     def __init__(
         self,
         buffer: ReplayBuffer,
@@ -51,35 +53,48 @@ class ReplayWriter(RolloutStore):
         """row -> environments with a transition there that does not count"""
         super().__init__(num_steps, num_envs, observation_space, action_space)
         self.keeps_states = keeps_states
-        self.buffer, self.raise_on_nan = buffer, raise_on_nan
+        self._replay = buffer
+        self.raise_on_nan = raise_on_nan
         self.steps_before = 0
         """vector steps of the present collect that were handed on already"""
         self.added = buffer.num_added
         """rows added to the buffer when this last wrote to it"""
 
+    @property
+    def buffer(self) -> ReplayBuffer:
+        """The replay buffer that steps are handed on to."""
+        return self._replay
+
     def begin_collect(self, lengths: np.ndarray) -> None:
         """Begin as `RolloutStore` does; where others wrote to the buffer since, new rows do not follow those in it."""
         super().begin_collect(lengths)
         self.steps_before = 0
-        if self.added != self.buffer.num_added:
+        if self.added != self._replay.num_added:
             self.begin_in_mid_episode(lengths == 0)
 
     def begin_in_mid_episode(self, ended: np.ndarray) -> None:
         """Leave the episodes in the buffer; `ended` [B]: the next row begins an episode."""
         self.leave_out(np.arange(self.num_envs), ended)
 
+    def reset_buffer(self, running: np.ndarray, keep_statistics: bool) -> None:
+        """Empty this store and the replay buffer; see `RolloutStore.reset_buffer`."""
+        self.clear()
+        self._replay.reset(keep_statistics)
+        if not keep_statistics:
+            self._replay.cut(np.flatnonzero(running), goes_on=True)
+
     def leave_out(self, envs: np.ndarray, ended: np.ndarray) -> None:
         """Leave transitions of these environments out; `ended` [n]: with them their episodes ended.
 
         What is stored next does not follow what is stored, and lacks its earlier frames where the episode goes on.
         """
-        self.buffer.cut(envs[ended])
-        self.buffer.cut(envs[~ended], goes_on=True)
+        self._replay.cut(envs[ended])
+        self._replay.cut(envs[~ended], goes_on=True)
 
     def add(self, batch: dict[str, Any], envs: np.ndarray) -> None:
         """Add one transition of each of these environments at once."""
-        self.buffer.add(batch, envs)
-        self.added = self.buffer.num_added
+        self._replay.add(batch, envs)
+        self.added = self._replay.num_added
 
     def end(self, size: int, obs: Tree) -> Tree:
         """Hand the `size` vector steps on, of which `obs` follows the last. Raises `MalformedBufferError`."""
@@ -91,7 +106,7 @@ class ReplayWriter(RolloutStore):
         else:
             self._hand_on()
         self.steps_before += size
-        self.added = self.buffer.num_added
+        self.added = self._replay.num_added
         self._empty()
         return following
 
@@ -99,7 +114,7 @@ class ReplayWriter(RolloutStore):
         finals = {int(index[0]) // self.num_envs: (index, obs) for index, obs in zip(self.final_index, self.final_obs)}
         for t in range(self.size):
             if t in self.lost:
-                self.buffer.cut(self.lost[t])
+                self._replay.cut(self.lost[t])
             following = rows_of(self.obs, t + 1)
             if t in finals:
                 index, final_obs = finals[t]
@@ -112,9 +127,9 @@ class ReplayWriter(RolloutStore):
                 self.leave_out(envs, self.terminateds[t, envs] | self.truncateds[t, envs])
             rows = None if self.all_valid else np.flatnonzero(self.valid[t])
             if rows is None or len(rows) == self.num_envs:
-                self.buffer.add(batch)
+                self._replay.add(batch)
             elif len(rows):
-                self.buffer.add(rows_of(batch, rows), rows)
+                self._replay.add(rows_of(batch, rows), rows)
 
     def _hand_on_whole(self, obs: np.ndarray) -> None:
         """Hand all rows on at once, where each is a transition."""
@@ -124,7 +139,7 @@ class ReplayWriter(RolloutStore):
             rows = following.reshape(-1, *following.shape[2:])
             for index, final_obs in zip(self.final_index, self.final_obs):
                 rows[index] = final_obs
-        self.buffer.add_steps(self._batch(slice(self.size), following))
+        self._replay.add_steps(self._batch(slice(self.size), following))
 
     def _batch(self, t: int | slice, following: Tree) -> dict[str, Any]:
         """Return the transitions of one or several vector steps."""
@@ -157,7 +172,7 @@ class ReplayWriter(RolloutStore):
     def renew_episodes(self, envs: np.ndarray) -> None:
         """Begin new episodes in these environments: nothing in the buffer reaches across."""
         super().renew_episodes(envs)
-        self.buffer.cut(envs)
+        self._replay.cut(envs)
 
     def get_state(self) -> dict[str, Any]:
         """Return how many rows were added to the buffer, which is saved beside the collector."""
@@ -276,24 +291,6 @@ class PieceWriter:
 
     def _num_added(self) -> int:
         return self._buffer.num_added if isinstance(self._buffer, MultiAgentReplayBuffer) else 0
-
-
-def begin_in_mid_episode(ended: np.ndarray, store: RolloutStore | None) -> None:
-    """Make a collector go on in another store, whose own episodes are left; `ended` [B]: a new episode begins."""
-    if isinstance(store, ReplayWriter):
-        store.begin_in_mid_episode(ended)
-    elif store is not None:
-        store.cut()
-
-
-def empty(store: RolloutStore | None, running: np.ndarray, keep_statistics: bool) -> None:
-    """Empty a collector's buffer; `running` [B]: an episode is under way, and goes on without its beginning."""
-    if store is not None:
-        store.clear()
-    if isinstance(store, ReplayWriter):
-        store.buffer.reset(keep_statistics)
-        if not keep_statistics:
-            store.buffer.cut(np.flatnonzero(running), goes_on=True)
 
 
 def take_actions_of(part: Any, buffer: ReplayBuffer) -> None:

@@ -19,9 +19,6 @@ from lockstep.rollout.replay_writer import (
     AgentBuffer,
     Buffer,
     PieceWriter,
-    ReplayWriter,
-    begin_in_mid_episode,
-    empty,
     store_for,
 )
 from lockstep.rollout.schedules import SampleSchedule
@@ -89,7 +86,8 @@ class StoringSteps(Storing):
     @property
     def buffer(self) -> RolloutStore | ReplayBuffer | None:
         """Where steps are stored, a `ReplayBuffer` with one for each environment; None: nowhere."""
-        return self._store.buffer if isinstance(self._store, ReplayWriter) else self._store
+        buffer: RolloutStore | ReplayBuffer | None = None if self._store is None else self._store.buffer
+        return buffer
 
     def set_buffer(self, buffer: Buffer | None) -> None:
         """Store steps in `buffer` from now on. `ValueError` for a buffer that does not fit."""
@@ -103,12 +101,13 @@ class StoringSteps(Storing):
             num_steps=1,
             raise_on_nan=False,  # the runners have looked for NaN
         )
-        if is_other:
-            begin_in_mid_episode(self._ended, self._store)
+        if is_other and self._store is not None:
+            self._store.begin_in_mid_episode(self._ended)
 
     def reset_buffer(self, keep_statistics: bool) -> None:
         """Empty the buffer."""
-        empty(self._store, ~self._ended, keep_statistics)
+        if self._store is not None:
+            self._store.reset_buffer(~self._ended, keep_statistics)
 
     def fit_replay(self, agents: Mapping[str, Sequence[Any]] | None) -> None:
         """Do nothing: the one module of a policy of one agent keeps its replay buffer."""

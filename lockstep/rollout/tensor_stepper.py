@@ -156,8 +156,7 @@ class TensorStepper(Stepper):
     def begin_collect(self, mode: StepMode) -> None:
         super().begin_collect(mode)
         self._num_stored = 0
-        if isinstance(self._buffer, TensorRollout):
-            self._buffer.weights_seq_no = self.policy.weights_seq_no
+        self._buffer.begin_collect(self.policy.weights_seq_no)
 
     def run(self, most: int) -> int:
         """Launch all vector steps of a collect; return how many steps these are."""

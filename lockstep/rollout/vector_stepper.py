@@ -19,7 +19,7 @@ from lockstep.rollout.callbacks import EnvironmentEvents, Episode, EpisodeRecord
 from lockstep.rollout.errors import check_finite
 from lockstep.rollout.protocols import ActingLike, ActingPart, sole_part
 from lockstep.rollout.remembering import Exploring, Memory
-from lockstep.rollout.replay_writer import ReplayWriter, begin_in_mid_episode, empty, store_for
+from lockstep.rollout.replay_writer import store_for
 from lockstep.rollout.stepper import CHUNK, StepMode, Stepper, masks_in
 from lockstep.state.streams import RandomStreams
 
@@ -74,13 +74,14 @@ class VectorStepper(Stepper):
     @property
     def buffer(self) -> RolloutStore | ReplayBuffer | None:
         """Where steps are stored; a `ReplayBuffer` has one sub-buffer for each environment."""
-        return self.store.buffer if isinstance(self.store, ReplayWriter) else self.store
+        buffer: RolloutStore | ReplayBuffer | None = None if self.store is None else self.store.buffer
+        return buffer
 
     def set_buffer(self, buffer: RolloutStore | ReplayBuffer | None, raise_on_nan: bool) -> None:
         is_other = buffer is not self.buffer
         self.store = self._store_for(buffer, raise_on_nan)
-        if is_other and self.episodes.is_begun:
-            begin_in_mid_episode(self.episodes.lengths == 0, self.store)
+        if is_other and self.episodes.is_begun and self.store is not None:
+            self.store.begin_in_mid_episode(self.episodes.lengths == 0)
 
     def _store_for(self, buffer: RolloutStore | ReplayBuffer | None, raise_on_nan: bool) -> RolloutStore | None:
         return store_for(
@@ -94,8 +95,9 @@ class VectorStepper(Stepper):
         )
 
     def empty_buffer(self, keep_statistics: bool) -> None:
-        is_running = (self.episodes.lengths > 0) & self.episodes.is_begun
-        empty(self.store, is_running, keep_statistics)
+        if self.store is not None:
+            is_running = (self.episodes.lengths > 0) & self.episodes.is_begun
+            self.store.reset_buffer(is_running, keep_statistics)
 
     # -- resets ---
 
@@ -165,7 +167,7 @@ class VectorStepper(Stepper):
             step = self.recorder.watched(step, self.episodes.counting)
         if self.memory is not None:
             act, step = self.memory.act, self.memory.watched(step)
-        elif store is not None and not isinstance(store, ReplayWriter):
+        elif store is not None and store.takes_logp:
             if getattr(self.policy, "learns_meanwhile", False):
                 act = self._recording_act(self._part, store)
         return (act, step) if self.exploring is None else (self.exploring.around(act), self.exploring.watched(step))
