@@ -271,7 +271,7 @@ class BaseConfig:
         section.set_options(options)
         return self
 
-    def set_path(self, path: str, value: Any) -> Self:
+    def set_path(self, path: str, value: object) -> Self:
         """Set one option by its path, `"training.lr"` or `"rl_module.model_config.hiddens"`.
 
         The name of a section alone takes a mapping of its options.
@@ -307,7 +307,7 @@ class BaseConfig:
                 f"{type(self).__name__} has no option {name!r}{self._suggest(name, self._all_names())}"
             )
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         self._check_not_frozen()
         for section_name, section in self.sections.items():
             if name in section.__dict__ and not name.startswith("_"):
@@ -346,7 +346,7 @@ class BaseConfig:
         return known[algorithm]()
 
     @classmethod
-    def overrides(cls, **training: Any) -> dict[str, Any]:
+    def overrides(cls, **training: object) -> dict[str, Any]:
         """Return training options for one module, for `rl_module(algorithm_config_overrides_per_module={id: ...})`.
 
         Raises `ValueError` for names and values that the algorithm does not have.
@@ -565,7 +565,7 @@ class BaseConfig:
             self.rl_module.rl_module_spec, MultiRLModule | MultiRLModuleSpec
         )
 
-    def spaces_by_module(self, env: Any = None, spaces: Spaces | None = None) -> dict[str, Spaces]:
+    def spaces_by_module(self, env: object = None, spaces: Spaces | None = None) -> dict[str, Spaces]:
         """Return (observation space, action space) of each module: its spec's, else those of the environment.
 
         The environment is asked only where its spaces are needed. Raises `KeyError` where spaces are given by module
@@ -591,13 +591,13 @@ class BaseConfig:
             by_module[module_id] = (both[0], both[1])
         return by_module
 
-    def policy_spaces(self, env: Any = None, spaces: Spaces | None = None) -> Spaces:
+    def policy_spaces(self, env: object = None, spaces: Spaces | None = None) -> Spaces:
         """Return observation and action space of a policy; of several agents both are dicts by module id."""
         if not self.is_multi_agent:
             return self.find_spaces(env, spaces)
         return by_kind(self.spaces_by_module(env, spaces))
 
-    def with_agents(self, env: Any = None) -> Self:
+    def with_agents(self, env: object = None) -> Self:
         """Return a copy that names policies, where the environment is of several agents and none are named.
 
         Agents whose spaces are equal share one policy. Where all are, that is "default_policy"; else each has the name
@@ -614,13 +614,13 @@ class BaseConfig:
         policies = list(dict.fromkeys(mapping.values()))
         return self.copy().multi_agent(policies=policies, policy_mapping_fn=mapping)
 
-    def agents_with_id(self, env: Any = None) -> list[Any] | None:
+    def agents_with_id(self, env: object = None) -> list[Any] | None:
         """Return the agents in the order of their numbers, where observations have these; else None."""
         if not self.multi_agent.agent_id_in_obs:
             return None
         return list(self._agent_spaces(env) or ())
 
-    def _agent_spaces(self, env: Any) -> dict[Any, Spaces] | None:
+    def _agent_spaces(self, env: object) -> dict[Any, Spaces] | None:
         """Return (observation space, action space) of each agent; None for an environment of one agent."""
         with self._played(env) as play:
             if play is None:
@@ -629,7 +629,7 @@ class BaseConfig:
         return {agent: (space, action_spaces[agent]) for agent, space in observation_spaces.items()}
 
     @contextmanager
-    def _played(self, env: Any = None) -> Iterator[Play | None]:
+    def _played(self, env: object = None) -> Iterator[Play | None]:
         """Yield how an environment, or one that a function makes, is played; None where it is of one agent."""
         env = self.environment.env if env is None else env
         env = named_environment(env) if isinstance(env, str) else env
@@ -642,7 +642,7 @@ class BaseConfig:
             if made is not env and hasattr(made, "close"):
                 made.close()
 
-    def spaces_of_agents(self, env: Any) -> Spaces | None:
+    def spaces_of_agents(self, env: object) -> Spaces | None:
         """Return spaces by module id of an environment of several agents (or a function that makes one), else None.
 
         Where all agents have the same spaces, so has a module that the mapping function does not name at first. Raises
@@ -671,7 +671,7 @@ class BaseConfig:
             found = dict.fromkeys(module_ids, first) | found
         return by_kind(found)
 
-    def find_spaces(self, env: Any = None, spaces: Spaces | None = None) -> Spaces:
+    def find_spaces(self, env: object = None, spaces: Spaces | None = None) -> Spaces:
         """Return observation and action space: `spaces`, the configured ones, or those of an environment.
 
         Each may be a dict by module id; so they are for several agents, where the policies are configured.
@@ -692,7 +692,7 @@ class BaseConfig:
             if isinstance(chosen, str) or callable(chosen):
                 boundary.close()
 
-    def make_envs(self, num_envs: int, env: Any = None, **env_config: Any) -> VectorBoundary:
+    def make_envs(self, num_envs: int, env: object = None, **env_config: object) -> VectorBoundary:
         """Make the vector environment that the configuration names, or `env`."""
         section = self.environment
         runners = self.env_runners
@@ -761,7 +761,9 @@ class BaseConfig:
 
     # -- learners ---
 
-    def build_learner(self, env: Any = None, spaces: Spaces | None = None, reducer: Reducer | None = None) -> Learner:
+    def build_learner(
+        self, env: object = None, spaces: Spaces | None = None, reducer: Reducer | None = None
+    ) -> Learner:
         """Build a learner in this process. `spaces`: (observation, action); else they are asked of the environment.
 
         With a `reducer` it is one of several learners that act as one; each is built from the same configuration.
@@ -778,7 +780,7 @@ class BaseConfig:
         config.validate()
         return config._build_learner(env, spaces, reducer)
 
-    def _build_learner(self, env: Any, spaces: Spaces | None, reducer: Reducer | None) -> Learner:
+    def _build_learner(self, env: object, spaces: Spaces | None, reducer: Reducer | None) -> Learner:
         self.set_num_threads()
         streams = RandomStreams(self.debugging.seed)
         connectors, modules = self._build_modules(self.spaces_by_module(env, spaces), streams, env)
@@ -793,7 +795,7 @@ class BaseConfig:
         return builder.build(connectors, modules, streams.child("learner"), reducer)
 
     def _build_modules(
-        self, spaces: Mapping[str, Spaces], streams: RandomStreams, env: Any
+        self, spaces: Mapping[str, Spaces], streams: RandomStreams, env: object
     ) -> tuple[dict[str, ModuleConnectors], dict[str, RLModule]]:
         specs = self.module_specs()
         single = list(specs) == [DEFAULT_MODULE_ID]
@@ -808,7 +810,7 @@ class BaseConfig:
         return connectors, modules
 
     def _with_critic_spaces(
-        self, specs: Mapping[str, RLModuleSpec | RLModule], env: Any
+        self, specs: Mapping[str, RLModuleSpec | RLModule], env: object
     ) -> dict[str, RLModuleSpec | RLModule]:
         """Return specs that say what a centralised critic sees; the environment is asked where they do not."""
         lacking = {mid: spec for mid, spec in specs.items() if isinstance(spec, RLModuleSpec) and not spec.critic_space}
@@ -824,7 +826,10 @@ class BaseConfig:
         return {**specs, **{mid: replace(spec, critic_space=space) for mid, spec in lacking.items()}}
 
     def build_learner_group(
-        self, env: Any = None, spaces: tuple[Any, Any] | None = None, rl_module_spec: Any = None
+        self,
+        env: object = None,
+        spaces: Spaces | None = None,
+        rl_module_spec: RLModuleSpec | RLModule | MultiRLModuleSpec | MultiRLModule | None = None,
     ) -> LearnerGroup:
         """Build the group of learners, in this process or others, each from this configuration.
 
@@ -861,8 +866,8 @@ class BaseConfig:
     def build_module(
         self,
         spec: RLModuleSpec | RLModule,
-        observation_space: Any,
-        action_space: Any,
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
         streams: RandomStreams,
     ) -> RLModule:
         """Build a network; its initial weights depend on the seed of its streams only."""
@@ -874,7 +879,9 @@ class BaseConfig:
         )
         return builder.build(spec, observation_space, action_space, streams)
 
-    def build_connectors(self, observation_space: Any, action_space: Any) -> tuple[ModuleConnectors, Spaces]:
+    def build_connectors(
+        self, observation_space: gym.Space[Any], action_space: gym.Space[Any]
+    ) -> tuple[ModuleConnectors, Spaces]:
         """Build the transforms around a network; returns them and the spaces that the network sees and acts in.
 
         Raises:

@@ -39,7 +39,9 @@ class ConnectorBuilder:
     is_offline: bool
     """whether data are read that others have stored: nothing is recorded"""
 
-    def build(self, observation_space: Any, action_space: Any) -> tuple[ModuleConnectors, tuple[Any, Any]]:
+    def build(
+        self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
+    ) -> tuple[ModuleConnectors, tuple[Any, Any]]:
         """Return the transforms, and the spaces that the network sees and acts in; raises as `build_connectors`."""
         recorded, pipeline = self._observations(observation_space, action_space)
         actions = self._actions(observation_space, action_space)
@@ -54,7 +56,9 @@ class ConnectorBuilder:
         )
         return connectors, (pipeline.observation_space, action_space if actions is None else actions.module_space)
 
-    def _observations(self, observation_space: Any, action_space: Any) -> tuple[ObsPipeline, ObsPipeline]:
+    def _observations(
+        self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
+    ) -> tuple[ObsPipeline, ObsPipeline]:
         """Return what is applied where data are collected, and what whenever they are read."""
         section, option = self.environment, "env_runners.env_to_module_connector"
         connectors = self._made(option, observation_space, action_space)
@@ -87,7 +91,7 @@ class ConnectorBuilder:
         recorded = ObsPipeline(connectors[:number], observation_space)
         return recorded, ObsPipeline(connectors[number:], recorded.observation_space)
 
-    def _actions(self, observation_space: Any, action_space: Any) -> ActionPipeline | None:
+    def _actions(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> ActionPipeline | None:
         """Return what brings actions to the environment; None where nothing does."""
         section = self.environment
         connectors: list[Any] = self._made("env_runners.module_to_env_connector", observation_space, action_space)
@@ -106,7 +110,9 @@ class ConnectorBuilder:
                 connectors.append(ClipActions(action_space))
         return ActionPipeline(connectors, action_space) if connectors else None
 
-    def _made(self, option: str, observation_space: Any, action_space: Any) -> list[Connector]:
+    def _made(
+        self, option: str, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
+    ) -> list[Connector]:
         """Return the connectors that the function which an option names makes for these spaces; none without it."""
         section, _, name = option.partition(".")
         function = getattr(getattr(self, section), name)

@@ -53,7 +53,7 @@ NAMED_BY_TEXT = ("environment.env", "model_config.encoder", "rl_module.rl_module
 """ends of the paths of options whose text may name an object"""
 
 
-def to_plain(path: str, value: Any) -> Any:
+def to_plain(path: str, value: object) -> Any:
     """Return `value` as JSON can hold it, tuples as lists; `ValueError` names `path` where it cannot be written."""
     if isinstance(value, RLModuleSpec):
         return {"__spec__": _plain_spec(path, value)}

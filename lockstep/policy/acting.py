@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import spaces
+from numpy.typing import ArrayLike
 
 from lockstep.config.base import BaseConfig
 from lockstep.connectors import ModuleConnectors, ObsPipeline
@@ -64,8 +65,8 @@ class ActingPolicy:
         module: RLModule,
         connectors: ModuleConnectors,
         *,
-        observation_space: Any,
-        action_space: Any,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
     ) -> None:
         self.config = config
         self.observation_space, self.action_space = observation_space, action_space
@@ -146,7 +147,7 @@ class ActingPolicy:
         self.weights_seq_no = weights.version
 
     @torch.no_grad()
-    def action_logp(self, obs: Any, actions: np.ndarray) -> np.ndarray:
+    def action_logp(self, obs: Tree, actions: np.ndarray) -> np.ndarray:
         """Return the log-probability [N] of `actions` [N, ...] as learned from, for raw observations [N, ...].
 
         Not for a policy with memory.
@@ -155,7 +156,7 @@ class ActingPolicy:
         return logp
 
     @torch.no_grad()
-    def act_with_logp(self, obs: Any, noise: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    def act_with_logp(self, obs: Tree, noise: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         """Return actions as `act` does and how likely each was, `[B]`, from one pass through the network.
 
         Its weights may change at any time. Not for a policy with memory.
@@ -167,7 +168,7 @@ class ActingPolicy:
         actions = dist.mode() if noise is None else dist.sample_with_noise(self._tensor(noise))
         return actions.cpu().numpy(), dist.log_prob(actions).cpu().numpy()
 
-    def _distribution(self, obs: Any) -> Any:
+    def _distribution(self, obs: Tree) -> Any:
         """Return what actions are drawn from; where numpy acts, a row's does not depend on the rows beside it."""
         actor = self._present_actor()
         if isinstance(actor, NumpyActor) and self.exploration is None:
@@ -192,7 +193,13 @@ class ActingPolicy:
         """Whether this is a training step and exploration is not switched off."""
         return self.is_training and bool(self.config.env_runners.explore)
 
-    def compute_actions(self, obs: Any, state: Any = None, explore: bool | None = None, rewards: Any = None) -> Any:
+    def compute_actions(
+        self,
+        obs: Tree,
+        state: Mapping[str, Any] | None = None,
+        explore: bool | None = None,
+        rewards: ArrayLike | None = None,
+    ) -> Any:
         """Return environment actions `[B, ...]` for raw observations `[B, ...]`.
 
         They are drawn with `explore=True`, the most likely ones with `explore=False`. None: drawn within a training
@@ -208,7 +215,11 @@ class ActingPolicy:
         return self._followed(checked, rows, state, explore, rewards)
 
     def compute_single_action(
-        self, obs: Any, state: Any = None, explore: bool | None = False, rewards: Any = None
+        self,
+        obs: Tree,
+        state: Mapping[str, Any] | None = None,
+        explore: bool | None = False,
+        rewards: float | None = None,
     ) -> Any:
         """Return the environment's action for one observation (a plain int for a Discrete space).
 
@@ -231,7 +242,9 @@ class ActingPolicy:
         if env_index is None:
             self._memory.num_rows = None
 
-    def _followed(self, obs: Any, rows: int, state: Any, explore: bool | None, rewards: Any) -> Any:
+    def _followed(
+        self, obs: Tree, rows: int, state: Mapping[str, Any] | None, explore: bool | None, rewards: ArrayLike | None
+    ) -> Any:
         """Return what `compute_actions` does, for `rows` raw observations that are checked already."""
         memory = self._memory
         recorded = memory.recorded
@@ -250,7 +263,7 @@ class ActingPolicy:
         recorded.after_step(result[0] if self.is_stateful else result, None)
         return result
 
-    def actions_of(self, obs: Any, rows: int, state: Any, explore: bool | None) -> Any:
+    def actions_of(self, obs: Tree, rows: int, state: Mapping[str, Any] | None, explore: bool | None) -> Any:
         """Return what `compute_actions` does, for `rows` observations as they are stored, which are checked already."""
         explores = self.is_exploring if explore is None else explore
         noise = self.draw_noise(self.rng, (rows,)) if explores else None
@@ -264,7 +277,7 @@ class ActingPolicy:
         return self._actor.get_initial_state(num_rows) if isinstance(self._actor, RecurrentActor) else {}
 
     def act_with_state(
-        self, obs: Any, noise: np.ndarray | None, state: Mapping[str, np.ndarray]
+        self, obs: Tree, noise: np.ndarray | None, state: Mapping[str, np.ndarray]
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Return a recurrent policy's actions as learned from, and the state after them."""
         actor = self._present_actor()
@@ -275,7 +288,7 @@ class ActingPolicy:
             return actions, after
         return actor.act_with_state(obs, noise, state)
 
-    def _checked_state(self, state: Any, rows: int) -> Mapping[str, np.ndarray]:
+    def _checked_state(self, state: Mapping[str, Any] | None, rows: int) -> Mapping[str, np.ndarray]:
         expected = self.get_initial_state(rows)
         if state is None:
             return expected
@@ -335,7 +348,7 @@ class ActingPolicy:
             return ActionForm.of(self.action_space)
         return ActionForm.of(actions.module_space, rescaled=actions.rescales)
 
-    def check_spaces(self, observation_space: Any, action_space: Any) -> None:
+    def check_spaces(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
         """Raise `ValueError` with both where the environment's spaces are not the policy's."""
         for name, space, other in (
             ("observation", self.observation_space, observation_space),
@@ -449,7 +462,7 @@ class AgentsActingPolicy:
 ALONE = "give the observation alone, without the info that env.reset() returns beside it"
 
 
-def checked_observations(space: spaces.Space[Any], obs: Any, *, batched: bool, name: str = "obs") -> tuple[Any, int]:
+def checked_observations(space: spaces.Space[Any], obs: Tree, *, batched: bool, name: str = "obs") -> tuple[Any, int]:
     """Return the tree of arrays `[B, ...]` that `obs` is, and `B`; without `batched` it is one observation and gets
     `B = 1`.
 
@@ -463,7 +476,7 @@ def checked_observations(space: spaces.Space[Any], obs: Any, *, batched: bool, n
     return tree, next(iter(rows.values()))
 
 
-def _checked(space: spaces.Space[Any], obs: Any, batched: bool, name: str, rows: dict[str, int]) -> Any:
+def _checked(space: spaces.Space[Any], obs: Tree, batched: bool, name: str, rows: dict[str, int]) -> Any:
     if isinstance(space, spaces.Dict | spaces.Tuple):
         parts = dict(space.spaces if isinstance(space, spaces.Dict) else enumerate(space.spaces))
         found = dict(enumerate(obs)) if isinstance(space, spaces.Tuple) and isinstance(obs, tuple | list) else obs
@@ -480,7 +493,7 @@ def _checked(space: spaces.Space[Any], obs: Any, batched: bool, name: str, rows:
     return array
 
 
-def _array(space: spaces.Space[Any], obs: Any, batched: bool, name: str) -> np.ndarray:
+def _array(space: spaces.Space[Any], obs: Tree, batched: bool, name: str) -> np.ndarray:
     try:
         array = np.asarray(obs)
     except ValueError as error:

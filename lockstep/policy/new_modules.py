@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +21,8 @@ from lockstep.state.checkpoint import read_checkpoint
 from lockstep.state.sizes import claims_of
 from lockstep.state.streams import RandomStreams
 from lockstep.state.trust import FileNames
+
+ConfigT = TypeVar("ConfigT", bound=BaseConfig)
 
 
 class Source(NamedTuple):
@@ -112,7 +114,7 @@ def overrides_in(recipe: Mapping[str, Any], names: FileNames) -> Any:
     return from_plain("training", recipe["config_overrides"], names)
 
 
-def with_modules(config: Any, modules: Mapping[str, Any], file: FileNames) -> Any:
+def with_modules(config: ConfigT, modules: Mapping[str, Any], file: FileNames) -> ConfigT:
     """Return a configuration with the modules of a policy's state, if they are others than its own.
 
     `file`: finds the objects that the state names.

@@ -15,7 +15,7 @@ from lockstep.data import OfflineDataset, SampleBatch, read_minari_batch
 from lockstep.data.actions import COMPOSITE, action_leaves, action_width
 from lockstep.data.columns import Columns
 from lockstep.data.config import OfflineDataSection
-from lockstep.data.trees import leaves, map_tree, named_leaves
+from lockstep.data.trees import Tree, leaves, map_tree, named_leaves
 from lockstep.modules import DEFAULT_MODULE_ID
 from lockstep.policy.acting import ActingPolicy
 from lockstep.policy.policy import Policy
@@ -81,7 +81,7 @@ def _minari_batch(dataset_id: str) -> SampleBatch:
         ) from None
 
 
-def offline_source(data: Any, policy: Policy, origin: str = "") -> OfflineData:
+def offline_source(data: object, policy: Policy, origin: str = "") -> OfflineData:
     """Return data in the form from which gradient steps draw, checked against the policy.
 
     Args:
@@ -120,7 +120,7 @@ def offline_source(data: Any, policy: Policy, origin: str = "") -> OfflineData:
     return source
 
 
-def _source(data: Any, part: ActingPolicy, origin: str) -> OfflineData:
+def _source(data: object, part: ActingPolicy, origin: str) -> OfflineData:
     if isinstance(data, ReplayBuffer | OfflineRows):
         return data
     seed = RandomStreams(part.config.debugging.seed).seed("replay")
@@ -193,7 +193,7 @@ def _check_finite(columns: Mapping[str, Any], what: str, before: int = 0) -> Non
                 )
 
 
-def _dims(tree: Any) -> Any:
+def _dims(tree: Tree) -> Any:
     if isinstance(tree, Shape):
         return tree.shape
     return {k: _dims(v) for k, v in tree.items()} if isinstance(tree, dict) else tuple(_dims(part) for part in tree)
@@ -213,7 +213,7 @@ def _check_action_shape(column: np.ndarray, space: spaces.Space[Any], origin: st
         )
 
 
-def _check_actions(actions: Any, part: ActingPolicy) -> None:
+def _check_actions(actions: Tree, part: ActingPolicy) -> None:
     """Raise `MalformedBufferError` for actions that the policy cannot take."""
     (column,) = leaves(actions)
     space = part.action_space

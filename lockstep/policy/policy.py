@@ -28,12 +28,12 @@ from lockstep.data.minibatch import num_units, take_units
 from lockstep.data.rollout import EpisodeStore, RolloutStore
 from lockstep.data.row_source import RowSource
 from lockstep.data.spaces import describe_space
-from lockstep.data.trees import leaves, rows_of, stack_observations
+from lockstep.data.trees import Tree, leaves, rows_of, stack_observations
 from lockstep.envs.multi_agent import with_agent_id
 from lockstep.export.hub import pretrained_checkpoint, upload_pretrained, write_pretrained
 from lockstep.learner.config import check_policies_to_train, checked_spec, mapping_in_one_form
 from lockstep.learner.group import LearnerGroup
-from lockstep.learner.inputs import errors_of_rows
+from lockstep.learner.inputs import WhoLearns, errors_of_rows
 from lockstep.learner.learner import STEPS_SAMPLED, Learner
 from lockstep.learner.optimizers import ALL_MODULES
 from lockstep.learner.sequences import max_seq_len_of
@@ -112,7 +112,7 @@ class Policy:
         self.is_multi_agent = config.is_multi_agent
         self.agents = None if agents is None else list(agents)
         self._mapping = config.multi_agent.policy_mapping_fn
-        self._who_learns = config.multi_agent.policies_to_train
+        self._who_learns: object = config.multi_agent.policies_to_train
         self._stage_of_who_learns = 0
         self._recipes: dict[str, Any] = {}
         """What the modules that were added are built from, as plain values."""
@@ -159,7 +159,7 @@ class Policy:
         return mapping
 
     @policy_mapping_fn.setter
-    def policy_mapping_fn(self, policy_mapping_fn: Any) -> None:
+    def policy_mapping_fn(self, policy_mapping_fn: object) -> None:
         """Take what `multi_agent(policy_mapping_fn=)` takes."""
         self._mapping = mapping_in_one_form(policy_mapping_fn)
 
@@ -232,7 +232,7 @@ class Policy:
     # -- acting ---
 
     def compute_actions(
-        self, observations: Any, state: Any = None, explore: bool | None = None, rewards: Any = None
+        self, observations: Tree, state: Any = None, explore: bool | None = None, rewards: Any = None
     ) -> Any:
         """Return environment actions for raw observations: `[B, ...]` for `[B, ...]`, or a dict for a dict of agents.
 
@@ -256,7 +256,11 @@ class Policy:
         return self.acting[DEFAULT_MODULE_ID].compute_actions(observations, state, explore, rewards)
 
     def compute_single_action(
-        self, obs: object, state: object = None, explore: bool | None = False, rewards: object = None
+        self,
+        obs: object,
+        state: Mapping[str, Any] | None = None,
+        explore: bool | None = False,
+        rewards: float | None = None,
     ) -> Any:
         """Return the environment's action for one observation (a plain int for a Discrete space).
 
@@ -326,7 +330,7 @@ class Policy:
                 actions[agent] = one_action(taken, i)
         return (actions, after) if self.is_stateful else actions
 
-    def _with_id(self, agent: AgentID, observation: Any) -> Any:
+    def _with_id(self, agent: AgentID, observation: Tree) -> Any:
         """Return an observation with the agent's number."""
         agents = self.agents or []
         if agent not in agents:
@@ -335,7 +339,7 @@ class Policy:
             observation = np.asarray(observation)
         return with_agent_id(observation, agents.index(agent), len(agents))
 
-    def _seen_by(self, agent: AgentID, part: ActingPolicy, observation: Any, reward: float | None) -> Any:
+    def _seen_by(self, agent: AgentID, part: ActingPolicy, observation: Tree, reward: float | None) -> Tree:
         """Return an agent's observation as it is acted on; its connectors with a memory follow it."""
         checked, _ = checked_observations(
             part.observation_space, observation, batched=False, name=f"observations[{agent!r}]"
@@ -655,7 +659,9 @@ class Policy:
             )
         return Source.of_checkpoint(module_id, init_from, trust=trust)
 
-    def _spaces_for(self, module_id: str, spec: Any, init_from: str | Path | None) -> tuple[Any, Any]:
+    def _spaces_for(
+        self, module_id: str, spec: RLModuleSpec | RLModule, init_from: str | Path | None
+    ) -> tuple[Any, Any]:
         """Return the spaces of a new module: its spec's, those of `init_from`, or those that all modules have."""
         if None not in (spec.observation_space, spec.action_space):
             return spec.observation_space, spec.action_space
@@ -674,7 +680,7 @@ class Policy:
         del self.acting[module_id]
         self._recipes.pop(module_id, None)
 
-    def set_policies_to_train(self, policies_to_train: Any) -> None:
+    def set_policies_to_train(self, policies_to_train: object) -> None:
         """Let these modules learn from the next update on, as `multi_agent(policies_to_train=)` takes them."""
         stages = stages_of("policies_to_train", policies_to_train)
         for _, allowed in stages:
@@ -692,7 +698,7 @@ class Policy:
             self._let_learn(stages[stage][1])
             self._stage_of_who_learns = stage
 
-    def _let_learn(self, who_learns: Any) -> None:
+    def _let_learn(self, who_learns: WhoLearns) -> None:
         self.learner_group.foreach_learner(methodcaller("set_policies_to_train", who_learns))
 
     def _modules_state(self) -> dict[str, Any]:

@@ -87,7 +87,7 @@ class StateDict:
         return f"{module_id}." if self._with_module_ids else ""
 
 
-def tensors_in(path: str, tree: Any) -> Iterator[tuple[str, Tensor]]:
+def tensors_in(path: str, tree: object) -> Iterator[tuple[str, Tensor]]:
     """Iterate over the numbers of a tree as tensors, with their names. `TypeError` for what is no number."""
     if isinstance(tree, Mapping | list | tuple):
         for key, part in tree.items() if isinstance(tree, Mapping) else enumerate(tree):

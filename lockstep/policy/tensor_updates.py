@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Protocol
 
+from lockstep.learner.group import LearnerGroup
 from lockstep.learner.minibatches import UpdateOptions
 from lockstep.learner.optimizers import ALL_MODULES
 from lockstep.options.checks import check_whole
@@ -18,7 +19,20 @@ MOST_BYTES = 2**29
 """of all these samples on a device, where there are several"""
 
 
-def update_from_tensors(policy: Any, sample_size: int, buffer: TensorReplay, steps: int) -> TrainingStats:
+class TensorLearningPolicy(Protocol):
+    """A policy, as far as its updates from a tensor replay know it (`Policy`, which is above this file)."""
+
+    learner_group: LearnerGroup
+    timesteps: dict[str, int]
+
+    def training_stats(self, results: dict[str, Any], started: float) -> TrainingStats:
+        """Return statistics of the update that gave `results` and began at `started` (`time.perf_counter`)."""
+        ...
+
+
+def update_from_tensors(
+    policy: TensorLearningPolicy, sample_size: int, buffer: TensorReplay, steps: int
+) -> TrainingStats:
     """Take gradient steps, each on a fresh sample, and return their statistics.
 
     As many are one launch as `steps_at_once` says. The first launch may be under way, see `launch_update`.
@@ -40,7 +54,7 @@ def update_from_tensors(policy: Any, sample_size: int, buffer: TensorReplay, ste
     return parts[0] if len(parts) == 1 else merge_training_stats(parts)
 
 
-def launch_update(policy: Any, sample_size: int, buffer: TensorReplay, steps: int) -> None:
+def launch_update(policy: TensorLearningPolicy, sample_size: int, buffer: TensorReplay, steps: int) -> None:
     """Begin the first launch of the update that `update_from_tensors` is called for next, and do not wait for it."""
     now, options = min(steps_at_once(sample_size, buffer), steps), UpdateOptions(policy.timesteps)
     policy.learner_group.learner.device_update.launch_steps(buffer, now, sample_size, options)
