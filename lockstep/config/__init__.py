@@ -1,4 +1,7 @@
-"""`BaseConfig`: the sections of a configuration, the rules between options, and its JSON form."""
+"""`BaseConfig`: the sections of a configuration, the rules between options, and its JSON form.
+
+Each section is declared in `config.py` of the folder that it configures, for example `lockstep/rollout/config.py`.
+"""
 
 from lockstep.config.base import BaseConfig
 from lockstep.config.json_form import from_plain, to_plain

@@ -1,4 +1,7 @@
-"""How an option is declared, checked and copied; schedules."""
+"""How an option is declared, checked and copied; schedules.
+
+The options themselves are in `config.py` of the folders that they configure (docs/adding-options.md).
+"""
 
 from lockstep.options.restarts import RestartLimits
 from lockstep.options.schedules import ConfiguredValueWarning, Schedule, ScheduleLike

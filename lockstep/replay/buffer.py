@@ -820,9 +820,8 @@ class ReplayBuffer(RowSource):
 
     def export(self, path: str | Path) -> Path:
         """Write `to_batch()` as a table, `.npz` or `.parquet`; return the path."""
-        to_npz = table_format(path) == ".npz"
-        batch = self.to_batch()
-        return batch.to_npz(path) if to_npz else batch.to_parquet(path)
+        table = table_format(path)  # before the batch is made: it may refuse the name
+        return table.write(self.to_batch(), path)
 
     @classmethod
     def from_file(cls, path: str | Path, size: int | None = None, **options: Unpack[AnyBufferOptions]) -> ReplayBuffer:

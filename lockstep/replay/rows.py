@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,21 @@ REQUIRED = (
     Columns.NEXT_OBS,
 )
 """the columns of a transition"""
-TABLE_FORMATS = (".npz", ".parquet")
+
+
+@dataclass(frozen=True)
+class TableFormat:
+    """A file format for tables of transitions."""
+
+    read: Callable[[str | Path], SampleBatch]
+    write: Callable[[SampleBatch, str | Path], Path]
+
+
+TABLE_FORMATS: Mapping[str, TableFormat] = {
+    ".npz": TableFormat(SampleBatch.from_npz, SampleBatch.to_npz),
+    ".parquet": TableFormat(SampleBatch.from_parquet, SampleBatch.to_parquet),
+}
+"""The formats by the ending of a file's name."""
 
 
 def check_columns(batch: Mapping[str, Any]) -> None:
@@ -33,17 +48,17 @@ def check_columns(batch: Mapping[str, Any]) -> None:
             raise KeyError(f"column {name!r} is missing; given are {sorted(batch)}, needed {sorted(REQUIRED)}")
 
 
-def table_format(path: str | Path) -> str:
-    """Return the ending of a table's name; `ValueError` for one that is not among `TABLE_FORMATS`."""
+def table_format(path: str | Path) -> TableFormat:
+    """Return the format of a table by its name; `ValueError` for an ending that is not in `TABLE_FORMATS`."""
     suffix = Path(path).suffix
     if suffix not in TABLE_FORMATS:
         raise ValueError(f"{Path(path).name}: the name must end in one of {', '.join(TABLE_FORMATS)}")
-    return suffix
+    return TABLE_FORMATS[suffix]
 
 
 def read_table(path: str | Path) -> SampleBatch:
-    """Return the batch in an `.npz` or `.parquet` file; `ValueError` for another ending."""
-    return SampleBatch.from_npz(path) if table_format(path) == ".npz" else SampleBatch.from_parquet(path)
+    """Return the batch in a table of one of `TABLE_FORMATS`; `ValueError` for another ending."""
+    return table_format(path).read(path)
 
 
 def episodes_in(batch: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:

@@ -55,11 +55,11 @@ class Memory:
         actions, self.state = self.part.act_with_state(obs, noise, self.state)
         return actions
 
-    def watched(self, env_step: Callable[[Any], StepResult]) -> Callable[[Any], StepResult]:
-        """Return `env_step`, watched for the ends of episodes."""
+    def watched(self, step_env: Callable[[Any], StepResult]) -> Callable[[Any], StepResult]:
+        """Return `step_env`, watched for the ends of episodes."""
 
         def step(actions: Any) -> StepResult:
-            result = env_step(actions)
+            result = step_env(actions)
             np.logical_or(result.terminateds, result.truncateds, out=self._begins)
             if result.valid is not None:  # a row that only reset its environment: the episode begins after it
                 self._begins |= ~result.valid
@@ -112,11 +112,11 @@ class Exploring:
 
         return explore
 
-    def watched(self, env_step: Callable[[Any], StepResult]) -> Callable[[Any], StepResult]:
-        """Return `env_step`, watched for the ends of episodes."""
+    def watched(self, step_env: Callable[[Any], StepResult]) -> Callable[[Any], StepResult]:
+        """Return `step_env`, watched for the ends of episodes."""
 
         def step(actions: Any) -> StepResult:
-            result = env_step(actions)
+            result = step_env(actions)
             self._begins |= result.terminateds | result.truncateds
             if result.valid is not None:
                 self._begins |= ~result.valid

@@ -24,7 +24,7 @@ class ReplayWriter(RolloutStore):
     """The rollout store of a collector whose buffer is a `ReplayBuffer`.
 
     It holds the vector steps of one piece of a collect (at most `num_steps`). When the observation after the last of
-    them is known (`end`), each becomes one `add`: with the true final observations, without the rows that only reset an
+    them is known, `end` adds them to the buffer: with the true final observations, without the rows that only reset an
     environment or do not count. Then it is empty again. With `raise_on_nan` the piece is looked at before, and a piece
     with a value that is not finite is not stored at all.
     """

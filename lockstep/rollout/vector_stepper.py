@@ -192,7 +192,7 @@ class VectorStepper(Stepper):
         policy, store, counting, num_envs = self.policy, self.store, self.episodes.counting, self.num_envs
         random, on_step_hook = self.mode.random, self.mode.on_step_hook
         num_vector_steps = min(CHUNK, -(-most // num_envs))
-        to_env, clock, (act, env_step) = self._part.to_env, time.perf_counter, self._act_and_step()
+        to_env, clock, (act, step_env) = self._part.to_env, time.perf_counter, self._act_and_step()
         returns, lengths, obs = self.episodes.returns, self.episodes.lengths, self._obs
         noise = self._draw_noise(num_vector_steps) if self.mode.explores and not random else None
         t = 0
@@ -209,7 +209,7 @@ class VectorStepper(Stepper):
             actions = self._random_actions(obs, num_envs) if random else act(obs, None if noise is None else noise[k])
             acted = clock()
             sent = to_env(actions)
-            step = env_step(sent)
+            step = step_env(sent)
             env_time += clock() - acted
             act_time += acted - began
             valid = step.valid
@@ -236,7 +236,7 @@ class VectorStepper(Stepper):
         self.episodes.vector_steps += k + 1
         self.env_time += env_time
         self.act_time += act_time
-        self._obs = obs if store is None else store.end(t, obs)
+        self._obs = obs if store is None else store.end(t, obs)  # a `ReplayWriter` adds the steps to its buffer here
         return steps
 
     def _after_step(self, step: StepResult, sent: Any, t: int, k: int) -> Any:
