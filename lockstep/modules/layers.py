@@ -16,12 +16,11 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch._C import _are_functorch_transforms_active as are_transforms_active
 from torch.nn.modules.module import _has_any_global_hook as has_any_global_hook
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from lockstep.modules.action_dist import ActionDist
 from lockstep.modules.model_config import ModelConfig
 from lockstep.ops.mlp import ACTIVATIONS as FUSED_ACTIVATIONS
-from lockstep.ops.mlp import batched_mlp, mlps
+from lockstep.ops.mlp import mlps
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
@@ -329,9 +328,6 @@ class BatchedMLP(nn.Module):
                 f"{list(inputs.shape)}"
             )
         if inputs.dim() == 2:
-            if self._is_plain(inputs):
-                half = torch.is_autocast_enabled("cpu")
-                return batched_mlp(inputs, weights, biases, frozen=frozen, half=half).unsqueeze(-1)
             inputs = inputs.expand(len(weights[0]), -1, -1)
         if frozen:
             weights, biases = [each.detach() for each in weights], [each.detach() for each in biases]
@@ -348,22 +344,6 @@ class BatchedMLP(nn.Module):
         if self.sizes[-1] == 1:  # a product with one column takes several times as long as a sum
             return (inputs * weights[-1].transpose(-2, -1)).sum(-1, keepdim=True) + biases[-1]
         return product(biases[-1], inputs, weights[-1])
-
-    def _is_plain(self, inputs: Tensor) -> bool:
-        """Return whether all may run as one function (`ops.batched_mlp`): nobody looks at single operations."""
-        dtype = inputs.dtype
-        return (
-            self.sizes[-1] == 1
-            and len(self.sizes) > 2
-            and type(self.activation) is nn.ReLU
-            and inputs.device.type == "cpu"
-            and (dtype == torch.float32 or (dtype == torch.float64 and not torch.is_autocast_enabled("cpu")))
-            and dtype == self.weights[0].dtype
-            and not is_watched(self.activation)
-            and not torch.compiler.is_compiling()
-            and not is_in_torch_dispatch_mode()  # what traces can fuse better
-            and not are_transforms_active()
-        )
 
     def network(self, index: int) -> nn.Sequential:
         """Return a copy of one network as plain layers."""

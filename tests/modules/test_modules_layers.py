@@ -154,16 +154,17 @@ def test_hooks_on_the_default_module_see_what_they_always_saw(part, shared):
 @pytest.mark.parametrize("widths", [(), (8,), (16, 12)])
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 @pytest.mark.parametrize("one_by_one", [False, True])
-def test_batched_networks_equal_a_loop_of_linear_layers(widths, activation, one_by_one, monkeypatch):
+@pytest.mark.parametrize("num_outputs", [1, 2])
+def test_batched_networks_equal_a_loop_of_linear_layers(widths, activation, one_by_one, num_outputs, monkeypatch):
     if one_by_one:
         monkeypatch.setitem(MANY_ROWS, "cpu", 7)
     torch.manual_seed(0)
-    batched = BatchedMLP(3, 5, widths, 2, activation=activation).double()
+    batched = BatchedMLP(3, 5, widths, num_outputs, activation=activation).double()
     inputs = torch.randn(7, 5, dtype=torch.float64, requires_grad=True)
     loops = [batched.network(k) for k in range(3)]
     expected = torch.stack([loop(inputs) for loop in loops])
     out = batched(inputs)
-    assert out.shape == (3, 7, 2)
+    assert out.shape == (3, 7, num_outputs)
     torch.testing.assert_close(out, expected, atol=1e-13, rtol=0)
     torch.testing.assert_close(batched(torch.stack([inputs] * 3)), expected, atol=1e-13, rtol=0)
 
@@ -177,6 +178,45 @@ def test_batched_networks_equal_a_loop_of_linear_layers(widths, activation, one_
         for weight, bias, linear in zip(batched.weights, batched.biases, linears):
             torch.testing.assert_close(weight.grad[k].T, linear.weight.grad)
             torch.testing.assert_close(bias.grad[k, 0], linear.bias.grad)
+
+
+def test_frozen_batched_networks_get_no_gradient_and_their_inputs_the_same():
+    batched = BatchedMLP(3, 4, (6, 5), 1).double()
+    inputs = torch.randn(8, 4, dtype=torch.float64, requires_grad=True)
+    (expected,) = torch.autograd.grad(batched(inputs).sum(), [inputs])
+    batched(inputs, frozen=True).sum().backward()
+    torch.testing.assert_close(inputs.grad, expected)
+    assert all(parameter.grad is None for parameter in batched.parameters())
+
+
+def test_batched_networks_in_bfloat16_leave_values_and_gradients_in_float32():
+    batched = BatchedMLP(3, 4, (64, 64), 1)
+    inputs = torch.randn(32, 4)
+    exact = batched(inputs)
+    with torch.autocast("cpu", torch.bfloat16):
+        near = batched(inputs)
+    assert near.dtype == torch.float32
+    assert not torch.equal(near, exact)
+    torch.testing.assert_close(near, exact, atol=2e-2, rtol=0)
+    gradients = [torch.autograd.grad(values.sum(), [*batched.parameters()]) for values in (exact, near)]
+    for expected, found in zip(*gradients):
+        assert found.dtype == torch.float32
+        assert (expected - found).norm() <= 0.05 * expected.norm()
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_the_first_batched_network_alone_gives_what_it_gives_among_others(activation, frozen):
+    batched = BatchedMLP(3, 4, (6, 5), 1, activation=activation).double()
+    inputs = torch.randn(8, 4, dtype=torch.float64, requires_grad=True)
+    alone = batched(inputs, first_only=True, frozen=frozen)
+    among = batched(inputs, frozen=frozen)[:1]
+    assert alone.shape == (1, 8, 1)
+    torch.testing.assert_close(alone, among)
+    wanted = [inputs] if frozen else [inputs, *batched.parameters()]
+    torch.testing.assert_close(*[torch.autograd.grad(values.sum(), wanted) for values in (alone, among)])
+    with pytest.raises(ValueError, match="BatchedMLP takes"):
+        batched(inputs.expand(3, -1, -1), first_only=True)
 
 
 def test_batched_networks_take_inputs_of_their_own():
