@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+from lockstep.learner.config import PoliciesToTrain, PolicyMapping
+from lockstep.modules import RLModule, RLModuleSpec
 from lockstep.policy.policy import Policy
 from lockstep.rollout import CollectorLike
 from lockstep.tracking.statistics import CollectStats, EpochStats, InfoStats
@@ -79,7 +81,7 @@ class TrainerLike(Protocol):
     def add_module(
         self,
         module_id: str,
-        module_spec: object = None,
+        module_spec: RLModuleSpec | RLModule | Mapping[str, Any] | None = None,
         config_overrides: Mapping[str, Any] | None = None,
         init_from: str | Path | None = None,
         *,
@@ -92,11 +94,11 @@ class TrainerLike(Protocol):
         """Remove a module from the run."""
         ...
 
-    def set_policies_to_train(self, policies_to_train: object) -> None:
+    def set_policies_to_train(self, policies_to_train: PoliciesToTrain) -> None:
         """Choose which modules learn."""
         ...
 
-    def set_policy_mapping_fn(self, policy_mapping_fn: object) -> None:
+    def set_policy_mapping_fn(self, policy_mapping_fn: PolicyMapping) -> None:
         """Choose which module acts for which agent."""
         ...
 

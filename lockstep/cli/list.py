@@ -187,7 +187,7 @@ def _options_in(section: Any) -> list[Option]:
     ]
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     plain = value is None or isinstance(value, bool | int | float | str | list | dict | tuple)
     return repr(value) if plain else f"{type(value).__name__}()"
 

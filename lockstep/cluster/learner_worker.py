@@ -13,7 +13,7 @@ from lockstep.cluster.processes import Worker
 from lockstep.connectors import ModuleConnectors
 from lockstep.data.trees import Tree
 from lockstep.learner.config import TrainingSection
-from lockstep.learner.group import run_request
+from lockstep.learner.group import Data, run_request
 from lockstep.learner.inputs import WhoLearns
 from lockstep.learner.learner import Learner
 from lockstep.learner.many.reduction import DistributedReducer, LearnerError, LocalReducer, Reducer, serve_store
@@ -98,7 +98,7 @@ class LearnerWorker(Worker):
 
         return _answer(work)
 
-    def update(self, request: UpdateRequest, data: Any) -> Answer:
+    def update(self, request: UpdateRequest, data: Data) -> Answer:
         """Make the learner's part in an update."""
         return self._try(lambda: run_request(replace(request, data=data), self.learner))
 

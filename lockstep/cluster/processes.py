@@ -152,7 +152,7 @@ class RayProcesses:
             if self._owns_ray:
                 self.ray.shutdown()
 
-    def store(self, value: Any) -> Any:
+    def store(self, value: object) -> Any:
         """Put `value` into the object store; return the reference. `error` where the store is full."""
         exceptions = self.ray.exceptions
         try:

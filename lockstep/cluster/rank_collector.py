@@ -54,7 +54,7 @@ class RankRunners:
     def __len__(self) -> int:
         return self._reducer.world_size
 
-    def put(self, value: Any) -> Any:
+    def put(self, value: object) -> Any:
         """Return the value itself, which the sample that follows at once takes over."""
         return value
 

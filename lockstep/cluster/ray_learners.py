@@ -19,7 +19,7 @@ import numpy as np
 from lockstep.cluster.learner_worker import CONTROL, Answer, BuildLearner, LearnerWorker, Whole, become, whole_of
 from lockstep.cluster.processes import ROOM_S, RayProcesses, start_ray
 from lockstep.data.trajectories import Trajectories
-from lockstep.data.trees import map_tree
+from lockstep.data.trees import Tree, map_tree
 from lockstep.learner.config import LearnersSection
 from lockstep.learner.group import LearnerBackend
 from lockstep.learner.many.reduction import LearnerError
@@ -156,7 +156,7 @@ class LearnerProcesses(RayProcesses):
                     deadline = min(deadline, time.monotonic() + GRACE_S)
         return answers
 
-    def _value_of(self, call: Any, rank: int) -> Answer:
+    def _value_of(self, call: object, rank: int) -> Answer:
         try:
             value = self.ray.get(call)
             return value if isinstance(value, Answer) else Answer(value)
@@ -475,7 +475,7 @@ class RayLearnerBackend(LearnerBackend):
         return error
 
 
-def _contiguous(shard: Any) -> Any:
+def _contiguous(shard: Tree) -> Any:
     """Return `shard` with arrays that Ray stores as they are, so that learners read them where they lie."""
     if not isinstance(shard, EpisodeParts):
         return shard
@@ -489,7 +489,7 @@ def _contiguous(shard: Any) -> Any:
     return replace(shard, trajectories=parts)
 
 
-def _writable(value: Any) -> Any:
+def _writable(value: Tree) -> Any:
     """Return arrays in dicts and lists as copies that the caller may write to, not views of Ray's object store."""
     if isinstance(value, np.ndarray):
         return value if value.flags.writeable else value.copy()

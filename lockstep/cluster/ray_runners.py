@@ -91,7 +91,7 @@ class RayRunnerBackend:
         for index in indices:
             self._processes.actors[index].take_place.remote(self._build, index, self._num_runners, generation)
 
-    def put(self, value: Any) -> Stored:
+    def put(self, value: object) -> Stored:
         """Put `value` into the object store; runners on the same machine read it where it lies."""
         return Stored(self._processes.store(value))
 

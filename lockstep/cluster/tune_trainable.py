@@ -18,7 +18,7 @@ class TunedConfig(Protocol):
     def copy(self) -> Self:
         """Return a copy."""
 
-    def set_path(self, path: str, value: Any) -> Any:
+    def set_path(self, path: str, value: object) -> Any:
         """Set one option, `"training.lr"`."""
 
     def build_trainer(self) -> Any:

@@ -20,6 +20,7 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.wrappers import AtariPreprocessing, TimeLimit
 
+from lockstep.data.trees import Tree
 from lockstep.envs.boundary import VectorBoundary
 from lockstep.envs.errors import did_you_mean
 from lockstep.envs.gymnasium_vectors import VectorEnvBoundary, make_envpool
@@ -152,12 +153,12 @@ class SingleFrames:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.env, name)
 
-    def reset(self, **options: Any) -> tuple[Any, Any]:
+    def reset(self, **options: object) -> tuple[Any, Any]:
         """Reset; return frames `[B, height, width]` and infos."""
         obs, infos = self.env.reset(**options)
         return obs[:, 0], infos
 
-    def step(self, actions: Any) -> tuple[Any, ...]:
+    def step(self, actions: Tree) -> tuple[Any, ...]:
         """Step; observations are frames `[B, height, width]`."""
         obs, *rest, infos = self.env.step(np.asarray(actions))
         if "final_obs" in infos:

@@ -10,8 +10,8 @@ observation in another place. Behind this boundary there is one: for each row a 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sized
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -83,6 +83,22 @@ class StepResult:
         return twin
 
 
+class EnvObject(Protocol):
+    """Environment, or vector of environments, in any of the forms that `make_vector` takes."""
+
+    @property
+    def reset(self) -> Callable[..., Any]:
+        """Begin episodes."""
+
+    @property
+    def step(self) -> Callable[..., Any]:
+        """Take an action."""
+
+
+EnvLike = str | EnvSpec | Callable[..., Any] | EnvObject
+"""An id, a spec, a function or class that makes one environment, an environment, or a vector of them."""
+
+
 class RowInfos:
     """The newest infos of each row, of environments that were asked to keep them."""
 
@@ -95,7 +111,7 @@ class RowInfos:
     def watched_step(self, row: int, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Return the `step` of one environment, whose infos are kept."""
 
-        def kept(action: Any) -> Any:
+        def kept(action: object) -> Any:
             outcome = step(action)
             self.of_step[row] = copy_arrays(dict(outcome[4]))  # the environment may write into its arrays again
             return outcome
@@ -105,7 +121,7 @@ class RowInfos:
     def watched_reset(self, row: int, reset: Callable[..., Any]) -> Callable[..., Any]:
         """Return the `reset` of one environment, whose infos are kept."""
 
-        def kept(**options: Any) -> Any:
+        def kept(**options: object) -> Any:
             outcome = reset(**options)
             self.of_reset[row] = copy_arrays(dict(outcome[1]))
             return outcome
@@ -272,7 +288,7 @@ class VectorBoundary(ABC):
         if not self._started:
             raise ValueError("step was called before reset: call reset(seeds) once, then step.")
 
-    def _check_number(self, method: str, name: str, values: Any, number: int) -> None:
+    def _check_number(self, method: str, name: str, values: Sized | None, number: int) -> None:
         if values is not None and len(values) != number:
             raise ValueError(f"{method} got {len(values)} {name} for {number} environments; give one for each row.")
 

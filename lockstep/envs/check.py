@@ -13,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
+from gymnasium.spaces import Space
 
 from lockstep.data import MultiAgentEnvError
 from lockstep.data.actions import (
@@ -338,7 +339,7 @@ class _Examination:
         """Say in which way an observation does not fit its space."""
         self._examine_part(self.env.observation_space, obs, "the observation", where)
 
-    def _examine_part(self, space: Any, obs: Tree, called: str, where: str) -> None:
+    def _examine_part(self, space: Space[Any], obs: Tree, called: str, where: str) -> None:
         try:
             for leaf, part, name in leaves_of_space(space, obs, called):
                 self._examine_leaf(leaf, part, f"{name} {where}")
@@ -346,7 +347,7 @@ class _Examination:
         except ValueError as error:
             self.add("error", "observation_keys", f"{error} ({where})")
 
-    def _examine_leaf(self, space: Any, part: Any, name: str) -> None:
+    def _examine_leaf(self, space: Space[Any], part: Tree, name: str) -> None:
         shape, dtype = np.shape(part), np.asarray(part).dtype
         if dtype.kind in "OUS":
             self.add("error", "observation_type", f"{name} is a {type(part).__name__}, no array of numbers")
@@ -383,7 +384,7 @@ class _Examination:
         elif not all(isinstance(key, str) for key in info):
             self.add("warning", "info_keys", f"the info of {source} has keys that are no strings: {list(info)!r}")
 
-    def _ask(self, method: str, name: str, *arguments: Any, **options: Any) -> tuple[Any, ...] | None:
+    def _ask(self, method: str, name: str, *arguments: object, **options: object) -> tuple[Any, ...] | None:
         """Return the answer of the environment's method; None, and a finding, where it raises or has another form."""
         begun = time.perf_counter()
         try:

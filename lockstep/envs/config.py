@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack
 
+from lockstep.envs.boundary import EnvLike
 from lockstep.options.section import ConfigT, Section, option
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class EnvironmentSection(Section[ConfigT]):
     """last observations on a new first axis, oldest first (images with channels: side by side along these), of a Dict
     each Box but the action mask; 1: off"""
 
-    def __call__(self, env: Any = None, **options: Unpack[EnvironmentOptions]) -> ConfigT:
+    def __call__(self, env: EnvLike | None = None, **options: Unpack[EnvironmentOptions]) -> ConfigT:
         """Set options; return the configuration."""
         return self.change(options if env is None else {"env": env, **options})
 

@@ -154,7 +154,9 @@ class VectorEnvBoundary(VectorBoundary):
 
         return step
 
-    def _error_at(self, row: int | None, error: Any, actions: Tree = None, hint: str = "") -> EnvironmentStepError:
+    def _error_at(
+        self, row: int | None, error: BaseException | str | None, actions: Tree = None, hint: str = ""
+    ) -> EnvironmentStepError:
         """Return the error of a row; without actions, that of a reset."""
         action = None if row is None or actions is None else rows_of(actions, row)
         during = "reset" if actions is None else "step"

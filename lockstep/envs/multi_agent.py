@@ -453,7 +453,7 @@ def with_agent_id_space(space: spaces.Space[Any], num_agents: int) -> spaces.Spa
     return spaces.Dict({"obs": space, AGENT_ID: ids})
 
 
-def with_agent_id(observation: Any, index: int, num_agents: int) -> Any:
+def with_agent_id(observation: Tree, index: int, num_agents: int) -> Any:
     """Return an observation of the agent number `index`, in the form of `with_agent_id_space`."""
     one_hot = np.zeros(num_agents, np.float32)
     one_hot[index] = 1.0
@@ -464,7 +464,7 @@ def with_agent_id(observation: Any, index: int, num_agents: int) -> Any:
     return {"obs": observation, AGENT_ID: one_hot}
 
 
-def _without_mask(tree: Any, space: Any = None) -> Any:
+def _without_mask(tree: Tree, space: Any = None) -> Any:
     """Return a space, or an observation of `space`, without an action mask."""
     if space is not None:
         return {key: tree[key] for key in space.spaces} if isinstance(space, spaces.Dict) else tree

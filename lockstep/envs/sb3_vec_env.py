@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.data.trees import copy_arrays
+from lockstep.data.trees import Tree, copy_arrays
 from lockstep.data.values import as_rewards
 from lockstep.envs.boundary import RowInfos, StepResult, VectorBoundary
 from lockstep.envs.errors import step_error
@@ -46,7 +46,7 @@ class VecEnvBoundary(VectorBoundary):
         self._result.obs = self._form.hold(obs, (self.num_envs,))
         return self._result.obs
 
-    def step(self, actions: Any) -> StepResult:
+    def step(self, actions: Tree) -> StepResult:
         """Take one action in every row; see `VectorBoundary.step`."""
         self._check_started()
         result = self._result

@@ -422,7 +422,7 @@ def _summary(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _pickled(name: str, result: Any) -> memoryview:
+def _pickled(name: str, result: tuple[Any, ...]) -> memoryview:
     """Return the answer as bytes; keys of an info that cannot be pickled are left out, and named with the reason."""
     try:
         return ForkingPickler.dumps((True, result, {}))

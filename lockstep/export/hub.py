@@ -40,7 +40,7 @@ def write_pretrained(path: str | Path, facts: Mapping[str, Any], save: Callable[
     return target
 
 
-def pretrained_checkpoint(name_or_path: str | Path, **options: Any) -> Path:
+def pretrained_checkpoint(name_or_path: str | Path, **options: object) -> Path:
     """Return the checkpoint in a folder, or in a repository of the Hub, which is downloaded."""
     path = Path(name_or_path)
     if not path.exists():
@@ -57,7 +57,7 @@ def pretrained_checkpoint(name_or_path: str | Path, **options: Any) -> Path:
     return path / CHECKPOINT
 
 
-def upload_pretrained(save: Callable[[Path], Path], repo_id: str, **options: Any) -> str:
+def upload_pretrained(save: Callable[[Path], Path], repo_id: str, **options: object) -> str:
     """Upload the folder that `save(path)` writes, and return the repository's address."""
     hub = _hub()
     api = hub.HfApi(token=options.pop("token", None))

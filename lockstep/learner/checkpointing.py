@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -234,6 +234,17 @@ def names_of(names: Collection[str] | str | None) -> list[str] | None:
 
 
 # -- how a learner is built ---
+
+
+class LearnerParts(TypedDict, total=False):
+    """Parts of a learner that a file cannot hold, see `Learner.from_checkpoint`."""
+
+    config: TrainingSection | None
+    framework: FrameworkSection | None
+    connectors: Mapping[str, ModuleConnectors] | None
+    module_configs: Mapping[str, TrainingSection] | None
+    modules: Mapping[str, RLModule] | None
+    policies_to_train: WhoLearns
 
 
 def learner_in(

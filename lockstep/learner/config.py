@@ -351,6 +351,12 @@ def _common_name(agents: Collection[Any]) -> str:
     return "".join(letters[0] for letters in same).rstrip("0123456789_- ")
 
 
+PolicyMapping = Callable[..., str] | Mapping[Any, str] | Sequence[Any] | None
+"""What `multi_agent(policy_mapping_fn=)` takes: a function, a dict of agent -> module id, or stages of these."""
+PoliciesToTrain = Collection[Any] | Callable[..., bool] | None
+"""What `multi_agent(policies_to_train=)` takes: module ids, a function, or stages of these; None: all modules."""
+
+
 @dataclass
 class MultiAgentSection(Section[ConfigT]):
     """Who learns what."""

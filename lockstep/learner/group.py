@@ -8,13 +8,13 @@ from functools import partial
 from operator import attrgetter, methodcaller
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, Unpack
 
 import numpy as np
 
 from lockstep.connectors import ModuleConnectors
 from lockstep.data.tensor_rollout import TensorRollout
-from lockstep.learner.checkpointing import names_of, state_to_restore
+from lockstep.learner.checkpointing import LearnerParts, names_of, state_to_restore
 from lockstep.learner.config import LearnersSection, TrainingSection
 from lockstep.learner.inputs import WhoLearns
 from lockstep.learner.learner import Learner
@@ -474,7 +474,12 @@ class LearnerGroup:
 
     @classmethod
     def from_checkpoint(
-        cls, path: str | Path, *, section: LearnersSection | None = None, trust: bool = False, **parts: Any
+        cls,
+        path: str | Path,
+        *,
+        section: LearnersSection | None = None,
+        trust: bool = False,
+        **parts: Unpack[LearnerParts],
     ) -> Self:
         """Return a group as the checkpoint describes it, however many learners wrote it.
 

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, Unpack
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from lockstep.data.tensor_rollout import TensorRollout
 from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import map_tree, num_items
 from lockstep.learner import checkpointing, inputs
+from lockstep.learner.checkpointing import LearnerParts
 from lockstep.learner.compile.update import CompiledUpdate
 from lockstep.learner.config import FrameworkSection, TrainingSection, takes_batch
 from lockstep.learner.device.replay_update import ReplayUpdate
@@ -1195,7 +1196,7 @@ class Learner(Generic[Training]):
         self._state.restore_from_path(path, component)
 
     @classmethod
-    def from_checkpoint(cls, path: str | Path, *, trust: bool = False, **parts: Any) -> Self:
+    def from_checkpoint(cls, path: str | Path, *, trust: bool = False, **parts: Unpack[LearnerParts]) -> Self:
         """Return the learner of a checkpoint, built as it was and restored; on `Learner`, of the class that was saved.
 
         `trust`: take all objects that the checkpoint names, such as an encoder that is a function; `UntrustedError`
@@ -1216,7 +1217,7 @@ class Learner(Generic[Training]):
         *,
         reducer: Reducer | None = None,
         names: FileNames | None = None,
-        **parts: Any,
+        **parts: Unpack[LearnerParts],
     ) -> Self:
         """Return the learner in the folders of a checkpoint; with a `reducer` one of several that act as one.
 

@@ -31,7 +31,13 @@ from lockstep.data.spaces import describe_space
 from lockstep.data.trees import Tree, leaves, rows_of, stack_observations
 from lockstep.envs.multi_agent import with_agent_id
 from lockstep.export.hub import pretrained_checkpoint, upload_pretrained, write_pretrained
-from lockstep.learner.config import check_policies_to_train, checked_spec, mapping_in_one_form
+from lockstep.learner.config import (
+    PoliciesToTrain,
+    PolicyMapping,
+    check_policies_to_train,
+    checked_spec,
+    mapping_in_one_form,
+)
 from lockstep.learner.group import LearnerGroup
 from lockstep.learner.inputs import WhoLearns, errors_of_rows
 from lockstep.learner.learner import STEPS_SAMPLED, Learner
@@ -159,7 +165,7 @@ class Policy:
         return mapping
 
     @policy_mapping_fn.setter
-    def policy_mapping_fn(self, policy_mapping_fn: object) -> None:
+    def policy_mapping_fn(self, policy_mapping_fn: PolicyMapping) -> None:
         """Take what `multi_agent(policy_mapping_fn=)` takes."""
         self._mapping = mapping_in_one_form(policy_mapping_fn)
 
@@ -232,7 +238,11 @@ class Policy:
     # -- acting ---
 
     def compute_actions(
-        self, observations: Tree, state: Any = None, explore: bool | None = None, rewards: Any = None
+        self,
+        observations: Tree,
+        state: Mapping[str, Any] | None = None,
+        explore: bool | None = None,
+        rewards: Tree = None,
     ) -> Any:
         """Return environment actions for raw observations: `[B, ...]` for `[B, ...]`, or a dict for a dict of agents.
 
@@ -680,7 +690,7 @@ class Policy:
         del self.acting[module_id]
         self._recipes.pop(module_id, None)
 
-    def set_policies_to_train(self, policies_to_train: object) -> None:
+    def set_policies_to_train(self, policies_to_train: PoliciesToTrain) -> None:
         """Let these modules learn from the next update on, as `multi_agent(policies_to_train=)` takes them."""
         stages = stages_of("policies_to_train", policies_to_train)
         for _, allowed in stages:
@@ -941,7 +951,7 @@ class Policy:
         return write_pretrained(save_directory, self._files.facts(), self.save_to_path)
 
     @classmethod
-    def from_pretrained(cls, name_or_path: str | Path, *, trust: bool = False, **options: Any) -> Policy:
+    def from_pretrained(cls, name_or_path: str | Path, *, trust: bool = False, **options: object) -> Policy:
         """Return the policy in a folder of `save_pretrained`, or in a repository of the Hugging Face Hub.
 
         `trust`: take all objects that it names, see `from_checkpoint`. `options`: for
@@ -949,7 +959,7 @@ class Policy:
         """
         return cls.from_checkpoint(pretrained_checkpoint(name_or_path, **options), trust=trust)
 
-    def push_to_hub(self, repo_id: str, **options: Any) -> str:
+    def push_to_hub(self, repo_id: str, **options: object) -> str:
         """Upload what `save_pretrained` writes to the Hugging Face Hub (extra `hub`), and return its address.
 
         `options`: for `huggingface_hub.HfApi.create_repo` (`private=`, `token=`).

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.data.trees import Tree
 from lockstep.learner.group import LearnerGroup
 
 NETWORKS = ["learner/rl_module", "learner/connectors"]
@@ -98,7 +99,7 @@ def tensors_in(path: str, tree: object) -> Iterator[tuple[str, Tensor]]:
         raise TypeError(f"{path} is a {type(tree).__name__}, which no state_dict holds; use save_to_path")
 
 
-def rebuilt(new: Mapping[str, Tensor], path: str, tree: Any) -> Any:
+def rebuilt(new: Mapping[str, Tensor], path: str, tree: Tree) -> Any:
     """Return `tree` with the tensors of `new` in place of its leaves, each of the kind that the leaf has."""
     if isinstance(tree, Mapping):
         return {key: rebuilt(new, f"{path}.{key}", part) for key, part in tree.items()}

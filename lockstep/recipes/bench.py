@@ -28,11 +28,13 @@ import numpy as np
 from lockstep._version import __version__
 from lockstep.analysis import iqm_bootstrap
 from lockstep.analysis.plots import Curve, draw_curves
+from lockstep.builder import AlgorithmConfig
 from lockstep.data.parquet import import_pyarrow
 from lockstep.recipes import RECIPES, Recipe, find_recipe
 from lockstep.runs.pool import PoolWorker, ProcessPool, StopsWithPool, check_not_stopped
 from lockstep.runs.run import Run, prepare_resume, prepare_run
 from lockstep.state.names import with_present_names
+from lockstep.state.tree import JsonValue
 from lockstep.tracking.logger import torch_param_hash
 from lockstep.tracking.records import read_metrics
 from lockstep.tracking.run_folder import RunFolder, versions
@@ -227,7 +229,7 @@ def add_row(recipe: Recipe, row: Row, results: Path) -> None:
 MAY_DIFFER = ("framework.compile", "framework.device")
 
 
-def check_same_settings(recipe: Recipe, rows: Iterable[Row], config: Any) -> None:
+def check_same_settings(recipe: Recipe, rows: Iterable[Row], config: AlgorithmConfig) -> None:
     """Raise `ValueError` where seeds would stand beside others that learned with other settings.
 
     Whether updates are compiled, and the device, may differ; options that came later stand at their defaults.
@@ -249,7 +251,7 @@ def check_same_settings(recipe: Recipe, rows: Iterable[Row], config: Any) -> Non
             )
 
 
-def _agrees(before: Any, now: Any) -> bool:
+def _agrees(before: JsonValue, now: JsonValue) -> bool:
     if isinstance(before, dict) and isinstance(now, dict):
         return all(name in now and now[name] == value for name, value in before.items())
     return bool(before == now)

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
+from gymnasium.spaces import Space
+
 from lockstep.algorithms import A2CConfig, AlgorithmConfig, C51Config, DQNConfig, PPOConfig, QRDQNConfig
 from lockstep.connectors import ClipRewards
 
@@ -38,7 +40,7 @@ class Family:
     total_steps: int = STEPS
 
 
-def sign_of_rewards(observation_space: Any, action_space: Any) -> ClipRewards:
+def sign_of_rewards(observation_space: Space[Any], action_space: Space[Any]) -> ClipRewards:
     """Return a learner connector that leaves the sign of rewards."""
     return ClipRewards(sign=True)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from lockstep.algorithms import get_config
 from lockstep.builder import AlgorithmConfig
+from lockstep.envs.boundary import EnvLike
 from lockstep.envs.make import is_module_name, named_environment, with_version
 from lockstep.options.checks import check_whole
 from lockstep.options.section import by_path
@@ -40,16 +41,16 @@ class Settings:
         if section.num_env_runners > 1:
             self.sources.append(f"{num_envs} environments, {section.num_envs_per_env_runner} on each env runner")
 
-    def stretch(self, before: int, after: Any) -> None:
+    def stretch(self, before: int, after: object) -> None:
         """Stretch the schedules of a recipe from one length of the run to another."""
         if after is None or after == before:
             return
-        after = check_whole("reporting.total_steps", after, 1)
-        stretched = stretched_schedules(self.config.training.options(), after / before)
+        length: int = check_whole("reporting.total_steps", after, 1)
+        stretched = stretched_schedules(self.config.training.options(), length / before)
         if stretched:
             self.config.set_section("training", stretched)
             paths = ", ".join(f"training.{name}" for name in stretched)
-            self.sources.append(f"{paths} stretched to {after:,} steps")
+            self.sources.append(f"{paths} stretched to {length:,} steps")
 
     def start_early(self, total_steps: int | None) -> None:
         """Begin to learn in the first tenth of a run, where settings of a family are made for longer ones."""
@@ -61,7 +62,7 @@ class Settings:
 
 def find_settings(
     algorithm: str | AlgorithmConfig,
-    env: Any = None,
+    env: EnvLike | None = None,
     *,
     recipe: bool = True,
     num_envs: int | None = None,
@@ -120,7 +121,7 @@ def find_settings(
 
 
 def _first_settings(
-    algorithm: str | AlgorithmConfig, env: Any, recipe: bool
+    algorithm: str | AlgorithmConfig, env: EnvLike | None, recipe: bool
 ) -> tuple[Settings, Recipe | Family | None]:
     """Return the settings that a run begins with, and the recipe or family that they are of."""
     if isinstance(algorithm, AlgorithmConfig):
@@ -139,7 +140,7 @@ def _first_settings(
 
 def train(
     algorithm: str | AlgorithmConfig,
-    env: Any = None,
+    env: EnvLike | None = None,
     *,
     total_steps: int | None = None,
     seed: int | None = None,

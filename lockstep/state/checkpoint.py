@@ -112,7 +112,7 @@ class SealedTree(dict[str, Any]):
 
     __slots__ = ("_files",)
 
-    def __init__(self, *content: Any, **more: Any) -> None:
+    def __init__(self, *content: Any, **more: object) -> None:
         super().__init__(*content, **more)
         self._files: dict[str, _SharedFile] = {}
 

@@ -6,9 +6,9 @@ import time
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Unpack
 
-from lockstep.tracking.logger import BaseLogger, RestoredData
+from lockstep.tracking.logger import BaseLogger, Intervals, RestoredData
 from lockstep.tracking.records import flatten, parse_record, read_metrics, to_strict_json
 
 _BLOCK = 1 << 16
@@ -30,7 +30,7 @@ class JsonlLogger(BaseLogger):
     Raises `ValueError`: the file holds records and `resume` is False. `OSError`: the file cannot be written.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, resume: bool = False, **intervals: Any) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, resume: bool = False, **intervals: Unpack[Intervals]) -> None:
         super().__init__(**intervals)
         self.path = Path(path).absolute()
         if not resume and self.path.is_file() and self.path.stat().st_size:

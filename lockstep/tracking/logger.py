@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 import torch
 from torch import nn
@@ -40,6 +40,15 @@ class _Scope:
     last_written: int | None = None
     pending: list[dict[str, Any]] = field(default_factory=list)
     pending_step: int = 0
+
+
+class Intervals(TypedDict, total=False):
+    """Keywords of `BaseLogger`, which loggers hand on to it."""
+
+    train_interval: int
+    test_interval: int
+    update_interval: int
+    info_interval: int
 
 
 class BaseLogger(ABC):

@@ -4,10 +4,10 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from lockstep.options.checks import install_hint
-from lockstep.tracking.logger import BaseLogger, RestoredData
+from lockstep.tracking.logger import BaseLogger, Intervals, RestoredData
 from lockstep.tracking.records import flatten
 
 _EVENTS = "events.out.tfevents.*"
@@ -27,7 +27,7 @@ class TensorboardLogger(BaseLogger):
     Raises `ImportError`: at the first record, when tensorboard is not installed.
     """
 
-    def __init__(self, log_dir: str | os.PathLike[str], **intervals: Any) -> None:
+    def __init__(self, log_dir: str | os.PathLike[str], **intervals: Unpack[Intervals]) -> None:
         super().__init__(**intervals)
         self.log_dir = Path(log_dir).absolute()
         self._writer: Any = None

@@ -11,10 +11,10 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from lockstep.options.checks import check_choice, install_hint
-from lockstep.tracking.logger import STEP_TYPES, BaseLogger, RestoredData
+from lockstep.tracking.logger import STEP_TYPES, BaseLogger, Intervals, RestoredData
 from lockstep.tracking.records import flatten
 
 COUNTERS = ("epoch", "env_step", "gradient_step")
@@ -37,7 +37,9 @@ class NumberedLogger(BaseLogger):
         intervals: as `BaseLogger`.
     """
 
-    def __init__(self, run_id: str | None = None, config: Mapping[str, Any] | None = None, **intervals: Any) -> None:
+    def __init__(
+        self, run_id: str | None = None, config: Mapping[str, Any] | None = None, **intervals: Unpack[Intervals]
+    ) -> None:
         super().__init__(**intervals)
         self.run_id = run_id
         self.config = dict(config or {})
@@ -147,7 +149,7 @@ class MLflowLogger(NumberedLogger):
         run_id: str | None = None,
         config: Mapping[str, Any] | None = None,
         tags: Mapping[str, str] | None = None,
-        **intervals: Any,
+        **intervals: Unpack[Intervals],
     ) -> None:
         super().__init__(run_id, config, **intervals)
         self.experiment_name, self.run_name = experiment_name, run_name
@@ -283,7 +285,7 @@ class WandbLogger(NumberedLogger):
         dir: str | os.PathLike[str] | None = None,
         mode: str | None = None,
         settings: Mapping[str, Any] | None = None,
-        **intervals: Any,
+        **intervals: Unpack[Intervals],
     ) -> None:
         super().__init__(run_id or uuid.uuid4().hex[:8], config, **intervals)  # no generator of training is asked
         if mode is not None:

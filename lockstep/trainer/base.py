@@ -16,7 +16,9 @@ from typing import Any, ClassVar, Self
 
 from lockstep.data import MultiAgentBatch
 from lockstep.data.row_source import RowSource
+from lockstep.learner.config import PoliciesToTrain, PolicyMapping
 from lockstep.learner.learner import STEPS_SAMPLED, Learner
+from lockstep.modules import RLModule, RLModuleSpec
 from lockstep.options.checks import check_flags, no_copies
 from lockstep.policy.policy import Policy
 from lockstep.replay import MultiAgentReplayBuffer, ReplayBuffer, TensorReplay
@@ -477,7 +479,7 @@ class BaseTrainer(ABC):
     def add_module(
         self,
         module_id: str,
-        module_spec: Any = None,
+        module_spec: RLModuleSpec | RLModule | Mapping[str, Any] | None = None,
         config_overrides: Mapping[str, Any] | None = None,
         init_from: str | Path | None = None,
         *,
@@ -510,11 +512,11 @@ class BaseTrainer(ABC):
 
         self._change(remove)
 
-    def set_policies_to_train(self, policies_to_train: Any) -> None:
+    def set_policies_to_train(self, policies_to_train: PoliciesToTrain) -> None:
         """Let these modules learn from the next update on; as `multi_agent(policies_to_train=)` takes them."""
         self._change(partial(self.policy.set_policies_to_train, policies_to_train))
 
-    def set_policy_mapping_fn(self, policy_mapping_fn: Any) -> None:
+    def set_policy_mapping_fn(self, policy_mapping_fn: PolicyMapping) -> None:
         """Map agents so in all episodes that begin from now on; as `multi_agent(policy_mapping_fn=)` takes it.
 
         A checkpoint does not hold a function: who resumes sets it again (in `on_run_start`), or gives it with the

@@ -60,7 +60,7 @@ class TrainerView:
         )
     )
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: object) -> None:
         object.__setattr__(self, "_trainer", trainer)
 
     def __getattr__(self, name: str) -> Any:

@@ -15,6 +15,7 @@ from lockstep.data.agent_steps import AgentID
 from lockstep.data.multi_agent_episode import MultiAgentEpisode
 from lockstep.modules import DEFAULT_MODULE_ID
 from lockstep.options.checks import check_choice, check_flags, check_number, check_whole, check_wholes
+from lockstep.policy.policy import Policy
 from lockstep.tracking.statistics import CollectStats
 from lockstep.trainer.callbacks import Callback, CollectEnd, RunStart
 
@@ -160,7 +161,7 @@ class SelfPlay(Callback):
             self._add_copy()
         self._map()
 
-    def _check(self, policy: Any) -> None:
+    def _check(self, policy: Policy) -> None:
         if not policy.is_multi_agent:
             raise ValueError("SelfPlay needs several agents; name who learns with multi_agent(policies=...)")
         missing = [mid for mid in (self.learner, *self.pool) if mid not in policy.acting]

@@ -17,6 +17,7 @@ from typing import Any
 
 from lockstep.builder import AlgorithmConfig
 from lockstep.config.json_form import check_texts
+from lockstep.state.tree import JsonValue
 from lockstep.state.trust import FileNames
 
 
@@ -137,7 +138,7 @@ def read_space(path: str | Path, *, trust: bool = False) -> dict[str, Range]:
     return space
 
 
-def _read_range(option: str, values: Any, path: str | Path) -> Range:
+def _read_range(option: str, values: JsonValue, path: str | Path) -> Range:
     try:
         fields = dict(values)
         return Range(**{**fields, "choices": tuple(fields.get("choices", ()))})

@@ -22,6 +22,7 @@ import numpy as np
 from lockstep.analysis import Interval, iqm_bootstrap
 from lockstep.builder import AlgorithmConfig
 from lockstep.data.codec import DAMAGE
+from lockstep.envs.boundary import EnvLike
 from lockstep.envs.make import name_of_env
 from lockstep.options.checks import check_whole, install_hint
 from lockstep.options.section import by_path
@@ -91,7 +92,7 @@ class TuneResult:
 
 def tune(
     algorithm: str | AlgorithmConfig,
-    env: Any = None,
+    env: EnvLike | None = None,
     *,
     trials: int = 20,
     jobs: int = 1,

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.data.trees import Tree
 from lockstep.data.values import as_rewards
 from lockstep.envs.boundary import RowInfos, StepResult, VectorBoundary
 from lockstep.envs.errors import step_error
@@ -48,7 +49,7 @@ class TensorBoundary(VectorBoundary):
         held: np.ndarray = self._form.hold(obs.cpu().numpy(), (self.num_envs,))
         return held
 
-    def step(self, actions: Any) -> StepResult:
+    def step(self, actions: Tree) -> StepResult:
         """Take one action in every row; see `VectorBoundary.step`."""
         self._check_started()
         result = self._result
@@ -96,12 +97,14 @@ class SingleTensorEnv(gym.Env[Any, Any]):
         self.tensors = tensors
         self.observation_space, self.action_space = tensors.single_observation_space, tensors.single_action_space
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         """Begin an episode."""
         super().reset(seed=seed)
         return self.tensors.reset(seed).cpu().numpy()[0], {}
 
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Tree) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """Take a step. After the end of an episode another one has begun already, whatever `reset` is called for."""
         sent = torch.as_tensor(np.asarray(action)[None], device=self.tensors.device)
         acted_on = None if self.tensors.gives_final_obs else self.tensors.get_observations()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -220,7 +220,7 @@ class ImplicitQuantileModule(DefaultQModule):
             features = self._features(batch, self.value_encoder)
         return advantages, self.value_head(self.value_hidden(features.unsqueeze(-2) * embedded))
 
-    def _features(self, batch: Batch, encoder: Any) -> Tensor:
+    def _features(self, batch: Batch, encoder: Callable[..., Tensor]) -> Tensor:
         """Return the features `[N, F]`, those that are remembered where there is a memory."""
         obs = batch["obs"]
         return trained(obs.features) if isinstance(obs, Remembered) else encoder(*self._inputs(batch))
