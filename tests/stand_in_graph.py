@@ -8,7 +8,7 @@ import pytest
 
 from lockstep.learner.device import replay_update, rollout_update
 from lockstep.ops.graphs import EAGER_CALLS, Captured
-from lockstep.rollout import tensor_collector
+from lockstep.rollout import tensor_stepper
 
 
 class StandInGraph(Captured[Any]):
@@ -55,6 +55,6 @@ def use_stand_ins(monkeypatch: pytest.MonkeyPatch, learner: Any = None) -> list[
     made: list[StandInGraph] = []
     monkeypatch.setattr(StandInGraph, "made", made)
     monkeypatch.setattr(StandInGraph, "learner", learner)
-    for module in (tensor_collector, rollout_update, replay_update):
+    for module in (tensor_stepper, rollout_update, replay_update):
         monkeypatch.setattr(module, "Captured", StandInGraph)
     return made

@@ -101,6 +101,8 @@ def default_space(config: AlgorithmConfig) -> dict[str, Range]:
     """
     family = OFFLINE if config.is_offline else OFF_POLICY if config.is_off_policy else ON_POLICY
     space = {path: values for path, values in {**COMMON, **family}.items() if value_at(config, path) is not None}
+    if not config.can_sum_rewards:
+        space.pop("replay.n_step", None)
     training = config.training.options()
     size, batch = training.get("minibatch_size"), training.get("train_batch_size")
     if family is ON_POLICY and isinstance(size, int) and isinstance(batch, int):
