@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
-import re
 import resource
 import secrets
 import shutil
@@ -18,7 +17,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
-from rotation import ALL, NUM_PARTS, chosen_part, commit_of, part_of, sentence
+from rotation import ALL, NUM_PARTS, chooses_none, chosen_part, commit_of, part_of, sentence
 
 # What gymnasium starts would be a fork of this process with all its threads, which may hang before it answers.
 multiprocessing.set_start_method("forkserver")
@@ -105,21 +104,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
     Importing and rewriting all files takes as long as hundreds of tests do.
     """
-    expression = config.option.markexpr
-    if collection_path.suffix != ".py" or not expression:
+    if collection_path.suffix != ".py" or not config.option.markexpr:
         return None
     files = (file for file in (collection_path, collection_path.with_name("conftest.py")) if file.exists())
-    text = "".join(file.read_text() for file in files)
-    wanted = re.sub(r"\bnot \w+|\band\b|\bor\b", "", expression).split()
-    if wanted:
-        if "hypothesis" in wanted and "from hypothesis import" in text:  # hypothesis puts the mark on tests itself
-            return None
-        if "long" in wanted and "from parts import" in text:  # which puts the mark on cases
-            return None
-        return None if any(f"mark.{mark}" in text for mark in wanted) else True
-    unwanted = re.findall(r"\bnot (\w+)", expression)
-    of_the_file = re.findall(r"^pytestmark = .*$", collection_path.read_text(), re.MULTILINE)
-    return True if any(f"mark.{mark}" in line for line in of_the_file for mark in unwanted) else None
+    return True if chooses_none(config.option.markexpr, "".join(file.read_text() for file in files)) else None
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:

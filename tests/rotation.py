@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import zlib
 from pathlib import Path
@@ -32,6 +33,23 @@ def part_of(nodeid: str) -> int | None:
     if nodeid.startswith(NEVER_ROTATE) or "kill" in nodeid:
         return None
     return 1 + zlib.crc32(nodeid.encode()) % NUM_PARTS
+
+
+def chooses_none(expression: str, text: str) -> bool:
+    """Return whether `pytest -m expression` chooses no test of a file; where it cannot be known, False.
+
+    `text` is the source of the file and of its folder's conftest.py.
+    """
+    wanted = re.findall(r"\w+", re.sub(r"\bnot \w+|\band\b|\bor\b", "", expression))
+    if wanted:
+        if "hypothesis" in wanted and "from hypothesis import" in text:  # hypothesis puts the mark on tests itself
+            return False
+        if "long" in wanted and "from parts import" in text:  # which puts the mark on cases
+            return False
+        return not any(f"mark.{mark}" in text for mark in wanted)
+    unwanted = re.findall(r"\bnot (\w+)", expression)
+    of_the_file = re.findall(r"^pytestmark = .*$", text, re.MULTILINE)
+    return any(f"mark.{mark}" in line for line in of_the_file for mark in unwanted)
 
 
 def chosen_part(word: str, commit: str) -> int | None:

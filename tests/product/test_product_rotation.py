@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from cover import pairs_in
-from rotation import NUM_PARTS, chosen_part, part_of, sentence
+from rotation import NUM_PARTS, chooses_none, chosen_part, part_of, sentence
 from test_product_cover import CELLS, IN_CI, QUICK
 
 CELL = "tests/product/test_product_cover.py::test_a_cell_that_is_not_refused_learns_the_best_actions[{}]"
@@ -49,6 +52,26 @@ def test_a_commit_chooses_one_part_and_the_line_repeats_it():
     assert "part 3 of 4" in sentence(3)
     assert "make test-long PART=3" in sentence(3)
     assert "PART=all" in sentence(3)
+
+
+MAKEFILE = (Path(__file__).parents[2] / "Makefile").read_text()
+EXPRESSIONS = sorted({quoted or word for quoted, word in re.findall(r"pytest -m (?:'([^']+)'|(\w+))", MAKEFILE)})
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_files_with_tests_that_a_target_asks_for_are_imported(expression):
+    for mark in re.findall(r"\w+", re.sub(r"\bnot \w+|\band\b|\bor\b", "", expression)):
+        assert not chooses_none(expression, f"@pytest.mark.{mark}\ndef test_one(): ..."), mark
+    assert chooses_none(expression, "def test_one(): ...")
+
+
+def test_the_long_part_has_the_cases_of_tables_and_the_properties():
+    expression = "(long or hypothesis) and not faults"
+    assert f"-m '{expression}'" in MAKEFILE
+    assert not chooses_none(expression, "from parts import fast_if")
+    assert not chooses_none(expression, "from hypothesis import given")
+    assert not chooses_none("not long and not faults", "def test_one(): ...")
+    assert chooses_none("not long and not faults", "pytestmark = pytest.mark.long")
 
 
 @pytest.mark.parametrize("word", ["0", "5", "first", ""])
