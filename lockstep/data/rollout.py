@@ -204,6 +204,8 @@ class RolloutStore:
         self.final_index, self.final_obs = [index for index, _ in kept], [obs for _, obs in kept]
         self.size = size
         del self.states[size:]
+        if self.starts:
+            self.starts = [np.concatenate(self.starts)[:size]]
         self.valid[size:] = True
         self.all_valid = bool(self.valid[:size].all())
         if self.action_logp is not None:

@@ -85,7 +85,7 @@ class ReplaySection(Section[ConfigT]):
         """
         if isinstance(buffer, MultiAgentReplayBuffer):
             for part in buffer.buffers.values():
-                self.check_buffer(part)
+                self.check_buffer(part, is_stateful=is_stateful)
             return
 
         plain = type(self)()

@@ -58,11 +58,6 @@ class BaseCollector(CollectorTraits):
         if not is_number(epsilon) or not 0.0 <= epsilon <= 1.0:
             raise ValueError(f"epsilon={epsilon!r} is not allowed; it must be between 0 and 1")
         self.stepper = stepper
-        self.policy: Any = stepper.policy
-        self.env: Any = stepper.env
-        self.num_envs = stepper.num_envs
-        """Number of environments."""
-        self.agents_of_modules = stepper.agents_of_modules
         self.exploration_noise = exploration_noise
         self.epsilon = float(epsilon)
         self.raise_on_nan_in_buffer = raise_on_nan_in_buffer
@@ -77,6 +72,26 @@ class BaseCollector(CollectorTraits):
         """steps of this collect so far"""
         self.reset_stat()
         self.buffer = buffer
+
+    @property
+    def policy(self) -> Any:
+        """The policy that acts."""
+        return self.stepper.policy
+
+    @property
+    def env(self) -> Any:
+        """The environments, behind their boundary."""
+        return self.stepper.env
+
+    @property
+    def num_envs(self) -> int:
+        """Number of environments."""
+        return self.stepper.num_envs
+
+    @property
+    def agents_of_modules(self) -> Mapping[str, list[Any]]:  # type: ignore[override]
+        """Agents that each module acts for, by module id; empty for one agent."""
+        return self.stepper.agents_of_modules
 
     @property
     def streams(self) -> RandomStreams:
@@ -213,8 +228,13 @@ class BaseCollector(CollectorTraits):
         return self._collect(n_episode, amount, random, reset_before_collect, then=then)
 
     def collect_vector_steps(self, number: int, *, random: bool = False, renew: bool = False) -> CollectStats:
-        """Take `number` vector steps, however many of their rows only reset an environment. No episode is completed
-        beyond them. `renew`: new episodes first. Raises as `collect`."""
+        """Take exactly `number` vector steps, even where an episode is still under way or a row only resets.
+
+        `renew`: begin new episodes first. Raises as `collect`, and `ValueError` where environments are not stepped
+        together.
+        """
+        if not self.stepper.has_vector_steps:
+            raise ValueError(f"{type(self).__name__} does not step its environments together: use collect(n_step=...)")
         self.stepper.check_amount(number * self.num_envs, None, random)
         self.env.check_open()
         renew = renew or self.stepper.episodes.left_open

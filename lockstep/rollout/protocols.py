@@ -127,9 +127,6 @@ class CollectorTraits:
 class CollectorLike(Protocol):
     """What a trainer needs of a collector, wherever its environments are; `Collector` documents the methods."""
 
-    policy: Any
-    env: Any
-    """has `num_envs`, `backend`, `autoreset_mode`, `observation_space`, `action_space`"""
     may_evaluate: ClassVar[bool]
     """Whether an evaluation with this collector can be repeated."""
     launches_updates: ClassVar[bool]
@@ -141,6 +138,14 @@ class CollectorLike(Protocol):
     """Whether it is decided after the steps which of the episodes count, so that no callback can watch only those."""
     takes_state_of_one: ClassVar[bool]
     """Whether `set_state` takes the state of a collector whose environments are all in one process."""
+
+    @property
+    def policy(self) -> Any:
+        """The policy that acts."""
+
+    @property
+    def env(self) -> Any:
+        """The environments; has `num_envs`, `backend`, `autoreset_mode`, `observation_space`, `action_space`."""
 
     @property
     def agents_of_modules(self) -> Mapping[str, list[Any]]:

@@ -35,6 +35,7 @@ class ReadyStepper(VectorStepper):
     env: WorkerVectorEnv
     store: ReplayWriter | None
     rounds_up = False
+    has_vector_steps = False
 
     def __init__(self, policy: ActingLike, env: object, streams: RandomStreams) -> None:
         if not isinstance(env, WorkerVectorEnv) or not isinstance(env.action_space, ARRAY_SPACES):

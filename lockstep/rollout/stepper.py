@@ -59,6 +59,8 @@ class Stepper(ABC):
 
     rounds_up: ClassVar[bool] = True
     """Whether all environments are stepped together, so that a number of steps is rounded up to whole vector steps."""
+    has_vector_steps: ClassVar[bool] = True
+    """Whether all environments are stepped together."""
     rests: ClassVar[bool] = False
     """Whether an environment is not stepped while its episode does not count."""
     agents_of_modules: Mapping[str, list[Any]]

@@ -55,6 +55,11 @@ def test_it_explores_in_a_training_step_or_where_told_and_else_takes_the_likelie
     assert set(np.unique(collector.buffer.all()["actions"])) == {0, 1, 2, 3}
 
 
+def test_it_has_no_vector_steps(env):
+    with pytest.raises(ValueError, match="AsyncCollector does not step its environments together: use collect"):
+        AsyncCollector(Acting(), env, buffer_of()).collect_vector_steps(3)
+
+
 class Poisoned(CountingEnv):
     """Gives a reward that is no number in one step, and an observation that is none."""
 

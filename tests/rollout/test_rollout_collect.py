@@ -472,3 +472,17 @@ def test_rows_that_are_dropped_leave_no_log_probability_behind():
     store.write_logp(1, np.float32([-9.0]))
     store.drop_after(1)
     np.testing.assert_array_equal(store.action_logp, np.float32([[-1.0], [np.nan]]))
+
+
+def test_rows_that_are_dropped_leave_no_beginning_of_an_episode_behind():
+    store = RolloutStore(4, 2, spaces.Box(-1, 1, (1,)), spaces.Discrete(2))
+    store.starts = [np.array([[True, True]]), np.array([[False, True], [True, False]])]
+    store.drop_after(2)
+    np.testing.assert_array_equal(np.concatenate(store.starts), [[True, True], [False, True]])
+
+
+@pytest.mark.parametrize("name", ["policy", "env", "num_envs", "agents_of_modules"])
+def test_what_the_stepper_uses_is_not_replaced_on_the_collector_alone(name):
+    collector = collector_of(light(ENDLESS))
+    with pytest.raises(AttributeError, match=name):
+        setattr(collector, name, getattr(collector, name))
