@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import MISSING, field, fields, replace
+from dataclasses import MISSING, field, fields
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Generic, Literal, NoReturn, Self, TypeVar, Union, cast
 
@@ -54,6 +54,7 @@ class Section(Generic[ConfigT]):
     shared: ClassVar[tuple[str, ...]] = ()
     """options of which copies have the same object"""
     _declarations: ClassVar[Mapping[str, tuple[Any, Limits]]]
+    _defaults: ClassVar[Mapping[str, object]]
 
     def __setattr__(self, name: str, value: object) -> None:
         if self.__dict__.get("_frozen"):
@@ -85,8 +86,23 @@ class Section(Generic[ConfigT]):
 
     def _checked(self, name: str, value: object) -> Any:
         value = self.prepare(name, value)
-        _check(f"{self.name}.{name}" if self.name else name, value, *self.declared()[name])
+        if value is not self._checked_defaults().get(name, MISSING):
+            _check(f"{self.name}.{name}" if self.name else name, value, *self.declared()[name])
         return value
+
+    @classmethod
+    def _checked_defaults(cls) -> Mapping[str, object]:
+        """Return the defaults that are numbers, texts or None, by name, checked once for the class.
+
+        Configurations are made and copied often, and most of their options have the default.
+        """
+        if "_defaults" not in vars(cls):
+            constant = (bool, int, float, str, NoneType)
+            options = {each.name: each.default for each in fields(cls) if type(each.default) in constant}  # type: ignore[arg-type]
+            for name, value in options.items():
+                _check(f"{cls.name}.{name}" if cls.name else name, value, *cls.declared()[name])
+            cls._defaults = options
+        return cls._defaults
 
     @classmethod
     def declared(cls) -> Mapping[str, tuple[Any, Limits]]:
@@ -132,7 +148,9 @@ class Section(Generic[ConfigT]):
         """Return an independent section that is not frozen."""
         options = self.options()
         kept = {id(options[name]): options[name] for name in self.shared}
-        return replace(self, **copy.deepcopy(options, kept))  # type: ignore[type-var]
+        new = object.__new__(type(self))
+        vars(new).update(copy.deepcopy(options, kept))  # not set one by one: they were checked when they were set
+        return new
 
 
 # -- checks ---
