@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
 import traceback
 from collections import deque
@@ -35,12 +34,13 @@ class PoolWorker:
     def __init__(self, channel: Connection, stop: StopEvent) -> None:
         self._channel = channel
         self._stop = stop
-        self._parent = os.getppid()
+        # Not the parent's number: if it died while this process imported the library, that number is already another.
+        self._parent = multiprocessing.parent_process()
 
     @property
     def wants_stop(self) -> bool:
         """Whether the pool asked its tasks to stop, or its process has died."""
-        return self._stop.is_set() or os.getppid() != self._parent
+        return self._stop.is_set() or (self._parent is not None and not self._parent.is_alive())
 
     def send(self, message: object) -> None:
         """Send a message to `Task.messages`. Nothing happens if the pool's process has died."""
@@ -112,7 +112,12 @@ class _Process:
         self.task: Task | None = None
 
     def begin(self, task: Task) -> None:
-        """Have the task's function called. `UnsendableError`: it cannot be sent there."""
+        """Have the task's function called.
+
+        Raises:
+            UnsendableError: the task cannot be sent to another process.
+            OSError: the process has ended.
+        """
         try:
             self.channel.send(task.call)
         except OSError:
@@ -220,15 +225,19 @@ class ProcessPool:
                 self._processes.append(free)
             if free is None:
                 return
-            free.begin(self._waiting.popleft())
+            task = self._waiting.popleft()
+            try:
+                free.begin(task)
+            except OSError:  # it was killed while it had no task: another process takes this one
+                self._waiting.appendleft(task)
+                self._drop(free)
 
     def _receive(self, process: _Process, task: Task) -> None:
         """Take one message of a process, or note that it has ended."""
         try:
             is_outcome, content = process.channel.recv()
         except (EOFError, OSError):
-            process.end()
-            self._processes.remove(process)
+            self._drop(process)
             task.was_killed = True
             task.finish(None, ProcessKilledError(KILLED))
             return
@@ -241,8 +250,12 @@ class ProcessPool:
         task.finish(*content)
         process.task = None
         if not self._is_reused:
-            process.end()
-            self._processes.remove(process)
+            self._drop(process)
+
+    def _drop(self, process: _Process) -> None:
+        """Wait until a process has ended, and forget it."""
+        process.end()
+        self._processes.remove(process)
 
 
 def _serve(channel: Connection, stop: StopEvent, is_reused: bool) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from parts import fast_if
@@ -43,3 +47,39 @@ def test_a_task_that_cannot_be_sent_is_refused_and_the_pool_goes_on():
             pool.submit(lambda worker: None)
         (task,) = pool.as_completed([pool.submit(answer, 7)])
     assert task.result()[0] == 7
+
+
+def test_a_process_that_is_killed_without_a_task_is_replaced():
+    with ProcessPool(1, reuse_processes=True) as pool:
+        (first,) = pool.as_completed([pool.submit(answer, 1)])
+        (child,) = (child for child in multiprocessing.active_children() if child.pid == first.result()[1])
+        os.kill(child.pid, signal.SIGKILL)
+        child.join()
+        done = list(pool.as_completed([pool.submit(answer, number) for number in (2, 3)]))
+    assert [task.result()[0] for task in done] == [2, 3]
+
+
+def print_whether_to_stop(worker: PoolWorker) -> None:
+    """Print whether the task should stop."""
+    print(worker.wants_stop, flush=True)
+
+
+ORPHAN = """
+import os
+from test_trainer_pool import ProcessPool, print_whether_to_stop
+if __name__ == "__main__":
+    pool = ProcessPool(1)
+    pool.submit(print_whether_to_stop)
+    os._exit(0)
+"""
+
+
+@pytest.mark.long
+def test_a_task_notices_that_its_command_died_while_its_process_started(tmp_path):
+    script = tmp_path / "command.py"
+    script.write_text(ORPHAN)
+    paths = [str(Path(__file__).parent), *sys.path]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    # Its process has the same output: `run` returns when that has ended, too.
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n", done.stderr
