@@ -126,9 +126,13 @@ class _Process:
             raise UnsendableError(f"a task cannot be sent to another process ({error})") from error
         self.task = task
 
+    def release(self) -> None:
+        """Let the process end when its task is done."""
+        self.channel.close()
+
     def end(self) -> None:
         """Wait until the process has ended. It ends when its task is done."""
-        self.channel.close()
+        self.release()
         self.process.join()
 
 
@@ -150,6 +154,8 @@ class ProcessPool:
         self._stop = multiprocessing.get_context("spawn").Event()
         self._waiting: deque[Task] = deque()
         self._processes: list[_Process] = []
+        self._ending: list[_Process] = []
+        """Processes that are done and have not exited yet."""
 
     def __enter__(self) -> Self:
         return self
@@ -161,9 +167,10 @@ class ProcessPool:
             self.stop()
         while self.is_working:
             self.wait()
-        for process in self._processes:
+        for process in [*self._processes, *self._ending]:
             process.end()
         self._processes.clear()
+        self._ending.clear()
 
     @property
     def is_working(self) -> bool:
@@ -211,11 +218,13 @@ class ProcessPool:
     def terminate(self) -> None:
         """End all processes at once."""
         self.stop()
-        for process in self._processes:
+        processes = [*self._processes, *self._ending]
+        for process in processes:
             process.process.terminate()
-        for process in self._processes:
+        for process in processes:
             process.end()
         self._processes.clear()
+        self._ending.clear()
 
     def _begin_tasks(self) -> None:
         while self._waiting:
@@ -253,9 +262,10 @@ class ProcessPool:
             self._drop(process)
 
     def _drop(self, process: _Process) -> None:
-        """Wait until a process has ended, and forget it."""
-        process.end()
+        """Give a process no further task. Nobody waits for its exit, which may take seconds, before the pool ends."""
+        process.release()
         self._processes.remove(process)
+        self._ending = [each for each in [*self._ending, process] if each.process.is_alive()]
 
 
 def _serve(channel: Connection, stop: StopEvent, is_reused: bool) -> None:
