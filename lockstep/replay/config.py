@@ -85,7 +85,7 @@ class ReplaySection(Section[ConfigT]):
         """
         if isinstance(buffer, MultiAgentReplayBuffer):
             for part in buffer.buffers.values():
-                self.check_buffer(part, is_stateful=is_stateful)
+                self.check_buffer(part)  # whether a module has a memory differs, so sequences are not compared
             return
 
         plain = type(self)()
