@@ -23,7 +23,9 @@ train=(ppo CartPole-v1 --device cuda --total-steps 1_000_000 --root runs)
 # One rank for each GPU of a machine; without GPUs, one for each of its CPUs.
 export RANKS_PER_NODE=${SLURM_GPUS_ON_NODE:-$SLURM_CPUS_PER_TASK}
 # The ranks meet at the first machine. The port is below those that Linux gives out by itself.
-HOST=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+# (All names are read, then the first is kept: `| head -n 1` could end scontrol by SIGPIPE, and this script with it.)
+HOSTS=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+HOST=${HOSTS%%$'\n'*}
 export MEETING_POINT=$HOST:$((10000 + SLURM_JOB_ID % 20000))
 
 # Since Slurm 22.05 srun does not inherit --cpus-per-task: without it, all ranks of a machine would share one CPU.

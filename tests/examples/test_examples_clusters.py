@@ -34,7 +34,8 @@ with open(os.environ["STARTED"], "a") as file:
 """
 STAND_INS = {
     "torchrun": TORCHRUN,
-    "scontrol": '#!/bin/bash\necho "scontrol $*" >> "$ASKED"; if [ "$1" = show ]; then echo gpu1; echo gpu2; fi\n',
+    # More names than a pipe holds: a reader that stops after the first one would end it by a signal.
+    "scontrol": '#!/bin/bash\necho "scontrol $*" >> "$ASKED"; if [ "$1" = show ]; then seq -f gpu%.0f 20000; fi\n',
     "scancel": '#!/bin/bash\necho "scancel $*" >> "$ASKED"; kill -TERM "$(cat "$STEP")"\n',
     # A step of two tasks; $STEP_SLEEPS: one that trains until it is signalled.
     "srun": """#!/bin/bash
