@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from agent_games import CountingGame, game_config
 from algorithm_cases import ALGORITHM_CASES
-from conftest import SMALL, Said, Trained, run_process
+from cli_tools import SMALL, Said, Trained, run_process
 
 from lockstep import ALGORITHMS, AlgorithmConfig, load_policy, train
 from lockstep.recipes import RECIPES

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Said, Trained
+from cli_tools import Said, Trained
 from tracked_runs import make_run
 
 from lockstep.analysis import compare_runs

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import cli_envs
 import pytest
-from conftest import SMALL, Said, Trained
+from cli_tools import SMALL, Said, Trained
 
 Command = Callable[..., Said]
 TRAIN = ("train", "ppo", "CartPole-v1")

@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from conftest import Said, Trained
+from cli_tools import Said, Trained
 
 from lockstep import load_policy
 from lockstep.export import load_export

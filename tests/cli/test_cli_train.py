@@ -13,7 +13,7 @@ from pathlib import Path
 import agent_games
 import numpy as np
 import pytest
-from conftest import SMALL, Said, Trained, command, process_env, start
+from cli_tools import SMALL, Said, Trained, command, process_env, start
 
 from lockstep import get_config
 from lockstep.cli.arguments import parse_setting
