@@ -87,13 +87,14 @@ def run_seeds(
             if wants_stop():
                 pool.stop()
             for task in pool.wait(POLL_SECONDS):
+                seed = tasks[task]
                 while task.messages:
-                    event: SeedEvent = task.messages.popleft()
-                    if isinstance(event, SeedBegun):
-                        paths[event.seed] = event.path
-                    yield event
+                    message: Path | SeedEvent = task.messages.popleft()
+                    if isinstance(message, Path):
+                        paths[seed] = message
+                    else:
+                        yield message
                 if task.is_done:
-                    seed = tasks[task]
                     error = "" if task.error is None else f"{type(task.error).__name__}: {task.error}"
                     if task.was_killed:
                         error = KILLED
@@ -115,10 +116,12 @@ def _run_seed(
     describe: Describe | None,
     worker: PoolWorker,
 ) -> None:
-    """Make one run in this process, and report on it."""
+    """Make one run in this process, and report on it: first its folder, then events."""
     seed = int(config.debugging.seed or 0)
     reporter = _Reporter(seed, worker)
     run = prepare_run(config, root, callbacks=[reporter], init_from=init_from, sources=sources)
+    # On its own, so that the end of the seed names its folder even if it comes before the run begins.
+    worker.send(run.folder.path)
     facts = {} if describe is None else describe(run, config)
     worker.send(SeedBegun(seed, run.folder.path, facts))
     run.finish()

@@ -49,6 +49,8 @@ def test_seeds_have_the_bits_that_they_have_alone_and_one_failure_ends_no_other(
     events = list(run_seeds(config(), [1, 2, 3], jobs=2, root=tmp_path / "runs", describe=describe))
     ended = {event.seed: event for event in events if isinstance(event, SeedEnded)}
     assert ended[1].error == "ValueError: seed 1 does not want to"
+    assert ended[1].path is not None
+    assert "_s1_" in ended[1].path.name
     assert (ended[2].error, ended[3].error) == ("", "")
     begun = {event.seed: event for event in events if isinstance(event, SeedBegun)}
     assert set(begun) == {2, 3}
