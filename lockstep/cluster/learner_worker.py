@@ -35,6 +35,8 @@ class Whole:
     configs: Mapping[str, TrainingSection]
     """The training options of the modules that have their own."""
     connectors: Mapping[str, ModuleConnectors]
+    """The connectors of the modules that were added after the build. The others need not be such as can be pickled:
+    each learner builds its own."""
     policies_to_train: WhoLearns
     state: Mapping[str, Any]
 
@@ -174,8 +176,11 @@ class _Left(Reducer):
 
 def whole_of(learner: Learner) -> Whole:
     """Return what another learner needs to continue as this one; the state is a copy."""
-    # What joins the statistics of several learners belongs to this learner, and no other process can read it.
-    connectors = {mid: replace(each, join=None, gather=None) for mid, each in learner.connectors.items()}
+    connectors = {}
+    for module_id, each in learner.connectors.items():
+        if each is not learner.built_connectors.get(module_id):
+            # What joins the statistics of several learners belongs to this learner; no other process can read it.
+            connectors[module_id] = replace(each, join=None, gather=None)
     return Whole(
         specs=learner.module.spec().rl_module_specs,
         configs=dict(learner.module_configs),
@@ -190,6 +195,7 @@ def become(learner: Learner, like: Whole) -> None:
 
     Learners reduce their gradients optimizer by optimizer, so another order would mix up those of two modules.
     """
+    connectors = {**learner.built_connectors, **like.connectors}
     for change in changes_between(list(learner.module), list(like.specs)):
         module_id = change.module_id
         if change.is_added:
@@ -197,7 +203,7 @@ def become(learner: Learner, like: Whole) -> None:
                 module_id=module_id,
                 module_spec=like.specs[module_id],
                 config_overrides=like.configs.get(module_id),
-                connectors=like.connectors[module_id],
+                connectors=connectors[module_id],
             )
         else:
             learner.remove_module(module_id)

@@ -134,6 +134,8 @@ class Learner(Generic[Training]):
         self.device = torch.device(self.framework.device)
         self.dtype: torch.dtype = getattr(torch, self.framework.dtype)
         self.connectors = dict(connectors or {})
+        self.built_connectors: dict[str, ModuleConnectors] = {}
+        """The connectors that the modules had when the learner was built, also those of modules removed since."""
         self.metrics = Metrics()
         self.weights_seq_no = 0
         self._module_spec = module_spec
@@ -189,6 +191,7 @@ class Learner(Generic[Training]):
         self._module = module.to(device=self.device, dtype=self.dtype)
         for module_id in module:
             self._set_up(module_id)
+        self.built_connectors = dict(self.connectors)
         self.configure_optimizers()
         self.reset_compiled()
         self._watch_parameters()

@@ -1,11 +1,29 @@
 """A learner in another process that has to continue as its peers: after a restart, a resize, a call that failed."""
 
 import pickle
+import threading
 
+import pytest
 from agent_games import CountingGame, game_config
 from cluster_parts import assert_near
 
 from lockstep.cluster.learner_worker import become, whole_of
+from lockstep.connectors import Connector
+
+
+class Locked(Connector):
+    """A connector with a lock, which no other process can be sent."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+
+    def __call__(self, columns):
+        with self.lock:
+            return columns
+
+
+def locked(observation_space, action_space):
+    return Locked()
 
 
 def test_a_new_learner_gets_the_modules_of_its_peers_in_their_order_with_their_connectors():
@@ -24,4 +42,25 @@ def test_a_new_learner_gets_the_modules_of_its_peers_in_their_order_with_their_c
     assert [entry.key for entry in learner.optimizers] == [entry.key for entry in peer.optimizers]
     assert learner.config_of("new").lr == 0.5
     assert peer.connectors["new"].obs.has_statistics
+    assert_near(learner.get_state(), peer.get_state(), tolerance=0.0)
+
+
+def test_connectors_from_the_build_are_not_sent_and_keep_their_place_and_statistics():
+    config = game_config(CountingGame, environment={"normalize_observations": True})
+    config.training(learner_connector=locked)
+    trainer = config.build_trainer()
+    next(trainer)
+    peer = trainer.policy.learner_group.learner
+    with pytest.raises(TypeError, match="cannot pickle"):
+        pickle.dumps(peer.connectors["first"].learner)
+    first = peer.connectors["first"]
+    peer.add_module(module_id="new", module_spec=peer.module.spec().rl_module_specs["others"])
+    peer.remove_module("first")
+    peer.add_module(module_id="first", module_spec=peer.module.spec().rl_module_specs["others"], connectors=first)
+
+    learner = config.build_trainer().policy.learner_group.learner
+    built = dict(learner.connectors)
+    become(learner, pickle.loads(pickle.dumps(whole_of(peer))))
+    assert list(learner.module) == list(peer.module) == ["others", "new", "first"]
+    assert all(learner.connectors[module_id] is built[module_id] for module_id in ("first", "others"))
     assert_near(learner.get_state(), peer.get_state(), tolerance=0.0)
