@@ -105,8 +105,11 @@ class TensorRollout:
         """Empty it."""
         self.size = 0
 
-    def drop(self, num_steps: int) -> None:
-        """Forget the last collect, which filled it."""
+    def cut(self) -> None:
+        """Do nothing: the last step of every rollout is a boundary."""
+
+    def abandon_collect(self) -> None:
+        """Empty it: a collect that failed has written over what was there."""
         self.clear()
 
 

@@ -81,6 +81,12 @@ class TensorReplay:
         self.priorities = None if priorities is None else TensorPriorities(self.maxsize, self.device, **priorities)
         self._envs = torch.arange(self.num_envs, device=self.device)
         self.size = 0
+        self._written_before = torch.zeros_like(self.written)
+        """int64 `[1]`, the vector steps that had been written when the present collect began"""
+        self._num_counted = 0
+        """Vector steps of the present collect that the host has counted."""
+        self._is_in_step = False
+        """Whether a vector step is written in part: over the observations of the oldest one, if the ring is full."""
 
     def __len__(self) -> int:
         """Return the number of transitions, over all ranks."""
@@ -92,10 +98,13 @@ class TensorReplay:
         return self.num_steps * self.num_envs * self.share.number
 
     def begin_collect(self, weights_seq_no: int) -> None:
-        """Do nothing: transitions of any weights are remembered alike."""
+        """Begin a collect, which `abandon_collect` can undo. Transitions of any weights are remembered."""
+        self._written_before.copy_(self.written)
+        self._num_counted = 0
 
     def begin_step(self, t: int, obs: Tensor) -> None:
         """Write what is acted on in a vector step, over the oldest one. `t`: its place in the collect, of no matter."""
+        self._is_in_step = True
         self._place = self.written % self.num_steps
         self._write({Columns.OBS: obs})
 
@@ -109,6 +118,7 @@ class TensorReplay:
         if self.priorities is not None:
             self.priorities.add(self._place * self.num_envs + self._envs)
         self.written.add_(1)
+        self._is_in_step = False
 
     def _write(self, row: Mapping[str, Tensor]) -> None:
         for name, value in row.items():
@@ -163,6 +173,7 @@ class TensorReplay:
     def count(self, num_steps: int) -> None:
         """Have the host know that so many vector steps were written."""
         self.size = min(self.size + num_steps, self.num_steps)
+        self._num_counted += num_steps
         if self.priorities is not None:
             self.priorities.count(num_steps * self.num_envs)
 
@@ -177,24 +188,41 @@ class TensorReplay:
         """Forget all transitions, as a replay buffer on the host does."""
         self.clear()
 
-    def drop(self, num_steps: int) -> None:
-        """Forget the last collect, of so many vector steps: the step before it stands in their places until the next
-        one writes there. Waits for the device.
+    def cut(self) -> None:
+        """Let no return of n steps go beyond the newest step: the environments begin new episodes."""
+        if self.n_step == 1 or self.size == 0:
+            return
+        newest = (self.written - 1) % self.num_steps
+        terminated = self.columns[Columns.TERMINATEDS].index_select(0, newest)
+        self.columns[Columns.TRUNCATEDS].index_copy_(0, newest, ~terminated)
+
+    def abandon_collect(self) -> None:
+        """Forget all that was written since `begin_collect`, also a part of a vector step. Waits for the device.
+
+        Steps that were written over are lost. Until the next steps are written there, their places hold copies of the
+        last step that remains, and no return of n steps goes beyond a copy.
         """
-        last = int(self.written)
-        first = max(0, last - num_steps)
+        first, last = int(self._written_before), int(self.written)
+        num_places = last - first + self._is_in_step
+        self._is_in_step = False
+        if num_places == 0:
+            return
         if self.priorities is not None:
-            self.priorities.count((first - last) * self.num_envs)
-        if first == 0 or num_steps >= self.num_steps:
+            self.priorities.count(-self._num_counted * self.num_envs)
+        self._num_counted = 0
+        if first == 0 or num_places >= self.num_steps:
             self.clear()
             return
-        places, columns = torch.arange(first, last, device=self.device) % self.num_steps, [*self.columns.values()]
+
+        places = torch.arange(first, first + num_places, device=self.device) % self.num_steps
+        columns = [*self.columns.values()]
         if self.priorities is not None:
             columns.append(self.priorities.tree.values.view(self.num_steps, self.num_envs))
-        for column in columns:
-            column[places] = column[(first - 1) % self.num_steps].clone()
         self.written.fill_(first)
         self.size = min(first, self.num_steps)
+        self.cut()
+        for column in columns:
+            column[places] = column[(first - 1) % self.num_steps].clone()
         if self.priorities is not None:
             columns[-1][self.size :] = 0.0
             self.priorities.tree.sum_anew()
@@ -239,7 +267,14 @@ class TensorReplay:
                 f"{state.get('shape')} with {forms[0]}; resume with the same environments, device and replay options"
             )
         written = int(state["written"])
-        self.size = min(written, self.num_steps)
+        size = min(written, self.num_steps)
+        lengths = {name: len(column) for name, column in columns.items()}
+        if set(lengths.values()) != {size}:
+            raise ValueError(
+                f"the state of a TensorReplay is damaged: of {size} vector steps, its columns hold {lengths}; resume "
+                "from an earlier checkpoint"
+            )
+        self.size = size
         for name, column in columns.items():
             own = self.share.of(column.transpose(0, 1)).transpose(0, 1)
             self.columns[name][: self.size].copy_(own)

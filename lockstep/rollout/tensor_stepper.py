@@ -97,8 +97,6 @@ class TensorStepper(Stepper):
         """the network that these act with, and the addresses of its parameters: a graph is valid for these only"""
         self._level = torch.zeros((), device=first.device)
         """0-d, how much is explored"""
-        self._num_stored = 0
-        """Vector steps of this collect that are in the buffer."""
         self._ended_episodes: tuple[Any, Any] = (), ()
 
     @property
@@ -138,9 +136,11 @@ class TensorStepper(Stepper):
         self._captured.clear()
 
     def reset(self) -> None:
+        """Begin new episodes everywhere. Those under way are left here: nothing is estimated across this boundary."""
         self._obs.copy_(self.tensors.reset(self.streams.seed(f"env_reset/{self.num_resets}")))
         self.num_resets += 1
         self._running.forget()
+        self._buffer.cut()
         self.episodes.is_begun = True
 
     # -- a collect ---
@@ -155,7 +155,6 @@ class TensorStepper(Stepper):
 
     def begin_collect(self, mode: StepMode) -> None:
         super().begin_collect(mode)
-        self._num_stored = 0
         self._buffer.begin_collect(self.policy.weights_seq_no)
 
     def run(self, most: int) -> int:
@@ -163,7 +162,6 @@ class TensorStepper(Stepper):
         self._collecting = self.captured(self.mode.explores, random=self.mode.random)
         self._counts, self._returns_and_lens = self._collecting()
         self._buffer.count(self.num_steps)
-        self._num_stored = self.num_steps
         self.episodes.vector_steps += self.num_steps
         return self.num_steps * self.num_envs
 
@@ -199,8 +197,7 @@ class TensorStepper(Stepper):
         return self._collecting.seconds
 
     def abandon_collect(self) -> None:
-        if self._num_stored:
-            self._buffer.drop(self._num_stored)
+        self._buffer.abandon_collect()
 
     @property
     def num_rows(self) -> int:

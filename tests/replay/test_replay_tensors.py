@@ -51,10 +51,12 @@ def test_the_oldest_steps_are_written_over():
     assert replay.row_bytes == 2 * 4 + 2 * 4 + 8 + 4 + 1
 
 
+@pytest.mark.parametrize("cut_after", [None, 0, 1, 2])
 @pytest.mark.parametrize("n_step", [2, 3, 5])
 @pytest.mark.parametrize("written", [2, 3, 4, 7, 11])
-def test_rewards_of_n_steps_are_those_of_the_buffer_of_arrays(n_step, written):
-    """From each row: across the place where the ring begins anew, up to an episode's end, or to the newest step."""
+def test_rewards_of_n_steps_are_those_of_the_buffer_of_arrays(n_step, written, cut_after):
+    """From each row: across the place where the ring begins again, up to an episode's end, to a reset in the middle of
+    episodes (so many steps before the newest one), or to the newest step."""
     replay = TensorReplay(4 * B, torch.zeros(B, 2), torch.zeros(B, dtype=torch.int64), n_step, gamma=0.9)
     arrays = VectorReplayBuffer(4 * B, B, n_step=n_step, gamma=0.9)
     rng = np.random.default_rng(0)
@@ -68,7 +70,10 @@ def test_rewards_of_n_steps_are_those_of_the_buffer_of_arrays(n_step, written):
         replay.end_step(step, torch.arange(B), torch.from_numpy(rewards), dones, extras)
         row = {"obs": obs, "actions": np.arange(B), "rewards": rewards, "new_obs": final}
         arrays.add({**row, "terminateds": ended, "truncateds": cut & ~ended})
-    replay.count(written)
+        replay.count(1)
+        if cut_after == written - 1 - step:
+            replay.cut()
+            arrays.cut(range(B))
     found, wanted = replay.rows(torch.arange(len(replay))), arrays[arrays.indices()]
     orders = [np.argsort(np.asarray(columns["obs"])[:, 0]) for columns in (found, wanted)]
     for name in ("obs", "actions", "rewards", "new_obs", "terminateds", "discounts"):
@@ -131,6 +136,16 @@ def test_a_state_of_another_buffer_is_refused_and_changes_nothing(other):
     )
 
 
+def test_a_state_without_all_of_its_steps_is_refused_and_changes_nothing():
+    replay, other = replay_of(), replay_of()
+    write(replay, 2)
+    write(other, 4)
+    state = replay.get_state()
+    with pytest.raises(ValueError, match=r"of 4 vector steps, its columns hold .*'obs': 2"):
+        other.set_state({**state, "written": 6})
+    assert (other.size, int(other.written)) == (4, 4)
+
+
 def test_a_capacity_that_the_device_cannot_hold_is_refused_with_what_would_fit(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10_000, 20_000))
     on_gpu = partial(check_room, torch.device("cuda"))
@@ -162,8 +177,9 @@ def test_a_collect_that_failed_is_forgotten(before):
     """Nobody draws a row of it, and the next collect goes on where it began."""
     replay, plain = replay_of(), replay_of()
     write(replay, before)
+    replay.begin_collect(weights_seq_no=1)
     write(replay, 2, first=100)
-    replay.drop(2)
+    replay.abandon_collect()
     assert replay.columns["rewards"].max() < 100
     assert len(replay) == min(before, 4) * B
     write(replay, 3, first=before)
@@ -174,9 +190,54 @@ def test_a_collect_that_failed_is_forgotten(before):
 
 def test_a_first_collect_that_failed_leaves_nothing():
     replay = replay_of()
+    replay.begin_collect(weights_seq_no=0)
     write(replay, 2)
-    replay.drop(2)
+    replay.abandon_collect()
     assert (len(replay), int(replay.written)) == (0, 0)
+
+
+def test_returns_do_not_go_beyond_the_copies_that_a_failed_collect_leaves():
+    replay = replay_of(10 * B, n_step=3, gamma=1.0)
+    for step in range(9):
+        obs = torch.full((B, 2), float(step))
+        never = torch.zeros(B, dtype=torch.bool)
+        replay.begin_step(step, obs)
+        replay.end_step(
+            step, torch.arange(B), torch.full((B,), float(step)), never, {"time_outs": never, "final_obs": obs}
+        )
+    replay.count(9)
+    replay.begin_collect(weights_seq_no=1)
+    write(replay, 3, first=100)
+    replay.abandon_collect()
+    # In the places of steps 9, 0 and 1 are copies of step 8.
+    rewards = replay.rows(torch.arange(0, 10 * B, B))["rewards"].tolist()
+    assert rewards == [8.0, 8.0, 9.0, 12.0, 15.0, 18.0, 21.0, 15.0, 8.0, 8.0]
+
+
+@pytest.mark.parametrize("prioritised", [False, True])
+@pytest.mark.parametrize("whole", [0, 2])
+@pytest.mark.parametrize("before", [0, 2, 6])
+def test_a_collect_that_failed_within_a_step_is_forgotten_before_it_is_counted(before, whole, prioritised):
+    """A step that has only begun has written over the observations of the oldest one."""
+    replay = prioritized(beta=[[0, 0.0], [1000, 1000.0]])[0] if prioritised else replay_of()
+    write(replay, before)
+    replay.begin_collect(weights_seq_no=1)
+    for step in range(whole):
+        obs, never = torch.full((B, 2), 100.0), torch.zeros(B, dtype=torch.bool)
+        replay.begin_step(step, obs)
+        replay.end_step(step, torch.arange(B), obs[:, 0], never, {"time_outs": never, "final_obs": obs})
+    replay.begin_step(whole, torch.full((B, 2), 100.0))
+    replay.abandon_collect()
+    assert int(replay.written) == before
+    assert len(replay) == min(before, 4) * B
+    if before:
+        drawn = replay.sample(200, torch.Generator().manual_seed(0))
+        assert drawn["obs"].max() < before
+        assert torch.equal(drawn["obs"][:, 0], drawn["rewards"])
+    state = replay.get_state()
+    replay_of(priorities={"alpha": 0.5} if prioritised else None).set_state(state)
+    if prioritised:
+        assert replay.priorities.beta.value == before * B
 
 
 # -- priorities ---
@@ -325,8 +386,9 @@ def test_a_collect_that_failed_leaves_the_priorities_of_what_was_there(before, k
     write(replay, before)
     errors = torch.tensor([0.0, 3.0, 15.0, 24.0])  # to priorities 1, 2, 4 and 5, by place
     priorities.update(ALL[: len(replay)], errors[: len(replay) // B].repeat_interleave(B))
+    replay.begin_collect(weights_seq_no=1)
     write(replay, 2, first=100)
-    replay.drop(2)
+    replay.abandon_collect()
     assert values_of(replay) == [float(value) for value in kept for _ in range(B)] + [0.0] * (4 - len(kept)) * B
     assert float(priorities.tree.levels[-1].sum()) == sum(kept) * B
     assert priorities.beta.value == before * B
@@ -334,8 +396,9 @@ def test_a_collect_that_failed_leaves_the_priorities_of_what_was_there(before, k
 
 def test_a_first_collect_that_failed_leaves_no_priorities():
     replay, priorities = prioritized(beta=[[0, 0.0], [1000, 1000.0]])
+    replay.begin_collect(weights_seq_no=0)
     write(replay, 2)
-    replay.drop(2)
+    replay.abandon_collect()
     assert sum(values_of(replay)) == priorities.beta.value == 0.0
 
 

@@ -12,6 +12,7 @@ from trained_weights import steps, weights
 
 from lockstep import get_config
 from lockstep.cli import main
+from lockstep.envs.tensor import CartPole
 from lockstep.options.schedules import ConfiguredValueWarning
 from lockstep.policy import tensor_updates
 from lockstep.replay import ReplayBuffer, TensorReplay
@@ -135,6 +136,53 @@ def test_observations_that_are_not_finite_end_the_run_and_leave_what_was_there()
     trainer.collector.collect(n_step=5 * B, random=True)
     assert len(trainer.buffer) == 20 * B
     assert all(column[:20].double().isfinite().all() for column in trainer.buffer.columns.values())
+
+
+def test_no_return_goes_beyond_a_reset_in_the_middle_of_an_episode():
+    trainer = config_of("dqn", n_step=3).training(gamma=0.5).build_trainer()
+    next(trainer)
+    trainer.collector.reset(reset_buffer=False)
+    next(trainer)
+    buffer = trainer.buffer
+    newest_before = torch.arange(4 * B, 5 * B)
+    rows = buffer.rows(newest_before)
+    is_running = ~buffer.columns["terminateds"][4]
+    assert is_running.any()
+    assert set(rows["rewards"].tolist()) == {1.0}
+    assert set(rows["discounts"].tolist()) == {0.5}
+    assert torch.equal(rows["new_obs"], buffer.columns["new_obs"][4])
+
+
+class BreaksOnce(CartPole):
+    """Raises in its 13th step."""
+
+    steps = 0
+
+    def advance(self, state: Any, actions: Any, draws: Any) -> Any:
+        self.steps += 1
+        if self.steps == 13:
+            raise RuntimeError("a broken step")
+        return super().advance(state, actions, draws)
+
+
+@pytest.mark.parametrize("capacity", [100 * B, 8 * B], ids=["part of the ring", "full ring"])
+def test_a_run_that_failed_in_a_collect_continues_from_its_last_checkpoint(capacity, tmp_path):
+    """The two whole steps of the collect that failed are in no sample, and not in the checkpoint."""
+    config = config_of("dqn", capacity=capacity).environment(BreaksOnce(B))
+    trainer = steps(config.build_trainer(), 2)
+    with pytest.raises(RuntimeError, match="a broken step"):
+        next(trainer)
+    kept = min(10 * B, capacity)
+    assert (len(trainer.buffer), int(trainer.buffer.written)) == (kept, 10)
+    trainer.save_to_path(tmp_path / "failed")
+    again = config_of("dqn", capacity=capacity).build_trainer()
+    with pytest.warns(RuntimeWarning, match="8 running episodes end there"):
+        again.restore_from_path(tmp_path / "failed")
+    for name, column in trainer.buffer.columns.items():
+        size = trainer.buffer.size
+        assert torch.equal(again.buffer.columns[name][:size], column[:size]), name
+    next(again)
+    assert len(again.buffer) == min(15 * B, capacity)
 
 
 def test_environments_without_a_state_begin_anew_and_the_replay_stays(monkeypatch, tmp_path):
