@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from lockstep import BaseTrainer, OfflineTrainer, OffpolicyTrainer, OnpolicyTrainer
-from lockstep.cli.plan import Plan, size_text
+from lockstep.cli.plan import Plan
 from lockstep.data.trees import leaves
+from lockstep.options.texts import size_text
 from lockstep.rollout import TensorCollector
 from lockstep.trainer import Callback
 

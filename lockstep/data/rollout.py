@@ -9,15 +9,17 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
+from lockstep.data.actions import COMPOSITE, action_width
 from lockstep.data.columns import Columns
 from lockstep.data.episode import SingleAgentEpisode
 from lockstep.data.multi_agent_episode import MultiAgentEpisode
 from lockstep.data.sample_batch import concat_samples_into_ma_batch
+from lockstep.data.training_buffer import TrainingBuffer
 from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import Tree, leaves, map_tree, rows_of, zip_trees
 
 
-class RolloutStore:
+class RolloutStore(TrainingBuffer):
     """The on-policy buffer: columns `[T, B, ...]`, observations `[T + 1, B, ...]`.
 
     `num_steps` is the capacity in vector steps; it grows (doubling) where an unknown number is collected. The store
@@ -305,6 +307,21 @@ class RolloutStore:
             ends.reshape(-1)[index] = True
         return ends
 
+    @property
+    def num_bytes(self) -> int:
+        columns = [*leaves(self.obs), self.rewards, self.terminateds, self.truncateds, self.valid]
+        # The column of actions is made with the first ones written.
+        space = self.action_space
+        is_whole = not isinstance(space, COMPOSITE) and np.issubdtype(space.dtype, np.integer)
+        action = action_width(space) * (8 if is_whole else 4)
+        return sum(column.nbytes for column in columns) + self.num_steps * self.num_envs * action
+
+    def columns(self) -> dict[str, Any]:
+        """Return copies of the columns `[T, B, ...]`."""
+        trajectories = self.trajectories()
+        names = ("obs", "actions", "rewards", "terminateds", "cuts", "bootstrap_index", "bootstrap_obs")
+        return {name: map_tree(np.array, getattr(trajectories, name)) for name in names}
+
     def first_new_ids(self) -> np.ndarray:
         """Return the id [B] of the first episode that each environment began within the rollout."""
         num_ended = self.ends().sum(axis=0)
@@ -416,7 +433,7 @@ def _empty(space: spaces.Space[Any], leading: tuple[int, int]) -> Tree:
     return np.empty((*leading, *space.shape), space.dtype)
 
 
-class EpisodeStore:
+class EpisodeStore(TrainingBuffer):
     """(Pieces of) episodes of several agents in the order in which they came: what `RolloutStore` is for one agent."""
 
     def __init__(self) -> None:

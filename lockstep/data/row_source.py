@@ -10,9 +10,10 @@ import numpy.typing as npt
 
 from lockstep.data.columns import DEFAULT_MODULE_ID
 from lockstep.data.sample_batch import SampleBatch
+from lockstep.data.training_buffer import TrainingBuffer
 
 
-class RowSource(ABC):
+class RowSource(TrainingBuffer, ABC):
     """What an update draws its samples from: a replay buffer, or recorded rows.
 
     An update asks each source for its modules, and treats one module as a mapping with one entry. Names of folders,
@@ -21,6 +22,7 @@ class RowSource(ABC):
 
     __slots__ = ()
 
+    is_sampled = True
     is_by_module: ClassVar[bool] = False
     """whether it has a source for each module, as that of several agents has"""
 

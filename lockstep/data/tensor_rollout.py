@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from lockstep.data.row_share import ALL_ROWS, RowShare
+from lockstep.data.training_buffer import TrainingBuffer
 
 
-class TensorRollout:
+class TensorRollout(TrainingBuffer):
     """Columns `[T, B, ...]` of one rollout, in the same memory for each, so that CUDA graphs can write and read them.
 
     A learner reads it as it reads a `RolloutStore`: `episodes()` is handed to `update_from_episodes`.
@@ -31,7 +32,7 @@ class TensorRollout:
     def __init__(self, num_steps: int, first_obs: Tensor, first_actions: Tensor, share: RowShare = ALL_ROWS) -> None:
         self.share = share
         self.num_steps, self.num_envs = num_steps, len(first_obs)
-        self.device = first_obs.device
+        self.device: torch.device = first_obs.device
         row = 2 * first_obs[0].nbytes + first_actions[0].nbytes + 6
         advice = "take fewer, or shorter rollouts (env_runners(rollout_fragment_length=...))"
         check_room(self.device, num_steps * row, self.num_envs, "environments", advice)
@@ -60,7 +61,6 @@ class TensorRollout:
 
     @property
     def num_bytes(self) -> int:
-        """What the columns take on the device."""
         columns = (self.obs, self.next_obs, self.actions, self.rewards, self.terminateds, self.cuts)
         return sum(column.nbytes for column in columns)
 

@@ -394,7 +394,7 @@ class ActingPolicy:
         """Give the observation statistics all rows, once. Returns False, doing nothing, where there are none."""
         if not self.connectors.obs.has_statistics:
             return False
-        rows = data.indices() if isinstance(data, ReplayBuffer) else np.arange(len(data))
+        rows = data.indices()
         for start in range(0, len(data), AT_ONCE):
             self.connectors.update(data[rows[start : start + AT_ONCE]][Columns.OBS], None, joined=False)
         return True

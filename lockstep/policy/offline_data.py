@@ -155,7 +155,7 @@ def _to_learn_from(batch: SampleBatch, part: ActingPolicy, origin: str = "") -> 
 
 def _check_rows(source: OfflineData, part: ActingPolicy, required: tuple[str, ...]) -> None:
     """Refuse data whose first row lacks columns or does not have the shapes of the policy's spaces."""
-    row = source[source.indices()[:1]] if isinstance(source, ReplayBuffer) else source[np.arange(1)]
+    row = source[source.indices()[:1]]
     missing = [name for name in required if name not in row]
     if missing:
         raise MalformedBufferError(

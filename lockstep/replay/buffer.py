@@ -17,6 +17,7 @@ from gymnasium import spaces
 
 from lockstep.data.actions import ActionForm, in_words
 from lockstep.data.columns import DEFAULT_MODULE_ID, Columns
+from lockstep.data.digests import digest_of_rows
 from lockstep.data.files.minari import read_minari_batch, write_minari
 from lockstep.data.row_source import RowSource
 from lockstep.data.sample_batch import SampleBatch
@@ -182,6 +183,17 @@ class ReplayBuffer(RowSource):
     def nbytes(self) -> int:
         """Return the bytes of the columns."""
         return self.store.nbytes()
+
+    def expected_bytes(
+        self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], state_bytes: int
+    ) -> int:
+        if self.nbytes():
+            return self.nbytes()
+        options = {**self.options.keywords(), "storage": "memory"}
+        small = ReplayBuffer(
+            2 * self.buffer_num, **options, observation_space=observation_space, action_space=action_space
+        )
+        return (small.nbytes() // small.maxsize + state_bytes) * self.maxsize
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self)} of {self.maxsize} rows, {self.buffer_num} sub-buffers)"
@@ -451,6 +463,9 @@ class ReplayBuffer(RowSource):
     def draw(self, n: int) -> dict[str, SampleBatch]:
         return {DEFAULT_MODULE_ID: self.sample(n) if n else self[self.permutation()]}
 
+    def replays(self) -> dict[str, ReplayBuffer]:
+        return {"": self}
+
     def seed_streams(self, seed: int) -> None:
         self.streams.set_state(RandomStreams(RandomStreams(seed).seed("replay")).get_state())
 
@@ -575,6 +590,25 @@ class ReplayBuffer(RowSource):
         for start in range(0, len(rows), CHUNK):
             yield self.reader.plain(rows[start : start + CHUNK])
 
+    def digest(self) -> str:
+        """Return the SHA-256 of all transitions as they are stored."""
+        return digest_of_rows(self.pieces())
+
+    def drawing_state(self) -> dict[str, Any]:
+        """Return the state of the random numbers and the priorities. The rows are not part of it."""
+        kept = None if self.priorities is None else self.priorities.get_state(self.maxsize)
+        return {"streams": self.streams.get_state(), "priorities": kept}
+
+    def set_drawing_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state of `drawing_state`. `ValueError` for one with priorities where there are none here, or
+        the other way round.
+        """
+        if (self.priorities is None) != (state["priorities"] is None):
+            raise ValueError("the run was made with priorities and these data have none, or the other way round")
+        self.streams.set_state(state["streams"])
+        if self.priorities is not None:
+            self.priorities.set_state(state["priorities"])
+
     def with_whole_returns(self, gamma: float) -> ReplayBuffer:
         """Return a view on the same rows, marks and random numbers, whose `rewards` are discounted sums of `gamma` up
         to the end of the episode.
@@ -694,6 +728,11 @@ class ReplayBuffer(RowSource):
         self.streams.set_state(state["streams"])
         self.num_added = int(state["num_added"])
         self.action_form = form
+
+    def drawing_options(self) -> dict[str, Any]:
+        """Return the options that decide which rows are drawn, and what transitions are made of them."""
+        drawing = {} if self.priorities is None else self.priorities.options()
+        return {**self.options.keywords(), **drawing}
 
     def section_options(self) -> dict[str, Any]:
         """Return what the buffer does, by the names that the section `replay` of a configuration has for it."""

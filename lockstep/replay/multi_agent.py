@@ -34,7 +34,7 @@ class MultiAgentReplayBuffer(RowSource):
     def __init__(
         self, agents: Mapping[str, Sequence[AgentID]], num_envs: int, make: Callable[[str, int], ReplayBuffer]
     ) -> None:
-        self.agents = {module_id: list(names) for module_id, names in agents.items()}
+        self.agents: dict[str, list[AgentID]] = {module_id: list(names) for module_id, names in agents.items()}
         self.num_envs, self.make = num_envs, make
         self.ignored: frozenset[str] = frozenset()
         """modules that never learn, whose transitions are not kept"""
@@ -124,6 +124,9 @@ class MultiAgentReplayBuffer(RowSource):
             buffer.reset()
 
     def by_module(self) -> Mapping[str, ReplayBuffer]:
+        return self.buffers
+
+    def replays(self) -> Mapping[str, ReplayBuffer]:
         return self.buffers
 
     def draw(self, n: int) -> dict[str, SampleBatch]:

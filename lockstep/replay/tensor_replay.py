@@ -12,11 +12,12 @@ from torch import Tensor
 from lockstep.data.columns import Columns
 from lockstep.data.row_share import ALL_ROWS, RowShare
 from lockstep.data.tensor_rollout import check_room, count_bad
+from lockstep.data.training_buffer import TrainingBuffer
 from lockstep.options.checks import check_whole
 from lockstep.replay.priorities import TensorPriorities
 
 
-class TensorReplay:
+class TensorReplay(TrainingBuffer):
     """Remembers the last vector steps, in a ring of columns `[T, B, ...]` on the device of the first observations.
 
     What changes from step to step, the place of the next one too, is in memory that stays where it is, so that CUDA
@@ -43,6 +44,8 @@ class TensorReplay:
         priorities: of the rows; None where all have equal chances.
     """
 
+    is_sampled = True
+
     def __init__(
         self,
         capacity: int,
@@ -57,7 +60,8 @@ class TensorReplay:
             raise ValueError("transitions of several ranks have no priorities; leave priorities out")
         self.share = share
         self.n_step, self.gamma = n_step, gamma
-        self.num_envs, self.device = len(first_obs), first_obs.device
+        self.num_envs = len(first_obs)
+        self.device: torch.device = first_obs.device
         num_rows = self.num_envs * share.number
         self.num_steps = check_whole("capacity", capacity, 1) // num_rows
         if self.num_steps == 0:
@@ -244,7 +248,14 @@ class TensorReplay:
             "burn_in": 0,
         }
 
+    def drawing_options(self) -> dict[str, Any]:
+        """Return the options of the priorities. A state fits a buffer of the same form only, so the rest is known."""
+        return {} if self.priorities is None else self.priorities.options()
+
     # -- state ---
+
+    def replays(self) -> dict[str, TensorReplay]:
+        return {"": self}
 
     def get_state(self) -> dict[str, Any]:
         """Return what is remembered, as arrays on the host, and the place of the next step; of all ranks together."""

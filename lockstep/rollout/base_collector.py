@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.data.rollout import EpisodeStore, RolloutStore
-from lockstep.data.tensor_rollout import TensorRollout
 from lockstep.options.checks import check_flags, check_functions, check_whole, is_number, no_copies
 from lockstep.rollout.callbacks import EnvironmentCallback, EnvironmentEvents
 from lockstep.rollout.protocols import CollectorTraits, acting_parts
@@ -449,5 +447,5 @@ def exactly_one(**amounts: int | None) -> int:
 
 def check_no_data(buffer: Any) -> None:
     """Raise `ValueError` where a collector's buffer has data that is not learned from yet."""
-    if isinstance(buffer, RolloutStore | EpisodeStore | TensorRollout) and buffer.size:
+    if buffer is not None and not buffer.is_sampled and buffer.size:
         raise ValueError("a collector can be saved between an update and the next collect only, not with data in it")

@@ -15,13 +15,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from lockstep.data import MultiAgentBatch
-from lockstep.data.row_source import RowSource
 from lockstep.learner.config import PoliciesToTrain, PolicyMapping
 from lockstep.learner.learner import STEPS_SAMPLED, Learner
 from lockstep.modules import RLModule, RLModuleSpec
 from lockstep.options.checks import check_flags, no_copies
 from lockstep.policy.policy import Policy
-from lockstep.replay import MultiAgentReplayBuffer, ReplayBuffer, TensorReplay
 from lockstep.rollout import CollectorLike
 from lockstep.state.checkpoint import newest_attempt
 from lockstep.state.streams import RandomStreams
@@ -65,8 +63,6 @@ from lockstep.trainer.evaluation import (
 from lockstep.trainer.interrupt import DeferredInterrupt
 from lockstep.trainer.options import CollectOptions, RunOptions
 from lockstep.trainer.run_state import REPLAY, RunCheckpoint, RunState
-
-REPLAYS = (ReplayBuffer, MultiAgentReplayBuffer, TensorReplay)
 
 
 class RunPhase(Enum):
@@ -299,8 +295,9 @@ class BaseTrainer(ABC):
         if not is_restored:
             self.policy.timesteps[STEPS_SAMPLED] = self.position  # exploration and schedules begin where counters do
             for collector in self._run_state.collectors().values() if reset_collectors else ():
-                rollout = collector is self.train_collector and not isinstance(collector.buffer, REPLAYS)
-                collector.reset(reset_buffer=reset_buffer or rollout)
+                has_replay = collector.buffer is not None and collector.buffer.is_sampled
+                is_rollout = collector is self.train_collector and not has_replay
+                collector.reset(reset_buffer=reset_buffer or is_rollout)
         self._phase = RunPhase.READY
 
     def _leave(self) -> None:
@@ -666,6 +663,38 @@ class BaseTrainer(ABC):
         left, collect = max(0, limit - self.position), self.step_per_collect or 1
         return self.position + -(-left // collect) * collect
 
+    # -- plan ---
+
+    @property
+    def steps_left(self) -> int:
+        """Steps that the rest of the run makes if nothing ends it earlier."""
+        return self.steps_in_all - self.position
+
+    def describe_updates(self) -> dict[str, str]:
+        """Return what the rest of the run learns from and how often, in words, by subject."""
+        return {}
+
+    def work_left(self) -> tuple[float, float]:
+        """Return the number of gradient steps that the rest of the run takes, and of the rows that they read."""
+        return 0, 0
+
+    def first_and_last_update(self) -> tuple[int, int]:
+        """Return the positions of the run at its next and at its last update. Schedules use them."""
+        return self.position, self.steps_in_all
+
+    def _collects_more(self) -> bool:
+        """Return whether a collect may have more steps than asked for: whole episodes, or rows that only reset."""
+        next_step = getattr(getattr(self.train_collector, "env", None), "autoreset_mode", None) == "NEXT_STEP"
+        return next_step or self.policy.config.env_runners.collects_whole_episodes
+
+    def _beyond_text(self) -> str:
+        """Return words about collects that go beyond the steps asked for."""
+        if self.policy.config.env_runners.collects_whole_episodes:
+            return " (a collect goes on to the end of its episodes, so it may have more steps)"
+        if self.total_steps is None or self.steps_in_all == self.total_steps:
+            return ""
+        return f" ({self.total_steps:,} were asked for; the last collect is not cut)"
+
     def info(self, with_history: bool = True) -> InfoStats:
         """Return the run so far: counters, best score, seconds."""
         best = None if self.best_stats is None else self.best_stats.returns_stat
@@ -711,8 +740,8 @@ class BaseTrainer(ABC):
                 )
             collector.reseed(streams.child(name))
         if seed is not None:
-            if self.train_collector is not None:
-                seed_buffer(self.train_collector.buffer, seed)
+            if self.train_collector is not None and self.train_collector.buffer is not None:
+                self.train_collector.buffer.seed_streams(seed)
             self.policy.learner_group.foreach_learner(_set_seed, seed)
             self.policy.seed(seed)
 
@@ -791,12 +820,6 @@ class BaseTrainer(ABC):
         self._run_state.check_algorithm(checkpoint)
         self._leave()
         self._run_state.restore(checkpoint, drop_replay=drop_replay, trust=trust)
-
-
-def seed_buffer(buffer: object, seed: int | None) -> None:
-    """Seed the streams of a replay buffer (of each module's buffer), or the order of rows; leave anything else."""
-    if seed is not None and isinstance(buffer, RowSource):
-        buffer.seed_streams(seed)
 
 
 def _set_seed(learner: Learner, seed: int) -> None:

@@ -20,7 +20,7 @@ from lockstep.policy.policy import Policy, policy_within_training_step
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.tracking.statistics import CollectStatsBase, InfoStats, TrainingStats
-from lockstep.trainer.base import BaseTrainer, seed_buffer
+from lockstep.trainer.base import BaseTrainer
 from lockstep.trainer.checks import check_discounts
 from lockstep.trainer.options import OfflineOptions, options_from
 
@@ -91,7 +91,8 @@ class OfflineTrainer(BaseTrainer):
                 )
         if policy.is_stateful and self.batch_size is None:
             raise ValueError("batch_size=None is not allowed with a network that has a memory; say how many sequences")
-        seed_buffer(self.buffer, options.seed)
+        if options.seed is not None:
+            self.buffer.seed_streams(options.seed)
 
     @property
     def dataset_passes(self) -> float:
@@ -131,18 +132,28 @@ class OfflineTrainer(BaseTrainer):
         info = super().info(with_history)
         return replace(info, samples_seen=self.samples_seen, dataset_passes=self.dataset_passes)
 
+    # -- plan ---
+
+    def describe_updates(self) -> dict[str, str]:
+        left, rows = self.steps_left, len(self.buffer)
+        size = self.batch_size or rows
+        return {
+            "gradient steps": f"{left:,} on {size:,} transitions each, {left * size / rows:.3g} passes",
+            "data": f"{rows:,} transitions ({type(self.buffer).__name__})",
+        }
+
+    def work_left(self) -> tuple[float, float]:
+        return self.steps_left, self.steps_left * (self.batch_size or len(self.buffer))
+
+    def first_and_last_update(self) -> tuple[int, int]:
+        start, end = self.position, self.steps_in_all
+        return start, max(start, end - ((self.steps_left - 1) % self.step_per_epoch % UPDATES_AT_ONCE + 1))
+
     # -- state ---
 
     def own_folders(self) -> dict[str, dict[str, Any]]:
         """Return where drawing from the data stands, and a digest of the data. The data are not saved."""
-        drawing: dict[str, Any]
-        if isinstance(self.buffer, ReplayBuffer):
-            priorities = self.buffer.priorities
-            kept = None if priorities is None else priorities.get_state(self.buffer.maxsize)
-            drawing = {"streams": self.buffer.streams.get_state(), "priorities": kept}
-        else:
-            drawing = self.buffer.get_state()
-        return {"offline": {"state": {"data": self.data_note, "drawing": drawing}}}
+        return {"offline": {"state": {"data": self.data_note, "drawing": self.buffer.drawing_state()}}}
 
     def set_own_folders(self, folders: Mapping[str, Any]) -> None:
         """Draw on from where `own_folders` was taken; raise `ValueError` for other data."""
@@ -156,26 +167,15 @@ class OfflineTrainer(BaseTrainer):
                 f"the run was made with other data ({state['data']['num_rows']} rows, these have {len(self.buffer)}); "
                 "go on with the same"
             )
-        buffer, drawing = self.buffer, state["drawing"]
-        if not isinstance(buffer, ReplayBuffer):
-            buffer.set_state(drawing)
-            return
-        buffer.streams.set_state(drawing["streams"])
-        if (buffer.priorities is None) != (drawing["priorities"] is None):
-            raise ValueError("the run was made with priorities and these data have none, or the other way round")
-        if buffer.priorities is not None:
-            buffer.priorities.set_state(drawing["priorities"])
+        self.buffer.set_drawing_state(state["drawing"])
 
     @cached_property
     def data_note(self) -> dict[str, Any]:
         """Number of rows, and a digest of all of them. It is taken when a checkpoint is first written or read."""
-        buffer = self.buffer
-        digest = digest_of_rows(buffer.pieces()) if isinstance(buffer, ReplayBuffer) else buffer.digest()
-        return {"num_rows": len(buffer), "digest": digest}
+        return {"num_rows": len(self.buffer), "digest": self.buffer.digest()}
 
     def _note_of_some_rows(self) -> dict[str, Any]:
         """Return what version 0.2 noted of the data: the number of rows, and a hash of some of them."""
         buffer, num_rows = self.buffer, len(self.buffer)
         some = np.unique(np.linspace(0, num_rows - 1, ROWS_OF_OLD_NOTE).astype(np.int64))
-        rows = buffer[buffer.indices()[some]] if isinstance(buffer, ReplayBuffer) else buffer[some]
-        return {"num_rows": num_rows, "sha256": digest_of_rows([rows])}
+        return {"num_rows": num_rows, "sha256": digest_of_rows([buffer[buffer.indices()[some]]])}

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from lockstep.learner.learner import STEPS_SAMPLED
+from lockstep.options.texts import size_text
 from lockstep.policy.offline_data import check_numbers
 from lockstep.policy.policy import Policy, policy_within_training_step
 from lockstep.policy.tensor_updates import launch_update
@@ -15,7 +16,7 @@ from lockstep.replay import ReplayBuffer, TensorReplay
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.rollout.protocols import sole_part
 from lockstep.tracking.statistics import CollectStatsBase, TrainingStats
-from lockstep.trainer.base import REPLAYS, BaseTrainer, seed_buffer
+from lockstep.trainer.base import BaseTrainer
 from lockstep.trainer.checks import check_discounts
 from lockstep.trainer.options import OffpolicyOptions, options_from
 
@@ -56,8 +57,9 @@ class OffpolicyTrainer(BaseTrainer):
                 train_collector.buffer = policy.config.build_replay_buffer(
                     train_collector.num_envs, connectors=sole_part(policy).connectors
                 )
-            seed_buffer(train_collector.buffer, options.seed)
-        if not isinstance(train_collector.buffer, REPLAYS):
+            if options.seed is not None:
+                train_collector.buffer.seed_streams(options.seed)
+        if not train_collector.buffer.is_sampled:
             raise ValueError(
                 "OffpolicyTrainer learns from a replay buffer, train_collector has a rollout store; give "
                 f"Collector(..., buffer=VectorReplayBuffer(size, {train_collector.num_envs}))"
@@ -156,3 +158,38 @@ class OffpolicyTrainer(BaseTrainer):
         collect, left = self.step_per_collect or 1, self.steps_in_all - self.env_step
         random = min(left, -(-max(0, self.learning_starts - self.env_step) // collect) * collect)
         return self._num_due(self.steps_learned_from + left - random) - self.updates_made
+
+    # -- plan ---
+
+    def describe_updates(self) -> dict[str, str]:
+        about = "about " if self._collects_more() else ""
+        rows = f"{self.batch_size:,}" if self.batch_size else "all"
+        return {
+            "updates": f"{self.update_per_step:g} gradient steps for each of {self.steps_left:,} environment steps, "
+            f"after {self.learning_starts:,} random ones{self._beyond_text()}",
+            "gradient steps": f"{about}{self.gradient_steps_left:,} on {rows} transitions each",
+            "replay buffer": f"{self.buffer.maxsize:,} transitions, {len(self.buffer):,} in it{self._memory_text()}",
+        }
+
+    def _memory_text(self) -> str:
+        """Return words about the memory of the replay buffer once it has rows; nothing where it is not known."""
+        states = [state for part in self.policy.acting.values() for state in part.get_initial_state(1).values()]
+        spaces = self.collector.observation_space, self.collector.env.action_space
+        size = self.buffer.expected_bytes(*spaces, sum(state.nbytes for state in states))
+        if size is None:
+            return ""
+        files = "in files of " if self.policy.config.replay.storage == "memmap" else ""
+        return f", {files}{size_text(size)}"
+
+    def work_left(self) -> tuple[float, float]:
+        steps = self.gradient_steps_left
+        return steps, steps * (self.batch_size or len(self.buffer))
+
+    def first_and_last_update(self) -> tuple[int, int]:
+        collect = self.step_per_collect
+        if collect is None:
+            return super().first_and_last_update()
+        random = -(-max(0, self.learning_starts - self.env_step) // collect) * collect
+        rate, learned_from = self.update_per_step, self.steps_learned_from
+        missing = (math.floor(rate * learned_from) + 1) / rate - learned_from
+        return self.position + random + max(1, math.ceil(missing / collect - 1e-9)) * collect, self.steps_in_all

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
-import numpy as np
-
+from lockstep.data.minibatch import minibatches_per_pass
 from lockstep.data.rollout import EpisodeStore, RolloutStore
 from lockstep.data.tensor_rollout import TensorRollout
-from lockstep.data.trees import map_tree
 from lockstep.learner.learner import STEPS_SAMPLED
 from lockstep.learner.minibatches import UpdateOptions
+from lockstep.options.texts import count_text, size_text
 from lockstep.policy.policy import Policy, policy_within_training_step
 from lockstep.tracking.statistics import CollectStatsBase, TrainingStats
 from lockstep.trainer.base import BaseTrainer
@@ -100,8 +100,52 @@ class OnpolicyTrainer(BaseTrainer):
 
     def _learned_from(self) -> dict[str, Any]:
         """Return a copy of the rollout."""
-        if isinstance(self.buffer, EpisodeStore | TensorRollout):
-            return self.buffer.columns()
-        trajectories = self.buffer.trajectories()
-        names = ("obs", "actions", "rewards", "terminateds", "cuts", "bootstrap_index", "bootstrap_obs")
-        return {name: map_tree(np.array, getattr(trajectories, name)) for name in names}
+        return self.buffer.columns()
+
+    # -- plan ---
+
+    @property
+    def _steps_of_update(self) -> int:
+        """Environment steps that one update learns from."""
+        return self.step_per_collect or self.buffer.num_steps * self.collector.num_envs
+
+    def describe_updates(self) -> dict[str, str]:
+        left, per_update, buffer = self.steps_left, self._steps_of_update, self.buffer
+        num_updates = math.ceil(left / per_update)
+        facts = {
+            "updates": f"{num_updates:,} of {per_update:,} environment steps, {left:,} in all{self._beyond_text()}",
+            "gradient steps": self._minibatches_text(num_updates, per_update),
+        }
+        if buffer.num_bytes is not None:
+            where = "" if buffer.device is None else f" on {buffer.device}"
+            extent = f"{buffer.num_steps:,} x {self.collector.num_envs} steps{where}"
+            facts["rollout store"] = f"{extent}, {size_text(buffer.num_bytes)}"
+        return facts
+
+    def _minibatches_text(self, num_updates: int, per_update: int) -> str:
+        """Return words about the number of gradient steps, and about the rows that fill no minibatch."""
+        policy, minibatch = self.policy, self.batch_size
+        passes = f"for each update {count_text(self.repeat_per_collect, 'pass', 'passes')} over"
+        if minibatch is not None and (policy.is_multi_agent or policy.is_stateful):
+            rows = "rows of the module that has most" if policy.is_multi_agent else "sequences"
+            return f"{passes} minibatches of {minibatch:,} {rows}, as many as the episodes fill"
+        per_pass = minibatches_per_pass({"": per_update}, minibatch)
+        size = min(minibatch or per_update, per_update)
+        left_out = per_update - per_pass * size
+        number = f"{num_updates * self.repeat_per_collect * per_pass:,}"
+        if getattr(policy.config.training, "target_kl", None) is not None:
+            number = f"at most {number}"
+        elif self._collects_more():
+            number = f"about {number}"
+        text = f"{number}: {passes} {count_text(per_pass, 'minibatch', 'minibatches')} of {size:,}"
+        if left_out:
+            text += f"; {left_out:,} of {per_update:,} rows fill none and are left out of each pass"
+        return text
+
+    def work_left(self) -> tuple[float, float]:
+        rows = self.steps_left * self.repeat_per_collect
+        return rows / (self.batch_size or self._steps_of_update), rows
+
+    def first_and_last_update(self) -> tuple[int, int]:
+        start, end = super().first_and_last_update()
+        return start + (self.step_per_collect or 0), end

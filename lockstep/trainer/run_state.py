@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from lockstep.config.json_form import to_plain
 from lockstep.options.schedules import ConfiguredValueWarning
 from lockstep.policy.policy import Policy
-from lockstep.replay import MultiAgentReplayBuffer, ReplayBuffer, TensorReplay
+from lockstep.replay import ReplayBuffer, TensorReplay
 from lockstep.rollout import CollectorLike
 from lockstep.rollout.callbacks import restore_callbacks, states_of
 from lockstep.state.checkpoint import read_checkpoint, read_manifest, write_checkpoint
@@ -248,15 +248,15 @@ class RunState:
     def _replays(self) -> dict[str, ReplayBuffer | TensorReplay]:
         """Return the replay buffers by their folders: of several agents one for each module."""
         buffer = self.trainer.buffer
-        if isinstance(buffer, MultiAgentReplayBuffer):
-            return {f"{REPLAY}/{module_id}": replay for module_id, replay in buffer.buffers.items()}
-        return {REPLAY: buffer} if isinstance(buffer, ReplayBuffer | TensorReplay) else {}
+        if buffer is None:
+            return {}
+        return {f"{REPLAY}/{name}" if name else REPLAY: replay for name, replay in buffer.replays().items()}
 
     def _replay_agents(self) -> dict[str, Any]:
         """Return the agents whose transitions the buffer of each module keeps, by their numbers."""
         buffer = self.trainer.buffer
         collector = self.trainer.train_collector
-        if not isinstance(buffer, MultiAgentReplayBuffer) or collector is None:
+        if buffer is None or buffer.agents is None or collector is None:
             return {}
         names = list(collector.observation_space)
         return {"replay_agents": [[mid, list(map(names.index, each))] for mid, each in buffer.agents.items()]}
@@ -421,10 +421,7 @@ class RunState:
             with suppress(ValueError):  # it holds a function that has no name
                 found[f"policy.{name}"] = to_plain(name, value)
         for folder, replay in self._replays().items():
-            drawing = {} if replay.priorities is None else replay.priorities.options()
-            if isinstance(replay, ReplayBuffer):  # the state of a `TensorReplay` fits its own options only
-                drawing = {**replay.options.keywords(), **drawing}
-            found |= {f"{folder}.{name}": value for name, value in drawing.items()}
+            found |= {f"{folder}.{name}": value for name, value in replay.drawing_options().items()}
         return {name: value for name, value in found.items() if not callable(value)}
 
     def _warn_of_other_options(self, saved: Mapping[str, Any]) -> None:

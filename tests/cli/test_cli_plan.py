@@ -12,8 +12,9 @@ from algorithm_cases import NAMES, class_of
 from lockstep import BCConfig, DQNConfig, PPOConfig, SACConfig, SampleBatch, get_config
 from lockstep.algorithms.ppo import PPOLearner
 from lockstep.cli.doctor import advice
-from lockstep.cli.plan import Plan, size_text
+from lockstep.cli.plan import Plan
 from lockstep.modules import ModelConfig
+from lockstep.options.texts import size_text
 from lockstep.runs.run import prepare_run
 
 

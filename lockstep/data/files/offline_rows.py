@@ -81,6 +81,10 @@ class OfflineRows(RowSource):
         self.drawn = (number + 1) * len(self)
         return self._permutation(number)
 
+    def indices(self) -> np.ndarray:
+        """Return the numbers of all rows in their order, int64 [len]."""
+        return np.arange(len(self))
+
     def __getitem__(self, index: np.ndarray) -> SampleBatch:
         """Return rows by number, int [N]."""
         batch: SampleBatch = self.rows[index]
@@ -102,3 +106,6 @@ class OfflineRows(RowSource):
             if int(state[name]) != mine:
                 raise ValueError(f"the state was taken with {name}={state[name]}; here it is {mine}")
         self.drawn = int(state["drawn"])
+
+    drawing_state = get_state
+    set_drawing_state = set_state
