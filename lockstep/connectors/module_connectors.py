@@ -307,12 +307,10 @@ class ModuleConnectors:
                 )
         return columns
 
-    def learning_rewards(self, trajectories: Trajectories | TensorRollout) -> Any:
+    def learning_rewards(self, trajectories: Trajectories) -> np.ndarray:
         """Take rewards into the statistics, and return them `[T, B]` as the estimator reads them."""
         if self.rewards is None:
             return trajectories.rewards
-        if isinstance(trajectories, TensorRollout):
-            return self.rewards.of_tensors(trajectories.rewards, trajectories.cuts)
         seen = self.rewards.moments_of(
             trajectories.rewards, trajectories.dones, trajectories.valid, trajectories.owned, trajectories.place
         )
@@ -320,6 +318,12 @@ class ModuleConnectors:
             self.rewards.share_returns(self.gather)
         self.rewards.moments.merge(seen if self.join is None else self.join(seen))
         return self.rewards.scale(trajectories.rewards)
+
+    def learning_rewards_on_device(self, rollout: TensorRollout) -> torch.Tensor:
+        """Take the rewards of a rollout on a device into the statistics, which stay there, and return them `[T, B]`
+        as the estimator reads them. The sums have another order than those of `learning_rewards`.
+        """
+        return rollout.rewards if self.rewards is None else self.rewards.of_tensors(rollout.rewards, rollout.cuts)
 
     def update(self, flat_obs: Tree, rows: np.ndarray | None, *, joined: bool = True) -> None:
         """Take the raw rows `[N, ...]`, or those in `rows`, into the statistics of observations.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
@@ -22,7 +21,6 @@ from lockstep.learner.sequences import SequenceRows, evaluate_sequences
 from lockstep.modules import RLModule
 from lockstep.modules.action_dist import ActionDist
 from lockstep.ops import gae, vtrace
-from lockstep.ops.arrays import Array
 from lockstep.ops.device_returns import gae_of_tensors
 from lockstep.ops.fused_losses import Others, can_fuse_ppo, load_ppo_kernel, moments, ppo_loss
 from lockstep.options.schedules import ScheduleLike
@@ -210,10 +208,8 @@ class OnPolicyLearner(Learner[Training]):
             )
         return self.to_tensor(found.reshape(-1, *found.shape[2:]))
 
-    def _rewards(self, module_id: str, trajectories: Trajectories | TensorRollout, rollout: EvaluatedRollout) -> Any:
-        """Return the rewards `[T, B]` that advantages and targets are made of: an array, or a tensor of tensors."""
-        if isinstance(trajectories, TensorRollout):
-            return self.to_tensor(self.connectors[module_id].learning_rewards(trajectories))
+    def _rewards(self, module_id: str, trajectories: Trajectories, rollout: EvaluatedRollout) -> np.ndarray:
+        """Return the rewards `[T, B]` that advantages and targets are made of."""
         rewards = rollout.rewards
         if rewards is None:
             rewards = self.connectors[module_id].learning_rewards(trajectories)
@@ -280,9 +276,10 @@ class OnPolicyLearner(Learner[Training]):
         self, module_id: str, trajectories: Trajectories | TensorRollout, rollout: EvaluatedRollout
     ) -> tuple[Tensor, Tensor]:
         """Return advantages (GAE) and value targets, `[T * B]` each; how well the values explain them is logged."""
+        if isinstance(trajectories, TensorRollout):
+            return self._advantages_on_device(module_id, trajectories, rollout)
         options: Any = self.config_of(module_id)
-        estimate: Callable[..., tuple[Any, Any]] = gae_of_tensors if isinstance(trajectories, TensorRollout) else gae
-        advantages, targets = estimate(
+        advantages, targets = gae(
             self._rewards(module_id, trajectories, rollout),
             rollout.values,
             rollout.next_values,
@@ -292,6 +289,33 @@ class OnPolicyLearner(Learner[Training]):
             lambda_=options.lambda_,
         )
         self._log_explained_variance(module_id, trajectories, rollout.values, targets)
+        return self.to_tensor(advantages.reshape(-1)), self.to_tensor(targets.reshape(-1))
+
+    def _advantages_on_device(
+        self, module_id: str, rollout: TensorRollout, evaluated: EvaluatedRollout
+    ) -> tuple[Tensor, Tensor]:
+        """Return advantages (GAE) and value targets, `[T * B]` each, of a rollout on a device, and log how well the
+        values explain them. The host does not wait for the device, unless several ranks share the rollout.
+        """
+        options: Any = self.config_of(module_id)
+        values = evaluated.values
+        advantages, targets = gae_of_tensors(
+            self.to_tensor(self.connectors[module_id].learning_rewards_on_device(rollout)),
+            values,
+            evaluated.next_values,
+            rollout.terminateds,
+            rollout.cuts,
+            gamma=options.gamma,
+            lambda_=options.lambda_,
+        )
+
+        explained: float | Tensor
+        if rollout.share.number > 1:
+            pred, target = (each.detach().flatten().cpu().numpy() for each in (values, targets))
+            explained = self.reducer.explained_variance(pred, target)
+        else:
+            explained = 1.0 - (targets - values).var(correction=0) / targets.var(correction=0)
+        self.log_for_update(module_id, vf_explained_var=explained)
         return self.to_tensor(advantages.reshape(-1)), self.to_tensor(targets.reshape(-1))
 
     def correct(
@@ -329,17 +353,9 @@ class OnPolicyLearner(Learner[Training]):
         return self.to_tensor(advantages.reshape(-1)), self.to_tensor(targets.reshape(-1))
 
     def _log_explained_variance(
-        self, module_id: str, trajectories: Trajectories | TensorRollout, values: Array, targets: Array
+        self, module_id: str, trajectories: Trajectories, values: np.ndarray, targets: np.ndarray
     ) -> None:
         """Report the share of the value targets' variance that the values `[T, B]` explain, over all transitions."""
-        if isinstance(trajectories, TensorRollout) and trajectories.share.number > 1:
-            pred, target = (each.detach().flatten().cpu().numpy() for each in (values, targets))
-            self.log_for_update(module_id, vf_explained_var=self.reducer.explained_variance(pred, target))
-            return
-        if isinstance(trajectories, TensorRollout):
-            unexplained = (targets - values).var(correction=0) / targets.var(correction=0)
-            self.log_for_update(module_id, vf_explained_var=1.0 - unexplained)
-            return
         rows = trajectories.rows()
         flat = slice(None) if rows is None else rows
         pred, target = values.reshape(-1)[flat], targets.reshape(-1)[flat]
