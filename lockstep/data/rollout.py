@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, overload
 
@@ -350,9 +351,15 @@ class RolloutEpisodes(Sequence[SingleAgentEpisode]):
         """Return the columns behind all these episodes."""
         return self.store.trajectories()
 
-    def num_steps(self) -> int:
-        """Return the number of transitions, without making an episode."""
+    def env_steps(self) -> int:
+        """Return the number of environment steps, without making an episode."""
         return len(self.store)
+
+    def copy(self) -> RolloutEpisodes:
+        """Return the episodes of a copy of the store. Spaces are shared."""
+        store = self.store
+        shared = (store.observation_space, store.action_space)
+        return RolloutEpisodes(copy.deepcopy(store, {id(space): space for space in shared}))
 
     def __len__(self) -> int:
         return len(self._made())

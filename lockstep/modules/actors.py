@@ -280,9 +280,9 @@ class PlainPolicy:
     """The layers of a module that `is_plain` as arrays that share the memory of its parameters."""
 
     def __init__(self, module: Any) -> None:
-        encoder = module.encoder.encoder if isinstance(module.encoder, MemoryEncoder) else module.encoder
-        self.layers = [*_arrays(encoder.mlp), *_arrays([module.policy_head])]
-        self.rectify = any(isinstance(layer, nn.ReLU) for layer in encoder.mlp)
+        mlp = module.encoder.mlp
+        self.layers = [*_arrays(mlp), *_arrays([module.policy_head])]
+        self.rectify = any(isinstance(layer, nn.ReLU) for layer in mlp)
         self.dtype = self.layers[0][0].dtype
         self.space: spaces.Box = module.observation_space
         parts = ("encoder.", "policy_head.", "log_std", *(("value_encoder.",) if module.is_stateful() else ()))

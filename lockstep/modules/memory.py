@@ -238,6 +238,11 @@ class MemoryEncoder(nn.Module):
         self.memory = make_memory(self.encoder.output_size, config)
         self.output_size = self.memory.output_size
 
+    @property
+    def mlp(self) -> nn.Sequential:
+        """The layers below the memory, as those of an `Encoder`."""
+        return self.encoder.mlp
+
     def initial_state(self) -> State:
         """Return the state at an episode's start, without a batch dimension."""
         return self.memory.initial_state()

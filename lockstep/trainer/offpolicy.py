@@ -147,7 +147,7 @@ class OffpolicyTrainer(BaseTrainer):
         return math.floor(self.update_per_step * steps + 1e-9)
 
     def _learned_from(self) -> dict[str, Any] | None:
-        if not isinstance(self.buffer, TensorReplay):
+        if self.buffer.device is None:
             return super()._learned_from()
         sampled = self.policy.learner_group.learner.device_update.sampled
         return {name: column.cpu().clone() for name, column in sampled.items()}

@@ -54,8 +54,6 @@ class UpdateRequest:
 
 def num_steps_of(data: object) -> int:
     """Return the environment steps in episodes or a batch; 0 for what is neither (the learner refuses it)."""
-    if isinstance(data, RolloutEpisodes):
-        return data.num_steps()
     if hasattr(data, "env_steps"):
         return int(data.env_steps())
     return sum(num_steps_of(item) for item in data) if isinstance(data, list | tuple) else 0
@@ -63,11 +61,8 @@ def num_steps_of(data: object) -> int:
 
 def frozen_data(data: Any) -> Any:
     """Return a copy of episodes or of a batch, which the caller may change while it waits for its turn."""
-    if isinstance(data, SampleBatch | MultiAgentBatch):
+    if isinstance(data, SampleBatch | MultiAgentBatch | RolloutEpisodes):
         return data.copy()
-    if isinstance(data, RolloutEpisodes):
-        store = data.store
-        return RolloutEpisodes(copy.deepcopy(store, _shared(store)))
     return [copy.deepcopy(episode, _shared(episode)) for episode in data]
 
 

@@ -74,7 +74,7 @@ def parts_of_episodes(
     `ValueError` where an episode does not say which of several modules it is for.
     """
     if isinstance(episodes, RolloutEpisodes):
-        steps = episodes.num_steps()
+        steps = episodes.env_steps()
         ids = choose([_only(module_ids, "episodes of a rollout store")]) if steps else []
         versions = {mid: episodes.store.sampler_versions() for mid in ids}
         return EpisodeParts(steps, {mid: episodes.trajectories() for mid in ids}, versions)

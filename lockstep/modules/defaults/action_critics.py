@@ -15,7 +15,7 @@ from lockstep.data.actions import ACTION_MASK, without_mask
 from lockstep.data.trees import Tree
 from lockstep.modules.action_dist import ActionDist
 from lockstep.modules.defaults.actor_critic import trained
-from lockstep.modules.defaults.transition_module import Remembered, TransitionModule
+from lockstep.modules.defaults.transition_module import TransitionModule
 from lockstep.modules.encoders import Encoder, make_features
 from lockstep.modules.layers import BatchedMLP, mask_logits
 from lockstep.modules.memory import MemoryEncoder
@@ -48,6 +48,8 @@ class ActionCritics(nn.Module):
         space, self.is_masked = action_dist.split_mask(observation_space)
         self.is_discrete = isinstance(action_space, spaces.Discrete)
         self.features: Any
+        self.has_memory = config.has_memory
+        """Whether observations come as `Remembered`: the memory has run over the sequences already."""
         if config.has_memory:
             self.features = MemoryEncoder(space, config)
         elif config.q_share_layers and isinstance(encoder, Encoder):
@@ -70,7 +72,7 @@ class ActionCritics(nn.Module):
 
     def memories(self) -> dict[str, MemoryEncoder]:
         """Return the memory by the field of `Remembered` that it fills; none without memory."""
-        return {"critic_features": self.features} if isinstance(self.features, MemoryEncoder) else {}
+        return {"critic_features": self.features} if self.has_memory else {}
 
     def forward(
         self, obs: Tree, actions: Tensor | None = None, *, frozen: bool = False, first_only: bool = False
@@ -83,7 +85,7 @@ class ActionCritics(nn.Module):
             frozen: the gradient goes to the actions only.
             first_only: run the first critic alone (K = 1).
         """
-        if isinstance(obs, Remembered):
+        if self.has_memory:
             features = trained(obs.critic_features)
             if features.dim() == 3:  # sequences
                 rows = obs.map(lambda leaf: leaf.flatten(0, 1))
@@ -101,7 +103,7 @@ class ActionCritics(nn.Module):
         Args:
             frozen: the gradient goes to the actions only.
         """
-        if isinstance(obs, Remembered):
+        if self.has_memory:
             inputs = trained(obs.critic_features)
             inputs = inputs.detach() if frozen else inputs
         else:

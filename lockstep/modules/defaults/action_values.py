@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lockstep.data.actions import ACTION_MASK
 from lockstep.modules.defaults.actor_critic import trained
-from lockstep.modules.defaults.transition_module import Remembered, TransitionModule
+from lockstep.modules.defaults.transition_module import TransitionModule
 from lockstep.modules.layers import make_head, make_mlp, mask_logits, place_noise, weight_noise
 from lockstep.modules.model_config import ModelConfig
 from lockstep.modules.rl_module import Batch
@@ -223,4 +223,4 @@ class ImplicitQuantileModule(DefaultQModule):
     def _features(self, batch: Batch, encoder: Callable[..., Tensor]) -> Tensor:
         """Return the features `[N, F]`, those that are remembered where there is a memory."""
         obs = batch["obs"]
-        return trained(obs.features) if isinstance(obs, Remembered) else encoder(*self._inputs(batch))
+        return trained(obs.features) if self.has_memory else encoder(*self._inputs(batch))

@@ -116,7 +116,7 @@ class TransitionModule(DefaultActorCriticModule):
         return without_mask(obs) if is_masked else obs, self.policy_head.weight.dtype
 
     def _run(self, batch: Batch, *networks: tuple[Any, nn.Linear]) -> Sequence[Tensor]:
-        if isinstance(batch["obs"], Remembered):
+        if self.has_memory:  # the memories have run already
             features, value_features = batch["obs"].features, batch["obs"].value_features
             return [
                 head(trained(value_features if encoder is self.value_encoder else features))
@@ -125,7 +125,7 @@ class TransitionModule(DefaultActorCriticModule):
         return super()._run(batch, *networks)
 
     def _run_both(self, batch: Batch) -> Sequence[Tensor]:
-        if isinstance(batch["obs"], Remembered):
+        if self.has_memory:
             value = self.value_encoder or self.encoder, trained(self.value_head)
             return self._run(batch, (self.encoder, self.policy_head), value)
         return super()._run_both(batch)
