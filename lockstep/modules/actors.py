@@ -137,6 +137,10 @@ class Actor(Protocol):
         """
         ...
 
+    def get_initial_state(self, num_rows: int) -> State:
+        """Return the state `{name: [num_rows, ...]}` at the start of episodes; empty for a module without a state."""
+        ...
+
     def is_stale(self) -> bool:
         """Return whether parameters or layers were replaced since it was made, so that it acts with the old ones."""
         ...
@@ -163,6 +167,10 @@ class _OnDevice:
         self._pipeline = _used(obs_pipeline)
         self._device = _device_of(module)
         self._dtype = _dtype_of(module)
+
+    def get_initial_state(self, num_rows: int) -> State:
+        """Return no state."""
+        return {}
 
     def is_stale(self) -> bool:
         """Return whether the module was moved; see `Actor.is_stale`."""
@@ -371,6 +379,9 @@ class NumpyActor:
         if module.is_stateful() or (isinstance(module, DistributionalQModule) and module.value_head is not None):
             return None  # with dueling, the order of the advantages' means is not that of the values' means
         return cls(module, obs_pipeline) if is_plain(module) else None
+
+    def get_initial_state(self, num_rows: int) -> State:
+        return {}
 
     def is_stale(self) -> bool:
         return self._plain.places.have_changed()

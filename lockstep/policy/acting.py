@@ -274,7 +274,7 @@ class ActingPolicy:
 
     def get_initial_state(self, num_rows: int) -> dict[str, np.ndarray]:
         """Return the state where episodes begin, `{name: [num_rows, ...]}`; empty for a policy without memory."""
-        return self._actor.get_initial_state(num_rows) if isinstance(self._actor, RecurrentActor) else {}
+        return self._actor.get_initial_state(num_rows)
 
     def act_with_state(
         self, obs: Tree, noise: np.ndarray | None, state: Mapping[str, np.ndarray]
