@@ -1,12 +1,16 @@
-"""`RowSource`: an update asks sources of one module and of several in the same way."""
+"""`RowSource` and `TrainingBuffer`: trainers and updates ask all buffers in the same way."""
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 
 from lockstep.data import SampleBatch
 from lockstep.data.columns import DEFAULT_MODULE_ID
-from lockstep.replay import MultiAgentReplayBuffer, OfflineRows, PrioritizedReplayBuffer, ReplayBuffer
+from lockstep.data.rollout import EpisodeStore, RolloutStore
+from lockstep.data.tensor_rollout import TensorRollout
+from lockstep.data.training_buffer import TrainingBuffer
+from lockstep.replay import MultiAgentReplayBuffer, OfflineRows, PrioritizedReplayBuffer, ReplayBuffer, TensorReplay
 from lockstep.state.streams import RandomStreams
 
 ROWS = 6
@@ -93,3 +97,61 @@ def test_what_has_no_priorities_takes_no_errors():
     with pytest.raises(ValueError, match="not prioritised"):
         OfflineRows(batch()).update_weight([0], [1.0])
     assert PrioritizedReplayBuffer(4).is_prioritized
+
+
+@pytest.mark.parametrize("name", [name for name in SOURCES if name != "of agents"])
+def test_drawing_goes_on_from_its_state_without_the_rows(name):
+    source, again = SOURCES[name](), SOURCES[name]()
+    source.draw(3)
+    again.set_drawing_state(source.drawing_state())
+    (first,), (second,) = (each.draw(3).values() for each in (source, again))
+    assert first["rewards"].tolist() == second["rewards"].tolist()
+    assert source.digest() == again.digest()
+
+
+def test_a_drawing_state_with_other_priorities_is_refused_and_changes_nothing():
+    plain, prioritized = SOURCES["buffer"](), SOURCES["prioritized"]()
+    before = plain.streams.get_state()
+    prioritized.draw(3)
+    with pytest.raises(ValueError, match="priorities"):
+        plain.set_drawing_state(prioritized.drawing_state())
+    assert plain.streams.get_state() == before
+
+
+def rollout_store():
+    store = RolloutStore(2, 1, *SPACES.values())
+    store.size = 2
+    return store
+
+
+ONE_ENV = torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64)
+BUFFERS = {
+    **SOURCES,
+    "tensor replay": lambda: TensorReplay(4, *ONE_ENV),
+    "rollout": rollout_store,
+    "tensor rollout": lambda: TensorRollout(2, *ONE_ENV),
+    "episodes": EpisodeStore,
+}
+REPLAYS = {"buffer": [""], "prioritized": [""], "tensor replay": [""], "of agents": ["a", "b"]}
+
+
+@pytest.mark.parametrize("name", BUFFERS)
+def test_every_buffer_answers_trainers(name):
+    buffer = BUFFERS[name]()
+    buffer.seed_streams(1)
+    assert isinstance(buffer, TrainingBuffer)
+    assert buffer.is_sampled == (name in SOURCES or name == "tensor replay")
+    assert list(buffer.replays()) == REPLAYS.get(name, [])  # recorded rows are not saved with a run
+    assert (buffer.agents is not None) == (name == "of agents")
+    assert (buffer.device is not None) == name.startswith("tensor")
+    assert all(isinstance(replay.drawing_options(), dict) for replay in buffer.replays().values())
+
+
+def test_a_copy_of_the_episodes_of_a_rollout_does_not_change_with_them():
+    store = rollout_store()
+    store.rewards[:], store.terminateds[:], store.truncateds[:] = 1.0, False, False
+    copied = store.episodes().copy()
+    store.rewards[:] = 2.0
+    assert copied.env_steps() == 2
+    assert copied.store.rewards.tolist() == [[1.0], [1.0]]
+    assert copied.store.observation_space is store.observation_space
