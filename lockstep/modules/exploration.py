@@ -57,6 +57,8 @@ class Exploration(ABC):
     """whether it has `level` and `draw_on_device`"""
     is_epsilon_greedy = False
     """Whether `level` is the probability of an action by chance."""
+    wraps_acting = False
+    """Whether actions come from `act`, which calls the network, rather than from the network with the noise drawn."""
 
     def level(self, step: int) -> float:
         """Return how much is explored at environment step `step`; `ValueError` where that is no such number."""
@@ -80,6 +82,10 @@ class Exploration(ABC):
         `begins` `[B]`: an episode begins there. `generators(row)`: random numbers of that environment alone.
         """
         return noise
+
+    def act(self, act: Callable[..., Any], obs: Tree, noise: Noise | None, *state: Mapping[str, np.ndarray]) -> Any:
+        """Return the actions of `act(obs, noise, *state)`; kinds with `wraps_acting` change the call or its actions."""
+        return act(obs, noise, *state)
 
 
 class GaussianNoise(Exploration):
@@ -140,6 +146,8 @@ class OrnsteinUhlenbeckNoise(Exploration):
 class AddedNoise(Exploration):
     """Adds noise to actions that are drawn from a policy's distribution on [-1, 1], as SAC's is."""
 
+    wraps_acting = True
+
     def __init__(self, action_dist: ActionDist, noise: Exploration) -> None:
         self.action_dist, self.noise = action_dist, noise
 
@@ -173,6 +181,8 @@ class NoisyWeights(Exploration):
 
     Each environment has new noise at each step.
     """
+
+    wraps_acting = True
 
     def __init__(self, noise_size: int) -> None:
         self.noise_size = noise_size

@@ -23,9 +23,7 @@ from lockstep.learner.learner import STEPS_SAMPLED
 from lockstep.modules import (
     ActingWeights,
     Actor,
-    AddedNoise,
     EpsilonGreedy,
-    NoisyWeights,
     NumpyActor,
     RecurrentActor,
     RLModule,
@@ -75,7 +73,8 @@ class ActingPolicy:
         self._dist = module.action_dist_cls
         self.exploration = config.exploration(module)
         """what draws its actions while collecting; None: its distribution"""
-        self._around = self.exploration if isinstance(self.exploration, AddedNoise | NoisyWeights) else None
+        wraps_acting = self.exploration is not None and self.exploration.wraps_acting
+        self._around = self.exploration if wraps_acting else None
         """the same where it changes what the network gives out"""
         self.weights_seq_no = 0
         """version of the weights that act"""

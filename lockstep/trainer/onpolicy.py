@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from lockstep.data.minibatch import minibatches_per_pass
 from lockstep.data.rollout import EpisodeStore, RolloutStore
-from lockstep.data.tensor_rollout import TensorRollout
 from lockstep.learner.learner import STEPS_SAMPLED
 from lockstep.learner.minibatches import UpdateOptions
 from lockstep.options.texts import count_text, size_text
@@ -56,7 +55,7 @@ class OnpolicyTrainer(BaseTrainer):
             train_collector.buffer = RolloutStore(
                 num_steps, num_envs, train_collector.observation_space, train_collector.env.action_space
             )
-        if not isinstance(train_collector.buffer, RolloutStore | EpisodeStore | TensorRollout):
+        if train_collector.buffer.is_sampled:
             raise ValueError("OnpolicyTrainer learns from rollouts, train_collector has a replay buffer; leave it out")
         self.buffer = train_collector.buffer
         """a `RolloutStore`; of several agents an `EpisodeStore`"""
