@@ -75,21 +75,40 @@ class ReplaySection(Section[ConfigT]):
             raise ValueError(f"replay.burn_in={burn_in} is not allowed; it may be up to sequence_length={length}")
 
     def check_buffer(
-        self, buffer: ReplayBuffer | MultiAgentReplayBuffer | TensorReplay, *, is_stateful: bool = False
+        self,
+        buffer: ReplayBuffer | MultiAgentReplayBuffer | TensorReplay,
+        *,
+        can_sum_rewards: bool,
+        is_stateful: bool = False,
     ) -> None:
-        """Raise `ValueError` for a replay buffer that does not do what this section asks for.
+        """Check that a replay buffer does what this section asks for, and that its algorithm can learn from it.
 
         Trainers that are built from a configuration make their buffers from this section. A buffer of the user's own
         has options of its own: where they are others, the section would be passed over. Compared is what the section
-        changes. `is_stateful`: the network has a memory, and learns from sequences.
+        changes.
+
+        Args:
+            buffer: the replay buffer.
+            can_sum_rewards: whether the algorithm learns from sums of several rewards
+                (`AlgorithmConfig.can_sum_rewards`).
+            is_stateful: whether the network has a memory, and learns from sequences.
+
+        Raises:
+            ValueError: an option of the buffer is another one, or its rows are sums that the algorithm cannot use.
         """
         if isinstance(buffer, MultiAgentReplayBuffer):
             for part in buffer.buffers.values():
-                self.check_buffer(part)  # whether a module has a memory differs, so sequences are not compared
+                # Whether a module has a memory differs, so sequences are not compared.
+                self.check_buffer(part, can_sum_rewards=can_sum_rewards)
             return
 
         plain = type(self)()
         found = buffer.section_options()
+        if found["n_step"] > 1 and not can_sum_rewards:
+            raise ValueError(
+                f"the replay buffer sums n_step={found['n_step']} rewards, and the algorithm needs the reward of each "
+                "step for itself; make the buffer with n_step=1"
+            )
         # The capacity is left to the buffer: whoever makes one of their own has just written its size.
         names = ["n_step", "prioritized", "her", "ignore_obs_next", "storage"]
         if self.prioritized:

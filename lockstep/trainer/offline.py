@@ -81,7 +81,9 @@ class OfflineTrainer(BaseTrainer):
         if isinstance(self.buffer, ReplayBuffer):  # the algorithm may have made another one
             policy.acting[DEFAULT_MODULE_ID].check_action_form(self.buffer)
             if "replay" in policy.config.sections:
-                policy.config.replay.check_buffer(self.buffer, is_stateful=policy.is_stateful)
+                policy.config.replay.check_buffer(
+                    self.buffer, can_sum_rewards=policy.config.can_sum_rewards, is_stateful=policy.is_stateful
+                )
             if Columns.REWARDS in policy.required_columns:
                 check_discounts(policy.config.training.gamma, self.buffer)
             if self.buffer.priorities is not None and not policy.config.can_prioritize:

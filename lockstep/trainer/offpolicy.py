@@ -68,7 +68,9 @@ class OffpolicyTrainer(BaseTrainer):
         """a `ReplayBuffer`; of several agents a `MultiAgentReplayBuffer`, of tensor environments a `TensorReplay`"""
         if isinstance(self.buffer, ReplayBuffer):
             check_discounts(policy.config.training.gamma, self.buffer)
-        policy.config.replay.check_buffer(self.buffer, is_stateful=policy.is_stateful)
+        policy.config.replay.check_buffer(
+            self.buffer, can_sum_rewards=policy.config.can_sum_rewards, is_stateful=policy.is_stateful
+        )
         if self.max_epoch and self.learning_starts >= self.steps_in_all:
             warnings.warn(
                 f"learning_starts={self.learning_starts} is not below the {self.steps_in_all} steps of the run: "

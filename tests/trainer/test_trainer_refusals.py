@@ -7,15 +7,16 @@ from functools import partial
 import gymnasium as gym
 import numpy as np
 import pytest
-from algorithm_cases import exploring_by
+from algorithm_cases import OFF_POLICY, class_of, exploring_by
 from gymnasium.vector import SyncVectorEnv
 from scenario_tools import TRAINERS, trainer_of
 from trainer_tools import by_hand, config_for
 
 from lockstep import A2CConfig, Collector, OfflineTrainer, OffpolicyTrainer, OnpolicyTrainer, RolloutStore
 from lockstep.envs import make_vector
+from lockstep.envs.tensor import TensorBoundary, make_tensor_env
 from lockstep.replay import ReplayBuffer, VectorReplayBuffer
-from lockstep.rollout import MalformedBufferError
+from lockstep.rollout import MalformedBufferError, TensorCollector
 from lockstep.runs.video import VideoCallback
 from lockstep.trainer import Callback, CheckpointCallback, EarlyStop, build_trainer
 
@@ -257,6 +258,22 @@ def test_a_buffer_that_does_it_or_more_is_taken():
     ):
         for build in with_own_buffer(replay, options):
             assert build().buffer.options.n_step == options["n_step"]
+
+
+OF_ONE_STEP = [name for name in OFF_POLICY if not class_of(name).can_sum_rewards]
+
+
+@pytest.mark.parametrize("algorithm", OF_ONE_STEP)
+def test_summed_rewards_are_refused_by_an_algorithm_that_needs_each(algorithm):
+    """Its configuration refuses the option; here a buffer of the user's own has summed them."""
+    for build in with_own_buffer({"prioritized": False}, {"n_step": 3}, kind=algorithm):
+        with pytest.raises(ValueError, match="sums n_step=3 rewards, and the algorithm needs the reward of each step"):
+            build()
+    policy = config_for(algorithm, "tensor/CartPole-v1", num_envs=2).build_policy()
+    env = TensorBoundary(make_tensor_env("tensor/CartPole-v1", 2))
+    collector = TensorCollector(policy, env, 4, replay={"capacity": 64, "n_step": 3})
+    with pytest.raises(ValueError, match="sums n_step=3 rewards"):
+        OffpolicyTrainer(policy, train_collector=collector, max_epoch=1, **EACH_STEP)
 
 
 def test_an_own_buffer_must_do_what_is_default_for_the_algorithm():
