@@ -144,7 +144,7 @@ class Learner(Generic[Training]):
         self.coefficients: dict[tuple[str, str], tuple[Schedule, Tensor]] = {}
         self.registered: dict[str, Any] = {}
         self.lifetime: dict[str, int] = {}
-        self.step = StepContext()
+        self.step_context = StepContext()
         """The present gradient step, see `in_step`; between two steps it describes the whole update."""
         self.seconds = dict.fromkeys(STAGES, 0.0)
         """of the stages of the present update; a compiled gradient step is one: forward and backward"""
@@ -445,60 +445,55 @@ class Learner(Generic[Training]):
 
     @contextmanager
     def in_step(self, rows: int, stand_ins: frozenset[str] | None = None) -> Iterator[StepContext]:
-        """Return a context in which `self.step` is a step on `rows` rows; the present step follows again after it.
+        """Return a context in which `self.step_context` is a step on `rows` rows; the present step follows again after it.
 
         What is logged inside is weighted by `rows`. `stand_ins`: ids of the modules whose row only stands in for
         another learner's; None: those of the present step. Errors and values of rows that the step leaves are read
         after it under the same names.
         """
-        outer = self.step
+        outer = self.step_context
         metrics = self.metrics
         weight = metrics.weight
-        self.step = step = outer.within(rows, stand_ins)
+        self.step_context = step = outer.within(stand_ins)
         metrics.weight = rows
         try:
             yield step
         finally:
-            self.step = outer
+            self.step_context = outer
             metrics.weight = weight
             outer.keep_results_of(step)
 
     @property
     def rows_in_step(self) -> int:
-        """Own rows of the present gradient step, the weight of what it logs; 0 where they only stand in."""
-        return self.step.rows
+        """Own rows of the present gradient step, which are the weight of its metrics; 0 where they only stand in."""
+        return int(self.metrics.weight)
 
     @rows_in_step.setter
     def rows_in_step(self, rows: int) -> None:
-        self.step.rows = rows
         self.metrics.weight = rows
 
     @property
     def stand_ins(self) -> frozenset[str]:
         """Ids of the modules whose row in the present or last gradient step only stands in, see `sharding`."""
-        return self.step.stand_ins
-
-    @stand_ins.setter
-    def stand_ins(self, module_ids: frozenset[str]) -> None:
-        self.step.stand_ins = module_ids
+        return self.step_context.stand_ins
 
     @property
     def row_errors(self) -> dict[str, Tensor]:
         """By module id: the error `[N]` of each own row of the present or last gradient step, for priorities."""
-        return self.step.errors
+        return self.step_context.errors
 
     @row_errors.setter
     def row_errors(self, errors: dict[str, Tensor]) -> None:
-        self.step.errors = errors
+        self.step_context.errors = errors
 
     @property
     def row_values(self) -> dict[str, Tensor]:
         """By module id: the value `[N]` of each own row of the present or last gradient step with value targets."""
-        return self.step.values
+        return self.step_context.values
 
     @row_values.setter
     def row_values(self, values: dict[str, Tensor]) -> None:
-        self.step.values = values
+        self.step_context.values = values
 
     # -- what is learned from ---
 
@@ -631,7 +626,7 @@ class Learner(Generic[Training]):
             raise
         for module_id, loss in losses.items():
             inputs.check_loss(loss, f"{type(self).__name__}.compute_losses", module_id)
-        self.step.modules = tuple(batch)
+        self.step_context.modules = tuple(batch)
         self.row_values = {
             module_id: outputs[Columns.VF_PREDS].detach()
             for module_id, outputs in fwd_out.items()
@@ -815,7 +810,7 @@ class Learner(Generic[Training]):
         """Return whether this optimizer is stepped on the present losses, named by the modules that they are of."""
         module_id = entry.module_id
         if module_id not in losses and module_id != ALL_MODULES:
-            present: Collection[str] = self.module if self.step.modules is None else self.step.modules
+            present: Collection[str] = self.module if self.step_context.modules is None else self.step_context.modules
             if ALL_MODULES not in losses or module_id not in present:
                 return False
         return self.takes_part(entry)

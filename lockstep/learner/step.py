@@ -11,12 +11,12 @@ from torch import Tensor
 class StepContext:
     """Gradient step of a learner, or the part of one module in it: whose rows it takes, and what it leaves.
 
+    How many rows that are is the weight of the learner's metrics alone, see `Learner.rows_in_step`.
+
     Outside of gradient steps it describes the whole update, whose hooks may log and reduce, too. It is plain Python
     and creates no tensor, so that neither a CUDA graph nor compiled code depends on which object it is.
     """
 
-    rows: int = 0
-    """Rows of this learner. They weight what it logs; 0 where all of its rows stand in for another learner's."""
     stand_ins: frozenset[str] = frozenset()
     """Ids of the modules whose one row stands in for another learner's and weighs nothing, see `sharding`."""
     modules: tuple[str, ...] | None = None
@@ -26,11 +26,9 @@ class StepContext:
     values: dict[str, Tensor] = field(default_factory=dict)
     """By module id: the value `[N]` of each own row, where the batch has value targets."""
 
-    def within(self, rows: int, stand_ins: frozenset[str] | None) -> StepContext:
+    def within(self, stand_ins: frozenset[str] | None) -> StepContext:
         """Return the context of a step inside this one; `stand_ins` None: those of this one."""
-        return StepContext(
-            rows, self.stand_ins if stand_ins is None else stand_ins, self.modules, self.errors, self.values
-        )
+        return StepContext(self.stand_ins if stand_ins is None else stand_ins, self.modules, self.errors, self.values)
 
     def keep_results_of(self, inner: StepContext) -> None:
         """Keep what a step inside this one has left, so that it can be read until the next one.

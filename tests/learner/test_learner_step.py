@@ -47,6 +47,17 @@ class RowsSetByHand(PPOLearner):
         return super().compute_loss_for_module(module_id=module_id, config=config, batch=batch, fwd_out=fwd_out)
 
 
+class CountsItsSteps(PPOLearner):
+    """Has a counter with a likely name, which must not be one of the learner's own."""
+
+    def setup_module(self, module_id):
+        self.step = 0
+
+    def after_gradient_step(self):
+        super().after_gradient_step()
+        self.step += 1
+
+
 def learner_of(cls):
     """A learner that writes out its loss: a kernel takes means of its own."""
     return ppo_config(learner_class=cls).framework(fused_losses=False).build_learner()
@@ -54,16 +65,16 @@ def learner_of(cls):
 
 def test_a_step_is_put_back_after_it_and_after_an_error():
     learner = learner_of(PPOLearner)
-    before = learner.step
+    before = learner.step_context
     learner.rows_in_step = 5
     with learner.in_step(8, OTHERS) as step:
-        assert learner.step is step
+        assert learner.step_context is step
         assert (learner.rows_in_step, learner.stand_ins, learner.metrics.weight) == (8, OTHERS, 8)
         with pytest.raises(KeyError), learner.in_step(2) as part:
-            assert (part.rows, part.stand_ins, learner.metrics.weight) == (2, OTHERS, 2)
+            assert (learner.rows_in_step, part.stand_ins, learner.metrics.weight) == (2, OTHERS, 2)
             raise KeyError("gone")
-        assert (learner.step, learner.metrics.weight) == (step, 8)
-    assert learner.step is before
+        assert (learner.step_context, learner.metrics.weight) == (step, 8)
+    assert learner.step_context is before
     assert (learner.rows_in_step, learner.metrics.weight) == (5, 5)
 
 
@@ -78,13 +89,27 @@ def test_what_a_step_leaves_is_read_after_it():
     assert learner.stand_ins == OTHERS  # they say whose errors these are not
 
 
-@pytest.mark.parametrize("name", ["rows_in_step", "stand_ins", "row_errors", "row_values"])
+@pytest.mark.parametrize("name", ["rows_in_step", "row_errors", "row_values"])
 def test_what_a_step_is_about_can_be_set_by_hand(name):
     learner = learner_of(PPOLearner)
-    value = {"rows_in_step": 3, "stand_ins": OTHERS}.get(name, {MODULE: torch.ones(2)})
+    value = 3 if name == "rows_in_step" else {MODULE: torch.ones(2)}
     setattr(learner, name, value)
     assert getattr(learner, name) is value
     assert learner.metrics.weight == learner.rows_in_step
+
+
+def test_the_weight_of_the_metrics_is_the_rows_of_the_step():
+    learner = learner_of(PPOLearner)
+    learner.metrics.weight = 6
+    assert learner.rows_in_step == 6
+
+
+def test_a_learner_may_count_its_steps_in_an_attribute_of_that_name():
+    plain, own = learner_of(PPOLearner), learner_of(CountsItsSteps)
+    for each in (plain, own):
+        each.update_from_batch(ppo_batch(12), minibatch_size=4)
+    assert own.step == 3
+    assert_same(parameters(plain), parameters(own))
 
 
 def test_a_learner_that_sets_its_rows_by_hand_learns_as_others_do():
