@@ -254,13 +254,12 @@ class RayLearnerBackend(LearnerBackend):
         *,
         return_state: bool,
         reduce_results: bool,
-        is_async: bool,
     ) -> UpdateRequest:
-        """Return the checked request for an update, with references to each learner's shard in Ray's object store.
+        """Return the checked request for an update. `data` may be references to Ray's object store."""
+        return UpdateRequest.checked(kind, self._fetched(data), options, return_state, reduce_results)
 
-        `data` may be references to that store.
-        """
-        request = UpdateRequest.checked(kind, self._fetched(data), options, return_state, reduce_results)
+    def divided(self, request: UpdateRequest, *, is_async: bool) -> UpdateRequest:
+        """Return a request with references to each learner's shard in Ray's object store, which is a copy."""
         shards = shards_of(request.data, len(self), self._modules)
         return replace(request, data=StoredShards([self._processes.store(_contiguous(shard)) for shard in shards]))
 

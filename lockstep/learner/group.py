@@ -72,14 +72,17 @@ class LearnerBackend:
         *,
         return_state: bool,
         reduce_results: bool,
-        is_async: bool,
     ) -> UpdateRequest:
-        """Return the checked request for an update, with the data as the learners read them.
+        """Return the checked request for an update. Its data are not divided among the learners yet, see `divided`."""
+        return UpdateRequest.checked(kind, data, options, return_state, reduce_results)
 
-        That of an asynchronous update holds data of its own, which do not change with the caller's.
+    def divided(self, request: UpdateRequest, *, is_async: bool) -> UpdateRequest:
+        """Return a request with the data as the learners read them.
+
+        How data are divided depends on the learners and their modules, so a plain update does it in its turn. An
+        asynchronous one does it at once, and holds data of its own, which do not change with the caller's.
         """
-        request = UpdateRequest.checked(kind, data, options, return_state, reduce_results)
-        held = frozen_data(data) if is_async else data
+        held = frozen_data(request.data) if is_async else request.data
         return replace(request, data=self.share(held))
 
     def update(self, request: UpdateRequest) -> list[Results]:
@@ -243,8 +246,8 @@ class LearnerGroup:
         if self._learner is None:
             return self._run_now("episodes", episodes, options, return_state, reduce_results)
         num_steps = num_steps_of(episodes)
-        data = self._backend.share(episodes)
         with self._queue.turn(num_steps) as outcome:
+            data = self._backend.share(episodes)
             results = self._learner.update_from_episodes(data, **options)
             return self._complete(outcome, results, return_state, reduce_results)
 
@@ -273,8 +276,8 @@ class LearnerGroup:
         if self._learner is None:
             return self._run_now("batch", batch, options, return_state, reduce_results)
         num_steps = num_steps_of(batch)
-        data = self._backend.share(batch)
         with self._queue.turn(num_steps) as outcome:
+            data = self._backend.share(batch)
             results = self._learner.update_from_batch(data, **options)
             return self._complete(outcome, results, return_state, reduce_results)
 
@@ -306,9 +309,8 @@ class LearnerGroup:
         if on_full not in ("wait", "drop"):
             raise ValueError(f"on_full={on_full!r}; choose 'wait' or 'drop'")
         self._queue.check_open()
-        request = self._backend.request(
-            kind, data, options, return_state=return_state, reduce_results=reduce_results, is_async=True
-        )
+        request = self._backend.request(kind, data, options, return_state=return_state, reduce_results=reduce_results)
+        request = self._backend.divided(request, is_async=True)
         ready = self._queue.take_finished()
         self._last_call_id += 1
         self._queue.submit(replace(request, call_id=self._last_call_id), on_full)
@@ -319,10 +321,9 @@ class LearnerGroup:
     ) -> Any:
         """Return the results of an update on learners in other processes, when its turn has come."""
         self._queue.check_open()
-        request = self._backend.request(
-            kind, data, options, return_state=return_state, reduce_results=reduce_results, is_async=False
-        )
+        request = self._backend.request(kind, data, options, return_state=return_state, reduce_results=reduce_results)
         with self._queue.turn(request.num_steps) as outcome:
+            request = self._backend.divided(request, is_async=False)
             self._last_call_id += 1
             value, outcome.has_trained = self._run(replace(request, call_id=self._last_call_id))
             return value

@@ -323,10 +323,39 @@ def test_weights_and_state_are_taken_between_updates():
 def test_a_request_counts_its_steps_when_it_is_made_and_holds_data_of_its_own_where_it_waits(is_async):
     options = {"timesteps": None, "num_epochs": 1, "minibatch_size": None, "shuffle_batch_per_epoch": False}
     backend, handed_in = LearnerBackend(ppo_config().build_learner()), episodes((5, 4))
-    request = backend.request(
-        "episodes", handed_in, options, return_state=False, reduce_results=True, is_async=is_async
-    )
+    request = backend.request("episodes", handed_in, options, return_state=False, reduce_results=True)
+    request = backend.divided(request, is_async=is_async)
     assert request.num_steps == 9
     assert (request.data is handed_in) == (not is_async)
     handed_in.clear()
     assert len(request.data) == (2 if is_async else 0)
+
+
+class GateOpenedByRequest(LearnerBackend):
+    """Opens the gate of its learner when another update is requested, and notes how data are divided."""
+
+    def __init__(self, learner):
+        super().__init__(learner)
+        self.divided_in_flight = []
+
+    def request(self, *arguments, **options):
+        request = super().request(*arguments, **options)
+        if self.divided_in_flight:
+            self.learner.gate.set()
+        return request
+
+    def share(self, data):
+        self.divided_in_flight.append(self.group.num_in_flight)
+        return super().share(data)
+
+
+def test_data_of_a_plain_update_are_divided_when_no_other_update_is_under_way():
+    learner = value_learner(GatedLearner)
+    learner.gate = threading.Event()
+    backend = GateOpenedByRequest(learner)
+    backend.group = group = LearnerGroup(backend)
+    group.update_from_batch(value_batch(), async_update=True)
+    group.update_from_batch(value_batch())
+    assert backend.divided_in_flight == [0, 0]
+    assert learner.weights_seq_no == 2
+    group.drain()
