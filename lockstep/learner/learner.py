@@ -445,7 +445,7 @@ class Learner(Generic[Training]):
 
     @contextmanager
     def in_step(self, rows: int, stand_ins: frozenset[str] | None = None) -> Iterator[StepContext]:
-        """Return a context in which `self.step_context` is a step on `rows` rows; the present step follows again after it.
+        """Return a context in which `self.step_context` is a step on `rows` rows. Afterwards the present step is again.
 
         What is logged inside is weighted by `rows`. `stand_ins`: ids of the modules whose row only stands in for
         another learner's; None: those of the present step. Errors and values of rows that the step leaves are read

@@ -762,6 +762,8 @@ class BaseTrainer(ABC):
         Raises:
             ValueError: the collectors of the state are of other environments, or of another number of them. Nothing is
                 changed then.
+
+        What `set_state` of a callback or of a logger raises comes last, when all else is restored.
         """
         self._leave()
         self._run_state.set_collectors(state)
@@ -813,6 +815,9 @@ class BaseTrainer(ABC):
         Raises:
             ValueError: the checkpoint is damaged or of a run of another shape, or `path` is None, which
                 `newest_checkpoint` returns where there is no checkpoint. Nothing is changed then.
+
+        What `set_state` of a callback or of a logger raises comes last, when all else is restored. Build another
+        trainer then.
         """
         if path is None:
             raise ValueError("path=None: there is no checkpoint to go on from (newest_checkpoint found no intact one)")

@@ -238,6 +238,21 @@ class Evaluator:
         if self._has_snapshot:
             self.policy.set_checkpoint_folders(found, trust=trust, file=file)
 
+    def undo(self) -> Callable[[], None]:
+        """Return a function that undoes a later `set_state` and `take_folders`."""
+        pending = self.pending
+        has_snapshot = self._has_snapshot
+        # Without a snapshot the policy is overwritten before it is used.
+        snapshot = self.policy.get_state() if has_snapshot else {}
+
+        def put_back() -> None:
+            self.pending = pending
+            self._has_snapshot = has_snapshot
+            if has_snapshot:
+                self.policy.set_state(snapshot)
+
+        return put_back
+
 
 def _numbers_in(result: object) -> dict[str, float]:
     """Return the metrics that a custom evaluation function returned, its score among them.

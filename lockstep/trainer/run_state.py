@@ -212,18 +212,23 @@ class RunState:
 
     @contextmanager
     def _put_back_where_refused(self) -> Iterator[None]:
-        """Put several buffers, the policy and the collectors back to what they were where a state is refused."""
+        """Put several buffers, the policy, the collectors and the evaluation back where a state is refused.
+
+        One buffer is not copied, which may be most of the memory: it is restored last, and refuses before it changes.
+        """
         replays = self._replays().values()
         parts = [*(replays if len(replays) > 1 else ()), self.trainer.policy, *self.collectors().values()]
         before: list[tuple[Any, Any]] = []
         for part in parts:
             with suppress(ValueError):  # a collector that holds data has no state
                 before.append((part, part.get_state()))
+        undo_evaluation = self.trainer.evaluator.undo()
         try:
             yield
         except BaseException:
             for part, state in before:
                 part.set_state(state)
+            undo_evaluation()
             raise
 
     # -- replay buffers ---
@@ -333,6 +338,7 @@ class RunState:
         state = checkpoint.state
         with self._put_back_where_refused():
             trainer.policy.set_checkpoint_folders(checkpoint.folders, trust=trust, file=path)
+            trainer.evaluator.take_folders(checkpoint.folders, trust=trust, file=path)
             self._set_collectors(state)
             if drop_replay:
                 self._fit_replay_to(state)
@@ -340,8 +346,8 @@ class RunState:
                     replay.reset()
             else:
                 trainer.set_own_folders(checkpoint.folders)
-            trainer.evaluator.take_folders(checkpoint.folders, trust=trust, file=path)
-        # The collectors are set once more here: they write boundaries into the buffer that is restored now.
+        # `set_state` sets the collectors a second time. Where environments could not be restored they write boundaries,
+        # and the first ones were overwritten when the buffer was restored.
         trainer.set_state(state)
         if drop_replay:
             learning_starts = getattr(trainer, "learning_starts", 0)

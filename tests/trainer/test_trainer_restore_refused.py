@@ -1,5 +1,6 @@
 """What a checkpoint is refused for, and that nothing is changed then; options that a run goes on with."""
 
+import copy
 import warnings
 from functools import partial
 
@@ -13,7 +14,7 @@ import lockstep
 from lockstep import Collector, DQNConfig, Policy, PPOConfig, load_policy
 from lockstep.replay import PrioritizedVectorReplayBuffer, VectorReplayBuffer
 from lockstep.runs.run import prepare_run, resume
-from lockstep.state.checkpoint import CheckpointError
+from lockstep.state.checkpoint import CheckpointError, write_checkpoint
 from lockstep.tracking import JsonlLogger
 from lockstep.trainer import restore_trainer, save_trainer
 
@@ -97,6 +98,39 @@ def test_a_state_that_the_collectors_cannot_have_is_refused_and_changes_no_count
     with pytest.raises(ValueError, match=r"is of a Paying|has 2 environments"):
         other.set_state(first.get_state())
     assert (other.info(), collected(other)) == before
+
+
+def beside_training(**options):
+    config = config_of("off").evaluation(evaluation_parallel_to_training=True)
+    options.setdefault("test_collector", lambda policy: config.build_test_collector(copy.deepcopy(policy)))
+    return by_hand(config, evaluation_parallel_to_training=True, max_epoch=1, **options)
+
+
+@pytest.mark.parametrize("drop_replay", [False, True])
+def test_a_policy_under_evaluation_that_is_refused_changes_no_buffer(drop_replay, folder):
+    first, other = beside_training(), beside_training()
+    other.run()
+    wrong = with_network((5,)).policy.checkpoint_folders()
+    folders = {**first.checkpoint_folders(), **{f"evaluation/{name}": part for name, part in wrong.items()}}
+    path = write_checkpoint(folder / "checkpoint", folders)
+    before = collected(other), other.info(), weights_of(other), other.evaluator.policy.weights_seq_no
+    with pytest.raises(ValueError, match=r"shape|parameters"):
+        other.restore_from_path(path, drop_replay=drop_replay)
+    assert len(other.buffer) == 16
+    assert (collected(other), other.info(), weights_of(other), other.evaluator.policy.weights_seq_no) == before
+
+
+def test_an_evaluation_under_way_is_not_taken_over_where_the_buffer_is_refused(folder):
+    first = beside_training()
+    first.evaluator.begin((1, 8, 1))
+    first.evaluator.wait()
+    folders = first.checkpoint_folders()
+    assert any(name.startswith("evaluation/") for name in folders)
+    other = beside_training(replay=VectorReplayBuffer(10, 2))
+    with pytest.raises(ValueError, match="state is of a buffer of size="):
+        restore_trainer(other, write_checkpoint(folder / "checkpoint", folders))
+    assert other.evaluator.under_way() is None
+    assert not other.evaluator._has_snapshot
 
 
 def weights_of(trainer):
