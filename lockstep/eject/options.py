@@ -160,11 +160,6 @@ def check_options(config: AlgorithmConfig) -> None:
 def _check_sac(training: Any, exploration: dict[str, Any]) -> None:
     if training.alpha == 0:
         raise EjectError("training.alpha=0 cannot be ejected; a positive number or 'auto' can")
-    rates = [training.lr_of(name) for name in ("actor", "critic", "alpha")]
-    if len({isinstance(rate, list | tuple) for rate in rates}) > 1:
-        raise EjectError(
-            f"training.actor_lr, critic_lr, alpha_lr={rates} cannot be ejected; give all a schedule, or none"
-        )
     if isinstance(exploration.get("sigma"), list | tuple):
         raise EjectError(f"env_runners.exploration_config={exploration} cannot be ejected; give a number for sigma")
 

@@ -105,7 +105,7 @@ RUNS |= {
             "reporting.total_steps": 400,
             "env_runners.num_envs_per_env_runner": 2,
             "replay.learning_starts": 200,
-            "training.actor_lr": 1e-4,
+            "training.actor_lr": [[0, 1e-3], [400, 1e-4]],  # the other rates are numbers
             "training.target_entropy": -0.5,
             "training.initial_alpha": 0.5,
             "training.target_update_interval": 3,
@@ -280,7 +280,6 @@ def test_an_off_policy_option_that_the_file_cannot_say_is_refused_by_name(tmp_pa
         ("dqn", "CartPole-v1", "env_runners.exploration", "noisy"),
         ("dqn", "CartPole-v1", "env_runners.rollout_fragment_length", 129),
         ("sac", "Pendulum-v1", "env_runners.exploration", "normal"),
-        ("sac", "Pendulum-v1", "training.actor_lr", [[0, 1e-3], [1_000, 0.0]]),
         ("sac", "Pendulum-v1", "training.alpha", 0.0),
     ):
         config = find_settings(algorithm, env, options={path: value}).config
