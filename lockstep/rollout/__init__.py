@@ -8,7 +8,7 @@ from lockstep.rollout.errors import EnvRunnerError, MalformedBufferError
 from lockstep.rollout.fragments import Fragment, rollout_of
 from lockstep.rollout.group_collector import AsyncGroupCollector, GroupCollector
 from lockstep.rollout.multi_agent_collector import MultiAgentCollector
-from lockstep.rollout.protocols import CollectorLike
+from lockstep.rollout.protocols import CollectorLike, CollectorTraits
 from lockstep.rollout.runner_group import EnvRunnerGroup
 from lockstep.rollout.tensor_collector import TensorCollector
 
@@ -17,6 +17,7 @@ __all__ = [
     "AsyncGroupCollector",
     "Collector",
     "CollectorLike",
+    "CollectorTraits",
     "EnvRunner",
     "EnvRunnerError",
     "EnvRunnerGroup",

@@ -97,7 +97,6 @@ class BaseTrainer(ABC):
     options_class: ClassVar[type[RunOptions]] = RunOptions
     """Class of its options."""
     learns_from_rollouts: ClassVar[bool] = False
-    collects: ClassVar[bool] = True
     elsewhere: ClassVar[Mapping[str, str]] = {}
     """Options of other trainers, and what this one does instead."""
     step_per_collect: int | None = None
@@ -130,6 +129,8 @@ class BaseTrainer(ABC):
     def __init__(self, policy: Policy, options: RunOptions) -> None:
         self.policy = policy
         self.train_collector: CollectorLike | None = None
+        self.collects = isinstance(options, CollectOptions)
+        """Whether the trainer collects what it learns from."""
         if isinstance(options, CollectOptions):
             self.train_collector = options.train_collector
             self.step_per_collect = options.step_per_collect
@@ -258,7 +259,8 @@ class BaseTrainer(ABC):
         """End the run with a last checkpoint at Ctrl-C, and at any other error before it is raised.
 
         A `KeyboardInterrupt` in the midst of a step (a second Ctrl-C, or one that an environment raises) leaves a state
-        from which the run cannot go on bit by bit: then no checkpoint is written, and it goes on from the one before.
+        from which the run cannot continue with identical results. Then no checkpoint is written, and the run
+        continues from the one before.
         """
         try:
             yield
@@ -804,7 +806,7 @@ class BaseTrainer(ABC):
         return self._run_state.folders()
 
     def restore_from_path(self, path: str | Path | None, *, drop_replay: bool = False, trust: bool = False) -> None:
-        """Continue a run bit by bit from a full checkpoint. Warns where this trainer has other options.
+        """Continue a run with identical results from a full checkpoint. Warns where this trainer has other options.
 
         Args:
             path: folder of the checkpoint.

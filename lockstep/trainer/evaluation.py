@@ -36,13 +36,13 @@ SNAPSHOT = "evaluation/"
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What an evaluation found."""
+    """Result of an evaluation."""
 
     where: Where
-    """the time of the policy that was evaluated"""
+    """Epoch and steps at which the evaluated policy was taken."""
     stats: CollectStats
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """of a custom evaluation function: its "score" and what else it returned"""
+    """Numbers that a custom evaluation function returned, with its "score"."""
 
 
 class Evaluator:
@@ -66,7 +66,7 @@ class Evaluator:
         self.policy: Policy = getattr(collector, "policy", policy) if beside else policy
         """the policy that is evaluated; beside training it stays as it was when the evaluation began"""
         self.pending: Where | None = None
-        """the time of the policy whose evaluation is under way"""
+        """Epoch and steps at which the policy was taken whose evaluation is running; None between evaluations."""
         self._has_snapshot = False
         self._state_before: dict[str, Any] = {}
         self.callbacks: list[Callback] = []
@@ -183,7 +183,7 @@ class Evaluator:
     # -- state ---
 
     def under_way(self) -> list[int] | None:
-        """Return the time of the policy whose evaluation is under way beside training, for a checkpoint."""
+        """Return epoch and steps of the evaluation that runs beside training, for a checkpoint."""
         return list(self.pending) if self.beside_training and self.pending is not None else None
 
     @property
@@ -202,8 +202,10 @@ class Evaluator:
         return self._callbacks_before if self.is_pending else states_of(self.callbacks)
 
     def set_state(self, pending: Sequence[int] | None) -> None:
-        """Take over the time of an evaluation that was under way; `resume` begins it. `ValueError` where this one does
-        not evaluate beside training."""
+        """Take over epoch and steps of an evaluation that was under way; `resume` begins it.
+
+        `ValueError` where this one does not evaluate beside training.
+        """
         if pending is not None and not self.beside_training:
             raise ValueError(
                 f"an evaluation of epoch {pending[0]} was under way beside training; go on with "

@@ -11,8 +11,8 @@ from typing import Any
 class DeferredInterrupt:
     """Within the context the first Ctrl-C only waits for `check()`, which raises it; a second one is raised at once.
 
-    So a run ends where its state is whole, and goes on from there bit by bit. Other handlers of SIGINT than Python's
-    own, and other threads than the main one, are left alone.
+    So a run ends where its state is whole, and continues from there with identical results. Other handlers of SIGINT
+    than Python's own, and other threads than the main one, are left alone.
     """
 
     _pending = False

@@ -38,7 +38,7 @@ class OfflineTrainer(BaseTrainer):
     """Trains a policy on what others have collected.
 
     `buffer`: a `ReplayBuffer`, a `SampleBatch`, an `OfflineDataset`, the id of a local Minari dataset or the path of a
-    file (`lockstep.algorithms.offline_source` says whose actions it holds). It goes once through
+    file (`lockstep.policy.offline_data.offline_source` says whose actions it holds). It goes once through
     `policy.process_buffer`. `step_per_epoch` counts gradient steps, each on `batch_size` transitions: of a replay
     buffer drawn with replacement, of other data without, pass after pass; `None`: on all of them, once each.
     Of a policy with memory a step takes `batch_size` sequences of a replay buffer, see `policy.process_buffer`.
@@ -49,8 +49,7 @@ class OfflineTrainer(BaseTrainer):
     Raises `MalformedBufferError` for data that are empty, have NaN or infinity, or do not fit the policy.
     """
 
-    options_class = OfflineOptions
-    collects = False
+    options_class: ClassVar[type[OfflineOptions]] = OfflineOptions
     updates_now = 0
     """gradient steps that `policy_update_fn` makes"""
     elsewhere: ClassVar[Mapping[str, str]] = {
@@ -67,7 +66,7 @@ class OfflineTrainer(BaseTrainer):
     def __init__(self, policy: Policy, **keywords: Unpack[OfflineKeywords]) -> None:
         if keywords.get("test_in_train") is False:
             keywords.pop("test_in_train")
-        options = options_from(type(self), OfflineOptions, self.elsewhere, keywords)
+        options = options_from(type(self), self.options_class, self.elsewhere, keywords)
         super().__init__(policy, options)
         self.batch_size = options.batch_size
         try:

@@ -32,7 +32,7 @@ class OffpolicyTrainer(BaseTrainer):
     one is made as the policy's configuration says. `OffpolicyOptions` describes its keywords.
     """
 
-    options_class = OffpolicyOptions
+    options_class: ClassVar[type[OffpolicyOptions]] = OffpolicyOptions
     updates_now = 0
     """gradient steps that `policy_update_fn` makes"""
     elsewhere: ClassVar[Mapping[str, str]] = {
@@ -40,7 +40,7 @@ class OffpolicyTrainer(BaseTrainer):
     }
 
     def __init__(self, policy: Policy, **keywords: Unpack[OffpolicyKeywords]) -> None:
-        options = options_from(type(self), OffpolicyOptions, self.elsewhere, keywords)
+        options = options_from(type(self), self.options_class, self.elsewhere, keywords)
         super().__init__(policy, options)
         self.batch_size = options.batch_size
         self.learning_starts = options.learning_starts

@@ -27,7 +27,7 @@ class OnpolicyTrainer(BaseTrainer):
     `OnpolicyOptions` describes its keywords.
     """
 
-    options_class = OnpolicyOptions
+    options_class: ClassVar[type[OnpolicyOptions]] = OnpolicyOptions
     learns_from_rollouts = True
     elsewhere: ClassVar[Mapping[str, str]] = {
         "buffer": "learns from its train_collector's rollouts only",
@@ -36,7 +36,7 @@ class OnpolicyTrainer(BaseTrainer):
     }
 
     def __init__(self, policy: Policy, **keywords: Unpack[OnpolicyKeywords]) -> None:
-        options = options_from(type(self), OnpolicyOptions, self.elsewhere, keywords)
+        options = options_from(type(self), self.options_class, self.elsewhere, keywords)
         super().__init__(policy, options)
         if options.batch_size == "auto":
             with_memory = all(part.is_stateful for part in policy.acting.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -29,8 +29,6 @@ class EvaluatorOptions(Section[Any]):
     Options of trainers are sections without a configuration: a trainer makes them of its keywords and reads them once.
     Every wrong value is a `ValueError`, also one of another type.
     """
-
-    shared: ClassVar[tuple[str, ...]] = ("test_collector", "custom_evaluation_function", "test_fn")
 
     test_collector: CollectorLike | None = None
     """Collector that evaluates the policy. Without one there is no evaluation."""
@@ -63,18 +61,6 @@ class EvaluatorOptions(Section[Any]):
 @dataclass(kw_only=True)
 class RunOptions(EvaluatorOptions):
     """Options of all trainers."""
-
-    shared: ClassVar[tuple[str, ...]] = (
-        *EvaluatorOptions.shared,
-        "train_fn",
-        "stop_fn",
-        "compute_score_fn",
-        "save_best_fn",
-        "save_checkpoint_fn",
-        "reward_metric",
-        "logger",
-        "callbacks",
-    )
 
     max_epoch: int = option(ge=0)
     """Maximum number of epochs. 0 trains nothing."""
@@ -136,8 +122,6 @@ class RunOptions(EvaluatorOptions):
 class CollectOptions(RunOptions):
     """Options of trainers that collect."""
 
-    shared: ClassVar[tuple[str, ...]] = (*RunOptions.shared, "train_collector")
-
     train_collector: CollectorLike
     """Collector of the data that the policy learns from."""
     step_per_collect: int | None = option(None, ge=1)
@@ -172,8 +156,6 @@ class OnpolicyOptions(CollectOptions):
 class OffpolicyOptions(CollectOptions):
     """Options of `OffpolicyTrainer`."""
 
-    shared: ClassVar[tuple[str, ...]] = (*CollectOptions.shared, "buffer")
-
     batch_size: int | None = option(ge=1)
     """Transitions of a gradient step. `None`: all of the buffer, each once."""
     update_per_step: float = option(1.0, gt=0, finite=True)
@@ -195,8 +177,6 @@ class OffpolicyOptions(CollectOptions):
 class OfflineOptions(RunOptions):
     """Options of `OfflineTrainer`."""
 
-    shared: ClassVar[tuple[str, ...]] = (*RunOptions.shared, "buffer")
-
     buffer: Any
     """Data to learn from: a `ReplayBuffer`, a `SampleBatch`, an `OfflineDataset`, the id of a local Minari dataset or
     the path of a file."""
@@ -205,8 +185,19 @@ class OfflineOptions(RunOptions):
 
 
 def _check_collector(name: str, value: object) -> None:
-    if not isinstance(value, CollectorLike):
+    missing = [member for member in _collector_members() if not hasattr(value, member)]
+    if "collect" in missing:
         raise ValueError(f"{name}={value!r} is not allowed; it must be a lockstep.Collector")
+    if missing:
+        raise ValueError(
+            f"{name}={value!r} is not allowed; a collector has all members of lockstep.rollout.CollectorLike, and this "
+            f"one lacks {', '.join(missing)}. Its base class CollectorTraits would give it the usual answers"
+        )
+
+
+def _collector_members() -> list[str]:
+    """Return the names of what a trainer needs of a collector, sorted."""
+    return sorted(name for name in {**CollectorLike.__annotations__, **vars(CollectorLike)} if name[0] != "_")
 
 
 OptionsT = TypeVar("OptionsT", bound=RunOptions)
