@@ -17,7 +17,7 @@ from lockstep.data.multi_agent_episode import MultiAgentEpisode
 from lockstep.data.sample_batch import concat_samples_into_ma_batch
 from lockstep.data.training_buffer import TrainingBuffer
 from lockstep.data.trajectories import Trajectories
-from lockstep.data.trees import Tree, leaves, map_tree, rows_of, zip_trees
+from lockstep.data.trees import Tree, allocate, leaves, map_tree, rows_of, zip_trees
 
 
 class RolloutStore(TrainingBuffer):
@@ -44,7 +44,7 @@ class RolloutStore(TrainingBuffer):
         self.observation_space, self.action_space = observation_space, action_space
         self.size = 0
         """vector steps written"""
-        self.obs: Tree = _empty(observation_space, (num_steps + 1, num_envs))
+        self.obs: Tree = allocate(observation_space, num_steps + 1, num_envs, make=np.empty)
         self._needs_actions = True
         self.actions: np.ndarray = np.empty((num_steps, 0))
         """as learned from; shape and dtype come with the first ones written"""
@@ -428,16 +428,6 @@ class RolloutEpisodes(Sequence[SingleAgentEpisode]):
         begun = {0: self.store.t_started} | self.store.t_started_later
         collect = max(first for first in begun if first <= row)
         return 0 if ends[collect:row].any() else int(begun[collect][b])
-
-
-def _empty(space: spaces.Space[Any], leading: tuple[int, int]) -> Tree:
-    if isinstance(space, spaces.Dict):
-        return {key: _empty(part, leading) for key, part in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(_empty(part, leading) for part in space.spaces)
-    if space.shape is None or space.dtype is None:
-        raise ValueError(f"the space {space} has no fixed shape and cannot be stored in columns")
-    return np.empty((*leading, *space.shape), space.dtype)
 
 
 class EpisodeStore(TrainingBuffer):

@@ -56,12 +56,7 @@ def map_pair(function: Callable[[Any, Any], Any], tree: Tree, other: Tree) -> Tr
     of another length.
     """
     if isinstance(tree, dict):
-        return {
-            key: map_pair(function, value, other[key])
-            if isinstance(value, (dict, tuple))
-            else function(value, other[key])
-            for key, value in tree.items()
-        }
+        return {key: map_pair(function, value, other[key]) for key, value in tree.items()}
     if isinstance(tree, tuple):
         return _same_tuple(tree, [map_pair(function, *pair) for pair in zip(tree, other, strict=True)])
     return function(tree, other)
@@ -301,13 +296,26 @@ def write_rows(tree: Tree, index: RowIndex, values: Tree) -> None:
     map_pair(write, tree, values)
 
 
-def allocate(space: spaces.Space[Any], num_rows: int) -> Tree:
-    """Return a zeroed tree of arrays `[num_rows, ...]` for a space: dicts for Dict, tuples for Tuple."""
+def allocate(
+    space: spaces.Space[Any], *leading: int, make: Callable[[tuple[int, ...], Any], np.ndarray] = np.zeros
+) -> Tree:
+    """Return a tree of arrays `[*leading, ...]` for a space: dicts for Dict, tuples for Tuple.
+
+    Args:
+        space: of single values.
+        leading: sizes of the first axes: rows, or vector steps and environments.
+        make: makes an array of a shape and a dtype; `np.empty` where all is written before it is read.
+
+    Raises:
+        ValueError: a part of the space has no fixed shape (Graph, Sequence, Text).
+    """
     if isinstance(space, spaces.Dict):
-        return {key: allocate(part, num_rows) for key, part in space.spaces.items()}
+        return {key: allocate(part, *leading, make=make) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
-        return tuple(allocate(part, num_rows) for part in space.spaces)
-    return np.zeros((num_rows, *(space.shape or ())), space.dtype)
+        return tuple(allocate(part, *leading, make=make) for part in space.spaces)
+    if space.shape is None or space.dtype is None:
+        raise ValueError(f"the space {space} has no fixed shape and cannot be stored in columns")
+    return make((*leading, *space.shape), space.dtype)
 
 
 def stack_observations(space: spaces.Space[Any], observations: Sequence[Tree]) -> Tree:

@@ -260,7 +260,8 @@ class OwnFeatures(Features):
                 f"model_config.encoder={name} has output_size={size!r}; set self.output_size to the number of its "
                 "features, a whole number of at least 1"
             )
-        self.network, self.output_size = network, int(size)
+        self.network = network
+        self.output_size = int(size)
         self._check_output(name)
 
     def forward(self, obs: Tree) -> Tensor:

@@ -55,3 +55,25 @@ def test_rows_are_allocated_written_and_read_as_the_space_says():
     write_rows(tree, 1, {"z": [0.5, 0.25], "a": (1, 2)})
     assert rows_of(tree, 1)["a"] == (1, 2)
     assert tree["z"].tolist() == [[0, 0], [0.5, 0.25], [0, 0]]
+
+
+def test_several_leading_axes_and_another_maker_are_allocated_alike():
+    space = spaces.Tuple([spaces.Box(0, 1, (2,), np.float32), spaces.Discrete(3)])
+    numbers, choices = allocate(space, 4, 3, make=lambda shape, dtype: np.full(shape, 7, dtype))
+    assert (numbers.shape, numbers.dtype) == ((4, 3, 2), np.float32)
+    assert choices.tolist() == [[7] * 3] * 4
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Sequence(spaces.Discrete(2)),
+        spaces.Graph(spaces.Box(0, 1, (2,)), None),
+        spaces.Text(3),
+        spaces.Dict(inner=spaces.Tuple([spaces.Discrete(2), spaces.Text(3)])),
+    ],
+    ids=lambda space: type(space).__name__,
+)
+def test_a_space_without_a_fixed_shape_is_refused(space):
+    with pytest.raises(ValueError, match="no fixed shape"):
+        allocate(space, 2)

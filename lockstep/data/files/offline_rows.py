@@ -37,10 +37,14 @@ class OfflineRows(RowSource):
     """all rows have equal chances"""
 
     def __init__(self, rows: Rows, *, seed: int = 0, convert: Callable[[SampleBatch], SampleBatch] | None = None):
-        self.rows, self.convert, self.seed = rows, convert, seed
+        self.rows = rows
+        self.convert = convert
+        self.seed = seed
         self.drawn = 0
         """rows given out so far"""
-        self._pass, self._order = (seed, -1), np.empty(0, np.int64)
+        self._pass = (seed, -1)
+        """seed and number of the pass that `_order` is of; -1: none yet"""
+        self._order = np.empty(0, np.int64)
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -60,13 +64,15 @@ class OfflineRows(RowSource):
         """Return the next `n` rows. `ValueError` for n < 1 or where there is no row."""
         if n < 1 or not len(self):
             raise ValueError(f"{n} rows cannot be drawn of {len(self)}")
-        pieces, position = [], self.drawn
+        pieces = []
+        position = self.drawn
         self.drawn += n
         while n:
             number, start = divmod(position, len(self))
             taken = min(n, len(self) - start)
             pieces.append(self[self._permutation(number)[start : start + taken]])
-            position, n = position + taken, n - taken
+            position += taken
+            n -= taken
         return pieces[0] if len(pieces) == 1 else concat_samples(pieces)
 
     def draw(self, n: int) -> dict[str, SampleBatch]:
