@@ -141,13 +141,13 @@ class TensorReplay(TrainingBuffer):
         Where they have priorities there are `weights` and `batch_indexes`, too.
         """
         if self.priorities is None:
-            return self.rows(self.draw(num_rows, generator))
+            return self.rows(self.draw_indices(num_rows, generator))
         filled = self.written.clamp(max=self.num_steps) * self.num_envs
         drawn = torch.rand(num_rows, dtype=torch.float64, device=self.device, generator=generator)
         index = torch.minimum(self.priorities.tree.draw(drawn), filled - 1)
         return {**self.rows(index), Columns.WEIGHTS: self.priorities.weights(index), Columns.BATCH_INDEXES: index}
 
-    def draw(self, num_rows: int, generator: torch.Generator) -> Tensor:
+    def draw_indices(self, num_rows: int, generator: torch.Generator) -> Tensor:
         """Return rows with equal chances, `t * B + b` over all ranks, int64 `[num_rows]`."""
         drawn = torch.rand(num_rows, dtype=torch.float64, device=self.device, generator=generator)
         return (drawn * (self.written.clamp(max=self.num_steps) * self.num_envs * self.share.number)).long()

@@ -48,7 +48,7 @@ class Sampled(Protocol):
     def num_envs(self) -> int:
         """Environments whose rows these are."""
 
-    def draw(self, num_rows: int, generator: torch.Generator) -> Tensor:
+    def draw_indices(self, num_rows: int, generator: torch.Generator) -> Tensor:
         """Return rows `[num_rows]`, numbered over all ranks, without a wait for the device."""
 
     def rows(self, index: Tensor) -> dict[str, Tensor]:
@@ -186,7 +186,7 @@ class ReplayUpdate(DeviceUpdate):
         them, and each learns from its own.
         """
         share, number = replay.share, num_steps * batch_size
-        steps = replay.draw(number, self.stream("replay"))
+        steps = replay.draw_indices(number, self.stream("replay"))
         is_own = share.has(steps, replay.num_envs)
         own = share.own(steps[is_own], replay.num_envs)
         columns = self._seen(module_id, replay.rows(own if len(own) else own.new_zeros(1)))
