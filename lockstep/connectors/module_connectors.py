@@ -17,12 +17,10 @@ from lockstep.data.actions import COMPOSITE, RescaleActions, apply_to_parts, map
 from lockstep.data.columns import Columns
 from lockstep.data.tensor_rollout import TensorRollout
 from lockstep.data.trajectories import Trajectories
-from lockstep.data.trees import leaves
+from lockstep.data.trees import Tree, leaves
 from lockstep.ops.arrays import Array, Constant, limited
 from lockstep.ops.statistics import RunningMoments
 from lockstep.options.checks import check_number
-
-Tree = Any
 
 
 class ActionPipeline:

@@ -34,7 +34,9 @@ from lockstep.data.trees import (
 from lockstep.data.values import as_reward
 
 AgentID = Any
+"""Name of an agent: what the environment calls it, mostly text."""
 AgentDict = Mapping[AgentID, Any]
+"""A value for each agent."""
 ALL = "__all__"
 COMMON = "__common__"
 """key of infos that belong to no agent; they are not stored"""

@@ -42,6 +42,7 @@ from lockstep.options.checks import check_whole
 
 Slice = slice  # the method of this name hides the type in the class
 MappingFn = Callable[[AgentID, "MultiAgentEpisode"], str]
+"""Returns the module that acts for an agent in an episode."""
 AgentIDs = Collection[AgentID] | AgentID | None
 
 

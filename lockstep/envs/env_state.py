@@ -38,11 +38,11 @@ _PASSED = (
 )
 _CHECKING = ("OrderEnforcingWrapper", "AssertOutOfBoundsWrapper", "BaseWrapper", "BaseParallelWrapper")
 """wrappers of PettingZoo that remember nothing which a reset does not bring back"""
-AnyEnv = Any
+BuiltEnv = Any
 """A gymnasium environment, or a native vector of them, wrapped or not."""
 
 
-def env_state(env: AnyEnv) -> dict[str, Any] | None:
+def env_state(env: BuiltEnv) -> dict[str, Any] | None:
     """Return the state of an environment with its random generator and time limits, or None.
 
     Nothing in it changes when the environment goes on.
@@ -58,14 +58,14 @@ def env_state(env: AnyEnv) -> dict[str, Any] | None:
     }
 
 
-def tells_state(env: AnyEnv) -> bool:
+def tells_state(env: BuiltEnv) -> bool:
     """Return whether `env_state` can give the state of this environment with all its wrappers."""
     base = env.unwrapped
     known = hasattr(base, "get_env_state") or _is_mujoco(base) or bool(_attributes(base))
     return known and all(type(wrapper) in _PASSED for wrapper in _wrappers_of(env))
 
 
-def set_env_state(env: AnyEnv, state: dict[str, Any]) -> None:
+def set_env_state(env: BuiltEnv, state: dict[str, Any]) -> None:
     """Reset an environment (with the same wrappers) and put it into what `env_state` gave.
 
     Raises:
@@ -81,7 +81,7 @@ def set_env_state(env: AnyEnv, state: dict[str, Any]) -> None:
         set_elapsed_steps(limit, elapsed)
 
 
-def agents_env_state(env: AnyEnv) -> dict[str, Any] | None:
+def agents_env_state(env: BuiltEnv) -> dict[str, Any] | None:
     """Return the state of an environment of several agents, or None.
 
     Known is one that has `get_env_state` and `set_env_state`, or `state_attributes`, in itself or below PettingZoo's
@@ -99,7 +99,7 @@ def agents_env_state(env: AnyEnv) -> dict[str, Any] | None:
     return {"class": type(base).__name__, "inner": _inner_state(base), "generator": generator}
 
 
-def set_agents_env_state(env: AnyEnv, state: dict[str, Any]) -> None:
+def set_agents_env_state(env: BuiltEnv, state: dict[str, Any]) -> None:
     """Reset an environment of several agents and put it into what `agents_env_state` gave."""
     base: Any = getattr(env, "unwrapped", env)
     if state["class"] != type(base).__name__:
@@ -126,17 +126,17 @@ def set_elapsed_steps(limit: wrappers.TimeLimit, steps: int) -> None:
     limit._elapsed_steps = steps  # type: ignore[assignment]
 
 
-def _wrappers_of(env: AnyEnv) -> Iterator[Any]:
+def _wrappers_of(env: BuiltEnv) -> Iterator[Any]:
     while env is not env.unwrapped:
         yield env
         env = env.env
 
 
-def _time_limits(env: AnyEnv) -> list[wrappers.TimeLimit]:
+def _time_limits(env: BuiltEnv) -> list[wrappers.TimeLimit]:
     return [wrapper for wrapper in _wrappers_of(env) if type(wrapper) is wrappers.TimeLimit]
 
 
-def _inner_state(base: AnyEnv) -> dict[str, Any]:
+def _inner_state(base: BuiltEnv) -> dict[str, Any]:
     if hasattr(base, "get_env_state"):
         state: dict[str, Any] = base.get_env_state()
         return state
@@ -145,7 +145,7 @@ def _inner_state(base: AnyEnv) -> dict[str, Any]:
     return {name: deepcopy(getattr(base, name)) for name in _attributes(base)}
 
 
-def _set_inner_state(base: AnyEnv, state: dict[str, Any]) -> None:
+def _set_inner_state(base: BuiltEnv, state: dict[str, Any]) -> None:
     if hasattr(base, "set_env_state"):
         base.set_env_state(deepcopy(state))
     elif _is_mujoco(base):
@@ -155,7 +155,7 @@ def _set_inner_state(base: AnyEnv, state: dict[str, Any]) -> None:
             setattr(base, name, deepcopy(value))
 
 
-def _attributes(base: AnyEnv) -> tuple[str, ...]:
+def _attributes(base: BuiltEnv) -> tuple[str, ...]:
     """Return the names of all that an environment remembers besides its generator; none where that is unknown."""
     kind = type(base)
     if kind.__module__.startswith("gymnasium.envs.classic_control."):
@@ -163,11 +163,11 @@ def _attributes(base: AnyEnv) -> tuple[str, ...]:
     return getattr(base, "state_attributes", ())
 
 
-def _is_mujoco(base: AnyEnv) -> bool:
+def _is_mujoco(base: BuiltEnv) -> bool:
     return type(base).__module__.startswith("gymnasium.envs.mujoco.") and hasattr(base, "data")
 
 
-def _mujoco_state(base: AnyEnv) -> dict[str, Any]:
+def _mujoco_state(base: BuiltEnv) -> dict[str, Any]:
     """Return what the next step depends on (`mj_getState`), and derived arrays that may be read before it."""
     import mujoco  # type: ignore[import-untyped]
 
@@ -178,7 +178,7 @@ def _mujoco_state(base: AnyEnv) -> dict[str, Any]:
     return {"integration": integration, "derived": derived}
 
 
-def _set_mujoco_state(base: AnyEnv, state: dict[str, Any]) -> None:
+def _set_mujoco_state(base: BuiltEnv, state: dict[str, Any]) -> None:
     import mujoco
 
     mujoco.mj_setState(base.model, base.data, state["integration"], mujoco.mjtState.mjSTATE_INTEGRATION)

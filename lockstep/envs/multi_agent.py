@@ -16,17 +16,15 @@ from gymnasium import spaces
 
 from lockstep.data import MultiAgentEnvError, MultiAgentEpisode
 from lockstep.data.actions import ACTION_MASK
-from lockstep.data.agent_steps import spaces_by_agent
+from lockstep.data.agent_steps import AgentDict, AgentID, spaces_by_agent
 from lockstep.data.columns import Columns
+from lockstep.data.multi_agent_episode import MappingFn
 from lockstep.data.trees import Tree, copy_arrays, map_tree
 from lockstep.data.values import BoundsWatch, ObservationForm, as_reward
 from lockstep.envs.env_state import agents_env_state, set_agents_env_state
 from lockstep.envs.make import named_environment
 from lockstep.options.checks import check_whole
 
-AgentID = Any
-AgentDict = Mapping[AgentID, Any]
-MappingFn = Callable[[AgentID, MultiAgentEpisode], str]
 Act = Callable[[dict[AgentID, Any]], Any]
 StepOutcome = tuple[AgentDict, AgentDict, AgentDict, AgentDict, AgentDict]
 """Observations, rewards, terminateds, truncateds and infos of an env step, by agent."""

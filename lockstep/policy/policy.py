@@ -23,6 +23,7 @@ from lockstep.config.json_form import to_plain
 from lockstep.connectors import ModuleConnectors, ObsPipeline
 from lockstep.data import MultiAgentBatch, MultiAgentEpisode, SampleBatch
 from lockstep.data.actions import one_action
+from lockstep.data.agent_steps import AgentID
 from lockstep.data.columns import Columns
 from lockstep.data.minibatch import num_units, take_units
 from lockstep.data.rollout import EpisodeStore, RolloutStore
@@ -61,7 +62,6 @@ from lockstep.state.trust import IN_MEMORY, FileNames, signed
 from lockstep.tracking.statistics import TrainingStats
 from lockstep.tracking.totals import merge_training_stats
 
-AgentID = Any
 Rollout = RolloutStore | EpisodeStore
 Replay = RowSource | TensorReplay
 MOST_BYTES = 2**27

@@ -21,7 +21,7 @@ from lockstep.data.digests import digest_of_rows
 from lockstep.data.files.minari import read_minari_batch, write_minari
 from lockstep.data.row_source import RowSource
 from lockstep.data.sample_batch import SampleBatch
-from lockstep.data.trees import leaves, map_tree, to_numpy_leaf
+from lockstep.data.trees import Tree, leaves, map_tree, to_numpy_leaf
 from lockstep.options.checks import is_whole
 from lockstep.replay.hindsight import KEYS, GoalFunction, Hindsight
 from lockstep.replay.priorities import Priorities
@@ -55,7 +55,6 @@ from lockstep.state.streams import RandomStreams
 if TYPE_CHECKING:
     from lockstep.replay.typed import AnyBufferOptions, BufferOptions, VectorBufferOptions
 
-Tree = Any
 NOT_STORED = (Columns.EPS_ID, Columns.T, Columns.INFOS, Columns.DONES, Columns.BATCH_INDEXES, Columns.SEQ_LENS)
 """columns of a batch that `extend` leaves out"""
 CHUNK = 65_536

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.data.agent_steps import AgentID
 from lockstep.data.columns import Columns
 from lockstep.data.multi_agent_episode import MultiAgentEpisode
 from lockstep.data.row_source import RowSource
@@ -16,7 +17,6 @@ from lockstep.replay.buffer import ReplayBuffer
 from lockstep.replay.rows import REQUIRED
 from lockstep.state.streams import RandomStreams
 
-AgentID = Any
 Row = dict[str, Any] | None
 """columns of one row; None: the episode is cut"""
 

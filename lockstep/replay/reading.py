@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.data.columns import Columns
-from lockstep.data.trees import leaves
+from lockstep.data.trees import Tree, leaves
 from lockstep.options.checks import check_flags, check_whole, check_wholes, is_number
 from lockstep.replay.hindsight import Hindsight
 from lockstep.replay.ring import TERMINATED, Ring
@@ -19,7 +19,6 @@ from lockstep.state.streams import RandomStreams
 
 OBS, NEXT_OBS, ACTIONS, REWARDS = Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS, Columns.REWARDS
 TERMINATEDS, TRUNCATEDS = Columns.TERMINATEDS, Columns.TRUNCATEDS
-Tree = Any
 
 
 @dataclass(frozen=True)

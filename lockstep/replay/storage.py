@@ -19,13 +19,12 @@ import torch
 from gymnasium import spaces
 
 from lockstep.data.columns import Columns
-from lockstep.data.trees import is_numeric, leaves, map_named, map_tree, named_leaves, to_numpy_leaf
+from lockstep.data.trees import Tree, is_numeric, leaves, map_named, map_tree, named_leaves, to_numpy_leaf
 from lockstep.options.checks import check_choice
 from lockstep.replay.ring import Ring
 from lockstep.replay.rows import check_columns
 from lockstep.state import SealedArrays
 
-Tree = Any
 RESERVED = (Columns.WEIGHTS, Columns.BATCH_INDEXES, Columns.DISCOUNTS, Columns.NUM_STEPS)
 """columns that drawing adds"""
 FLAGS = (Columns.TERMINATEDS, Columns.TRUNCATEDS)

@@ -12,6 +12,7 @@ import numpy as np
 from lockstep.connectors import ObsPipeline
 from lockstep.data import MultiAgentEpisode
 from lockstep.data.actions import one_action, random_actions
+from lockstep.data.agent_steps import AgentID
 from lockstep.data.columns import Columns
 from lockstep.data.trees import map_tree, named_leaves, rows_of, stack_observations, zip_trees
 from lockstep.envs.errors import RAISED, step_error
@@ -23,7 +24,6 @@ from lockstep.rollout.replay_writer import AgentBuffer, Buffer, PieceWriter
 from lockstep.rollout.stepper import CHUNK, StepMode, Stepper, masks_in
 from lockstep.state.streams import RandomStreams
 
-AgentID = Any
 ByAgent = dict[AgentID, Any]
 Rows = list[tuple[int, AgentID]]
 """environment and agent of each row of a module's observations"""

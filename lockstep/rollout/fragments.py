@@ -11,10 +11,8 @@ from gymnasium import spaces
 
 from lockstep.data.multi_agent_episode import MultiAgentEpisode
 from lockstep.data.rollout import RolloutEpisodes, RolloutStore
-from lockstep.data.trees import leaves, map_tree, rows_of, zip_trees
+from lockstep.data.trees import Tree, leaves, map_tree, rows_of, zip_trees
 from lockstep.tracking.statistics import CollectStats
-
-Tree = Any
 
 
 @dataclass

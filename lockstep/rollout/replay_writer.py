@@ -9,15 +9,13 @@ import numpy as np
 from gymnasium import spaces
 
 from lockstep.data.actions import ActionForm, in_words
+from lockstep.data.agent_steps import AgentID
 from lockstep.data.columns import Columns
 from lockstep.data.multi_agent_episode import MultiAgentEpisode
 from lockstep.data.rollout import EpisodeStore, RolloutStore
-from lockstep.data.trees import leaves, map_tree, rows_of
+from lockstep.data.trees import Tree, leaves, map_tree, rows_of
 from lockstep.replay import MultiAgentReplayBuffer, ReplayBuffer
 from lockstep.rollout.errors import check_finite
-
-Tree = Any
-AgentID = Any
 
 
 class ReplayWriter(RolloutStore):

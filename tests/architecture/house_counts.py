@@ -337,6 +337,25 @@ def doubled_class_names(sources: Sources) -> list[Found]:
     ]
 
 
+def doubled_aliases_of_any(sources: Sources) -> list[Found]:
+    """Names that two files or more give to `Any` at module level, at the second and later places.
+
+    The name of an opaque type says what it is, so it has one home and one docstring. The files of `eject/files` stand
+    alone in a folder of the user's.
+    """
+    homes: dict[str, str] = {}
+    found = []
+    for path, text in sources.items():
+        if path.startswith("lockstep/eject/files/"):
+            continue
+        for node in parsed(text).body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.value) == "Any":
+                name = ast.unparse(node.targets[0])
+                if homes.setdefault(name, path) != path:
+                    found.append(Found(path, node.lineno, f"{name}, as in {homes[name]}"))
+    return found
+
+
 def files_that_name_an_algorithm(sources: Sources, tests: Sources) -> list[Found]:
     """Test files that name an algorithm, for the algorithm in the middle of all.
 

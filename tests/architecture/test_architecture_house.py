@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import house_counts as count
 import pytest
-from concepts import CONCEPTS, counted, in_words, rows
+from concepts import CONCEPTS, counted, in_words, rows, sources
 from house_counts import (
     any_parameters,
     assigned_methods,
@@ -180,6 +180,13 @@ def test_what_is_generated_or_lies_in_other_folders_is_not_counted():
     assert [found.path for found in count.rollout_stores(places)] == ["lockstep/data/store.py"]
     assert [found.path for found in count.replays(places)] == ["lockstep/replay/store.py"]
     assert [found.what for found in count.doubled_class_names(places)] == ["RunStore, as in lockstep/data/store.py"]
+
+
+def test_an_opaque_type_has_its_name_in_one_file():
+    code, _ = sources()
+    assert not (found := count.doubled_aliases_of_any(code)), in_words(found)
+    twice = {f"lockstep/{name}.py": "Tree = Any\nOther = int\n" for name in "ab"}
+    assert [each.what for each in count.doubled_aliases_of_any(twice)] == ["Tree, as in lockstep/a.py"]
 
 
 def test_an_algorithm_is_named_by_its_word_and_by_its_classes():

@@ -17,11 +17,12 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from lockstep.envs.toys.probes import Action
+
 NUM_ACTIONS = 4
 ENDINGS = ("terminate", "truncate", "both")
 Ending = tuple[int, str]
 Obs = Any
-Action = Any
 
 
 class CountingEnv(gym.Env[Any, Any]):
