@@ -12,7 +12,7 @@ from torch import tensor
 from torch.distributions import Categorical, Normal, kl_divergence
 
 from lockstep import A2CConfig, APPOConfig, IMPALAConfig, PPOConfig, REINFORCEConfig, SampleBatch
-from lockstep.algorithms.ppo import PPOLearner
+from lockstep.algorithms.ppo import PPOLearner, PPOTraining
 from lockstep.data.trajectories import trajectories_from_episodes
 
 F64 = torch.float64
@@ -99,6 +99,38 @@ def test_ppo_loss_and_its_gradients_equal_a_plain_torch_computation(training, re
     torch.testing.assert_close(loss, expected, rtol=0, atol=1e-12)
     torch.testing.assert_close(gradients, expected_gradients, rtol=0, atol=1e-12)
     assert bool(written_out) == (not fused or learner.config.kl_coeff > 0)
+
+
+# A value of each option of PPO that differs from its default.
+OTHER_VALUES = {
+    "minibatch_size": 2,
+    "num_epochs": 1,
+    "grad_clip": 0.1,
+    "adam_epsilon": 1e-3,
+    "lambda_": 0.5,
+    "clip_param": 0.6,
+    "vf_clip_param": 0.3,
+    "vf_loss_coeff": 2.0,
+    "entropy_coeff": 0.25,
+    "normalize_advantages": None,
+    "dual_clip": 1.5,
+    "target_kl": 0.01,
+    "kl_coeff": 0.7,
+    "kl_target": 0.1,
+}
+
+
+def test_no_option_of_ppo_is_left_out_here():
+    assert set(OTHER_VALUES) == {*PPOTraining.__annotations__}
+
+
+@pytest.mark.parametrize("option", OTHER_VALUES)
+def test_the_loss_that_runs_has_every_option_of_the_loss_that_is_read(option):
+    losses = []
+    for fused in (True, False):
+        learner = exact_learner(PPOConfig().framework(fused_losses=fused), **{option: OTHER_VALUES[option]})
+        losses.append(loss_and_gradients(learner, PROBABILITIES.log(), VALUES, written_out_batch()))
+    torch.testing.assert_close(losses[0], losses[1], rtol=0, atol=1e-12)
 
 
 class Doubled(PPOLearner):

@@ -16,11 +16,13 @@ PATHS = sorted(set(re.findall(r"`(lockstep/[\w/.]+)`", SECTION)))
 
 
 def defined(path: Path) -> set[str]:
-    """Return the functions, classes and methods of a file, as `Class.method`."""
+    """Return the functions, classes, methods (as `Class.method`) and tables of a file."""
     names = set[str]()
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             names.add(node.name)
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
         if isinstance(node, ast.ClassDef):
             names |= {f"{node.name}.{each.name}" for each in node.body if isinstance(each, ast.FunctionDef)}
     return names

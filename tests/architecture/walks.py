@@ -68,7 +68,10 @@ class Walk:
 
 
 def tree(chains: list[list[CodeType]]) -> str:
-    """Return the chains as one nested list: a function once below its caller, with file, line and first sentence."""
+    """Return the chains as one nested list: a function once below its caller, with its file and first sentence.
+
+    Lines are left out: they move with every edit.
+    """
     lines: list[str] = []
     above: list[CodeType] = []
     for chain in chains:
@@ -82,9 +85,8 @@ def tree(chains: list[list[CodeType]]) -> str:
 
 def _entry(code: CodeType) -> str:
     path = Path(code.co_filename).relative_to(ROOT)
-    source, start = inspect.getsourcelines(code)
-    link = f"[{path.relative_to('lockstep')}:{start}](../{path}#L{start})"
-    return f"- `{code.co_qualname}`, {link}, {len(source)} lines{_sentence(source)}"
+    link = f"[{path.relative_to('lockstep')}](../{path})"
+    return f"- `{code.co_qualname}`, {link}{_sentence(inspect.getsourcelines(code)[0])}"
 
 
 def _sentence(source: list[str]) -> str:
@@ -108,9 +110,9 @@ def rooms() -> str:
     return "\n".join(lines[1:]) + "\n"
 
 
-def without_numbers(text: str) -> list[str]:
-    """Return the functions and files of a tree with their depth, without lines: these move with every edit."""
-    return re.findall(r"^( *- `\S+`, \[[\w/.]+):", text, re.MULTILINE)
+def functions(text: str) -> list[str]:
+    """Return the functions of a tree with their depth and files, without their sentences."""
+    return re.findall(r"^( *- `\S+`, \[[\w/.]+\])", text, re.MULTILINE)
 
 
 def ppo_run() -> Callable[[], Any]:
@@ -181,7 +183,12 @@ WALKS: dict[str, Walk] = {
                 "PPOLearner.compute_loss_for_module",
                 "Learner.compute_gradients",
             ),
-            *("clip_gradients_", "RegisteredOptimizer.step", "Learner.summarize", "LoggingCallback.on_update_end"),
+            *(
+                "clip_gradients_",
+                "RegisteredOptimizer._take_step",
+                "Learner.summarize",
+                "LoggingCallback.on_update_end",
+            ),
         ),
         through="OnpolicyTrainer.training_step",
     ),
@@ -190,7 +197,7 @@ WALKS: dict[str, Walk] = {
         (
             *("NumpyActor.act", "LightSyncVectorEnv.step", "ReplayBuffer.add", "ReplayBuffer.sample", "take_minibatch"),
             *("DefaultSACModule.forward_train", "SACLearner.compute_loss_for_module", "Learner.compute_gradients"),
-            *("RegisteredOptimizer.step", "SoftActorCriticLearner.after_gradient_step", "Learner.summarize"),
+            *("RegisteredOptimizer._take_step", "SoftActorCriticLearner.after_gradient_step", "Learner.summarize"),
         ),
         through="OffpolicyTrainer.training_step",
     ),
@@ -199,7 +206,7 @@ WALKS: dict[str, Walk] = {
         (
             *("NumpyActor.act", "LightSyncVectorEnv.step", "ReplayBuffer.add", "ReplayBuffer.sample", "take_minibatch"),
             *("DefaultQModule.forward_train", "DQNLearner.compute_loss_for_module", "Learner.compute_gradients"),
-            *("RegisteredOptimizer.step", "QLearner.after_gradient_step", "ReplayBuffer.update_weight"),
+            *("RegisteredOptimizer._take_step", "QLearner.after_gradient_step", "ReplayBuffer.update_weight"),
         ),
         through="OffpolicyTrainer.training_step",
     ),
@@ -207,7 +214,7 @@ WALKS: dict[str, Walk] = {
         episodes_run,
         (
             *("parts_of_episodes", "PPOLearner.prepare_batch", "take_minibatch", "PPOLearner.compute_loss_for_module"),
-            *("Learner.compute_gradients", "RegisteredOptimizer.step", "Learner.get_weights"),
+            *("Learner.compute_gradients", "RegisteredOptimizer._take_step", "Learner.get_weights"),
         ),
     ),
     "replay": Walk(
