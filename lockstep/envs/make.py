@@ -286,7 +286,7 @@ def named_environment(name: str) -> Any:
     if not colon:
         return name
     made: Any = getattr(_environment_module(module_name, name), rest, None)
-    if callable(made) or isinstance(made, gym.Env):
+    if callable(made):
         if isinstance(name, NameInFile) and not ENVIRONMENT_CLASS.fits(made):
             raise name.names.refusal(name.option, name, f"which is not {ENVIRONMENT_CLASS.words}")
         return made

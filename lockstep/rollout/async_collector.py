@@ -7,7 +7,7 @@ from typing import Any
 
 from lockstep.envs import make_vector
 from lockstep.replay import ReplayBuffer
-from lockstep.rollout.base_collector import BaseCollector, streams_of
+from lockstep.rollout.base_collector import BaseCollector, closed_if_refused, makes_environments, streams_of
 from lockstep.rollout.collector import Collector
 from lockstep.rollout.protocols import ActingLike
 from lockstep.rollout.ready_stepper import ReadyStepper
@@ -47,17 +47,17 @@ class AsyncCollector(Collector):
         seed: int | None = None,
         streams: RandomStreams | None = None,
     ) -> None:
-        if isinstance(env, str) or callable(env):
-            env = make_vector(env, num_envs=num_envs, mode="async")
-        BaseCollector.__init__(
-            self,
-            ReadyStepper(policy, env, streams_of(seed, streams)),
-            buffer,
-            exploration_noise=exploration_noise,
-            epsilon=0.0,
-            raise_on_nan_in_buffer=raise_on_nan_in_buffer,
-            on_step_hook=on_step_hook,
-            on_episode_done_hook=on_episode_done_hook,
-            is_seeded=seed is not None or streams is not None,
-            whole_episodes=False,
-        )
+        vector = make_vector(env, num_envs=num_envs, mode="async") if makes_environments(env) else env
+        with closed_if_refused(env, vector):
+            BaseCollector.__init__(
+                self,
+                ReadyStepper(policy, vector, streams_of(seed, streams)),
+                buffer,
+                exploration_noise=exploration_noise,
+                epsilon=0.0,
+                raise_on_nan_in_buffer=raise_on_nan_in_buffer,
+                on_step_hook=on_step_hook,
+                on_episode_done_hook=on_episode_done_hook,
+                is_seeded=seed is not None or streams is not None,
+                whole_episodes=False,
+            )

@@ -5,11 +5,15 @@ from __future__ import annotations
 import secrets
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from gymnasium.envs.registration import EnvSpec
 
+from lockstep.envs import VectorBoundary
+from lockstep.envs.multi_agent import AgentEnvs
 from lockstep.options.checks import check_flags, check_functions, check_whole, is_number, no_copies
 from lockstep.rollout.callbacks import EnvironmentCallback, EnvironmentEvents
 from lockstep.rollout.protocols import CollectorTraits, acting_parts
@@ -66,8 +70,6 @@ class BaseCollector(CollectorTraits):
         self.is_seeded = is_seeded
         self.events: EnvironmentEvents | None = None
         """Calls the callbacks that watch the environments; None: there are none."""
-        self._steps = 0
-        """steps of this collect so far"""
         self.reset_stat()
         self.buffer = buffer
 
@@ -286,7 +288,6 @@ class BaseCollector(CollectorTraits):
         explores = self.explores
         epsilon = epsilon_by_module(acting_parts(self.policy), self.epsilon, random) if random or explores else {}
         episodes.begin_collect(self.on_episode_done_hook)
-        self._steps = 0
         self._report_environments()
         stepper.begin_collect(StepMode(random, explores, self.epsilon, self.raise_on_nan_in_buffer, self.on_step_hook))
         if self.events is not None:
@@ -311,12 +312,12 @@ class BaseCollector(CollectorTraits):
         episodes.left_open = n_episode is not None
         seconds = stepper.seconds_since(started)
         returns, lens = stepper.ended_episodes()
-        self.collect_step += self._steps
+        self.collect_step += episodes.num_steps
         self.collect_episode += len(returns)
         self.collect_time += seconds
         return CollectStats(
             len(returns),
-            self._steps,
+            episodes.num_steps,
             seconds,
             stepper.env_time,
             stepper.act_time,
@@ -329,13 +330,14 @@ class BaseCollector(CollectorTraits):
         )
 
     def _collect_steps(self, n_step: int) -> None:
-        while self._steps < n_step:  # rows that only reset an environment are no steps
-            self._steps += self.stepper.run(n_step - self._steps)
+        episodes = self.stepper.episodes
+        while episodes.num_steps < n_step:  # rows that only reset an environment are no steps
+            episodes.num_steps += self.stepper.run(n_step - episodes.num_steps)
 
     def _collect_vector_steps(self, amount: int) -> None:
         episodes = self.stepper.episodes
         while (left := amount - episodes.vector_steps * self.num_envs) > 0:
-            self._steps += self.stepper.run(left)
+            episodes.num_steps += self.stepper.run(left)
 
     def _collect_episodes(self, n_episode: int) -> None:
         self.stepper.episodes.to_start = max(0, n_episode - self.num_envs)
@@ -355,7 +357,7 @@ class BaseCollector(CollectorTraits):
         episodes.counting = counting
         has_warned = False
         while counting.any():
-            self._steps += self.stepper.run(CHUNK * self.num_envs)
+            episodes.num_steps += self.stepper.run(CHUNK * self.num_envs)
             longest = int(episodes.lengths[counting].max(initial=0))
             if longest > NEVER_ENDS:
                 raise RuntimeError(
@@ -396,6 +398,27 @@ class BaseCollector(CollectorTraits):
         self.collect_step, self.collect_episode, self.collect_time = state["counters"]
         if self.events is not None and "events" in state:
             self.events.set_state(state["events"])
+
+
+def makes_environments(given: object) -> bool:
+    """Return whether environments have to be made of what a collector was given: an id, a class or a function."""
+    return isinstance(given, str | EnvSpec) or callable(given)
+
+
+@contextmanager
+def closed_if_refused(given: object, env: VectorBoundary | AgentEnvs) -> Iterator[None]:
+    """Close environments where the collector that made them is refused: each may be in a process of its own.
+
+    Args:
+        given: what the caller passed. Finished environments stay open; they are the caller's.
+        env: the environments, behind their boundary.
+    """
+    try:
+        yield
+    except BaseException:
+        if makes_environments(given):
+            env.close()
+        raise
 
 
 def streams_of(seed: int | None, streams: RandomStreams | None) -> RandomStreams:

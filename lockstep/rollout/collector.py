@@ -8,7 +8,7 @@ from typing import Any
 from lockstep.data.rollout import RolloutStore
 from lockstep.envs import StepResult, VectorBoundary, make_vector
 from lockstep.replay import ReplayBuffer
-from lockstep.rollout.base_collector import BaseCollector, streams_of
+from lockstep.rollout.base_collector import BaseCollector, closed_if_refused, streams_of
 from lockstep.rollout.protocols import ActingLike, sole_part
 from lockstep.rollout.vector_stepper import VectorStepper
 from lockstep.state.streams import RandomStreams
@@ -51,17 +51,18 @@ class Collector(BaseCollector):
     ) -> None:
         sole_part(policy)  # a policy that cannot act is refused before environments are made
         boundary = env if isinstance(env, VectorBoundary) else make_vector(env)
-        super().__init__(
-            VectorStepper(policy, boundary, streams_of(seed, streams), place),
-            buffer,
-            exploration_noise=exploration_noise,
-            epsilon=epsilon,
-            raise_on_nan_in_buffer=raise_on_nan_in_buffer,
-            on_step_hook=on_step_hook,
-            on_episode_done_hook=on_episode_done_hook,
-            is_seeded=seed is not None or streams is not None,
-            whole_episodes=whole_episodes,
-        )
+        with closed_if_refused(env, boundary):
+            super().__init__(
+                VectorStepper(policy, boundary, streams_of(seed, streams), place),
+                buffer,
+                exploration_noise=exploration_noise,
+                epsilon=epsilon,
+                raise_on_nan_in_buffer=raise_on_nan_in_buffer,
+                on_step_hook=on_step_hook,
+                on_episode_done_hook=on_episode_done_hook,
+                is_seeded=seed is not None or streams is not None,
+                whole_episodes=whole_episodes,
+            )
 
     @property
     def store(self) -> RolloutStore | None:

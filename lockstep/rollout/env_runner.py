@@ -249,8 +249,8 @@ class MultiAgentEnvRunner(EnvRunner):
         self.callbacks = [callback for callback in callbacks if overridden_events(callback)]
         self.collector.set_callbacks(self.callbacks, runner=self)
         self.store = self.collector.buffer = EpisodeStore() if stores else None
-        self._begun = self.collector.stepper.begun
-        """episodes begun in each environment before this evaluation"""
+        self._begun_before = self.collector.stepper.begun.copy()
+        """[k] episodes that were begun in each environment before this evaluation"""
 
     def leave_episodes_of(self, module_id: str) -> None:
         """Leave the episodes under way in which this module acts; new ones begin there with the next steps."""
@@ -260,7 +260,7 @@ class MultiAgentEnvRunner(EnvRunner):
         self, num_timesteps: int | None, num_episodes: int | None, *, random: bool, renew: bool
     ) -> UnstoredFragment:
         if renew:
-            self._begun = self.collector.stepper.begun.copy()
+            self._begun_before = self.collector.stepper.begun.copy()
         return super()._sample_unstored(num_timesteps, num_episodes, random=random, renew=renew)
 
     def go_on_from(self, counted: np.ndarray) -> None:
@@ -268,7 +268,7 @@ class MultiAgentEnvRunner(EnvRunner):
 
         `counted`: episodes that counted, of each environment of all runners.
         """
-        self.collector.stepper.begun[:] = self._begun + counted[self.collector.stepper.rows]
+        self.collector.stepper.begun[:] = self._begun_before + counted[self.collector.stepper.rows]
 
     def _sample(self, num_timesteps: int | None, num_episodes: int | None, **options: Any) -> AgentFragment:
         self.store.clear()
@@ -277,3 +277,11 @@ class MultiAgentEnvRunner(EnvRunner):
         ended = np.array([episode.vector_step for episode in self.collector.stepper.episodes.ended], np.int64)
         pieces = [(piece, first + b) for piece, b in self.store.pieces]
         return AgentFragment(self.index, self.num_envs, self.policy.weights_seq_no, pieces, ended, stats)
+
+    def get_state(self) -> dict[str, Any]:
+        return {**super().get_state(), "begun_before": self._begun_before.copy()}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        super().set_state(state)
+        # States of earlier versions were saved between evaluations, the next of which notes them again.
+        self._begun_before[:] = state.get("begun_before", self.collector.stepper.begun)

@@ -92,6 +92,7 @@ class GroupCollector(CollectorTraits):
 
         Raises as `EnvRunnerGroup.sample`; no row is left behind then, and the next collect begins new episodes.
         """
+        self.schedule.check_amount(n_step, n_episode, random)
         started = time.perf_counter()
         version = self.policy.weights_seq_no
         self.schedule.publish(self.policy)
@@ -274,13 +275,29 @@ class AsyncGroupCollector(GroupCollector):
         max_lag: int,
         fixed_lag: bool = True,
     ) -> None:
-        self.fragment_length = fragment_length
-        self.fragments_per_batch = fragments_per_batch
-        self.max_lag = max_lag
-        self.fixed_lag = fixed_lag or max_lag == 0
-        chosen = FixedLag if self.fixed_lag else FirstReady
+        chosen = FixedLag if fixed_lag or max_lag == 0 else FirstReady
         schedule = chosen(group, fragment_length, fragments_per_batch, max_lag)
         self._begin(policy, schedule, storing(policy, schedule), buffer)
+
+    @property
+    def fragment_length(self) -> int:
+        """Number of vector steps in one fragment."""
+        return self.schedule.fragment_length
+
+    @property
+    def fragments_per_batch(self) -> int:
+        """Number of fragments in one rollout."""
+        return self.schedule.fragments_per_batch
+
+    @property
+    def max_lag(self) -> int:
+        """Number of updates by which the weights that acted are behind the policy, at most or (`fixed_lag`) always."""
+        return self.schedule.max_lag
+
+    @property
+    def fixed_lag(self) -> bool:
+        """Whether each rollout is acted by the weights of `max_lag` updates before."""
+        return self.schedule.fixed_lag
 
     @property
     def envs_per_runner(self) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 from lockstep.envs.multi_agent import AgentEnvs
 from lockstep.rollout.agent_stepper import AgentStepper
-from lockstep.rollout.base_collector import BaseCollector, streams_of
+from lockstep.rollout.base_collector import BaseCollector, closed_if_refused, streams_of
 from lockstep.rollout.protocols import LearningPolicy
 from lockstep.rollout.replay_writer import AgentBuffer
 from lockstep.state.streams import RandomStreams
@@ -57,19 +57,20 @@ class MultiAgentCollector(BaseCollector):
                 "multi_agent(policies=...), made by its build_policy()"
             )
         envs = env if isinstance(env, AgentEnvs) else AgentEnvs(env, num_envs)
-        if num_envs not in (1, envs.num_envs):
-            raise ValueError(f"num_envs={num_envs}, but env has {envs.num_envs} environments; leave num_envs out")
-        super().__init__(
-            AgentStepper(policy, envs, streams_of(seed, streams), place, with_logp=with_logp),
-            buffer,
-            exploration_noise=exploration_noise,
-            epsilon=epsilon,
-            raise_on_nan_in_buffer=raise_on_nan_in_buffer,
-            on_step_hook=None,
-            on_episode_done_hook=None,
-            is_seeded=seed is not None or streams is not None,
-            whole_episodes=whole_episodes,
-        )
+        with closed_if_refused(env, envs):
+            if num_envs not in (1, envs.num_envs):
+                raise ValueError(f"num_envs={num_envs}, but env has {envs.num_envs} environments; leave num_envs out")
+            super().__init__(
+                AgentStepper(policy, envs, streams_of(seed, streams), place, with_logp=with_logp),
+                buffer,
+                exploration_noise=exploration_noise,
+                epsilon=epsilon,
+                raise_on_nan_in_buffer=raise_on_nan_in_buffer,
+                on_step_hook=None,
+                on_episode_done_hook=None,
+                is_seeded=seed is not None or streams is not None,
+                whole_episodes=whole_episodes,
+            )
 
     def fit_replay(self, agents: Mapping[str, Sequence[Any]] | None = None) -> None:
         """Give each module that learns a replay buffer for these agents. None: for the agents with its spaces."""

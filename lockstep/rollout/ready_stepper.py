@@ -18,7 +18,6 @@ from lockstep.rollout.callbacks import EpisodeRecorder
 from lockstep.rollout.errors import first_not_finite, refuse_row
 from lockstep.rollout.protocols import ActingLike, sole_part
 from lockstep.rollout.replay_writer import ReplayWriter
-from lockstep.rollout.stepper import StepMode
 from lockstep.rollout.vector_stepper import VectorStepper
 from lockstep.state.streams import RandomStreams
 
@@ -66,17 +65,11 @@ class ReadyStepper(VectorStepper):
         """by row: the action under way as the environment takes it, where a callback reads episodes"""
         self._actions: np.ndarray | None = None
         """[B, ...] actions under way, as learned from"""
-        self._steps = 0
-        """steps of this collect so far"""
 
     def _store_for(self, buffer: RolloutStore | ReplayBuffer | None, raise_on_nan: bool) -> RolloutStore | None:
         if isinstance(buffer, RolloutStore):
             raise ValueError("AsyncCollector fills a replay buffer only: its environments are at different steps")
         return super()._store_for(buffer, raise_on_nan)
-
-    def begin_collect(self, mode: StepMode) -> None:
-        super().begin_collect(mode)
-        self._steps = 0
 
     def run(self, most: int) -> int:
         """Act where environments are idle, wait until some are ready, and store what they answer."""
@@ -89,7 +82,6 @@ class ReadyStepper(VectorStepper):
         steps = self._take_in(arrived)
         if self.mode.on_step_hook is not None:
             self.mode.on_step_hook(arrived)
-        self._steps += steps
         return steps
 
     def _send(self, rows: list[int]) -> None:
@@ -180,5 +172,5 @@ class ReadyStepper(VectorStepper):
                 for name, leaf in named_leaves(column, batch[column]):
                     where = first_not_finite(leaf)
                     if where is not None:
-                        refuse_row(name, self._steps + int(where[0]), int(rows[where[0]]), leaf[where[0]])
+                        refuse_row(name, self.episodes.num_steps + int(where[0]), int(rows[where[0]]), leaf[where[0]])
         writer.add(batch, rows)

@@ -38,6 +38,8 @@ class RunningEpisodes:
         """Episodes that ended in this collect and count."""
         self.vector_steps = 0
         """Vector steps of this collect that are finished. A stepper adds those of each run at its end."""
+        self.num_steps = 0
+        """Steps of this collect that count. A collector adds those of each run when it has returned."""
         self.counting: np.ndarray | None = None
         """[B] whether the episode under way counts, in a collect by episodes; None: all episodes count"""
         self.to_start = 0
@@ -53,6 +55,7 @@ class RunningEpisodes:
         """Begin a collect in which all episodes count until `counting` is set."""
         self.ended.clear()
         self.vector_steps = 0
+        self.num_steps = 0
         self.counting = None
         self.share = 0
         self.on_done = on_done

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from lockstep.rollout.base_collector import exactly_one
 from lockstep.rollout.fragments import StoredFragment
 from lockstep.rollout.protocols import LearningPolicy
 from lockstep.rollout.runner_group import EnvRunnerGroup
@@ -20,8 +21,8 @@ WAIT_S = 1.0
 class SampleSchedule(ABC):
     """Asks the runners of a group for fragments, and decides which fragments make the next collect.
 
-    A collector calls `publish` at the beginning of each collect; its purpose then calls `fragments`, once or several
-    times.
+    A collector calls `check_amount` and `publish` at the beginning of each collect; its purpose then calls `fragments`,
+    once or several times.
     """
 
     by_runner: ClassVar[bool] = True
@@ -36,6 +37,10 @@ class SampleSchedule(ABC):
         return self.group.num_envs
 
     @abstractmethod
+    def check_amount(self, n_step: int | None, n_episode: int | None, random: bool) -> None:
+        """Raise `ValueError` for a collect that this schedule cannot make."""
+
+    @abstractmethod
     def publish(self, policy: LearningPolicy) -> None:
         """Make each runner act with the policy's present weights from its next request on."""
 
@@ -43,7 +48,7 @@ class SampleSchedule(ABC):
     def fragments(self, n_step: int | None, n_episode: int | None, *, random: bool) -> list[Any]:
         """Return the next fragments, all of one kind: `Fragment`, `AgentFragment` or `UnstoredFragment`.
 
-        Raises as the group's methods. `ValueError` for an amount that the schedule does not have.
+        Raises as the group's methods.
         """
 
     @abstractmethod
@@ -69,6 +74,10 @@ class SampleSchedule(ABC):
 
 class SampleInStep(SampleSchedule):
     """All runners sample together with the policy's present weights, and the policy waits for them."""
+
+    def check_amount(self, n_step: int | None, n_episode: int | None, random: bool) -> None:
+        """Raise `ValueError` unless exactly one of the two is passed, a whole number above 0."""
+        exactly_one(n_step=n_step, n_episode=n_episode)
 
     def publish(self, policy: LearningPolicy) -> None:
         """Make all runners act with the policy's present weights. They are not copied: nothing learns meanwhile."""
@@ -104,6 +113,8 @@ class WhileLearning(SampleSchedule):
     """
 
     by_runner = False
+    fixed_lag: ClassVar[bool] = False
+    """Whether each rollout is acted by the weights of `max_lag` updates before."""
 
     def __init__(self, group: EnvRunnerGroup, fragment_length: int, fragments_per_batch: int, max_lag: int) -> None:
         super().__init__(group)
@@ -136,6 +147,15 @@ class WhileLearning(SampleSchedule):
         """Number of steps in one rollout."""
         return self.fragment_length * self.num_envs
 
+    def check_amount(self, n_step: int | None, n_episode: int | None, random: bool) -> None:
+        """Raise `ValueError` for any other amount than `steps_per_collect`."""
+        if n_episode is not None or n_step not in (None, self.steps_per_collect) or random:
+            raise ValueError(
+                f"n_step={n_step}, n_episode={n_episode}, random={random}: one rollout of an asynchronous collector "
+                f"has {self.steps_per_collect} steps ({self.fragments_per_batch} fragments of {self.envs_per_runner} "
+                f"environments and {self.fragment_length} steps), drawn by the policy"
+            )
+
     def publish(self, policy: LearningPolicy) -> None:
         """Make each runner act with the policy's weights from its next request on, if these are other weights."""
         self.group.check_open()
@@ -145,16 +165,10 @@ class WhileLearning(SampleSchedule):
             self.published = version
 
     def fragments(self, n_step: int | None, n_episode: int | None, *, random: bool) -> list[Any]:
-        """Return the fragments of the next rollout. `ValueError` for any other amount than `steps_per_collect`.
+        """Return the fragments of the next rollout.
 
         Fragments that wait are kept where an environment or a runner raises.
         """
-        if n_episode is not None or n_step not in (None, self.steps_per_collect) or random:
-            raise ValueError(
-                f"n_step={n_step}, n_episode={n_episode}, random={random}: one rollout of an asynchronous collector "
-                f"has {self.steps_per_collect} steps ({self.fragments_per_batch} fragments of {self.envs_per_runner} "
-                f"environments and {self.fragment_length} steps), drawn by the policy"
-            )
         chosen = self._choose()
         self._num_rollouts += 1
         self._counts["collected"] += sum(map(len, chosen))
@@ -222,6 +236,8 @@ class FixedLag(WhileLearning):
     updates away, each runner has the same share of each, and the fragments are in the runners' order: so the run is
     the same, to the last bit, in every repetition and for every number of runners that share the same environments.
     """
+
+    fixed_lag = True
 
     def _choose(self) -> list[Any]:
         """Return the fragments of the rollout whose turn it is, in the order of their runners, and ask for those of the

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ class VectorStepper(Stepper):
     """
 
     env: VectorBoundary
-    agents_of_modules: Mapping[str, list[Any]] = {}
+    agents_of_modules: Mapping[str, list[Any]] = MappingProxyType({})
 
     def __init__(
         self, policy: ActingLike, env: VectorBoundary, streams: RandomStreams, place: tuple[int, int] | None = None

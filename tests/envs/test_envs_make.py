@@ -17,6 +17,8 @@ from lockstep.envs.gymnasium_vectors import EnvPoolBoundary
 from lockstep.envs.toys.counting import CountingEnv, CountingVectorEnv
 
 EPISODE = ((2, "truncate"),)
+FINISHED = CountingEnv(EPISODE)
+"""a finished environment, which no name stands for"""
 
 
 def counting_vector():
@@ -65,6 +67,7 @@ def test_environments_of_atari_need_no_import_by_the_user():
         ("gymnasium:CartPol-v1", "Did you mean 'CartPole-v1'.*no class or function 'CartPol-v1'"),
         ("lockstep.envs.toys.counting:CountingEnf", "Did you mean 'CountingEnv'"),
         ("no_such.module", "there is no module 'no_such.module'.*pip install"),
+        (f"{__name__}:FINISHED", "no class or function 'FINISHED'"),
         ("no_such.module", r"named 'module:Class' or 'path/file\.py:Class'"),
         ("./no_file.py:Env", r"there is no Python file '\./no_file\.py'. .*'module:Class' or 'path/file\.py:Class'"),
         ("no/folder:Env", "there is no Python file 'no/folder'"),

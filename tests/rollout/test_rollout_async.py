@@ -394,6 +394,7 @@ def test_amounts_that_are_no_rollout_are_refused():
     for amount in ({"n_step": 65}, {"n_episode": 2}, {"n_step": 64, "random": True}):
         with pytest.raises(ValueError, match="has 64 steps"):
             collector.collect(**amount)
+    assert collector.schedule.published == -1  # the runners have no weights yet
 
 
 def test_evaluation_with_runners_that_are_always_at_work_is_refused():

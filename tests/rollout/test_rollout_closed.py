@@ -1,24 +1,26 @@
 """A collector that is closed says so: no back end goes on by itself."""
 
 import copy
+import multiprocessing
 import pickle
 from functools import partial
 
 import numpy as np
 import pytest
-from acting_tools import Exploring
+from acting_tools import Acting, Exploring
 from agent_games import CountingGame, game_config
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from runner_tools import ManyRunners, config_of
 
 from lockstep import AsyncCollector, Collector, MultiAgentCollector
-from lockstep.data.rollout import EpisodeStore
+from lockstep.data.rollout import EpisodeStore, RolloutStore
 from lockstep.envs import LightSyncVectorEnv, WorkerVectorEnv, make_vector
 from lockstep.envs.toys.counting import CountingEnv, CountingVectorEnv
 from lockstep.replay import VectorReplayBuffer
 from lockstep.rollout import EnvRunnerGroup, GroupCollector
 from lockstep.rollout.group_collector import AsyncGroupCollector
 from lockstep.rollout.runner_group import LocalRunner
+from lockstep.state.streams import RandomStreams
 
 EPISODES = ((5, "terminate"),)
 
@@ -41,6 +43,36 @@ VECTORS = {
     "native": lambda: CountingVectorEnv(2, EPISODES),
     "envpool": lambda: make_vector("CartPole-v1", num_envs=2, mode="envpool"),
 }
+
+
+REFUSED = {
+    "buffer": {"buffer": RolloutStore},
+    "flag": {"raise_on_nan_in_buffer": 3},
+    "seed": {"seed": 1, "streams": RandomStreams(1)},
+}
+
+
+@pytest.mark.parametrize("options", REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize("kind", [Collector, AsyncCollector, MultiAgentCollector])
+def test_a_collector_that_is_refused_closes_the_environments_that_it_made_and_no_others(kind, options, monkeypatch):
+    closed, refusals = [], []
+    if kind is MultiAgentCollector:
+        policy, make = game_config().build_policy(), CountingGame
+        finished = make()
+        monkeypatch.setattr(CountingGame, "close", lambda self: closed.append(self))
+    else:
+        policy, make = Acting(), partial(Closing, EPISODES)
+        mode = "async" if kind is AsyncCollector else "auto"
+        finished = make_vector(make, num_envs=2, mode=mode)
+        monkeypatch.setattr(Closing, "close", lambda self: closed.append(self))
+    processes = set(multiprocessing.active_children())
+    for env in (make, finished):
+        with pytest.raises((TypeError, ValueError)) as refusal:
+            kind(policy, env, **options)
+        refusals.append(refusal)  # whose traceback keeps the environments from being collected as garbage
+    assert set(multiprocessing.active_children()) == processes
+    assert len(closed) == 1  # one in a process of its own had a model in this one, to learn its spaces
+    finished.close()
 
 
 @pytest.mark.parametrize("begun", [False, True])

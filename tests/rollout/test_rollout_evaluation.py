@@ -3,7 +3,7 @@
 from functools import partial
 
 import pytest
-from agent_games import CountingGame, DictGame, TurnGame, game_config
+from agent_games import CountingGame, DictGame, TellingCountingGame, TurnGame, game_config
 from parts import fast_if
 from runner_tools import ManyRunners
 
@@ -116,3 +116,29 @@ def test_a_lost_evaluation_runner_is_replaced_and_the_evaluation_goes_on():
     assert len(collector.collect(n_episode=4).returns) == 4
     assert collector.group.num_restarts == 1
     collector.close()
+
+
+def test_a_runner_that_is_lost_within_an_evaluation_changes_no_later_one():
+    """The episodes of several agents have seeds by their number, which begins with that before the evaluation."""
+    config = game_config(TellingCountingGame, PPOConfig).evaluation(evaluation_num_envs=4)
+    policy = config.build_policy()
+    undisturbed, disturbed = (in_runners(config, policy, 2) for _ in range(2))
+    fragments = disturbed.schedule.fragments
+    num_samples = 0
+
+    def lose_one(*amounts, **options):
+        nonlocal num_samples
+        num_samples += 1
+        if num_samples == 3:  # the second sample of the second evaluation
+            disturbed.group._backend.lost.add(1)
+        return fragments(*amounts, **options)
+
+    disturbed.schedule.fragments = lose_one
+    for n_episode in (5, 250, 30):
+        first, second = (collector.collect(n_episode=n_episode) for collector in (undisturbed, disturbed))
+        assert first.agent_returns == second.agent_returns
+        assert first.lens.tolist() == second.lens.tolist()
+    assert disturbed.group.num_restarts == 1
+    assert num_samples >= 4
+    for collector in (undisturbed, disturbed):
+        collector.close()
