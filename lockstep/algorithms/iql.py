@@ -65,6 +65,8 @@ class IQLTraining(FollowedActorCriticTraining[ConfigT]):
 class IQLLearner(TransitionLearner[IQLTraining]):
     """The update of IQL."""
 
+    updates_targets_after_step = True
+
     def setup_module(self, module_id: str) -> None:
         """Make the target critics a part of the state."""
         super().setup_module(module_id)

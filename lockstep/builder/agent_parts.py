@@ -15,7 +15,6 @@ from lockstep.policy.acting import ActingPolicy, AgentsActingPolicy
 from lockstep.policy.policy import Policy
 from lockstep.rollout import Collector, CollectorLike, EnvRunner, MultiAgentCollector
 from lockstep.rollout.env_runner import MultiAgentEnvRunner
-from lockstep.rollout.protocols import sole_part
 
 EnvsT = TypeVar("EnvsT")
 """What is stepped together: `VectorBoundary` or `AgentEnvs`."""
@@ -24,7 +23,7 @@ EnvsT = TypeVar("EnvsT")
 class AgentParts(ABC, Generic[EnvsT]):
     """Builds the environments of a run, and what steps them and stores their steps.
 
-    This is the one place among the builders that knows whether there is one agent or several.
+    Here the builders choose between one agent and several, but for tensor environments, which are of one agent.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -51,10 +50,6 @@ class AgentParts(ABC, Generic[EnvsT]):
     def build_runner(self, spaces: Spaces, options: Mapping[str, Any]) -> EnvRunner:
         """Build an env runner with environments of its own."""
 
-    @abstractmethod
-    def build_replay(self, policy: Policy, collector: CollectorLike) -> Any:
-        """Build the empty replay that a collector writes into."""
-
     def _acting_policy(self, spaces: Spaces, module_id: str = DEFAULT_MODULE_ID) -> ActingPolicy:
         module, connectors = self.config.build_acting_parts(spaces, module_id)
         return ActingPolicy(self.config, module, connectors, observation_space=spaces[0], action_space=spaces[1])
@@ -79,10 +74,6 @@ class PartsOfOneAgent(AgentParts[VectorBoundary]):
         acting = self._acting_policy(spaces)
         envs = self.config.make_envs(self.config.env_runners.num_envs_per_env_runner)
         return EnvRunner(acting, envs, with_states=self.config.is_off_policy, **options)
-
-    def build_replay(self, policy: Policy, collector: CollectorLike) -> Any:
-        """Build a `ReplayBuffer` with a sub-buffer for each environment."""
-        return self.config.build_replay_buffer(collector.num_envs, connectors=sole_part(policy).connectors)
 
 
 class PartsOfAgents(AgentParts[AgentEnvs]):
@@ -109,7 +100,3 @@ class PartsOfAgents(AgentParts[AgentEnvs]):
         }
         envs = self.config.make_agent_envs(self.config.env_runners.num_envs_per_env_runner)
         return MultiAgentEnvRunner(AgentsActingPolicy(self.config, parts), envs, **options)
-
-    def build_replay(self, policy: Policy, collector: CollectorLike) -> Any:
-        """Build a `MultiAgentReplayBuffer` with a buffer for each module."""
-        return self.config.build_replay_buffers(collector.agents_of_modules, collector.num_envs)

@@ -83,7 +83,7 @@ class Builder:
             collector = parts.build_collector(policy, envs, options)
 
         if config.is_off_policy:
-            collector.buffer = parts.build_replay(policy, collector)
+            collector.buffer = config.build_replay(policy, collector)
         return collector
 
     def _check_replay_memory(self, policy: Policy) -> None:

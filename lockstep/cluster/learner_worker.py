@@ -19,7 +19,7 @@ from lockstep.learner.learner import Learner
 from lockstep.learner.many.reduction import DistributedReducer, LearnerError, LocalReducer, Reducer, serve_store
 from lockstep.learner.many.request_queue import UpdateRequest
 from lockstep.modules import RLModuleSpec
-from lockstep.modules.multi_rl_module import changes_between
+from lockstep.modules.multi_rl_module import module_changes
 
 BuildLearner = Callable[..., Learner]
 """`build(reducer=...)`: a built learner, the same in each process"""
@@ -196,7 +196,7 @@ def become(learner: Learner, like: Whole) -> None:
     Learners reduce their gradients optimizer by optimizer, so another order would mix up those of two modules.
     """
     connectors = {**learner.built_connectors, **like.connectors}
-    for change in changes_between(list(learner.module), list(like.specs)):
+    for change in module_changes(list(learner.module), list(like.specs)):
         module_id = change.module_id
         if change.is_added:
             learner.add_module(

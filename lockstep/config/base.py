@@ -63,6 +63,7 @@ from lockstep.replay import MultiAgentReplayBuffer, ReplayBuffer
 from lockstep.replay.config import ReplaySection
 from lockstep.replay.hindsight import Hindsight
 from lockstep.rollout.config import EnvRunnersSection, EvaluationSection
+from lockstep.rollout.protocols import CollectorLike, sole_part
 from lockstep.state.names import script_name, script_source
 from lockstep.state.sizes import ClaimedSizeError
 from lockstep.state.streams import RandomStreams
@@ -754,6 +755,15 @@ class BaseConfig:
             return self.build_replay_buffer(number, seeds.seed(module_id), gamma, module_id)
 
         return MultiAgentReplayBuffer(agents, num_envs, build)
+
+    def build_replay(self, policy: object, collector: CollectorLike) -> ReplayBuffer | MultiAgentReplayBuffer:
+        """Build the empty replay that a collector of this policy writes into.
+
+        With one agent it has a sub-buffer for each environment, with several agents a buffer for each module.
+        """
+        if collector.agents_of_modules:
+            return self.build_replay_buffers(collector.agents_of_modules, collector.num_envs)
+        return self.build_replay_buffer(collector.num_envs, connectors=sole_part(policy).connectors)
 
     def build_hindsight(self) -> Hindsight:
         """Build the relabelling with the environment's `compute_reward`; `ValueError` where it has none."""

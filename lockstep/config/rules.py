@@ -11,7 +11,6 @@ import torch
 
 from lockstep.config.base import BaseConfig
 from lockstep.learner.config import AgentMapping
-from lockstep.learner.learner import Learner
 from lockstep.modules import DEFAULT_MODULE_ID, MultiRLModule, MultiRLModuleSpec
 from lockstep.options.schedules import stages_of
 from lockstep.rollout.callbacks import misspelt_event, overridden_events
@@ -322,11 +321,6 @@ OF_MODULES: tuple[Rule[BaseConfig], ...] = (
 # -- what is learned from ---
 
 
-def _leaves_target_networks(learner_class: type[Learner]) -> bool:
-    """Whether target networks follow after a gradient step, as compiled steps leave them to do."""
-    return learner_class.after_gradient_step is not Learner.after_gradient_step
-
-
 def _needs_memory(name: str) -> Rule[BaseConfig]:
     return Rule(
         f"replay.{name}",
@@ -348,7 +342,7 @@ OF_OFFLINE: tuple[Rule[BaseConfig], ...] = (
     ),
     Rule(
         "framework.compile",
-        lambda config: config.framework.compile and not _leaves_target_networks(config.learner_class),
+        lambda config: config.framework.compile and not config.learner_class.updates_targets_after_step,
         lambda config: f"is not allowed for {config.algorithm}: its update is not compiled",
     ),
 )
@@ -364,7 +358,7 @@ OF_ON_POLICY: tuple[Rule[BaseConfig], ...] = (
 OF_REPLAY: tuple[Rule[BaseConfig], ...] = (
     Rule(
         "framework.compile",
-        lambda config: config.framework.compile and not _leaves_target_networks(config.learner_class),
+        lambda config: config.framework.compile and not config.learner_class.updates_targets_after_step,
         lambda config: f"is not allowed for {config.algorithm}: its target network is not compiled",
     ),
     Rule(

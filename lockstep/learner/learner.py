@@ -104,6 +104,9 @@ class Learner(Generic[Training]):
     """Whether the learner weighs the reward of each step of a rollout, so that a reward per step can be added to it."""
     has_state_critic: bool = False
     """Whether the learner trains a critic of states, which may see more than the policy."""
+    updates_targets_after_step: bool = False
+    """Whether target networks are updated in `after_gradient_step`. With `framework(compile=True)` an algorithm that
+    learns from a replay buffer or offline needs this: compiled code leaves out what follows a gradient step."""
 
     def __init__(
         self,

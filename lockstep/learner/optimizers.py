@@ -712,7 +712,11 @@ def warn_of_configured(name: str, configured: float, saved: float) -> None:
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, params: Sequence[nn.Parameter]) -> None:
-    """Raise `ValueError` unless `optimizer` is one, needs no closure, and holds just `params`."""
+    """Check that `optimizer` is a torch optimizer over exactly `params` that needs no closure.
+
+    Raises:
+        ValueError: it is not, or `params` are not parameters.
+    """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(f"optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
     if any(not isinstance(param, Tensor) for param in params):

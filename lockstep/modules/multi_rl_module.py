@@ -46,7 +46,7 @@ class ModuleChange:
     is_added: bool
 
 
-def changes_between(present: Sequence[str], wanted: Sequence[str]) -> Iterator[ModuleChange]:
+def module_changes(present: Sequence[str], wanted: Sequence[str]) -> Iterator[ModuleChange]:
     """Yield the changes that turn the modules `present` into the modules `wanted`, in the order of `wanted`.
 
     The modules with which both sequences begin stay as they are. A module in another place is removed and added again.

@@ -45,7 +45,7 @@ from lockstep.learner.learner import STEPS_SAMPLED, Learner
 from lockstep.learner.optimizers import ALL_MODULES
 from lockstep.learner.sequences import max_seq_len_of
 from lockstep.modules import DEFAULT_MODULE_ID, ActingWeights, MultiRLModule, RLModule, RLModuleSpec, check_module_id
-from lockstep.modules.multi_rl_module import changes_between
+from lockstep.modules.multi_rl_module import module_changes
 from lockstep.options.checks import check_whole
 from lockstep.options.schedules import stages_of, value_at
 from lockstep.policy.acting import ActingPolicy, checked_observations
@@ -738,7 +738,7 @@ class Policy:
         if "modules" not in state:
             return
         saved = state["modules"]
-        for change in changes_between(list(self.acting), list(saved)):
+        for change in module_changes(list(self.acting), list(saved)):
             module_id = change.module_id
             if change.is_added:
                 recipe = saved[module_id]

@@ -307,7 +307,7 @@ Changes = dict[str, tuple[Any, Any]]
 """options by path, as plain values: before and after"""
 
 
-def changes_between(before: AlgorithmConfig, after: AlgorithmConfig) -> Changes:
+def option_changes(before: AlgorithmConfig, after: AlgorithmConfig) -> Changes:
     """Return the options that differ."""
     old, new = (dict(leaves(without_signature(config.named_options()))) for config in (before, after))
     pairs = {path: (old.get(path), new.get(path)) for path in {**old, **new}}
@@ -428,7 +428,7 @@ def prepare_resume(
         before.update_from_dict(saved, trust=trust, file=checkpoint)
         config = get_config(folder.algo)
         config.update_from_dict(folder.info["config"], trust=trust, file=folder.path / CONFIG)
-        edited = changes_between(before, config)
+        edited = option_changes(before, config)
     else:
         if config.algorithm != before.algorithm:
             raise ValueError(f"config= is for {config.algorithm!r}; the run in {folder.path} is of {folder.algo!r}")
@@ -441,7 +441,7 @@ def prepare_resume(
         config.set_path(option, value)
     stretched = _follow_total(before, config, asked)
     config.validate()
-    changes = changes_between(before, config)
+    changes = option_changes(before, config)
     if EPOCH in changes and config.reporting.steps_per_epoch == RunLength.of(before).per_epoch:
         del changes[EPOCH]  # as long as they were
     check_changes(changes, config.first_values)

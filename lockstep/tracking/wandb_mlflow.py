@@ -20,7 +20,7 @@ from lockstep.tracking.records import flatten
 COUNTERS = ("epoch", "env_step", "gradient_step")
 _AXES = {**STEP_TYPES, "save": "env_step"}
 _PROGRESS = ("lockstep.progress.even", "lockstep.progress.odd")
-"""tags that are written in turn: a kill may leave the one it came upon empty, the other tells how far the run was"""
+"""Two tags are written in turn: if a kill truncates one, the other still holds the progress."""
 _LONGEST_TEXT = 5000
 _MOST_PARAMS = 100
 

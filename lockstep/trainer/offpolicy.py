@@ -14,7 +14,6 @@ from lockstep.policy.policy import Policy, policy_within_training_step
 from lockstep.policy.tensor_updates import launch_update
 from lockstep.replay import ReplayBuffer, TensorReplay
 from lockstep.rollout.errors import MalformedBufferError
-from lockstep.rollout.protocols import sole_part
 from lockstep.tracking.statistics import CollectStatsBase, TrainingStats
 from lockstep.trainer.base import BaseTrainer
 from lockstep.trainer.checks import check_discounts
@@ -49,14 +48,7 @@ class OffpolicyTrainer(BaseTrainer):
         train_collector = options.train_collector
         self.collector = train_collector
         if train_collector.buffer is None:
-            if train_collector.agents_of_modules:
-                train_collector.buffer = policy.config.build_replay_buffers(
-                    train_collector.agents_of_modules, train_collector.num_envs
-                )
-            else:
-                train_collector.buffer = policy.config.build_replay_buffer(
-                    train_collector.num_envs, connectors=sole_part(policy).connectors
-                )
+            train_collector.buffer = policy.config.build_replay(policy, train_collector)
             if options.seed is not None:
                 train_collector.buffer.seed_streams(options.seed)
         if not train_collector.buffer.is_sampled:

@@ -2,9 +2,13 @@
 
 import pytest
 import torch
+from algorithm_cases import OFF_POLICY, OFFLINE
 from torch import nn
 
+from lockstep import get_config
+from lockstep.config.rules import OF_OFFLINE, OF_REPLAY
 from lockstep.learner.config import TrainingSection
+from lockstep.learner.learner import Learner
 from lockstep.learner.optimizers import OptimizerSet, configured_optimizer
 from lockstep.learner.targets import TargetNetwork
 
@@ -114,3 +118,14 @@ def test_a_state_with_other_buffers_is_refused_and_changes_nothing():
     with pytest.raises(ValueError, match=r"the target network has the buffers .*running_var.*, the state"):
         target.set_state(state)
     assert torch.equal(target.flat, before)
+
+
+@pytest.mark.parametrize("name", [*OFF_POLICY, *OFFLINE])
+def test_a_learner_says_whether_it_updates_target_networks_after_a_step(name):
+    learner_class = get_config(name).learner_class
+    overrides = learner_class.after_gradient_step is not Learner.after_gradient_step
+    assert learner_class.updates_targets_after_step is overrides
+    config = get_config(name).framework(compile=True)
+    rules = OF_OFFLINE if config.is_offline else OF_REPLAY
+    rule = next(rule for rule in rules if rule.option == "framework.compile")
+    assert bool(rule.when(config)) is not overrides

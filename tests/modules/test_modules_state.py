@@ -23,7 +23,7 @@ from lockstep.modules import (
     RLModuleSpec,
     wrap_module,
 )
-from lockstep.modules.multi_rl_module import changes_between
+from lockstep.modules.multi_rl_module import module_changes
 from lockstep.state.checkpoint import CheckpointError
 
 BOX = spaces.Box(-np.inf, np.inf, (4,), np.float32)
@@ -322,7 +322,7 @@ def test_changes_turn_any_modules_into_any_others_and_leave_the_first_equal_ones
     for present, wanted in itertools.product(orders, orders):
         num_equal = next((n for n, pair in enumerate(zip(present, wanted)) if pair[0] != pair[1]), len(wanted))
         modules = list(present)
-        for change in changes_between(present, wanted):
+        for change in module_changes(present, wanted):
             assert change.module_id not in wanted[: min(num_equal, len(present))]
             if change.is_added:
                 assert change.module_id not in modules
@@ -331,7 +331,7 @@ def test_changes_turn_any_modules_into_any_others_and_leave_the_first_equal_ones
                 modules.remove(change.module_id)
             assert modules
         assert modules == list(wanted)
-    assert not [*changes_between("abc", "abc")]
+    assert not [*module_changes("abc", "abc")]
 
 
 # Wrapping

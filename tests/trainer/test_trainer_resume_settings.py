@@ -10,7 +10,7 @@ from scenario_tools import KINDS, config_of
 from trainer_tools import digest, learned, records_of
 
 from lockstep import get_config
-from lockstep.runs.run import changes_between, check_changes, prepare_resume, prepare_run, resume
+from lockstep.runs.run import check_changes, option_changes, prepare_resume, prepare_run, resume
 from lockstep.state import ConfiguredValueWarning
 from lockstep.tracking import RunFolder
 
@@ -151,7 +151,7 @@ def test_options_whose_state_goes_on_are_named_by_each_algorithm(kind):
     name = before.first_values[0]
     after = before.copy().training(**{name: 0.75 if kind != WITH_ATOMS else 7})
     with pytest.raises(ValueError, match=rf"training\.{name}=.* what has become of it"):
-        check_changes(changes_between(before, after), after.first_values)
+        check_changes(option_changes(before, after), after.first_values)
 
 
 def test_looking_at_how_a_finished_run_would_go_on_changes_nothing(folder):

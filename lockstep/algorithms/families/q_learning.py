@@ -65,6 +65,8 @@ class QLearner(TransitionLearner[Training]):
     parts: tuple[str, ...] = ()
     """what the loss asks of a network besides `forward_train`"""
 
+    updates_targets_after_step = True
+
     def setup_module(self, module_id: str) -> None:
         """Check the network, make its target, `<module id>/target`, and load the kernel when the learner is built."""
         super().setup_module(module_id)

@@ -225,6 +225,7 @@ class SoftActorCriticLearner(TransitionLearner[SoftTraining]):
     """The family of SAC, TQC, CrossQ and CQL. Target critics and temperature are part of the learner's state."""
 
     has_target_critics = True
+    updates_targets_after_step = True
 
     def setup_module(self, module_id: str) -> None:
         """Make the target critics, `<module id>/target`, if any, and the temperature, `<module id>/log_alpha`."""
@@ -361,6 +362,8 @@ class DelayedActorCriticLearner(TransitionLearner[DelayedTraining]):
 
     `fwd_out["q_values"]` `[K, N]` are the values of the actions that were taken.
     """
+
+    updates_targets_after_step = True
 
     def setup_module(self, module_id: str) -> None:
         """Make the target policy and critics, `<module id>/target`."""

@@ -351,7 +351,7 @@ class _Rates:
 
 
 def _adam_step_(rates: Tensor, entry: RegisteredOptimizer) -> None:
-    """Take a step of Adam (Kingma & Ba 2015, algorithm 1); none of it where the gradient is not finite."""
+    """Take one Adam step (Kingma & Ba 2015, algorithm 1), or none if the gradient is not finite."""
     group = entry.optimizer.param_groups[0]
     beta1, beta2 = group["betas"]
     exp_avg, exp_avg_sq, step = entry.adam_state()
