@@ -58,7 +58,7 @@ class AtariGame:
         """Return the game of an id; None for other environments, and where `config` asks for raw observations.
 
         Raises:
-            ValueError: an option that there is not, with the nearest.
+            ValueError: an unknown option; suggests the closest.
         """
         if spec.namespace != NAMESPACE or spec.vector_entry_point is None or RAW in config:
             return None

@@ -419,7 +419,7 @@ class AgentsActingPolicy:
 
     @property
     def policy_mapping_fns(self) -> list[Callable[..., str] | None]:
-        """Those of all stages of the run."""
+        """The policy mapping functions of every stage of the run."""
         return [mapping for _, mapping in stages_of("policy_mapping_fn", self._mapping)]
 
     @property

@@ -1,4 +1,4 @@
-"""From what somebody has collected to what an offline algorithm learns from."""
+"""Prepare recorded data for offline learning."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ class Policy:
 
     @property
     def policy_mapping_fns(self) -> list[Callable[..., str] | None]:
-        """Those of all stages of the run."""
+        """The policy mapping functions of every stage of the run."""
         return [mapping for _, mapping in stages_of("policy_mapping_fn", self._mapping)]
 
     @property
@@ -699,7 +699,7 @@ class Policy:
         self._who_learns, self._stage_of_who_learns = policies_to_train, 0
 
     def _follow_who_learns(self) -> None:
-        """Let other modules learn where `policies_to_train` has come to its next stage."""
+        """Switch the learning modules when `policies_to_train` reaches its next stage."""
         if not isinstance(self._who_learns, list | tuple):
             return
         stages = stages_of("policies_to_train", self._who_learns)

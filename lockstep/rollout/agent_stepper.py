@@ -124,11 +124,11 @@ class AgentStepper(Stepper):
         super().set_events(events)
         for play in self.plays:
             play.keeps_whole = events is not None and events.needs_episodes
-        self._views = [None] * self.num_envs  # no callback hears of those under way
+        self._views = [None] * self.num_envs  # callbacks do not see the running episodes
 
     def running_episodes(self) -> Sequence[Episode]:
-        told = [play.whole for play, view in zip(self.plays, self._views) if view is not None]
-        return [episode for episode in told if episode is not None]
+        watched = [play.whole for play, view in zip(self.plays, self._views) if view is not None]
+        return [episode for episode in watched if episode is not None]
 
     @property
     def buffer(self) -> AgentBuffer | None:
@@ -374,7 +374,7 @@ class AgentStepper(Stepper):
                     _, name, where, _ = min(found, key=itemgetter(0))
                     raise MalformedBufferError(
                         f"environment {b} gave agent {agent!r} a value that is not finite in column {name!r} at "
-                        f"its step {single.t_started + where[0]}; mend the environment, or pass "
+                        f"its step {single.t_started + where[0]}; fix the environment, or pass "
                         "raise_on_nan_in_buffer=False"
                     )
         self._pieces.append((piece, b))

@@ -1,4 +1,4 @@
-"""`EnvironmentCallback`: what watches environments where they are stepped, and `EnvironmentEvents`, which calls it."""
+"""`EnvironmentCallback`: handlers of the events of environments, and `EnvironmentEvents`, which calls them."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ Episode = SingleAgentEpisode | MultiAgentEpisode
 
 
 class EnvironmentCallback:
-    """The events of environments; `lockstep.trainer.Callback` has those of the run too. Override those you need.
+    """Base class of callbacks that handle the events of environments. Override the events you need.
 
-    They are called in the process in which the environments are stepped, of training and of evaluation. What is not
-    overridden is not called and costs nothing. Values that are logged into `metrics` go into the statistics of the
-    collect (`CollectStats.metrics`), of all processes together.
+    `lockstep.trainer.Callback` also has the events of a run. Events are called in the process that steps the
+    environments, in training and in evaluation. An event that is not overridden costs nothing. Values that are logged
+    into `metrics` are merged over all processes into the statistics of the collect (`CollectStats.metrics`).
 
-    `episode` is read-only, and has the whole episode so far: observations as the environment gave them, actions as it
-    took them. `env_index` is the environment's number in its process. What a method raises ends the collect.
+    `episode` is read-only and holds the whole episode so far: the observations that the environment returned and the
+    actions that it received. `env_index` is the index of the environment in its process. An exception in a method ends
+    the collect.
     """
 
     needs_infos: ClassVar[bool] = False
-    """episodes have the environment's infos (those of several agents have them anyway)"""
+    """Whether episodes contain the environment's infos. Episodes of several agents always do."""
 
     @property
     def metrics(self) -> Metrics:
-        """Where to log: those of the collector that calls, between its events those of the trainer."""
+        """The metrics to log into: during an event those of the calling collector, otherwise those of the trainer."""
         found: Metrics = self.__dict__.setdefault("_metrics", Metrics())
         return found
 
@@ -43,24 +44,26 @@ class EnvironmentCallback:
     def on_environment_created(self, env_runner: Any, env: Any, env_index: int) -> None:
         """Handle a new environment, before its first reset.
 
-        `env_runner`: the `EnvRunner`, or the trainer's collector. `env`: the environment, where it is in this process,
-        else the vector that it is a row of.
+        Args:
+            env_runner: the `EnvRunner`, or the trainer's collector.
+            env: the environment if it is in this process, otherwise the vector that contains it.
+            env_index: index of the environment in its process.
         """
 
     def on_episode_start(self, episode: Any, env_index: int) -> None:
         """Handle the first observation of an episode, before the first action."""
 
     def on_episode_step(self, episode: Any, env_index: int) -> None:
-        """Handle a step of an episode, the last one too."""
+        """Handle a step of an episode, including the last one."""
 
     def on_episode_end(self, episode: Any, env_index: int) -> None:
-        """Handle the end of an episode; one that is cut off with its environment has none."""
+        """Handle the end of an episode. Not called for an episode that is lost with its environment."""
 
     def on_sample_end(self, env_runner: Any, samples: Sequence[Any]) -> None:
-        """Handle the end of a collect. `samples`: the (pieces of) episodes with its steps."""
+        """Handle the end of a collect. `samples`: the episodes, or pieces of episodes, that hold its steps."""
 
     def get_state(self) -> Mapping[str, Any]:
-        """Return what must survive a resume."""
+        """Return the state that a checkpoint saves."""
         return {}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -72,7 +75,7 @@ EVENTS = ("on_environment_created", *OF_EPISODES)
 
 
 def overridden_events(callback: EnvironmentCallback | type[EnvironmentCallback]) -> list[str]:
-    """Return the environments' events that a callback, or a class of them, handles."""
+    """Return the names of the environment events that a callback, or a callback class, overrides."""
     methods = {event: getattr(callback, event) for event in EVENTS}
     own = {event: getattr(method, "__func__", method) for event, method in methods.items()}
     return [event for event, method in own.items() if method is not getattr(EnvironmentCallback, event)]
@@ -88,24 +91,24 @@ ELSEWHERE = {
     "on_rollout_end": "on_collect_end",
     "on_step": "on_episode_step",
 }
-"""Events of RLlib and Stable-Baselines3, and the nearest ones here."""
+"""The events of RLlib and Stable-Baselines3, and the closest event of this library."""
 
 
 def misspelt_event(callback: object) -> str | None:
-    """Return words about a method of a callback, or of a class of them, that is named as an event and is none.
+    """Return a message about a method whose name looks like an event but is not one; None if there is no such method.
 
-    Without such a method None.
+    `callback` is a callback or a callback class.
     """
     return misspelt_method(callback, ("on_",), ELSEWHERE)
 
 
 def states_of(callbacks: Sequence[EnvironmentCallback]) -> list[Any]:
-    """Return the states of callbacks, `[name of the class, state]` each."""
+    """Return a list of `[class name, state]`, one entry for each callback."""
     return [[type(callback).__name__, dict(callback.get_state())] for callback in callbacks]
 
 
 def restore_callbacks(callbacks: Sequence[EnvironmentCallback], saved: Sequence[Any]) -> None:
-    """Restore what `states_of` returned; they are matched by their class, in order."""
+    """Restore the states that `states_of` returned. Callbacks are matched by class name, in order."""
     left = list(saved)
     for callback in callbacks:
         entry = next((entry for entry in left if entry[0] == type(callback).__name__), None)
@@ -115,7 +118,7 @@ def restore_callbacks(callbacks: Sequence[EnvironmentCallback], saved: Sequence[
 
 
 class EpisodeView:
-    """An episode for reading: all that it has, but the methods that change it, which raise `AttributeError`."""
+    """Read-only view of an episode. Methods that would change the episode raise `AttributeError`."""
 
     CHANGES = frozenset(
         (
@@ -153,12 +156,12 @@ class EpisodeView:
 
 
 class EnvironmentEvents:
-    """Calls callbacks for the environments of one collector, with one instance of `metrics` for all of them.
+    """Calls the callbacks of one collector. All of them log into one `Metrics` object.
 
-    Raises `ValueError` for a callback with a method that is named as an event and is none.
+    After each call a callback gets its own metrics (those of the trainer) back. An exception that a callback raises is
+    passed on unchanged, with a note that names the class, the method and the environment.
 
-    A callback's own metrics (those of the trainer) are put back after each call. What a callback raises goes on as it
-    is, with a note that names the class, its method and the environment.
+    Raises `ValueError` for a callback with a method whose name looks like an event but is not one.
     """
 
     def __init__(self, callbacks: Sequence[EnvironmentCallback], runner: Any) -> None:
@@ -172,18 +175,16 @@ class EnvironmentEvents:
         self.needs_episodes = any(self._handlers[event] for event in OF_EPISODES)
         self.needs_infos = any(each.needs_infos for event in OF_EPISODES for each in self._handlers[event])
         self._pieces: list[tuple[Episode, int]] = []
-        """episodes with steps in this collect, and their length before it"""
-
-        self._has_told = False
-        """has `created` been called?"""
+        """episodes with steps in this collect, each with its length at the beginning of the collect"""
+        self._has_reported_environments = False
 
     @property
     def is_empty(self) -> bool:
-        """Is no event of an environment handled?"""
+        """Whether no callback handles an event of an environment."""
         return not any(self._handlers.values())
 
     def call(self, event: str, *args: Any, env_index: int | None = None) -> None:
-        """Call the handlers of an event, in order."""
+        """Call all callbacks that override an event, in their order."""
         for callback in self._handlers[event]:
             before, callback.metrics = callback.metrics, self.metrics
             try:
@@ -196,41 +197,41 @@ class EnvironmentEvents:
                 callback.metrics = before
 
     def created(self, envs: Sequence[Any]) -> None:
-        """Tell of the environments, once."""
-        if not self._has_told:
-            self._has_told = True
+        """Report the environments to the callbacks. Only the first call has an effect."""
+        if not self._has_reported_environments:
+            self._has_reported_environments = True
             for env_index, env in enumerate(envs):
                 self.call("on_environment_created", self.runner, env, env_index=env_index)
 
     # -- episodes ---
 
     def start(self, episode: Episode, env_index: int) -> EpisodeView:
-        """Tell of an episode that begins; return it as callbacks see it."""
+        """Notify the callbacks that an episode begins, and return the view of it that they get."""
         view = EpisodeView(episode)
         self.begin_piece(episode)
         self.call("on_episode_start", view, env_index=env_index)
         return view
 
     def begin_piece(self, episode: Episode) -> None:
-        """Note what an episode has before this collect."""
+        """Note the length of an episode, so that `end_collect` returns only the steps after it."""
         if self._handlers["on_sample_end"]:
             self._pieces.append((episode, len(episode)))
 
     def step(self, view: EpisodeView, env_index: int) -> None:
-        """Tell of an episode's newest step, and of its end, if that is it."""
+        """Notify the callbacks of the newest step of an episode and, if it is the last step, of the episode's end."""
         if self._handlers["on_episode_step"]:
             self.call("on_episode_step", view, env_index=env_index)
         if view.is_done:
             self.call("on_episode_end", view, env_index=env_index)
 
     def begin_collect(self, running: Sequence[Episode]) -> None:
-        """Begin a collect, in which these episodes go on."""
+        """Begin a collect. `running`: the episodes that it continues."""
         self._pieces = []
         for episode in running:
             self.begin_piece(episode)
 
     def end_collect(self) -> dict[str, Any]:
-        """Tell of the end of a collect; return what `CollectStats` has of it."""
+        """Notify the callbacks that a collect has ended, and return their part of `CollectStats`."""
         if self._handlers["on_sample_end"]:
             samples = [episode[length:] for episode, length in self._pieces if len(episode) > length]
             self.call("on_sample_end", self.runner, samples)
@@ -238,13 +239,13 @@ class EnvironmentEvents:
         return self.metrics.statistics([self.metrics.take()])
 
     def forget(self) -> None:
-        """Begin with new metrics."""
+        """Discard all logged values."""
         self.metrics = Metrics()
 
     # -- state ---
 
     def get_state(self) -> dict[str, Any]:
-        """Return the metrics' state (that of the callbacks is kept by who made them)."""
+        """Return the state of the metrics. The owner of the callbacks saves theirs."""
         return {"metrics": self.metrics.get_state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -253,10 +254,10 @@ class EnvironmentEvents:
 
 
 class EpisodeRecorder:
-    """Records the episodes of a vector's rows, of those that count, and tells `events` of them.
+    """Records the episodes of a vector of environments for callbacks, and reports their events to `events`.
 
-    An episode begins with the first step that is taken in it. Rows whose episode is under way when recording begins
-    are recorded from their next one on.
+    Only episodes that count in a collect are recorded. The recording of an episode begins with its first step. If an
+    episode is running when the recorder is made, recording of that row begins with its next episode.
     """
 
     def __init__(self, events: EnvironmentEvents, env: VectorBoundary) -> None:
@@ -264,25 +265,28 @@ class EpisodeRecorder:
         self._episodes: list[SingleAgentEpisode | None] = [None] * env.num_envs
         self._views: list[Any] = [None] * env.num_envs
         self._firsts: list[tuple[Any, dict[str, Any]] | None] = [None] * env.num_envs
-        """first observation and info of the episode that is to begin in each row; None where it is not known"""
+        """first observation and info of the next episode in each row; None if not known"""
         self._resets_later = env.has_invalid_rows and env.autoreset_mode == "NEXT_STEP"
         if events.needs_infos:
             env.keep_infos()
 
     def begin(self, obs: Any) -> None:
-        """Begin anew everywhere, with these first observations."""
+        """Begin a new episode in each row. `obs`: the first observations."""
         for b in range(self.env.num_envs):
             self._episodes[b] = None
             self._firsts[b] = self._first(obs, b)
 
     def running(self) -> list[SingleAgentEpisode]:
-        """Return the episodes under way."""
+        """Return the running episodes."""
         return [episode for episode in self._episodes if episode is not None]
 
     def watched(
         self, env_step: Callable[[Any], StepResult], counting: np.ndarray | None
     ) -> Callable[[Any], StepResult]:
-        """Return `env_step` with recording around it; `counting`: rows whose episodes count (None: all)."""
+        """Return a function that calls `env_step` and records the step.
+
+        `counting`: bool `[B]`, the rows whose episodes count; None: all rows.
+        """
 
         def step(actions: Any) -> StepResult:
             counted = range(self.env.num_envs) if counting is None else np.flatnonzero(counting).tolist()
@@ -295,7 +299,7 @@ class EpisodeRecorder:
         return step
 
     def start(self, rows: Iterable[int]) -> None:
-        """Begin the episodes of these rows that are to begin."""
+        """Begin an episode in each of these rows that does not have a running one."""
         for b in rows:
             first = self._firsts[b]
             if self._episodes[b] is None and first is not None:
@@ -307,7 +311,7 @@ class EpisodeRecorder:
     def take(
         self, b: int, action: Any, obs: Any, reward: Any, *, terminated: bool, truncated: bool, following: Any = None
     ) -> None:
-        """Add a step to the episode of a row. `following`: the observations of all rows after it."""
+        """Add a step to the episode of row `b`. `following`: the observations of all rows after the step."""
         episode, is_over = self._episodes[b], terminated or truncated
         self._firsts[b] = None if not is_over or self._resets_later else self._first(following, b)
         if episode is None:
@@ -319,11 +323,11 @@ class EpisodeRecorder:
         self.events.step(self._views[b], b)
 
     def leave(self, b: int) -> None:
-        """Record no further step of the episode under way in a row."""
+        """Stop the recording of the running episode of row `b`."""
         self._episodes[b] = None
 
     def drop(self, b: int, obs: Any) -> None:
-        """Leave the episode of a row that was only reset; it begins anew with its row of `obs`."""
+        """Discard the episode of row `b`, which was reset. The next episode begins with that row of `obs`."""
         self._episodes[b] = None
         self._firsts[b] = self._first(obs, b)
 
@@ -344,14 +348,14 @@ class EpisodeRecorder:
         return _row(obs, b), {} if self.env.infos is None else self.env.infos.of_reset[b]
 
     def get_state(self) -> dict[str, Any]:
-        """Return the episodes under way, and the beginnings of those to come."""
+        """Return the running episodes, and the first observations of the next ones."""
         return {
             "running": [None if episode is None else episode.get_state() for episode in self._episodes],
             "firsts": [None if first is None else list(first) for first in self._firsts],
         }
 
     def set_state(self, state: Mapping[str, Any] | None) -> None:
-        """Continue from `get_state`; without a state, with each row's next episode."""
+        """Continue from `get_state`. Without a state, recording begins with the next episode of each row."""
         nothing = [None] * self.env.num_envs
         running, firsts = (nothing, nothing) if state is None else (state["running"], state["firsts"])
         self._episodes = [None if saved is None else SingleAgentEpisode.from_state(saved) for saved in running]

@@ -75,5 +75,5 @@ def refuse_row(name: str, t: int, b: int, value: Any) -> NoReturn:
     """Raise `MalformedBufferError` for column `name` at step `t` of environment `b`."""
     raise MalformedBufferError(
         f"environment {b} gave a value that is not finite in column {name!r} at step {t} of this collect: {value!r}; "
-        "mend the environment (`lockstep doctor` checks it) or pass raise_on_nan_in_buffer=False"
+        "fix the environment (`lockstep doctor` checks it) or pass raise_on_nan_in_buffer=False"
     )

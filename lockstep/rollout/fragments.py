@@ -60,7 +60,7 @@ class Fragment:
 
     @property
     def num_envs(self) -> int:
-        """k, environments of the runner."""
+        """Number of environments of this runner."""
         return int(self.rewards.shape[1])
 
     def __len__(self) -> int:

@@ -45,10 +45,10 @@ class LearningPolicy(ActingLike, Protocol):
 
     @property
     def policy_mapping_fns(self) -> Sequence[Callable[..., str] | None]:
-        """Those of all stages of the run."""
+        """The policy mapping functions of every stage of the run."""
 
     def acting_weights(self, *, copy: bool = True) -> ActingWeights:
-        """Return what runners need to act as this policy does; without a copy the next update may change it."""
+        """Return the weights that env runners act with. Unless `copy=True`, the next update changes them in place."""
 
 
 class ActingPart(ActingLike, Protocol):

@@ -1,4 +1,4 @@
-"""What acting remembers of each environment from step to step: recurrent states, and correlated noise."""
+"""`Memory` and `Exploring`: state that acting carries from step to step, recurrent states and correlated noise."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from lockstep.rollout.protocols import ActingPart
 
 
 class Memory:
-    """The recurrent state of `num_envs` environments; each forgets where its episode begins.
+    """The recurrent states of `num_envs` environments. The state of an environment is reset when an episode begins.
 
-    It takes the place of the policy's `act` and stands around the environments' `step`. Which rows began an episode is
-    noted for the rollout store, so that learning forgets exactly where acting did.
+    It replaces the policy's `act` and wraps the environments' `step`. It notes for the rollout store which rows began
+    an episode, so that the learner resets the states at exactly the same rows.
     """
 
     def __init__(self, part: ActingPart, num_envs: int) -> None:
         self.part, self.num_envs = part, num_envs
         self.state = part.get_initial_state(num_envs)
         self._store: RolloutStore | None = None
-        """what is told the state before each row"""
+        """store that gets the state before each row; None: no store needs it"""
         self._begins = np.ones(num_envs, bool)
         self._starts: list[np.ndarray] = []
 
@@ -33,7 +33,7 @@ class Memory:
         self._begins[:] = True
 
     def begin_collect(self, store: RolloutStore | None) -> None:
-        """Tell an empty store the state before its first row; called before a collect."""
+        """Prepare a collect: write the state before the first row into an empty store."""
         self._starts = []
         self._store = store if store is not None and store.keeps_states else None
         if store is not None and store.size == 0:
@@ -41,13 +41,13 @@ class Memory:
             store.state_in = {name: leaf.copy() for name, leaf in self.state.items()}
 
     def end_collect(self, store: RolloutStore | None) -> None:
-        """Tell the store where episodes began; called after a collect that went well."""
+        """Write into the store where episodes began. Called after a collect that succeeded."""
         if store is not None and self._starts:
             store.starts.append(np.stack(self._starts))
         self._starts = []
 
     def act(self, obs: Any, noise: np.ndarray | None) -> np.ndarray:
-        """Act as the policy does, and carry the state of each environment on."""
+        """Return the policy's actions, and update the state of each environment."""
         self._forget_where_episodes_begin()
         self._starts.append(self._begins.copy())
         if self._store is not None:  # what acts gives new arrays each time
@@ -84,9 +84,9 @@ class Memory:
 
 
 class Exploring:
-    """What an exploration remembers of `num_envs` environments; each begins anew with an episode.
+    """The state of an exploration in `num_envs` environments, which is reset when an episode begins.
 
-    It stands around a policy's `act`, and around the environments' `step`.
+    It wraps a policy's `act` and the environments' `step`.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Exploring:
         self._begins[:] = True
 
     def around(self, act: Callable[[Any, Any], np.ndarray]) -> Callable[[Any, Any], np.ndarray]:
-        """Return `act`, which gets what the exploration makes of the random numbers of a step."""
+        """Return a function that calls `act` with the noise that the exploration computes from random numbers."""
 
         def explore(obs: Any, noise: np.ndarray | None) -> np.ndarray:
             if noise is None:

@@ -1,4 +1,4 @@
-"""What stands between collectors and buffers: `ReplayWriter` of one agent, `PieceWriter` of several."""
+"""Writers between collectors and buffers: `ReplayWriter` for one agent, `PieceWriter` for several."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class ReplayWriter(RolloutStore):
         return batch
 
     def mark_valid(self, t: int, valid: np.ndarray | None, counting: np.ndarray | None) -> None:
-        """Mark the rows of vector step `t` that count; of others the episodes go on without a row."""
+        """Mark the rows of vector step `t` that count. The other rows are not stored; their episodes continue."""
         super().mark_valid(t, valid, counting)
         if counting is not None and not counting.all():
             self.passed[t] = np.flatnonzero(~counting if valid is None else valid & ~counting)

@@ -140,9 +140,11 @@ class Stepper(ABC):
 
     @abstractmethod
     def run(self, most: int) -> int:
-        """Take about `most` steps, at most `CHUNK` vector steps; return how many count.
+        """Take the steps of one run, and return how many of them count.
 
-        On a device the steps of the whole collect are only launched; `end_collect` waits for them.
+        A run is at most `CHUNK` vector steps, or the answers of the environments that are ready, and about `most` steps
+        at most. On a device a run is the whole collect, whatever `most` is; it is only launched here, and `end_collect`
+        waits for it.
 
         In a collect by episodes only steps of the environments in `episodes.counting` count. The run ends when none is
         left.

@@ -189,7 +189,10 @@ def storing(policy: LearningPolicy, schedule: SampleSchedule) -> Storing:
 
 
 def _drop_logp_of(version: int, store: RolloutStore) -> None:
-    """Leave steps of the present weights without a log-probability: NaN beside others, None where all are."""
+    """Remove the log-probabilities of steps that the present weights acted.
+
+    They become NaN, or the whole column becomes None if all steps are of the present weights.
+    """
     if store.action_logp is not None:
         versions = np.array(store.weights_seq_no) if store.versions is None else store.versions
         is_present = versions == version

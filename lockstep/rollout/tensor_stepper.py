@@ -36,7 +36,8 @@ class TensorStepper(Stepper):
     later ones are one launch. `run` only launches them. `end_collect` waits for the device, and reads which episodes
     ended: so an update can be launched in between.
 
-    Its counts are those of all ranks, for `share` see `TensorCollector`.
+    With several ranks, amounts and statistics are of the environments of all ranks. `TensorCollector` describes
+    `share`.
 
     Raises `ValueError` where environments and network are on different devices, and for a `share` of environments that
     do not draw by rows.

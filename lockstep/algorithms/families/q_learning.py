@@ -55,8 +55,7 @@ class ActionValueTraining(FollowedValueTraining[ConfigT]):
 
 Training = TypeVar("Training", bound=FollowedValueTraining)
 NEXT, TARGET = "next_", "target_"
-"""what the names of random numbers begin with that are for the next observation: of the network that learns, and of its
-target"""
+"""Prefixes of the names of random numbers for the next observation, for the learning network and for its target."""
 
 
 class QLearner(TransitionLearner[Training]):
@@ -77,7 +76,10 @@ class QLearner(TransitionLearner[Training]):
             load_q_kernel(int(self.module[module_id].action_space.n), self.dtype)
 
     def noise_columns(self, module_id: str) -> dict[str, int]:
-        """Return what noise in the weights is made of: here, and for the next observation, of both networks."""
+        """Return the columns of random numbers for noisy weights, each with its number of values per row.
+
+        One is for the observation, and two are for the next observation: of the learning network and of its target.
+        """
         size = getattr(self.module[module_id], "noise_size", 0)
         return dict.fromkeys((WEIGHT_NOISE, NEXT + WEIGHT_NOISE, TARGET + WEIGHT_NOISE), size) if size else {}
 
@@ -149,7 +151,8 @@ class QLearner(TransitionLearner[Training]):
     def fused_loss(self, module_id: str, config: Any, batch: TensorColumns, fwd_out: Outputs) -> Tensor | None:
         """Return the loss that DQN writes out from one kernel, its terms logged; None where it has to be written out.
 
-        That is: several learners, masked rows, an overridden `masked_mean`, another device, a trace.
+        It has to be written out for several learners, masked rows, an overridden `masked_mean`, another device, and in
+        a trace.
         """
         values, numbers = fwd_out["q_values"], (Columns.REWARDS, Columns.DISCOUNTS, Columns.WEIGHTS)
         if (

@@ -139,7 +139,7 @@ class DeviceUpdate:
         return learner.reducer.world_size == 1 and all(entry.steps_directly for entry in learner.optimizers)
 
     def places(self) -> list[int]:
-        """Return where the state lies that steps change: what a graph takes for granted."""
+        """Return the addresses of all tensors that a step modifies. A CUDA graph is valid for these addresses only."""
         tensors = [value for value in self.learner.registered.values() if isinstance(value, Tensor)]
         for entry in self.learner.optimizers:
             tensors += (entry.flat.data, entry.flat.grad, *(entry.adam_state() if entry.is_plain_adam else ()))

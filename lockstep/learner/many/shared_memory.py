@@ -31,8 +31,7 @@ FEW = 1 << 12
 """bytes up to which adding takes less time than to meet once more"""
 HEADER = 64
 ARRIVED, LEFT, TOKEN, BYTES = 0, 1, 2, 3
-"""numbers of the header: meetings that the owner has come to, whether it left, what tells that it is this segment, and
-the bytes in each of its two pieces"""
+"""header fields: barriers passed, has left, token, and the number of bytes in each of the two pieces"""
 LOOKS = 2_000
 """looks at another learner, where each may have a core of its own, before this one lets other processes run"""
 PATIENT_S = 0.005
