@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from lockstep.data.columns import Columns
 from lockstep.data.row_share import ALL_ROWS, RowShare
 from lockstep.data.training_buffer import TrainingBuffer
 
@@ -83,6 +84,10 @@ class TensorRollout(TrainingBuffer):
     def end(self, num_steps: int) -> Tensor:
         """End a collect of all vector steps; return how many numbers are not finite, 0-d."""
         return count_bad(self.rewards, self.obs, self.next_obs)
+
+    def last_steps(self, num_steps: int) -> dict[str, Tensor]:
+        """Return the columns in which `end` counts, `[T, B, ...]` each."""
+        return {Columns.OBS: self.obs, Columns.NEXT_OBS: self.next_obs, Columns.REWARDS: self.rewards}
 
     def count(self, num_steps: int) -> None:
         """Have the host know that all vector steps are there."""

@@ -135,6 +135,16 @@ class TensorReplay(TrainingBuffer):
         names = Columns.REWARDS, Columns.OBS, Columns.NEXT_OBS
         return count_bad(*(self.columns[name].index_select(0, places) for name in names))
 
+    def last_steps(self, num_steps: int) -> dict[str, Tensor]:
+        """Return the columns of the newest vector steps in which `end` counts, `[T, B, ...]` each, in their order.
+
+        T is `num_steps`, or the capacity where the ring has written over the first of them.
+        """
+        steps = torch.arange(-min(num_steps, self.num_steps), 0, device=self.device)
+        places = (self.written + steps) % self.num_steps
+        names = Columns.OBS, Columns.NEXT_OBS, Columns.REWARDS
+        return {name: self.columns[name].index_select(0, places) for name in names}
+
     def sample(self, num_rows: int, generator: torch.Generator) -> dict[str, Tensor]:
         """Return columns `[num_rows, ...]` of rows drawn with the generator, which the host does not wait for.
 

@@ -11,7 +11,7 @@ import numpy as np
 from lockstep.data.rollout import RolloutStore
 from lockstep.data.trees import named_leaves
 
-LATER = {"rewards": (1, 1), "actions": (0, 2)}
+LATER = {"new_obs": (1, 0), "rewards": (1, 1), "actions": (0, 2)}
 """column -> when row 0 of it came to be, counted from the first observation: step, order within the step"""
 
 

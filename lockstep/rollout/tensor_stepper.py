@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,7 +21,7 @@ from lockstep.modules.action_dist import ActionDist
 from lockstep.ops.graphs import Captured
 from lockstep.replay import TensorReplay
 from lockstep.rollout.callbacks import EnvironmentEvents, Episode
-from lockstep.rollout.errors import MalformedBufferError
+from lockstep.rollout.errors import MalformedBufferError, not_finite, refuse_row
 from lockstep.rollout.protocols import ActingLike, sole_part
 from lockstep.rollout.stepper import StepMode, Stepper
 from lockstep.rollout.tensor_episodes import TensorEpisodes
@@ -173,12 +174,21 @@ class TensorStepper(Stepper):
         if self.share.number > 1:
             returns, lens, num_bad = self._of_all_ranks(returns, lens, num_bad)
         if self.mode.raise_on_nan and num_bad:
+            self._refuse_first_bad_row()
             raise MalformedBufferError(
-                f"{num_bad} numbers among the observations and rewards of a collect are not finite; look at what the "
-                "environments return, or pass raise_on_nan_in_buffer=False"
+                f"{num_bad} numbers among the observations and rewards of a collect are not finite, in environments of "
+                "other ranks; look at what they return, or pass raise_on_nan_in_buffer=False"
             )
         self._ended_episodes = returns, lens
         return {}
+
+    def _refuse_first_bad_row(self) -> None:
+        """Raise `MalformedBufferError` for the first value of this rank that is not finite. Waits for the device."""
+        steps = {name: column.cpu().numpy() for name, column in self._buffer.last_steps(self.num_steps).items()}
+        found = not_finite(steps.items())
+        if found:
+            _, name, (t, b, *_), column = min(found, key=itemgetter(0))
+            refuse_row(name, self.num_steps - len(column) + t, self.rows.start + b, column[t, b])
 
     def _of_all_ranks(self, returns: np.ndarray, lens: np.ndarray, num_bad: int) -> tuple[np.ndarray, np.ndarray, int]:
         """Return returns and lengths of the episodes that ended in any rank `[E]`, in the order of one collector, and

@@ -223,7 +223,8 @@ class Broken(CartPole):
 
 def test_numbers_that_are_not_finite_are_refused():
     collector = collector_of(ppo_config(Broken(B)), limit=500)
-    with pytest.raises(MalformedBufferError, match="numbers among the observations and rewards"):
+    words = r"environment 0 gave a value that is not finite in column 'rewards' at step 9 .*: .*nan"
+    with pytest.raises(MalformedBufferError, match=words):
         collector.collect(n_step=T * B)
     assert collector.buffer.size == 0
 
