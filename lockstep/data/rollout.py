@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, overload
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 from lockstep.data.actions import COMPOSITE, action_width
+from lockstep.data.agent_steps import AgentID
 from lockstep.data.columns import Columns
 from lockstep.data.episode import SingleAgentEpisode
 from lockstep.data.multi_agent_episode import MultiAgentEpisode
@@ -433,6 +434,10 @@ class RolloutEpisodes(Sequence[SingleAgentEpisode]):
 class EpisodeStore(TrainingBuffer):
     """(Pieces of) episodes of several agents in the order in which they came: what `RolloutStore` is for one agent."""
 
+    num_added: ClassVar[int] = 0
+    """Constant. A writer compares it to see whether others wrote meanwhile, and here that does not matter: each piece
+    says itself which episode it belongs to."""
+
     def __init__(self) -> None:
         self.pieces: list[tuple[MultiAgentEpisode, int]] = []
         """each with the index of its environment"""
@@ -445,6 +450,12 @@ class EpisodeStore(TrainingBuffer):
     def size(self) -> int:
         """Environment steps in it."""
         return sum(len(episode) for episode, _ in self.pieces)
+
+    def check_agents(self, agents: Mapping[str, Sequence[AgentID]], module_ids: Collection[str], num_envs: int) -> None:
+        """Do nothing: there is room for episodes of any agents. `MultiAgentReplayBuffer` has buffers for some only."""
+
+    def fit(self, agents: Mapping[str, Sequence[AgentID]], ignored: Collection[str] = ()) -> None:
+        """Do nothing: episodes are not divided by module."""
 
     def add(self, pieces: Sequence[tuple[MultiAgentEpisode, int]]) -> None:
         """Keep pieces, of whichever environments."""

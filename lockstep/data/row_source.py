@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar
 
 import numpy.typing as npt
@@ -50,6 +51,13 @@ class RowSource(TrainingBuffer, ABC):
     def update_weight(self, indices: npt.ArrayLike, weights: npt.ArrayLike) -> None:
         """Set new priorities from errors `[N]` of rows. `ValueError` for a source that is not prioritised."""
         raise ValueError("update_weight: these rows are not prioritised; use PrioritizedReplayBuffer")
+
+    def beta_at(self, step: int) -> AbstractContextManager[None]:
+        """Return a context in which rows are weighted as at `step` of the schedule of beta.
+
+        It is for rows that do not grow. Where all rows have equal chances, it changes nothing.
+        """
+        return nullcontext()
 
     @property
     def rows_of_sample(self) -> int:

@@ -7,6 +7,7 @@ import math
 import operator
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -471,6 +472,9 @@ class ReplayBuffer(RowSource):
     @property
     def is_prioritized(self) -> bool:
         return self.priorities is not None
+
+    def beta_at(self, step: int) -> AbstractContextManager[None]:
+        return super().beta_at(step) if self.priorities is None else self.priorities.beta_at(step)
 
     @property
     def rows_of_sample(self) -> int:

@@ -68,6 +68,20 @@ class MultiAgentReplayBuffer(RowSource):
             buffers[module_id], kept[module_id] = buffer, known or []
         self.buffers, self.agents = buffers, kept
 
+    def check_agents(self, agents: Mapping[str, Sequence[AgentID]], module_ids: Collection[str], num_envs: int) -> None:
+        """Raise `ValueError` unless steps of these agents can be added.
+
+        Args:
+            agents: module id -> the agents that it acts for.
+            module_ids: all modules that there are. A buffer for any other one is refused.
+            num_envs: number of environments that the steps come from.
+        """
+        lacks = any(set(acted_for) - set(self.agents.get(module_id, ())) for module_id, acted_for in agents.items())
+        if lacks or set(self.agents) - set(module_ids) or self.num_envs != num_envs:
+            raise ValueError(
+                f"buffer is for {self.agents} in {self.num_envs} environments; make it for {agents} in {num_envs}"
+            )
+
     def add(self, pieces: Sequence[tuple[MultiAgentEpisode, int]]) -> None:
         """Add the closed steps of pieces of episodes, each with its environment's index, whose last piece it follows.
 

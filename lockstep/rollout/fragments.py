@@ -112,6 +112,10 @@ class Fragment:
             states=store.states_of(slice(size)) or None,
         )
 
+    def has_acted(self, module_id: str) -> bool:
+        """Return True: the one module of one agent takes all steps."""
+        return True
+
     def episodes(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> RolloutEpisodes:
         """Return the pieces of episodes in this fragment, as `RolloutStore.episodes()` does."""
         return rollout_of([self], observation_space, action_space).episodes()
@@ -194,6 +198,8 @@ class UnstoredFragment:
 
 StoredFragment = Fragment | AgentFragment
 """A fragment with the steps of a runner."""
+AnyFragment = StoredFragment | UnstoredFragment
+"""What a sample of a runner returns. All fragments of a group are of one kind."""
 
 
 def rollout_of(

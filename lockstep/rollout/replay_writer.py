@@ -222,16 +222,9 @@ class PieceWriter:
             raise ValueError(
                 f"buffer={buffer!r} is not allowed; it must be an EpisodeStore or a MultiAgentReplayBuffer, or None"
             )
-        if isinstance(buffer, MultiAgentReplayBuffer):
-            agents = {mid: set(buffer.agents.get(mid, ())) for mid in self._agents}
-            lacks = any(set(acted_for) - agents[mid] for mid, acted_for in self._agents.items())
-            if lacks or set(buffer.agents) - set(self._parts) or buffer.num_envs != self._num_envs:
-                raise ValueError(
-                    f"buffer is for {buffer.agents} in {buffer.num_envs} environments; make it for "
-                    f"{self._agents} in {self._num_envs}"
-                )
-            for module_id, module_buffer in buffer.buffers.items():
-                take_actions_of(self._parts[module_id], module_buffer)
+        if buffer is not None:
+            buffer.check_agents(self._agents, self._parts, self._num_envs)
+            self._note_actions(buffer)
         if buffer is not self._buffer:
             self._buffer = buffer
             self.cut()
@@ -257,9 +250,9 @@ class PieceWriter:
     def fit_replay(self, agents: Mapping[str, Sequence[AgentID]] | None = None) -> None:
         """Give each module that learns a replay buffer for these agents; None: for those whose spaces are its own.
 
-        See `MultiAgentReplayBuffer.fit`. A buffer of another kind stays as it is.
+        See `MultiAgentReplayBuffer.fit`. An `EpisodeStore` stays as it is.
         """
-        if not isinstance(self._buffer, MultiAgentReplayBuffer):
+        if self._buffer is None:
             return
         frozen = [mid for mid, part in self._parts.items() if part.module.inference_only]
         if agents is None:
@@ -270,8 +263,7 @@ class PieceWriter:
                 if mid not in frozen
             }
         self._buffer.fit({mid: names for mid, names in agents.items() if names}, frozen)
-        for module_id, module_buffer in self._buffer.buffers.items():
-            take_actions_of(self._parts[module_id], module_buffer)
+        self._note_actions(self._buffer)
         self._added = self._num_added()
 
     def add(self, pieces: Sequence[tuple[MultiAgentEpisode, int]]) -> None:
@@ -287,8 +279,13 @@ class PieceWriter:
             (self._open.discard if piece.is_done else self._open.add)(b)
         self._added = self._num_added()
 
+    def _note_actions(self, buffer: AgentBuffer) -> None:
+        """Note in the replay buffer of each module which actions it holds. `ValueError` as `take_actions_of`."""
+        for module_id, replay in buffer.replays().items():
+            take_actions_of(self._parts[module_id], replay)
+
     def _num_added(self) -> int:
-        return self._buffer.num_added if isinstance(self._buffer, MultiAgentReplayBuffer) else 0
+        return 0 if self._buffer is None else self._buffer.num_added
 
 
 def take_actions_of(part: Any, buffer: ReplayBuffer) -> None:

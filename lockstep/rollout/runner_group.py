@@ -17,7 +17,7 @@ from lockstep.rollout.base_collector import exactly_one
 from lockstep.rollout.config import EnvRunnersSection
 from lockstep.rollout.env_runner import EnvRunner, RunnersEnv
 from lockstep.rollout.errors import EnvRunnerError, RunnerLostError
-from lockstep.rollout.fragments import Fragment
+from lockstep.rollout.fragments import AnyFragment, StoredFragment
 
 INLINE_BYTES = 98_304
 """weights up to this size travel with the request for samples instead of through the object store"""
@@ -160,7 +160,7 @@ class EnvRunnerGroup:
         self._to_renew: set[int] = set()
         """runners whose next fragment begins new episodes"""
         self._in_flight: dict[Call, _Request] = {}
-        self._finished: list[Fragment] = []
+        self._finished: list[StoredFragment] = []
         """fragments that `ready` has not returned yet"""
         self._is_shut_down = False
         self.num_lost_requests = 0
@@ -237,7 +237,7 @@ class EnvRunnerGroup:
         num_episodes: int | None = None,
         *,
         random: bool = False,
-    ) -> list[Fragment]:
+    ) -> list[AnyFragment]:
         """Return one fragment of each runner, in their order, together `num_timesteps` steps (rounded up to whole
         vector steps of all environments) or `num_episodes` whole episodes.
 
@@ -260,7 +260,7 @@ class EnvRunnerGroup:
         requests = [
             _Request(i, EnvRunner.sample, share, options) for i, share in enumerate(shares) if share != (None, 0)
         ]
-        fragments: list[Fragment] = self._gather(requests)
+        fragments: list[AnyFragment] = self._gather(requests)
         if num_episodes is None:  # else others are in the middle of episodes that are nowhere
             self._to_renew.clear()
         return fragments
@@ -311,7 +311,7 @@ class EnvRunnerGroup:
         """Return the number of requests under way on one runner."""
         return sum(request.index == index for request in self._in_flight.values())
 
-    def ready(self, timeout_s: float = 0.0) -> list[Fragment]:
+    def ready(self, timeout_s: float = 0.0) -> list[StoredFragment]:
         """Return the fragments that have come, those of one runner in its order; each tells its `weights_seq_no`.
 
         Waits up to `timeout_s` seconds for the first one, if any is under way.
@@ -324,7 +324,7 @@ class EnvRunnerGroup:
         finished, self._finished = self._finished, []
         return finished
 
-    def drain(self) -> list[Fragment]:
+    def drain(self) -> list[StoredFragment]:
         """Wait for all requests under way; return their fragments."""
         while self._in_flight:
             self._receive(math.inf)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 from lockstep.rollout.base_collector import exactly_one
-from lockstep.rollout.fragments import StoredFragment
+from lockstep.rollout.fragments import AnyFragment, StoredFragment
 from lockstep.rollout.protocols import LearningPolicy
 from lockstep.rollout.runner_group import EnvRunnerGroup
 
@@ -45,8 +45,8 @@ class SampleSchedule(ABC):
         """Make each runner act with the policy's present weights from its next request on."""
 
     @abstractmethod
-    def fragments(self, n_step: int | None, n_episode: int | None, *, random: bool) -> list[Any]:
-        """Return the next fragments, all of one kind: `Fragment`, `AgentFragment` or `UnstoredFragment`.
+    def fragments(self, n_step: int | None, n_episode: int | None, *, random: bool) -> Sequence[AnyFragment]:
+        """Return the next fragments, all of one kind.
 
         Raises as the group's methods.
         """
@@ -83,7 +83,7 @@ class SampleInStep(SampleSchedule):
         """Make all runners act with the policy's present weights. They are not copied: nothing learns meanwhile."""
         self.group.set_weights(policy.acting_weights(copy=False))
 
-    def fragments(self, n_step: int | None, n_episode: int | None, *, random: bool) -> list[Any]:
+    def fragments(self, n_step: int | None, n_episode: int | None, *, random: bool) -> list[AnyFragment]:
         """Return one fragment of each runner, in their order."""
         return self.group.sample(n_step, n_episode, random=random)
 
@@ -123,7 +123,7 @@ class WhileLearning(SampleSchedule):
         self.max_lag = max_lag
         self.envs_per_runner = group.envs.num_envs
         """Number of environments of one runner."""
-        self.waiting: list[Any] = []
+        self.waiting: list[StoredFragment] = []
         """Fragments that were sampled and not handed over."""
         self.published = -1
         """Version of the weights that the runners have; -1: not known"""
@@ -164,7 +164,7 @@ class WhileLearning(SampleSchedule):
             self.group.set_weights(policy.acting_weights())
             self.published = version
 
-    def fragments(self, n_step: int | None, n_episode: int | None, *, random: bool) -> list[Any]:
+    def fragments(self, n_step: int | None, n_episode: int | None, *, random: bool) -> list[StoredFragment]:
         """Return the fragments of the next rollout.
 
         Fragments that wait are kept where an environment or a runner raises.
@@ -175,15 +175,15 @@ class WhileLearning(SampleSchedule):
         return chosen
 
     @abstractmethod
-    def _choose(self) -> list[Any]:
+    def _choose(self) -> list[StoredFragment]:
         """Return the fragments of the next rollout, which wait no longer, and keep the runners at work."""
 
-    def take(self, fragments: list[Any]) -> None:
+    def take(self, fragments: list[StoredFragment]) -> None:
         """Let these fragments wait, and count their steps as sampled."""
         self.waiting += fragments
         self._counts["sampled"] += sum(map(len, fragments))
 
-    def _drop(self, is_of_no_use: Callable[[Any], bool]) -> None:
+    def _drop(self, is_of_no_use: Callable[[StoredFragment], bool]) -> None:
         """Drop waiting fragments, and count their steps."""
         kept = []
         for fragment in self.waiting:
@@ -239,7 +239,7 @@ class FixedLag(WhileLearning):
 
     fixed_lag = True
 
-    def _choose(self) -> list[Any]:
+    def _choose(self) -> list[StoredFragment]:
         """Return the fragments of the rollout whose turn it is, in the order of their runners, and ask for those of the
         rollout that is `max_lag` updates away."""
         number = self.fragments_per_batch
@@ -257,7 +257,7 @@ class FixedLag(WhileLearning):
         while needed - Counter(fragment.runner for fragment in self.waiting):
             self.take(self.group.ready(WAIT_S))
 
-        chosen: list[tuple[int, int, Any]] = []
+        chosen: list[tuple[int, int, StoredFragment]] = []
         kept = []
         taken = Counter[int]()
         for fragment in self.waiting:  # those of one runner are in its order
@@ -278,7 +278,7 @@ class FirstReady(WhileLearning):
     most `fragments_per_batch * (max_lag + 1)` under way or waiting): runners rest while the learner is behind.
     """
 
-    def _choose(self) -> list[Any]:
+    def _choose(self) -> list[StoredFragment]:
         """Return the fragments that are ready first, and keep the runners at work."""
         number = self.fragments_per_batch
         oldest = self.published - self.max_lag

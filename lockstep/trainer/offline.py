@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -85,7 +84,7 @@ class OfflineTrainer(BaseTrainer):
                 )
             if Columns.REWARDS in policy.required_columns:
                 check_discounts(policy.config.training.gamma, self.buffer)
-            if self.buffer.priorities is not None and not policy.config.can_prioritize:
+            if self.buffer.is_prioritized and not policy.config.can_prioritize:
                 raise ValueError(
                     f"buffer draws by priority, and {policy.config.algorithm} has no errors that priorities could come "
                     "from; give its transitions alone: buffer.to_batch()"
@@ -108,9 +107,7 @@ class OfflineTrainer(BaseTrainer):
             due = min(due, self.total_steps - self.gradient_step)
         self.updates_now = due
         self.policy.timesteps[STEPS_SAMPLED] = self.gradient_step
-        priorities = self.buffer.priorities
-        beta = nullcontext() if priorities is None else priorities.beta_at(self.gradient_step)
-        with self._keeping_bad_batch(), beta:
+        with self._keeping_bad_batch(), self.buffer.beta_at(self.gradient_step):
             with policy_within_training_step(self.policy):
                 training = self.policy_update_fn(nothing)
             self._count_update(training)

@@ -155,3 +155,15 @@ def test_a_copy_of_the_episodes_of_a_rollout_does_not_change_with_them():
     assert copied.env_steps() == 2
     assert copied.store.rewards.tolist() == [[1.0], [1.0]]
     assert copied.store.observation_space is store.observation_space
+
+
+def test_beta_can_be_that_of_a_step_and_changes_nothing_where_chances_are_equal():
+    source = ReplayBuffer.from_batch(batch(), priorities={"alpha": 1.0, "beta": [[0, 0.0], [100, 1.0]]})
+    source.update_weight(source.indices(), [1.0] * (ROWS - 1) + [4.0])
+    with source.beta_at(0):
+        assert set(source.sample(20)["weights"].tolist()) == {1.0}
+    with source.beta_at(100):
+        assert np.unique(source.sample(50)["weights"]) == pytest.approx([0.25, 1.0])
+    for name in ("buffer", "offline rows"):
+        with SOURCES[name]().beta_at(100):
+            assert "weights" not in SOURCES[name]().sample(2)

@@ -1,11 +1,16 @@
-"""Data sets too large for memory, and Minari's, read and written as batches. (`SampleBatch` reads npz and Parquet.)"""
+"""Data sets too large for memory, and Minari's, read and written as batches, and recorded rows that are drawn from.
+
+`SampleBatch` reads npz and Parquet.
+"""
 
 from lockstep.data.files.dataset import OfflineDataset, OfflineMinibatches, parquet_batches, write_rows
 from lockstep.data.files.minari import read_minari, read_minari_batch, write_minari
+from lockstep.data.files.offline_rows import OfflineRows
 
 __all__ = [
     "OfflineDataset",
     "OfflineMinibatches",
+    "OfflineRows",
     "parquet_batches",
     "read_minari",
     "read_minari_batch",

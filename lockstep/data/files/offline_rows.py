@@ -33,9 +33,6 @@ class OfflineRows(RowSource):
     that every row is seen once before any is seen again. `convert(batch) -> batch` is applied to what is given out.
     """
 
-    priorities = None
-    """all rows have equal chances"""
-
     def __init__(self, rows: Rows, *, seed: int = 0, convert: Callable[[SampleBatch], SampleBatch] | None = None):
         self.rows = rows
         self.convert = convert
