@@ -72,7 +72,7 @@ def with_present_names(tree: object) -> Any:
 
 def is_of_lockstep(name: str) -> bool:
     """Return whether a name is that of a module of Lockstep or of a distribution beside it, or of an object in one."""
-    return re.split("[:.]", name, maxsplit=1)[0] in OWN_PACKAGES
+    return name.partition(":")[0].partition(".")[0] in OWN_PACKAGES
 
 
 def _public_folder(value: Callable[..., Any]) -> str | None:
@@ -88,9 +88,11 @@ def _public_folder(value: Callable[..., Any]) -> str | None:
 
     folders = []
     for name, module in list(sys.modules.items()):
-        is_folder = is_of_lockstep(name) and hasattr(module, "__path__")
-        # `vars`, because a folder may answer old names by a `__getattr__` that warns.
-        if is_folder and parts[0] in getattr(module, "__all__", ()) and vars(module).get(parts[0]) is outermost:
+        # Each class in a file is looked up among thousands of modules, so those of other packages are left out first.
+        # `__dict__`, because a folder may answer old names by a `__getattr__` that warns.
+        if not name.startswith(OWN_PACKAGES) or getattr(module, "__dict__", {}).get(parts[0]) is not outermost:
+            continue
+        if is_of_lockstep(name) and hasattr(module, "__path__") and parts[0] in getattr(module, "__all__", ()):
             folders.append(name)
     return min(folders, key=lambda name: (name.count("."), name), default=None)
 
