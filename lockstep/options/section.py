@@ -31,6 +31,9 @@ def option(default: Any = MISSING, *, factory: Callable[[], Any] | Any = MISSING
     return field(default=default, default_factory=factory, metadata={"limits": Limits(**limits)})
 
 
+_CONSTANT = (bool, int, float, str, NoneType)
+"""types of most options, of which a copy is the value itself"""
+
 ConfigT = TypeVar("ConfigT", covariant=True)
 """the class of the configuration that a section belongs to"""
 
@@ -97,8 +100,7 @@ class Section(Generic[ConfigT]):
         Configurations are made and copied often, and most of their options have the default.
         """
         if "_defaults" not in vars(cls):
-            constant = (bool, int, float, str, NoneType)
-            options = {each.name: each.default for each in fields(cls) if type(each.default) in constant}  # type: ignore[arg-type]
+            options = {each.name: each.default for each in fields(cls) if type(each.default) in _CONSTANT}  # type: ignore[arg-type]
             for name, value in options.items():
                 _check(f"{cls.name}.{name}" if cls.name else name, value, *cls.declared()[name])
             cls._defaults = options
@@ -136,7 +138,7 @@ class Section(Generic[ConfigT]):
 
     def options(self) -> dict[str, Any]:
         """Return all options by name, the objects themselves."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
+        return {name: getattr(self, name) for name in self.declared()}
 
     def freeze(self) -> None:
         """Refuse changes from now on, with `ValueError`; those of dicts and lists in place too."""
@@ -149,7 +151,8 @@ class Section(Generic[ConfigT]):
         options = self.options()
         kept = {id(options[name]): options[name] for name in self.shared}
         new = object.__new__(type(self))
-        vars(new).update(copy.deepcopy(options, kept))  # not set one by one: they were checked when they were set
+        for name, value in options.items():  # not set by `setattr`: they were checked when they were set
+            vars(new)[name] = value if type(value) in _CONSTANT else copy.deepcopy(value, kept)
         return new
 
 
