@@ -77,6 +77,7 @@ def trained(disturbs):
     return weights, stats, chaos.killed
 
 
+@pytest.mark.timeout(1200)  # three minutes where the processor is free
 def test_a_run_whose_processes_are_killed_is_the_undisturbed_one(cluster):
     expected, _, _ = trained(False)
     started = time.monotonic()
