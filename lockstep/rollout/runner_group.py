@@ -237,10 +237,12 @@ class EnvRunnerGroup:
         num_episodes: int | None = None,
         *,
         random: bool = False,
-    ) -> list[AnyFragment]:
-        """Return one fragment of each runner, in their order, together `num_timesteps` steps (rounded up to whole
+    ) -> list[Any]:
+        """Return one fragment of each runner, in their order: together `num_timesteps` steps (rounded up to whole
         vector steps of all environments) or `num_episodes` whole episodes.
 
+        A fragment is a `Fragment`, of several agents an `AgentFragment`; runners that store nothing give
+        `UnstoredFragment`s.
         Of episodes each runner plays its share, so that none is preferred for being short; runners without a share are
         left out. The sample after it begins new episodes. Raises `ValueError` unless exactly one of the two is passed
         and no request of `ask` is under way.

@@ -13,7 +13,8 @@ import pytest
 
 import lockstep
 from lockstep import Collector
-from lockstep.cli import commands, main
+from lockstep.cli import eval as eval_command
+from lockstep.cli import main
 from lockstep.state.streams import RandomStreams
 
 EPISODES, ENVIRONMENTS = 100, 8
@@ -77,7 +78,7 @@ def test_an_exported_policy_gets_the_returns_of_lockstep_eval(tmp_path, monkeypa
     def note(env_index: int, episode_return: float, length: int) -> None:
         returns[env_index].append(episode_return)
 
-    monkeypatch.setattr(commands, "Collector", partial(Collector, on_episode_done_hook=note))
+    monkeypatch.setattr(eval_command, "Collector", partial(Collector, on_episode_done_hook=note))
     assert main(["eval", run, "--episodes", str(EPISODES)]) == 0
     assert main(["export", run, "--output", str(tmp_path / "exported")]) == 0
     assert "10,000 observations of the environment: the same actions" in capsys.readouterr().out
