@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import random
 import resource
@@ -65,6 +66,16 @@ TOGETHER = (
     "tests/state/test_state_sizes.py",
 )
 """Tests that share what takes seconds to start, to train or to parse: one worker runs all of a place."""
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Start the process that others are forked from, in each process that runs tests.
+
+    It keeps the environment variables that it is started with. Left to the first test that needs it, these may be those
+    that this test has changed, such as the folder of the user's key.
+    """
+    if hasattr(session.config, "workerinput") or not session.config.getoption("numprocesses", None):
+        multiprocessing.forkserver.ensure_running()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
