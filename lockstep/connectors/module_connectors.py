@@ -318,8 +318,10 @@ class ModuleConnectors:
         return self.rewards.scale(trajectories.rewards)
 
     def learning_rewards_on_device(self, rollout: TensorRollout) -> torch.Tensor:
-        """Take the rewards of a rollout on a device into the statistics, which stay there, and return them `[T, B]`
-        as the estimator reads them. The sums have another order than those of `learning_rewards`.
+        """Return the rewards `[T, B]` of a rollout on a device, scaled for the estimator; update their statistics.
+
+        Nothing leaves the device. Its sums are taken in another order than in `learning_rewards`, so the last digits
+        differ.
         """
         return rollout.rewards if self.rewards is None else self.rewards.of_tensors(rollout.rewards, rollout.cuts)
 

@@ -138,7 +138,7 @@ class Learner(Generic[Training]):
         self.dtype: torch.dtype = getattr(torch, self.framework.dtype)
         self.connectors = dict(connectors or {})
         self.built_connectors: dict[str, ModuleConnectors] = {}
-        """The connectors that the modules had when the learner was built, also those of modules removed since."""
+        """Connectors of the modules when the learner was built, including modules that were removed later."""
         self.metrics = Metrics()
         self.weights_seq_no = 0
         self._module_spec = module_spec

@@ -240,7 +240,7 @@ class MemoryEncoder(nn.Module):
 
     @property
     def mlp(self) -> nn.Sequential:
-        """The layers below the memory, as those of an `Encoder`."""
+        """The layers below the memory, under the name that an `Encoder` has for its layers."""
         return self.encoder.mlp
 
     def initial_state(self) -> State:

@@ -33,7 +33,7 @@ class EnvironmentCallback:
 
     @property
     def metrics(self) -> Metrics:
-        """The metrics to log into: during an event those of the calling collector, otherwise those of the trainer."""
+        """The metrics to log into: the calling collector's during an event, the trainer's at other times."""
         found: Metrics = self.__dict__.setdefault("_metrics", Metrics())
         return found
 
