@@ -29,7 +29,7 @@ from lockstep.state.replace import (
     interrupted_replacements,
     move_into_place,
     present_form,
-    sync_directory,
+    sync_tree,
     temporary_sibling,
 )
 from lockstep.state.tree import (
@@ -210,6 +210,7 @@ def write_checkpoint(
             "carried": _carry_all(temporary, carried or {}),
         }
         _write_manifests(temporary, list(folders), files, facts)
+        sync_tree(temporary)
         move_into_place(temporary, target)
         _remember_sealed(target, folders, files)
     except StateTypeError as error:
@@ -330,6 +331,7 @@ def copy_checkpoint(source: str | os.PathLike[str], target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         clear_stale(target.parent)
         _link_checkpoint(Path(source), temporary)
+        sync_tree(temporary)
         move_into_place(temporary, target)
     except OSError as error:
         raise CheckpointError(f"cannot write checkpoint {target}: {error.strerror or error}") from error
@@ -473,8 +475,6 @@ def _write_file(path: Path, chunks: Iterable[Any]) -> dict[str, Any]:
             file.write(chunk)
             digest.update(chunk)
             size += len(chunk)
-        file.flush()
-        os.fsync(file.fileno())
     return {"size": size, "sha256": digest.hexdigest()}
 
 
@@ -505,8 +505,6 @@ def _link_checkpoint(source: Path, target: Path) -> None:
             os.link(source / name, target / name)
         except OSError:  # another disk, or a file system without hard links
             _write_file(target / name, [(source / name).read_bytes()])
-    for directory in {(target / name).parent for name in names}:
-        sync_directory(directory)
 
 
 def _write_manifests(
@@ -535,7 +533,6 @@ def _write_manifests(
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"checkpoint metadata must be plain JSON values: {error}") from error
         files[f"{prefix}{MANIFEST}"] = _write_file(root / place / MANIFEST, [text.encode("ascii")])
-        sync_directory(root / place)
 
 
 def manifest_checksum(manifest: Mapping[str, Any]) -> str:

@@ -9,9 +9,12 @@ import secrets
 import shutil
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 _PREFIX = ".lockstep-tmp"
+SYNCS_AT_ONCE = 8
+"""Files of a new directory that are synced side by side."""
 _REPLACED = ".lockstep-old"
 """Prefix of an old directory that was moved aside while the new one takes its place."""
 
@@ -93,8 +96,23 @@ def _is_alive(process_id: int) -> bool:
     return True
 
 
-def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable."""
+def sync_tree(root: Path) -> None:
+    """Make a new directory and all that was written below it durable.
+
+    A file with a second name is left out: it was synced when it got its first one. The others are synced side by side,
+    which a journaling file system answers with a few commits instead of one for each file.
+    """
+    paths = []
+    for folder, _, names in os.walk(root):
+        files = [Path(folder, name) for name in names]
+        paths += [file for file in files if file.stat().st_nlink == 1]
+        paths.append(Path(folder))
+    with ThreadPoolExecutor(SYNCS_AT_ONCE) as pool:
+        list(pool.map(sync_path, paths))
+
+
+def sync_path(path: Path) -> None:
+    """Make the content of a file, or the names in a directory, durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -124,9 +142,9 @@ def move_into_place(temporary: Path, target: Path) -> None:
                 os.rename(aside, target)
                 raise
             temporary = aside
-        sync_directory(target.parent)
+        sync_path(target.parent)
         shutil.rmtree(temporary, ignore_errors=True)
-    sync_directory(target.parent)
+    sync_path(target.parent)
 
 
 def _exchange(first: Path, second: Path) -> bool:
@@ -162,4 +180,4 @@ def replacing_file(path: Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-    sync_directory(path.parent)
+    sync_path(path.parent)

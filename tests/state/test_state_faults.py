@@ -1,5 +1,6 @@
 """Checkpoints under kills, full disks and places that cannot be written."""
 
+import os
 import subprocess
 import sys
 import warnings
@@ -88,6 +89,28 @@ def test_kill_9_while_replacing_leaves_the_old_or_the_new(tmp_path: Path, run_an
     for kill in range(15):
         reported = run_and_kill(tmp_path, step, "best", 0.001 + 0.0007 * kill)
         step = check(tmp_path / "best", reported)
+
+
+def test_everything_new_is_synced_before_the_checkpoint_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recorded at the system calls: a power failure cannot be tested otherwise."""
+    target = tmp_path / "checkpoint"
+    sync, synced = os.fsync, set[int]()
+
+    def fsync(descriptor: int) -> None:
+        assert not target.exists() or os.fstat(descriptor).st_ino == tmp_path.stat().st_ino
+        synced.add(os.fstat(descriptor).st_ino)
+        sync(descriptor)
+
+    best = write_checkpoint(tmp_path / "best", {"": {"a": {"w": np.ones(3)}}})
+    monkeypatch.setattr("os.fsync", fsync)
+    write_checkpoint(target, {"": {"a": 1}, "inner/part": {"b": {"w": np.ones(3)}}}, carried={"best": best})
+
+    second_names = {path for path in (target / "best").rglob("*") if path.is_file()}
+    assert second_names
+    new = {target, *target.rglob("*")} - second_names
+    assert {path.stat().st_ino for path in new} <= synced
 
 
 def test_what_a_killed_process_left_is_cleared_by_the_next_save(tmp_path: Path) -> None:
