@@ -5,47 +5,54 @@ result = lockstep.train("ppo", "CartPole-v1", total_steps=100_000)
 action = result.policy.compute_single_action(observation)
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from lockstep._version import __version__
-from lockstep.algorithms import (
-    ALGORITHMS,
-    A2CConfig,
-    AlgorithmConfig,
-    APPOConfig,
-    BCConfig,
-    C51Config,
-    CQLConfig,
-    CrossQConfig,
-    DQNConfig,
-    IMPALAConfig,
-    IQLConfig,
-    IQNConfig,
-    MARWILConfig,
-    MunchausenDQNConfig,
-    Policy,
-    PPOConfig,
-    PQNConfig,
-    QRDQNConfig,
-    RainbowConfig,
-    REINFORCEConfig,
-    SACConfig,
-    TD3BCConfig,
-    TD3Config,
-    TQCConfig,
-    TRPOConfig,
-    get_config,
-    policy_within_training_step,
-)
-from lockstep.analysis.estimates import Estimate, estimate
-from lockstep.data.rollout import RolloutStore
-from lockstep.data.sample_batch import SampleBatch
-from lockstep.diagnosis import doctor
-from lockstep.learner import Learner, LearnerGroup
-from lockstep.modules import ModelConfig, MultiRLModule, MultiRLModuleSpec, RLModule, RLModuleSpec
-from lockstep.recipes.training import train
-from lockstep.rollout import AsyncCollector, Collector, MultiAgentCollector
-from lockstep.runs.run import TrainResult, load_policy, resume
-from lockstep.trainer import BaseTrainer, OfflineTrainer, OffpolicyTrainer, OnpolicyTrainer
-from lockstep.tuning import tune
+
+if TYPE_CHECKING:
+    from lockstep.algorithms import (
+        ALGORITHMS,
+        A2CConfig,
+        AlgorithmConfig,
+        APPOConfig,
+        BCConfig,
+        C51Config,
+        CQLConfig,
+        CrossQConfig,
+        DQNConfig,
+        IMPALAConfig,
+        IQLConfig,
+        IQNConfig,
+        MARWILConfig,
+        MunchausenDQNConfig,
+        Policy,
+        PPOConfig,
+        PQNConfig,
+        QRDQNConfig,
+        RainbowConfig,
+        REINFORCEConfig,
+        SACConfig,
+        TD3BCConfig,
+        TD3Config,
+        TQCConfig,
+        TRPOConfig,
+        get_config,
+        policy_within_training_step,
+    )
+    from lockstep.analysis.estimates import Estimate, estimate
+    from lockstep.data.rollout import RolloutStore
+    from lockstep.data.sample_batch import SampleBatch
+    from lockstep.diagnosis import doctor
+    from lockstep.learner import Learner, LearnerGroup
+    from lockstep.modules import ModelConfig, MultiRLModule, MultiRLModuleSpec, RLModule, RLModuleSpec
+    from lockstep.recipes.training import train
+    from lockstep.rollout import AsyncCollector, Collector, MultiAgentCollector
+    from lockstep.runs.run import TrainResult, load_policy, resume
+    from lockstep.trainer import BaseTrainer, OfflineTrainer, OffpolicyTrainer, OnpolicyTrainer
+    from lockstep.tuning import tune
 
 __all__ = [
     "ALGORITHMS",
@@ -101,3 +108,49 @@ __all__ = [
     "train",
     "tune",
 ]
+
+_MODULES = (
+    "lockstep.algorithms",
+    "lockstep.analysis.estimates",
+    "lockstep.data.rollout",
+    "lockstep.data.sample_batch",
+    "lockstep.diagnosis",
+    "lockstep.learner",
+    "lockstep.modules",
+    "lockstep.recipes.training",
+    "lockstep.rollout",
+    "lockstep.runs.run",
+    "lockstep.trainer",
+    "lockstep.tuning",
+)
+"""Modules that have the names above. Together they import all that a configuration or a file may name."""
+
+
+def __getattr__(name: str) -> Any:
+    """Return a public name or a folder (PEP 562). The first name that is used loads the library with all its names.
+
+    So the command line can show its help without torch. Type checkers read the imports above instead.
+    """
+    if name in __all__:
+        _load()
+        return globals()[name]
+
+    folder = f"{__name__}.{name}"
+    try:
+        return importlib.import_module(folder)
+    except ModuleNotFoundError as error:
+        if error.name != folder:
+            raise
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _load() -> None:
+    """Put the public names into this module, each from the first module that has it."""
+    found: dict[str, Any] = {}
+    for module in _MODULES:
+        found = {**vars(importlib.import_module(module)), **found}
+    globals().update({name: found[name] for name in __all__ if name != "__version__"})

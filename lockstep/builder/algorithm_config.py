@@ -15,6 +15,7 @@ from lockstep.learner.many.reduction import Reducer
 from lockstep.policy.offline_data import open_data
 from lockstep.policy.policy import Policy
 from lockstep.rollout import CollectorLike, EnvRunner, EnvRunnerGroup
+from lockstep.state.names import load_library
 
 
 class AlgorithmConfig(RunConfig):
@@ -44,9 +45,10 @@ class AlgorithmConfig(RunConfig):
 
     def build_trainer(self, **options: Any) -> TrainerLike:
         """Build the trainer with its policy, collectors, evaluation and (with `folder=`) the run's files."""
+        if type(self).trainer_factory is None:
+            load_library()  # and with it the trainer's floor
         factory = type(self).trainer_factory
-        if factory is None:
-            raise RuntimeError("import lockstep before building a trainer; only its lower floors are loaded")
+        assert factory is not None
         return factory(self, **options)
 
     # -- collectors ---

@@ -2,66 +2,80 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import itertools
 import os
 import sys
 import traceback
 import warnings
+from collections.abc import Sequence
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NoReturn, Protocol, Union
 
 import tyro
 
 from lockstep._version import __version__
-from lockstep.cli.bench import Bench
-from lockstep.cli.cache import Cache
-from lockstep.cli.compare import Compare
-from lockstep.cli.doctor import Doctor
-from lockstep.cli.eject import Eject
-from lockstep.cli.eval import Eval
-from lockstep.cli.export import Export
-from lockstep.cli.list import List
-from lockstep.cli.plot import Plot
-from lockstep.cli.report import Report
-from lockstep.cli.resume import Resume
-from lockstep.cli.running import FAILED, USER_ERRORS, WRONG_INPUT, CommandFailedError, describe
-from lockstep.cli.train import Train
-from lockstep.cli.trust import Trust
-from lockstep.cli.tune import Tune
-from lockstep.cluster.torchrun import Place
-from lockstep.state.trust import let_typed_names_reach_current_folder
+from lockstep.cli.exit_codes import FAILED, WRONG_INPUT
 
-Command = (
-    Annotated[Train, tyro.conf.subcommand("train")]
-    | Annotated[Resume, tyro.conf.subcommand("resume")]
-    | Annotated[Eval, tyro.conf.subcommand("eval")]
-    | Annotated[Export, tyro.conf.subcommand("export")]
-    | Annotated[Eject, tyro.conf.subcommand("eject")]
-    | Annotated[Plot, tyro.conf.subcommand("plot")]
-    | Annotated[Compare, tyro.conf.subcommand("compare")]
-    | Annotated[Report, tyro.conf.subcommand("report")]
-    | Annotated[List, tyro.conf.subcommand("list")]
-    | Annotated[Doctor, tyro.conf.subcommand("doctor")]
-    | Annotated[Cache, tyro.conf.subcommand("cache")]
-    | Annotated[Bench, tyro.conf.subcommand("bench")]
-    | Annotated[Tune, tyro.conf.subcommand("tune")]
-    | Annotated[Trust, tyro.conf.subcommand("trust")]
-)
+COMMANDS = {
+    "train": "Train an agent: `lockstep train ppo CartPole-v1`.",
+    "resume": "Go on with a run from its newest intact checkpoint.",
+    "eval": "Evaluate the best policy of a run on new episodes, with the return of each agent where there are several.",
+    "export": "Write the policy of a run as files that act without Lockstep: "
+    "ONNX with a few lines of Python, or torch's own.",
+    "eject": "Write one Python file, without Lockstep, that trains the same agent: `lockstep eject ppo CartPole-v1`.",
+    "plot": "Draw the learning curves of runs; runs of equal settings become an interquartile mean with its interval.",
+    "compare": "Compare the last evaluations of runs with those of others: is one better, and how sure is that?",
+    "report": "Write one page about runs: curves, settings that differ, final evaluations, shares of time, videos.",
+    "list": "List algorithms, the spaces they take, and recipes with their reference scores.",
+    "doctor": "Why a run does not learn, and where its time went; "
+    "or what is wrong with an environment, and how fast it is.",
+    "cache": "Show the compiled code that is kept between runs, and how large it is; empty it.",
+    "bench": "Run recipes over several seeds; show what they reach as tables and pictures.",
+    "tune": "Search for settings with Optuna: `lockstep tune ppo CartPole-v1 --trials 20 --total-steps 50000`.",
+    "trust": "Sign a run of your own that has no signature, as runs of version 0.2: `lockstep trust RUN`.",
+}
+"""The commands in the order of the help. Each is the class of its name in the file of its name in this folder, which is
+imported when the command is called: it needs torch, and help must not wait for that."""
+COMMANDS_OF_RANKS = ("train", "resume")
 
 
-def parse(
-    words: list[str],
-) -> Train | Resume | Eval | Export | Eject | Plot | Compare | Report | List | Doctor | Cache | Bench | Tune | Trust:
+class Command(Protocol):
+    """A command with the arguments that were given."""
+
+    def run(self) -> int:
+        """Run it and return the exit code."""
+        ...
+
+
+def parse(words: Sequence[str]) -> Any:
     """Return the command that the words name. Ends the process with help (0) or a message about what is wrong (2)."""
-    return tyro.cli(
-        Command,
-        prog="lockstep",
-        description="Reinforcement learning on PyTorch: train, evaluate, resume, compare.",
-        args=words,
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.AvoidSubcommands),
-    )
+    name = words[0] if words else "--help"
+    if name not in COMMANDS:
+        return _parse_overview(words or [name])
+    config = (tyro.conf.OmitArgPrefixes, tyro.conf.AvoidSubcommands)
+    return tyro.cli(command_class(name), prog=f"lockstep {name}", args=words[1:], config=config)
+
+
+def command_class(name: str) -> Any:
+    """Import and return the class of a command."""
+    return getattr(importlib.import_module(f"lockstep.cli.{name}"), name.capitalize())
+
+
+def _parse_overview(words: Sequence[str]) -> NoReturn:
+    """End the process with the list of commands, or with what is wrong with words that name none."""
+    commands: Any = Union[  # noqa: UP007 (a union of a list)
+        tuple(
+            Annotated[dataclasses.make_dataclass(name, ()), tyro.conf.subcommand(name, description=description)]
+            for name, description in COMMANDS.items()
+        )
+    ]
+    description = "Reinforcement learning on PyTorch: train, evaluate, resume, compare."
+    tyro.cli(commands, prog="lockstep", description=description, args=words)
+    raise AssertionError(f"{words} name no command, and were read as one")
 
 
 def run_command(words: list[str]) -> int:
@@ -69,18 +83,29 @@ def run_command(words: list[str]) -> int:
     if words == ["--version"]:
         print(f"lockstep {__version__}")
         return 0
+    if words and words[0] in COMMANDS:
+        command_class(words[0])  # here, because libraries keep the stderr that they find when they are imported
     try:
         with redirect_stderr(StringIO()) as said:
-            command = parse(words or ["--help"])
+            command = parse(words)
     except SystemExit as ending:  # tyro has printed help (0) or what is wrong (2)
         sys.stderr.write(said.getvalue())
         if ending.code:
             sys.stderr.write(f"error: {first_words(said.getvalue())}\n")
         return ending.code if isinstance(ending.code, int) else WRONG_INPUT
+    return _run(words[0], command)
+
+
+def _run(name: str, command: Command) -> int:
+    """Run a command that was parsed, and report its errors; return its exit code."""
+    from lockstep.cli.running import USER_ERRORS, CommandFailedError, describe
+    from lockstep.cluster.torchrun import Place
+    from lockstep.state.trust import let_typed_names_reach_current_folder
+
     let_typed_names_reach_current_folder()  # `module:Class` may name a file beside the user
     try:
         place = Place.of_process()
-        if place.world_size > 1 and not isinstance(command, Train | Resume):
+        if place.world_size > 1 and name not in COMMANDS_OF_RANKS:
             raise ValueError(f"WORLD_SIZE={place.world_size}: ranks train and resume together; give others one process")
         with warnings.catch_warnings(), ExitStack() as silence:
             warnings.showwarning = _show_warning

@@ -12,7 +12,7 @@ from tyro.conf import Positional, arg
 
 from lockstep.algorithms import get_config
 from lockstep.cli.arguments import Count, MaybeNumber
-from lockstep.cli.running import FAILED
+from lockstep.cli.exit_codes import FAILED
 from lockstep.cli.terminal import say, show_table
 from lockstep.diagnosis import doctor
 from lockstep.envs.check import check_environment

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any, Self
 
 from lockstep.builder import AlgorithmConfig
+from lockstep.cli.exit_codes import FAILED, WRONG_INPUT
 from lockstep.cli.plan import Plan
 from lockstep.cli.terminal import say, say_facts, show_result, show_seeds, shown_path
 from lockstep.envs.check import check_environment
@@ -23,7 +24,6 @@ from lockstep.state.names import name_of
 from lockstep.trainer import Callback, ProgressDisplay
 from lockstep.trainer.callbacks import Event, Stop
 
-WRONG_INPUT, FAILED = 2, 1
 USER_ERRORS = (ValueError, TypeError, KeyError, OSError, ImportError)
 _OWN = f"{os.sep}lockstep{os.sep}"
 CHECK_STEPS, CHECK_SECONDS = 200, 1.0

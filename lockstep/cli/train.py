@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, UseAppendAction, arg
 
 from lockstep.cli.arguments import Count, MaybeCount, MaybeNumber, MaybePath, MaybeText, parse_setting, read_config_file
+from lockstep.cli.exit_codes import FAILED
 from lockstep.cli.running import (
-    FAILED,
     CommandFailedError,
     Interruption,
     finish_run,

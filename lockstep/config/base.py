@@ -64,7 +64,7 @@ from lockstep.replay.config import ReplaySection
 from lockstep.replay.hindsight import Hindsight
 from lockstep.rollout.config import EnvRunnersSection, EvaluationSection
 from lockstep.rollout.protocols import CollectorLike, sole_part
-from lockstep.state.names import script_name, script_source
+from lockstep.state.names import load_library, script_name, script_source
 from lockstep.state.sizes import ClaimedSizeError
 from lockstep.state.streams import RandomStreams
 from lockstep.state.trust import (
@@ -341,7 +341,10 @@ class BaseConfig:
     @classmethod
     def of_algorithm(cls, algorithm: str) -> BaseConfig:
         """Return the defaults of the algorithm with this name; `ValueError` with "did you mean" for an unknown one."""
-        known = {each.__dict__["algorithm"]: each for each in _subclasses(BaseConfig) if "algorithm" in vars(each)}
+        known = _algorithms()
+        if algorithm not in known:
+            load_library()
+            known = _algorithms()
         if algorithm not in known:
             raise ValueError(f"unknown algorithm {algorithm!r}; {suggestion(algorithm, known)}")
         return known[algorithm]()
@@ -974,6 +977,11 @@ def _may_have_agents(env: object) -> bool:
     if env is None or (isinstance(env, str) and ":" not in env and not is_module_name(env)):
         return False
     return callable(env) or isinstance(env, str) or is_agent_env(env)
+
+
+def _algorithms() -> dict[str, type[BaseConfig]]:
+    """Return the configurations that are imported, by the name of their algorithm."""
+    return {each.__dict__["algorithm"]: each for each in _subclasses(BaseConfig) if "algorithm" in vars(each)}
 
 
 def _subclasses(base: type[BaseConfig]) -> Iterator[type[BaseConfig]]:

@@ -75,12 +75,22 @@ def is_of_lockstep(name: str) -> bool:
     return name.partition(":")[0].partition(".")[0] in OWN_PACKAGES
 
 
+def load_library() -> None:
+    """Import all folders that hold what a configuration or a file may name, as any public name of `lockstep` does.
+
+    `import lockstep` alone imports none, and `import lockstep.modules` only the floors below. What depends on all that
+    exists (names in files, algorithms by name) calls this first, so that it never depends on what a user has imported.
+    """
+    # Not an import, which would go up: the package is there before any of its files, and loads itself.
+    _ = sys.modules["lockstep"].Policy
+
+
 def _public_folder(value: Callable[..., Any]) -> str | None:
     """Return the shortest name of a folder of Lockstep whose `__all__` has an object, or the class around it.
 
-    Only folders that are imported count: `import lockstep` imports all that hold what a configuration may name, and
-    looking must not import more.
+    Folders beyond those that `load_library` imports count only if they are imported: looking must not import more.
     """
+    load_library()
     parts = value.__qualname__.split(".")
     outermost = getattr(sys.modules.get(value.__module__), parts[0], None)
     if functools.reduce(lambda found, part: getattr(found, part, None), parts[1:], outermost) is not value:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import subprocess
@@ -65,25 +66,66 @@ def test_classes_that_the_trainer_contract_names_are_in_the_folder_where_a_user_
     assert set(names.split()) <= set(importlib.import_module(package).__all__)
 
 
-def test_the_package_declares_all_that_its_init_imports():
+def test_the_package_loads_the_very_names_that_type_checkers_read_in_its_init():
+    """They read the imports under `TYPE_CHECKING`; at run time the names are found in a list of modules."""
     import lockstep
 
-    public = {
-        name
-        for name, value in vars(lockstep).items()
-        if not name.startswith("_") and not inspect.ismodule(value)
-    }  # fmt: skip
-    assert public == set(lockstep.__all__) - {"__version__"}
+    tree = ast.parse((ROOT / "lockstep/__init__.py").read_text())
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    imported = {}
+    for node in block.body:
+        for each in node.names:
+            imported[each.name] = getattr(importlib.import_module(node.module), each.name)
+
+    assert set(imported) == set(lockstep.__all__) - {"__version__"}
+    for name, value in imported.items():
+        assert getattr(lockstep, name) is value, name
 
 
 def test_importing_lockstep_is_light():
     """Beside torch it loads numpy, gymnasium and safetensors. The seconds are measured by the benchmarks."""
-    code = "import sys, torch; before = set(sys.modules); import lockstep; print(*sorted(set(sys.modules) - before))"
+    code = (
+        "import sys, torch; before = set(sys.modules); import lockstep; lockstep.train;"
+        "print(*sorted(set(sys.modules) - before))"
+    )
     done = subprocess.run([sys.executable, "-c", code], check=True, timeout=120, capture_output=True, text=True)
     packages = {name.partition(".")[0] for name in done.stdout.split()}
     assert "lockstep" in packages
     assert packages - sys.stdlib_module_names - LIGHT <= {each for each in packages if "cython" in each}
     assert not packages & set(HEAVY)
+
+
+def test_the_help_of_the_command_does_without_torch_and_the_library():
+    code = "import sys; from lockstep.cli import main; main(['--help']); print(*sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], check=True, timeout=120, capture_output=True, text=True)
+    modules = done.stdout.splitlines()[-1].split()
+    assert not {"torch", "numpy", "gymnasium"} & set(modules)
+    assert {name for name in modules if name.startswith("lockstep")} == {
+        *("lockstep", "lockstep._version", "lockstep.cli", "lockstep.cli.commands", "lockstep.cli.exit_codes")
+    }
+
+
+@pytest.mark.parametrize(
+    "first",
+    (
+        "from lockstep.algorithms import PPOConfig; config = PPOConfig()",
+        "from lockstep.builder import AlgorithmConfig; config = AlgorithmConfig.of_algorithm('ppo')",
+    ),
+)
+def test_what_a_script_imports_first_changes_nothing(first):
+    """Trainers are built, algorithms found and objects named as if the whole library had been imported."""
+    code = (
+        f"{first}; from lockstep.state.names import name_of; from lockstep.learner.learner import Learner;"
+        "trainer = config.environment('CartPole-v1').build_trainer();"
+        "print(type(trainer).__name__, name_of(type(config)), name_of(Learner), name_of(type(trainer)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, timeout=120, capture_output=True, text=True)
+    assert done.stdout.split() == [
+        "OnpolicyTrainer",
+        "lockstep:PPOConfig",
+        "lockstep:Learner",
+        "lockstep:OnpolicyTrainer",
+    ]
 
 
 def test_importing_the_folders_that_files_name_is_light():

@@ -1,5 +1,6 @@
 """`lockstep eval`, `plot`, `list`, `doctor`, help; videos."""
 
+import inspect
 import re
 from collections.abc import Callable
 from dataclasses import fields
@@ -13,6 +14,7 @@ from algorithm_cases import ALGORITHM_CASES
 from cli_tools import SMALL, Said, Trained, run_process
 
 from lockstep import ALGORITHMS, AlgorithmConfig, load_policy, train
+from lockstep.cli.commands import COMMANDS, command_class
 from lockstep.recipes import RECIPES
 from lockstep.runs.video import VideoCallback, record_video
 from lockstep.tracking import RunFolder
@@ -29,6 +31,12 @@ def test_help_and_version_are_quick_answers(lockstep: Command) -> None:
     said = lockstep("train", "--help")
     assert said.code == 0
     assert all(f"--{name}" in said.out for name in ("total-steps", "seeds", "stop-return", "set"))
+
+
+def test_the_list_of_commands_has_the_first_sentence_of_each() -> None:
+    for name, description in COMMANDS.items():
+        first_paragraph = inspect.getdoc(command_class(name)).partition("\n\n")[0]
+        assert " ".join(first_paragraph.split()) == description
 
 
 @pytest.mark.long
