@@ -12,7 +12,7 @@ MORE_KILLS := on-policy- or uniform- or n-step- or hindsight- or temperature- or
 PART ?= commit
 MORE_OPTIONS := tests/product tests/export tests/eject tests/trainer/test_trainer_determinism.py tests/rollout/test_rollout_evaluation.py
 
-.PHONY: setup setup-dev train test test-faults test-kills test-long test-product test-learning test-site test-dist gpu lint bench pages docs dist clean
+.PHONY: setup setup-dev train test test-faults test-kills test-long test-product test-learning test-site test-dist gpu lint bench bench-start pages docs dist clean
 .DEFAULT_GOAL := train
 
 $(VENV)/.core: pyproject.toml requirements/constraints.txt
@@ -65,6 +65,10 @@ lint: $(VENV)/.dev
 bench: $(VENV)/.dev         ## Lockstep beside its peers; installs each peer in an environment of its own
 	$(BIN)/python benchmarks/peers/setup_peers.py
 	$(BIN)/python benchmarks/speed/train_speed.py ppo
+
+bench-start: $(VENV)/.dev   ## the table of docs/speed.md: training by default beside Stable-Baselines3 and RLlib, a quarter of an hour
+	$(BIN)/python benchmarks/peers/setup_peers.py sb3 rllib
+	$(BIN)/python benchmarks/speed/start_speed.py --whole ppo
 
 pages: $(VENV)/.core        ## what is written from the code: keyword types, docs/reference.md, walks, what works with what
 	$(BIN)/python tests/architecture/algorithm_list.py

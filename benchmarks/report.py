@@ -38,8 +38,12 @@ def thread_environment(threads: int) -> dict[str, str]:
     return {**os.environ, **dict.fromkeys(names, str(threads))}
 
 
-def run_json(command: Sequence[str], *, threads: int = 1, timeout: float = 900.0) -> dict[str, Any]:
-    """Run ``command`` in the repository's root; returns the JSON object on the last line that it prints.
+def run_json(
+    command: Sequence[str], *, threads: int = 1, timeout: float = 900.0, variables: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Run ``command`` in the repository's root, with more environment variables where there are any.
+
+    Returns the JSON object on the last line that it prints.
 
     Raises:
         RunFailed: the command fails, takes longer than ``timeout`` seconds or prints no such line.
@@ -48,7 +52,7 @@ def run_json(command: Sequence[str], *, threads: int = 1, timeout: float = 900.0
         done = subprocess.run(
             command,
             cwd=ROOT,
-            env=thread_environment(threads),
+            env={**thread_environment(threads), **(variables or {})},
             capture_output=True,
             text=True,
             timeout=timeout,

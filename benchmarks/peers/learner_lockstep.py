@@ -130,7 +130,7 @@ def stages_of(learner: Any, update: Callable[[], Any]) -> dict[str, float]:
         "apply_gradients": "step",
     }
     hooks = [(learner, method, stage) for method, stage in stages.items()]
-    hooks += [(learner.reducer, "sum_", "reduce"), (learner_file, "gather", "gather")]
+    hooks += [(learner.reducer, "sum_", "reduce"), (learner_file, "take_minibatch", "gather")]
     results: dict[str, Any] = {}
     found = lw.stages_of(lambda: results.update(update()), hooks)
     pipeline = 1e3 * float(results["__all_modules__"]["seconds_pipeline"])

@@ -1,7 +1,8 @@
 """Train with Lockstep through its public path: configuration, trainer, collector, learner.
 
-Takes every algorithm of ``protocol.SETTINGS``, ``compile`` and ``half`` (products in bfloat16). After PPO on ``ALE/*``
-the network and the environment are timed alone.
+Takes every algorithm of ``protocol.SETTINGS``, ``compile`` (null: the library's default), ``half`` (products in
+bfloat16), and ``planned``: the steps of the run that the settings are for, of which it makes the first ``steps``. After
+PPO on ``ALE/*`` the network and the environment are timed alone.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ FRAMES = protocol.has_frames(w)
 
 
 class Marks(Callback):
-    """Marks the clock after each update."""
+    """Marks the clock after each update, and ends the run after its measured steps."""
 
     def __init__(self, clock: protocol.Clock) -> None:
         self.clock = clock
@@ -32,8 +33,9 @@ class Marks(Callback):
         for episode_return in event.stats.returns:
             self.clock.episode(episode_return)
 
-    def on_update_end(self, event: UpdateEnd) -> None:
+    def on_update_end(self, event: UpdateEnd) -> str | None:
         self.clock.mark(event.env_step)
+        return "measured" if event.env_step >= w.steps else None
 
 
 def build_config() -> Any:
@@ -61,7 +63,7 @@ def build_config() -> Any:
     elif w.algorithm == "dqn":
         config.env_runners(rollout_fragment_length=w.vector_steps)
         config.training(
-            epsilon=[[0, 1.0], [w.steps // 2, w.last_epsilon]],
+            epsilon=[[0, w.first_epsilon], [w.steps // 2, w.last_epsilon]],
             double_q=False,
             huber_delta=None,
             target_update_interval=w.rounds_per_target * w.updates,
@@ -79,8 +81,10 @@ def build_config() -> Any:
                 policy_delay=w.policy_delay,
             )
     config.framework(mixed_precision=w.half)
-    config.rl_module(model_config=model).reporting(total_steps=w.steps)
-    return config.framework(compile=w.compile, compile_after=0, num_threads=w.threads)
+    config.rl_module(model_config=model).reporting(total_steps=w.planned).framework(num_threads=w.threads)
+    if w.compile is not None:
+        config.framework(compile=w.compile, compile_after=0)
+    return config
 
 
 def seconds_alone(trainer: Any) -> dict[str, float]:
@@ -111,11 +115,11 @@ def main() -> None:
     trainer = build_config().build_trainer(callbacks=[Marks(clock)])
     clock.start()
     trainer.run()
-    facts: dict[str, Any] = {}
+    facts: dict[str, Any] = {"compiled": trainer.policy.config.framework.compile}
     if FRAMES:
-        facts = {"steps_of_update": w.batch, "seconds_alone": seconds_alone(trainer)}
+        facts |= {"steps_of_update": w.batch, "seconds_alone": seconds_alone(trainer)}
     elif w.algorithm != "ppo":
-        facts = {"gradient_steps": trainer.gradient_step}
+        facts |= {"gradient_steps": trainer.gradient_step}
     clock.report("lockstep", lockstep.__version__, **facts)
 
 

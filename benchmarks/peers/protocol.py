@@ -14,10 +14,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,6 +59,7 @@ DQN = {
     "lr": 2.5e-4,
     "capacity": 10_000,
     "random_steps": 1_040,
+    "first_epsilon": 1.0,
     "last_epsilon": 0.05,
     "max_grad_norm": 10.0,
     "measured_from": 0,
@@ -92,11 +94,12 @@ def read(description: str | None) -> Any:
     parser.add_argument("work", nargs="?", default="{}", help="the work as JSON; the rest stands in peers/protocol.py")
     asked = json.loads(parser.parse_args().work)
     algorithm = asked.get("algorithm", "ppo")
-    common = {"algorithm": algorithm, "seed": 0, "threads": 1, "compile": False, "half": False}
+    common = {"algorithm": algorithm, "seed": 0, "threads": 1, "compile": False, "half": False, "planned": None}
     work = SimpleNamespace(**{**common, **SETTINGS[algorithm], **asked})
     if algorithm == "ppo":
         work.batch = work.steps_of_update = work.num_envs * work.steps_per_env
     work.steps = -(-work.steps // work.steps_of_update) * work.steps_of_update
+    work.planned = work.planned or work.steps
     if work.steps <= work.measured_from:
         parser.error(f"steps must be above {work.measured_from}")
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"):
@@ -121,8 +124,9 @@ def has_frames(work: Any) -> bool:
 
 
 def epsilon_at(work: Any, step: int) -> float:
-    """Return DQN's epsilon: from 1 to the last one over the first half."""
-    return max(work.last_epsilon, 1.0 - (1.0 - work.last_epsilon) * step / (0.5 * work.steps))
+    """Return DQN's epsilon: from the first to the last one over the first half."""
+    falls = (work.first_epsilon - work.last_epsilon) * step / (0.5 * work.steps)
+    return max(work.last_epsilon, work.first_epsilon - falls)
 
 
 def print_line(name: str, version: str, **facts: Any) -> None:
@@ -130,22 +134,30 @@ def print_line(name: str, version: str, **facts: Any) -> None:
     print(json.dumps({"name": name, "version": version, "python": sys.version.split()[0], **facts}), flush=True)
 
 
+def processor_seconds() -> float:
+    """Return the processor's time of this process and of the children that it waited for, such as a compiler."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
 class Clock:
     """The time at the end of each update, the clock's and the processor's, and the returns of the last episodes."""
 
     def __init__(self, work: Any) -> None:
         self.work = work
+        self.began: tuple[float, float, float] | None = None
         self.marks: list[tuple[float, float, float]] = []
         self.returns: deque[float] = deque(maxlen=work.num_returns)
 
     def start(self) -> None:
         """Start the clock: everything is built, nothing is collected yet."""
+        self.began = (0, time.perf_counter(), processor_seconds())
         self.mark(0)
 
     def mark(self, steps: float) -> None:
         """Note the end of an update, ``steps`` environment steps since the start."""
         if steps >= self.work.measured_from and (not self.marks or steps > self.marks[-1][0]):
-            self.marks.append((steps, time.perf_counter(), time.process_time()))
+            self.marks.append((steps, time.perf_counter(), processor_seconds()))
 
     def episode(self, episode_return: float) -> None:
         """Note the return of a training episode that ended."""
@@ -168,7 +180,16 @@ class Clock:
             rates |= dict.fromkeys(("steps_per_s", "steady_steps_per_s"), steps / processor)
         facts["final_return"] = round(sum(self.returns) / len(self.returns), 2) if self.returns else None
         facts["steps"] = steps
+        if self.began is not None:
+            facts["first"] = stretch(self.began, warm)
+        facts["rest"] = stretch(warm, self.marks[-1])
         print_line(name, version, **facts, **{key: round(rate, 1) for key, rate in rates.items()}, **more)
+
+
+def stretch(begin: Sequence[float], end: Sequence[float]) -> dict[str, float]:
+    """Return the steps between two marks of a clock, and the seconds that they took."""
+    names = ("steps", "seconds", "processor_seconds")
+    return {name: round(later - earlier, 4) for name, earlier, later in zip(names, begin, end)}
 
 
 def least_seconds(call: Callable[[], Any], *, calls: int = 1, budget: float = 0.5) -> float:

@@ -76,6 +76,7 @@ def build() -> Any:
             gradient_steps=w.updates,
             target_update_interval=w.rounds_per_target * w.round_steps,
             exploration_fraction=0.5,
+            exploration_initial_eps=w.first_epsilon,
             exploration_final_eps=w.last_epsilon,
             max_grad_norm=w.max_grad_norm,
             **common,

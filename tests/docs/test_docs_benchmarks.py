@@ -143,3 +143,29 @@ def test_every_work_that_revisions_times_says_what_it_is(parsing_only, monkeypat
         assert re.search(rf"[ \"]{re.escape(name)}[,;\" ]", listed), name
         assert work.__doc__, name
     assert set(revisions.ON_RAY) < set(works.WORKS)
+
+
+@pytest.fixture
+def start_speed(parsing_only, monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS / "speed")
+    import start_speed
+
+    return start_speed
+
+
+def test_a_whole_run_takes_its_first_part_and_the_other_steps_at_the_rate_of_the_rest(start_speed):
+    first = {"first": {"steps": 100, "seconds": 30.0}, "rest": {"steps": 10, "seconds": 99.0}}
+    second = {"first": {"steps": 100, "seconds": 2.0}, "rest": {"steps": 50, "seconds": 1.0}}
+    assert start_speed.seconds_of_whole(second, second, 1_100, "seconds") == 2.0 + 1_000 / 50
+    assert start_speed.seconds_of_whole(first, second, 1_100, "seconds") == 30.0 + 1_000 / 50
+
+
+def test_a_goal_is_met_by_the_ratio_of_the_processor_s_times(start_speed):
+    ours, theirs = [[1.0, 2.0, 3.0], [9.0, 9.0, 9.0]], [[4.0, 8.0, 9.0], [9.0, 9.0, 9.0]]
+    rows = [
+        start_speed.compared("work", ("ours", ours), ("theirs", theirs), goal, "", start_speed.rate_of(100))
+        for goal in (4.0, 4.1)
+    ]
+    assert [row.goal for row in rows] == ["4, met", "4.1, not met"]
+    assert (rows[0].ratio, rows[0].by_clock) == ("**4.00** (3.00-4.00)", "1.00")
+    assert (rows[0].ours, rows[0].other) == ("ours: 50 steps/s", "theirs: 12 steps/s")
