@@ -193,7 +193,7 @@ class TRPOConfig(AlgorithmConfig):
         ),
         Rule(
             "framework.compile",
-            lambda config: config.framework.compile,
+            lambda config: config.framework.compile is True,
             "is not allowed for trpo; set it to False",
         ),
     )

@@ -51,6 +51,16 @@ class RunConfig(BaseConfig, ABC):
                 raise type(error)(f"{where}: {error}") from None
         refuse(self, self.rules)
 
+    def allows_compiling(self) -> bool:
+        """Return whether `framework(compile=True)`, which some algorithms refuse, could be asked for."""
+        compiled = self.copy()
+        compiled.framework.compile = True
+        try:
+            compiled.validate()
+        except ValueError:
+            return False
+        return True
+
     # -- evaluation ---
 
     def evaluation_settings(self) -> Self:

@@ -20,8 +20,9 @@ from lockstep.recipes import RECIPES, bench
 class Bench:
     """Run recipes over several seeds; show what they reach as tables and pictures."""
 
-    action: Positional[Literal["list", "run", "table", "pictures"]]
-    """list: tasks and the seeds that there are; run: those that are missing; table: Markdown; pictures: curves."""
+    action: Positional[Literal["list", "run", "repeat", "table", "pictures"]]
+    """list: tasks and the seeds that there are; run: those that are missing; repeat: those that there are, with the
+    settings that each row stores, and compare; table: Markdown; pictures: curves."""
     algorithm: Positional[str] = ""
     """Of the recipe to run."""
     env: Positional[str] = ""
@@ -42,14 +43,20 @@ class Bench:
     """Folder of the runs; a run that was stopped goes on from there."""
     draft: bool = False
     """Run changed sources, too; results go into a folder of their own below the runs."""
+    trust: bool = False
+    """Of `repeat`: take all objects that stored settings name."""
     output: Annotated[Path | None, arg(aliases=["-o"])] = None
     """Of `table`: a file; of `pictures`: a folder."""
 
     def run(self) -> int:
         """Do what `action` says; return the exit code."""
         actions: dict[str, Callable[[], None]] = {
-            "list": self._list, "run": self._run, "table": self._table, "pictures": self._pictures
-        }  # fmt: skip
+            "list": self._list,
+            "run": self._run,
+            "repeat": self._repeat,
+            "table": self._table,
+            "pictures": self._pictures,
+        }
         actions[self.action]()
         return 0
 
@@ -89,6 +96,32 @@ class Bench:
         for cells in bench.table(folder):
             if cells[0] == f"{recipe.algorithm.upper()} {recipe.env}":
                 show_table(bench.COLUMNS, [cells])
+
+    def _repeat(self) -> None:
+        recipe, asked = (
+            bench.known_recipe(self.algorithm, self.env),
+            range(self.first_seed, self.first_seed + self.seeds),
+        )
+        check_whole("--jobs", self.jobs, 1)
+        rows = {row["seed"]: row for row in bench.read_rows(recipe, self._folder()) if row["seed"] in asked}
+        if not rows:
+            raise ValueError(
+                f"{self._folder()} has no result of {recipe.algorithm} {recipe.env} with a seed of {asked.start} to "
+                f"{asked.stop - 1}; `lockstep bench list` shows what there is"
+            )
+        revision = "draft" if self.draft else bench.clean_revision()
+        place = self.root / "repeated" / revision[:12] / bench.file_of(recipe, self._folder()).stem
+        works = [
+            bench.Work(recipe, seed, place, revision, row=row, trust=self.trust) for seed, row in sorted(rows.items())
+        ]
+        for again in bench.run_seeds(works, self.jobs):
+            before = rows[again["seed"]]
+            same = "the same" if again["weights_sha256"] == before["weights_sha256"] else "other"
+            returns = [f"{np.mean(row['final_returns']):.1f}" for row in (again, before)]
+            say(
+                f"  seed {again['seed']}: {returns[0]}, {same} weights; before {returns[1]}, at revision "
+                f"{before['revision'][:12]} on {before['processor']}"
+            )
 
     def _table(self) -> None:
         text = bench.markdown_table(self._folder())

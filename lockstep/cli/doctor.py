@@ -80,7 +80,7 @@ class Doctor:
 def advice(shares: Mapping[str, float], config: Mapping[str, Any], algo: str) -> list[str]:
     """Return what to try, from where the time went: shares by stage, and the options of the run by section."""
     mode = (config.get("env_runners") or {}).get("vectorize_mode", "auto")
-    compiled = (config.get("framework") or {}).get("compile", False)
+    compiled = (config.get("framework") or {}).get("compile") is True
     lines = []
     if shares.get("environment", 0) > 0.4 and mode in ("auto", "sync"):
         lines.append(

@@ -36,11 +36,15 @@ class Plan:
         if collector is not None:
             envs, name = collector.env, name_of_env(config.environment.env)
             where = f"{envs.num_envs} x {name} ({envs.backend}, {envs.autoreset_mode}): "
-        framework, threads = config.framework, torch.get_num_threads()
+        framework, threads = policy.config.framework, torch.get_num_threads()
         how = "eager"
-        if framework.compile:
+        if framework.compile is True:
             after = framework.compile_after if framework.device == "cpu" else 0
-            how = f"compiled after {after:,} gradient steps" if after else "compiled"
+            how = (
+                f"compiled after {after:,} gradient steps"
+                if after
+                else "compiled (a first start waits for the compiler)"
+            )
         return {
             "settings": "; ".join(sources),
             **self._agents(),

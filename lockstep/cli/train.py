@@ -66,7 +66,8 @@ class Train:
     logger: UseAppendAction[tuple[Literal["jsonl", "tensorboard", "wandb", "mlflow"], ...]] = ()
     """Where records go, beside metrics.jsonl. May be repeated."""
     compile: bool = False
-    """Compile the gradient step."""
+    """Compile the gradient step in any case; else runs of about a minute or more do (never: --set
+    framework.compile=false)."""
     device: MaybeText = None
     """cpu, cuda, cuda:1, ..."""
     recipe: bool = True

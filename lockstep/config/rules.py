@@ -163,7 +163,8 @@ OF_RUN: tuple[Rule[BaseConfig], ...] = (
     Rule(
         "training.optimizer",
         lambda config: (
-            config.framework.compile and not _is_plain_adam(config.training.optimizer, config.training.optimizer_kwargs)
+            config.framework.compile is True
+            and not _is_plain_adam(config.training.optimizer, config.training.optimizer_kwargs)
         ),
         lambda config: (
             f"with training.optimizer_kwargs={config.training.optimizer_kwargs!r} is not allowed with "
@@ -342,7 +343,7 @@ OF_OFFLINE: tuple[Rule[BaseConfig], ...] = (
     ),
     Rule(
         "framework.compile",
-        lambda config: config.framework.compile and not config.learner_class.updates_targets_after_step,
+        lambda config: config.framework.compile is True and not config.learner_class.updates_targets_after_step,
         lambda config: f"is not allowed for {config.algorithm}: its update is not compiled",
     ),
 )
@@ -358,7 +359,7 @@ OF_ON_POLICY: tuple[Rule[BaseConfig], ...] = (
 OF_REPLAY: tuple[Rule[BaseConfig], ...] = (
     Rule(
         "framework.compile",
-        lambda config: config.framework.compile and not config.learner_class.updates_targets_after_step,
+        lambda config: config.framework.compile is True and not config.learner_class.updates_targets_after_step,
         lambda config: f"is not allowed for {config.algorithm}: its target network is not compiled",
     ),
     Rule(

@@ -252,9 +252,10 @@ class FrameworkSection(Section[ConfigT]):
 
     name = "framework"
 
-    compile: bool = False
-    """compile the whole gradient step; on the CPU another process does it, and the code is kept for later runs"""
-    compile_after: int = option(20_000, ge=0)
+    compile: bool | Literal["auto"] = "auto"
+    """compile the whole gradient step; "auto": on the CPU, for runs of about a minute or more, in which it saves more
+    time than a first start waits for the compiler. The code is kept for later runs"""
+    compile_after: int = option(0, ge=0)
     """gradient steps before compiled code takes over, on the CPU: the same number whether or not the code was kept, so
     that the same seed gives the same bits; a run that comes to it earlier than the code waits"""
     device: str = "cpu"

@@ -23,6 +23,8 @@ from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import map_tree, num_items
 from lockstep.learner import checkpointing, inputs
 from lockstep.learner.checkpointing import LearnerParts
+from lockstep.learner.compile.cache import compiler_name, has_compiler
+from lockstep.learner.compile.choice import compiling_pays
 from lockstep.learner.compile.update import CompiledUpdate
 from lockstep.learner.config import FrameworkSection, TrainingSection, takes_batch
 from lockstep.learner.device.replay_update import ReplayUpdate
@@ -279,8 +281,33 @@ class Learner(Generic[Training]):
 
     def reset_compiled(self) -> None:
         """Forget what was compiled; with `framework(compile=True)` the next gradient step is compiled anew."""
-        self.compiled = CompiledUpdate(self, Learner) if self.framework.compile else None
+        self.compiled = CompiledUpdate(self, Learner) if self.framework.compile is True else None
         self.device_update.forget()
+
+    def choose_compiling(self, gradient_steps: float, rows: float) -> bool:
+        """Decide whether the gradient steps of a run are compiled: so many, which read `rows` rows in all. Return it.
+
+        `framework(compile="auto")` leaves it open; until it is decided, steps are taken eagerly. Where this machine has
+        no compiler, none are compiled, with a warning.
+        """
+        framework, on_host = self.framework, self.device.type == "cpu"
+        compiles = framework.compile is True
+        if framework.compile == "auto" and on_host:
+            parameters = [param for entry in self.optimizers for param in entry.flat.params]
+            compiles = compiling_pays(gradient_steps, rows, parameters)
+            compiles = compiles and CompiledUpdate(self, Learner).reason_to_run_eagerly() is None
+        if compiles and on_host and not has_compiler():
+            warnings.warn(
+                f"the run trains eagerly: there is no {compiler_name()} on this machine, and compiling needs one. "
+                "Install it (Debian and Ubuntu: apt install g++), or name another compiler by the variable CXX",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            compiles = False
+        if framework.compile is not compiles:
+            framework.compile = compiles
+            self.reset_compiled()
+        return compiles
 
     def _watch_parameters(self) -> None:
         """Watch the parameters and gradients that there are now."""

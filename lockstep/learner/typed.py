@@ -68,7 +68,7 @@ class FaultToleranceOptions(TypedDict, total=False):
 class FrameworkOptions(TypedDict, total=False):
     """Options of `FrameworkSection`."""
 
-    compile: bool
+    compile: bool | Literal["auto"]
     compile_after: int
     device: str
     dtype: Literal["float32", "float64"]

@@ -97,16 +97,25 @@ class Work:
     revision: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     """options by path, other than the recipe's"""
+    row: Row | None = None
+    """what the seed reached before, with the settings that it learns with again; None: those of the recipe"""
+    trust: bool = False
+    """take all objects that the settings of `row` name"""
 
     @property
     def command(self) -> str:
         """What makes this result again."""
-        parts = [f"lockstep bench run {self.recipe.algorithm} {self.recipe.env} --first-seed {self.seed} --seeds 1"]
+        action = "run" if self.row is None else "repeat"
+        of_seed = f"{self.recipe.algorithm} {self.recipe.env} --first-seed {self.seed} --seeds 1"
+        parts = [f"lockstep bench {action} {of_seed}"]
         return " ".join(parts + [f"--set {path}={json.dumps(value)}" for path, value in self.settings.items()])
 
     def config(self) -> Any:
         """Return the configuration, seed included."""
         config = self.recipe.config().debugging(seed=self.seed)
+        if self.row is not None:
+            stored = with_present_names(json.loads(self.row["settings"]))
+            config.update_from_dict(stored, trust=self.trust, file=f"the row of seed {self.seed}")
         for path, value in self.settings.items():
             config.set_path(path, value)
         return config
@@ -144,6 +153,7 @@ def run_seed(work: Work, verbose: bool, worker: PoolWorker) -> Row:
         final = evaluates.collect(n_episode=FINAL_EPISODES)
         weights = [torch_param_hash(part.module) for _, part in sorted(trainer.policy.acting.items())]
         timing, config = trainer.info().timing, work.config()
+        config.framework.compile = trainer.policy.config.framework.compile  # as it was chosen for "auto"
     finally:
         trainer.close()
     curve = evaluations(run.folder)
@@ -226,13 +236,14 @@ def add_row(recipe: Recipe, row: Row, results: Path) -> None:
     new.replace(file)
 
 
-MAY_DIFFER = ("framework.compile", "framework.device")
+MAY_DIFFER = ("framework.compile", "framework.compile_after", "framework.device")
 
 
 def check_same_settings(recipe: Recipe, rows: Iterable[Row], config: AlgorithmConfig) -> None:
     """Raise `ValueError` where seeds would stand beside others that learned with other settings.
 
-    Whether updates are compiled, and the device, may differ; options that came later stand at their defaults.
+    Whether and from which step updates are compiled, and the device, may differ; options that came later stand at
+    their defaults.
     """
     now = plain_settings(config)
     for row in rows:

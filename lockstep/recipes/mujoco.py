@@ -62,7 +62,7 @@ def off_policy(config: OffPolicy, env: str) -> OffPolicy:
     """
     config.environment(env).env_runners(num_envs_per_env_runner=8).training(lr=1e-3)
     config.replay(capacity=300_000, learning_starts=10_000, update_per_step=0.5)
-    config.framework(compile=True, compile_after=5_000, mixed_precision=True)
+    config.framework(mixed_precision=True)
     return config.reporting(total_steps=300_000)
 
 

@@ -71,8 +71,7 @@ def td3_bc_pendulum() -> TD3BCConfig:
 
 def bc_half_cheetah() -> BCConfig:
     """The networks and the learning rate of the others."""
-    config = _rectified(_half_cheetah(BCConfig())).framework(compile=False)
-    return config.training(train_batch_size=256)
+    return _rectified(_half_cheetah(BCConfig())).training(train_batch_size=256)
 
 
 def cql_half_cheetah() -> CQLConfig:
@@ -97,9 +96,7 @@ def _half_cheetah(config: Config) -> Config:
     Products are in bfloat16.
     """
     config.environment("HalfCheetah-v5").offline_data(input_="lockstep/halfcheetah/replay-v0").training(lr=1e-3)
-    config.rl_module(model_config={"hiddens": (256, 256)}).framework(
-        compile=True, compile_after=5_000, mixed_precision=True
-    )
+    config.rl_module(model_config={"hiddens": (256, 256)}).framework(mixed_precision=True)
     return config.reporting(total_steps=50_000, steps_per_epoch=10_000)
 
 

@@ -436,6 +436,8 @@ def prepare_resume(
         with handed_in(*script_objects):
             before.update_from_dict(saved, trust=trust, file=checkpoint)
         config, source = config_on_ranks(config.copy().with_agents()), "the configuration that was given"
+        if config.framework.compile == "auto":
+            config.framework.compile = before.framework.compile  # as it was decided when the run began
         edited = {}
     for option, value in asked.items():
         config.set_path(option, value)

@@ -250,6 +250,19 @@ class RunFolder:
         write_json(self.path / CONFIG, info)
         self.info, self.config = info, without_signature(config)
 
+    def write_settings(self, config: Mapping[str, Any]) -> None:
+        """Write the settings of a run that has not begun, with what was chosen when its trainer was built.
+
+        Loggers that were made with `config` see it too: they read it when their first record begins a run elsewhere.
+
+        Raises `OSError`: they cannot be written; config.json stays as it was.
+        """
+        info = {**self.info, "config": dict(config)}
+        write_json(self.path / CONFIG, info)
+        self.info = info
+        self.config.clear()
+        self.config.update(without_signature(config))
+
     def has_recorded(self, entry: Mapping[str, Any]) -> bool:
         """Return whether the last entry of the history is this one, whenever it was made."""
         last = (self.info.get("history") or [{}])[-1]

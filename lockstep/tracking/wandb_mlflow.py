@@ -33,7 +33,7 @@ class NumberedLogger(BaseLogger):
 
     Args:
         run_id: the run to continue there; None begins one.
-        config: what the run was made with; shown beside it.
+        config: what the run was made with; shown beside it, as it stands when the first record is sent.
         intervals: as `BaseLogger`.
     """
 
@@ -42,7 +42,7 @@ class NumberedLogger(BaseLogger):
     ) -> None:
         super().__init__(**intervals)
         self.run_id = run_id
-        self.config = dict(config or {})
+        self.config = {} if config is None else config
         self._number: int | None = None  # of the next record; None: after those that are there
         self._num_there: int | None = None  # None: not asked yet
         self._save: list[Any] | None = None  # the last save on record: counters, records up to it, path
@@ -313,7 +313,7 @@ class WandbLogger(NumberedLogger):
             name=self.name,
             entity=self.entity,
             id=self.run_id,
-            config=self.config,
+            config=dict(self.config),
             dir=str(self.dir),
             mode=mode,
             resume="allow" if mode in (None, "online") else None,

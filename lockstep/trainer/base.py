@@ -680,6 +680,19 @@ class BaseTrainer(ABC):
         """Return the number of gradient steps that the rest of the run takes, and of the rows that they read."""
         return 0, 0
 
+    def choose_compiling(self, is_allowed: bool) -> bool:
+        """Choose and return whether gradient steps are compiled. The policy's configuration keeps it.
+
+        `is_allowed`: whether the algorithm takes `framework(compile=True)`; else "auto" means eager.
+        """
+        framework, learners = self.policy.config.framework, self.policy.learner_group
+        if learners.is_alone:
+            planned = self.work_left() if is_allowed else (0, 0)
+            framework.compile = learners.learner.choose_compiling(*planned)
+        else:  # several learners step eagerly
+            framework.compile = framework.compile is True
+        return framework.compile
+
     def first_and_last_update(self) -> tuple[int, int]:
         """Return the positions of the run at its next and at its last update. Schedules use them."""
         return self.position, self.steps_in_all

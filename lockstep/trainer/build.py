@@ -88,6 +88,8 @@ def build_trainer(
     config = config_on_ranks(config)
     config = config.with_agents() if folder is None else config  # else `prepare_run` did
     _check_run(config, callbacks)
+    if config.framework.compile is not False:  # chosen below; the user's own configuration stays as it is
+        config = config.copy()
     length = RunLength.of(config)
     _warn_of_zero_rates(config.training.options(), length)
     config.set_num_threads()
@@ -125,6 +127,10 @@ def build_trainer(
             else:
                 options["repeat_per_collect"] = training.num_epochs
                 trainer = OnpolicyTrainer(policy, batch_size=training.minibatch_size, **options)
+        if config.framework.compile is not False:
+            config.framework.compile = trainer.choose_compiling(config.allows_compiling())
+            if folder is not None and reducer.rank == 0 and not resume:
+                folder.write_settings(config.named_options())  # a resumed run keeps the choice
     except BaseException:
         if not policy.learner_group.is_alone:
             policy.learner_group.shutdown()

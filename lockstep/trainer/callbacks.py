@@ -55,7 +55,16 @@ class TrainerView:
 
     CHANGES = frozenset(
         (
-            *("run", "reset", "close", "training_step", "policy_update_fn", "test_step", "set_seed"),
+            *(
+                "run",
+                "reset",
+                "close",
+                "training_step",
+                "policy_update_fn",
+                "test_step",
+                "set_seed",
+                "choose_compiling",
+            ),
             *("set_state", "set_own_folders", "restore_from_path"),
         )
     )

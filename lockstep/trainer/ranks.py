@@ -94,7 +94,14 @@ def run_begun_before(root: str | Path, config: Mapping[str, Any]) -> Path | None
             folder = RunFolder.open(file.parent)
         except RunFolderError:
             continue
-        is_same = folder.info.get("run_id") == place.run_id and folder.config == wanted
+        is_same = folder.info.get("run_id") == place.run_id and _is_of(folder.config, wanted)
         if is_same and folder.newest_checkpoint() is not None:
             found = folder.path if place.num_restarts or folder.ended_at() is None else None
     return found
+
+
+def _is_of(settings: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Return whether a run's settings are those wanted, of which `compile="auto"` was decided when the run began."""
+    if wanted["framework"]["compile"] == "auto":
+        wanted = {**wanted, "framework": {**wanted["framework"], "compile": settings["framework"]["compile"]}}
+    return settings == wanted

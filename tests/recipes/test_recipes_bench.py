@@ -40,7 +40,9 @@ def test_a_row_says_all_that_makes_the_result_again(root):
     assert first["curve_steps"] == [0, 1000, 2000]
     assert len(first["curve_returns"]) == 3
     assert first["steps"] == 2000
-    assert json.loads(first["settings"])["reporting"]["total_steps"] == 2000
+    settings = json.loads(first["settings"])
+    assert settings["reporting"]["total_steps"] == 2000
+    assert settings["framework"]["compile"] is False  # as it was chosen
     assert json.loads(first["versions"])["torch"]
     words = "lockstep bench run ppo CartPole-v1 --first-seed 0 --seeds 1 --set reporting.total_steps=2000"
     assert first["command"] == words
@@ -51,6 +53,16 @@ def test_seeds_that_are_there_are_not_run_again(root, capfd):
     assert main([*SHORT, "--seeds", "2", "--root", str(root)]) == 0
     assert "0 of 2 seeds to run" in capfd.readouterr().out
     assert rows_of(root) == before
+
+
+def test_a_row_is_made_again_from_its_settings(root, tmp_path, capfd):
+    command = ["bench", "repeat", "ppo", "CartPole-v1", "--draft", "--first-seed", "1", "--seeds", "1"]
+    before = rows_of(root)
+    assert main([*command, "--root", str(root)]) == 0
+    assert "the same weights" in capfd.readouterr().out
+    assert rows_of(root) == before
+    assert main([*command, "--root", str(tmp_path)]) == 2
+    assert "bench list" in capfd.readouterr().err
 
 
 @pytest.mark.faults

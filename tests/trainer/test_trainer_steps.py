@@ -14,7 +14,7 @@ from lockstep.trainer import test_episode as play_episodes
 from lockstep.trainer.callbacks import TrainerView
 
 CHANGING = {"run", "reset", "close", "training_step", "policy_update_fn", "test_step", "set_seed"}
-CHANGING |= {"set_state", "set_own_folders", "restore_from_path"}
+CHANGING |= {"set_state", "set_own_folders", "restore_from_path", "choose_compiling"}
 READING = {"info", "get_state", "own_folders", "checkpoint_folders", "save_to_path"}
 READING |= {"describe_updates", "work_left", "first_and_last_update"}
 FOR_CALLBACKS = {"add_module", "remove_module", "set_policies_to_train", "set_policy_mapping_fn"}

@@ -64,6 +64,16 @@ def _folder_of_process(reason: str) -> Path:
     return Path(folder)
 
 
+def compiler_name() -> str:
+    """Return the compiler that torch calls for code on the CPU: the one that the variable CXX names, or its default."""
+    return os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+
+
+def has_compiler() -> bool:
+    """Return whether this machine has the compiler."""
+    return shutil.which(compiler_name().split()[0]) is not None
+
+
 @cache
 def _machine() -> str:
     """Return what the code for this processor depends on: it runs on no other, were the folder on several machines."""

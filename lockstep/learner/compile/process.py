@@ -5,6 +5,7 @@ It imports nothing of Lockstep, so that it starts early.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import math
@@ -16,6 +17,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 QUICK = {
     "cpp.vec_isa_ok": True,
@@ -30,10 +32,32 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by an exception, so that the folder goes
     threading.Thread(target=end_with_parent, args=(int(sys.argv[1]),), daemon=True).start()
     received = sys.stdin.buffer.read()  # all of it before torch is loaded: the learner waits until it is read
+    code, layouts, options, num_threads, target = json.loads(received)
+    if "carefully" in sys.argv:  # for a process that has the lock
+        make(code, layouts, options, num_threads, target, received)
+        return
+    with open(f"{target}.lock", "w") as lock:  # several runs that begin together need the code once
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not is_made(Path(target)):
+            make(code, layouts, options, num_threads, target, received)
+        Path(lock.name).unlink(missing_ok=True)
+
+
+def is_made(target: Path) -> bool:
+    """Return whether the library is there, whole."""
+    try:
+        return hashlib.sha256(target.read_bytes()).hexdigest() == Path(f"{target}.sha256").read_text()
+    except OSError:
+        return False
+
+
+def make(
+    code: str, layouts: list[Any], options: dict[str, Any], num_threads: int, target: str, received: bytes
+) -> None:
+    """Compile the source of a graph's `forward` for inputs of these layouts. `received`: all of this as it came."""
     import torch
     from torch._inductor import aot_compile
 
-    code, layouts, options, num_threads, target = json.loads(received)
     torch.set_num_threads(num_threads)
     names = {"torch": torch, "device": torch.device, "inf": math.inf, "nan": math.nan, "NoneType": type(None)}
     exec(code, names)  # the source of a graph's `forward`
