@@ -355,19 +355,21 @@ def newest_checkpoint(directory: str | os.PathLike[str], *, without: Collection[
     return None
 
 
-def checkpoints_in(directory: str | os.PathLike[str]) -> list[Path]:
+def checkpoints_in(directory: str | os.PathLike[str], *, unreadable_first: bool = True) -> list[Path]:
     """Return the directories in `directory` that may be checkpoints, newest first; none is verified.
 
     Ordered by attempt, then by steps; where both are equal, by the time of writing. Those without a readable manifest
-    come first, so that whoever wants the newest hears of them. Left out: hidden ones (a save that was killed), and
-    `error`, the state of a run at the error that ended it.
+    come first, so that whoever wants the newest hears of them; or last. Left out: hidden ones (a save that was
+    killed), and `error`, the state of a run at the error that ended it.
     """
     parent = Path(directory).absolute()
     if not parent.is_dir():
         return []
     found = [child for child in parent.iterdir() if child.is_dir() and not child.name.startswith(".")]
     found += interrupted_replacements(parent)
-    return sorted((child for child in found if child.name != ERROR), key=_age_key, reverse=True)
+    unreadable = 1 if unreadable_first else -1
+    candidates = (child for child in found if child.name != ERROR)
+    return sorted(candidates, key=lambda child: _age_key(child, unreadable), reverse=True)
 
 
 def newest_attempt(directory: str | os.PathLike[str]) -> int:
@@ -380,11 +382,12 @@ def newest_attempt(directory: str | os.PathLike[str]) -> int:
     return max(attempts)
 
 
-def _age_key(path: Path) -> tuple[int, int, int, int, str]:
+def _age_key(path: Path, unreadable: int) -> tuple[int, int, int, int, str]:
+    """Return attempt, steps and time of a checkpoint behind a zero, or zeros behind `unreadable`."""
     try:
         manifest = read_manifest(path)
     except CheckpointError:
-        return 1, 0, 0, 0, path.name
+        return unreadable, 0, 0, 0, path.name
     metadata = manifest["metadata"]
     steps = manifest.get("steps")
     if steps is None:  # format 1
@@ -438,7 +441,8 @@ def _write_value(base: Path, key: str, value: object) -> dict[str, dict[str, Any
     if isinstance(value, Mapping) and _is_flat(value):
         arrays = dict(value)
     else:
-        text = json.dumps(encode(value, key, arrays), indent=1, allow_nan=False)
+        # Without indentation, because only such text is written by Python's fast encoder.
+        text = json.dumps(encode(value, key, arrays), allow_nan=False)
         written[".json"] = _write_file(base.with_name(f"{base.name}.json"), [text.encode("ascii")])
     if arrays:
         chunks = tensor_file_chunks(arrays)
@@ -529,7 +533,7 @@ def _write_manifests(
             "files": {name[len(prefix) :]: entry for name, entry in files.items() if name.startswith(prefix)},
         }
         try:
-            text = json.dumps({**manifest, CHECKSUM: manifest_checksum(manifest)}, indent=1, allow_nan=False)
+            text = json.dumps({**manifest, CHECKSUM: manifest_checksum(manifest)}, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"checkpoint metadata must be plain JSON values: {error}") from error
         files[f"{prefix}{MANIFEST}"] = _write_file(root / place / MANIFEST, [text.encode("ascii")])

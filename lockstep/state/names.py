@@ -96,15 +96,24 @@ def _public_folder(value: Callable[..., Any]) -> str | None:
     if functools.reduce(lambda found, part: getattr(found, part, None), parts[1:], outermost) is not value:
         return None  # another object has this name now
 
+    return _folder_that_lists(outermost, parts[0])
+
+
+@functools.cache
+def _folder_that_lists(outermost: object, name: str) -> str | None:
+    """Return the shortest name of a folder of Lockstep whose `__all__` has an object; None where none has it.
+
+    Each class in a file is looked up among thousands of modules, so that what was found is kept.
+    """
     folders = []
-    for name, module in list(sys.modules.items()):
-        # Each class in a file is looked up among thousands of modules, so those of other packages are left out first.
+    for folder, module in list(sys.modules.items()):
+        # Modules of other packages are left out first, because they are most.
         # `__dict__`, because a folder may answer old names by a `__getattr__` that warns.
-        if not name.startswith(OWN_PACKAGES) or getattr(module, "__dict__", {}).get(parts[0]) is not outermost:
+        if not folder.startswith(OWN_PACKAGES) or getattr(module, "__dict__", {}).get(name) is not outermost:
             continue
-        if is_of_lockstep(name) and hasattr(module, "__path__") and parts[0] in getattr(module, "__all__", ()):
-            folders.append(name)
-    return min(folders, key=lambda name: (name.count("."), name), default=None)
+        if is_of_lockstep(folder) and hasattr(module, "__path__") and name in getattr(module, "__all__", ()):
+            folders.append(folder)
+    return min(folders, key=lambda folder: (folder.count("."), folder), default=None)
 
 
 # -- objects of the running script ---

@@ -332,18 +332,9 @@ def prune_checkpoints(directory: Path, keep: int) -> None:
 
     Newest by attempt and steps, see `newest_checkpoint`; those without a readable manifest are the first to go.
     """
-    found = [path for path in checkpoints_in(directory) if path.name.startswith("step_")]
-    found.sort(key=_has_readable_manifest, reverse=True)
+    found = [path for path in checkpoints_in(directory, unreadable_first=False) if path.name.startswith("step_")]
     for old in found[keep:]:
         shutil.rmtree(present_form(old), ignore_errors=True)
-
-
-def _has_readable_manifest(checkpoint: Path) -> bool:
-    try:
-        read_manifest(checkpoint)
-    except CheckpointError:
-        return False
-    return True
 
 
 def _make_unused(parent: Path, name: str) -> Path:
