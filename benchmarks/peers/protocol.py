@@ -211,15 +211,20 @@ def least_seconds(call: Callable[[], Any], *, calls: int = 1, budget: float = 0.
 
 
 class Measured:
-    """An entry of a program that stays: ``fresh`` makes what a call consumes (not timed), ``call`` is timed."""
+    """An entry of a program that stays: ``fresh`` makes what a call consumes (not timed), ``call`` is timed.
+
+    ``processor_time`` counts the processor's seconds so far; by default those of this process alone.
+    """
 
     def __init__(
         self,
         call: Callable[[Any], Any],
         fresh: Callable[[], Any] = lambda: None,
         stages: Callable[[], dict[str, float]] | None = None,
+        processor_time: Callable[[], float] = time.process_time,
     ) -> None:
         self.call, self.fresh, self.stages = call, fresh, stages
+        self.processor_time = processor_time
 
     def seconds(self, times: int, synchronize: Callable[[], None]) -> dict[str, list[float]]:
         """Return seconds of the clock and of the processor of each call."""
@@ -227,11 +232,11 @@ class Measured:
         for _ in range(times):
             consumed = self.fresh()
             synchronize()
-            began, began_processor = time.perf_counter(), time.process_time()
+            began_processor, began = self.processor_time(), time.perf_counter()
             self.call(consumed)
             synchronize()
             wall.append(time.perf_counter() - began)
-            processor.append(time.process_time() - began_processor)
+            processor.append(self.processor_time() - began_processor)
         return {"seconds": wall, "processor_seconds": processor}
 
     def median_stages(self, times: int) -> dict[str, float] | None:

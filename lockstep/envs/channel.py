@@ -8,11 +8,15 @@ import time
 
 _SIZE = struct.Struct("!Q")
 """How many bytes a message has; sent before them."""
+_NOTHING = _SIZE.pack(0)
+"""The empty message."""
 _READ_AT_ONCE = 1 << 16
 
 
 class Channel:
     """One end of a pair of connected sockets. It can be handed to a new process.
+
+    The empty message is the cheapest one: it only wakes the other process.
 
     A deadline is a time of `time.monotonic()`; None waits for ever. It holds for the whole message: a process that
     stops in the middle of a message larger than the socket's buffer is noticed as well.
@@ -32,9 +36,9 @@ class Channel:
 
     def send(self, message: bytes | memoryview, deadline: float | None = None) -> None:
         """Send one message. `TimeoutError`: it was not taken in time; `OSError`: the other end is gone."""
-        self._end.settimeout(seconds_until(deadline))
+        self._set_deadline(deadline)
         try:
-            self._end.sendall(b"".join((_SIZE.pack(len(message)), message)))
+            self._end.sendall(b"".join((_SIZE.pack(len(message)), message)) if message else _NOTHING)
         except BlockingIOError as error:  # what a time-out of 0 raises
             raise TimeoutError("the deadline of a message has passed") from error
 
@@ -51,7 +55,7 @@ class Channel:
     def _read(self, size: int, deadline: float | None) -> None:
         """Read until `size` bytes are there."""
         while len(self._received) < size:
-            self._end.settimeout(seconds_until(deadline))
+            self._set_deadline(deadline)
             try:
                 part = self._end.recv(max(size - len(self._received), _READ_AT_ONCE))
             except BlockingIOError as error:
@@ -59,6 +63,11 @@ class Channel:
             if not part:
                 raise EOFError("the other end is gone")
             self._received += part
+
+    def _set_deadline(self, deadline: float | None) -> None:
+        # Setting a time-out is a system call, also where nothing changes.
+        if deadline is not None or self._end.gettimeout() is not None:
+            self._end.settimeout(seconds_until(deadline))
 
     def fileno(self) -> int:
         """Return the descriptor, to wait for several channels at once."""

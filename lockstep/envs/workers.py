@@ -33,6 +33,8 @@ from lockstep.options.restarts import RestartBudget, RestartLimits
 
 _GRACE = 1.0
 """Seconds that a worker is given to end by itself."""
+_LOST = object()
+"""The answer of a row whose worker was started again."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,9 @@ class WorkerVectorEnv(VectorBoundary):
     A worker that dies, or does not answer within `step_timeout`, is started again within `restarts`; only its own
     unfinished episode is lost (`StepResult.lost`). An exception in an environment arrives whole, and no restart is made
     for it. `send` and `receive` step single rows.
+
+    What every step has (action, observation, reward, flags) is in memory that all processes share. The channel of a row
+    then carries an empty message each way, which wakes the process at its other end. Everything rare is pickled.
 
     Args:
         env_fns: one function for each row that makes its environment.
@@ -90,11 +95,16 @@ class WorkerVectorEnv(VectorBoundary):
         self.step_timeout, self.restarts = step_timeout, RestartBudget(restarts or RestartLimits())
         self._env_fns = [CloudpickleWrapper(make) for make in env_fns]
         self._memory: list[Any] = []
-        self.observations = _shared_tree(self.observation_space, self.num_envs, self._allocate)
+        shared = _SharedRows(self.observation_space, self.action_space, self.num_envs, self._allocate)
+        self.observations = shared.obs
         """the newest observation of every row, a tree `[B, ...]`, written to by later steps"""
+        self._actions = shared.actions
         self._batched_actions = batch_space(self.action_space, self.num_envs)
         self._rows_of_actions = isinstance(self.action_space, ARRAY_SPACES)
         self._result = StepResult(self.observations, self.num_envs)
+        self._result.rewards = shared.rewards
+        self._result.terminateds = shared.terminateds
+        self._result.truncateds = shared.truncateds
         self._seeds: list[int | None] = [None] * self.num_envs
         self._sent: dict[int, tuple[float | None, Tree]] = {}  # row -> deadline, action
         self._dropped: set[str] = set()
@@ -125,33 +135,47 @@ class WorkerVectorEnv(VectorBoundary):
     # -- asking and answering ---
 
     def _ask(self, row: int, name: str, argument: object = None, *, deadline: float | None) -> None:
-        _ask(name, argument, self._pipes[row], deadline)
+        _send(self._pipes[row], ForkingPickler.dumps((name, argument)), deadline)
 
     def _answer(self, row: int, deadline: float | None, action: Tree, during: str) -> Any:
-        """Return a row's answer, `Arrived(lost=True)` where its worker was started again; raise what its env raised."""
+        """Return a row's answer, `_LOST` where its worker was started again; raise what its environment raised.
+
+        The answer to a step is None or `(final observation, its info)`; the rest is in the shared memory.
+        """
         try:
-            is_told, answer, more = ForkingPickler.loads(self._receive(row, deadline))
+            message = self._receive(row, deadline)
         except (EOFError, OSError) as error:
             self._restart(row, error, action, during)
-            return Arrived(row, lost=True)
+            return _LOST
+        if not message:
+            return None
+        is_told, answer, more = ForkingPickler.loads(message)
         if not is_told:
             failure = step_error(answer, backend=self.backend, env_index=row, action=action, during=during)
             raise failure from WorkerTraceback(more)
-        for key in more.keys() - self._dropped:
+        self._warn_of_dropped(more)
+        if during == "reset" and self.infos is not None:
+            self.infos.of_step[row] = {}
+            self.infos.of_reset[row] = answer or self.infos.of_reset[row]
+        elif during == "step":
+            *ending, infos = answer
+            if self.infos is not None:
+                self.infos.of_step[row] = infos[0]
+                self.infos.of_reset[row] = infos[1] or self.infos.of_reset[row]
+            return ending if ending[0] is not None else None
+        return answer
+
+    def _warn_of_dropped(self, dropped: dict[str, str]) -> None:
+        """Warn once of each key of an info that cannot be pickled."""
+        for key in dropped.keys() - self._dropped:
             self._dropped.add(key)
             warnings.warn(
-                f"info[{key!r}] cannot be pickled and is left out ({more[key]}): an environment in its own process "
+                f"info[{key!r}] cannot be pickled and is left out ({dropped[key]}): an environment in its own process "
                 "can only give what can; take it out of info, or step the environments in this process "
                 "(vectorize_mode='sync', make_vector(..., mode='sync'))",
                 RuntimeWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
-        if self.infos is not None and during in ("reset", "step"):
-            infos = answer[-1] if during == "step" else (None, answer)
-            answer = answer[:-1] if during == "step" else None
-            self.infos.of_step[row] = infos[0] or {}
-            self.infos.of_reset[row] = infos[1] or self.infos.of_reset[row]
-        return Arrived(row, *answer) if during == "step" else answer
 
     def keep_infos(self) -> None:
         """Have each worker send its infos from now on."""
@@ -172,11 +196,15 @@ class WorkerVectorEnv(VectorBoundary):
         deadline = self._deadline()
         for row, argument in enumerate(arguments):
             self._ask(row, name, argument, deadline=deadline)
+        return self._answers(deadline, [None] * self.num_envs, name)
+
+    def _answers(self, deadline: float | None, actions: Sequence[Tree], during: str) -> list[Any]:
+        """Return every row's answer, all read before one raises."""
         answers: list[Any] = []
         failed: EnvironmentStepError | None = None
-        for row, argument in enumerate(arguments):
+        for row, action in enumerate(actions):
             try:
-                answers.append(self._answer(row, deadline, argument if name == "step" else None, name))
+                answers.append(self._answer(row, deadline, action, during))
             except EnvironmentStepError as error:
                 failed = failed or error
         if failed is not None:
@@ -226,19 +254,20 @@ class WorkerVectorEnv(VectorBoundary):
 
     def step(self, actions: Tree) -> StepResult:
         """Take one action in every row; see `VectorBoundary.step`."""
-        arrived = self._ask_all("step", self._split(actions, self.num_envs))
+        rows = range(self.num_envs)
+        deadline = self._deadline()
+        single = self._hand_over(rows, actions, deadline)
+        answers = self._answers(deadline, single, "step")
         result = self._result
         result.forget_endings()
-        for each in arrived:
-            result.rewards[each.row] = each.reward
-            result.terminateds[each.row], result.truncateds[each.row] = each.terminated, each.truncated
-        done = [each for each in arrived if each.final_obs is not None]
-        lost = [each.row for each in arrived if each.lost]
+        done = [row for row in rows if answers[row] is not None and answers[row] is not _LOST]
+        lost = [row for row in rows if answers[row] is _LOST]
         if done:
-            rows = np.array([each.row for each in done], np.int64)
-            result.final_obs = (rows, concat_trees([each.final_obs for each in done], "observation"))
-            result.infos = {each.row: each.info for each in done if each.info} or None
+            final = concat_trees([answers[row][0] for row in done], "observation")
+            result.final_obs = (np.array(done, np.int64), final)
+            result.infos = {row: answers[row][1] for row in done if answers[row][1]} or None
         if lost:
+            self._forget_step(lost)
             result.lost = np.array(lost, np.int64)
             result.valid = np.ones(self.num_envs, np.bool_)
             result.valid[lost] = False
@@ -247,12 +276,27 @@ class WorkerVectorEnv(VectorBoundary):
             self._watch_step(result)
         return result
 
-    def _split(self, actions: Tree, num_rows: int) -> list[Tree]:
+    def _hand_over(self, rows: Sequence[int], actions: Tree, deadline: float | None) -> Sequence[Tree]:
+        """Have these rows step, without waiting; return the action of each."""
         self._check_started()
-        if not self._rows_of_actions:
-            return list(iterate(self._batched_actions, actions))
-        self._check_number("step", "actions", actions, num_rows)
-        return list(actions)
+        single = actions
+        if self._rows_of_actions:
+            self._check_number("step", "actions", actions, len(rows))
+        else:
+            single = list(iterate(self._batched_actions, actions))
+        if self._actions is not None and _has_form(actions, self._actions):
+            self._actions[list(rows)] = actions
+            for row in rows:
+                _send(self._pipes[row], b"", deadline)
+        else:
+            for row, action in zip(rows, single, strict=True):
+                self._ask(row, "step", action, deadline=deadline)
+        return single
+
+    def _forget_step(self, rows: Sequence[int]) -> None:
+        """Clear what workers that were ended may have written of a step."""
+        self._result.rewards[rows] = 0.0
+        self._result.terminateds[rows] = self._result.truncateds[rows] = False
 
     # -- single rows ---
 
@@ -264,9 +308,8 @@ class WorkerVectorEnv(VectorBoundary):
     def send(self, rows: Sequence[int], actions: Tree) -> None:
         """Hand an action to each of these rows (array spaces only), without waiting."""
         deadline = self._deadline()
-        for row, action in zip(rows, self._split(actions, len(rows)), strict=True):
+        for row, action in zip(rows, self._hand_over(rows, actions, deadline), strict=True):
             self._sent[row] = (deadline, action)
-            self._ask(row, "step", action, deadline=deadline)
 
     def receive(self, most: int) -> list[Arrived]:
         """Wait until one sent row has answered; return all that have, at most `most`, in the order of sending.
@@ -276,10 +319,20 @@ class WorkerVectorEnv(VectorBoundary):
         answers = []
         for row in self._rows_to_receive()[:most]:
             deadline, action = self._sent.pop(row)
-            answers.append(self._answer(row, deadline, action, "step"))
+            answers.append(self._arrived(row, self._answer(row, deadline, action, "step")))
         if self._watch is not None:
             self._watch_rows(answers)
         return answers
+
+    def _arrived(self, row: int, answer: Any) -> Arrived:
+        """Return the answer of a row to a step, with what is in the shared memory."""
+        if answer is _LOST:
+            self._forget_step([row])
+            return Arrived(row, lost=True)
+        result = self._result
+        flags = {"terminated": bool(result.terminateds[row]), "truncated": bool(result.truncateds[row])}
+        final_obs, info = answer or (None, None)
+        return Arrived(row, float(result.rewards[row]), final_obs=final_obs, info=info, **flags)
 
     def _watch_rows(self, answers: Sequence[Arrived]) -> None:
         """Compare the observations of single rows with their bounds; see `_watch_step`."""
@@ -332,7 +385,7 @@ class WorkerVectorEnv(VectorBoundary):
         deadline = self._deadline()
         self._ask(row, "render", deadline=deadline)
         frame = self._answer(row, deadline, None, "render")
-        if isinstance(frame, Arrived):
+        if frame is _LOST:
             raise step_error(None, backend=self.backend, env_index=row, during="render")
         return frame
 
@@ -350,10 +403,17 @@ class WorkerVectorEnv(VectorBoundary):
             self._end_all()
 
 
-def _ask(name: str, argument: object, channel: Channel, deadline: float | None) -> None:
+def _has_form(actions: Tree, shared: np.ndarray) -> bool:
+    """Return whether environments get exactly these actions out of the shared memory, without a cast."""
+    if not isinstance(actions, np.ndarray):
+        return False
+    return actions.dtype == shared.dtype and actions.shape[1:] == shared.shape[1:]
+
+
+def _send(channel: Channel, message: bytes | memoryview, deadline: float | None) -> None:
     # Where the worker is dead, or does not read in time, the answer that is then missing tells so.
     with contextlib.suppress(OSError):
-        channel.send(ForkingPickler.dumps((name, argument)), deadline)
+        channel.send(message, deadline)
 
 
 def _end_workers(channels: list[Any], processes: list[Any], owner: int, grace: float = _GRACE) -> None:
@@ -363,7 +423,7 @@ def _end_workers(channels: list[Any], processes: list[Any], owner: int, grace: f
     deadline = time.monotonic() + grace
     open_rows = [row for row, channel in enumerate(channels) if channel is not None and not channel.closed]
     for row in open_rows:
-        _ask("close", None, channels[row], deadline)
+        _send(channels[row], ForkingPickler.dumps(("close", None)), deadline)
     for row in open_rows:
         _end_process(processes[row], channels[row], grace)
 
@@ -378,18 +438,39 @@ def _end_process(process: BaseProcess, channel: Channel, grace: float) -> None:
 # -- in the process of one environment ---
 
 
-def _shared_tree(space: spaces.Space[Any], num_envs: int, make: Callable[[int], Any]) -> Tree:
-    """Return a tree of arrays `[num_envs, ...]` on memory that `make(bytes)` gives leaf by leaf."""
+class _SharedRows:
+    """What steps read and write, one row for each environment, in memory that `make(bytes)` gives array by array.
 
-    def on_shared(leaf: np.ndarray) -> np.ndarray:
-        return np.frombuffer(make(max(1, leaf.nbytes)), leaf.dtype, leaf.size).reshape(leaf.shape)
+    Attributes:
+        obs: tree `[B, ...]`, the newest observations.
+        actions: array `[B, ...]`, the actions to take; None for a dict or tuple of actions, which are pickled.
+        rewards: float `[B]`, of the last step.
+        terminateds, truncateds: bool `[B]`, of the last step.
+    """
 
-    return map_tree(on_shared, allocate(space, num_envs))
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        num_envs: int,
+        make: Callable[[int], Any],
+    ) -> None:
+        def shared(leaf: np.ndarray) -> np.ndarray:
+            return np.frombuffer(make(max(1, leaf.nbytes)), leaf.dtype, leaf.size).reshape(leaf.shape)
+
+        self.obs: Tree = map_tree(shared, allocate(observation_space, num_envs))
+        self.rewards = shared(np.zeros(num_envs))
+        self.terminateds = shared(np.zeros(num_envs, np.bool_))
+        self.truncateds = shared(np.zeros(num_envs, np.bool_))
+        self.actions: np.ndarray | None = None
+        if isinstance(action_space, ARRAY_SPACES):
+            self.actions = shared(allocate(action_space, num_envs))
 
 
 def _work(make_env: Callable[[], gym.Env], row: int, num_envs: int, channel: Channel, memory: list[Any]) -> None:
-    """Answer `(True, result, dropped)` or `(False, summary, traceback)` until the channel closes.
+    """Answer until the channel closes: with `(True, result, dropped)`, `(False, summary, traceback)`, or nothing.
 
+    An empty message asks for a step with the action in the shared memory; an empty answer is the result None.
     `dropped`: keys of an info that cannot be pickled, each with the reason.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which ends the run in order
@@ -405,7 +486,8 @@ def _work(make_env: Callable[[], gym.Env], row: int, num_envs: int, channel: Cha
             "render": lambda _: served.env.render(),
         }
         while True:
-            name, argument = ForkingPickler.loads(channel.receive())
+            message = channel.receive()
+            name, argument = ForkingPickler.loads(message) if message else ("step", served.action())
             if name == "close":
                 served.env.close()
                 return
@@ -422,46 +504,62 @@ def _summary(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _pickled(name: str, result: tuple[Any, ...]) -> memoryview:
+def _pickled(name: str, result: Any) -> bytes | memoryview:
     """Return the answer as bytes; keys of an info that cannot be pickled are left out, and named with the reason."""
+    if result is None:
+        return b""
     try:
         return ForkingPickler.dumps((True, result, {}))
     except Exception as error:
-        if name != "step" or not isinstance(result[-1], dict):
+        final_obs, info, infos = result if name == "step" else (None, None, None)
+        if info is None or infos is not None:
             raise TypeError(f"what {name} gave cannot be pickled ({_summary(error)})") from error
     kept, dropped = {}, {}
-    for key, value in result[-1].items():
+    for key, value in info.items():
         try:
             ForkingPickler.dumps((key, value))
             kept[key] = value
         except Exception as error:
             dropped[str(key)] = _summary(error)
-    return ForkingPickler.dumps((True, (*result[:-1], kept), dropped))
+    return ForkingPickler.dumps((True, (final_obs, kept, None), dropped))
 
 
 class _ServedEnv:
-    """Holds one environment; its observations go into its row of the shared memory."""
+    """Holds one environment; what steps give goes into its row of the shared memory."""
 
     def __init__(self, env: gym.Env, row: int, num_envs: int, memory: list[Any]) -> None:
         self.env, self.row = env, row
         self.keeps_infos = False
         parts = iter(memory)
-        self.obs = _shared_tree(env.observation_space, num_envs, lambda size: next(parts))
+        shared = _SharedRows(env.observation_space, env.action_space, num_envs, lambda size: next(parts))
+        self._shared = shared
+        # A view of one number writes it in a third of the time that the array takes.
+        self._reward = memoryview(shared.rewards[row : row + 1])
+        self._terminated = memoryview(shared.terminateds[row : row + 1])
+        self._truncated = memoryview(shared.truncateds[row : row + 1])
         self._form = ObservationForm.of(env.observation_space)
 
     def keep_infos(self, _: None) -> None:
         """Give the infos of all steps and resets from now on."""
         self.keeps_infos = True
 
+    def action(self) -> Any:
+        """Return a copy of the action in the shared memory: the environment may keep it."""
+        assert self._shared.actions is not None
+        return copy_arrays(self._shared.actions[self.row])
+
     def reset(self, seed: int | None) -> dict[str, Any] | None:
         """Begin an episode; return its info, where infos are kept."""
         obs, info = self.env.reset() if seed is None else self.env.reset(seed=seed)
-        self._form.write(self.obs, self.row, obs)
+        self._form.write(self._shared.obs, self.row, obs)
         return info if self.keeps_infos else None
 
-    def step(self, action: Tree) -> tuple[Any, ...]:
-        """Return reward, terminated, truncated and, where the episode ended, its last observation and info; where infos
-        are kept, also those of the step and of a reset after it.
+    def step(self, action: Tree) -> tuple[Any, ...] | None:
+        """Take an action, and begin a new episode where one ended.
+
+        Returns:
+            None, or `(final observation, its info, infos)`: the first two where the episode ended (the info where it
+            is not empty), the infos of the step and of a reset after it where they are kept.
         """
         obs, reward, terminated, truncated, info = self.env.step(action)
         final = first = None
@@ -469,7 +567,11 @@ class _ServedEnv:
             final = self._form.rows([obs])
             info = copy_arrays(info)  # the reset may write into its arrays
             obs, first = self.env.reset()
-        self._form.write(self.obs, self.row, obs)
-        kept = ((info, first),) if self.keeps_infos else ()
+        self._form.write(self._shared.obs, self.row, obs)
+        self._reward[0] = as_reward(reward)
+        self._terminated[0] = bool(terminated)
+        self._truncated[0] = bool(truncated)
+        if final is None and not self.keeps_infos:
+            return None
         last = info if final is not None and info else None
-        return (as_reward(reward), bool(terminated), bool(truncated), final, last, *kept)
+        return final, last, (info or {}, first) if self.keeps_infos else None
