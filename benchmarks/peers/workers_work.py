@@ -27,9 +27,9 @@ class StepCost:
 
 
 COSTS = {
-    "computes 20 us": StepCost("computes", 20e-6, {8: 1000, 64: 150}),
-    "computes 2 ms": StepCost("computes", 2e-3, {8: 30, 64: 4}),
-    "waits 2 ms": StepCost("waits", 2e-3, {8: 100, 64: 60}),
+    "computes-20us": StepCost("computes", 20e-6, {8: 1000, 64: 150}),
+    "computes-2ms": StepCost("computes", 2e-3, {8: 30, 64: 4}),
+    "waits-2ms": StepCost("waits", 2e-3, {8: 100, 64: 60}),
     "CartPole-v1": StepCost("CartPole", 0.0, {8: 1000, 64: 150}),
 }
 EPISODE_STEPS = 200

@@ -2,7 +2,7 @@
 
     python benchmarks/peers/setup_peers.py sb3
     python benchmarks/speed/workers_speed.py               # about four minutes
-    python benchmarks/speed/workers_speed.py --costs "computes 20 us" --rounds 3
+    python benchmarks/speed/workers_speed.py --costs computes-20us --rounds 3
     python benchmarks/speed/workers_speed.py --render      # the page again, from the raw results
 
 8 and 64 Python environments, each in a process of its own: `make_vector(mode="async")`, gymnasium's `AsyncVectorEnv`
