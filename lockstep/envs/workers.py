@@ -531,12 +531,7 @@ class _ServedEnv:
         self.env, self.row = env, row
         self.keeps_infos = False
         parts = iter(memory)
-        shared = _SharedRows(env.observation_space, env.action_space, num_envs, lambda size: next(parts))
-        self._shared = shared
-        # A view of one number writes it in a third of the time that the array takes.
-        self._reward = memoryview(shared.rewards[row : row + 1])
-        self._terminated = memoryview(shared.terminateds[row : row + 1])
-        self._truncated = memoryview(shared.truncateds[row : row + 1])
+        self._shared = _SharedRows(env.observation_space, env.action_space, num_envs, lambda size: next(parts))
         self._form = ObservationForm.of(env.observation_space)
 
     def keep_infos(self, _: None) -> None:
@@ -568,9 +563,9 @@ class _ServedEnv:
             info = copy_arrays(info)  # the reset may write into its arrays
             obs, first = self.env.reset()
         self._form.write(self._shared.obs, self.row, obs)
-        self._reward[0] = as_reward(reward)
-        self._terminated[0] = bool(terminated)
-        self._truncated[0] = bool(truncated)
+        self._shared.rewards[self.row] = as_reward(reward)
+        self._shared.terminateds[self.row] = bool(terminated)
+        self._shared.truncateds[self.row] = bool(truncated)
         if final is None and not self.keeps_infos:
             return None
         last = info if final is not None and info else None
