@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import time
@@ -41,6 +42,11 @@ class Channel:
             self._end.sendall(b"".join((_SIZE.pack(len(message)), message)) if message else _NOTHING)
         except BlockingIOError as error:  # what a time-out of 0 raises
             raise TimeoutError("the deadline of a message has passed") from error
+
+    def offer(self, message: bytes | memoryview, deadline: float | None = None) -> None:
+        """Send one message, unless the other end is gone or does not take it in time: a missing answer says so."""
+        with contextlib.suppress(OSError):
+            self.send(message, deadline)
 
     def receive(self, deadline: float | None = None) -> bytes:
         """Return the next message. `TimeoutError`: it was not there in time; `EOFError`: the other end is gone."""

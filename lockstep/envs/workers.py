@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import time
@@ -135,7 +134,7 @@ class WorkerVectorEnv(VectorBoundary):
     # -- asking and answering ---
 
     def _ask(self, row: int, name: str, argument: object = None, *, deadline: float | None) -> None:
-        _send(self._pipes[row], ForkingPickler.dumps((name, argument)), deadline)
+        self._pipes[row].offer(ForkingPickler.dumps((name, argument)), deadline)
 
     def _answer(self, row: int, deadline: float | None, action: Tree, during: str) -> Any:
         """Return a row's answer, `_LOST` where its worker was started again; raise what its environment raised.
@@ -287,7 +286,7 @@ class WorkerVectorEnv(VectorBoundary):
         if self._actions is not None and _has_form(actions, self._actions):
             self._actions[list(rows)] = actions
             for row in rows:
-                _send(self._pipes[row], b"", deadline)
+                self._pipes[row].offer(b"", deadline)
         else:
             for row, action in zip(rows, single, strict=True):
                 self._ask(row, "step", action, deadline=deadline)
@@ -324,7 +323,7 @@ class WorkerVectorEnv(VectorBoundary):
             self._watch_rows(answers)
         return answers
 
-    def _arrived(self, row: int, answer: Any) -> Arrived:
+    def _arrived(self, row: int, answer: list[Tree] | None) -> Arrived:
         """Return the answer of a row to a step, with what is in the shared memory."""
         if answer is _LOST:
             self._forget_step([row])
@@ -410,12 +409,6 @@ def _has_form(actions: Tree, shared: np.ndarray) -> bool:
     return actions.dtype == shared.dtype and actions.shape[1:] == shared.shape[1:]
 
 
-def _send(channel: Channel, message: bytes | memoryview, deadline: float | None) -> None:
-    # Where the worker is dead, or does not read in time, the answer that is then missing tells so.
-    with contextlib.suppress(OSError):
-        channel.send(message, deadline)
-
-
 def _end_workers(channels: list[Any], processes: list[Any], owner: int, grace: float = _GRACE) -> None:
     """End the workers that still run, in order where they do so within `grace` seconds."""
     if os.getpid() != owner:
@@ -423,7 +416,7 @@ def _end_workers(channels: list[Any], processes: list[Any], owner: int, grace: f
     deadline = time.monotonic() + grace
     open_rows = [row for row, channel in enumerate(channels) if channel is not None and not channel.closed]
     for row in open_rows:
-        _send(channels[row], ForkingPickler.dumps(("close", None)), deadline)
+        channels[row].offer(ForkingPickler.dumps(("close", None)), deadline)
     for row in open_rows:
         _end_process(processes[row], channels[row], grace)
 
@@ -504,14 +497,14 @@ def _summary(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _pickled(name: str, result: Any) -> bytes | memoryview:
+def _pickled(name: str, result: tuple[Any, ...] | dict[str, Any] | None) -> bytes | memoryview:
     """Return the answer as bytes; keys of an info that cannot be pickled are left out, and named with the reason."""
     if result is None:
         return b""
     try:
         return ForkingPickler.dumps((True, result, {}))
     except Exception as error:
-        final_obs, info, infos = result if name == "step" else (None, None, None)
+        final_obs, info, infos = result if isinstance(result, tuple) else (None, None, None)
         if info is None or infos is not None:
             raise TypeError(f"what {name} gave cannot be pickled ({_summary(error)})") from error
     kept, dropped = {}, {}

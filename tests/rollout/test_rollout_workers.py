@@ -36,6 +36,8 @@ class Breaking(CountingEnv):
         while self.steps == self.until and not os.path.exists(self.marker):
             time.sleep(0.001)
         if self.how and self.steps == self.at and (self.how == "always" or not os.path.exists(self.marker)):
+            if self.how in ("die", "always"):
+                os.closerange(3, 1024)  # whoever waits for the marker finds this end of the channel closed
             open(self.marker, "w").close()
             while self.how == "hang":
                 time.sleep(1)
