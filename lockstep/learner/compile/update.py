@@ -10,6 +10,7 @@ already, so that a run's bits do not depend on what was run before.
 
 from __future__ import annotations
 
+import itertools
 import operator
 import time
 import warnings
@@ -73,6 +74,7 @@ class CompiledUpdate:
         self._state: list[Tensor] = []
         self._layouts: list[Any] = []
         """names and layouts of `_state`: what the compiled code takes for granted"""
+        self._buffers = _Buffers()
         self._eager_steps = learner.framework.compile_after if learner.device.type == "cpu" else 0
 
     def run(self, columns: ColumnsByModule, indices: Mapping[str, Tensor | None]) -> bool:
@@ -161,9 +163,9 @@ class CompiledUpdate:
                 inputs.append(entry.hold)
         inputs += [value for _, value in learner.coefficients.values()]
         for value in learner.registered.values():  # parameters that are optimized are inputs already
-            if isinstance(value, Tensor) and not any(value in entry.flat.grad_by_param for entry in entries):
+            if isinstance(value, Tensor) and not learner.optimizers.steps(value):
                 inputs.append(value)
-        inputs += [buffer for module_id in learner.learning_modules() for buffer in learner.module[module_id].buffers()]
+        inputs += self._buffers.of([learner.module[module_id] for module_id in learner.learning_modules()])
         return inputs + [target.flat for target in self._targets()]
 
     def reason_to_run_eagerly(self) -> str | None:
@@ -311,6 +313,32 @@ class _Losses(nn.Module):
 
     def forward(self, batch: dict[str, TensorColumns]) -> Losses:
         return self.compute(batch)[1]
+
+
+class _Buffers:
+    """The buffers of modules. Their trees are walked only after they have changed, since a walk takes as long as the
+    code of a small gradient step.
+
+    The list depends on which modules stand in the trees, and on the buffers that each of them has. Both are compared
+    object by object, so that one that was replaced, added or removed is noticed.
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[dict[str, Any]] = []
+        """submodules and buffers by name, of each module in the trees"""
+        self._objects: list[Any] = []
+        """the modules themselves, and the contents of `_parts`"""
+        self._found: list[Tensor] = []
+
+    def of(self, modules: Sequence[nn.Module]) -> list[Tensor]:
+        """Return the buffers of all modules, those of the first module first."""
+        objects = [*modules, *itertools.chain.from_iterable(map(dict.values, self._parts))]
+        if len(objects) != len(self._objects) or not all(map(operator.is_, objects, self._objects)):
+            trees = [each for module in modules for each in module.modules()]
+            self._parts = [vars(each)[kind] for each in trees for kind in ("_modules", "_buffers")]
+            self._objects = [*modules, *itertools.chain.from_iterable(map(dict.values, self._parts))]
+            self._found = [buffer for module in modules for buffer in module.buffers()]
+        return self._found
 
 
 class _Rates:
