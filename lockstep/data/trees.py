@@ -270,6 +270,13 @@ def is_numeric(leaf: Leaf) -> bool:
     return isinstance(leaf, torch.Tensor) or leaf.dtype.kind in "biufc"
 
 
+def has_numbers(tree: Tree) -> bool:
+    """Return whether all leaves of a column can be tensors."""
+    if isinstance(tree, (dict, tuple)):
+        return all(map(is_numeric, leaves(tree)))
+    return is_numeric(tree)
+
+
 def to_torch_leaf(leaf: Leaf) -> Any:
     """Return a tensor sharing memory where numpy allows it; strings and objects stay arrays."""
     if isinstance(leaf, torch.Tensor) or not is_numeric(leaf):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from lockstep.data.actions import (
 from lockstep.data.columns import Columns, is_state_column
 from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch
 from lockstep.data.trajectories import Trajectories
-from lockstep.data.trees import Tree, is_numeric, leaves, map_tree
+from lockstep.data.trees import Tree, has_numbers, leaves, map_tree
 from lockstep.learner.config import check_policies_to_train
 from lockstep.learner.minibatches import TensorColumns, take_rows
 from lockstep.learner.sequences import ToTensor, columns_of_sequences
@@ -89,7 +90,10 @@ def check_actions(actions: Tensor, space: spaces.Space[Any], module_id: str) -> 
                 check_actions(column.reshape(len(column), *_action_shape(part)), part, module_id)
         return
     values = actions.cpu().numpy()
-    is_right = values.dtype.kind != "f" and values.size and values.min() >= 0 and values.max() < limits.min()
+    least_limit = limits.min() if limits.ndim else limits
+    # Read as unsigned, a negative number is larger than any limit: one pass finds both kinds of wrong ones.
+    unsigned = values.view(f"u{values.itemsize}") if values.dtype.kind == "i" else values
+    is_right = values.dtype.kind != "f" and values.size and unsigned.max() < least_limit
     if is_right or values.shape[1:] != limits.shape:
         return  # a wrong shape is refused elsewhere
     wrong = (values < 0) | (values >= limits) | (values != np.round(values))
@@ -156,9 +160,7 @@ def columns_of_batch(to_tensor: ToTensor, module: RLModule, batch: SampleBatch, 
     if Columns.SEQ_LENS in batch:  # of no use to a network without memory
         flat = batch.copy(shallow=True).unpad()
         batch = SampleBatch({k: v for k, v in flat.items() if k != Columns.SEQ_LENS and not is_state_column(k)})
-    numeric = {
-        name: value for name, value in batch.items() if name != Columns.INFOS and all(map(is_numeric, leaves(value)))
-    }
+    numeric = {name: value for name, value in batch.items() if name != Columns.INFOS and has_numbers(value)}
     columns: TensorColumns = map_tree(to_tensor, numeric)
     if Columns.LOSS_MASK in columns:
         columns[Columns.LOSS_MASK] = columns[Columns.LOSS_MASK].to(torch.bool)
@@ -203,7 +205,7 @@ def recorded_columns(to_tensor: ToTensor, connectors: ModuleConnectors, trajecto
     }
     extras = {Columns.ACTION_LOGP: trajectories.action_logp, **(trajectories.recorded or {})}
     for name, column in extras.items():
-        if column is not None and name not in found and all(map(is_numeric, leaves(column))):
+        if column is not None and name not in found and has_numbers(column):
             found[name] = map_tree(lambda leaf: np.ascontiguousarray(leaf).reshape(-1, *leaf.shape[2:]), column)
     return connectors.train_columns({name: map_tree(to_tensor, column) for name, column in found.items()})
 
@@ -271,6 +273,36 @@ def look_for_forbidden_actions(
         )
 
 
+@dataclass(frozen=True)
+class _KnownInputs:
+    """The required columns of a module that are in the table, with the shape of one row (None: any is allowed)."""
+
+    required: tuple[str, ...]
+    observation_space: Space
+    action_space: Space
+    inputs: list[tuple[LossInput, Shape | None]]
+
+
+_KNOWN_INPUTS: WeakKeyDictionary[RLModule, _KnownInputs] = WeakKeyDictionary()
+"""By module. It depends on the module's spaces and on the required columns, and is made again for others of these."""
+
+
+def _known_inputs(required: Collection[str], module: RLModule) -> list[tuple[LossInput, Shape | None]]:
+    """Return those of the `required` columns that are in the table, with the shape of one row."""
+    names, obs_space, action_space = tuple(required), module.observation_space, module.action_space
+    known = _KNOWN_INPUTS.get(module)
+    if (
+        known is None
+        or known.required != names
+        or known.observation_space is not obs_space
+        or known.action_space is not action_space
+    ):
+        found = [LOSS_INPUTS[name] for name in names if name in LOSS_INPUTS]
+        shapes = [None if each.row_shape is None else each.row_shape(obs_space, action_space) for each in found]
+        known = _KNOWN_INPUTS[module] = _KnownInputs(names, obs_space, action_space, list(zip(found, shapes)))
+    return known.inputs
+
+
 def check_columns(
     columns: TensorColumns, required: Collection[str], module: RLModule, module_id: str, learner: str
 ) -> None:
@@ -286,20 +318,17 @@ def check_columns(
             f"{learner}.compute_loss_for_module"
         )
     mask = columns.get(Columns.LOSS_MASK)
-    known = [LOSS_INPUTS[name] for name in required if name in LOSS_INPUTS]
-    for each in known:
+    known = _known_inputs(required, module)
+    for each, _ in known:
         if each.check_rows is not None:
             values = columns[each.name]
             each.check_rows(values if mask is None else values[mask], module.action_space, module_id)
     if mask is None and module.is_stateful():
         return  # how long its sequences are is said by the mask alone
     rows: Shape = tuple(next(leaves(columns)).shape[:1]) if mask is None else tuple(mask.shape)
-    for each in known:
+    for each, row_shape in known:
         column = columns[each.name]
-        if each.row_shape is None or not isinstance(column, Tensor):
-            continue
-        row_shape = each.row_shape(module.observation_space, module.action_space)
-        if row_shape is None:
+        if row_shape is None or not isinstance(column, Tensor):
             continue
         expected = (*rows, *row_shape)
         if column.shape != expected:

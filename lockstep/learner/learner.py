@@ -571,10 +571,11 @@ class Learner(Generic[Training]):
 
     def _to_train(self, parts: Collection[str], batch: SampleBatch | MultiAgentBatch | None = None) -> list[str]:
         """Return the modules that have a part and are to learn, in the learner's order; `KeyError` for unknown ones."""
-        unknown = sorted(module_id for module_id in parts if module_id not in self.module)
+        module = self.module
+        unknown = [module_id for module_id in parts if module_id not in module]
         if unknown:
-            raise KeyError(f"there are rows for {unknown}; this learner's modules are {sorted(self.module)}")
-        return [mid for mid in self.module if mid in parts and self.should_module_be_updated(mid, batch)]
+            raise KeyError(f"there are rows for {sorted(unknown)}; this learner's modules are {sorted(module)}")
+        return [mid for mid in module if mid in parts and self.should_module_be_updated(mid, batch)]
 
     def should_module_be_updated(self, module_id: str, batch: SampleBatch | MultiAgentBatch | None = None) -> bool:
         """Return whether `policies_to_train` names this module. `batch`: what to train on; None for episodes.
@@ -1296,7 +1297,7 @@ class Learner(Generic[Training]):
         if isinstance(value, np.ndarray):  # torch has no negative strides, as those of `array[::-1]`
             if not value.dtype.isnative:
                 value = value.astype(value.dtype.newbyteorder("="))
-            value = torch.from_numpy(value.copy() if any(step < 0 for step in value.strides) else value)
+            value = torch.from_numpy(value.copy() if min(value.strides, default=0) < 0 else value)
         tensor: Tensor = value
         dtype = self.dtype if tensor.is_floating_point() else tensor.dtype
         return tensor if tensor.dtype == dtype and tensor.device == self.device else tensor.to(self.device, dtype)

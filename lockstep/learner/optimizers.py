@@ -584,7 +584,10 @@ class OptimizerSet:
         """
         counts = [0.0] * len(self)
         if results[ALL_MODULES].get("num_bad_gradients") != 0 and len(self):
-            counts = torch.stack([entry.bad_steps for entry in self]).tolist()
+            if all(entry.on_host for entry in self):
+                counts = [entry.bad_steps.item() for entry in self]
+            else:  # one transfer for all
+                counts = torch.stack([entry.bad_steps for entry in self]).tolist()
         for entry, count in zip(self, counts):
             entry.flush_denormals()
             rates = [group["lr"] for group in entry.optimizer.param_groups]

@@ -179,6 +179,8 @@ class GradientWatch:
         """
         self._read()
         self._steps_to_go -= num_steps
+        if not self.missing and not self._unstepped:  # most updates
+            return 0, []
         # Of a network that begins with weights of 0, the layers before them have a gradient of 0 in the first step.
         without = [self._name(p) for p, entry in self.missing.items() if self._steps[entry.key] >= 2]
         goes_on = self._steps[""] < STEPS_OF_A_LOOK

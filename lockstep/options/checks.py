@@ -45,14 +45,19 @@ class Limits:
         return f", {' and '.join(said)}" if said else ""
 
 
+# Tuples, since a union in the place of one is made anew, and searched more slowly, in every call.
+_NUMBERS = (int, float, np.integer, np.floating)
+_WHOLE_NUMBERS = (int, np.integer)
+
+
 def is_number(value: object) -> TypeGuard[float]:
     """Return whether `value` is an int or a float, Python's or NumPy's, and not True or False."""
-    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    return isinstance(value, _NUMBERS) and not isinstance(value, bool)
 
 
 def is_whole(value: object) -> TypeGuard[int]:
     """Return whether `value` is a whole number, Python's or NumPy's, and not True or False."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return isinstance(value, _WHOLE_NUMBERS) and not isinstance(value, bool)
 
 
 def suggestion(name: object, known: Iterable[str], *, elsewhere: Sequence[str] = (), most: int = 1) -> str:

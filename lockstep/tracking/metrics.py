@@ -342,7 +342,10 @@ class Metrics:
         """Return what was logged by key, in one transfer to the host."""
         logged: Logged = {}
         vectors = [vector for _, vector, _ in self._vectors]
-        numbers = iter(torch.cat(vectors).tolist() if vectors else [])
+        if len(vectors) == 1:
+            numbers = iter(vectors[0].tolist())
+        else:
+            numbers = iter(torch.cat(vectors).tolist() if vectors else [])
         for names, _, step in self._vectors:
             for key, rows in names:
                 logged.setdefault(key, []).append((next(numbers), rows, step))

@@ -32,6 +32,7 @@ from lockstep import get_config
 from lockstep.algorithms.ppo import PPOLearner
 from lockstep.data import MultiAgentBatch, SampleBatch
 from lockstep.learner import optimizers
+from lockstep.learner.compile.update import ModuleBuffers
 from lockstep.trainer import SelfPlay
 
 NOW = {"num_env_steps_sampled_lifetime": 50}
@@ -339,6 +340,80 @@ def test_state_that_lies_in_memory_in_another_way_is_another_graph(traced):
     assert graphs_after(torch.clone) == 1
     assert graphs_after(lambda moments: moments.repeat_interleave(2)[::2]) == 2
     assert graphs_after(torch.Tensor.contiguous) == 3
+
+
+class Scaled(nn.Module):
+    """An encoder with a buffer."""
+
+    def __init__(self, space):
+        super().__init__()
+        self.output_size = 5
+        self.layer = nn.Linear(*space.shape, 5)
+        self.register_buffer("scale", torch.ones(5))
+
+    def forward(self, obs):
+        return self.scale * self.layer(obs).tanh()
+
+
+def test_a_buffer_that_was_replaced_is_read_by_the_next_update(traced):
+    config = ppo_config().rl_module(model_config={"encoder": Scaled})
+    learner, eager = (
+        config.copy().framework(dtype="float32", compile=both, compile_after=0).build_learner()
+        for both in (True, False)
+    )
+    train((learner, eager), ppo_batch(32), minibatch_size=16)
+    assert traced
+    for each in (learner, eager):
+        for encoder in [part for part in each.module.modules() if isinstance(part, Scaled)]:
+            encoder.scale = torch.full((5,), 3.0)
+    train((learner, eager), ppo_batch(32), minibatch_size=16)
+    assert_near(learner, eager)
+
+
+def replaced_buffer(part):
+    part.scale = torch.zeros(5)
+
+
+def added_buffer(part):
+    part.register_buffer("shift", torch.zeros(2))
+
+
+def removed_buffer(part):
+    del part.scale
+
+
+def filled_buffer(part):
+    part.empty = torch.zeros(2)
+
+
+def added_module(part):
+    part.norm = nn.BatchNorm1d(5)
+
+
+def replaced_module(part):
+    part.layer = nn.Sequential(nn.Linear(*BOX.shape, 5), nn.BatchNorm1d(5))
+
+
+@pytest.mark.parametrize(
+    "change", [replaced_buffer, added_buffer, removed_buffer, filled_buffer, added_module, replaced_module]
+)
+def test_the_buffers_of_modules_are_those_that_they_have_now(change):
+    modules = [nn.Sequential(Scaled(BOX), nn.ReLU()), nn.BatchNorm1d(3)]
+    modules[0][0].register_buffer("empty", None)
+    buffers = ModuleBuffers()
+
+    def assert_found():
+        present = [buffer for module in modules for buffer in module.buffers()]
+        found = buffers.of(modules)
+        assert len(found) == len(present)
+        assert all(a is b for a, b in zip(found, present))
+
+    assert_found()
+    change(modules[0][0])
+    assert_found()
+    assert_found()
+    modules.append(nn.BatchNorm1d(2))
+    assert_found()
 
 
 class Doubled(nn.Module):

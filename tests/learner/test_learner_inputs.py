@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box, Discrete
 from learner_parts import BOX, MODULE, ppo_config
 
 from lockstep.learner.inputs import LOSS_INPUTS, check_columns, check_read
@@ -43,6 +44,36 @@ def test_actions_that_the_space_does_not_have_are_refused_and_masked_ones_are_no
     assert check_columns(columns(actions=actions, loss_mask=mask), SHAPED, module, MODULE, "AnyLearner") is None
     with pytest.raises(ValueError, match=r"'actions' has 3 at row 3; allowed are whole numbers 0 to 2"):
         check_columns(columns(actions=actions), SHAPED, module, MODULE, "AnyLearner")
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.int64])
+@pytest.mark.parametrize("wrong", [-1, -128, 3, 127])
+def test_an_action_below_0_or_too_large_is_refused_in_any_kind_of_whole_numbers(module, dtype, wrong):
+    actions = torch.tensor([0, 2, wrong, 1], dtype=dtype)
+    with pytest.raises(ValueError, match=rf"'actions' has {wrong} at row 2"):
+        check_columns(columns(actions=actions), SHAPED, module, MODULE, "AnyLearner")
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bool])
+def test_actions_without_a_sign_are_taken(module, dtype):
+    actions = torch.tensor([0, 1, 1, 0], dtype=dtype)
+    assert check_columns(columns(actions=actions), SHAPED, module, MODULE, "AnyLearner") is None
+
+
+def test_every_batch_is_checked_and_by_the_spaces_and_columns_of_now():
+    module = ppo_config().build_learner().module[MODULE]
+    for _ in range(2):
+        check_columns(columns(), SHAPED, module, MODULE, "AnyLearner")
+        with pytest.raises(ValueError, match=r"'rewards' has shape \(4, 1\)"):
+            check_columns(columns(rewards=torch.zeros(4, 1)), SHAPED, module, MODULE, "AnyLearner")
+    odd = columns(rewards=torch.zeros(4, 1))
+    without = [name for name in SHAPED if name != "rewards"]
+    assert check_columns(odd, without, module, MODULE, "AnyLearner") is None
+    module.action_space = Discrete(9)
+    assert check_columns(columns(actions=torch.full((4,), 8)), SHAPED, module, MODULE, "AnyLearner") is None
+    module.observation_space = Box(-1, 1, (7,))
+    with pytest.raises(ValueError, match=r"'obs' has shape .*, expected \(4, 7\)"):
+        check_columns(columns(), SHAPED, module, MODULE, "AnyLearner")
 
 
 @pytest.mark.parametrize("name", [name for name, each in LOSS_INPUTS.items() if each.from_network])

@@ -74,7 +74,7 @@ class CompiledUpdate:
         self._state: list[Tensor] = []
         self._layouts: list[Any] = []
         """names and layouts of `_state`: what the compiled code takes for granted"""
-        self._buffers = _Buffers()
+        self._buffers = ModuleBuffers()
         self._eager_steps = learner.framework.compile_after if learner.device.type == "cpu" else 0
 
     def run(self, columns: ColumnsByModule, indices: Mapping[str, Tensor | None]) -> bool:
@@ -86,7 +86,8 @@ class CompiledUpdate:
             padded = _padded(columns, indices)
             state = self._present_state()
             self._last_step = self._find(padded, indices, variant)
-            self._last_inputs = _leaves_of(padded) + state + (self._last_step.read if self._last_step else [])
+            read = self._last_step.read if self._last_step else []
+            self._last_inputs = [*_leaves_of(padded), *state, *read]
         step = self._last_step
         if step is None or self.learner.lifetime.get("gradient_steps", 0) < self._eager_steps:
             return False
@@ -315,7 +316,7 @@ class _Losses(nn.Module):
         return self.compute(batch)[1]
 
 
-class _Buffers:
+class ModuleBuffers:
     """The buffers of modules. Their trees are walked only after they have changed, since a walk takes as long as the
     code of a small gradient step.
 
