@@ -507,7 +507,7 @@ class OptimizerSet:
             self._owner[id(by)] = entry
             entry.replace(param, by)
 
-    def steps(self, param: nn.Parameter) -> bool:
+    def steps(self, param: Tensor) -> bool:
         """Return whether there is an optimizer for `param`."""
         return id(param) in self._owner
 
