@@ -59,22 +59,27 @@ def render(record: dict[str, Any]) -> str:
     for work in record["works"]:
         runs, num_envs = work["runs"], work["num_envs"]
         by_round = {name: [statistics.median(calls) for calls in run["seconds"]] for name, run in runs.items()}
+        processor = {
+            name: statistics.median(value for calls in run["processor_seconds"] for value in calls)
+            for name, run in runs.items()
+        }
         best = min(PEERS, key=lambda peer: statistics.median(by_round[peer]))
         for name, seconds in by_round.items():
-            processor = statistics.median(value for calls in runs[name]["processor_seconds"] for value in calls)
             middle = statistics.median(seconds)
-            ratio = ""
+            ratio = processor_ratio = ""
             if name == OURS:
                 pairs = [theirs / ours for theirs, ours in zip(by_round[best], seconds)]
                 ratio = f"**{statistics.median(pairs):.2f}** ({min(pairs):.2f}-{max(pairs):.2f}) {best}"
+                processor_ratio = f"{min(processor[peer] for peer in PEERS) / processor[name]:.2f}"
             rows.append(
                 [
                     f"{work['cost']}, {num_envs}",
                     name,
                     f"{1e6 * middle / work['steps']:,.0f}",
                     f"{num_envs * work['steps'] / middle:,.0f}",
-                    f"{1e6 * processor / work['steps'] / num_envs:,.1f}",
+                    f"{1e6 * processor[name] / work['steps'] / num_envs:,.1f}",
                     ratio,
+                    processor_ratio,
                 ]
             )
     header = [
@@ -84,6 +89,7 @@ def render(record: dict[str, Any]) -> str:
         "steps/s",
         "us of processor time for a step of one",
         "x the faster of gymnasium and sb3 (by round)",
+        "in processor time",
     ]
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
     notes = (
