@@ -33,7 +33,9 @@ lockstep.trainer.OnpolicyTrainer.training_step = lambda *_: os._exit(0)
 {RUN}
 """
 BY_PROCESSOR = f"import time; time.monotonic = time.perf_counter = time.process_time; {RUN}"
-STARTS = {"import torch": ("import torch",), "--help": (RUN, "--help"), "first step": (FIRST_STEP, *TRAIN)}
+# The process ends at once, as that of the first step does: torch takes a quarter of its import again to end.
+IMPORT_TORCH = "import os, torch; os._exit(0)"
+STARTS = {"import torch": (IMPORT_TORCH,), "--help": (RUN, "--help"), "first step": (FIRST_STEP, *TRAIN)}
 
 
 def run_process(words: tuple[str, ...], checkout: str, folder: str) -> float:
