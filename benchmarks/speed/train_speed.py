@@ -156,21 +156,36 @@ def pendulum_verdicts(rows: Sequence[Row]) -> list[str]:
 
 
 def pong_verdicts(rows: Sequence[Row]) -> list[str]:
-    """Return the ratios, and which share of Lockstep's steps the network and the environment take alone."""
-    lines = []
+    """Return the ratios, the rates by the clock, and what the network and the environment take alone."""
+    shares, by_clock = [], []
     for row in rows:
+        clock = [run["steps"] / run["seconds_total_loop"] for run in row.runs]
+        by_clock.append([row.name, report.spread(clock)])
         if row.entry.is_ours:
-            parts = [[run["seconds_alone"][part] for run in row.runs] for part in ("network", "environment")]
-            steps = row.runs[0]["steps_of_update"] / row.compared
-            lines.append([row.name, *(f"{100 * statistics.median(part) / steps:.0f} %" for part in parts)])
+            shares.append(_alone(row, rows))
+    floor = "floor, steps/s"
     return [
         *ratios(rows),
         "",
         "The goals are 1.6 over Stable-Baselines3 eager, and 2 with what processor and compiler offer.",
         "",
-        report.table(["share of a step", "network alone", "environment alone"], lines),
-        "Network alone: forward and backward passes over as many frames, in batches of the same sizes, eager.",
+        report.table(["by the clock", "steps/s"], by_clock),
+        report.table(["share of a step", "network alone", "environment alone", floor, "floor / sb3"], shares),
+        "Network alone: forward and backward passes over as many frames, in batches of the same sizes, eager. Floor: a "
+        "loop that does nothing but these passes and the environment's steps.",
     ]
+
+
+def _alone(row: Row, rows: Sequence[Row]) -> list[str]:
+    """Return Lockstep's line of the table: shares of its steps, and the rate of network and environment alone."""
+    steps = row.runs[0]["steps_of_update"]
+    medians = [
+        statistics.median(run["seconds_alone"][part] for run in row.runs) for part in ("network", "environment")
+    ]
+    shares = [f"{100 * seconds * row.compared / steps:.0f} %" for seconds in medians]
+    floor = steps / sum(medians)
+    sb3 = next((peer for peer in rows if peer.name == "sb3" and peer.threads == row.threads), None)
+    return [row.name, *shares, f"{floor:,.0f}", "" if sb3 is None else f"{floor / sb3.compared:.2f}"]
 
 
 WARM = (
