@@ -179,9 +179,7 @@ def pong_verdicts(rows: Sequence[Row]) -> list[str]:
 def _alone(row: Row, rows: Sequence[Row]) -> list[str]:
     """Return Lockstep's line of the table: shares of its steps, and the rate of network and environment alone."""
     steps = row.runs[0]["steps_of_update"]
-    medians = [
-        statistics.median(run["seconds_alone"][part] for run in row.runs) for part in ("network", "environment")
-    ]
+    medians = [statistics.median(run["seconds_alone"][part] for run in row.runs) for part in ("network", "environment")]
     shares = [f"{100 * seconds * row.compared / steps:.0f} %" for seconds in medians]
     floor = steps / sum(medians)
     sb3 = next((peer for peer in rows if peer.name == "sb3" and peer.threads == row.threads), None)
