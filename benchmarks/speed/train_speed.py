@@ -305,6 +305,8 @@ def render(record: dict[str, Any]) -> str:
     ]
     if failed:
         notes.append(f"{len(failed)} run(s) failed: {', '.join(sorted({run['entry'] for run in failed}))}.")
+    if "note" in record:
+        notes.append(record["note"])
     head = [f"# {comparison.title}", "", report.table(header, lines)]
     return "\n".join([*head, *comparison.verdicts(rows), "", *notes, ""])
 
