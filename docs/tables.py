@@ -16,16 +16,6 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results"
 PAGES = ("README.md", "docs/results.md", "docs/speed.md", "docs/gpu.md")
-LIBRARIES = {
-    "lockstep-compiled": "Lockstep, `compile=True`",
-    "lockstep": "Lockstep",
-    "leanrl-style-compiled": "a file in LeanRL's style, compiled",
-    "leanrl-style": "the same, eager",
-    "sb3": "Stable-Baselines3",
-    "tianshou": "Tianshou",
-    "torchrl": "TorchRL",
-    "rllib": "RLlib",
-}
 
 
 def cells_of(file: str) -> list[list[str]]:
@@ -35,13 +25,47 @@ def cells_of(file: str) -> list[list[str]]:
 
 
 def speed() -> str:
-    """Return PPO's steps per second in each library, and how they relate to Stable-Baselines3."""
-    found = {row[0]: row for row in cells_of("ppo_cartpole.md")}
-    steady = {name: float(row[4].split()[0].replace(",", "")) for name, row in found.items()}
-    lines = ["| PPO on CartPole-v1 | version | steps/s | x Stable-Baselines3 |", "|---|---:|---:|---:|"]
-    for name, title in LIBRARIES.items():
-        version = found[name][1].removesuffix("+cpu")
-        lines.append(f"| {title} | {version} | {steady[name]:,.0f} | {steady[name] / steady['sb3']:.1f} |")
+    """Return how fast training is beside other libraries; first starts and goals are on the speed page."""
+    lines = ["| work | Lockstep | compared with | times as fast |", "|---|---:|---:|---:|"]
+    for work, ours, other, ratio, *_ in cells_of("start_speed.md"):
+        if "first start" not in ours:
+            lines.append(f"| {work} | {ours} | {other} | {ratio.partition(' ')[0]} |")
+    return "\n".join(lines)
+
+
+def speed_parts() -> str:
+    """Return the microseconds of an environment step: of its parts alone, and of whole training."""
+    parts, ways = ("environment", "acting", "values", "learning"), ("second", "eager", "sb3")
+    lines = ["| microseconds for one step | environment | networks: acting | networks and Adam: gradient steps "
+             "| floor | Lockstep by default | eager | Stable-Baselines3 |", "|---|" + "---:|" * 7]  # fmt: skip
+    record = json.loads((RESULTS / "start_speed.json").read_text(encoding="utf-8"))
+    runs: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for run in record["runs"]:
+        runs.setdefault((run["part"], run["way"]), []).append(run)
+    titles = {"ppo": "PPO CartPole", "dqn": "DQN CartPole", "sac": "SAC Pendulum"}
+    for name, title in titles.items():
+        alone = [run["seconds"] for run in runs[name, "floor"]]
+        environment, acting, values, learning = (min(each.get(part, 0.0) for each in alone) for part in parts)
+        whole = [
+            statistics.median(run["rest"]["processor_seconds"] / run["rest"]["steps"] for run in runs[name, way])
+            for way in ways
+        ]
+        floor = environment + acting + values + learning
+        cells = [environment, acting + values, learning, floor, *whole]
+        lines.append(f"| {title} | " + " | ".join(f"{1e6 * cell:,.1f}" for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def learner_speed() -> str:
+    """Return the milliseconds of one update of the learner alone, and of its stages where they can be told apart."""
+    found = json.loads((RESULTS / "start_speed.json").read_text(encoding="utf-8"))["learner"]
+    stages = [stage for stage in next(iter(found["stages"].values())) if stage != "reduce"]
+    lines = ["| one update, ms | whole | " + " | ".join(stages) + " |", "|---|---:|" + "---:|" * len(stages)]
+    for name, runs in found["runs"].items():
+        whole = statistics.median(1e3 * value for values in runs["processor_seconds"] for value in values)
+        by_stage = found["stages"].get(name)
+        cells = [f"{by_stage[stage]:.1f}" for stage in stages] if by_stage else [""] * len(stages)
+        lines.append(f"| {name} | {whole:.1f} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -210,7 +234,9 @@ TABLES = {
     "speed": speed,
     "best": learning,
     "bench": lambda: (RESULTS / "bench/README.md").read_text(encoding="utf-8").strip(),
-    "all-speeds": lambda: (RESULTS / "ppo_cartpole.md").read_text(encoding="utf-8").partition("\n")[2].strip(),
+    "all-speeds": lambda: (RESULTS / "start_speed.md").read_text(encoding="utf-8").partition("\n")[2].strip(),
+    "speed-parts": speed_parts,
+    "learner-speed": learner_speed,
 }
 
 

@@ -1,6 +1,7 @@
 """Quoted benchmark commands exist and take their options; committed results are of revisions that a commit holds."""
 
 import argparse
+import json
 import re
 import runpy
 import shlex
@@ -169,3 +170,12 @@ def test_a_goal_is_met_by_the_ratio_of_the_processor_s_times(start_speed):
     assert [row.goal for row in rows] == ["4, met", "4.1, not met"]
     assert (rows[0].ratio, rows[0].by_clock) == ("**4.00** (3.00-4.00)", "1.00")
     assert (rows[0].ours, rows[0].other) == ("ours: 50 steps/s", "theirs: 12 steps/s")
+
+
+def test_the_committed_speeds_have_every_row_in_full(start_speed):
+    record = json.loads((BENCHMARKS / "results/start_speed.json").read_text())
+    assert {part: facts["quick"] for part, facts in record["machines"].items()} == dict.fromkeys(
+        start_speed.PARTS, False
+    )
+    assert len(start_speed.rows_of(record)) == 13
+    assert [run for run in record["runs"] if "error" in run] == []

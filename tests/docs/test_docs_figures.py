@@ -52,7 +52,7 @@ def test_the_table_of_the_device_says_what_configurations_decide(title):
 @pytest.mark.parametrize(
     "page, marker, result",
     [
-        ("speed", "all-speeds", "ppo_cartpole.md"),
+        ("speed", "all-speeds", "start_speed.md"),
         ("results", "bench", "bench/README.md"),
     ],
 )
