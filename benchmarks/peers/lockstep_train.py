@@ -83,7 +83,7 @@ def build_config() -> Any:
     config.framework(mixed_precision=w.half)
     config.rl_module(model_config=model).reporting(total_steps=w.planned).framework(num_threads=w.threads)
     if w.compile is not None:
-        config.framework(compile=w.compile, compile_after=0)
+        config.framework(compile=w.compile)
     return config
 
 
