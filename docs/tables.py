@@ -25,10 +25,12 @@ def cells_of(file: str) -> list[list[str]]:
 
 
 def speed() -> str:
-    """Return how fast training is beside other libraries; first starts and goals are on the speed page."""
+    """Return how fast training is beside other libraries: the first row of each work."""
     lines = ["| work | Lockstep | compared with | times as fast |", "|---|---:|---:|---:|"]
+    shown = set[str]()
     for work, ours, other, ratio, *_ in cells_of("start_speed.md"):
-        if "first start" not in ours:
+        if work not in shown:
+            shown.add(work)
             lines.append(f"| {work} | {ours} | {other} | {ratio.partition(' ')[0]} |")
     return "\n".join(lines)
 
@@ -67,6 +69,49 @@ def learner_speed() -> str:
         cells = [f"{by_stage[stage]:.1f}" for stage in stages] if by_stage else [""] * len(stages)
         lines.append(f"| {name} | {whole:.1f} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def workers_speed() -> str:
+    """Return the rates of environments in worker processes, and how they compare with other libraries."""
+    lines = ["| a step, environments | steps/s | times as fast | in processor time |", "|---|---:|---:|---:|"]
+    for where, entry, _, rate, _, ratio, by_processor in cells_of("workers_speed.md"):
+        if entry == "lockstep async":
+            lines.append(f"| {where} | {rate} | {ratio} | {by_processor} |")
+    return "\n".join([*lines, "", measured_on("workers_speed.md")])
+
+
+def pong_floor() -> str:
+    """Return the rates on Pong beside Stable-Baselines3, and the floor."""
+    rates, *_, floors = tables_in("ppo_pong_floor.md")
+    floor_of = {row[0]: row[3] for row in floors}
+    lines = ["| PPO on ALE/Pong-v5 | steps/s | x Stable-Baselines3 | floor, steps/s |", "|---|---:|---:|---:|"]
+    for name, _, _, _, rate, ratio, _ in rates:
+        lines.append(f"| {name} | {rate} | {ratio} | {floor_of.get(name, '')} |")
+    return "\n".join([*lines, "", measured_on("ppo_pong_floor.md")])
+
+
+def tables_in(file: str) -> list[list[list[str]]]:
+    """Return the cells of every table of a results file, without the heads."""
+    tables: list[list[list[str]]] = []
+    for block in (RESULTS / file).read_text(encoding="utf-8").split("\n\n"):
+        rows = [line.strip("|").split("|") for line in block.splitlines() if line.startswith("|")]
+        if rows:
+            tables.append([[cell.strip() for cell in row] for row in rows[2:]])
+    return tables
+
+
+def measured_on(file: str) -> str:
+    """Return the machine, date, revision and load of a results file."""
+    machine: dict[str, Any] = json.loads((RESULTS / file).with_suffix(".json").read_text(encoding="utf-8"))["machine"]
+    return (
+        f"{machine['processor']}, {machine['cores']} cores, {machine['date'][:10]}, revision {machine['revision']}, "
+        f"load before the first run {machine['load_average']}."
+    )
+
+
+def page_of(file: str) -> str:
+    """Return a results file without its title."""
+    return (RESULTS / file).read_text(encoding="utf-8").partition("\n")[2].strip()
 
 
 def learning() -> str:
@@ -234,9 +279,13 @@ TABLES = {
     "speed": speed,
     "best": learning,
     "bench": lambda: (RESULTS / "bench/README.md").read_text(encoding="utf-8").strip(),
-    "all-speeds": lambda: (RESULTS / "start_speed.md").read_text(encoding="utf-8").partition("\n")[2].strip(),
+    "all-speeds": lambda: page_of("start_speed.md"),
     "speed-parts": speed_parts,
     "learner-speed": learner_speed,
+    "update-floor": lambda: page_of("update_floor.md"),
+    "workers-speed": workers_speed,
+    "pong-floor": pong_floor,
+    "command-speed": lambda: page_of("command_speed.md"),
 }
 
 
