@@ -79,8 +79,10 @@ def check_actions(actions: Tensor, space: spaces.Space[Any], module_id: str) -> 
 
     `actions`: [N, ...]; they are counted from 0, whatever the `start` of the space is.
     """
-    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-        limits = space.n if isinstance(space, spaces.Discrete) else np.reshape(space.nvec, _action_shape(space))
+    if isinstance(space, spaces.Discrete):
+        limits = space.n
+    elif isinstance(space, spaces.MultiDiscrete):
+        limits = np.reshape(space.nvec, _action_shape(space))
     elif isinstance(space, spaces.MultiBinary):
         limits = np.full(_action_shape(space), 2)
     else:
@@ -90,10 +92,10 @@ def check_actions(actions: Tensor, space: spaces.Space[Any], module_id: str) -> 
                 check_actions(column.reshape(len(column), *_action_shape(part)), part, module_id)
         return
     values = actions.cpu().numpy()
-    least_limit = limits.min() if limits.ndim else limits
+    kind = values.dtype.kind
     # Read as unsigned, a negative number is larger than any limit: one pass finds both kinds of wrong ones.
-    unsigned = values.view(f"u{values.itemsize}") if values.dtype.kind == "i" else values
-    is_right = values.dtype.kind != "f" and values.size and unsigned.max() < least_limit
+    unsigned = values.view(_UNSIGNED[values.itemsize]) if kind == "i" else values
+    is_right = kind != "f" and values.size and unsigned.max() < (limits.min() if limits.ndim else limits)
     if is_right or values.shape[1:] != limits.shape:
         return  # a wrong shape is refused elsewhere
     wrong = (values < 0) | (values >= limits) | (values != np.round(values))
@@ -104,6 +106,9 @@ def check_actions(actions: Tensor, space: spaces.Space[Any], module_id: str) -> 
             f"module {module_id!r}: column 'actions' has {values[row].tolist()!r} at row {row}; allowed are whole "
             f"numbers {limit} (action space {space})"
         )
+
+
+_UNSIGNED = {dtype.itemsize: dtype for dtype in map(np.dtype, (np.uint8, np.uint16, np.uint32, np.uint64))}
 
 
 def _action_shape(space: spaces.Space[Any]) -> tuple[int, ...]:

@@ -1294,10 +1294,14 @@ class Learner(Generic[Training]):
 
     def to_tensor(self, value: np.ndarray | Tensor) -> Tensor:
         """Return an array on the learner's device; floats in the learner's dtype; no copy where none is needed."""
-        if isinstance(value, np.ndarray):  # torch has no negative strides, as those of `array[::-1]`
+        if isinstance(value, np.ndarray):
             if not value.dtype.isnative:
                 value = value.astype(value.dtype.newbyteorder("="))
-            value = torch.from_numpy(value.copy() if min(value.strides, default=0) < 0 else value)
+            # torch has no negative strides, as those of `array[::-1]`
+            is_forward = value.flags.c_contiguous or min(value.strides, default=0) >= 0
+            value = torch.from_numpy(value if is_forward else value.copy())
         tensor: Tensor = value
-        dtype = self.dtype if tensor.is_floating_point() else tensor.dtype
+        dtype = tensor.dtype
+        if dtype.is_floating_point:
+            dtype = self.dtype
         return tensor if tensor.dtype == dtype and tensor.device == self.device else tensor.to(self.device, dtype)

@@ -89,7 +89,9 @@ def rows_on_device(
 ) -> list[dict[str, Tensor | None]]:
     """Return the rows of each minibatch as tensors on `device`, after one transfer for all of them."""
     indices = [index for rows, _ in minibatches for index in rows.values() if index is not None]
-    if device.type == "cpu" or not indices:
+    if not indices:
+        return [dict.fromkeys(rows) for rows, _ in minibatches]
+    if device.type == "cpu":
         found = iter([torch.from_numpy(index) for index in indices])
     else:
         found = iter(torch.from_numpy(np.concatenate(indices)).to(device).split([len(index) for index in indices]))

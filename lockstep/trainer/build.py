@@ -41,9 +41,9 @@ class RunLength:
     def of(cls, config: AlgorithmConfig) -> RunLength:
         """Return the length that a configuration asks for.
 
-        `per_update`: as configured, else a train batch (off-policy: one vector step; offline: 1). `per_epoch`: as
-        configured, else about a tenth of the run; where it can be, the epochs divide the run, so that it ends with the
-        update that reaches `total_steps`.
+        `per_update`: as configured, else a train batch (off-policy: the vector steps that make one gradient step due;
+        offline: 1). `per_epoch`: as configured, else about a tenth of the run; where it can be, the epochs divide the
+        run, so that it ends with the update that reaches `total_steps`.
         """
         total, num_envs = config.reporting.total_steps, config.env_runners.num_envs
         if config.is_offline:
@@ -51,7 +51,10 @@ class RunLength:
         elif config.collects_while_learning:
             per_update = config.steps_per_batch
         else:
-            default = 1 if config.is_off_policy else -(-config.training.train_batch_size // num_envs)
+            if config.is_off_policy:
+                default = max(1, int(1 / (config.replay.update_per_step * num_envs) + 1e-9))
+            else:
+                default = -(-config.training.train_batch_size // num_envs)
             per_update = int((config.env_runners.rollout_fragment_length or default) * num_envs)
         if config.reporting.steps_per_epoch is not None:
             return cls(total, per_update, int(-(-config.reporting.steps_per_epoch // per_update) * per_update))

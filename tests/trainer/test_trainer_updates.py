@@ -13,6 +13,7 @@ from lockstep.replay import ReplayBuffer, VectorReplayBuffer
 from lockstep.rollout import MalformedBufferError
 from lockstep.state.checkpoint import read_checkpoint
 from lockstep.trainer import Callback, restore_trainer, save_trainer
+from lockstep.trainer.build import RunLength
 
 off = partial(trainer_of, "off")
 
@@ -255,3 +256,22 @@ def test_each_gradient_step_is_made_on_a_fresh_sample():
     assert next(trainer).info_stat.gradient_step == len(samples) == 16
     assert all(sample.shape == (4, 2) for sample in samples)
     assert len({sample.tobytes() for sample in samples}) == 16
+
+
+@pytest.mark.parametrize(
+    ("update_per_step", "num_envs", "fragment", "expected"),
+    [
+        (0.25, 1, None, 4),
+        (0.25, 2, None, 4),
+        (0.25, 8, None, 8),
+        (1 / 3, 1, None, 3),
+        (0.4, 1, None, 2),
+        (1.0, 1, None, 1),
+        (2.0, 1, None, 1),
+        (0.25, 1, 1, 1),
+    ],
+)
+def test_a_collect_has_the_steps_that_make_a_gradient_step_due(update_per_step, num_envs, fragment, expected):
+    config = DQNConfig().environment("CartPole-v1").replay(update_per_step=update_per_step)
+    config.env_runners(num_envs_per_env_runner=num_envs, rollout_fragment_length=fragment)
+    assert RunLength.of(config).per_update == expected

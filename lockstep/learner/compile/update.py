@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -83,11 +84,11 @@ class CompiledUpdate:
         key = (id(columns), variant, *((m, None if i is None else i.size(0)) for m, i in indices.items()))
         if key != self._last_key:
             self._last_key, self._last_columns = key, columns
-            padded = _padded(columns, indices)
             state = self._present_state()
-            self._last_step = self._find(padded, indices, variant)
+            signature, inputs = _signature_and_inputs(columns, indices)
+            self._last_step = self._find((variant, *signature), columns, indices)
             read = self._last_step.read if self._last_step else []
-            self._last_inputs = [*_leaves_of(padded), *state, *read]
+            self._last_inputs = [*inputs, *state, *read]
         step = self._last_step
         if step is None or self.learner.lifetime.get("gradient_steps", 0) < self._eager_steps:
             return False
@@ -120,16 +121,12 @@ class CompiledUpdate:
         self._steps = {signature: None if each is step else each for signature, each in self._steps.items()}
         self._last_step = None
 
-    def _find(self, columns: ColumnsByModule, indices: Mapping[str, Tensor | None], variant: Hashable) -> Step | None:
-        seen: list[Any] = [variant]
-        for module_id, index in indices.items():
-            seen += (module_id, None if index is None else len(index))
-            for name, column in columns[module_id].items():
-                for path, leaf in ((name, column),) if isinstance(column, Tensor) else named_leaves(name, column):
-                    seen += (path, leaf.shape, leaf.dtype)
-        signature = tuple(seen)
+    def _find(
+        self, signature: tuple[Any, ...], columns: ColumnsByModule, indices: Mapping[str, Tensor | None]
+    ) -> Step | None:
+        """Return the step of a signature; None where it cannot be compiled. The first is compiled for these columns."""
         if signature not in self._steps:
-            self._steps[signature] = self._compile(columns, indices)
+            self._steps[signature] = self._compile(_columns_for_graph(columns, indices), indices)
         return self._steps[signature]
 
     def _present_state(self) -> list[Tensor]:
@@ -419,21 +416,40 @@ def _leaves_of(columns: ColumnsByModule) -> list[Tensor]:
     return found
 
 
-def _padded(columns: ColumnsByModule, indices: Mapping[str, Tensor | None]) -> dict[str, dict[str, Any]]:
-    """Return columns as a graph takes them: rows lie one after another.
+def _as_input(leaf: Tensor, index: Tensor | None) -> Tensor:
+    """Return a column as a graph takes it, which reads all rows (`index` None) or gathers some: rows lie one after
+    another.
 
-    Those that rows are gathered from are filled up to a power of two, so that batches of about one size share a graph.
-
+    A column that is gathered from is filled up to a power of two, so that batches of about one size share a graph.
     (Where an environment's reset rows are left out, every batch has another number of rows.) No index points at what
     is filled in.
     """
+    if index is not None and (missing := (1 << (len(leaf) - 1).bit_length()) - len(leaf)):
+        leaf = torch.cat([leaf, leaf.new_zeros(missing, *leaf.shape[1:])])
+    return leaf.contiguous()
 
-    def pad(leaf: Tensor) -> Tensor:
-        missing = (1 << (len(leaf) - 1).bit_length()) - len(leaf)
-        return (torch.cat([leaf, leaf.new_zeros(missing, *leaf.shape[1:])]) if missing else leaf).contiguous()
 
-    prepare = {module_id: torch.Tensor.contiguous if index is None else pad for module_id, index in indices.items()}
-    return {module_id: map_tree(make, columns[module_id]) for module_id, make in prepare.items()}
+def _columns_for_graph(columns: ColumnsByModule, indices: Mapping[str, Tensor | None]) -> dict[str, dict[str, Any]]:
+    """Return columns with their leaves as a graph takes them."""
+    return {mid: map_tree(partial(_as_input, index=index), columns[mid]) for mid, index in indices.items()}
+
+
+def _signature_and_inputs(
+    columns: ColumnsByModule, indices: Mapping[str, Tensor | None]
+) -> tuple[list[Hashable], list[Tensor]]:
+    """Return names, shapes and dtypes of columns, and their leaves as a graph takes them; in one pass, since there is
+    one for each small update.
+    """
+    signature: list[Hashable] = []
+    inputs: list[Tensor] = []
+    for module_id, index in indices.items():
+        signature += (module_id, None if index is None else len(index))
+        for name, column in columns[module_id].items():
+            for path, leaf in ((name, column),) if isinstance(column, Tensor) else named_leaves(name, column):
+                leaf = _as_input(leaf, index)
+                signature += (path, leaf.shape, leaf.dtype)
+                inputs.append(leaf)
+    return signature, inputs
 
 
 # -- the compiler ---
