@@ -66,7 +66,7 @@ bench: $(VENV)/.dev         ## Lockstep beside its peers; installs each peer in 
 	$(BIN)/python benchmarks/peers/setup_peers.py
 	$(BIN)/python benchmarks/speed/train_speed.py ppo
 
-bench-start: $(VENV)/.dev   ## the table of docs/speed.md: training by default beside Stable-Baselines3 and RLlib, a quarter of an hour
+bench-start: $(VENV)/.dev   ## the table of docs/speed.md: training by default beside Stable-Baselines3 and RLlib, twenty minutes
 	$(BIN)/python benchmarks/peers/setup_peers.py sb3 rllib
 	$(BIN)/python benchmarks/speed/start_speed.py --whole ppo
 

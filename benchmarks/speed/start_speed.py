@@ -1,6 +1,6 @@
 """What people start with: whole runs by default, beside Stable-Baselines3 and RLlib, from first and second starts.
 
-    make bench-start                                        # installs the peers first; about a quarter of an hour
+    make bench-start                                        # installs the peers first; about twenty minutes
     python benchmarks/speed/start_speed.py --only dqn pong  # some parts again; those of the others stay
     python benchmarks/speed/start_speed.py --whole sac      # also one run that is not shortened
     python benchmarks/speed/start_speed.py --quick          # all of it in small: results/start_speed_quick.json and .md
