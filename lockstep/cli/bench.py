@@ -98,10 +98,9 @@ class Bench:
                 show_table(bench.COLUMNS, [cells])
 
     def _repeat(self) -> None:
-        recipe, asked = (
-            bench.known_recipe(self.algorithm, self.env),
-            range(self.first_seed, self.first_seed + self.seeds),
-        )
+        """Train seeds again from the settings of their rows, and say whether they end with the same weights."""
+        recipe = bench.known_recipe(self.algorithm, self.env)
+        asked = range(self.first_seed, self.first_seed + self.seeds)
         check_whole("--jobs", self.jobs, 1)
         rows = {row["seed"]: row for row in bench.read_rows(recipe, self._folder()) if row["seed"] in asked}
         if not rows:

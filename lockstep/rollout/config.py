@@ -27,7 +27,8 @@ class EnvRunnersSection(Section[ConfigT]):
     """who steps the environments; "auto": our own vectoriser in this process"""
     rollout_fragment_length: int | None = option(None, ge=1)
     """vector steps before an update (asynchronous: in a fragment); `None`: the train batch divided by the number of
-    environments of all runners; where a replay buffer is learned from, those that make one gradient step due"""
+    environments of all runners; where a replay buffer is learned from, those that make one gradient step due, at most
+    64"""
     batch_mode: Literal["truncate_episodes", "complete_episodes"] = "truncate_episodes"
     """"complete_episodes": a collect goes on until it has its steps in whole episodes, which begin with it"""
     explore: bool = True

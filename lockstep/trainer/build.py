@@ -25,6 +25,8 @@ from lockstep.trainer.onpolicy import OnpolicyTrainer
 from lockstep.trainer.ranks import InStep, config_on_ranks, join
 
 Trainer = OnpolicyTrainer | OffpolicyTrainer | OfflineTrainer
+MOST_VECTOR_STEPS = 64
+"""In one off-policy collect by default, so that an interrupt and the end of a run never wait for long."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +43,9 @@ class RunLength:
     def of(cls, config: AlgorithmConfig) -> RunLength:
         """Return the length that a configuration asks for.
 
-        `per_update`: as configured, else a train batch (off-policy: the vector steps that make one gradient step due;
-        offline: 1). `per_epoch`: as configured, else about a tenth of the run; where it can be, the epochs divide the
-        run, so that it ends with the update that reaches `total_steps`.
+        `per_update`: as configured, else a train batch (off-policy: the vector steps that make one gradient step due,
+        64 at most; offline: 1). `per_epoch`: as configured, else about a tenth of the run; where it can be, the epochs
+        divide the run, so that it ends with the update that reaches `total_steps`.
         """
         total, num_envs = config.reporting.total_steps, config.env_runners.num_envs
         if config.is_offline:
@@ -52,7 +54,8 @@ class RunLength:
             per_update = config.steps_per_batch
         else:
             if config.is_off_policy:
-                default = max(1, int(1 / (config.replay.update_per_step * num_envs) + 1e-9))
+                due = int(1 / (config.replay.update_per_step * num_envs) + 1e-9)
+                default = min(max(1, due), MOST_VECTOR_STEPS)
             else:
                 default = -(-config.training.train_batch_size // num_envs)
             per_update = int((config.env_runners.rollout_fragment_length or default) * num_envs)

@@ -54,19 +54,19 @@ class TrainerView:
     """
 
     CHANGES = frozenset(
-        (
-            *(
-                "run",
-                "reset",
-                "close",
-                "training_step",
-                "policy_update_fn",
-                "test_step",
-                "set_seed",
-                "choose_compiling",
-            ),
-            *("set_state", "set_own_folders", "restore_from_path"),
-        )
+        {
+            "run",
+            "reset",
+            "close",
+            "training_step",
+            "policy_update_fn",
+            "test_step",
+            "set_seed",
+            "choose_compiling",
+            "set_state",
+            "set_own_folders",
+            "restore_from_path",
+        }
     )
 
     def __init__(self, trainer: object) -> None:

@@ -269,6 +269,7 @@ def test_each_gradient_step_is_made_on_a_fresh_sample():
         (1.0, 1, None, 1),
         (2.0, 1, None, 1),
         (0.25, 1, 1, 1),
+        (1e-6, 1, None, 64),
     ],
 )
 def test_a_collect_has_the_steps_that_make_a_gradient_step_due(update_per_step, num_envs, fragment, expected):
