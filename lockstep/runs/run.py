@@ -381,6 +381,7 @@ class Resumption:
                 self.folder.lock.release()
                 raise ValueError(f"{self.folder.path} was trained by another process meanwhile; resume it again")
         trainer = build_trainer(self.config, folder=self.folder, callbacks=callbacks, resume=True, reducer=reducer)
+        self.config.framework.compile = trainer.policy.config.framework.compile  # False without a compiler
         try:
             with warnings.catch_warnings():
                 if self.changes:  # they are in the sources

@@ -251,7 +251,7 @@ class RunFolder:
         self.info, self.config = info, without_signature(config)
 
     def write_settings(self, config: Mapping[str, Any]) -> None:
-        """Write the settings of a run that has not begun, with what was chosen when its trainer was built.
+        """Write the settings with what was chosen when the trainer was built, before the run begins or goes on.
 
         Loggers that were made with `config` see it too: they read it when their first record begins a run elsewhere.
 

@@ -134,9 +134,10 @@ def build_trainer(
                 options["repeat_per_collect"] = training.num_epochs
                 trainer = OnpolicyTrainer(policy, batch_size=training.minibatch_size, **options)
         if config.framework.compile is not False:
+            asked = config.framework.compile
             config.framework.compile = trainer.choose_compiling(config.allows_compiling())
-            if folder is not None and reducer.rank == 0 and not resume:
-                folder.write_settings(config.named_options())  # a resumed run keeps the choice
+            if folder is not None and reducer.rank == 0 and config.framework.compile is not asked:
+                folder.write_settings(config.named_options())  # a run that is resumed later keeps the choice
     except BaseException:
         if not policy.learner_group.is_alone:
             policy.learner_group.shutdown()

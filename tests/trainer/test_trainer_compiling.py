@@ -111,6 +111,15 @@ def test_without_a_compiler_a_run_is_eager_and_says_so(tmp_path, monkeypatch):
     assert settings_in(result.path)["compile"] is False
 
 
+def test_a_run_that_is_resumed_without_a_compiler_is_eager_from_then_on(tmp_path, monkeypatch):
+    path = prepare_run(ppo(2_048).reporting(steps_per_epoch=1_024), tmp_path).finish().path
+    monkeypatch.setenv("CXX", str(tmp_path / "no-compiler"))
+    resumption = prepare_resume(path, settings={"framework.compile": True}, total_steps=4_096)
+    with pytest.warns(RuntimeWarning, match="no-compiler"):
+        resumption.build().trainer.close()
+    assert settings_in(path)["compile"] is False
+
+
 @pytest.mark.long
 def test_a_run_that_is_compiled_by_default_resumes_to_the_same_bits_without_kept_code(tmp_path, monkeypatch):
     config = ppo(5_000_000).reporting(steps_per_epoch=2_048).evaluation(evaluation_interval=0)
