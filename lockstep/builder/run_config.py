@@ -53,7 +53,7 @@ class RunConfig(BaseConfig, ABC):
 
     def allows_compiling(self) -> bool:
         """Return whether `framework(compile=True)`, which some algorithms refuse, could be asked for."""
-        compiled = self.copy()
+        compiled = self.with_sections()
         compiled.framework.compile = True
         try:
             compiled.validate()

@@ -616,7 +616,7 @@ class BaseConfig:
             return self
         mapping = AgentMapping.by_spaces(of_agents)
         policies = list(dict.fromkeys(mapping.values()))
-        return self.copy().multi_agent(policies=policies, policy_mapping_fn=mapping)
+        return self.with_sections().multi_agent(policies=policies, policy_mapping_fn=mapping)
 
     def agents_with_id(self, env: object = None) -> list[Any] | None:
         """Return the agents in the order of their numbers, where observations have these; else None."""

@@ -95,7 +95,7 @@ def build_trainer(
     config = config.with_agents() if folder is None else config  # else `prepare_run` did
     _check_run(config, callbacks)
     if config.framework.compile is not False:  # chosen below; the user's own configuration stays as it is
-        config = config.copy()
+        config = config.with_sections()
     length = RunLength.of(config)
     _warn_of_zero_rates(config.training.options(), length)
     config.set_num_threads()

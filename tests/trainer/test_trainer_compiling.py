@@ -70,6 +70,16 @@ def test_the_planned_work_decides_whether_a_run_is_compiled(name):
     trainer.close()
 
 
+@pytest.mark.parametrize("compile", [False, "auto", True])
+@pytest.mark.parametrize("env", ["CartPole-v1", "mpe2.simple_spread_v3"])
+def test_the_module_that_a_user_hands_in_is_the_one_that_is_trained(env, compile):
+    config = PPOConfig().environment(env).framework(compile=compile)
+    own = config.with_agents().build_learner().module[DEFAULT_MODULE_ID]
+    trainer = config.rl_module(rl_module_spec=own).build_trainer()
+    assert trainer.policy.learner_group.learner.module[DEFAULT_MODULE_ID] is own
+    trainer.close()
+
+
 def test_more_steps_or_larger_networks_never_speak_against_compiling():
     parameters = [torch.nn.Parameter(torch.zeros(64, 64)) for _ in range(6)]
     by_steps = [compiling_pays(steps, 64.0 * steps, parameters) for steps in (0, 10**4, 10**5, 10**6)]
