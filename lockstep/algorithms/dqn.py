@@ -46,8 +46,6 @@ class DQNTraining(ActionValueTraining[ConfigT]):
 class DQNLearner(QLearner[DQNTraining]):
     """The update of DQN."""
 
-    loss_has_kernel = True
-
     def compute_loss_for_module(
         self, *, module_id: str, config: DQNTraining, batch: TensorColumns, fwd_out: Outputs
     ) -> Tensor:

@@ -28,6 +28,10 @@ RowIndex = int | slice | list[int] | np.ndarray | torch.Tensor | EllipsisType | 
 """rows of a leaf: one, a range, some by number or by a mask; `...` means all; a tuple names step and environment"""
 
 
+NUMBERS = "biufc"
+"""kinds of numpy dtypes that torch has too"""
+
+
 def map_tree(function: Callable[[Any], Any], tree: Tree) -> Tree:
     """Return the same tree with `function(leaf)` in place of each leaf."""
     if isinstance(tree, dict):  # of columns mostly, which are mostly leaves
@@ -267,14 +271,14 @@ def to_numpy_leaf(leaf: Leaf) -> np.ndarray:
 
 def is_numeric(leaf: Leaf) -> bool:
     """Return whether a leaf can be a tensor (strings and objects cannot)."""
-    return isinstance(leaf, torch.Tensor) or leaf.dtype.kind in "biufc"
+    return isinstance(leaf, torch.Tensor) or leaf.dtype.kind in NUMBERS
 
 
 def has_numbers(tree: Tree) -> bool:
     """Return whether all leaves of a column can be tensors."""
-    if isinstance(tree, (dict, tuple)):
-        return all(map(is_numeric, leaves(tree)))
-    return is_numeric(tree)
+    if isinstance(tree, np.ndarray):  # most columns
+        return tree.dtype.kind in NUMBERS
+    return all(map(is_numeric, leaves(tree)))
 
 
 def to_torch_leaf(leaf: Leaf) -> Any:

@@ -265,7 +265,7 @@ class FrameworkSection(Section[ConfigT]):
     mixed_precision: bool = False
     """networks compute in bfloat16 while learning; parameters, losses and optimizers stay in float32"""
     fused_losses: bool = True
-    """compute losses in one kernel where there is one for the same numbers (PPO and DQN on the CPU)"""
+    """compute losses in one kernel where there is one for the same numbers (PPO on the CPU)"""
     num_threads: int | None = option(None, ge=1)
     """threads of torch in this process; `None`: 1, which is fastest for small networks"""
 

@@ -165,8 +165,10 @@ def columns_of_batch(to_tensor: ToTensor, module: RLModule, batch: SampleBatch, 
     if Columns.SEQ_LENS in batch:  # of no use to a network without memory
         flat = batch.copy(shallow=True).unpad()
         batch = SampleBatch({k: v for k, v in flat.items() if k != Columns.SEQ_LENS and not is_state_column(k)})
-    numeric = {name: value for name, value in batch.items() if name != Columns.INFOS and has_numbers(value)}
-    columns: TensorColumns = map_tree(to_tensor, numeric)
+    columns: TensorColumns = {}
+    for name, value in batch.items():
+        if name != Columns.INFOS and has_numbers(value):
+            columns[name] = map_tree(to_tensor, value) if isinstance(value, dict | tuple) else to_tensor(value)
     if Columns.LOSS_MASK in columns:
         columns[Columns.LOSS_MASK] = columns[Columns.LOSS_MASK].to(torch.bool)
         columns = _without_masked_rows(columns)

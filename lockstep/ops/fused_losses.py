@@ -1,10 +1,10 @@
-"""The losses of PPO and DQN with their derivatives, each in one compiled pass over the rows.
+"""The loss of PPO with its derivatives, in one compiled pass over the rows.
 
 For small networks on the CPU such a loss is dozens of operations on a few hundred numbers, and calling them costs as
 much as the networks do. Here a numba kernel takes each row once and writes the loss and its derivatives. The numbers
-are those that `algorithms.ppo` and `algorithms.dqn` write out (the tests compare them), summed in float64.
+are those that `algorithms.ppo` writes out (the tests compare them), summed in float64.
 
-The families ask `can_fuse_ppo` and `can_fuse_q`; `framework(fused_losses=False)` switches both kernels off.
+The family asks `can_fuse_ppo`; `framework(fused_losses=False)` switches the kernels off.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ from lockstep.ops.distributions import Categorical, DiagGaussian, Distribution
 
 Rows = tuple[Tensor, Tensor, Tensor, Tensor]
 _NONE = {dtype: torch.empty(0, dtype=dtype) for dtype in (torch.float32, torch.float64)}
-_NO_VALUES = {dtype: torch.empty(0, 0, dtype=dtype) for dtype in _NONE}
 _NO_PARTS = torch.empty(0, 3, dtype=torch.float64)
-_WHOLE = (torch.int64, torch.int32)
 
 
 class Others(NamedTuple):
@@ -168,69 +166,3 @@ class _PpoLoss(torch.autograd.Function):
     def backward(ctx: GradientContext, gradient: Tensor, _: Tensor) -> tuple[Any, ...]:
         of_inputs, of_values = ctx.saved_tensors
         return of_inputs * gradient, of_values * gradient, None, None, None, None
-
-
-def can_fuse_q(values: Tensor, actions: Tensor, *columns: Tensor) -> bool:
-    """Return whether `q_loss` takes these tensors; `columns`: the others of the batch."""
-    return actions.dim() == 1 and actions.dtype in _WHOLE and _is_plain(values, columns)
-
-
-def q_loss(
-    values: Tensor,
-    rows: tuple[Tensor, Tensor, Tensor],
-    target_values: Tensor,
-    picking: Tensor | None = None,
-    *,
-    discounts: Tensor | float,
-    weights: Tensor | None = None,
-    huber_delta: float | None = 1.0,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return `(loss, terms, errors)`: the mean Huber loss of `Q(s, a)` against `r + discount * Q_target(s', best)`.
-
-    Args:
-        values: `[N, A]` at the observations. rows: actions int, rewards and terminated flags, `[N]` each.
-        target_values: `[N, A]`, of the target network at the next observations.
-        picking: `[N, A]`, what picks the best next action (double Q-learning); None: the target network's values.
-        discounts: `[N]`, or one number. weights: `[N]`, of the rows in the loss.
-        huber_delta: errors beyond it count linearly; None: all by their square.
-
-    Returns:
-        The 0-d loss, which can be differentiated once; `[3]` without gradient: loss, mean of the values taken and of
-        the sizes of the errors; the errors `[N]`.
-    """
-    none, no_values, gamma = _NONE[values.dtype], _NO_VALUES[values.dtype], 0.0
-    if not isinstance(discounts, Tensor):
-        gamma, discounts = float(discounts), none
-    columns = (*rows, target_values, no_values if picking is None else picking, discounts)
-    result: tuple[Tensor, Tensor, Tensor] = _QLoss.apply(
-        values, (*columns, none if weights is None else weights), gamma, huber_delta or 0.0
-    )
-    return result
-
-
-def load_q_kernel(num_actions: int, dtype: torch.dtype) -> None:
-    """Compile the kernel, or load it from the disk, before an update needs it."""
-    row, table = torch.zeros(1, dtype=dtype), torch.zeros(1, num_actions, dtype=dtype)
-    rows = torch.zeros(1, dtype=torch.int64), row, torch.zeros(1, dtype=torch.bool)
-    q_loss(table, rows, table, discounts=0.0)
-
-
-class _QLoss(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: GradientContext, values: Tensor, columns: tuple[Tensor, ...], gamma: float, delta: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        kernels = _kernels()
-        # Views of one head, expanded numbers: a kernel is compiled for rows that lie one after another.
-        values, columns = values.contiguous(), tuple(column.contiguous() for column in columns)
-        of_values, errors, terms = torch.empty_like(values), values.new_empty(len(values)), values.new_empty(3)
-        kernels.q_loss(*[tensor.numpy() for tensor in (values, *columns, of_values, errors, terms)], gamma, delta)
-        ctx.save_for_backward(of_values)
-        ctx.mark_non_differentiable(terms, errors)
-        return terms[0].clone(), terms, errors
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: GradientContext, gradient: Tensor, *_: Tensor) -> tuple[Any, ...]:
-        (of_values,) = ctx.saved_tensors
-        return of_values * gradient, None, None, None

@@ -994,16 +994,17 @@ def _values_and_seconds(
 ) -> tuple[dict[str, list[float]], dict[str, float]]:
     """By name: what the modules logged in each gradient step and report of the whole update; seconds by stage."""
 
-    def name_of(module_id: str, name: str) -> str:
-        return f"{module_id}/{name}" if with_ids and module_id != ALL_MODULES else name
+    def prefix_of(module_id: str) -> str:
+        return f"{module_id}/" if with_ids and module_id != ALL_MODULES else ""
 
-    named = {name_of(*key): values for key, values in series.items()}
+    named = {prefix_of(module_id) + name: values for (module_id, name), values in series.items()}
     for module_id, numbers in results.items():
         if module_id == ALL_MODULES or not isinstance(numbers, dict):  # the number of the call
             continue
+        prefix = prefix_of(module_id)
         for name, value in numbers.items():
             if isinstance(value, (int, float)):
-                named.setdefault(name_of(module_id, name), [float(value)])
+                named.setdefault(prefix + name, [float(value)])
     seconds = {k.removeprefix("seconds_"): v for k, v in results[ALL_MODULES].items() if k.startswith("seconds_")}
     return named, seconds
 

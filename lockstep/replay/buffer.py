@@ -232,7 +232,7 @@ class ReplayBuffer(RowSource):
         for start in range(0, num_steps * number, at_once):
             part = [array[start : start + at_once] for array in arrays]
             num_rows = len(part[0])
-            self._write(np.tile(self._every, num_rows // number), part, np.zeros(num_rows, np.uint8))
+            self._write(np.arange(num_rows) % number, part, np.zeros(num_rows, np.uint8))
 
     def cut(self, buffer_ids: npt.ArrayLike | None = None, *, goes_on: bool = False) -> None:
         """Write a boundary: the episodes under way in these sub-buffers (None: in all) are left here.

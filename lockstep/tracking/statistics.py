@@ -16,6 +16,7 @@ from lockstep.options.checks import check_number, check_whole
 from lockstep.tracking.metrics import Part
 
 Series = Mapping[str, Sequence[float]]
+SeriesAndSeconds = tuple[Series, Mapping[str, float]]
 """by metric: its value in each gradient step, or the one of a whole update"""
 
 
@@ -224,7 +225,7 @@ class TrainingStats(Stats):
 
     @classmethod
     def of_update(
-        cls, train_time: float, gradient_steps: int, read: Callable[[], tuple[Series, dict[str, float]]], finite: bool
+        cls, train_time: float, gradient_steps: int, read: Callable[[], SeriesAndSeconds], finite: bool
     ) -> Self:
         """Return the statistics of one update. `metrics` and `stage_seconds` are made of what `read()` returns when
         they are first asked for: off-policy updates have twenty metrics for each step, and few are ever looked at.
@@ -253,14 +254,14 @@ class TrainingStats(Stats):
                 )
             return metrics[name]
 
-    def series_and_seconds(self) -> tuple[Series, Mapping[str, float]]:
+    def series_and_seconds(self) -> SeriesAndSeconds:
         """Return the metrics' values in each gradient step, and the stages' seconds.
 
         Where only summaries are known, the mean stands for each step.
         """
         if "_read" in self.__dict__:
-            series: tuple[Series, Mapping[str, float]] = self.__dict__["_read"]()
-            return series
+            found: SeriesAndSeconds = self.__dict__["_read"]()
+            return found
         return {k: [] if v.mean is None else [v.mean] * v.count for k, v in self.metrics.items()}, self.stage_seconds
 
     def bad_losses(self) -> list[str]:

@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 
 from lockstep.tracking.metrics import Metrics, named
-from lockstep.tracking.statistics import CollectStats, SequenceSummaryStats, Series, TrainingStats
+from lockstep.tracking.statistics import CollectStats, SequenceSummaryStats, SeriesAndSeconds, TrainingStats
+
+MOST_WAITING = 64
+"""updates whose metrics wait to be put together; many at once take a third of the time of one after another"""
 
 
 class Totals:
@@ -40,6 +43,8 @@ class Totals:
         self._series: dict[str, array[float]] = {}
         """Value of each learner metric in each gradient step: an array, as an epoch may have 100,000 updates."""
         self._stage_seconds: dict[str, float] = {}
+        self._waiting: list[TrainingStats] = []
+        """Updates that are not yet in `_series` and `_stage_seconds`."""
 
     # -- collects ---
 
@@ -78,38 +83,43 @@ class Totals:
             self._first_bad_step = self.gradient_steps + stats.first_bad_step
         self.train_time += stats.train_time
         self.gradient_steps += stats.gradient_steps
-        series, seconds = stats.series_and_seconds()
-        for name, value in seconds.items():
-            self._stage_seconds[name] = self._stage_seconds.get(name, 0.0) + value
-        for name, values in series.items():
-            if values:
-                if name not in self._series:
-                    self._series[name] = array("d")
-                self._series[name].extend(values)
+        self._waiting.append(stats)
+        if len(self._waiting) >= MOST_WAITING:
+            self.series_and_seconds()
 
     def training_stats(self) -> TrainingStats:
         """Return all updates as one, over all their gradient steps."""
-        metrics = {name: SequenceSummaryStats.from_sequence(values) for name, values in self._series.items()}
-        return TrainingStats(
-            self.train_time, self.gradient_steps, metrics, dict(self._stage_seconds), self._first_bad_step
-        )
+        series, seconds = self.series_and_seconds()
+        metrics = {name: SequenceSummaryStats.from_sequence(values) for name, values in series.items()}
+        return TrainingStats(self.train_time, self.gradient_steps, metrics, dict(seconds), self._first_bad_step)
 
-    def series_and_seconds(self) -> tuple[Series, dict[str, float]]:
+    def series_and_seconds(self) -> SeriesAndSeconds:
         """Return the value of each learner metric in each gradient step, and the seconds of each stage."""
+        for stats in self._waiting:
+            series, seconds = stats.series_and_seconds()
+            for name, value in seconds.items():
+                self._stage_seconds[name] = self._stage_seconds.get(name, 0.0) + value
+            for name, values in series.items():
+                if values:
+                    if name not in self._series:
+                        self._series[name] = array("d")
+                    self._series[name].extend(values)
+        self._waiting.clear()
         return self._series, self._stage_seconds
 
     # -- state ---
 
     def get_state(self) -> dict[str, Any]:
         """Return the totals as plain values and arrays, under the keys of all versions."""
+        series, seconds = self.series_and_seconds()
         return {
             "collected": self.collect_stats().get_state(),
             "updates": {
                 "train_time": self.train_time,
                 "gradient_steps": self.gradient_steps,
                 "first_bad_step": self._first_bad_step,
-                "series": {name: np.array(values) for name, values in self._series.items()},
-                "stage_seconds": dict(self._stage_seconds),
+                "series": {name: np.array(values) for name, values in series.items()},
+                "stage_seconds": dict(seconds),
             },
         }
 

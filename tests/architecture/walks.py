@@ -132,10 +132,10 @@ def sac_run() -> Callable[[], Any]:
 
 
 def dqn_run() -> Callable[[], Any]:
-    """DQN on CartPole-v1, the written loss, prioritised replay."""
+    """DQN on CartPole-v1, prioritised replay."""
     from lockstep.algorithms import DQNConfig
 
-    config = DQNConfig().environment("CartPole-v1").framework(fused_losses=False)
+    config = DQNConfig().environment("CartPole-v1")
     config.replay(learning_starts=100, prioritized=True)
     return config.reporting(total_steps=300).build_trainer().run
 

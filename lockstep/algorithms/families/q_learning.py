@@ -12,12 +12,10 @@ from torch import Tensor
 from lockstep.algorithms.families.transitions import TransitionLearner, follow_targets, next_inputs, pattern_of_targets
 from lockstep.data.columns import Columns
 from lockstep.learner.config import SampledTraining
-from lockstep.learner.learner import Learner, Outputs
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.learner.sequences import TARGET_OBS
 from lockstep.learner.targets import TargetNetwork
 from lockstep.modules import LEVEL_NOISE, WEIGHT_NOISE
-from lockstep.ops.fused_losses import can_fuse_q, load_q_kernel, q_loss
 from lockstep.options.schedules import ScheduleLike
 from lockstep.options.section import ConfigT, option
 
@@ -67,13 +65,11 @@ class QLearner(TransitionLearner[Training]):
     updates_targets_after_step = True
 
     def setup_module(self, module_id: str) -> None:
-        """Check the network, make its target, `<module id>/target`, and load the kernel when the learner is built."""
+        """Check the network, and make its target, `<module id>/target`, when the learner is built."""
         super().setup_module(module_id)
         if self.parts and self.should_module_be_updated(module_id):
             self.check_parts(module_id, *self.parts)
         self.register_state(f"{module_id}/target", TargetNetwork(self.module[module_id]))
-        if self.loss_has_kernel and self.device.type == "cpu" and self.reducer.world_size == 1:
-            load_q_kernel(int(self.module[module_id].action_space.n), self.dtype)
 
     def noise_columns(self, module_id: str) -> dict[str, int]:
         """Return the columns of random numbers for noisy weights, each with its number of values per row.
@@ -146,35 +142,6 @@ class QLearner(TransitionLearner[Training]):
         loss = self.masked_mean(each, batch)
         self.row_errors[module_id] = errors.detach()
         self.log(module_id, qf_loss=loss, td_error_mean=self.masked_mean(errors.detach().abs(), batch))
-        return loss
-
-    def fused_loss(self, module_id: str, config: Any, batch: TensorColumns, fwd_out: Outputs) -> Tensor | None:
-        """Return the loss that DQN writes out from one kernel, its terms logged; None where it has to be written out.
-
-        It has to be written out for several learners, masked rows, an overridden `masked_mean`, another device, and in
-        a trace.
-        """
-        values, numbers = fwd_out["q_values"], (Columns.REWARDS, Columns.DISCOUNTS, Columns.WEIGHTS)
-        if (
-            self.reducer.world_size > 1
-            or Columns.LOSS_MASK in batch
-            or type(self).masked_mean is not Learner.masked_mean
-            or not can_fuse_q(values, batch[Columns.ACTIONS], *(batch[name] for name in numbers if name in batch))
-        ):
-            return None
-        following, picking = self.next_q_values(module_id, batch)
-        loss, terms, errors = q_loss(
-            values,
-            (batch[Columns.ACTIONS], batch[Columns.REWARDS], batch[Columns.TERMINATEDS]),
-            following,
-            picking,
-            discounts=batch.get(Columns.DISCOUNTS, config.gamma),
-            weights=batch.get(Columns.WEIGHTS),
-            huber_delta=config.huber_delta,
-        )
-        self.row_errors[module_id] = errors
-        qf_loss, q_mean, td_error_mean = terms.unbind()
-        self.log(module_id, qf_loss=qf_loss, q_mean=q_mean, td_error_mean=td_error_mean)
         return loss
 
 
