@@ -1,4 +1,4 @@
-"""Names that moved to another module: still found under the old name, with a DeprecationWarning."""
+"""Public names that have moved or changed: the old name still works, with a `DeprecationWarning`."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from typing import Any
 
 
 def moved_name(module: str, name: str, places: Mapping[str, str]) -> Any:
-    """Return what a module's `__getattr__` finds under a name that moved to another module (PEP 562).
+    """Return the object of an old name, for the `__getattr__` of a module (PEP 562).
 
     Args:
-        module: the module that is asked (`__name__`).
-        name: the name that is asked for.
-        places: the module in which each old name is now.
+        module: `__name__` of the module that has the old name.
+        name: The old name.
+        places: For each old name the module that has the object now, or `module:name` if its name has changed too.
 
     Raises:
         AttributeError: the name is not in `places`.
     """
     if name not in places:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
-    place = places[name]
-    message = f"{module}.{name} has moved: import {name} from {place}"
+    place, _, new_name = places[name].partition(":")
+    new_name = new_name or name
+    message = f"{module}.{name} has moved: import {new_name} from {place}"
     warnings.warn(message, DeprecationWarning, stacklevel=3)
-    return getattr(importlib.import_module(place), name)
+    return getattr(importlib.import_module(place), new_name)
