@@ -26,10 +26,8 @@ Leaf = Any
 """a numpy array or a torch tensor"""
 RowIndex = int | slice | list[int] | np.ndarray | torch.Tensor | EllipsisType | tuple[int | slice | np.ndarray, ...]
 """rows of a leaf: one, a range, some by number or by a mask; `...` means all; a tuple names step and environment"""
-
-
 NUMBERS = "biufc"
-"""kinds of numpy dtypes that torch has too"""
+"""Kinds of numpy dtypes that torch has as well."""
 
 
 def map_tree(function: Callable[[Any], Any], tree: Tree) -> Tree:

@@ -166,7 +166,7 @@ def columns_of_batch(to_tensor: ToTensor, module: RLModule, batch: SampleBatch, 
         flat = batch.copy(shallow=True).unpad()
         batch = SampleBatch({k: v for k, v in flat.items() if k != Columns.SEQ_LENS and not is_state_column(k)})
     columns: TensorColumns = {}
-    for name, value in batch.items():
+    for name, value in batch.items():  # one pass without another dict: off-policy, each gradient step comes here
         if name != Columns.INFOS and has_numbers(value):
             columns[name] = map_tree(to_tensor, value) if isinstance(value, dict | tuple) else to_tensor(value)
     if Columns.LOSS_MASK in columns:

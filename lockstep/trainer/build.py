@@ -94,7 +94,9 @@ def build_trainer(
     config = config_on_ranks(config)
     config = config.with_agents() if folder is None else config  # else `prepare_run` did
     _check_run(config, callbacks)
-    if config.framework.compile is not False:  # chosen below; the user's own configuration stays as it is
+    if config.framework.compile is not False:
+        # The choice below is written into the configuration, and the user's own must not change. Its objects are kept:
+        # a module in `rl_module_spec` is trained itself, not a copy.
         config = config.with_sections()
     length = RunLength.of(config)
     _warn_of_zero_rates(config.training.options(), length)

@@ -25,7 +25,7 @@ from lockstep.tracking.statistics import (
     TrainingStats,
     asdict,
 )
-from lockstep.tracking.totals import Totals, merge_training_stats
+from lockstep.tracking.totals import MOST_WAITING, Totals, merge_training_stats
 
 SERIES = {"qf_loss": [1.0, 5.0, 3.0], "q_mean": [2.0, 2.0, -7.0], "weights_seq_no": [4.0]}
 SECONDS = {"step": 0.25, "pipeline": 0.5}
@@ -228,6 +228,17 @@ def test_updates_that_lack_a_metric_do_not_count_for_it_and_summaries_count_with
     assert stats.stage_seconds == {"step": 0.5, "pipeline": 2.0}
     assert merge_training_stats(parts).bad_losses() == ["loss"]
     assert merge_training_stats([]) == TrainingStats()
+
+
+@pytest.mark.parametrize("number", [MOST_WAITING - 1, MOST_WAITING, 3 * MOST_WAITING + 1])
+def test_many_updates_are_put_together_once_and_in_their_order(number):
+    totals = Totals()
+    for k in range(number):
+        totals.add_update(TrainingStats.of_update(0.1, 1, partial(both, {"loss": [float(k)]}, {"step": 1.0}), True))
+    for _ in range(2):
+        series, seconds = totals.series_and_seconds()
+        assert list(series["loss"]) == list(range(number))
+        assert seconds == {"step": number}
 
 
 def test_an_epoch_of_many_updates_takes_few_bytes():
