@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 import pytest
 
 from lockstep.learner.device import replay_update, rollout_update
-from lockstep.ops.graphs import EAGER_CALLS, Captured
+from lockstep.ops.graphs import EAGER_CALLS, CapturedFunction
 from lockstep.rollout import tensor_stepper
 
 
-class StandInGraph(Captured[Any]):
-    """Calls a function as `Captured` does on a CUDA device: the third call captures it.
+class StandInGraph(CapturedFunction[Any]):
+    """Calls a function as `CapturedFunction` does on a CUDA device: the third call captures it.
 
     From then on the operations are done, but the host counts nothing of `learner`, as it does not run the function.
     """
@@ -56,5 +56,5 @@ def use_stand_ins(monkeypatch: pytest.MonkeyPatch, learner: Any = None) -> list[
     monkeypatch.setattr(StandInGraph, "made", made)
     monkeypatch.setattr(StandInGraph, "learner", learner)
     for module in (tensor_stepper, rollout_update, replay_update):
-        monkeypatch.setattr(module, "Captured", StandInGraph)
+        monkeypatch.setattr(module, "CapturedFunction", StandInGraph)
     return made

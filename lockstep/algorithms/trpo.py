@@ -36,7 +36,7 @@ from lockstep.learner.learner import Gradients, Outputs
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.learner.optimizers import FlatParameters
 from lockstep.ops import Distribution
-from lockstep.ops.trust_region import hessian_product, natural_step, shortened
+from lockstep.ops.trust_region import hessian_product, line_search, natural_step
 from lockstep.options.schedules import ScheduleLike
 from lockstep.options.section import ConfigT, option
 
@@ -163,7 +163,7 @@ class TRPOLearner(OnPolicyLearner[TRPOTraining]):
 
         before = self.masked_mean(losses.detach(), batch)
         step = natural_step(fisher_product, g, config.max_kl, config.cg_iterations)
-        found = shortened(step, try_out, before, config.max_kl, NUM_LENGTHS, SHRINK)
+        found = line_search(step, try_out, before, config.max_kl, NUM_LENGTHS, SHRINK)
         self.log(module_id, policy_loss=found.loss, mean_kl_loss=found.distance, line_search_share=found.share)
         return found.step
 

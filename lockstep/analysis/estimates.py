@@ -17,9 +17,9 @@ from lockstep.data.columns import Columns
 from lockstep.data.episode import SingleAgentEpisode
 from lockstep.data.trees import Tree, map_tree, zip_trees
 from lockstep.ops.off_policy_estimates import (
+    discrete_fitted_q_evaluation,
     effective_number,
     fitted_q_evaluation,
-    fitted_q_evaluation_of_choices,
     importance_sampling,
     padded,
     weighted_importance_sampling,
@@ -258,7 +258,7 @@ def _fitted_values(
         shares = target.probabilities(obs, rows)
         taken = actions.reshape(-1).astype(np.int64)
         seen_here, seen_next, shares_next = states[here], states[here + 1] * goes_on, shares[here + 1]
-        fit = partial(fitted_q_evaluation_of_choices, seen_here, taken, seen_next, shares_next, rewards, gamma)
+        fit = partial(discrete_fitted_q_evaluation, seen_here, taken, seen_next, shares_next, rewards, gamma)
         value = partial(_first_values, states[starts], shares[starts])
     else:
         flat = target.in_env(actions)

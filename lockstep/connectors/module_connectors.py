@@ -18,7 +18,7 @@ from lockstep.data.columns import Columns
 from lockstep.data.tensor_rollout import TensorRollout
 from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import Tree, leaves
-from lockstep.ops.arrays import Array, Constant, limited
+from lockstep.ops.arrays import Array, Constant, clip
 from lockstep.ops.statistics import RunningMoments
 from lockstep.options.checks import check_number
 
@@ -85,8 +85,8 @@ class ClipActions(Connector):
             return apply_to_parts(self._parts, self._space, actions)
         if self._low is None or self._high is None:
             return actions
-        low, high = self._low.beside(actions), self._high.beside(actions)
-        return limited(actions.reshape(-1, low.shape[0]), low, high).reshape(actions.shape)
+        low, high = self._low.like(actions), self._high.like(actions)
+        return clip(actions.reshape(-1, low.shape[0]), low, high).reshape(actions.shape)
 
     def inverse(self, actions: np.ndarray) -> np.ndarray:
         """Return actions within the bounds as they are."""

@@ -16,7 +16,7 @@ from lockstep.connectors.connector import Join, Leaf, LeafConnector, apply_leave
 from lockstep.data.actions import carries_mask
 from lockstep.data.trees import Tree, leaves, map_tree
 from lockstep.modules.encoders import channels_last, is_image, one_hot_outputs, spaces_in
-from lockstep.ops.arrays import Array, as_dtype, beside, move_axis
+from lockstep.ops.arrays import Array, as_dtype, constant_like, move_axis
 from lockstep.ops.statistics import RunningMoments
 from lockstep.options.checks import check_whole
 
@@ -181,7 +181,7 @@ class FlattenObs(OneHot):
 
 def _one_hot(x: Array, num_dims: int, parts: npt.NDArray[Any], values: npt.NDArray[Any]) -> Any:
     flat = _rows(x, num_dims)
-    return as_dtype(flat[..., beside(parts, x)] == beside(values, x), np.float32)
+    return as_dtype(flat[..., constant_like(parts, x)] == constant_like(values, x), np.float32)
 
 
 def _flat(x: Array, num_dims: int) -> Any:
@@ -285,7 +285,9 @@ def _area_weights(size: int, new_size: int) -> npt.NDArray[np.float32]:
 
 def _resized(x: Array, rows: npt.NDArray[Any], columns: npt.NDArray[Any], channels_last: bool) -> Any:
     images = as_dtype(move_axis(x, -1, -3) if channels_last else x, np.float32)
-    out = beside(rows, x) @ images @ beside(columns, x)  # one product for each image, whatever stands beside it
+    out = (
+        constant_like(rows, x) @ images @ constant_like(columns, x)
+    )  # one product for each image, whatever stands beside it
     if isinstance(x, torch.Tensor):
         out = (out if x.is_floating_point() else out.round()).to(x.dtype)
     else:

@@ -12,7 +12,7 @@ from gymnasium.spaces import Space
 
 from lockstep.data.spaces import describe_space, space_from
 from lockstep.data.trees import Tree, leaves_of_space, map_tree, rows_of
-from lockstep.ops.arrays import Array, Constant, as_dtype, beside, limited, split_columns
+from lockstep.ops.arrays import Array, Constant, as_dtype, clip, constant_like, split_columns
 
 COMPOSITE = (spaces.Dict, spaces.Tuple)
 """action spaces with parts, nested or not: their actions are trees"""
@@ -58,7 +58,7 @@ def to_space(space: Space[Any], actions: Array) -> Tree:
     leading = actions.shape[:-1]
     actions = as_dtype(actions.reshape(leading + _shape(space)), np.dtype(space.dtype))
     if isinstance(space, spaces.MultiDiscrete) and space.start.any():
-        actions = actions + beside(space.start, actions)
+        actions = actions + constant_like(space.start, actions)
     return actions
 
 
@@ -129,9 +129,9 @@ class RescaleActions:
         """Map [-1, 1] to the bounds."""
         if self._parts:
             return apply_to_parts(self._parts, self._space, actions)
-        half, centre, low, high = (each.beside(actions) for each in (self._half, self._centre, self._low, self._high))
+        half, centre, low, high = (each.like(actions) for each in (self._half, self._centre, self._low, self._high))
         rows = actions.reshape(-1, low.shape[0])
-        return limited(rows * half + centre, low, high).reshape(actions.shape)
+        return clip(rows * half + centre, low, high).reshape(actions.shape)
 
     def inverse(self, actions: Tree) -> Tree:
         """Map the bounds to [-1, 1] (0 where both bounds are the same)."""

@@ -23,7 +23,7 @@ def as_dtype(x: Array, dtype: npt.DTypeLike) -> Array:
     return x.to(torch_dtype(dtype)) if isinstance(x, torch.Tensor) else x.astype(dtype, copy=False)
 
 
-def beside(constant: npt.NDArray[Any], x: Array) -> Array:
+def constant_like(constant: npt.NDArray[Any], x: Array) -> Array:
     """Return a constant as what `x` is: an array, or a tensor on its device."""
     return torch.from_numpy(constant).to(x.device) if isinstance(x, torch.Tensor) else constant
 
@@ -35,7 +35,7 @@ class Constant:
         self.array = array
         self._tensors: dict[torch.device, torch.Tensor] = {}
 
-    def beside(self, x: Array) -> Array:
+    def like(self, x: Array) -> Array:
         """Return it as what `x` is: an array, or a tensor on its device."""
         if not isinstance(x, torch.Tensor):
             return self.array
@@ -46,7 +46,7 @@ class Constant:
         return self._tensors[x.device]
 
 
-def limited(x: Array, low: Array, high: Array) -> Array:
+def clip(x: Array, low: Array, high: Array) -> Array:
     """Return `x` within [low, high], which are of its kind."""
     if isinstance(x, torch.Tensor):
         return torch.minimum(torch.maximum(x, low), high)

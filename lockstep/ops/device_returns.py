@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-def gae_of_tensors(
+def tensor_gae(
     rewards: Tensor,
     values: Tensor,
     next_values: Tensor,

@@ -27,8 +27,8 @@ _NONE = {dtype: torch.empty(0, dtype=dtype) for dtype in (torch.float32, torch.f
 _NO_PARTS = torch.empty(0, 3, dtype=torch.float64)
 
 
-class Others(NamedTuple):
-    """What a learner knows of the others that have rows of the same batch, so that means are over all rows."""
+class GlobalReduction(NamedTuple):
+    """The moments of all learners and their sum, for means over the rows of every learner."""
 
     moments: Tensor
     """`[K, 3]` float64: `moments` of each learner's advantages, the own ones among them"""
@@ -73,7 +73,7 @@ def moments(values: Tensor) -> Tensor:
 def can_fuse_ppo(
     distribution: type[Distribution], inputs: Tensor, values: Tensor, actions: Tensor, *columns: Tensor
 ) -> bool:
-    """Return whether `ppo_loss` takes this distribution and these tensors; `columns`: the others of the batch."""
+    """Return whether `ppo_loss` takes this distribution and these tensors; `columns`: further columns of the batch."""
     if distribution is Categorical:
         fits = actions.dtype is torch.int64 and actions.dim() == 1
     else:
@@ -92,7 +92,7 @@ def ppo_loss(
     old_values: Tensor | None = None,
     vf_clip_param: float | None = None,
     normalize: bool = False,
-    others: Others | None = None,
+    reduction: GlobalReduction | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return `(loss, terms)`: the loss of equation 9 in Schulman et al. 2017 with its gradient, and its parts.
 
@@ -102,12 +102,12 @@ def ppo_loss(
         coefficients: clip parameter (0-d), of the value loss, of the entropy (0-d).
         dual_clip, old_values, vf_clip_param: as in `ops.losses`; None switches them off.
         normalize: shift and scale the advantages to mean 0 and deviation 1 first.
-        others: those that have the rest of the rows; None where these are all.
+        reduction: Link to the learners that have the other rows. None if this learner has all rows.
 
     Returns:
         The 0-d loss, and `[5]` without gradient: the means over the rows of the clipped surrogate loss, the value
         loss, the entropy and the KL estimate k3, and the share of the rows whose ratio is clipped. The loss can be
-        differentiated once (`RuntimeError` on a second time). With `others` both are those of all rows, and the
+        differentiated once (`RuntimeError` on a second time). With `reduction` both are those of all rows, and the
         gradient is these rows' part of it.
     """
     if vf_clip_param is None or old_values is None:
@@ -115,7 +115,7 @@ def ppo_loss(
     clip_param, vf_loss_coeff, entropy_coeff = coefficients
     settings = (clip_param.numpy(), vf_loss_coeff, entropy_coeff.numpy(), dual_clip or 0.0, vf_clip_param, normalize)
     rows = (*batch, old_values)
-    result: tuple[Tensor, Tensor] = _PpoLoss.apply(inputs, values, distribution, rows, settings, others)
+    result: tuple[Tensor, Tensor] = _PpoLoss.apply(inputs, values, distribution, rows, settings, reduction)
     return result
 
 
@@ -142,7 +142,7 @@ class _PpoLoss(torch.autograd.Function):
         distribution: type[Distribution],
         rows: Sequence[Tensor],
         settings: PpoSettings,
-        others: Others | None,
+        reduction: GlobalReduction | None,
     ) -> tuple[Tensor, Tensor]:
         kernels = _kernels()
         kernel = kernels.categorical if distribution is Categorical else kernels.diag_gaussian
@@ -151,11 +151,11 @@ class _PpoLoss(torch.autograd.Function):
             inputs, values, *rows = (tensor.contiguous() for tensor in (inputs, values, *rows))
         of_inputs, of_values = torch.empty_like(inputs), torch.empty_like(values)
         loss, terms = inputs.new_empty(()), inputs.new_empty(5)
-        parts = _NO_PARTS if others is None else others.moments
+        parts = _NO_PARTS if reduction is None else reduction.moments
         arrays = [tensor.numpy() for tensor in (inputs, values, *rows, of_inputs, of_values, loss, terms)]
         kernel(*arrays, *settings, parts.numpy())
-        if others is not None:
-            others.sum_(terms)
+        if reduction is not None:
+            reduction.sum_(terms)
             loss.copy_(terms[0] + settings[1] * terms[1] - float(settings[2]) * terms[2])
         ctx.save_for_backward(of_inputs, of_values)
         ctx.mark_non_differentiable(terms)

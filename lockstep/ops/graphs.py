@@ -28,7 +28,7 @@ def _no_garbage() -> Iterator[None]:
             gc.enable()
 
 
-class Captured(Generic[T]):
+class CapturedFunction(Generic[T]):
     """Calls a function again and again that does the same operations on the same memory each time.
 
     On a CUDA device the third call captures them in a graph, and from then on a call is one launch. What the function

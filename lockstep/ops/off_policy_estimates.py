@@ -100,7 +100,7 @@ def fitted_q_evaluation(
     return _fixed_point(lambda coefficients: first + step @ coefficients, first.shape, num_iterations, tolerance)
 
 
-def fitted_q_evaluation_of_choices(
+def discrete_fitted_q_evaluation(
     states: np.ndarray,
     actions: np.ndarray,
     next_states: np.ndarray,

@@ -38,7 +38,7 @@ class TensorSumTree:
 
     @property
     def values(self) -> Tensor:
-        """`[size]`, a view; call `sum_anew` after writing to it."""
+        """`[size]`, a view; call `recompute_sums` after writing to it."""
         return self.levels[0].view(-1)[: self.size]
 
     def set(self, rows: Tensor, values: Tensor) -> None:
@@ -78,9 +78,9 @@ class TensorSumTree:
     def clear(self) -> None:
         """Set all numbers to 0."""
         self.values.zero_()
-        self.sum_anew()
+        self.recompute_sums()
 
-    def sum_anew(self) -> None:
+    def recompute_sums(self) -> None:
         """Compute all sums from the numbers."""
         for below, above in pairwise(self.levels):
             above.view(-1).copy_(below.sum(1))

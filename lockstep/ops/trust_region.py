@@ -66,7 +66,7 @@ def natural_step(product: Callable[[Tensor], Tensor], gradient: Tensor, radius: 
     return (2.0 * radius / (direction @ product(direction))).sqrt() * direction
 
 
-class Shortened(NamedTuple):
+class LineSearchResult(NamedTuple):
     """A step that is good, and what it gives; zeros and the loss before it where none was."""
 
     step: Tensor
@@ -80,14 +80,14 @@ class Shortened(NamedTuple):
 
 
 @torch.no_grad()
-def shortened(
+def line_search(
     step: Tensor,
     try_out: Callable[[Tensor], tuple[Tensor, Tensor]],
     loss: Tensor,
     max_distance: float,
     num: int,
     shrink: float,
-) -> Shortened:
+) -> LineSearchResult:
     """Return the longest good one of `num` steps, each `shrink` times the one before.
 
     `try_out(step)` returns a loss and a distance: a step is good that brings the loss below `loss`, at a distance of
@@ -97,7 +97,7 @@ def shortened(
     for _ in range(num):
         new_loss, distance = try_out(share * step)
         if bool(new_loss < loss) and bool(distance <= max_distance):
-            return Shortened(share * step, loss.new_tensor(share), new_loss, distance)
+            return LineSearchResult(share * step, loss.new_tensor(share), new_loss, distance)
         share *= shrink
     zero = torch.zeros_like(loss)
-    return Shortened(torch.zeros_like(step), zero, loss, zero)
+    return LineSearchResult(torch.zeros_like(step), zero, loss, zero)

@@ -239,7 +239,7 @@ class TensorReplay(TrainingBuffer):
             column[places] = column[(first - 1) % self.num_steps].clone()
         if self.priorities is not None:
             columns[-1][self.size :] = 0.0
-            self.priorities.tree.sum_anew()
+            self.priorities.tree.recompute_sums()
 
     def section_options(self) -> dict[str, Any]:
         """Return what the buffer does, by the names that the section `replay` of a configuration has for it."""

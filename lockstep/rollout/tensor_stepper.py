@@ -18,7 +18,7 @@ from lockstep.data.tensor_rollout import TensorRollout
 from lockstep.envs.errors import step_error
 from lockstep.envs.tensor import TensorBoundary, TensorEnv, arrived_at
 from lockstep.modules.action_dist import ActionDist
-from lockstep.ops.graphs import Captured
+from lockstep.ops.graphs import CapturedFunction
 from lockstep.replay import TensorReplay
 from lockstep.rollout.callbacks import EnvironmentEvents, Episode
 from lockstep.rollout.errors import MalformedBufferError, not_finite, refuse_row
@@ -93,7 +93,7 @@ class TensorStepper(Stepper):
         else:
             self._buffer = TensorReplay(first_obs=first, first_actions=actions, share=share, **replay)
         self._running = TensorEpisodes(num_steps, env.num_envs, first.device)
-        self._captured: dict[tuple[bool, bool], Captured[tuple[Tensor, Tensor]]] = {}
+        self._captured: dict[tuple[bool, bool], CapturedFunction[tuple[Tensor, Tensor]]] = {}
         """by whether actions are explored, and whether they are random: what takes the steps of a collect"""
         self._acting: tuple[Any, list[int]] | None = None
         """the network that these act with, and the addresses of its parameters: a graph is valid for these only"""
@@ -220,7 +220,7 @@ class TensorStepper(Stepper):
 
     # -- the steps, as a graph holds them ---
 
-    def captured(self, explores: bool, *, random: bool = False) -> Captured[tuple[Tensor, Tensor]]:
+    def captured(self, explores: bool, *, random: bool = False) -> CapturedFunction[tuple[Tensor, Tensor]]:
         """Return the function that takes all vector steps of a collect.
 
         It is made again where another network acts, or where the network's parameters are at other addresses.
@@ -238,7 +238,7 @@ class TensorStepper(Stepper):
                 generators.append(self.tensors.generator)  # type: ignore[attr-defined]
             act = self._random(part) if random else partial(self._act, part, explores=explores)
             rollout = partial(self._rollout, part, act)
-            self._captured[explores, random] = Captured(
+            self._captured[explores, random] = CapturedFunction(
                 rollout, self.tensors.device, generators, can_capture=self.tensors.capturable
             )
         return self._captured[explores, random]

@@ -20,7 +20,7 @@ from lockstep.ops import (
     clipped_surrogate_loss,
     clipped_value_loss,
 )
-from lockstep.ops.fused_losses import Others, can_fuse_ppo, moments, ppo_loss
+from lockstep.ops.fused_losses import GlobalReduction, can_fuse_ppo, moments, ppo_loss
 
 N, SIZE = 37, 3
 OPTIONS: list[dict[str, Any]] = [
@@ -175,7 +175,9 @@ def test_parts_of_a_batch_on_several_learners_add_up_to_the_whole(distribution: 
             distribution,
             {**given, **own},
             **options,
-            others=Others(parts, lambda own_terms: totals.append(own_terms.clone()) or own_terms.copy_(terms)),
+            reduction=GlobalReduction(
+                parts, lambda own_terms: totals.append(own_terms.clone()) or own_terms.copy_(terms)
+            ),
         )
         torch.testing.assert_close(part, loss, rtol=1e-12, atol=1e-13)
         gradients.append(torch.autograd.grad(part, [given["inputs"], given["values"]]))

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from lockstep.ops.off_policy_estimates import (
+    discrete_fitted_q_evaluation,
     effective_number,
     fitted_q_evaluation,
-    fitted_q_evaluation_of_choices,
     importance_sampling,
     padded,
     weighted_importance_sampling,
@@ -71,7 +71,7 @@ def test_fitted_q_evaluation_of_choices_is_that_of_features_in_the_place_of_the_
         for shares, rows in ((places, states), (probabilities, next_states))
     )
     expected, _ = fitted_q_evaluation(features, following, rewards, 0.5, weights)
-    found, converged = fitted_q_evaluation_of_choices(
+    found, converged = discrete_fitted_q_evaluation(
         states, actions, next_states, probabilities, rewards, 0.5, weights, largest_step=largest_step
     )
     assert converged

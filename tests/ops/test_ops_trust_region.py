@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import tensor
 
-from lockstep.ops.trust_region import conjugate_gradient, hessian_product, natural_step, shortened
+from lockstep.ops.trust_region import conjugate_gradient, hessian_product, line_search, natural_step
 
 F64 = torch.float64
 A = tensor([[4.0, 1.0, 0.0], [1.0, 3.0, 0.5], [0.0, 0.5, 2.0]], dtype=F64)
@@ -35,12 +35,12 @@ def test_the_natural_step_ends_where_the_quadratic_form_has_its_radius():
 
 @pytest.mark.parametrize(("limit", "share"), [(10.0, 1.0), (0.6, 0.5), (0.3, 0.25), (0.1, 0.0)])
 def test_a_step_is_shortened_until_it_is_good(limit, share):
-    found = shortened(tensor([1.0]), lambda step: (-step[0], step[0]), tensor(0.0), limit, 3, 0.5)
+    found = line_search(tensor([1.0]), lambda step: (-step[0], step[0]), tensor(0.0), limit, 3, 0.5)
     expected = share, share, -share, share
     assert tuple(map(float, found)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("loss", [0.0, float("nan")])
 def test_a_step_that_gains_nothing_or_is_not_finite_is_not_taken(loss):
-    found = shortened(tensor([1.0]), lambda step: (tensor(loss), tensor(0.0)), tensor(0.0), 1.0, 3, 0.5)
+    found = line_search(tensor([1.0]), lambda step: (tensor(loss), tensor(0.0)), tensor(0.0), 1.0, 3, 0.5)
     assert tuple(map(float, found)) == (0.0, 0.0, 0.0, 0.0)

@@ -21,8 +21,8 @@ from lockstep.learner.sequences import SequenceRows, evaluate_sequences
 from lockstep.modules import RLModule
 from lockstep.modules.action_dist import ActionDist
 from lockstep.ops import gae, vtrace
-from lockstep.ops.device_returns import gae_of_tensors
-from lockstep.ops.fused_losses import Others, can_fuse_ppo, load_ppo_kernel, moments, ppo_loss
+from lockstep.ops.device_returns import tensor_gae
+from lockstep.ops.fused_losses import GlobalReduction, can_fuse_ppo, load_ppo_kernel, moments, ppo_loss
 from lockstep.options.schedules import ScheduleLike
 from lockstep.options.section import ConfigT, option
 
@@ -299,7 +299,7 @@ class OnPolicyLearner(Learner[Training]):
         """
         options: Any = self.config_of(module_id)
         values = evaluated.values
-        advantages, targets = gae_of_tensors(
+        advantages, targets = tensor_gae(
             self.to_tensor(self.connectors[module_id].learning_rewards_on_device(rollout)),
             values,
             evaluated.next_values,
@@ -410,11 +410,11 @@ class OnPolicyLearner(Learner[Training]):
             rows, inputs, values = [column[:0] for column in rows], inputs[:0], values[:0]
         actions, old_logp, advantages, targets, *old_values = rows
         clip_param, entropy_coeff = (self.coefficient(module_id, name) for name in ("clip_param", "entropy_coeff"))
-        others = None
+        reduction = None
         if self.reducer.world_size > 1:
             parts = torch.zeros(self.reducer.world_size, 3, dtype=torch.float64)
             parts[self.reducer.rank] = moments(advantages)
-            others = Others(self.reducer.sum_(parts), self.reducer.sum_)
+            reduction = GlobalReduction(self.reducer.sum_(parts), self.reducer.sum_)
         loss, terms = ppo_loss(
             action_dist.dist_class,
             inputs,
@@ -425,7 +425,7 @@ class OnPolicyLearner(Learner[Training]):
             old_values=old_values[0] if old_values else None,
             vf_clip_param=config.vf_clip_param,
             normalize=config.normalize_advantages == "minibatch",
-            others=others,
+            reduction=reduction,
         )
         policy_loss, vf_loss, entropy, mean_kl, clip_fraction = terms.unbind()
         self.log(

@@ -18,7 +18,7 @@ from lockstep.learner.metrics import Results
 from lockstep.learner.minibatches import TensorColumns, UpdateOptions
 from lockstep.learner.protocols import SteppedLearner
 from lockstep.learner.targets import TargetNetwork
-from lockstep.ops.graphs import Captured
+from lockstep.ops.graphs import CapturedFunction
 from lockstep.tracking.metrics import Metrics
 
 Outcome = tuple[Metrics, Tensor, list[TensorColumns]]
@@ -74,12 +74,12 @@ class ReplayUpdate(DeviceUpdate):
 
     def __init__(self, learner: SteppedLearner) -> None:
         super().__init__(learner)
-        self.graphs: dict[Hashable, Captured[Outcome]] = {}
+        self.graphs: dict[Hashable, CapturedFunction[Outcome]] = {}
         """by what they depend on"""
         self._counted: dict[Hashable, Counts] = {}
         """what the host counts in one call of each of them"""
         self._known_places: list[int] = []
-        self._begun: tuple[tuple[int, int, int], Captured[Outcome], Outcome] | None = None
+        self._begun: tuple[tuple[int, int, int], CapturedFunction[Outcome], Outcome] | None = None
         """an update that is under way, and what it was launched for"""
         self._drawn: list[TensorColumns] = []
         """the rows of the last update"""
@@ -105,7 +105,7 @@ class ReplayUpdate(DeviceUpdate):
             generators = [self.stream("replay")]
             if learner.noise_columns(module_id):
                 generators.append(self.stream(f"noise/{module_id}"))
-            self.graphs[key] = Captured(compute, learner.device, generators, can_capture=self.can_capture())
+            self.graphs[key] = CapturedFunction(compute, learner.device, generators, can_capture=self.can_capture())
         captured, before = self.graphs[key], self.counts()
         is_launch = captured.is_graph
         self._begun = key[:3], captured, captured()

@@ -20,7 +20,7 @@ from lockstep.learner.minibatches import TensorColumns, UpdateOptions, take_mini
 from lockstep.learner.optimizers import ALL_MODULES
 from lockstep.learner.protocols import SteppedLearner
 from lockstep.ops import RunningMoments
-from lockstep.ops.graphs import Captured
+from lockstep.ops.graphs import CapturedFunction
 from lockstep.tracking.metrics import Metrics
 
 Outcome = tuple[Metrics, Tensor, Tensor | None, Tensor | None]
@@ -43,7 +43,7 @@ class DeviceUpdate:
         self._hold = torch.zeros((), device=learner.device)
         """0-d, 1 once the passes of an update are to end"""
         self._key: Any = None
-        self._captured: Captured[Outcome]
+        self._captured: CapturedFunction[Outcome]
         self._launched: tuple[int, Outcome] | None = None
         """rows of a minibatch and outcome of an update that is under way"""
 
@@ -63,7 +63,10 @@ class DeviceUpdate:
             compute = partial(self._passes, module_id, rollout, size, options)
             generators = [self.stream("minibatches")] if size < len(rollout) else []
             can_capture = self.can_capture()
-            self._key, self._captured = key, Captured(compute, learner.device, generators, can_capture=can_capture)
+            self._key, self._captured = (
+                key,
+                CapturedFunction(compute, learner.device, generators, can_capture=can_capture),
+            )
         self._launched = size, self._captured()
 
     def run(self, rollout: TensorRollout, options: UpdateOptions) -> Results:
@@ -109,7 +112,7 @@ class DeviceUpdate:
         size: int,
         per_pass: int,
         passes: int,
-        captured: Captured[Any],
+        captured: CapturedFunction[Any],
     ) -> Results:
         """Report `passes` over `num_rows` rows, of `per_pass` minibatches of `size` rows each; the host waits here."""
         learner, num_minibatches = self.learner, passes * per_pass
