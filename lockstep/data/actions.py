@@ -184,7 +184,7 @@ class ActionForm:
         return None if state is None else cls(space_from(state["space"]), bool(state["rescaled"]))
 
 
-def one_action(actions: Tree, row: int) -> Tree:
+def single_action(actions: Tree, row: int) -> Tree:
     """Return a copy of one of the environment's actions `[B, ...]`, as it takes one: plain ints of choices."""
 
     def plain(part: np.ndarray) -> np.ndarray | int:
@@ -193,7 +193,7 @@ def one_action(actions: Tree, row: int) -> Tree:
     return map_tree(plain, rows_of(actions, row))
 
 
-def in_words(form: ActionForm | None) -> str:
+def describe_actions(form: ActionForm | None) -> str:
     """Return in words whose actions these are: the environment's, or those that are learned from."""
     if form is None:
         return "the environment's actions"

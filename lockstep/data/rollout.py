@@ -231,7 +231,7 @@ class RolloutStore(TrainingBuffer):
             self.final_index.append((t - 1) * self.num_envs + envs)
             self.final_obs.append(rows_of(self.obs, (t, envs)))
 
-    def lose(self, t: int, envs: np.ndarray) -> None:
+    def abandon_episodes(self, t: int, envs: np.ndarray) -> None:
         """Leave the episodes under way in these environments before row `t`, which is no transition of theirs.
 
         What was written of them stays, cut after its last row.

@@ -33,11 +33,11 @@ class RowShare:
         each = len(rows) // self.number
         return rows[self.rank * each : (self.rank + 1) * each]
 
-    def has(self, steps: Tensor, num_envs: int) -> Tensor:
+    def contains(self, steps: Tensor, num_envs: int) -> Tensor:
         """Return which of the numbered `steps` `[N]` belong to this rank, bool `[N]`. `num_envs`: of each rank."""
         return steps % (num_envs * self.number) // num_envs == self.rank
 
-    def own(self, steps: Tensor, num_envs: int) -> Tensor:
+    def local_rows(self, steps: Tensor, num_envs: int) -> Tensor:
         """Return numbered `steps` `[N]` of this rank as rows `t * num_envs + b` of its storage, int64 `[N]`."""
         return steps // (num_envs * self.number) * num_envs + steps % num_envs
 

@@ -83,7 +83,7 @@ class TensorRollout(TrainingBuffer):
 
     def end(self, num_steps: int) -> Tensor:
         """End a collect of all vector steps; return how many numbers are not finite, 0-d."""
-        return count_bad(self.rewards, self.obs, self.next_obs)
+        return count_not_finite(self.rewards, self.obs, self.next_obs)
 
     def last_steps(self, num_steps: int) -> dict[str, Tensor]:
         """Return the columns in which `end` counts, `[T, B, ...]` each."""
@@ -118,7 +118,7 @@ class TensorRollout(TrainingBuffer):
         self.clear()
 
 
-def count_bad(*numbers: Tensor) -> Tensor:
+def count_not_finite(*numbers: Tensor) -> Tensor:
     """Return how many numbers are not finite, 0-d."""
     differences = [each - each for each in numbers if each.is_floating_point()]  # not 0 where one is not finite
     return torch.stack([each.count_nonzero() for each in differences]).sum()

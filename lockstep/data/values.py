@@ -34,7 +34,7 @@ _FIRST_STEPS = 10_000
 # -- one array ---
 
 
-def held(space: spaces.Space[Any], value: Tree, name: str, leading: tuple[int, ...] = ()) -> np.ndarray:
+def checked_array(space: spaces.Space[Any], value: Tree, name: str, leading: tuple[int, ...] = ()) -> np.ndarray:
     """Return `value` as an array `[*leading, *space.shape]` of the space's dtype; the same array where it is one.
 
     Raises:
@@ -63,7 +63,7 @@ def held(space: spaces.Space[Any], value: Tree, name: str, leading: tuple[int, .
         place = tuple(np.argwhere(changed)[0].tolist()) if array.ndim else ()
         index = str(list(place)) if place else ""
         raise ValueError(
-            f"{name}{index} is {array[place].item()!r} (dtype {array.dtype}), which its space {short(space)} cannot "
+            f"{name}{index} is {array[place].item()!r} (dtype {array.dtype}), which its space {space_text(space)} cannot "
             f"hold: {dtype} would make {cast[place].item()!r} of it. Return values of dtype {dtype}, or declare "
             "another dtype in observation_space"
         )
@@ -79,7 +79,7 @@ def _changed(array: np.ndarray, cast: np.ndarray) -> np.ndarray:
     return cast != array
 
 
-def short(space: spaces.Space[Any]) -> str:
+def space_text(space: spaces.Space[Any]) -> str:
     """Return a space in words, without the bounds of all its entries."""
     text = repr(space)
     return text if len(text) < 120 else f"{type(space).__name__}(shape={space.shape}, dtype={space.dtype})"
@@ -209,7 +209,7 @@ class _ArrayForm(ObservationForm):
     def hold(self, value: Tree, leading: tuple[int, ...] = ()) -> Any:
         if type(value) is np.ndarray and value.dtype is self._dtype and value.shape == (*leading, *self._shape):
             return value
-        return held(self.space, value, self.name, leading)
+        return checked_array(self.space, value, self.name, leading)
 
     def write(self, target: np.ndarray, row: int, value: Tree) -> None:
         kind = type(value)
@@ -220,7 +220,7 @@ class _ArrayForm(ObservationForm):
         elif kind in self._scalars:
             target[row] = value
             return
-        target[row] = held(self.space, value, self.name)
+        target[row] = checked_array(self.space, value, self.name)
 
     def copy(self, value: Tree) -> Any:
         return np.array(self.hold(value))[()]
@@ -362,7 +362,7 @@ class BoundsWatch:
         row, *place = np.argwhere(outside)[0].tolist()
         value = values[(row, *place)].item()
         row = row if rows is None else int(rows[row])
-        message = f"{bounds.name}{place or ''} is {value!r}, outside of its space {short(bounds.space)}"
+        message = f"{bounds.name}{place or ''} is {value!r}, outside of its space {space_text(bounds.space)}"
         if bounds.is_choice:
             raise OutsideError(f"{message}; return a choice that the space has, or declare more of them", row)
         self._bounds.remove(bounds)

@@ -27,7 +27,7 @@ from lockstep.data.actions import (
     mask_size,
 )
 from lockstep.data.trees import Tree, leaves_of_space, map_tree, rows_of, trees_equal
-from lockstep.data.values import as_reward, check_supported, held
+from lockstep.data.values import as_reward, check_supported, checked_array
 from lockstep.envs.boundary import space_of
 from lockstep.envs.errors import FORMS, OLD_API, RAISED
 from lockstep.envs.make import AnyEnv, named_environment, one_env, single_env_factory
@@ -372,7 +372,7 @@ class _Examination:
     def _can_hold(self, space: spaces.Space[Any], part: Tree, name: str) -> bool:
         """Return whether a space can hold numbers of another dtype; note where it cannot."""
         try:
-            held(space, part, name)
+            checked_array(space, part, name)
         except ValueError as error:
             self.add("error", "observation_not_held", str(error))
             return False

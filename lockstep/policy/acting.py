@@ -15,10 +15,10 @@ from numpy.typing import ArrayLike
 from lockstep.config.base import BaseConfig
 from lockstep.connectors import ModuleConnectors, ObsPipeline
 from lockstep.data import SampleBatch
-from lockstep.data.actions import ActionForm, in_words, one_action
+from lockstep.data.actions import ActionForm, describe_actions, single_action
 from lockstep.data.columns import Columns
 from lockstep.data.trees import Tree, map_tree
-from lockstep.data.values import held
+from lockstep.data.values import checked_array
 from lockstep.learner.learner import STEPS_SAMPLED
 from lockstep.modules import (
     ActingWeights,
@@ -229,7 +229,7 @@ class ActingPolicy:
         if state is not None:
             state = map_tree(lambda leaf: np.asarray(leaf)[None], state)
         result = self._followed(checked, rows, state, explore, None if rewards is None else [rewards])
-        action = one_action(result[0] if self.is_stateful else result, 0)
+        action = single_action(result[0] if self.is_stateful else result, 0)
         return (action, {name: leaf[0] for name, leaf in result[1].items()}) if self.is_stateful else action
 
     def reset(self, env_index: int | np.ndarray | None = None) -> None:
@@ -334,8 +334,8 @@ class ActingPolicy:
         """Raise `MalformedBufferError` for a buffer whose actions are not those that the policy learns from."""
         if buffer.action_form != self.action_form:
             raise MalformedBufferError(
-                f"the replay buffer holds {in_words(buffer.action_form)}, and the policy learns from "
-                f"{in_words(self.action_form)}; give buffer.to_batch(), which is translated, or set "
+                f"the replay buffer holds {describe_actions(buffer.action_form)}, and the policy learns from "
+                f"{describe_actions(self.action_form)}; give buffer.to_batch(), which is translated, or set "
                 "buffer.action_form = policy.action_form where its actions are the policy's already"
             )
 
@@ -509,7 +509,7 @@ def _array(space: spaces.Space[Any], obs: Tree, batched: bool, name: str) -> np.
     broken = np.argwhere(np.isnan(array))
     if len(broken):
         raise ValueError(f"{name}{broken[0].tolist() or ''} is NaN: no action can be chosen for it")
-    array = held(space, array, name, array.shape[: array.ndim - len(shape)])
+    array = checked_array(space, array, name, array.shape[: array.ndim - len(shape)])
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         sizes = space.n if isinstance(space, spaces.Discrete) else space.nvec
         outside = np.argwhere((array < space.start) | (array >= space.start + sizes))

@@ -22,7 +22,7 @@ from lockstep.config.base import BaseConfig, Spaces
 from lockstep.config.json_form import to_plain
 from lockstep.connectors import ModuleConnectors, ObsPipeline
 from lockstep.data import MultiAgentBatch, MultiAgentEpisode, SampleBatch
-from lockstep.data.actions import one_action
+from lockstep.data.actions import single_action
 from lockstep.data.agent_steps import AgentID
 from lockstep.data.columns import Columns
 from lockstep.data.minibatch import num_units, take_units
@@ -337,7 +337,7 @@ class Policy:
             for i, agent in enumerate(agents):
                 if agent in self._memory.recorded:
                     self._memory.recorded[agent].after_step(rows_of(taken, slice(i, i + 1)), None)
-                actions[agent] = one_action(taken, i)
+                actions[agent] = single_action(taken, i)
         return (actions, after) if self.is_stateful else actions
 
     def _with_id(self, agent: AgentID, observation: Tree) -> Any:

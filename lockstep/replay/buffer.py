@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from lockstep.data.actions import ActionForm, in_words
+from lockstep.data.actions import ActionForm, describe_actions
 from lockstep.data.columns import DEFAULT_MODULE_ID, Columns
 from lockstep.data.digests import digest_of_rows
 from lockstep.data.files.minari import read_minari_batch, write_minari
@@ -295,7 +295,7 @@ class ReplayBuffer(RowSource):
             form = self.action_form
         else:
             raise ValueError(
-                f"the buffer holds {in_words(self.action_form)}, the other one {in_words(other.action_form)}; "
+                f"the buffer holds {describe_actions(self.action_form)}, the other one {describe_actions(other.action_form)}; "
                 "extend(other.to_batch()) translates them; where they are the same already, set its action_form"
             )
         if self.schema != other.schema:
@@ -719,7 +719,9 @@ class ReplayBuffer(RowSource):
         # one written before buffers knew whose actions they hold: they are those of who collected
         form = ActionForm.from_state(state["action_form"]) if "action_form" in state else self.action_form
         if self.action_form not in (None, form):
-            raise ValueError(f"the state has {in_words(form)}, this buffer {in_words(self.action_form)}")
+            raise ValueError(
+                f"the state has {describe_actions(form)}, this buffer {describe_actions(self.action_form)}"
+            )
         if columns:
             self.store.set_state(columns)
             self._use_columns()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lockstep.data.columns import Columns
 from lockstep.data.row_share import ALL_ROWS, RowShare
-from lockstep.data.tensor_rollout import check_room, count_bad
+from lockstep.data.tensor_rollout import check_room, count_not_finite
 from lockstep.data.training_buffer import TrainingBuffer
 from lockstep.options.checks import check_whole
 from lockstep.replay.priorities import TensorPriorities
@@ -133,7 +133,7 @@ class TensorReplay(TrainingBuffer):
         """End a collect of so many vector steps; return how many numbers are not finite in them, 0-d."""
         places = (self.written - 1 - torch.arange(num_steps, device=self.device)) % self.num_steps
         names = Columns.REWARDS, Columns.OBS, Columns.NEXT_OBS
-        return count_bad(*(self.columns[name].index_select(0, places) for name in names))
+        return count_not_finite(*(self.columns[name].index_select(0, places) for name in names))
 
     def last_steps(self, num_steps: int) -> dict[str, Tensor]:
         """Return the columns of the newest vector steps in which `end` counts, `[T, B, ...]` each, in their order.

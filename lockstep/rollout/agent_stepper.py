@@ -11,7 +11,7 @@ import numpy as np
 
 from lockstep.connectors import ObsPipeline
 from lockstep.data import MultiAgentEpisode
-from lockstep.data.actions import one_action, random_actions
+from lockstep.data.actions import random_actions, single_action
 from lockstep.data.agent_steps import AgentID
 from lockstep.data.columns import Columns
 from lockstep.data.trees import map_tree, named_leaves, rows_of, stack_observations, zip_trees
@@ -269,7 +269,7 @@ class AgentStepper(Stepper):
             for i, (b, agent) in enumerate(rows):
                 if self._followed:
                     self._followed[b].note(agent, rows_of(taken, slice(i, i + 1)))
-                actions[b][agent], stored[b][agent] = one_action(taken, i), learned[i].copy()
+                actions[b][agent], stored[b][agent] = single_action(taken, i), learned[i].copy()
                 if outputs:
                     extras[b][agent] = map_tree(np.copy, rows_of(outputs, i))
         acted = clock()

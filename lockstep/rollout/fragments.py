@@ -261,7 +261,7 @@ def append_fragments(fragments: Sequence[Fragment], store: RolloutStore, *, by_r
         t, where = divmod(store.final_index[-1], store.num_envs)
         left = where[~(store.terminateds[t, where] | store.truncateds[t, where])]
         if left.size:
-            store.lose(int(t[0]) + 1, left)
+            store.abandon_episodes(int(t[0]) + 1, left)
     if fragments[0].starts is not None:
         store.starts.append(_joined([f.starts for f in fragments], columns, num_steps, store.num_envs))
     if store.keeps_states:

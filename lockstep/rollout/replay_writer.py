@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from lockstep.data.actions import ActionForm, in_words
+from lockstep.data.actions import ActionForm, describe_actions
 from lockstep.data.agent_steps import AgentID
 from lockstep.data.columns import Columns
 from lockstep.data.multi_agent_episode import MultiAgentEpisode
@@ -159,7 +159,7 @@ class ReplayWriter(RolloutStore):
         if counting is not None and not counting.all():
             self.passed[t] = np.flatnonzero(~counting if valid is None else valid & ~counting)
 
-    def lose(self, t: int, envs: np.ndarray) -> None:
+    def abandon_episodes(self, t: int, envs: np.ndarray) -> None:
         """Leave the episodes under way in these environments before row `t`."""
         self.lost[t] = envs
 
@@ -307,7 +307,7 @@ def take_actions_of(part: Any, buffer: ReplayBuffer) -> None:
     form: ActionForm | None = getattr(part, "action_form", None)
     if len(buffer) and buffer.action_form != form:
         raise ValueError(
-            f"the buffer holds {in_words(buffer.action_form)}, and the policy learns from {in_words(form)}; collect "
+            f"the buffer holds {describe_actions(buffer.action_form)}, and the policy learns from {describe_actions(form)}; collect "
             "into one made with action_form=policy.action_form, which extend(buffer.to_batch()) fills, or set "
             "buffer.action_form where its actions are the policy's already"
         )

@@ -254,7 +254,7 @@ class VectorStepper(Stepper):
             self.episodes.returns[step.lost] = 0.0
             self.episodes.lengths[step.lost] = 0
             if self.store is not None:
-                self.store.lose(t, step.lost)
+                self.store.abandon_episodes(t, step.lost)
         if final is None:
             return obs
         indices, final_obs = final

@@ -187,8 +187,8 @@ class ReplayUpdate(DeviceUpdate):
         """
         share, number = replay.share, num_steps * batch_size
         steps = replay.draw_indices(number, self.stream("replay"))
-        is_own = share.has(steps, replay.num_envs)
-        own = share.own(steps[is_own], replay.num_envs)
+        is_own = share.contains(steps, replay.num_envs)
+        own = share.local_rows(steps[is_own], replay.num_envs)
         columns = self._seen(module_id, replay.rows(own if len(own) else own.new_zeros(1)))
         for name, noise in self.noise(module_id, number).items():
             columns[name] = noise[is_own] if len(own) else noise[:1]

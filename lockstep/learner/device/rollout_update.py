@@ -208,8 +208,8 @@ class DeviceUpdate:
                 for start in range(0, num_rows - size + 1, size):
                     index = None if size == num_rows else rows[start : start + size]
                     if share.number > 1 and index is not None:
-                        own = index[share.has(index, rollout.num_envs)]
-                        self.step_on_share(module_id, columns[module_id], share.own(own, rollout.num_envs))
+                        own = index[share.contains(index, rollout.num_envs)]
+                        self.step_on_share(module_id, columns[module_id], share.local_rows(own, rollout.num_envs))
                     else:
                         with learner.in_step(size // share.number):  # the pass in one step has rows of every rank
                             self.step(columns, {module_id: index})
