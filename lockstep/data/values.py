@@ -63,8 +63,8 @@ def checked_array(space: spaces.Space[Any], value: Tree, name: str, leading: tup
         place = tuple(np.argwhere(changed)[0].tolist()) if array.ndim else ()
         index = str(list(place)) if place else ""
         raise ValueError(
-            f"{name}{index} is {array[place].item()!r} (dtype {array.dtype}), which its space {space_text(space)} cannot "
-            f"hold: {dtype} would make {cast[place].item()!r} of it. Return values of dtype {dtype}, or declare "
+            f"{name}{index} is {array[place].item()!r} (dtype {array.dtype}), which its space {space_text(space)} "
+            f"cannot hold: {dtype} would make {cast[place].item()!r} of it. Return values of dtype {dtype}, or declare "
             "another dtype in observation_space"
         )
     return cast

@@ -295,7 +295,8 @@ class ReplayBuffer(RowSource):
             form = self.action_form
         else:
             raise ValueError(
-                f"the buffer holds {describe_actions(self.action_form)}, the other one {describe_actions(other.action_form)}; "
+                f"the buffer holds {describe_actions(self.action_form)}, the other one "
+                f"{describe_actions(other.action_form)}; "
                 "extend(other.to_batch()) translates them; where they are the same already, set its action_form"
             )
         if self.schema != other.schema:
