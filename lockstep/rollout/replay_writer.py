@@ -308,8 +308,8 @@ def take_actions_of(part: Any, buffer: ReplayBuffer) -> None:
     if len(buffer) and buffer.action_form != form:
         raise ValueError(
             f"the buffer holds {describe_actions(buffer.action_form)}, and the policy learns from "
-            f"{describe_actions(form)}; collect into one made with action_form=policy.action_form, which extend(buffer.to_batch()) fills, or set "
-            "buffer.action_form where its actions are the policy's already"
+            f"{describe_actions(form)}; collect into one made with action_form=policy.action_form, which "
+            "extend(buffer.to_batch()) fills, or set buffer.action_form where its actions are the policy's already"
         )
     buffer.action_form = form
 
