@@ -123,23 +123,25 @@ _MODULES = (
     "lockstep.trainer",
     "lockstep.tuning",
 )
-"""Modules that have the names above. Together they import all that a configuration or a file may name."""
+"""Modules that define the public names. Together they import every class that a configuration or a file may name."""
 
 
 def __getattr__(name: str) -> Any:
-    """Return a public name or a folder (PEP 562). The first name that is used loads the library with all its names.
+    """Return the public object or the subpackage of this name (PEP 562).
 
-    So the command line can show its help without torch. Type checkers read the imports above instead.
+    The first use of a public name imports the whole library; until then `import lockstep` costs nothing, so the command
+    line can show its help without torch. Type checkers read the imports under `TYPE_CHECKING` instead.
     """
     if name in __all__:
         _load()
         return globals()[name]
 
-    folder = f"{__name__}.{name}"
+    subpackage = f"{__name__}.{name}"
     try:
-        return importlib.import_module(folder)
+        return importlib.import_module(subpackage)
     except ModuleNotFoundError as error:
-        if error.name != folder:
+        # A subpackage that exists but lacks a dependency must say so, not look like a missing attribute.
+        if error.name != subpackage:
             raise
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
 
@@ -149,8 +151,9 @@ def __dir__() -> list[str]:
 
 
 def _load() -> None:
-    """Put the public names into this module, each from the first module that has it."""
-    found: dict[str, Any] = {}
+    """Put the public names into this module, each from the first module of `_MODULES` that has it."""
+    objects: dict[str, Any] = {}
     for module in _MODULES:
-        found = {**vars(importlib.import_module(module)), **found}
-    globals().update({name: found[name] for name in __all__ if name != "__version__"})
+        objects = {**vars(importlib.import_module(module)), **objects}
+
+    globals().update({name: objects[name] for name in __all__ if name != "__version__"})
