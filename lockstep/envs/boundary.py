@@ -1,10 +1,23 @@
-"""One transition model over every vector back end and every autoreset mode.
+"""The transition model that every vector back end is translated to, whatever its autoreset mode.
 
-gymnasium knows three ways to end an episode in a vector (NEXT_STEP, SAME_STEP, DISABLED), and each tells the last
-observation in another place. Behind this boundary there is one: for each row a real
-`(obs, action, reward, next_obs, terminated, truncated)`, with
+A vector environment cannot wait for one row whose episode has ended while the other rows continue, so gymnasium has
+three modes of resetting that row. They differ in where the last observation of the old episode is found, and in whether
+the step after the ending is a transition:
 
-    next_obs[b] = final_obs[b] where the episode of row b ended in this step, else obs[b].
+| mode | `obs` of the step that ended the episode | last observation | next step of that row |
+|---|---|---|---|
+| NEXT_STEP | last of the old episode | `obs` itself | only resets: its action is ignored, its reward is 0 |
+| SAME_STEP | first of the new episode | `infos["final_obs"]` | an ordinary transition |
+| DISABLED | last of the old episode | `obs` itself | not allowed before the row is reset with `reset_mask` |
+
+A collector that mixes them up stores transitions that never happened: the action of a reset row, or a `next_obs` that
+belongs to another episode. The value of a truncated episode would then be bootstrapped from the start of the next one.
+Nothing fails; the agent only learns worse. So the modes are told apart here, once, and everything above sees for each
+row `(obs, action, reward, next_obs, terminated, truncated)` with
+
+    next_obs[b] = final_obs[b] where the episode of row b ended in this step, else obs[b]
+
+and skips rows that are not `valid`.
 """
 
 from __future__ import annotations
@@ -26,7 +39,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 def space_of(env: Any, name: str) -> spaces.Space:
-    """Return the space that an environment has under this name; `ValueError` where it has none."""
+    """Return the attribute `name` of an environment, which must be a gymnasium space; else raise `ValueError`."""
     space = getattr(env, name, None)
     if isinstance(space, spaces.Space):
         return space
@@ -38,22 +51,22 @@ def space_of(env: Any, name: str) -> spaces.Space:
 
 
 class StepResult:
-    """The outcome of one vector step. Each boundary reuses one object: copy what must outlive the next step.
+    """Result of one vector step. A boundary reuses one object for all steps: copy what must outlive the next step.
 
     Attributes:
-        obs: tree of arrays [B, ...], the observation to act on next (the first of the new episode where one ended, or
-            still the last of the old one where the reset comes as an invalid row in the next step).
-        rewards: float [B].
-        terminateds: bool [B], the task ended: nothing follows, bootstrap with 0.
-        truncateds: bool [B], the episode was cut: bootstrap with the value of the final observation.
-        valid: None (every row is a transition), or bool [B]: False marks a row that only reset its environment; its
-            action was ignored and it must not be stored.
-        final_obs: None, or `(rows int64 [k], tree [k, ...])`: the true last observations of the episodes that ended in
-            this step, in ascending order of rows.
-        lost: None, or int64 [k]: rows whose environment was started again in this step. The episode under way ended
-            without a last observation, the row is not valid, and `obs` has the first observation of a new one.
+        obs: Tree of arrays [B, ...], the observations to act on next. Where an episode ended, this is the first
+            observation of the new episode; in a back end with reset rows it is still the last one of the old episode.
+        rewards: Float [B], the rewards of this step.
+        terminateds: Bool [B], True where the task ended: nothing follows, so bootstrap with 0.
+        truncateds: Bool [B], True where the episode was cut off: bootstrap with the value of the final observation.
+        valid: None if every row is a transition. Otherwise bool [B]: False marks a reset row, which ignored its action
+            and must not be stored.
+        final_obs: None, or `(rows int64 [k], tree [k, ...])`: the last observations of the episodes that ended in this
+            step, in ascending order of rows.
+        lost: None, or int64 [k]: rows whose environment was restarted in this step. The episode under way ended
+            without a last observation, the row is not valid, and `obs` has the first observation of a new episode.
         infos: None, or `{row: info}` with the non-empty infos of the last step of episodes that ended.
-        any_done: True where at least one episode ended (or was lost).
+        any_done: True if at least one episode ended or was lost.
     """
 
     __slots__ = ("any_done", "final_obs", "infos", "lost", "obs", "rewards", "terminateds", "truncateds", "valid")
@@ -63,10 +76,10 @@ class StepResult:
         self.rewards: npt.NDArray[Any] = np.zeros(num_envs)
         self.terminateds: Flags = np.zeros(num_envs, np.bool_)
         self.truncateds: Flags = np.zeros(num_envs, np.bool_)
-        self.forget_endings()
+        self.clear_endings()
 
-    def forget_endings(self) -> None:
-        """No episode ended, and every row is a transition."""
+    def clear_endings(self) -> None:
+        """Set all fields about ended episodes to "no episode ended, and every row is a transition"."""
         self.valid: Flags | None = None
         self.final_obs: tuple[npt.NDArray[np.int64], Tree] | None = None
         self.lost: npt.NDArray[np.int64] | None = None
@@ -74,72 +87,77 @@ class StepResult:
         self.any_done = False
 
     def copy(self) -> StepResult:
-        """Return one with arrays of its own, which later steps leave alone."""
-        twin = StepResult(copy_arrays(self.obs), 0)
-        twin.rewards, twin.terminateds = self.rewards.copy(), self.terminateds.copy()
-        twin.truncateds, twin.valid = self.truncateds.copy(), copy_arrays(self.valid)
-        twin.final_obs, twin.lost = copy_arrays(self.final_obs), copy_arrays(self.lost)
-        twin.infos, twin.any_done = copy_arrays(self.infos), self.any_done
-        return twin
+        """Return a copy whose arrays later steps leave unchanged."""
+        duplicate = StepResult(copy_arrays(self.obs), 0)
+        duplicate.rewards = self.rewards.copy()
+        duplicate.terminateds = self.terminateds.copy()
+        duplicate.truncateds = self.truncateds.copy()
+        duplicate.valid = copy_arrays(self.valid)
+        duplicate.final_obs = copy_arrays(self.final_obs)
+        duplicate.lost = copy_arrays(self.lost)
+        duplicate.infos = copy_arrays(self.infos)
+        duplicate.any_done = self.any_done
+        return duplicate
 
 
 class EnvObject(Protocol):
-    """Environment, or vector of environments, in any of the forms that `make_vector` takes."""
+    """Interface of an environment or a vector of environments, in any of the forms that `make_vector` accepts."""
 
     @property
     def reset(self) -> Callable[..., Any]:
-        """Begin episodes."""
+        """Method that begins episodes."""
 
     @property
     def step(self) -> Callable[..., Any]:
-        """Take an action."""
+        """Method that takes an action."""
 
 
 EnvLike = str | EnvSpec | Callable[..., Any] | EnvObject
-"""An id, a spec, a function or class that makes one environment, an environment, or a vector of them."""
+"""An id, a spec, a function or class that makes one environment, an environment, or a vector of environments."""
 
 
 class RowInfos:
-    """The newest infos of each row, of environments that were asked to keep them."""
+    """The newest infos of each row. A boundary records them only after `keep_infos`, since copying them costs time."""
 
     def __init__(self, num_envs: int) -> None:
-        self.of_step: list[dict[str, Any]] = [{} for _ in range(num_envs)]
-        """of the last step; where an episode ended, that of its last one"""
-        self.of_reset: list[dict[str, Any]] = [{} for _ in range(num_envs)]
-        """of the last reset"""
+        self.step_infos: list[dict[str, Any]] = [{} for _ in range(num_envs)]
+        """Info of each row's last step. If the step ended an episode, it is the info of that ended episode."""
+        self.reset_infos: list[dict[str, Any]] = [{} for _ in range(num_envs)]
+        """Info of each row's last reset."""
 
-    def watched_step(self, row: int, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Return the `step` of one environment, whose infos are kept."""
+    def wrap_step(self, row: int, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return a function that calls the `step` of one environment and records its info."""
 
-        def kept(action: object) -> Any:
-            outcome = step(action)
-            self.of_step[row] = copy_arrays(dict(outcome[4]))  # the environment may write into its arrays again
-            return outcome
+        def recording_step(action: object) -> Any:
+            answer = step(action)
+            self.step_infos[row] = copy_arrays(dict(answer[4]))  # the environment may write into its arrays again
+            return answer
 
-        return kept
+        return recording_step
 
-    def watched_reset(self, row: int, reset: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the `reset` of one environment, whose infos are kept."""
+    def wrap_reset(self, row: int, reset: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that calls the `reset` of one environment and records its info."""
 
-        def kept(**options: object) -> Any:
-            outcome = reset(**options)
-            self.of_reset[row] = copy_arrays(dict(outcome[1]))
-            return outcome
+        def recording_reset(**options: object) -> Any:
+            answer = reset(**options)
+            self.reset_infos[row] = copy_arrays(dict(answer[1]))
+            return answer
 
-        return kept
+        return recording_reset
 
 
 class VectorBoundary(ABC):
-    """A vector of `num_envs` environments behind the one transition model.
+    """Base class of the vectors of `num_envs` environments that step by the one transition model.
 
     Attributes:
-        num_envs: number of rows B.
-        observation_space, action_space: the spaces of a single environment.
-        backend: what runs the environments: "light_sync", "workers", "gymnasium_sync", "gymnasium_async", "native" or
-            "envpool".
-        autoreset_mode: how the back end resets: "SAME_STEP", "NEXT_STEP" or "DISABLED".
-        infos: the newest infos of all rows, after `keep_infos`; None before.
-        has_invalid_rows: True where `StepResult.valid` may be something other than None.
+        num_envs: Number of rows B.
+        observation_space, action_space: Spaces of a single environment.
+        backend: Name of the library or code that runs the environments: "light_sync", "workers", "gymnasium_sync",
+            "gymnasium_async", "native", "envpool", "vec_env" or "tensor".
+        autoreset_mode: How the back end resets finished rows: "SAME_STEP", "NEXT_STEP" or "DISABLED".
+        infos: The newest infos of all rows, after `keep_infos`; None before.
+        has_invalid_rows: True if `StepResult.valid` may be something other than None. Collectors of a back end without
+            invalid rows skip the masking.
         single_env_spec: gymnasium's `EnvSpec` of a single environment, or None.
     """
 
@@ -156,33 +174,39 @@ class VectorBoundary(ABC):
     _result: StepResult
     _form: ObservationForm
     _watch: BoundsWatch | None = None
-    """compares observations with their bounds, until the first episodes are over"""
+    """Compares observations with the bounds of their space until the first episodes are over; None afterwards.
+    Comparing in every step would cost time, and an environment that breaks its bounds nearly always does so early."""
     _failure = ""
-    """what made the workers end, where the back end has any"""
+    """Reason why the worker processes were ended, for the error of the next call. Empty: there was no failure."""
 
     @property
     def num_restarts(self) -> int:
-        """Environments that were started again, where the back end does so."""
+        """Number of environments that were restarted. 0 for back ends that never restart one."""
         return 0
 
     @property
     def max_episode_steps(self) -> int | None:
-        """The limit of an episode's length that the environment is registered with; None where it has none."""
-        return None if self.single_env_spec is None else self.single_env_spec.max_episode_steps
+        """Maximum length of an episode as registered with gymnasium; None if there is no limit."""
+        if self.single_env_spec is None:
+            return None
+        return self.single_env_spec.max_episode_steps
 
     def reset(self, seeds: list[int] | None = None) -> Tree:
         """Begin a new episode in every row. `RuntimeError` once closed.
 
         Args:
-            seeds: one seed for each row; None goes on with the random generators as they are. A native vector
-                environment has one generator: it takes the first seed.
+            seeds: One seed for each row; None continues with the random generators as they are. A native vector
+                environment has one generator, which takes the first seed.
 
         Returns:
-            tree of arrays [B, ...], the first observations. Reused by later steps.
+            Tree of arrays [B, ...], the first observations. Later steps write into the same arrays.
         """
         self.check_open()
         self._check_number("reset", "seeds", seeds, self.num_envs)
-        obs = self._reset(None if seeds is None else [int(seed) for seed in seeds])
+        if seeds is not None:
+            seeds = [int(seed) for seed in seeds]  # gymnasium refuses numpy's integers
+
+        obs = self._reset(seeds)
         self._started = True
         if self._watch is not None:
             self._compare_bounds(obs, during="reset")
@@ -190,36 +214,37 @@ class VectorBoundary(ABC):
 
     @abstractmethod
     def _reset(self, seeds: list[int] | None) -> Tree:
-        """Reset every row; return the first observations."""
+        """Reset every row and return the first observations."""
 
     @abstractmethod
     def step(self, actions: Tree) -> StepResult:
         """Take one action in every row and begin a new episode where one ended.
 
         Args:
-            actions: tree of arrays [B, ...] for the single action space.
+            actions: Tree of arrays [B, ...], with one action of `action_space` in each row.
 
         Raises:
-            EnvironmentStepError: an environment raised; names its row and last action, chains the original.
-            RuntimeError: the boundary is closed.
+            EnvironmentStepError: An environment raised. The error names its row and last action, and chains the
+                original exception.
+            RuntimeError: The boundary is closed.
         """
 
     def get_state(self) -> dict[str, Any] | None:
-        """Return everything needed to continue bit for bit, or None where the environments cannot tell it."""
+        """Return the state that continues bit for bit, or None if an environment cannot give its state."""
         states = self._env_states() if self._started else []
         if not states or not all(isinstance(state, dict) for state in states):
             return None
         return {"envs": states, "obs": map_tree(np.array, self._result.obs)}
 
     def _env_states(self) -> list[Any]:
-        """Return the state of every environment (see `lockstep.envs.env_state`), or none."""
+        """Return the state of each environment (see `lockstep.envs.env_state`); empty if they have none to give."""
         return []
 
     def set_state(self, state: dict[str, Any]) -> Tree:
-        """Continue from what `get_state` gave; return the current observations, a tree [B, ...].
+        """Restore a state that `get_state` returned, and return the current observations, a tree [B, ...].
 
         Raises:
-            ValueError: the environments cannot be put into a state, or it is of other environments.
+            ValueError: The environments cannot be put into a state, or the state is from other environments.
         """
         raise ValueError(
             f"the {self.backend!r} environments cannot be put into a stored state (get_state gives None for them): "
@@ -227,23 +252,23 @@ class VectorBoundary(ABC):
         )
 
     def single_envs(self) -> list[Any]:
-        """Return the environment of each row, where it is in this process, else the vector for each of them."""
+        """Return the environment of each row. For environments outside this process, return the vector B times."""
         return list(getattr(self, "envs", None) or [self] * self.num_envs)
 
     @abstractmethod
     def keep_infos(self) -> None:
-        """Keep the infos of all rows in `infos` from the next reset or step on."""
+        """Record the infos of all rows in `infos` from the next reset or step on."""
 
     def render(self, row: int = 0) -> Any:
-        """Return the frame of one row, as its `render_mode` says; None where the back end renders nothing."""
+        """Return a frame of one row in its `render_mode`; None if the back end cannot render."""
         return None
 
     @abstractmethod
     def close(self) -> None:
-        """Release processes, windows and memory; a second call does nothing."""
+        """Release processes, windows and memory. A second call does nothing."""
 
     def check_open(self) -> None:
-        """Raise `RuntimeError` after `close`, `EnvironmentStepError` after a failure that ended the workers."""
+        """Raise `RuntimeError` after `close`, and `EnvironmentStepError` after a failure that ended the workers."""
         if self._failure:
             raise EnvironmentStepError(f"the workers were ended ({self._failure}); build the vector again.")
         if self._closed:
@@ -255,24 +280,25 @@ class VectorBoundary(ABC):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _take_spaces(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
-        """Take the spaces of a single environment; `ValueError` for one that has no array of fixed size."""
+    def _set_spaces(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
+        """Set the spaces of a single environment. `ValueError` for a space that is not stored in fixed-size arrays."""
         check_supported(observation_space, "the observation space")
         check_supported(action_space, "the action space")
-        self.observation_space, self.action_space = observation_space, action_space
+        self.observation_space = observation_space
+        self.action_space = action_space
         self._form = ObservationForm.of(observation_space)
         watch = BoundsWatch(observation_space, self.num_envs)
         self._watch = None if watch.is_over else watch
 
     def _watch_step(self, result: StepResult) -> None:
-        """Compare the observations of a step with their bounds; called while there is a `_watch`."""
+        """Compare the observations of a step with their bounds. Called only while `_watch` is not None."""
         if result.final_obs is not None:
             rows, final = result.final_obs
             self._compare_bounds(final, rows, len(rows))
         self._compare_bounds(result.obs)
 
     def _compare_bounds(self, obs: Tree, rows: Tree = None, num_ended: int = 0, during: str = "step") -> None:
-        """Compare observations `[k, ...]` of these rows with their bounds, and end the watch when it is over."""
+        """Compare the observations `[k, ...]` of these rows with their bounds, and end the watch when it is over."""
         watch = self._watch
         if watch is None:
             return

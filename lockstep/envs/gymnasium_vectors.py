@@ -51,7 +51,7 @@ class VectorEnvBoundary(VectorBoundary):
     def __init__(self, env: VectorEnv) -> None:
         self.env = env
         self.num_envs = env.num_envs
-        self._take_spaces(env.single_observation_space, env.single_action_space)
+        self._set_spaces(env.single_observation_space, env.single_action_space)
         base: Any = env.unwrapped
         self.backend = next((name for kind, name in _BACKENDS.items() if isinstance(base, kind)), "native")
         spec = getattr(base.envs[0] if isinstance(base, SyncVectorEnv) else env, "spec", None)
@@ -134,7 +134,7 @@ class VectorEnvBoundary(VectorBoundary):
     def _keep_reset(self, infos: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         mask = options.get("options", {}).get("reset_mask")
         for row in range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist():
-            self.infos.of_reset[row] = copy_arrays(_info_of_row(infos, row))  # type: ignore[union-attr]
+            self.infos.reset_infos[row] = copy_arrays(_info_of_row(infos, row))  # type: ignore[union-attr]
 
     def _keeping(self, env_step: Callable[[Tree], Any]) -> Callable[[Tree], Any]:
         """Return the back end's step, whose infos are kept row by row."""
@@ -147,9 +147,9 @@ class VectorEnvBoundary(VectorBoundary):
                 info = copy_arrays(_info_of_row(present, row))
                 is_reset = self._pending is not None and self._pending[row]
                 if done[row] and self._has_final_infos:
-                    self.infos.of_step[row] = _info_of_row(infos.get("final_info") or {}, row)  # type: ignore[union-attr]
+                    self.infos.step_infos[row] = _info_of_row(infos.get("final_info") or {}, row)  # type: ignore[union-attr]
                     is_reset = True
-                (self.infos.of_reset if is_reset else self.infos.of_step)[row] = info  # type: ignore[union-attr]
+                (self.infos.reset_infos if is_reset else self.infos.step_infos)[row] = info  # type: ignore[union-attr]
             return outcome
 
         return step

@@ -33,7 +33,7 @@ class VecEnvBoundary(VectorBoundary):
 
     def __init__(self, env: Any) -> None:
         self.env, self.num_envs = env, env.num_envs
-        self._take_spaces(env.observation_space, env.action_space)
+        self._set_spaces(env.observation_space, env.action_space)
         self._result, self.infos = StepResult(None, self.num_envs), RowInfos(self.num_envs)
 
     def _reset(self, seeds: list[int] | None) -> Any:
@@ -50,7 +50,7 @@ class VecEnvBoundary(VectorBoundary):
         """Take one action in every row; see `VectorBoundary.step`."""
         self._check_started()
         result = self._result
-        result.forget_endings()
+        result.clear_endings()
         try:
             # copied, as environments may write into what they get
             obs, rewards, dones, infos = self.env.step(copy_arrays(actions))
@@ -59,7 +59,7 @@ class VecEnvBoundary(VectorBoundary):
         result.obs, result.rewards = self._form.hold(obs, (self.num_envs,)), as_rewards(rewards, self.num_envs)
         result.truncateds[:] = [done and info.get("TimeLimit.truncated", False) for done, info in zip(dones, infos)]
         result.terminateds[:] = dones & ~result.truncateds
-        self.infos.of_step = copy_arrays(list(infos)) if self._keeps_infos else infos  # type: ignore[union-attr]
+        self.infos.step_infos = copy_arrays(list(infos)) if self._keeps_infos else infos  # type: ignore[union-attr]
         if result.truncateds.any() or result.terminateds.any():
             rows = np.flatnonzero(dones)
             last = [infos[row]["terminal_observation"] for row in rows]

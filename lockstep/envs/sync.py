@@ -49,7 +49,7 @@ class LightSyncVectorEnv(VectorBoundary):
         self.envs: list[gym.Env] = [make() for make in env_fns]
         self.num_envs = len(self.envs)
         first = self.envs[0]
-        self._take_spaces(space_of(first, "observation_space"), space_of(first, "action_space"))
+        self._set_spaces(space_of(first, "observation_space"), space_of(first, "action_space"))
         self.single_env_spec = first.spec
         self._check_equal_spaces()
         if owns_envs:
@@ -115,7 +115,7 @@ class LightSyncVectorEnv(VectorBoundary):
 
     def _clear(self) -> None:
         self._result.terminateds[:] = self._result.truncateds[:] = False
-        self._result.forget_endings()
+        self._result.clear_endings()
 
     def step(self, actions: Tree) -> StepResult:
         """Take one action in every row; see `VectorBoundary.step`."""
@@ -203,8 +203,8 @@ class LightSyncVectorEnv(VectorBoundary):
         """Keep the infos of all rows from now on."""
         if self.infos is None:
             infos = self.infos = RowInfos(self.num_envs)
-            self._steps = tuple(infos.watched_step(row, step) for row, step in enumerate(self._steps))
-            self._resets = [infos.watched_reset(row, reset) for row, reset in enumerate(self._resets)]
+            self._steps = tuple(infos.wrap_step(row, step) for row, step in enumerate(self._steps))
+            self._resets = [infos.wrap_reset(row, reset) for row, reset in enumerate(self._resets)]
 
     def render(self, row: int = 0) -> Any:
         """Return the frame of one row."""

@@ -88,7 +88,7 @@ class WorkerVectorEnv(VectorBoundary):
             )
         self.num_envs = len(env_fns)
         probe = env_fns[0]()
-        self._take_spaces(space_of(probe, "observation_space"), space_of(probe, "action_space"))
+        self._set_spaces(space_of(probe, "observation_space"), space_of(probe, "action_space"))
         self.single_env_spec = probe.spec
         probe.close()
         self.step_timeout, self.restarts = step_timeout, RestartBudget(restarts or RestartLimits())
@@ -154,13 +154,13 @@ class WorkerVectorEnv(VectorBoundary):
             raise failure from WorkerTraceback(more)
         self._warn_of_dropped(more)
         if during == "reset" and self.infos is not None:
-            self.infos.of_step[row] = {}
-            self.infos.of_reset[row] = answer or self.infos.of_reset[row]
+            self.infos.step_infos[row] = {}
+            self.infos.reset_infos[row] = answer or self.infos.reset_infos[row]
         elif during == "step":
             *ending, infos = answer
             if self.infos is not None:
-                self.infos.of_step[row] = infos[0]
-                self.infos.of_reset[row] = infos[1] or self.infos.of_reset[row]
+                self.infos.step_infos[row] = infos[0]
+                self.infos.reset_infos[row] = infos[1] or self.infos.reset_infos[row]
             return ending if ending[0] is not None else None
         return answer
 
@@ -258,7 +258,7 @@ class WorkerVectorEnv(VectorBoundary):
         single = self._hand_over(rows, actions, deadline)
         answers = self._answers(deadline, single, "step")
         result = self._result
-        result.forget_endings()
+        result.clear_endings()
         done = [row for row in rows if answers[row] is not None and answers[row] is not _LOST]
         lost = [row for row in rows if answers[row] is _LOST]
         if done:

@@ -316,7 +316,7 @@ class EpisodeRecorder:
         self._firsts[b] = None if not is_over or self._resets_later else self._first(following, b)
         if episode is None:
             return
-        info = None if self.env.infos is None else self.env.infos.of_step[b]
+        info = None if self.env.infos is None else self.env.infos.step_infos[b]
         episode.add_env_step(obs, action, float(reward), info, terminated=terminated, truncated=truncated)
         if is_over:
             self._episodes[b] = None
@@ -345,7 +345,7 @@ class EpisodeRecorder:
             self.take(b, _row(actions, b), obs, result.rewards[b], **flags, following=result.obs)
 
     def _first(self, obs: Any, b: int) -> tuple[Any, dict[str, Any]]:
-        return _row(obs, b), {} if self.env.infos is None else self.env.infos.of_reset[b]
+        return _row(obs, b), {} if self.env.infos is None else self.env.infos.reset_infos[b]
 
     def get_state(self) -> dict[str, Any]:
         """Return the running episodes, and the first observations of the next ones."""

@@ -31,7 +31,7 @@ class TensorBoundary(VectorBoundary):
 
     def __init__(self, tensors: TensorVecEnv) -> None:
         self.tensors, self.num_envs = tensors, tensors.num_envs
-        self._take_spaces(tensors.single_observation_space, tensors.single_action_space)
+        self._set_spaces(tensors.single_observation_space, tensors.single_action_space)
         self._result, self.infos = StepResult(None, self.num_envs), RowInfos(self.num_envs)
 
     @property
@@ -53,7 +53,7 @@ class TensorBoundary(VectorBoundary):
         """Take one action in every row; see `VectorBoundary.step`."""
         self._check_started()
         result = self._result
-        result.forget_endings()
+        result.clear_endings()
         sent = torch.tensor(np.ascontiguousarray(actions), device=self.tensors.device)  # a copy, on the CPU too
         acted_on = None if self.tensors.gives_final_obs else self.tensors.get_observations()
         try:

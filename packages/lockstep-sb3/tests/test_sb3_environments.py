@@ -54,9 +54,9 @@ def test_an_ended_episode_begins_anew_and_tells_its_last_observation(terminates)
 def test_seeds_are_used_by_the_next_reset_and_methods_reach_the_environments():
     venv = make_vec_env(Count, n_envs=3, seed=5, env_kwargs={"factor": 2.0})
     venv.reset()
-    assert [info["seed"] for info in venv.boundary.infos.of_reset] == [5, 6, 7]
+    assert [info["seed"] for info in venv.boundary.infos.reset_infos] == [5, 6, 7]
     venv.reset()
-    assert [info["seed"] for info in venv.boundary.infos.of_reset] == [None] * 3
+    assert [info["seed"] for info in venv.boundary.infos.reset_infos] == [None] * 3
     assert venv.get_attr("factor") == [2.0, 2.0, 2.0]
     venv.env_method("set_factor", 3.0, indices=[1])
     venv.set_attr("factor", 4.0, indices=2)

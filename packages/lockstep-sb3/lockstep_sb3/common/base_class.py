@@ -288,7 +288,7 @@ class BaseAlgorithm(ABC):
         return self
 
     def _on_episode(self, row: int, episode_return: float, length: int) -> None:
-        known = self.boundary.infos.of_step[row] if self.boundary.infos else {}
+        known = self.boundary.infos.step_infos[row] if self.boundary.infos else {}
         counted = {"r": episode_return, "l": length, "t": time.monotonic() - self.start_time}
         self._ended[row] = known.get("episode", counted)
         self.ep_info_buffer.append(self._ended[row])

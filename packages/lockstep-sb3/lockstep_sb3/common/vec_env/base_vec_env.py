@@ -157,7 +157,7 @@ class SubprocVecEnv(BoundaryVecEnv):
 
 def infos_of(result: StepResult, boundary: VectorBoundary) -> list[dict[str, Any]]:
     """Return the infos of a step as Stable-Baselines3 has them, of a boundary that keeps them."""
-    infos = [dict(info) for info in boundary.infos.of_step] if boundary.infos else []
+    infos = [dict(info) for info in boundary.infos.step_infos] if boundary.infos else []
     for info, terminated, truncated in zip(infos, result.terminateds, result.truncateds):
         info["TimeLimit.truncated"] = bool(truncated and not terminated)
     rows, last = ((), None) if result.final_obs is None else result.final_obs
