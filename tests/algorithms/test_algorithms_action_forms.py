@@ -60,7 +60,7 @@ def collected(kind, action_space, rows=12, random=False):
 
 @pytest.mark.parametrize("random", one_in(2, [False, True]))
 @pytest.mark.parametrize("case", CASES)
-def test_a_batch_of_a_collectors_buffer_has_the_actions_that_the_environment_took(case, random):
+def test_a_collectors_buffer_holds_the_actions_that_the_environment_took(case, random):
     _, buffer, taken = collected(*CASES[case], random=random)
     batch = buffer.to_batch()
     assert batch["actions"].shape == taken.shape
@@ -69,7 +69,7 @@ def test_a_batch_of_a_collectors_buffer_has_the_actions_that_the_environment_too
 
 @pytest.mark.parametrize("how", one_in(2, ["npz", "parquet", "minari", "batch", "save"]))
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_written_and_read_again_teaches_the_actions_that_were_learned_from(case, how, tmp_path, monkeypatch):
+def test_data_written_and_read_again_keep_the_learned_actions(case, how, tmp_path, monkeypatch):
     kind, action_space = CASES[case]
     policy, buffer, _ = collected(kind, action_space)
     if how == "minari":
@@ -88,7 +88,7 @@ def test_what_is_written_and_read_again_teaches_the_actions_that_were_learned_fr
     np.testing.assert_allclose(source.all()["actions"], buffer.all()["actions"], atol=1e-6)
 
 
-def test_what_sac_collected_is_no_food_for_an_algorithm_that_learns_from_other_actions():
+def test_sacs_data_are_refused_by_algorithms_of_other_actions():
     _, buffer, taken = collected(SACConfig, UNEVEN)
     policy = policy_of(BCConfig, UNEVEN)
     message = r"holds actions rescaled to \[-1, 1\], for Box.*from the environment's actions; give buffer.to_batch"
@@ -99,7 +99,7 @@ def test_what_sac_collected_is_no_food_for_an_algorithm_that_learns_from_other_a
     assert trainer.run().gradient_step == 2
 
 
-def test_a_buffer_of_the_environments_actions_is_told_apart_and_translated_where_asked():
+def test_a_buffer_of_environment_actions_is_recognised_and_converted():
     learned, buffer, _ = collected(SACConfig, UNEVEN)
     policy, batch = policy_of(CQLConfig, UNEVEN), buffer.to_batch()
     message = r"holds the environment's actions, and the policy learns from actions rescaled to \[-1, 1\]"

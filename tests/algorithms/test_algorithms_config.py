@@ -61,7 +61,7 @@ def test_a_refused_call_changes_none_of_its_other_options(options):
 @pytest.mark.parametrize(
     "wrong, right", [("trainign", "training"), ("build_lerner", "build_learner"), ("gama", "gamma")]
 )
-def test_unknown_attribute_read_or_set_suggests_options_sections_and_methods(wrong, right):
+def test_an_unknown_attribute_suggests_options_sections_and_methods(wrong, right):
     message = f"PPOConfig has no option '{wrong}'; did you mean .*'{right}'"
     with pytest.raises(AttributeError, match=message):
         getattr(PPOConfig(), wrong)
@@ -203,7 +203,7 @@ def test_spec_of_several_modules_is_filled_built_and_trained(config):
     assert {"a", "b"} <= learner.update_from_batch(batch_of_two()).keys()
 
 
-def test_group_and_learner_are_built_from_an_environment_from_spaces_and_from_a_spec():
+def test_a_group_is_built_from_an_environment_from_spaces_or_from_a_spec():
     config = PPOConfig().rl_module(model_config={"hiddens": (4,)})
     assert list(config.build_learner("CartPole-v1").module) == ["default_policy"]
     assert config.build_learner(spaces=(BOX, TWO)).module["default_policy"].action_space == TWO
@@ -255,7 +255,7 @@ def rows(tmp_path):
     return write_rows(tmp_path / "data.rows", batch)
 
 
-def test_fault_tolerance_gives_the_limits_of_restarts_to_learners_env_runners_and_environments():
+def test_fault_tolerance_limits_restarts_of_every_kind_of_process():
     section = PPOConfig().sections["fault_tolerance"]
     assert section.learner_limits == section.env_runner_limits == section.env_limits == RestartLimits(10, 1, 60.0)
     limits = {"max_learner_restarts": 5, "max_env_restarts": 6, "max_restarts_in_window": 4, "restart_window_s": 2.0}

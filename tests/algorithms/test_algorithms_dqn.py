@@ -75,9 +75,7 @@ def batch_of(**more):
     ],
     ids=["double", "single", "n-step"],
 )
-def test_errors_are_those_of_the_network_that_picks_and_the_target_network_that_is_asked(
-    form, training, discounts, following
-):
+def test_errors_use_the_online_network_to_pick_and_the_target_to_evaluate(form, training, discounts, following):
     batch = batch_of() if discounts is None else batch_of(discounts=np.array(discounts))
     learner = learner_of({"learner_class": form, **training})
     results, errors = learner.update_from_batch(batch)[MODULE], learner.row_errors[MODULE].numpy()
@@ -196,7 +194,7 @@ def policy_and_buffer(kind=VectorReplayBuffer, **training):
     return policy, buffer
 
 
-def test_each_of_the_gradient_steps_has_a_fresh_sample_and_all_are_in_the_statistics():
+def test_each_gradient_step_has_a_fresh_sample_and_is_in_the_statistics():
     """Many steps in one call are the same as one call for each."""
     (one, first), (other, second) = policy_and_buffer(), policy_and_buffer()
     with policy_within_training_step(one), policy_within_training_step(other):
@@ -244,7 +242,7 @@ def test_what_cannot_be_learned_from_a_replay_buffer_is_refused():
                 policy.update(*given)
 
 
-def test_epsilon_is_the_share_of_chance_actions_and_follows_the_sampled_steps():
+def test_epsilon_is_the_share_of_random_actions_and_follows_sampled_steps():
     policy, _ = policy_and_buffer(epsilon=[[0, 1.0], [100, 0.0]])
     obs, rng = np.random.default_rng(1).random((20_000, 3), np.float32), np.random.default_rng(2)
     best = policy.compute_actions(obs, explore=False)

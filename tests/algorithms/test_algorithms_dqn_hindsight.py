@@ -15,7 +15,7 @@ def config_of(num_bits=6, **replay):
     return config.evaluation(evaluation_interval=0)
 
 
-def test_bit_flipping_ends_where_the_goal_is_reached_and_after_as_many_steps_as_bits():
+def test_bit_flipping_ends_at_the_goal_and_after_as_many_steps_as_bits():
     env = BitFlipping(5)
     assert [finding for finding in check_environment(env, num_steps=300) if finding.level == "error"] == []
     obs, _ = env.reset(seed=3)
@@ -46,7 +46,7 @@ def test_bit_flipping_goes_on_from_its_state():
     assert np.array_equal(got, expected)
 
 
-def test_the_buffer_of_a_configuration_with_her_relabels_and_without_does_not():
+def test_the_buffer_of_a_configuration_relabels_with_her_only():
     shares = []
     for options in ({"her": True, "her_future_k": 3.0}, {"her": False}):
         trainer = config_of(12, learning_starts=400, **options).reporting(total_steps=400).build_trainer()

@@ -140,7 +140,7 @@ def test_fitted_q_evaluation_takes_continuous_actions(kind):
 
 @pytest.mark.parametrize("explore", [True, False])
 @pytest.mark.parametrize("method", ["wis", "fqe"])
-def test_actions_are_learned_from_as_numbers_from_0_wherever_their_space_begins(method, explore):
+def test_actions_are_learned_from_0_wherever_their_space_starts(method, explore):
     policies = []
     for start in (0, 5):
         config = PPOConfig().environment(observation_space=CHAIN, action_space=spaces.Discrete(2, start=start))
@@ -153,14 +153,14 @@ def test_actions_are_learned_from_as_numbers_from_0_wherever_their_space_begins(
     assert moved.value == pytest.approx(value_of(policies[0], 1), abs=0.2) or not explore
 
 
-def test_actions_of_the_environment_are_refused_where_their_space_begins_elsewhere():
+def test_actions_are_refused_whose_space_starts_elsewhere():
     config = PPOConfig().environment(observation_space=CHAIN, action_space=spaces.Discrete(2, start=5))
     episodes = [episode_of([0, 1], [6], [1.0], [0.0])]
     with pytest.raises(ValueError, match=r"episode 0 has actions from 6 to 6; a policy on .* learns from 0 to 1"):
         lockstep.estimate(config.build_policy(), episodes, "fqe")
 
 
-def test_the_memory_of_fitted_q_evaluation_does_not_grow_with_the_square_of_the_actions():
+def test_memory_of_fitted_q_evaluation_is_linear_in_the_actions():
     """75 actions and 20 features of 1,000 steps: their products alone would be 12 MB, and those of products 18 MB."""
     config = PPOConfig().environment(observation_space=CHAIN, action_space=spaces.Discrete(75)).training(gamma=GAMMA)
     policy = config.rl_module(model_config={"hiddens": (8,)}).build_policy()
@@ -201,7 +201,7 @@ def test_what_cannot_be_estimated_is_refused(row):
     assert [word for word in words if word not in str(refused.value)] == []
 
 
-def test_probabilities_of_continuous_actions_that_are_not_drawn_are_refused():
+def test_probabilities_of_deterministic_continuous_actions_are_refused():
     episode = episode_of([0, 1], np.zeros((1, 1), np.float32), [1.0], [0.0])
     with pytest.raises(ValueError, match="have no probabilities; use method='fqe'"):
         lockstep.estimate(policy_of(TD3Config, moves=True), [episode])

@@ -90,7 +90,7 @@ def test_noise_of_actions_needs_a_box(algorithm, kind):
         config_of(algorithm, kind, env="CartPole-v1").build_learner()
 
 
-def test_several_agents_a_network_without_the_head_and_async_collectors_are_refused():
+def test_several_agents_missing_heads_and_async_collectors_are_refused():
     several = config_of("ppo", "gsde").multi_agent(policies=["a", "b"], policy_mapping_fn=lambda agent, episode: agent)
     with pytest.raises(ValueError, match="several agents"):
         several.validate()
@@ -121,7 +121,7 @@ def test_the_options_arrive():
 
 
 @pytest.mark.parametrize(("algorithm", "kind"), REMEMBERING)
-def test_runners_with_a_part_of_the_environments_see_what_one_collector_sees(algorithm, kind):
+def test_runners_with_a_part_of_the_environments_equal_one_collector(algorithm, kind):
     config = config_of(algorithm, kind)
     policy = config.build_policy()
     found = []
@@ -181,7 +181,7 @@ def test_noise_goes_on_within_an_episode_and_begins_anew_with_the_next():
     np.testing.assert_allclose(collector.stepper.exploring.state["noise"], expected, atol=1e-6)
 
 
-def test_actions_of_gsde_are_smooth_within_an_episode_and_their_density_is_that_of_the_loss():
+def test_gsde_actions_are_smooth_and_their_density_is_that_of_the_loss():
     policy, _, rows = actions_of(config_of("ppo", "gsde", sample_freq=None))
     module = policy.module
     obs = torch.from_numpy(rows.flat_obs())

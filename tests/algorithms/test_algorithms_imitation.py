@@ -139,7 +139,7 @@ def test_marwil_with_beta_0_is_bc_to_the_last_bit():
 
 
 @pytest.mark.parametrize("probe", one_in(2, [ObservationActionProbe, ObservationActionProbeContinuous]))
-def test_marwil_finds_the_best_action_in_random_data_where_bc_imitates_chance(probe):
+def test_marwil_finds_the_best_action_in_random_data_and_bc_does_not(probe):
     data, obs = played(probe), np.array(probe.observations, np.float32)
     best = np.array([probe().best_action(row) for row in obs], np.float32)
     limits = {"moving_average_sqd_adv_norm_start": 1.0, "max_weight": 20.0}
@@ -155,7 +155,7 @@ def test_marwil_finds_the_best_action_in_random_data_where_bc_imitates_chance(pr
         np.testing.assert_allclose(probabilities.detach(), 0.5, atol=0.15)
 
 
-def test_bc_imitates_an_expert_and_reads_normalised_observations_where_that_is_asked():
+def test_bc_imitates_an_expert_with_normalised_observations():
     probe, obs = ObservationActionProbeContinuous, np.array([[-1.0], [1.0]], np.float32)
     data = played(probe, noise=0.1)
     config = BCConfig().environment(probe, normalize_observations=True).offline_data(input_=data)

@@ -240,7 +240,7 @@ def test_reinforce_loss_equals_numbers_worked_out_by_hand():
 # -- what a rollout becomes ---
 
 
-def test_returns_of_reinforce_are_those_of_the_rest_of_each_episode_and_nothing_after_it():
+def test_reinforce_returns_are_those_of_the_rest_of_each_episode():
     learner, episodes = exact_learner(REINFORCEConfig(), gamma=0.9), some_episodes()
     columns = learner.prepare_batch(trajectories_from_episodes(episodes), module_id=MODULE)
     expected = []
@@ -271,7 +271,7 @@ def advantages_by_hand(learner, episodes, gamma, lambda_):
 
 
 @pytest.mark.parametrize("config, lambda_", [(PPOConfig(), 0.8), (A2CConfig(), 1.0)])
-def test_truncated_ends_bootstrap_from_their_own_last_observation_and_terminated_ends_do_not(config, lambda_):
+def test_truncated_ends_bootstrap_from_their_last_observation(config, lambda_):
     learner, episodes = exact_learner(config, gamma=0.9, lambda_=lambda_), some_episodes()
     columns = learner.prepare_batch(trajectories_from_episodes(episodes), module_id=MODULE)
     advantages, targets = advantages_by_hand(learner, episodes, 0.9, lambda_)
@@ -279,7 +279,7 @@ def test_truncated_ends_bootstrap_from_their_own_last_observation_and_terminated
     np.testing.assert_allclose(columns["value_targets"].numpy(), targets, atol=1e-6)
 
 
-def test_advantages_are_normalised_over_the_whole_batch_where_that_is_asked():
+def test_advantages_are_normalised_over_the_whole_batch_if_asked():
     plain, whole = (
         exact_learner(PPOConfig(), normalize_advantages=option).prepare_batch(
             trajectories_from_episodes(some_episodes()), module_id=MODULE

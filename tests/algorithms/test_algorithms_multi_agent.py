@@ -84,7 +84,7 @@ class Game:
         Game.closed += 1
 
 
-def test_spaces_of_a_pettingzoo_environment_are_those_of_the_agents_of_each_module():
+def test_pettingzoo_spaces_are_those_of_the_agents_of_each_module():
     made = PPOConfig().environment(Game).multi_agent(policies=["a", "b"], policy_mapping_fn=to_a_or_b)
     before = Game.closed
     learner = made.build_learner()
@@ -133,7 +133,7 @@ def test_an_environment_of_one_agent_and_named_policies_stay_as_they_are():
         assert config.with_agents() is config
 
 
-def test_a_dict_maps_agents_and_an_agent_that_it_does_not_name_is_refused_by_name():
+def test_a_mapping_dict_refuses_an_agent_that_it_does_not_name():
     made = PPOConfig().environment(Game).multi_agent(policies=["a", "b"], policy_mapping_fn={"x1": "a", "y1": "b"})
     with pytest.raises(KeyError, match=r"agent 'x2' has no policy: .*policy_mapping_fn names \['x1', 'y1'\]"):
         made.build_learner()
@@ -175,7 +175,7 @@ def test_one_spec_serves_all_policies_that_have_none():
     assert {module.model_config.hiddens for module in made.build_learner().module.values()} == {(9,)}
 
 
-def test_a_configuration_with_policies_is_of_several_agents_also_where_they_share_one_module():
+def test_a_config_with_policies_is_multi_agent_even_with_one_module():
     assert of_two_modules().is_multi_agent
     assert of_two_modules(policies=["default_policy"], policy_mapping_fn=None).is_multi_agent
     assert not PPOConfig().is_multi_agent

@@ -39,7 +39,7 @@ def test_build_policy_of_several_agents_acts_with_the_module_of_each(policy):
     assert policy.compute_actions({}) == {}
 
 
-def test_it_explores_in_a_training_step_only_with_other_random_numbers_for_each_module(policy):
+def test_exploration_has_other_random_numbers_for_each_module(policy):
     many = {f"{kind}{i}": OBSERVATIONS["a"] for kind in "ax" for i in range(50)}
     policy.policy_mapping_fn = lambda agent, episode: "first" if agent.startswith("a") else "others"
     policy.acting["others"].module.load_state_dict(policy.acting["first"].module.state_dict())
@@ -54,7 +54,7 @@ def test_it_explores_in_a_training_step_only_with_other_random_numbers_for_each_
 
 
 @pytest.mark.parametrize("epsilon, actions", [(0.0, {0}), (1.0, {0, 1})])
-def test_evaluation_of_several_agents_takes_chance_actions_with_an_epsilon_of_its_own(epsilon, actions):
+def test_multi_agent_evaluation_takes_random_actions_by_its_own_epsilon(epsilon, actions):
     seen = set()
 
     class Watched(CountingGame):
@@ -108,7 +108,7 @@ def test_update_learns_with_all_modules_and_names_metrics_by_module(policy):
     assert policy.weights_seq_no == 1
 
 
-def test_metrics_of_a_module_that_nobody_acts_with_bear_its_name_and_those_of_all_modules_none(policy):
+def test_metrics_of_a_module_bear_its_name_and_common_ones_none(policy):
     series = {("new", "policy_loss"): [1.0], ("others", "policy_loss"): [2.0], ("__all_modules__", "total_loss"): [3.0]}
     policy.learner_group.learner.last_series = series
     results = {"others": {"policy_loss": 2.0, "rows": 7}, "__all_modules__": {"num_minibatches": 1, "num_passes": 1}}
@@ -122,7 +122,7 @@ def drawn(policy):
         return [policy.compute_actions(OBSERVATIONS) for _ in range(20)]
 
 
-def test_a_saved_policy_of_several_agents_is_restored_and_goes_on_drawing_where_it_was(policy, tmp_path):
+def test_a_saved_multi_agent_policy_continues_its_random_numbers(policy, tmp_path):
     drawn(policy)
     path = policy.save_to_path(tmp_path / "saved")
     others = [Policy.from_checkpoint(path), load_policy(path), copy.deepcopy(policy), game_config().build_policy()]

@@ -97,7 +97,7 @@ def test_transitions_to_new_cells_are_worth_more(config):
     assert rewards[-1] > 10 * rewards[0] > 0
 
 
-def test_initial_networks_depend_on_the_seed_alone_and_never_on_who_builds_them():
+def test_initial_networks_depend_on_the_seed_alone():
     torch.manual_seed(1)
     first = learner_of(PPOConfig().debugging(seed=3), intrinsic_reward="rnd").novelty_of("default_policy").get_state()
     torch.manual_seed(2)

@@ -86,7 +86,7 @@ def test_iql_is_equations_5_to_7(action_space):
     near(results, vf_loss=vf_loss, critic_loss=critic, actor_loss=actor, total_loss=vf_loss + critic + actor)
 
 
-def test_the_mean_of_iqls_policy_is_squashed_where_it_acts_and_what_is_drawn_lies_around_it():
+def test_iqls_mean_is_squashed_when_acting_and_draws_are_around_it():
     policy = IQLConfig().debugging(seed=1).build_policy(spaces=(OBS, BOX))
     module = policy.module
     with torch.no_grad():
@@ -99,7 +99,7 @@ def test_the_mean_of_iqls_policy_is_squashed_where_it_acts_and_what_is_drawn_lie
     np.testing.assert_allclose(policy.compute_actions(obs, explore=False), 2.0 * linear.tanh(), atol=1e-5)
 
 
-def test_a_policy_of_iql_from_version_0_2_keeps_the_mean_that_it_was_trained_with():
+def test_an_iql_policy_of_version_0_2_keeps_its_mean():
     written = IQLConfig().rl_module(model_config={"hiddens": (4,)}).to_dict()
     assert written["rl_module"]["model_config"].pop("squash_mean") is True
     assert IQLConfig().update_from_dict(written).rl_module.model_config.squash_mean is False
@@ -126,7 +126,7 @@ def test_only_the_mean_of_a_gaussian_is_squashed():
     assert IQLConfig().build_policy(spaces=(OBS, DISCRETE)).module.model_config.squash_mean is False
 
 
-def test_the_target_critics_of_iql_follow_after_the_gradient_step_so_compiled_ones_too():
+def test_iqls_target_critics_follow_the_gradient_step_when_compiled_too():
     learner = learner_of(IQLConfig, tau=1.0)
     target = learner.registered[f"{MODULE}/target"]
     learner.optimizers.get(MODULE, "critic").flat.data.add_(1.0)

@@ -97,7 +97,7 @@ def test_each_section_names_its_options_and_their_types_to_type_checkers(kind: t
                 assert named[name] == hint, name
 
 
-def test_a_section_is_read_by_its_path_and_its_call_returns_the_configuration() -> None:
+def test_a_section_is_read_by_its_path_and_its_call_returns_the_config() -> None:
     config = PPOConfig()
     assert config.training(lr=0.1).debugging(seed=4).environment("CartPole-v1") is config
     assert (config.training.lr, config.debugging.seed, config.environment.env) == (0.1, 4, "CartPole-v1")
@@ -138,7 +138,7 @@ def test_every_algorithm_has_a_row_in_the_table_of_cases() -> None:
 
 
 @pytest.mark.parametrize("algorithm", one_in(4, [kind.algorithm for kind in ALGORITHMS]))
-def test_every_algorithm_refuses_values_beyond_the_limits_that_its_options_declare(algorithm: str) -> None:
+def test_every_algorithm_refuses_values_beyond_the_declared_limits(algorithm: str) -> None:
     tried = 0
     for name, section in get_config(algorithm).sections.items():
         for option, (hint, limits) in section.declared().items():

@@ -96,7 +96,7 @@ def test_env_runners_are_built_by_an_own_configuration():
         (DQNConfig, ["make_agent_envs", "build_replay_buffers", "build_replay_buffer", "build_replay_buffer"]),
     ],
 )
-def test_a_collector_of_several_agents_is_built_with_the_methods_of_an_own_configuration(base, names):
+def test_a_multi_agent_collector_uses_the_methods_of_a_custom_config(base, names):
     config, calls = recording(base, *names)
     config.environment(CountingGame).multi_agent(policies=["first", "others"], policy_mapping_fn=to_module)
     config.build_collector().close()

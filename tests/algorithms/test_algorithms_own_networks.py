@@ -104,7 +104,7 @@ def test_a_network_that_does_not_learn_needs_no_more_than_acting_does(algorithm)
 
 
 @pytest.mark.parametrize("algorithm", PLAIN_VALUES)
-def test_an_output_that_the_loss_looks_for_in_vain_is_named_with_the_network(algorithm):
+def test_an_output_missing_for_the_loss_is_named_with_the_network(algorithm):
     learner = config(algorithm, CHOICES).build_learner()
     message = r"Learner needs what Plain.forward_train does not return: q_values \(it returns action_dist_inputs\)"
     with pytest.raises(ValueError, match=type(learner).__name__.removesuffix("Learner") + message):
@@ -140,7 +140,7 @@ def test_a_critic_needs_compute_values_or_vf_preds_and_either_is_enough(algorith
     assert (learner.module["default_policy"].layer.weight != before).any()
 
 
-def test_state_values_that_a_network_does_not_have_are_named_before_advantages_are_made():
+def test_missing_state_values_are_named_before_advantages_are_computed():
     learner = config("ppo", CHOICES).build_learner()
     with pytest.raises(ValueError, match=r"PPOLearner needs what Plain.forward_train does not return: vf_preds"):
         learner.update_from_episodes(some_episodes(num_actions=2))
@@ -162,7 +162,7 @@ class PlainMasked(nn.Module):
 
 
 @pytest.mark.parametrize("algorithm, output", [("ppo", "vf_preds"), ("dqn", "q_values")])
-def test_a_wrapped_network_keeps_to_the_action_mask_in_collecting_learning_and_evaluation(algorithm, output):
+def test_a_wrapped_network_respects_the_action_mask_everywhere(algorithm, output):
     obs = spaces.Dict({"observations": OBS, "action_mask": spaces.MultiBinary(4)})
     network = PlainMasked(value_per_action=algorithm == "dqn")
     module = wrap_module(network, obs, spaces.Discrete(4), ("action_dist_inputs", output))
@@ -217,7 +217,7 @@ class Forgetful(Masked):
 
 @pytest.mark.parametrize("algorithm", ["ppo", *PLAIN_VALUES])
 @pytest.mark.parametrize("module_class", [Masked, Forgetful])
-def test_actions_that_the_mask_forbids_are_warned_of_once_when_a_network_forgets_it(algorithm, module_class, recwarn):
+def test_actions_that_the_mask_forbids_cause_one_warning(algorithm, module_class, recwarn):
     obs = spaces.Dict({"observations": OBS, "action_mask": spaces.MultiBinary(4)})
     mask, actions = np.int8([[1, 1, 0, 0]] * 6 + [[0, 1, 1, 1]] * 2), np.int64([0, 1, 1, 0, 3, 1, 1, 0])
     episode = SingleAgentEpisode(

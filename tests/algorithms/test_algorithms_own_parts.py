@@ -83,7 +83,7 @@ def learner_with(loss):
         (lambda batch: batch["advantages"], r"returned a loss of shape \(\d+,\)"),
     ],
 )
-def test_a_loss_that_is_not_one_number_is_refused_with_the_method_and_the_shape(loss, words):
+def test_a_loss_that_is_not_a_scalar_is_refused_with_method_and_shape(loss, words):
     learner = learner_with(loss)
     with pytest.raises((TypeError, ValueError), match=words) as refused:
         learner.update_from_episodes(some_episodes(num_actions=2))
@@ -160,7 +160,7 @@ def test_an_update_with_a_clip_range_of_0_stays_finite():
     "make, space, width",
     [(CQLConfig, BOX, 4), (CQLConfig, BOX, 1), (DQNConfig, CHOICES, 2), (PPOConfig, BOX, 3)],
 )
-def test_offline_actions_of_another_width_are_refused_by_column_shapes_and_file(tmp_path, make, space, width):
+def test_offline_actions_of_another_width_are_refused_with_their_file(tmp_path, make, space, width):
     rows = columns(40)
     rows["actions"] = np.zeros((40, width), np.float32)
     path = tmp_path / "other.npy"

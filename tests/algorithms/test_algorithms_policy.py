@@ -75,7 +75,7 @@ def test_compute_single_action_is_one_row_of_the_batch(space):
     assert isinstance(action, int) == isinstance(space, spaces.Discrete)
 
 
-def test_exploration_happens_in_a_training_step_only_and_can_be_switched_off():
+def test_exploration_happens_in_training_steps_only_and_can_be_off():
     policy, silent = make_policy(), make_policy(config=PPOConfig().env_runners(explore=False))
     greedy = policy.compute_actions(OBS)
     assert not policy.is_exploring
@@ -313,13 +313,13 @@ def test_a_module_restored_alone_says_which_connectors_it_leaves_out(tmp_path):
         RLModule.from_checkpoint(make_policy().module.save_to_path(tmp_path / "plain"))
 
 
-def test_policy_of_an_environment_that_cannot_be_imported_is_loaded_without_it(tmp_path):
+def test_the_policy_of_a_missing_environment_can_be_loaded(tmp_path):
     policy = PPOConfig().environment(lambda: SpaceEnv(BOX)).rl_module(model_config={"hiddens": (4,)}).build_policy()
     loaded = load_policy(policy.save_to_path(tmp_path / "policy"))
     np.testing.assert_array_equal(loaded.compute_actions(OBS), policy.compute_actions(OBS))
 
 
-def test_checkpoints_of_another_kind_or_shape_are_refused_and_nothing_is_changed(tmp_path):
+def test_checkpoints_of_another_kind_or_shape_are_refused_unchanged(tmp_path):
     policy = trained()
     before = policy.compute_actions(OBS)
     group = make_policy(seed=3).learner_group.save_to_path(tmp_path / "group")
@@ -393,7 +393,7 @@ def test_a_policy_acts_the_same_after_torch_has_saved_and_loaded_it(make, tmp_pa
     assert all(torch.equal(value, other.state_dict()[name]) for name, value in policy.state_dict().items())
 
 
-def test_a_state_dict_that_does_not_fit_is_refused_with_all_names_and_nothing_is_changed():
+def test_a_state_dict_that_does_not_fit_is_refused_with_all_names():
     policy = make_policy(BOUNDED)
     before, state = policy.compute_actions(FAR), make_policy(BOUNDED, seed=1).state_dict()
     bad = {**state, "extra": torch.zeros(1), "module.log_std": torch.zeros(3)}
@@ -410,7 +410,7 @@ def test_a_state_dict_that_does_not_fit_is_refused_with_all_names_and_nothing_is
     assert torch.equal(policy.state_dict()["module.policy_head.weight"], state["module.policy_head.weight"])
 
 
-def test_a_policy_of_several_agents_acts_the_same_after_torch_has_saved_and_loaded_it(tmp_path):
+def test_a_multi_agent_policy_acts_equally_after_torch_save_and_load(tmp_path):
     policy, other = (game_config(debugging={"seed": seed}).build_policy() for seed in (1, 2))
     assert {name.split(".module.")[0] for name in policy.state_dict()} == {"first", "others"}
     torch.save(policy.state_dict(), tmp_path / "policy.pt")
@@ -450,7 +450,7 @@ def test_to_a_device_keeps_what_it_learned():
 
 
 @pytest.mark.parametrize("config, action_space", [(DQNConfig, spaces.Discrete(3)), (SACConfig, BOUNDED)])
-def test_a_deep_copy_acts_and_learns_on_as_the_policy_would_and_changes_nothing_of_it(config, action_space):
+def test_a_deep_copied_policy_acts_and_learns_apart_from_the_original(config, action_space):
     policy = make_policy(action_space, config=config())
     buffer = ReplayBuffer.from_batch(transitions(action_space, rows=50))
 

@@ -86,7 +86,7 @@ def test_targets_equal_numbers_worked_out_by_hand(terminated, expected):
     assert results["q_mean"] == pytest.approx(2.0)
 
 
-def test_targets_are_means_of_n_step_returns_that_do_not_reach_beyond_their_episode():
+def test_targets_are_means_of_n_step_returns_within_their_episode():
     learner, episodes = learner_of(), some_episodes()
     expected = [target for episode in episodes for target in targets_of(learner.module[MODULE], episode)]
     learner.update_from_episodes(episodes)

@@ -84,7 +84,7 @@ def test_deviations_begin_as_in_the_paper():
 # -- the loss ---
 
 
-def test_loss_of_rainbow_is_that_of_its_equations_with_the_noise_of_three_networks():
+def test_rainbows_loss_equals_its_equations_with_three_noises():
     config = RainbowConfig().framework(dtype="float64").environment(observation_space=OBS, action_space=CHOICES)
     config.training(gamma=GAMMA, num_atoms=5, v_min=-1.0, v_max=2.0, grad_clip=None)
     learner = config.rl_module(model_config={"hiddens": (6,)}).build_learner()
@@ -185,7 +185,7 @@ def test_deviations_learn_and_a_run_goes_on_bit_for_bit(tmp_path, algorithm):
     np.testing.assert_array_equal(rest.policy.acting_weights().flat, whole.policy.acting_weights().flat)
 
 
-def test_runners_with_a_part_of_the_environments_see_what_one_collector_sees():
+def test_runners_with_a_part_of_the_environments_equal_one_collector():
     config = config_of().env_runners(exploration_config={"sigma": 4.0})
     policy, found = config.build_policy(), []
     for number in (1, 2):
@@ -227,7 +227,7 @@ def test_atoms_with_dueling_act_by_the_value_too_wherever_they_act():
 # -- what is refused ---
 
 
-def test_other_networks_evaluation_by_epsilon_and_wrong_deviations_are_refused():
+def test_other_networks_and_wrong_deviations_are_refused():
     with pytest.raises(ValueError, match=r"evaluation\.epsilon.*rainbow, which does not explore by epsilon"):
         config_of().evaluation(epsilon=0.1).validate()
     with pytest.raises(ValueError, match=r"'sigma'.*positive"):

@@ -248,7 +248,7 @@ class PlainTD3:
 
 
 @pytest.mark.parametrize("space", [BOX, DISCRETE], ids=["box", "discrete"])
-def test_sac_is_the_plain_implementation_with_a_loop_over_critics_and_three_backward_passes(space):
+def test_sac_equals_a_plain_implementation_with_a_loop_over_critics(space):
     learner = learner_of(SACConfig(), space, alpha_lr=5e-3)
     plain = PlainSAC(learner.module[MODULE], isinstance(space, spaces.Discrete), alpha_lr=5e-3)
     for number in range(10):
@@ -264,7 +264,7 @@ def test_sac_is_the_plain_implementation_with_a_loop_over_critics_and_three_back
 
 
 @pytest.mark.parametrize("drop", [0, 3])
-def test_tqc_is_the_plain_implementation_with_all_pairs_of_quantiles_and_targets(drop):
+def test_tqc_equals_a_plain_implementation_with_all_quantile_pairs(drop):
     config = TQCConfig().rl_module(model_config={"num_critics": 3})
     learner = learner_of(config, num_quantiles=4, quantiles_to_drop=drop, alpha_lr=5e-3)
     plain = PlainTQC(learner.module[MODULE], learner.config)
@@ -280,7 +280,7 @@ def test_tqc_is_the_plain_implementation_with_all_pairs_of_quantiles_and_targets
         assert_same(target.mlp.network(k).parameters(), critic.parameters(), 1e-7)
 
 
-def test_tqc_has_the_networks_of_the_paper_and_values_states_by_the_mean_of_all_quantiles():
+def test_tqc_has_the_networks_of_the_paper_and_means_of_all_quantiles():
     learner = TQCConfig().build_learner(spaces=(OBS, BOX))
     module = learner.module[MODULE]
     assert module.critics.mlp.num_networks == 5
@@ -292,7 +292,7 @@ def test_tqc_has_the_networks_of_the_paper_and_values_states_by_the_mean_of_all_
     torch.testing.assert_close(module.compute_values({"obs": obs}), expected)
 
 
-def test_crossq_is_the_plain_implementation_with_torchs_batch_normalisation():
+def test_crossq_equals_a_plain_implementation_with_torchs_batch_norm():
     learner = learner_of(CrossQConfig(), alpha_lr=5e-3)
     module = learner.module[MODULE]
     plain = PlainCrossQ(module, learner.config)
@@ -322,7 +322,7 @@ def of_critics(module):
     return module.critics.mlp.weights, module.critics.mlp.biases
 
 
-def test_ddpg_is_td3_with_one_critic_no_target_noise_and_a_policy_that_learns_in_each_step():
+def test_ddpg_is_td3_with_one_critic_no_target_noise_and_no_policy_delay():
     ddpg = TD3Config.ddpg()
     assert (ddpg.policy_delay, ddpg.target_noise, ddpg.model_config.num_critics) == (1, 0.0, 1)
     assert ddpg.model_config.hiddens == TD3Config().model_config.hiddens
@@ -357,7 +357,7 @@ def test_a_fixed_temperature_is_not_learned_and_zero_is_allowed():
         assert [entry.name for entry in learner.optimizers] == ["actor", "critic"]
 
 
-def test_the_temperature_rises_while_the_entropy_is_below_its_target_and_falls_above_it():
+def test_the_temperature_rises_below_its_target_entropy_and_falls_above():
     for target, rises in ((50.0, True), (-50.0, False)):
         learner = learner_of(SACConfig(), target_entropy=target, initial_alpha=0.5)
         learner.update_from_batch(learned_transitions(BOX))
@@ -387,7 +387,7 @@ def test_state_restores_targets_temperature_noise_and_the_next_update(config):
     assert torch.equal(*[state_of(learner) for learner in (one, other)])
 
 
-def test_critics_are_a_loop_over_single_networks_and_a_frozen_pass_has_no_gradient_but_the_actions():
+def test_critics_equal_a_loop_and_frozen_ones_have_no_gradient():
     for space in (OBS, spaces.Box(0, 255, (12, 12, 3), np.uint8)):
         critics = ActionCritics(space, BOX, ModelConfig(hiddens=(8,), num_critics=3, image_hiddens=(6,)))
         obs = torch.from_numpy(np.stack([space.sample() for _ in range(5)]))
@@ -405,7 +405,7 @@ def test_critics_are_a_loop_over_single_networks_and_a_frozen_pass_has_no_gradie
 
 
 @pytest.mark.parametrize("config", [SACConfig, TD3Config])
-def test_actions_reach_the_environment_within_its_bounds_and_are_learned_within_one(config):
+def test_actions_are_in_bounds_for_the_environment_and_learned_within_one(config):
     policy = config().build_policy(spaces=(OBS, BOX))
     obs = np.random.default_rng(0).normal(size=(500, 3)).astype(np.float32)
     with policy_within_training_step(policy):
@@ -418,7 +418,7 @@ def test_actions_reach_the_environment_within_its_bounds_and_are_learned_within_
     np.testing.assert_array_equal(again, policy.compute_actions(obs, explore=False))
 
 
-def test_exploration_noise_of_td3_has_its_deviation_and_follows_its_schedule():
+def test_exploration_noise_of_td3_follows_its_schedule():
     policy = TD3Config().training(exploration_noise=[[0, 0.5], [100, 0.0]]).build_policy(spaces=(OBS, BOX))
     for at, expected in ((0, 0.5), (50, 0.25), (100, 0.0)):
         policy.timesteps["num_env_steps_sampled_lifetime"] = at

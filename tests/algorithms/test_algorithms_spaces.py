@@ -81,7 +81,7 @@ def test_every_observation_space_trains_two_updates(config, space):
 
 @pytest.mark.parametrize("config", one_in(3, OF_ROLLOUTS))
 @pytest.mark.parametrize("space", ACTIONS.values(), ids=ACTIONS)
-def test_every_action_space_trains_two_updates_and_the_environment_gets_its_own_kind_of_action(config, space):
+def test_every_action_space_trains_and_the_environment_gets_its_actions(config, space):
     policy, before, results = train(config(), BOX, space)
     assert all(np.isfinite(value) for value in results["default_policy"].values())
     assert any(not torch.equal(tensor, before[name]) for name, tensor in policy.module.named_parameters())
@@ -151,7 +151,7 @@ def test_recorded_actions_of_every_space_are_learned_from(algorithm, space):
         4, [(kind, space) for space in ("discrete", "box") for kind in (*OFF_POLICY, *OFFLINE) if takes(kind, space)]
     ),
 )
-def test_mixed_precision_changes_what_is_learned_by_the_precision_of_bfloat16(algorithm, space):
+def test_mixed_precision_changes_learning_by_the_precision_of_bfloat16(algorithm, space):
     results = [
         learner_of(algorithm, LEARNED[space], mixed).update_from_batch(transitions(LEARNED[space], rows=64))[MODULE]
         for mixed in (False, True)

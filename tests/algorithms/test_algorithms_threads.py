@@ -82,7 +82,7 @@ def observations_of(policy, i):
 
 
 @pytest.mark.parametrize("kind", one_in(3, CONFIGS))
-def test_each_thread_that_asks_one_policy_gets_the_actions_for_its_own_observations(kind):
+def test_threads_asking_one_policy_get_actions_for_their_observations(kind):
     config = CONFIGS[kind]().debugging(seed=1)
     policy, alone = config.build_policy(), config.build_policy()
     observations = [observations_of(policy, i) for i in range(NUM_THREADS)]
@@ -112,7 +112,7 @@ def test_threads_that_build_policies_get_the_weights_of_their_seeds():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_threads_that_make_intrinsic_rewards_get_the_weights_of_their_seeds():
+def test_threads_that_make_intrinsic_rewards_get_weights_of_their_seeds():
     space = PPOConfig().environment("CartPole-v1").find_spaces()[0]
 
     def build(seed):

@@ -111,7 +111,7 @@ def test_the_step_is_the_natural_one_as_long_as_the_trust_region_allows(space, d
     torch.testing.assert_close(flat(after) - problem.start, good[0] * step, rtol=1e-6, atol=1e-9)
 
 
-def test_the_policy_learns_once_in_an_update_and_the_value_function_in_every_pass():
+def test_the_policy_learns_once_per_update_and_the_value_in_every_pass():
     policies, values = [], []
     for num_epochs in (1, 5):
         _, _, (policy, value) = updated(num_epochs=num_epochs)

@@ -142,7 +142,7 @@ def test_appo_corrects_towards_its_target_network_and_compares_with_it():
 
 
 @pytest.mark.parametrize("config", [IMPALAConfig, APPOConfig])
-def test_steps_without_a_log_probability_count_as_those_of_the_policy_that_learns(config):
+def test_steps_without_a_log_probability_count_as_on_policy(config):
     learner, episodes = exact_learner(config(), lambda_=0.8), some_episodes()
     columns = learner.prepare_batch(trajectories_from_episodes(episodes), module_id=MODULE)
     plain = exact_learner(A2CConfig(), lambda_=0.8)
@@ -176,7 +176,7 @@ def test_without_vtrace_older_policies_are_not_corrected_for(config):
 # -- target network, penalty ---
 
 
-def test_target_network_follows_at_every_nth_update_and_is_part_of_the_state():
+def test_the_target_network_follows_every_nth_update_and_is_in_the_state():
     learner = exact_learner(APPOConfig(), lr=0.1, target_network_update_freq=3, tau=0.5)
     target = learner.registered[f"{MODULE}/target"]
     start, distances = target.flat.clone(), []

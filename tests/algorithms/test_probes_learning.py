@@ -137,7 +137,7 @@ def masked_config(algorithm):
 
 
 @pytest.mark.parametrize("algorithm", ["sac", pytest.param("cql", marks=pytest.mark.long)])
-def test_the_entropy_of_masked_actions_becomes_0_98_of_what_the_allowed_ones_can_have(algorithm):
+def test_the_entropy_of_masked_actions_reaches_0_98_of_its_maximum(algorithm):
     config = masked_config(algorithm).debugging(seed=0).evaluation(evaluation_interval=0)
     config.training(gamma=GAMMA, lr=1e-2, alpha_lr=1e-2, tau=0.05, train_batch_size=64)
     if algorithm == "cql":
@@ -307,7 +307,7 @@ def test_it_is_remembered_with_every_kind_of_replay(replay):
 
 
 @pytest.mark.learning
-def test_stored_states_matter_off_policy_where_sequences_are_shorter_than_the_delay():
+def test_stored_states_matter_off_policy_with_sequences_below_the_delay():
     policy = trained_from_sequences("dqn", "gru", sequence_length=2, burn_in=0, num_steps=6_000)
     assert last_actions(policy) == [0, 1]
 

@@ -75,7 +75,7 @@ def test_reaches_into_other_objects_are_counted_and_own_ones_are_not():
     assert [found.what for found in private_accesses(SMALL)] == ["value._secret"]
 
 
-def test_functions_that_take_their_owner_first_are_those_with_an_object_of_ours():
+def test_functions_that_take_their_owner_first_take_our_objects():
     assert [found.what for found in owner_first(SMALL)] == ["helper(owner: Owner)"]
 
 

@@ -62,11 +62,11 @@ def test_what_a_folder_declares_exists_and_is_documented(package):
 
 
 @pytest.mark.parametrize("package, names", NAMES_OF_THE_CONTRACT.items())
-def test_classes_that_the_trainer_contract_names_are_in_the_folder_where_a_user_looks(package, names):
+def test_classes_of_the_trainer_contract_are_in_their_public_folder(package, names):
     assert set(names.split()) <= set(importlib.import_module(package).__all__)
 
 
-def test_the_package_loads_the_very_names_that_type_checkers_read_in_its_init():
+def test_the_package_loads_the_names_that_type_checkers_read():
     """They read the imports under `TYPE_CHECKING`; at run time the names are found in a list of modules."""
     import lockstep
 

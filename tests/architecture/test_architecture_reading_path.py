@@ -18,7 +18,7 @@ def test_a_page_shows_the_functions_that_a_run_goes_through(name):
     assert functions(SHOWN[name]) == functions(tree(WALKS[name].trace())), again
 
 
-def test_from_the_run_to_the_optimizers_step_there_are_at_most_11_frames_in_6_files():
+def test_a_run_reaches_the_optimizers_step_in_11_frames_and_6_files():
     walk = WALKS["ppo"]
     walk.trace()
     chain = walk.chains["RegisteredOptimizer._take_step"]

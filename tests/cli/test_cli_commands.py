@@ -78,9 +78,7 @@ def test_video_of_a_policy_without_pictures_says_so(lockstep: Command, tmp_path:
     assert not (tmp_path / "out.mp4").exists()
 
 
-def test_eval_plays_several_agents_and_shows_the_return_of_each_and_of_each_module(
-    lockstep: Command, tmp_path: Path
-) -> None:
+def test_eval_shows_the_return_of_each_agent_and_of_each_module(lockstep: Command, tmp_path: Path) -> None:
     config = game_config(CountingGame, reporting={"total_steps": 32})
     run = train(config, root=tmp_path / "runs").path
     said = lockstep("eval", str(run), "--episodes=4")

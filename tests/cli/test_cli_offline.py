@@ -12,7 +12,7 @@ def no_datasets(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("no_datasets")
-def test_a_recipe_whose_data_are_not_there_says_which_and_how_to_make_or_replace_them(lockstep, tmp_path):
+def test_a_recipe_without_its_data_says_how_to_make_or_replace_them(lockstep, tmp_path):
     said = lockstep("train", "bc", "CartPole-v1", "--root", "runs")
     assert said.code == 2
     assert "there is no Minari dataset 'lockstep/cartpole/expert-v0'" in said.err

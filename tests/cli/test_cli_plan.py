@@ -139,7 +139,7 @@ def test_the_announced_memory_of_the_replay_buffer_is_taken(config):
     assert plan == f"1,000 transitions, 0 in it, {kind}{size_text(trainer.buffer.nbytes())}"
 
 
-def test_a_replay_buffer_larger_than_the_memory_is_refused_with_both_numbers(tmp_path):
+def test_replay_larger_than_the_memory_is_refused_with_both_numbers(tmp_path):
     config = off_policy(capacity=10**12)
     with pytest.raises(ValueError) as caught:
         prepare_run(config, tmp_path / "runs")
@@ -193,7 +193,7 @@ WIDE = [
 
 
 @pytest.mark.parametrize("config, widths", WIDE)
-def test_the_plan_names_the_critics_that_hiddens_leave_and_a_first_guess_of_the_time(config, widths):
+def test_the_plan_names_the_critics_and_a_first_guess_of_the_time(config, widths):
     wide = off_policy(config, "Pendulum-v1")
     narrow = off_policy(config, "Pendulum-v1").rl_module(model_config={"hiddens": (8,), "critic_hiddens": (8,)})
     texts = []

@@ -51,13 +51,13 @@ def test_a_fixed_lag_over_remote_runners_is_one_run_however_many_there_are(clust
 
 
 @pytest.mark.parametrize(("num_learners", "rtol", "atol"), [(0, 0.0, 0.0), (2, 1e-3, 1e-4)])
-def test_max_lag_0_with_remote_runners_and_learners_is_the_run_in_one_process(cluster, num_learners, rtol, atol):
+def test_max_lag_0_with_remote_runners_and_learners_equals_one_process(cluster, num_learners, rtol, atol):
     there = trained(2, 0, 2, num_learners=num_learners)
     np.testing.assert_allclose(weights_of(there), weights_of(trained(0, 0, 4)), rtol=rtol, atol=atol)
 
 
 @pytest.mark.parametrize(("num_learners", "kills"), [(1, False), (2, False), (0, True)])
-def test_every_step_is_accounted_for_while_remote_runners_collect_and_one_is_killed(cluster, num_learners, kills):
+def test_every_step_counts_while_runners_collect_and_one_is_killed(cluster, num_learners, kills):
     stats = []
 
     def account(trainer, epoch):
@@ -92,7 +92,7 @@ def trained_on_game(algorithm, num_runners, num_learners):
 
 
 @pytest.mark.parametrize(("algorithm", "num_learners"), [(IMPALAConfig, 0), (IMPALAConfig, 2), (APPOConfig, 2)])
-def test_several_agents_with_max_lag_0_over_remote_processes_are_the_run_in_one(cluster, algorithm, num_learners):
+def test_multi_agent_max_lag_0_over_processes_equals_one_process(cluster, algorithm, num_learners):
     returns, weights = trained_on_game(algorithm, 2, num_learners)
     expected_returns, expected = trained_on_game(algorithm, 0, 0)
     assert returns == expected_returns

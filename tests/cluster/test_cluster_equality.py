@@ -115,7 +115,7 @@ CASES = [
 
 @pytest.mark.parametrize(("make", "num_learners", "num_env_runners"), CASES)
 @pytest.mark.long
-def test_learners_and_env_runners_are_one_with_statistics_callbacks_and_metrics(
+def test_learners_and_env_runners_act_as_one_with_callbacks(
     make: str, num_learners: int, num_env_runners: int, cluster: None
 ) -> None:
     (one, reported), (several, reports) = run(MAKE[make](), 0, 0), run(MAKE[make](), num_learners, num_env_runners)
@@ -137,9 +137,7 @@ def test_learners_and_env_runners_are_one_with_statistics_callbacks_and_metrics(
 
 
 @pytest.mark.long
-def test_actions_are_the_same_bits_here_on_ray_in_evaluation_by_hand_and_after_a_resume(
-    cluster: None, tmp_path: Any
-) -> None:
+def test_actions_are_equal_locally_on_ray_in_evaluation_and_after_resume(cluster: None, tmp_path: Any) -> None:
     """Collected, learned from and evaluated in this process, and on Ray with a resume in the middle."""
 
     def trainer_of(num_env_runners: int) -> Any:
@@ -205,7 +203,7 @@ def duel(watching: Any, num_learners: int, num_env_runners: int) -> tuple[list[A
 @pytest.mark.faults
 @pytest.mark.parametrize("make", [lambda: SelfPlay("main", window=16, win_rate_threshold=0.4), changing])
 @pytest.mark.parametrize(("num_learners", "num_env_runners"), [(2, 2), (0, 2), (2, 0)])
-def test_modules_come_go_and_play_each_other_over_learners_and_env_runners_as_here(
+def test_modules_join_leave_and_compete_in_many_processes_as_in_one(
     make: Any, num_learners: int, num_env_runners: int, cluster: None
 ) -> None:
     (played, one), (others_played, several) = duel(make(), 0, 0), duel(make(), num_learners, num_env_runners)

@@ -80,7 +80,7 @@ def test_kill_9_around_the_all_reduce_and_errors_update_no_side_alone(groups, tm
     assert group.get_stats()["num_restarts"] >= REPEATS * share
 
 
-def test_kill_9_during_saving_leaves_a_whole_checkpoint_of_the_present_state(groups, tmp_path):
+def test_kill_9_during_saving_leaves_a_complete_present_checkpoint(groups, tmp_path):
     group, one = groups
     began = time.monotonic()
     group.save_to_path(tmp_path / "first")
@@ -97,7 +97,7 @@ def test_kill_9_during_saving_leaves_a_whole_checkpoint_of_the_present_state(gro
 
 
 @pytest.mark.parametrize("how", ["SIGSTOP", "loop"])
-def test_a_learner_that_hangs_is_ended_after_the_timeout_and_the_update_is_made_once(pool, tmp_path, how):
+def test_a_hanging_learner_is_ended_and_the_update_is_made_once(pool, tmp_path, how):
     config = tolerant(faulty(2, tmp_path, seconds=0.002)).learners(learner_timeout_s=TIMEOUT_S)
     group = pool.group(config)
     one = as_configured(group)
@@ -130,7 +130,7 @@ def test_when_all_learners_loop_their_state_before_the_update_is_kept(pool, tmp_
         ({"max_learner_restarts": 0}, "not started again|is left"),
     ],
 )
-def test_when_all_learners_die_every_call_says_so_and_names_the_last_checkpoint(pool, tmp_path, options, words):
+def test_when_all_learners_die_every_call_names_the_last_checkpoint(pool, tmp_path, options, words):
     group = pool.group(faulty(2, tmp_path).fault_tolerance(max_restarts_in_window=10_000, **options))
     path = group.save_to_path(tmp_path / "saved")
     for process_id in group._backend.process_ids():

@@ -26,7 +26,7 @@ def locked(observation_space, action_space):
     return Locked()
 
 
-def test_a_new_learner_gets_the_modules_of_its_peers_in_their_order_with_their_connectors():
+def test_a_new_learner_gets_the_modules_and_connectors_of_its_peers():
     config = game_config(CountingGame, environment={"normalize_observations": True})
     trainer = config.build_trainer()
     trainer.add_module("new", init_from="others", config_overrides={"lr": 0.5})
@@ -45,7 +45,7 @@ def test_a_new_learner_gets_the_modules_of_its_peers_in_their_order_with_their_c
     assert_near(learner.get_state(), peer.get_state(), tolerance=0.0)
 
 
-def test_connectors_from_the_build_are_not_sent_and_keep_their_place_and_statistics():
+def test_connectors_of_the_build_keep_their_place_and_statistics():
     config = game_config(CountingGame, environment={"normalize_observations": True})
     config.training(learner_connector=locked)
     trainer = config.build_trainer()

@@ -79,7 +79,7 @@ def test_updates_from_episodes_and_batches_train_what_one_learner_trains(pool, n
     assert_all_are(group, one)
 
 
-def test_results_of_each_learner_and_the_weights_after_the_update_are_returned_as_asked(group):
+def test_results_of_each_learner_and_weights_are_returned_as_asked(group):
     for update, made in ((group.update_from_episodes, episodes()), (group.update_from_batch, batch())):
         each = update(made, reduce_results=False, return_state=True)
         assert ["_rl_module_state_after_update" in part for part in each] == [True] + [False] * (len(group) - 1)
@@ -216,7 +216,7 @@ def test_weights_are_set_on_every_learner_and_got_as_own_copies(group, one):
     assert set(group.get_weights(inference_only=True)[MODULE]) < set(weights[MODULE])
 
 
-def test_foreach_learner_returns_the_results_in_order_wherever_the_learners_are(group, num_learners):
+def test_foreach_learner_returns_results_in_order_wherever_learners_are(group, num_learners):
     assert (group.is_local, group.is_remote, len(group)) == (not num_learners, bool(num_learners), num_learners or 1)
     if num_learners:
         with pytest.raises(RuntimeError, match="in other processes; use foreach_learner"):
@@ -240,7 +240,7 @@ def test_get_stats_counts_calls_and_steps(group):
     }  # fmt: skip
 
 
-def test_a_checkpoint_restores_any_number_of_learners_whole_and_by_component(pool, group, one, tmp_path):
+def test_a_checkpoint_restores_any_number_of_learners_and_components(pool, group, one, tmp_path):
     options = {"minibatch_size": 8, "num_epochs": 2, "shuffle_batch_per_epoch": True}
     for which in (group, one):
         which.update_from_episodes(episodes(), **options)
@@ -377,9 +377,7 @@ def rollout(seed, num_envs=4, steps=6):
 
 @pytest.mark.parametrize("num_envs", [4, 1])
 @pytest.mark.parametrize(("first", "then"), [(2, 0), pytest.param(3, 2, marks=pytest.mark.faults)])
-def test_running_returns_of_all_environments_are_saved_and_go_to_any_number_of_learners(
-    pool, tmp_path, first, then, num_envs
-):
+def test_running_returns_are_saved_and_go_to_any_number_of_learners(pool, tmp_path, first, then, num_envs):
     def made(num_learners):
         return pool.group(ppo(num_learners).environment(normalize_rewards=True, normalize_observations=True))
 
@@ -430,7 +428,7 @@ def test_resize_2_1_3_keeps_loss_curve_and_parameters_of_one_learner(pool):
 
 
 @pytest.mark.faults
-def test_a_resize_whose_learners_cannot_be_built_leaves_the_group_as_it_is_or_says_that_it_is_lost(pool, monkeypatch):
+def test_a_failed_resize_leaves_the_group_unchanged_or_says_it_is_lost(pool, monkeypatch):
     group, one = pool.group(ppo(2)), ppo().build_learner_group()
     backend, start, failing = group._backend, group._backend._start, [True]
 
@@ -480,7 +478,7 @@ def numbered(rows, first):
 
 
 @pytest.mark.parametrize("on_full", [pytest.param("wait", marks=pytest.mark.faults), "drop"])
-def test_each_row_of_async_updates_is_trained_once_or_dropped_under_random_delays(pool, on_full):
+def test_async_updates_train_or_drop_each_row_once_under_random_delays(pool, on_full):
     config = ppo(2, learner_class=Recorder).learners(max_requests_in_flight_per_learner=2)
     group, rng, first = pool.group(config), np.random.default_rng(1), 0
     rows_of, ready = {}, []
@@ -508,7 +506,7 @@ def test_each_row_of_async_updates_is_trained_once_or_dropped_under_random_delay
     assert_near(*group.foreach_learner(weights_of), 0.0)
 
 
-def test_an_error_of_an_async_update_comes_with_the_next_call_and_leaves_all_learners_equal(pool, tmp_path):
+def test_an_async_error_comes_with_the_next_call_and_learners_agree(pool, tmp_path):
     group = pool.group(faulty(2, tmp_path))
     one = as_configured(group)
     given = batch()
@@ -568,7 +566,7 @@ def test_references_to_episodes_in_the_object_store_are_taken_for_episodes(pool)
 # -- failures; more of them in test_cluster_learner_faults.py ---
 
 
-def test_a_killed_learner_is_started_again_and_the_update_is_made_once_on_all(pool, tmp_path):
+def test_a_killed_learner_is_restarted_and_the_update_is_made_once_on_all(pool, tmp_path):
     group = pool.group(faulty(2, tmp_path))
     one = as_configured(group)
     group.add_module(module_id="more", module_spec=another_module())
@@ -584,7 +582,7 @@ def test_a_killed_learner_is_started_again_and_the_update_is_made_once_on_all(po
 
 
 @pytest.mark.faults
-def test_beyond_the_limit_a_learner_error_has_rank_traceback_and_last_checkpoint(pool, tmp_path):
+def test_beyond_the_limit_a_learner_error_has_rank_and_last_checkpoint(pool, tmp_path):
     group = pool.group(faulty(2, tmp_path))
     one = as_configured(group)
     path = group.save_to_path(tmp_path / "saved")

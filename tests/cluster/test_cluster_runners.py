@@ -53,7 +53,7 @@ def test_two_remote_runners_give_the_rows_of_one_collector(two):
     collector.close()
 
 
-def test_requests_stay_under_way_on_each_runner_and_large_weights_go_through_the_object_store(two):
+def test_requests_stay_pending_and_large_weights_use_the_object_store(two):
     config = config_of(0, 4)
     policy = config.build_policy()
     found = []
@@ -124,7 +124,7 @@ def test_the_successor_of_a_killed_runner_goes_on_in_the_same_sample(cluster):
 
 
 @pytest.mark.faults
-def test_a_hanging_runner_is_replaced_and_without_restarts_the_error_says_so(cluster, tmp_path):
+def test_a_hanging_runner_is_replaced_or_named_if_restarts_are_off(cluster, tmp_path):
     hang = tmp_path / "hang"
     config = config_of(1, 1, partial(make_hanging, str(hang)), sample_timeout_s=10.0)
     with config.fault_tolerance(max_env_runner_restarts=1).build_env_runner_group() as group:
@@ -163,7 +163,7 @@ def callback_class():
 
 
 @pytest.mark.long
-def test_callbacks_in_remote_runners_log_what_one_process_logs_and_their_errors_arrive_whole(cluster):
+def test_callbacks_in_remote_runners_log_equally_and_raise_whole_errors(cluster):
     measuring, reports = callback_class(), []
     for num_runners, num_envs in ((0, 4), (2, 2)):
         config = config_of(num_runners, num_envs).callbacks(measuring)

@@ -269,7 +269,7 @@ def test_ranks_meet_again_over_a_store_that_dead_ranks_have_left():
         assert together(port) == [[0, 1], [0, 1]]
 
 
-def test_each_rank_has_the_steps_and_the_state_of_a_collector_of_all_environments():
+def test_each_rank_has_the_steps_and_state_of_one_collector():
     config = PPOConfig().environment("CartPole-v1").env_runners(num_envs_per_env_runner=4)
 
     def collect(reducer):
@@ -295,7 +295,7 @@ def test_each_rank_has_the_steps_and_the_state_of_a_collector_of_all_environment
     assert store.port == port
 
 
-def test_ranks_have_the_rows_and_the_state_of_a_collector_of_all_tensor_environments():
+def test_ranks_have_the_rows_and_state_of_one_tensor_collector():
     """The state is taken on by a collector of all of them, and by ranks."""
 
     def collect(reducer):

@@ -88,7 +88,7 @@ def test_noise_that_goes_on_is_that_of_this_process_over_two_env_runners(cluster
 
 
 @pytest.mark.faults
-def test_evaluation_in_two_env_runners_beside_training_is_that_of_this_process(cluster, here, tmp_path):
+def test_parallel_evaluation_in_two_env_runners_equals_this_process(cluster, here, tmp_path):
     options = {"evaluation_num_env_runners": 2, "evaluation_parallel_to_training": True}
     there = run(config_of().evaluation(**options), tmp_path)
     assert returns_of(there) == returns_of(here)
@@ -117,7 +117,7 @@ def trained(root, num_env_runners, num_learners=0, algorithm="ppo"):
 
 @pytest.mark.parametrize("algorithm", ["ppo", pytest.param("dqn", marks=pytest.mark.faults)])
 @pytest.mark.long
-def test_the_number_of_env_runners_changes_no_bit_of_a_run_of_so_many_environments(cluster, tmp_path, algorithm):
+def test_the_number_of_env_runners_changes_no_bit_at_equal_environments(cluster, tmp_path, algorithm):
     alone, one, two = (trained(tmp_path / str(n), n, algorithm=algorithm) for n in (0, 1, 2))
     assert [r.policy.config.num_envs_per_env_runner for r in (alone, one, two)] == [4, 4, 2]
     assert returns_of(alone) == returns_of(one) == returns_of(two)
@@ -134,7 +134,7 @@ def test_two_learners_and_two_env_runners_are_the_same_run(cluster, tmp_path):
 
 
 @pytest.mark.faults
-def test_a_run_over_learners_and_env_runners_is_that_run_too_and_resumes_exactly(cluster, here, tmp_path):
+def test_a_run_over_learners_and_env_runners_is_equal_and_resumes_exactly(cluster, here, tmp_path):
     before = placed()
     there = run(config_of(1, 2, 2), tmp_path / "whole")
     assert returns_of(there) == returns_of(here)
@@ -216,7 +216,7 @@ def run_game(num_learners=0, num_env_runners=0, env=CountingGame, **multi_agent)
     ("num_learners", "num_env_runners", "env", "critic"),
     [(0, 2, DictGame, False), (2, 0, CountingGame, False), (2, 2, CountingGame, True), (0, 4, CountingGame, False)],
 )
-def test_a_run_of_several_agents_over_learners_and_env_runners_is_the_run_here(
+def test_a_multi_agent_run_over_learners_and_runners_equals_a_local_one(
     cluster, num_learners, num_env_runners, env, critic
 ):
     options = {"centralized_critic": critic, "agent_id_in_obs": critic}
@@ -233,7 +233,7 @@ def test_a_run_of_several_agents_over_learners_and_env_runners_is_the_run_here(
 
 
 @pytest.mark.faults
-def test_a_killed_runner_of_several_agents_is_replaced_and_only_its_own_unfinished_episodes_are_lost(cluster):
+def test_a_killed_multi_agent_runner_loses_only_its_unfinished_episodes(cluster):
     config = game_config(partial(CountingGame, 1000, 1000)).env_runners(num_env_runners=2, num_cpus_per_env_runner=0.25)
     collector = config.build_collector(config.build_policy())
     try:
@@ -284,7 +284,7 @@ def test_a_run_of_samples_with_two_learners_is_the_run_with_one(algorithm, clust
 
 
 @pytest.mark.long
-def test_a_policy_of_learners_elsewhere_is_made_of_configuration_and_group_and_has_a_state_dict(cluster):
+def test_a_policy_of_remote_learners_needs_config_and_group_only(cluster):
     spaces = gym.make("Pendulum-v1").observation_space, gym.make("Pendulum-v1").action_space
     config = PPOConfig().environment("Pendulum-v1", normalize_observations=True)
     source = config.copy().debugging(seed=5).build_policy()

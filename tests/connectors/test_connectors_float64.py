@@ -67,7 +67,7 @@ def test_numbers_that_float32_holds_are_normalised_in_float32(dtype):
     assert np.array_equal(connector(rows), np.clip((rows.astype(np.float32) - mean) * factor, -10, 10))
 
 
-def test_statistics_of_a_clock_continue_after_resume_and_join_over_learners():
+def test_timed_statistics_continue_after_resume_and_join_over_learners():
     whole, first, second = fitted(), NormalizeObs(), NormalizeObs()
     for half in (first, second):
         half.bind(Clock().observation_space)

@@ -95,12 +95,12 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("runners", "error", "words"), REFUSED)
-def test_what_is_no_connector_or_stands_where_it_cannot_is_refused_when_a_policy_is_built(runners, error, words):
+def test_a_misplaced_connector_is_refused_when_building_a_policy(runners, error, words):
     with pytest.raises(error, match=words):
         config_of(**runners).build_policy()
 
 
-def test_statistics_that_nobody_can_join_are_refused_with_several_learners_before_any_is_started():
+def test_statistics_that_cannot_be_joined_are_refused_over_learners():
     config = config_of(env_to_module_connector=giving(Counting()))
     config.build_policy()
     with pytest.raises(ValueError, match=r"learners.num_learners=2: Counting has statistics but no update_joined"):
@@ -122,7 +122,7 @@ def test_learner_connectors_have_neither_statistics_nor_a_memory(connector, word
 @pytest.mark.parametrize(
     "environment", [{"frame_stack": 2}, {"normalize_observations": True}, {"rescale_actions": True}]
 )
-def test_an_option_that_asks_for_a_default_connector_is_refused_without_these(environment):
+def test_an_option_that_needs_default_connectors_is_refused_without_them(environment):
     config = config_of(add_default_connectors=False).environment(**environment)
     with pytest.raises(ValueError, match=f"environment.{next(iter(environment))}=.*add_default_connectors=False"):
         config.validate()
@@ -134,7 +134,7 @@ def test_data_that_are_there_already_are_not_followed():
         config.build_policy()
 
 
-def test_the_order_is_yours_frame_stack_normalisation_and_nothing_is_recorded_behind_the_last_memory():
+def test_the_connector_order_is_kept_and_nothing_recorded_after_memory():
     config = config_of(env_to_module_connector=giving(ClipObs(-1.0, 1.0)))
     config.environment(frame_stack=2, normalize_observations=True)
     connectors = config.build_policy().connectors
@@ -295,7 +295,7 @@ def test_what_was_done_stands_beside_a_mask_and_any_action_is_made_flat():
 
 
 @pytest.mark.parametrize("storage", [{}, {"n_step": 3}])
-def test_off_policy_statistics_have_seen_each_row_once_and_sampled_rows_are_normalised_when_read(storage):
+def test_off_policy_statistics_count_each_row_once_and_normalise_samples(storage):
     config = config_of(SACConfig().training(train_batch_size=8), env="Pendulum-v1")
     config.environment(normalize_observations=True, normalize_rewards=True).evaluation(evaluation_interval=0)
     config.replay(learning_starts=20, capacity=200, **storage).reporting(total_steps=60)

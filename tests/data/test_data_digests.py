@@ -63,7 +63,7 @@ def test_a_damaged_note_is_written_again(rows, text):
     assert json.loads(note_of(rows).read_text())["sha256"] == digest
 
 
-def test_the_note_is_in_the_users_cache_where_none_can_be_written_beside_the_file(rows, tmp_path):
+def test_the_note_is_in_the_users_cache_beside_a_read_only_file(rows, tmp_path):
     note_of(rows).mkdir()
     digest = digest_of_file(rows)
     (note,) = (tmp_path / "cache/lockstep/digests").iterdir()

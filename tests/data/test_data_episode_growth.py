@@ -41,7 +41,7 @@ def test_add_env_step_is_refused_when_done(end):
         episode.add_env_step(np.zeros(2), 0, 0.0, **step)
 
 
-def test_new_extra_keys_come_only_with_the_first_step_and_it_is_said_at_once():
+def test_new_extra_keys_are_refused_after_the_first_step():
     episode = grown(2)
     with pytest.raises(ValueError, match=r"keys \['w'\] at t=2, and had \['v'\] before"):
         episode.add_env_step(np.zeros(2), 0, 0.0, extra_model_outputs={"w": 1})

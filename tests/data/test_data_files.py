@@ -226,7 +226,7 @@ def test_parquet_batches_gives_rows_in_order_over_several_files(tmp_path):
         list(parquet_batches(sequences().to_parquet(tmp_path / "s"), 3))
 
 
-def test_a_plain_parquet_table_from_elsewhere_is_read_and_a_bad_column_named(tmp_path):
+def test_a_plain_parquet_table_is_read_and_a_bad_column_is_named(tmp_path):
     pa = pytest.importorskip("pyarrow")
     path = tmp_path / "t.parquet"
     pairs = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(6, dtype=np.float32)), 2)

@@ -131,7 +131,7 @@ def test_shard_episodes_of_the_contract_gives_59_59_60():
     assert [sum(len(piece) for piece in shard) for shard in shards] == [59, 59, 60]
 
 
-def test_shard_episodes_cuts_one_that_would_overshoot_and_keeps_its_lookback():
+def test_shard_episodes_cuts_a_long_episode_and_keeps_its_lookback():
     whole = make_episode(10, 3, t_started=7)
     (first,), (second,) = shard_episodes([whole], 2)
     assert (first.t_started, first.t, first.len_lookback_buffer) == (7, 12, 3)
@@ -141,7 +141,7 @@ def test_shard_episodes_cuts_one_that_would_overshoot_and_keeps_its_lookback():
     assert [second.len_lookback_buffer for _, (second,) in [shard_episodes([whole], 2, 1)]] == [1]
 
 
-def test_shard_episodes_without_cutting_keeps_them_whole_and_the_longest_first():
+def test_shard_episodes_without_cutting_keeps_the_longest_first():
     episodes = [make_episode(length) for length in (9, 2, 7, 4, 1)]
     shards = shard_episodes(episodes, 2, cut=False)
     assert [[len(piece) for piece in shard] for shard in shards] == [[9, 2], [7, 4, 1]]

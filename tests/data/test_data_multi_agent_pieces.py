@@ -84,7 +84,7 @@ def test_pieces_and_states_share_nothing_that_can_change_with_their_source(make)
     assert episode.get_extra_model_outputs("logits", -1)["a"].tolist() == [0.0, 0.0]
 
 
-def test_fill_that_an_agents_column_cannot_hold_is_refused_with_value_and_dtype():
+def test_a_fill_that_a_column_cannot_hold_is_refused_with_value_and_dtype():
     episode = MultiAgentEpisode("e")
     episode.add_env_reset({"a": 0})
     episode.add_env_step({"a": 1, "b": 5}, {"a": 0}, {"a": 1})

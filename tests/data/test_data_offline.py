@@ -246,7 +246,7 @@ except MemoryError:
 """
 
 
-def test_a_data_set_larger_than_the_memory_limit_is_iterated_in_shuffled_minibatches(tmp_path):
+def test_a_data_set_beyond_the_memory_limit_is_iterated_in_minibatches(tmp_path):
     """As `benchmarks/speed/offline_memory.py` does with 1,000,000 rows; here with a tenth of the rows."""
 
     def parts():

@@ -19,12 +19,12 @@ def listed_situations():
     return {line.split("`")[1]: line for line in lines if line.startswith("| `")}
 
 
-def test_the_list_of_differences_from_rllib_has_just_the_situations_that_are_looked_for():
+def test_the_list_of_differences_from_rllib_has_exactly_the_tested_cases():
     text = "".join(path.read_text(encoding="utf-8") for path in (BENCHMARKS / "peers").glob("data_*.py"))
     assert set(re.findall(r'play\.mark\(\s*"(\w+)"', text)) == set(listed_situations())
 
 
-def test_every_listed_difference_says_what_each_does_and_names_the_contract():
+def test_every_listed_difference_says_what_each_does_and_its_contract():
     for name, line in listed_situations().items():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         assert len(cells) == 4, name
@@ -32,7 +32,7 @@ def test_every_listed_difference_says_what_each_does_and_names_the_contract():
         assert re.match(r"[1-6](:|, section 1:)", cells[3]), name
 
 
-def test_the_published_comparison_with_rllib_found_nothing_that_is_not_listed():
+def test_the_published_comparison_with_rllib_has_no_unlisted_difference():
     record = json.loads((BENCHMARKS / "results" / "data_vs_rllib.json").read_text(encoding="utf-8"))
     assert record["unlisted"] == []
     assert record["listed_but_never_different"] == []

@@ -154,7 +154,7 @@ def start_speed(parsing_only, monkeypatch):
     return start_speed
 
 
-def test_a_whole_run_takes_its_first_part_and_the_other_steps_at_the_rate_of_the_rest(start_speed):
+def test_a_whole_run_is_estimated_from_its_first_part_and_later_rate(start_speed):
     first = {"first": {"steps": 100, "seconds": 30.0}, "rest": {"steps": 10, "seconds": 99.0}}
     second = {"first": {"steps": 100, "seconds": 2.0}, "rest": {"steps": 50, "seconds": 1.0}}
     assert start_speed.seconds_of_whole(second, second, 1_100, "seconds") == 2.0 + 1_000 / 50

@@ -41,7 +41,7 @@ def test_every_example_of_a_hook_is_on_the_page():
     assert len(examples) == 10
 
 
-def test_the_picture_shows_the_hooks_in_the_order_in_which_an_update_calls_them():
+def test_the_picture_shows_hooks_in_the_order_of_an_update():
     columns = re.findall(r'^    \([\d.]+, "[^"]*", "([^"]*)"', PICTURE, re.MULTILINE)
     shown = [name for column in columns for name in re.findall(r"[a-z_]+", column.replace("(_for_module)", ""))]
     called = []

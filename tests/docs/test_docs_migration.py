@@ -76,7 +76,7 @@ def test_rows_of_a_vector_buffer_lie_as_the_page_says():
 
 @pytest.mark.faults
 @pytest.mark.parametrize("block", THERE)
-def test_programs_of_other_libraries_run_in_the_versions_of_their_environments(block, tmp_path):
+def test_programs_of_other_libraries_run_in_their_own_environments(block, tmp_path):
     """Shortened; where `benchmarks/peers/setup_peers.py` has made the environment."""
     python = ROOT / ".bench" / PEERS[peer_of(block)] / "bin" / "python"
     if not python.exists():

@@ -201,7 +201,7 @@ def served() -> Iterator[Served]:
 
 @pytest.mark.site
 @pytest.mark.skipif(BROWSER is None, reason=f"no browser is installed: {', '.join(BROWSERS)}")
-def test_a_reader_finds_minibatch_size_and_nothing_is_asked_of_another_machine(served, tmp_path):
+def test_minibatch_size_is_readable_and_other_machines_are_not_asked(served, tmp_path):
     options = (
         *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
         *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions"),

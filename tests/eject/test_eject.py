@@ -206,7 +206,7 @@ def test_a_file_of_the_package_has_the_settings_of_a_recipe(algorithm, env):
 
 
 @pytest.mark.parametrize("algorithm", OWN_SETTINGS)
-def test_only_values_of_settings_and_the_docstring_differ_from_the_file_of_the_package(algorithm):
+def test_an_ejected_file_differs_in_settings_and_docstring_only(algorithm):
     name = next(name for name in QUICK if name.startswith(algorithm))
     own = ast.parse(source_of(algorithm)).body
     copied = ast.parse(file_text(settings_of(name).config)).body

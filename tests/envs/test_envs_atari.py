@@ -74,7 +74,7 @@ def test_every_transition_is_that_of_gymnasiums_preprocessing(mode, frames):
     boundary.close()
 
 
-def test_sticky_actions_are_those_of_the_id_and_follow_the_seed_of_each_row():
+def test_sticky_actions_follow_the_id_and_the_seed_of_each_row():
     """With the console's own seed, a single game repeats the same actions at the same frames."""
     boundary = make_vector(GAME, num_envs=3)
     obs = boundary.reset([11, 5, 11])
@@ -99,7 +99,7 @@ def test_sticky_actions_are_those_of_the_id_and_follow_the_seed_of_each_row():
 @pytest.mark.parametrize(
     "capacity", [pytest.param(200, id="all", marks=pytest.mark.long), pytest.param(60, id="overwritten")]
 )
-def test_replay_stores_each_frame_once_as_bytes_and_gives_out_gymnasiums_stacks(capacity):
+def test_replay_stores_each_frame_once_and_returns_gymnasiums_stacks(capacity):
     config = (
         DQNConfig()
         .environment(GAME, frame_stack=4, env_config={**STILL, "max_num_frames_per_episode": 120})

@@ -132,7 +132,7 @@ def test_sound_environments_have_no_fault_and_a_speed(env):
     assert speed.value > 100
 
 
-def test_a_mask_may_be_empty_where_the_episode_ends_and_no_choice_may_be_without_an_action_before():
+def test_an_empty_mask_is_allowed_at_the_end_of_an_episode_only():
     class Ending(Strict):
         def observe(self):
             obs = super().observe()

@@ -108,7 +108,7 @@ def test_an_error_tells_row_last_action_and_original_traceback(how, words, backe
 
 @pytest.mark.parametrize("backend", ["light", "sync", "workers"])
 @pytest.mark.parametrize("how", ["exit", "exit in reset"])
-def test_an_environment_that_ends_the_process_is_an_error_and_not_an_end_as_if_all_were_well(how, backend):
+def test_an_environment_that_exits_the_process_is_an_error(how, backend):
     with BACKENDS[backend](how) as boundary:
         with pytest.raises(EnvironmentStepError, match=rf"environment {BAD_ROW} .* raised SystemExit: 0") as caught:
             step_until_failure(boundary)
@@ -244,7 +244,7 @@ FORMS = [
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize(("method", "changed", "words"), FORMS, ids=[changed.__name__ for _, changed, _ in FORMS])
-def test_an_environment_of_another_form_is_told_what_it_gave_and_what_to_do(method, changed, words, mode):
+def test_an_environment_with_another_interface_is_refused_with_advice(method, changed, words, mode):
     env = type("Changed", (CountingEnv,), {method: changed})
 
     def run():

@@ -272,7 +272,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize(("made", "backend", "num_envs", "limit"), KINDS.values(), ids=KINDS)
-def test_every_kind_of_env_becomes_a_boundary_that_knows_the_registered_limit(made, backend, num_envs, limit):
+def test_every_kind_of_env_becomes_a_boundary_with_the_registered_limit(made, backend, num_envs, limit):
     with made() as boundary:
         assert (boundary.backend, boundary.num_envs, boundary.max_episode_steps) == (backend, num_envs, limit)
         assert make_vector(boundary) is boundary
@@ -359,7 +359,7 @@ def test_envpool_is_seeded_by_reset_and_checked():
 
 
 @pytest.mark.parametrize("made", [None, SyncVectorEnv([CountingEnv] * 2)])
-def test_a_function_that_returns_no_single_environment_is_told_what_it_returned(made):
+def test_a_factory_that_returns_no_single_environment_is_refused(made):
     def maker():
         return made
 

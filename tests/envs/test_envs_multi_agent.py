@@ -17,7 +17,7 @@ def first_choice(observations):
 
 
 @pytest.mark.parametrize("truncates", [False, True])
-def test_agents_act_where_they_got_an_observation_and_all_in_the_flags_ends_the_episode(truncates):
+def test_agents_act_when_observed_and_all_ends_the_episode(truncates):
     episode = record_parallel_episode(DictGame(6, truncates=truncates), first_choice, seed=3)
     episode.validate()
     assert (len(episode), episode.is_terminated, episode.is_truncated) == (6, not truncates, truncates)
@@ -136,6 +136,6 @@ def test_a_broken_environment_of_several_agents_is_a_finding(env, code, words):
 
 
 @pytest.mark.parametrize("env", [CountingGame, TurnGame, BitGame, DictGame])
-def test_a_sound_environment_of_several_agents_has_no_finding_but_returns_and_speed(env):
+def test_a_sound_multi_agent_environment_has_only_returns_and_speed(env):
     returns, speed = check_environment(env, num_steps=50)
     assert [(fact.level, fact.code) for fact in (returns, speed)] == [("info", "random_return"), ("info", "speed")]

@@ -609,7 +609,7 @@ class ObservesState(HandedOn):
 
 
 @pytest.mark.parametrize("make", [HandedOn, ObservesInto, ObservesState])
-def test_a_step_gives_the_last_observation_of_its_own_episode_whatever_is_handed_on(make):
+def test_a_step_returns_the_final_observation_of_its_own_episode(make):
     env = make(4, seed=0)
     obs, time = env.reset(seed=1), 0
     actions = torch.zeros(4, dtype=torch.int64)
@@ -645,7 +645,7 @@ def test_what_a_step_gave_is_left_alone_by_later_steps(env_id):
     assert all(map(torch.equal, kept, given))
 
 
-def test_an_environment_in_the_form_of_rsl_rl_may_have_a_limit_for_each_row():
+def test_an_rsl_rl_environment_may_have_a_limit_per_row():
     class Limited:
         num_envs, num_actions = 2, 1
         max_episode_length = torch.tensor([3, 5])

@@ -77,7 +77,7 @@ def counters(obs):
 
 
 @pytest.mark.parametrize("backend, mode", one_in(2, CASES))
-def test_every_transition_is_one_of_the_environment_also_after_explicit_resets(backend, mode):
+def test_every_transition_is_real_also_after_explicit_resets(backend, mode):
     """gymnasium's pipes-only workers reset twice after one: no transition may come out of the second reset."""
     rng = np.random.default_rng(5)
     with make_vector(BACKENDS[backend](mode)) as boundary:

@@ -239,7 +239,7 @@ def test_compute_actions_refuses_observations_that_the_space_cannot_hold(config,
     assert number in str(refused.value)
 
 
-def test_actions_of_several_agents_are_not_computed_for_what_their_space_cannot_hold():
+def test_multi_agent_actions_are_not_computed_for_invalid_observations():
     config = PPOConfig().environment(lambda: Agents(lambda: Given(BYTES, np.zeros(4, np.uint8), np.zeros(4, np.uint8))))
     policy = config.build_policy()
     with pytest.raises(ValueError, match=r"observations\['a'\]\[1\] is 300"):

@@ -123,7 +123,7 @@ def worker_processes(vector):
     return [process.pid for process in vector._processes]
 
 
-def test_a_vector_that_is_dropped_without_close_leaves_no_processes_and_no_open_files(forks):
+def test_a_vector_dropped_without_close_leaves_no_processes_or_files(forks):
     num_open = []
     for _ in range(2):  # the first one opens what `multiprocessing` keeps
         vector = make_vector(CountingEnv, num_envs=2, mode="async")

@@ -67,7 +67,7 @@ def hear(mode, space, actions):
 
 
 @pytest.mark.parametrize("case", ACTIONS)
-def test_environments_get_the_same_actions_in_the_same_types_as_in_this_process(case):
+def test_environments_get_actions_of_the_same_types_as_in_this_process(case):
     space, actions = ACTIONS[case]
     in_workers = hear("async", space, actions)
     assert len(in_workers) == 2
@@ -90,7 +90,7 @@ def outcome(result):
     ],
     ids=["CartPole", "Pendulum", "nested"],
 )
-def test_steps_and_single_rows_in_workers_have_the_bits_of_steps_in_this_process(make, space):
+def test_steps_and_single_rows_in_workers_equal_those_in_this_process(make, space):
     space.seed(3)
     actions = np.stack([space.sample() for _ in range(180)]).reshape(60, 3, *space.shape)
     with make_vector(make, num_envs=3, mode="async") as workers, make_vector(make, num_envs=3, mode="sync") as here:
@@ -133,7 +133,7 @@ def step_apart(vector, actions):
 
 
 @pytest.mark.parametrize("step", [step_together, step_apart])
-def test_nothing_of_the_last_step_stays_in_a_row_whose_worker_was_started_again(step):
+def test_a_restarted_worker_leaves_nothing_of_its_last_step_in_a_row(step):
     with make_vector(partial(CountingEnv, ((1, "both"),)), num_envs=2, mode="async") as vector:
         vector.reset([0, 1])
         zeros = np.zeros(2, np.int64)

@@ -123,7 +123,7 @@ def test_gradient_noise_is_added_once_for_each_gradient_and_is_resumable():
     assert example.main(total_steps=STEPS).weights_seq_no == 2
 
 
-def test_lagrange_multiplier_rises_until_the_constraint_holds_and_is_in_the_state():
+def test_the_lagrange_multiplier_rises_until_its_constraint_holds():
     example = load("lagrange_multiplier")
     free = {"clip_param": 10.0, "lr": 1e-2}
     strict, loose = (learner_of(example.EntropyAtLeast, free, entropy=entropy) for entropy in (0.6, 0.0))
@@ -176,7 +176,7 @@ def test_shared_encoder_learns_from_both_modules_and_is_stepped_once():
     torch.testing.assert_close(both / both.norm(), total / total.norm(), rtol=1e-3, atol=1e-5)  # up to clipping
 
 
-def test_module_added_in_mid_training_is_a_copy_that_stays_while_the_policy_goes_on():
+def test_a_module_added_mid_training_is_a_copy_that_stays():
     group, results = load("add_module").main(num_updates=4)
     learner_ids = ("default_policy", "opponent")
     own, opponent = (group.learner.module[name] for name in learner_ids)

@@ -390,7 +390,7 @@ def test_spaces_without_arrays_are_refused(tmp_path):
 # -- the proof ---
 
 
-def test_choices_that_float32_does_not_tell_apart_are_counted_and_others_are_mismatches():
+def test_choices_equal_in_float32_are_counted_and_others_are_mismatches():
     policy = make_policy("ppo", BOX, spaces.Discrete(3))
     graph = formats_graph(policy)
     with torch.no_grad():
@@ -433,7 +433,7 @@ def test_means_near_zero_of_a_wide_distribution_are_ties(algorithm, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize("memory", ["lstm", "gru"])
-def test_a_memory_in_float64_is_refused_for_onnx_by_name_and_is_exported_with_torch(memory, tmp_path):
+def test_float64_memory_is_refused_for_onnx_and_exported_with_torch(memory, tmp_path):
     model = {"recurrent": memory, "recurrent_size": 8}
     policy = make_policy("ppo", BOX, CHOICES, model=model, dtype="float64")
     with pytest.raises(ExportError, match=r"onnxruntime cannot run policy\.onnx.*format=\"torch\""):
@@ -448,7 +448,7 @@ def formats_graph(policy: Any) -> Any:
     return ActingGraph(part.module, part.connectors, part.observation_space, part.action_space)
 
 
-def test_an_environment_that_cannot_be_made_is_replaced_by_random_observations(tmp_path):
+def test_an_environment_that_cannot_be_made_is_replaced_by_random_data(tmp_path):
     def broken(**options: Any) -> gym.Env[Any, Any]:
         raise RuntimeError("no licence")
 
@@ -589,7 +589,7 @@ def evaluated(tmp_path_factory):
         yield make_policy("ppo", BOX, CHOICES).export(tmp_path_factory.mktemp("torch") / "exported", format="torch")
 
 
-def test_a_torch_export_of_the_same_user_needs_no_word_and_holds_no_pickle_of_inputs(evaluated):
+def test_a_torch_export_of_the_same_user_needs_no_trust_and_no_pickle(evaluated):
     assert load_export(evaluated).compute_actions(np.zeros((2, 4), np.float32)).shape == (2,)
     with zipfile.ZipFile(evaluated / "policy.pt2") as archive:
         sizes = {entry.filename: entry.file_size for entry in archive.infolist() if "sample_inputs" in entry.filename}

@@ -166,7 +166,7 @@ def test_a_compiled_update_in_a_graph_is_the_eager_one(name):
     assert difference(eager, compiled) < 1e-7
 
 
-def test_a_memory_that_the_device_does_not_have_is_refused_with_what_would_fit(monkeypatch):
+def test_memory_beyond_that_of_the_device_is_refused_with_what_would_fit(monkeypatch):
     config = config_of().replay(capacity=10**10)
     monkeypatch.setattr(type(config), "_check_replay_memory", lambda *_: None)  # that of the host
     with pytest.raises(ValueError, match=r"transitions would fit.*lower replay.capacity"):

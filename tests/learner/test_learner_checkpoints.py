@@ -99,7 +99,7 @@ print(fingerprint(learner))
 """
 
 
-def test_everything_mutable_is_saved_and_updates_in_a_new_process_are_equal_to_the_last_bit(tmp_path):
+def test_all_mutable_state_is_saved_and_a_new_process_updates_equally(tmp_path):
     learner = everything()
     path = learner.save_to_path(tmp_path / "checkpoint")
     for number in (3, 4):

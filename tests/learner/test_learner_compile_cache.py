@@ -63,7 +63,7 @@ def no_process(*_, **__):
 
 
 @KEPT
-def test_kept_code_is_loaded_without_a_compiler_and_computes_what_the_graph_does(kept, monkeypatch):
+def test_kept_code_loads_without_a_compiler_and_equals_the_graph(kept, monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", no_process)
     tensors = inputs()
     code = CodeToCome(graph_of(tensors), tensors).get()
@@ -199,7 +199,7 @@ def test_a_compiler_that_nobody_waits_for_is_ended(folder):
     assert list(folder.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_written_is_replaced_by_one_for_the_process(tmp_path, monkeypatch):
+def test_a_read_only_cache_folder_is_replaced_for_the_process(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.warns(UserWarning, match="cannot be kept for later runs.*set XDG_CACHE_HOME"):
@@ -240,7 +240,7 @@ def test_first_and_second_start_end_with_the_same_bits(folder, monkeypatch):
 
 
 @pytest.mark.long
-def test_a_compiler_that_does_not_know_the_processor_makes_code_all_the_same(folder, tmp_path, monkeypatch):
+def test_code_is_compiled_if_the_compiler_does_not_know_the_processor(folder, tmp_path, monkeypatch):
     script = tmp_path / "old_compiler"
     script.write_text('#!/bin/sh\ncase "$*" in *mavx*) exit 1;; esac\nexec g++ "$@"\n')
     script.chmod(0o755)

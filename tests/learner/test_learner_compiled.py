@@ -94,7 +94,7 @@ def pair(compiled):
     return compiled, eager
 
 
-def test_loss_of_ones_own_takes_ten_lines_and_shows_in_results_and_gradients():
+def test_a_custom_loss_takes_ten_lines_and_shows_in_results():
     mine, plain = build(MyLearner), build(PPOLearner)
     assert_same(parameters(mine), parameters(plain))
     results = [learner.update_from_batch(batch())[MODULE] for learner in (mine, plain)]
@@ -178,7 +178,7 @@ def test_compiled_update_skips_gradients_that_are_not_finite(compiled):
     assert compiled.update_from_batch(batch(), minibatch_size=8)[ALL]["num_bad_gradients"] == 0
 
 
-def test_compiled_update_names_the_first_bad_tensor_though_later_gradients_are_sound(compiled):
+def test_a_compiled_update_names_the_first_bad_tensor(compiled):
     compiled, _ = pair(compiled)
     made = batch()
     made["value_targets"][:8] = float("nan")
@@ -187,7 +187,7 @@ def test_compiled_update_names_the_first_bad_tensor_though_later_gradients_are_s
 
 
 @pytest.mark.parametrize("is_compiled", [True, False])
-def test_moments_of_weights_without_gradient_end_at_zero_and_not_among_denormal_numbers(compiled, is_compiled):
+def test_moments_without_gradients_end_at_zero_and_not_denormal(compiled, is_compiled):
     """On some processors a step over denormal moments takes several times as long."""
     learner = pair(compiled)[0 if is_compiled else 1]
     state = next(iter(learner.optimizers)).optimizer.state
@@ -286,7 +286,7 @@ def test_a_compiler_that_fails_leaves_the_update_to_single_operations(monkeypatc
 
 
 @pytest.mark.parametrize("compile_it", [False, pytest.param(True, marks=pytest.mark.faults)])
-def test_a_loss_that_an_overridden_compute_losses_gives_is_among_the_results(compile_it):
+def test_a_loss_from_an_overridden_compute_losses_is_in_the_results(compile_it):
     learner = build(LossesOfItsOwn, compile_it=compile_it, nan_policy="skip")
     with pytest.warns(RuntimeWarning, match="not finite"):
         found = learner.update_from_batch(batch())[MODULE]["total_loss"]

@@ -161,7 +161,7 @@ def test_an_iteration_waits_for_no_value(case):
             float(collector.buffer.rewards[0, 0])
 
 
-def test_rewards_of_a_rollout_that_was_refused_leave_no_trace_in_the_statistics():
+def test_a_refused_rollout_leaves_no_trace_in_reward_statistics():
     """Though the update from it had begun when the host saw them."""
     policy, collector = collected(CASES["ppo, rewards normalised"]())
     learner, rollout = policy.learner_group.learner, collector.buffer

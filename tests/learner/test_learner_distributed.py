@@ -174,7 +174,7 @@ def test_float32_stays_within_1e_5(processes, algorithm):
     assert largest_difference(several[0]["weights"], one["weights"]) <= 1e-5
 
 
-def test_errors_for_priorities_are_those_of_one_learner_in_the_order_of_the_rows(processes):
+def test_errors_for_priorities_equal_those_of_one_learner_in_row_order(processes):
     several = processes.run(3, errors_for_priorities, 3)
     for each, whole in zip(zip(*several), errors_for_priorities(LocalReducer(), 3)):
         np.testing.assert_allclose(np.concatenate(each), whole, rtol=0, atol=1e-12)
@@ -188,7 +188,7 @@ def test_a_mean_for_each_shard_would_be_far_from_one_learner(processes):
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 3), (3, 2)])
-def test_checkpoint_of_n_learners_goes_on_with_m_as_if_there_had_been_one_all_along(processes, before, after, tmp_path):
+def test_a_checkpoint_of_n_learners_resumes_with_m_as_with_one(processes, before, after, tmp_path):
     case = Case(
         training={**PPO, "kl_coeff": 0.5, "kl_target": 1e-3, "lr": [[0, 1e-2], [10, 1e-3]]}, normalize=True, updates=8
     )
@@ -392,7 +392,7 @@ def test_minibatch_k_holds_the_same_rows_however_many_learners_share_it(processe
     assert any(not rows for learner in several for rows in learner)
 
 
-def test_functions_of_means_and_penalties_on_parameters_are_those_of_one_learner(processes):
+def test_functions_of_means_and_penalties_equal_those_of_one_learner(processes):
     several, one = processes.run(3, custom_loss), custom_loss(LocalReducer())
     for learner in several:
         assert largest_difference(one["weights"], learner["weights"]) <= 1e-12

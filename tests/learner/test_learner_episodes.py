@@ -89,7 +89,7 @@ class RecordingLearner(Learner):
         return self.masked_mean(fwd_out["vf_preds"].square(), batch)
 
 
-def test_learner_that_writes_only_its_loss_gets_the_recorded_columns_of_own_episodes_and_of_views():
+def test_a_learner_with_only_a_loss_gets_recorded_columns():
     _, store = collected(cartpole(), num_steps=120)
     logp = np.linspace(-2.0, -0.1, store.size * store.num_envs, dtype=np.float32)
     store.action_logp = logp.reshape(store.size, store.num_envs)
@@ -110,7 +110,7 @@ def test_learner_that_writes_only_its_loss_gets_the_recorded_columns_of_own_epis
         np.testing.assert_allclose(each, rows[np.lexsort(rows.T)], rtol=1e-6)
 
 
-def test_extra_model_outputs_reach_the_loss_of_stateless_and_recurrent_modules():
+def test_extra_model_outputs_reach_the_loss_with_and_without_memory():
     for model_config in ({"hiddens": (8,)}, {"recurrent": "gru", "max_seq_len": 4}):
         config = PPOConfig().environment("CartPole-v1").rl_module(model_config=model_config)
         learner = config.training(learner_class=RecordingLearner, minibatch_size=None).build_learner()
@@ -144,7 +144,7 @@ def test_bc_learns_from_episodes_what_it_learns_from_their_batch():
     assert_near(*learners, 1e-6)
 
 
-def test_an_offline_algorithm_learns_from_the_returns_of_the_rest_of_the_episode():
+def test_offline_learning_uses_the_returns_of_the_rest_of_the_episode():
     learner = get_config(FROM_RETURNS).environment("CartPole-v1").training(gamma=0.5).build_learner()
     obs = np.arange(20.0, dtype=np.float32).reshape(5, 4)
     parts = {"actions": np.zeros(4, np.int64), "rewards": np.array([1.0, 2.0, 4.0, 8.0], np.float32)}
@@ -178,7 +178,7 @@ def filled():
 
 
 @pytest.mark.parametrize("given", [lambda views: views, list, lambda views: list(views)[::-1]])
-def test_update_from_episodes_on_views_copies_nothing_before_the_minibatch_gather(filled, given):
+def test_update_from_episodes_on_views_copies_nothing_before_the_gather(filled, given):
     learner, store = filled
     seen = []
     prepare = learner.prepare_batch

@@ -177,7 +177,7 @@ def test_a_modules_own_folder_is_restored_into_a_group(tmp_path):
     assert differs(parameters(group.learner), wanted)
 
 
-def test_a_modules_own_folder_that_does_not_fit_is_refused_and_nothing_is_changed(tmp_path):
+def test_a_module_folder_that_does_not_fit_is_refused_unchanged(tmp_path):
     group = ppo_group()
     before = parameters(group.learner)
     alone = group.learner.module[MODULE].save_to_path(tmp_path / "module")
@@ -213,7 +213,7 @@ def test_save_to_path_without_a_path_takes_a_new_temporary_folder():
 # -- results ---
 
 
-def test_results_are_one_dict_or_with_reduce_results_false_a_list_of_one_for_each_learner():
+def test_results_are_one_dict_or_a_list_of_one_per_learner():
     group = ppo_group()
     reduced = group.update_from_episodes(episodes())
     (single,) = group.update_from_episodes(episodes(), reduce_results=False)
@@ -246,7 +246,7 @@ def test_stats_tell_calls_queue_drops_restarts_and_skips():
 # -- modules ---
 
 
-def test_add_module_on_the_group_returns_the_new_spec_and_the_module_learns():
+def test_add_module_on_the_group_returns_the_spec_and_the_module_learns():
     group = LearnerGroup(value_learner(modules=("a",)))
     made = group.add_module(
         module_id="b", module_spec=spec(), config_overrides={"lr": 0.5}, new_should_module_be_updated=["b"]
@@ -270,7 +270,7 @@ def test_remove_module_on_the_group_returns_the_new_spec_of_the_others():
 # -- state ---
 
 
-def test_inference_only_weights_and_state_leave_out_what_acting_does_not_need():
+def test_inference_only_weights_leave_out_what_acting_does_not_need():
     group = ppo_group()
     whole, acting = group.get_weights()[MODULE], group.get_weights(inference_only=True)[MODULE]
     assert set(acting) < set(whole)

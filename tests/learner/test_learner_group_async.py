@@ -59,7 +59,7 @@ def call_ids(results):
     return [part["call_id"] for part in results]
 
 
-def test_async_update_returns_results_of_earlier_calls_in_call_order_with_their_call_id():
+def test_async_updates_return_earlier_results_in_order_with_call_ids():
     group, learner = gated_group()
     assert group.update_from_batch(value_batch(4), async_update=True) == []
     assert group.update_from_batch(value_batch(5), async_update=True) == []
@@ -97,7 +97,7 @@ def test_async_update_trains_on_a_copy_of_what_was_given():
     assert_same(parameters(learner), parameters(other.learner))
 
 
-def test_async_update_trains_on_a_copy_of_a_rollout_store_that_is_overwritten():
+def test_async_update_trains_on_a_copy_of_an_overwritten_rollout():
     groups = [ppo_config().build_learner_group() for _ in range(2)]
     store, rng = RolloutStore(4, 2, ppo_config().observation_space, ppo_config().action_space), np.random.default_rng(0)
     for t in range(4):
@@ -135,7 +135,7 @@ def test_when_full_the_call_waits():
     assert call_ids(group.drain()) == [1, 2, 3]
 
 
-def test_when_full_with_on_full_drop_the_oldest_waiting_request_is_dropped_and_counted():
+def test_with_on_full_drop_the_oldest_pending_request_is_dropped():
     group, learner = gated_group(limit=3)
     group.update_from_batch(value_batch(1), async_update=True)
     wait_until(lambda: group.get_stats()["num_waiting"] == 0)
@@ -212,7 +212,7 @@ def test_sync_update_comes_after_all_async_ones_that_were_submitted_before():
     assert call_ids(group.drain()) == [1]
 
 
-def test_async_results_for_each_learner_and_with_the_state_after_the_update():
+def test_async_results_of_each_learner_come_with_the_new_state():
     group, _ = gated_group(is_open=True)
     group.update_from_batch(value_batch(), async_update=True, reduce_results=False, return_state=True)
     ((results,),) = group.drain()
@@ -226,7 +226,7 @@ def test_async_results_for_each_learner_and_with_the_state_after_the_update():
 
 
 @pytest.mark.parametrize("by", ["the next call", "drain"])
-def test_error_in_the_thread_arrives_whole_and_before_anything_new_is_accepted(by):
+def test_an_error_in_the_thread_arrives_before_anything_new_is_accepted(by):
     group, learner = gated_group()
     group.update_from_batch(value_batch(2), async_update=True)
     group.update_from_batch(SampleBatch(obs=np.zeros((3, 3), np.float32)), async_update=True)
@@ -251,7 +251,7 @@ def test_a_failed_synchronous_update_is_counted_and_the_group_goes_on():
     assert group.get_stats()["num_steps_dropped"] == 3
 
 
-def test_async_empty_list_is_a_counted_no_op_or_an_error_with_never_skip_update():
+def test_an_async_empty_list_is_counted_or_refused_by_never_skip_update():
     group = ppo_config().build_learner_group()
     group.update_from_episodes([], async_update=True)
     (results,) = group.drain()
@@ -262,7 +262,7 @@ def test_async_empty_list_is_a_counted_no_op_or_an_error_with_never_skip_update(
         strict.drain()
 
 
-def test_shutdown_ends_the_running_update_drops_what_waits_and_joins_the_thread():
+def test_shutdown_ends_the_update_drops_pending_ones_and_joins_the_thread():
     group, learner = gated_group()
     for rows in (1, 2, 3):
         group.update_from_batch(value_batch(rows), async_update=True)
@@ -320,7 +320,7 @@ def test_weights_and_state_are_taken_between_updates():
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_request_counts_its_steps_when_it_is_made_and_holds_data_of_its_own_where_it_waits(is_async):
+def test_a_request_counts_its_steps_at_once_and_holds_its_own_data(is_async):
     options = {"timesteps": None, "num_epochs": 1, "minibatch_size": None, "shuffle_batch_per_epoch": False}
     backend, handed_in = LearnerBackend(ppo_config().build_learner()), episodes((5, 4))
     request = backend.request("episodes", handed_in, options, return_state=False, reduce_results=True)
@@ -349,7 +349,7 @@ class GateOpenedByRequest(LearnerBackend):
         return super().share(data)
 
 
-def test_data_of_a_plain_update_are_divided_when_no_other_update_is_under_way():
+def test_data_of_a_plain_update_are_divided_if_no_other_update_runs():
     learner = value_learner(GatedLearner)
     learner.gate = threading.Event()
     backend = GateOpenedByRequest(learner)

@@ -65,7 +65,7 @@ def assert_near(learner, other, tolerance=1e-12):
 
 
 @pytest.mark.parametrize("algorithm", fast_if(FAST.__contains__, NAMES))
-def test_waits_do_not_grow_with_minibatches_and_parameters_are_those_of_the_cpu(algorithm):
+def test_waits_do_not_grow_with_minibatches_and_parameters_equal_the_cpus(algorithm):
     on_host = learner_on(torch.device("cpu"), algorithm)
     with StandInDevice() as device:
         learner = learner_on(DEVICE, algorithm)
@@ -93,7 +93,7 @@ def test_clip_fraction_on_a_device_is_that_of_the_cpu(algorithm):
 
 
 @pytest.mark.parametrize("name", fast_if(FAST_VARIANTS.__contains__, VARIANTS))
-def test_no_option_of_a_gradient_step_waits_and_bad_gradients_are_left_out_as_on_the_cpu(name):
+def test_no_option_waits_for_the_device_and_bad_gradients_are_left_out(name):
     on_host = learner_on(torch.device("cpu"), **VARIANTS[name])
     bad = rows("ppo", FOUR)
     bad["advantages"][:3] = np.nan

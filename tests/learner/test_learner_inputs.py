@@ -39,7 +39,7 @@ def test_a_column_that_is_not_there_is_refused_by_name(name, module):
         check_columns(present, [name], module, MODULE, "AnyLearner")
 
 
-def test_actions_that_the_space_does_not_have_are_refused_and_masked_ones_are_not(module):
+def test_actions_outside_the_space_are_refused_and_masked_ones_are_not(module):
     actions, mask = torch.tensor([0, 1, 2, 3]), torch.tensor([True, True, True, False])
     assert check_columns(columns(actions=actions, loss_mask=mask), SHAPED, module, MODULE, "AnyLearner") is None
     with pytest.raises(ValueError, match=r"'actions' has 3 at row 3; allowed are whole numbers 0 to 2"):
@@ -48,7 +48,7 @@ def test_actions_that_the_space_does_not_have_are_refused_and_masked_ones_are_no
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.int64])
 @pytest.mark.parametrize("wrong", [-1, -128, 3, 127])
-def test_an_action_below_0_or_too_large_is_refused_in_any_kind_of_whole_numbers(module, dtype, wrong):
+def test_an_action_out_of_range_is_refused_in_every_integer_type(module, dtype, wrong):
     actions = torch.tensor([0, 2, wrong, 1], dtype=dtype)
     with pytest.raises(ValueError, match=rf"'actions' has {wrong} at row 2"):
         check_columns(columns(actions=actions), SHAPED, module, MODULE, "AnyLearner")

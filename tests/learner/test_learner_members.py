@@ -184,7 +184,7 @@ def shared(cls=SharedOptimizer):
     ).build()
 
 
-def test_removing_one_of_two_modules_with_a_shared_encoder_keeps_encoder_and_moments():
+def test_removing_a_module_with_a_shared_encoder_keeps_the_encoder():
     learner, alone = shared(), shared()
     train((learner, alone), value_batches("a", "b"))
     learner.remove_module("b")

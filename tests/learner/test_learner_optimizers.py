@@ -138,7 +138,7 @@ class OwnGroups(ValueLearner):
         )
 
 
-def test_registering_without_a_rate_leaves_the_rates_of_all_parameter_groups_alone():
+def test_registering_without_a_rate_keeps_the_rates_of_all_groups():
     learner, other = value_learner(OwnGroups, lr=0.3), value_learner(OwnGroups)
 
     def rates():
@@ -215,7 +215,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_configured_optimizer_steps_as_torchs_own_does_on_single_parameters(name):
+def test_a_configured_optimizer_steps_as_torchs_own_on_single_parameters(name):
     kind, settings, cls, added = OPTIMIZERS[name]
     learner = value_learner(optimizer=kind, optimizer_kwargs=settings, lr=[[0, 0.01], [100, 0.0]], grad_clip=0.1)
     twin = value_learner(
@@ -285,7 +285,7 @@ def test_settings_are_as_configured_where_a_run_goes_on_with_others():
 
 
 @pytest.mark.parametrize("kind", ["adamw", "rmsprop", "sgd"])
-def test_frozen_parameters_and_bad_gradients_leave_every_optimizer_as_it_is(kind):
+def test_frozen_parameters_and_bad_gradients_leave_optimizers_unchanged(kind):
     settings = {"weight_decay": 0.1, **({} if kind == "adamw" else {"momentum": 0.9})}
     learner = value_learner(optimizer=kind, optimizer_kwargs=settings, lr=0.1)
     learner.update_from_batch(value_batch())
@@ -300,7 +300,7 @@ def test_frozen_parameters_and_bad_gradients_leave_every_optimizer_as_it_is(kind
     assert [name for name in changed if "value_head" in name] == []
 
 
-def test_what_is_too_small_to_count_is_flushed_from_the_memory_of_any_optimizer():
+def test_denormal_numbers_are_flushed_from_the_moments_of_any_optimizer():
     learner = value_learner(optimizer="sgd", optimizer_kwargs={"momentum": 0.9})
     learner.update_from_batch(value_batch())
     (entry,) = learner.optimizers
@@ -440,7 +440,7 @@ def optimizer_moments(learner):
 
 @pytest.mark.parametrize("cls", [WholeLearner, TwoOptimizers])
 @pytest.mark.parametrize("value", [NAN, float("inf")])
-def test_nan_policy_skip_leaves_parameters_and_moments_untouched_and_counts(cls, value):
+def test_nan_policy_skip_leaves_parameters_and_moments_and_counts(cls, value):
     learner = value_learner(cls, grad_clip=0.5, **({"lr": 0.01} if cls is TwoOptimizers else {}))
     learner.update_from_batch(value_batch(), minibatch_size=5)
     touched = value_part(learner) if cls is TwoOptimizers else list(learner.module.parameters())
@@ -469,7 +469,7 @@ def test_nan_policy_skip_leaves_out_only_the_bad_gradient_steps():
 
 
 @pytest.mark.parametrize("grad_clip", [None, 0.5])
-def test_nan_policy_stop_raises_with_the_first_bad_tensor_and_moves_nothing(grad_clip):
+def test_nan_policy_stop_names_the_first_bad_tensor_and_moves_nothing(grad_clip):
     learner = value_learner(WholeLearner, nan_policy="stop", grad_clip=grad_clip)
     before = parameters(learner)
     with pytest.raises(FloatingPointError) as stopped:

@@ -34,7 +34,7 @@ def test_recorded_action_logp_is_what_the_loss_compares_with(cls):
     np.testing.assert_allclose(found.numpy(), recorded, rtol=1e-12)
 
 
-def test_what_a_piece_did_not_record_is_computed_with_the_present_parameters():
+def test_a_piece_without_records_is_computed_with_present_parameters():
     learner = config(vf_clip_param=0.5).build_learner()
     recorded = np.linspace(-3.0, -0.1, 16)
     present = columns(learner, episode(seed=1))
@@ -61,7 +61,7 @@ def test_recorded_distributions_give_the_log_probabilities_and_the_penalty():
     torch.testing.assert_close(found["action_logp"], expected)
 
 
-def test_recorded_values_bound_the_new_ones_and_advantages_are_of_the_present_critic():
+def test_recorded_values_clip_new_ones_and_advantages_use_new_critics():
     learner = config(vf_clip_param=0.1).build_learner()
     plain, recorded = columns(learner, episode()), columns(learner, episode(vf_preds=np.full(16, 50.0)))
     assert (recorded["vf_preds"] == 50.0).all()
@@ -70,7 +70,7 @@ def test_recorded_values_bound_the_new_ones_and_advantages_are_of_the_present_cr
     torch.testing.assert_close(plain["value_targets"], recorded["value_targets"])
 
 
-def test_episodes_of_an_older_policy_report_their_kl_truly_and_stop_at_target_kl():
+def test_episodes_of_an_older_policy_report_kl_and_stop_at_target_kl():
     learner = config(lr=1e-9, target_kl=0.05, normalize_advantages=None).build_learner()
     present = columns(learner, episode())["action_logp"]
     results = learner.update_from_episodes([episode()], num_epochs=4)
@@ -115,7 +115,7 @@ def test_a_rollout_of_older_weights_that_recorded_nothing_is_told_once(cls):
     assert "32 of 32 steps were taken with weights that are up to 1 updates older" in second[0]
 
 
-def test_a_rollout_that_recorded_action_logp_is_compared_with_it_whole_and_in_pieces():
+def test_recorded_action_logp_is_compared_for_whole_and_partial_rollouts():
     group, store = rollout()
     learner = group.learner
     acted = learner.evaluate(MODULE, store.trajectories()).action_logp.clone()
@@ -142,7 +142,7 @@ class GatedLearner(PPOConfig.learner_class):
         super().before_gradient_based_update(timesteps=timesteps)
 
 
-def test_a_collector_records_action_logp_while_an_asynchronous_update_is_under_way():
+def test_action_logp_is_recorded_while_an_asynchronous_update_runs():
     trainer = config(learner_class=GatedLearner).env_runners(num_envs_per_env_runner=2).build_trainer()
     policy, collector = trainer.policy, trainer.train_collector
     group, store = policy.learner_group, collector.store

@@ -171,7 +171,7 @@ def update(learners, method, data, **options):
 
 
 @pytest.mark.parametrize(("passes", "rows"), [(1, 48), (1, 12), (3, 12), (2, 6)])
-def test_ppo_meets_9_times_and_once_between_passes_and_3_times_for_each_gradient_step(learners, passes, rows):
+def test_ppo_reduces_9_times_once_per_pass_and_3_times_per_gradient_step(learners, passes, rows):
     steps = passes * 48 // rows
     options = {"num_epochs": passes, "minibatch_size": rows, "shuffle_batch_per_epoch": True}
     count, sums = update(learners, "update_from_episodes", episodes((20, 20, 8), ("terminated",) * 3), **options)

@@ -86,7 +86,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("call, error, words", [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
-def test_what_cannot_be_is_refused_in_the_call_itself_and_nothing_is_changed(group, call, error, words):
+def test_a_bad_call_is_refused_at_once_and_changes_nothing(group, call, error, words):
     before, random = parameters(group.learner), group.learner.streams.get_state()
     with pytest.raises(error) as raised:
         call(group)
@@ -254,7 +254,7 @@ def small_a2c(space):
         (spaces.MultiBinary(2), [0, 1], [0, 2], "0, below [2, 2]"),
     ],
 )
-def test_discrete_action_outside_its_space_names_module_column_row_given_and_allowed(space, sound, wrong, allowed):
+def test_a_discrete_action_outside_its_space_is_refused_with_its_row(space, sound, wrong, allowed):
     learner, batch = small_a2c(space), ppo_batch(6, actions=np.array([sound] * 5 + [wrong]))
     before = parameters(learner)
     with pytest.raises(ValueError) as refused:
@@ -308,7 +308,7 @@ def test_schedules_with_values_that_cannot_be_are_refused(options, message):
         (lambda module_id: module_id == "b", False),
     ],
 )
-def test_policies_to_train_may_be_a_function_of_the_module_id_or_of_it_and_the_batch(function, trains):
+def test_policies_to_train_may_be_a_function_of_module_id_and_batch(function, trains):
     learner = ppo_config().multi_agent(policies_to_train=function).build_learner()
     for results in (learner.update_from_batch(ppo_batch()), learner.update_from_episodes(episodes())):
         assert (MODULE in results) == trains
@@ -325,7 +325,7 @@ def test_policies_to_train_is_given_the_batch_and_none_for_episodes():
     assert set(seen) == {None}
 
 
-def test_a_function_of_another_librarys_progress_is_refused_before_the_run_begins():
+def test_a_progress_schedule_of_another_library_is_refused_before_the_run():
     config = PPOConfig().environment("CartPole-v1").training(lr=lambda progress: progress * 1e-4)
     config.env_runners(num_envs_per_env_runner=2).training(train_batch_size=64, minibatch_size=32)
     config.validate()
@@ -348,7 +348,7 @@ ROWS = 24
         ("action_logp", np.zeros((ROWS, 3)), (ROWS, 3), (ROWS,)),
     ],
 )
-def test_column_of_a_wrong_shape_names_module_column_given_expected_and_method(column, wrong, given, expected):
+def test_a_wrong_column_shape_names_module_column_shapes_and_method(column, wrong, given, expected):
     learner, batch = ppo_config().build_learner(), ppo_batch(ROWS)
     before = parameters(learner)
     batch[column] = wrong

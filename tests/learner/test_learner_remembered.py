@@ -196,7 +196,7 @@ def test_priority_of_a_sequence_is_near_its_largest_error():
 
 
 @pytest.mark.parametrize(("kind", "actions"), [(DQNConfig, THREE), (SACConfig, MOVE), (SACConfig, THREE)])
-def test_outputs_of_sequences_are_those_of_single_steps_and_of_remembered_rows(kind, actions):
+def test_outputs_of_sequences_equal_those_of_single_steps(kind, actions):
     module = learner_of(kind, actions).module[MODULE]
     obs = torch.randn(2, 4, 3, dtype=torch.float64)
     taken = torch.zeros(2, 4, dtype=torch.int64) if actions is THREE else torch.zeros(2, 4, 2, dtype=torch.float64)
@@ -294,7 +294,7 @@ def each_sequence(batch):
         yield rows, np.concatenate([batch["obs"][rows], batch["new_obs"][rows][-1:]])
 
 
-def test_the_losses_of_iql_are_those_of_three_memories_and_of_the_targets_own():
+def test_iqls_losses_equal_those_of_three_memories_and_own_targets():
     learner = learner_of(IQLConfig, expectile=0.8, beta=2.0, gamma=0.9)
     module, target = learner.module[MODULE], learner.registered[f"{MODULE}/target"]
     target.flat.mul_(1.5)
@@ -323,7 +323,7 @@ def test_the_losses_of_iql_are_those_of_three_memories_and_of_the_targets_own():
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_an_offline_algorithm_learns_from_episodes_with_the_value_of_the_last_observation(shared):
+def test_offline_learning_uses_the_value_of_the_last_observation(shared):
     """Returns reach to the end of the episode, over sequences; what was cut off goes on with the value there."""
     config = get_config(FROM_RETURNS).framework(dtype="float64").training(gamma=0.9)
     model = {"hiddens": (5,), "recurrent": "gru", "recurrent_size": 4, "max_seq_len": 20, "vf_share_layers": shared}

@@ -135,7 +135,7 @@ HABITS = [
 
 @KINDS
 @pytest.mark.parametrize("habit", [zeroed_in_part, other_gradients, *HABITS])
-def test_network_learns_on_with_what_was_replaced_and_optimizers_keep_their_moments(habit, cls):
+def test_a_network_learns_with_its_replacement_and_keeps_moments(habit, cls):
     learner, other = pair(cls)
     habit(learner.module[MODULE])
     if habit is there_and_back:
@@ -163,7 +163,7 @@ def test_what_is_replaced_in_the_midst_of_an_update_is_bound_again(habit):
     assert_same(parameters(learner), parameters(other))
 
 
-def test_parameter_with_another_dtype_or_shape_is_refused_by_name_until_it_fits_again():
+def test_a_parameter_of_another_dtype_or_shape_is_refused_until_it_fits():
     learner, other = pair()
     module = learner.module[MODULE]
     before = parameters(learner)
@@ -223,7 +223,7 @@ def test_frozen_parameter_stays_as_it_is_and_learns_again_when_thawed(cls):
     assert set(differs(before, parameters(learner))) == set(before)
 
 
-def test_frozen_parameter_does_not_count_in_the_norm_by_which_gradients_are_clipped():
+def test_a_frozen_parameter_does_not_count_in_the_clipped_norm():
     learner = value_learner(WholeLearner)
     learner.module[MODULE].policy_head.requires_grad_(False)
     norm = learner.update_from_batch(value_batch())[MODULE]["gradients_default_optimizer_global_norm"]
@@ -255,7 +255,7 @@ def test_target_network_follows_what_was_replaced(habit, whose):
 
 @pytest.mark.parametrize("habit", [replace_all, through_a_vector, assign, there_and_back])
 @pytest.mark.parametrize("memory", [None, "lstm"])
-def test_policy_acts_with_what_was_replaced_at_once_and_after_the_next_update(habit, memory):
+def test_a_policy_acts_with_replaced_weights_at_once(habit, memory):
     config = ppo_config(minibatch_size=None).framework(dtype="float64")
     config.rl_module(model_config={"hiddens": (4,), "recurrent": memory})
     policy = config.build_policy()
@@ -481,7 +481,7 @@ OPERATIONS = st.one_of(
 
 @examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cls=st.sampled_from((WholeLearner, OwnOptimizer)), operations=st.lists(OPERATIONS, min_size=1, max_size=8))
-def test_after_any_operations_an_update_moves_parameters_as_a_plain_loop_does_or_names_one(cls, operations, tmp_path):
+def test_after_any_operations_an_update_equals_a_plain_loop_or_names_one(cls, operations, tmp_path):
     learner = value_learner(cls, lr=0.01)
     plain = PlainLoop(learner.module[MODULE], 0.01, one_count=cls is WholeLearner)
     kept = None

@@ -239,7 +239,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_update_from_batch_of_sequences_equals_update_from_episodes_in_every_layout(layout):
+def test_batches_of_sequences_and_episodes_update_equally_in_every_layout(layout):
     config = recurrent_config()
     policy, collector = rollout(config)
     learner, other = policy.learner_group.learner, config.build_learner()
@@ -254,7 +254,7 @@ def test_update_from_batch_of_sequences_equals_update_from_episodes_in_every_lay
     assert results[ALL]["num_bad_gradients"] == 0
 
 
-def test_minibatches_are_made_of_whole_sequences_and_time_is_never_shuffled():
+def test_minibatches_hold_whole_sequences_in_order_of_time():
     policy, collector = rollout(recurrent_config())
     learner = policy.learner_group.learner
     whole = train_batch(learner, collector.buffer)
@@ -279,7 +279,7 @@ def test_minibatches_are_made_of_whole_sequences_and_time_is_never_shuffled():
     assert not torch.equal(order[: num_sequences // 4 * 4], whole["seq_lens"][: num_sequences // 4 * 4])
 
 
-def test_episodes_shorter_and_longer_than_a_sequence_and_one_of_full_length():
+def test_episodes_are_split_at_below_and_above_the_sequence_length():
     """Pieces of 1 to 11 rows with sequences of 5: bootstrap rows behind a full sequence too."""
     learner = recurrent_config(gamma=0.9, lambda_=0.5).build_learner()
     rng = np.random.default_rng(0)

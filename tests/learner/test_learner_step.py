@@ -121,7 +121,7 @@ def test_a_learner_that_sets_its_rows_by_hand_learns_as_others_do():
     assert len(learners[1].row_errors[MODULE]) == 4
 
 
-def test_a_learner_that_overrides_state_means_and_logging_in_one_is_asked_everywhere(tmp_path):
+def test_overridden_methods_of_a_learner_are_called_for_every_module(tmp_path):
     own, plain = learner_of(OwnMeans), learner_of(PPOLearner)
     results = [each.update_from_batch(ppo_batch(12), minibatch_size=4) for each in (own, plain)]
     assert_same(parameters(own), parameters(plain))

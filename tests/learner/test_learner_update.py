@@ -54,7 +54,7 @@ def test_no_timesteps_are_the_time_0():
         assert next(iter(learner.optimizers)).optimizer.param_groups[0]["lr"] == lr
 
 
-def test_many_updates_on_flat_parameters_equal_a_loop_by_hand_in_plain_torch():
+def test_updates_on_flat_parameters_equal_a_loop_in_plain_torch():
     options = {"lr": 0.01, "grad_clip": 0.3, "adam_epsilon": 1e-5, "entropy_coeff": 0.02}
     learner = ppo_config(**options).build_learner()
     policy, value = by_hand_networks(learner)
@@ -137,13 +137,13 @@ def test_single_and_several_specs_modules_and_nothing_else_are_taken():
         (np.zeros(2, np.uint8), torch.uint8),
     ],
 )
-def test_tensor_variable_is_float32_for_floats_and_keeps_the_kind_of_the_rest(value, dtype):
+def test_a_tensor_variable_is_float32_for_floats_only(value, dtype):
     tensor = value_learner(build=False)._get_tensor_variable(value)
     assert (tensor.dtype, tensor.requires_grad) == (dtype, False)
     np.testing.assert_array_equal(np.asarray(tensor), np.asarray(value))
 
 
-def test_tensor_variable_is_a_copy_and_a_parameter_where_it_is_to_be_trained():
+def test_a_tensor_variable_is_a_copy_and_a_parameter_if_trainable():
     learner, source = value_learner(build=False), torch.zeros(2)
     variable = learner._get_tensor_variable(source, dtype=torch.float64, trainable=True)
     assert isinstance(variable, nn.Parameter)
@@ -369,7 +369,7 @@ def test_schedule_value_at_t_is_used_for_the_update_at_t():
 # -- results ---
 
 
-def test_counts_add_up_over_updates_and_each_step_counts_once_for_each_pass():
+def test_counts_add_up_over_updates_and_passes():
     learner = ppo_config().build_learner()
     for number in (1, 2, 3):
         results = learner.update_from_batch(ppo_batch(20), minibatch_size=8, num_epochs=2)
@@ -426,7 +426,7 @@ def test_means_of_a_module_are_weighted_by_its_own_rows():
     assert results["small"]["first"] == pytest.approx((1 * 0 + 2 * 1) / 3)
 
 
-def test_share_of_the_variance_that_values_explain_is_reported_for_batches_as_for_episodes():
+def test_explained_variance_is_reported_for_batches_and_episodes():
     learner = ppo_config(minibatch_size=None).build_learner()
     batch = ppo_batch(12)
     batch["loss_mask"] = np.arange(12) % 3 != 1
@@ -505,7 +505,7 @@ class CountingLearner(ValueLearner):
         self.metrics.log_value(("updates", "made"), 1, reduce="lifetime_sum")
 
 
-def test_metrics_of_every_reduction_are_in_the_results_under_their_module_and_go_on_after_a_restore():
+def test_metrics_of_every_reduction_are_in_the_results_and_in_the_state():
     learner = value_learner(CountingLearner)
     for number in (1, 2):
         results = learner.update_from_batch(numbered(12), minibatch_size=4)

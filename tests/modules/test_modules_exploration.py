@@ -31,7 +31,7 @@ def generators(seed=0):
 # -- Ornstein-Uhlenbeck ---
 
 
-def test_the_process_is_the_written_out_one_and_begins_anew_with_an_episode():
+def test_the_noise_process_is_written_out_and_restarts_with_episodes():
     process = OrnsteinUhlenbeckNoise(1, sigma=0.2, theta=0.5, dt=0.25)
     state, drawn = process.initial_state(2), np.array([[1.0], [-2.0]], np.float32)
     x = process.advance(drawn, state, EVERYWHERE, generators())
@@ -121,7 +121,7 @@ def test_the_density_is_that_of_features_times_a_random_matrix():
         torch.testing.assert_close(dist.entropy()[row], expected.entropy())
 
 
-def test_the_noise_of_actions_has_that_density_and_is_a_function_of_the_features():
+def test_action_noise_has_its_density_and_depends_on_the_features():
     head, features = head_of()
     mean, log_std = head(features).chunk(2, dim=-1)
     matrices = torch.randn(20_000, 5, 2, dtype=torch.float64)

@@ -54,7 +54,7 @@ def test_gains_can_be_chosen_and_orthogonal_init_left_out():
     assert weight.std().item() == pytest.approx(1 / math.sqrt(3 * 64), rel=0.05)
 
 
-def test_log_std_is_one_parameter_for_each_action_independent_of_the_observation():
+def test_log_std_is_one_parameter_per_action_without_the_observation():
     module = build(spaces.Box(-1, 1, (3,), np.float32), log_std_init=-0.5)
     assert module.log_std.tolist() == [-0.5] * 3
     inputs = module.forward_train({"obs": torch.randn(7, 64)})["action_dist_inputs"]

@@ -189,7 +189,7 @@ def test_frozen_batched_networks_get_no_gradient_and_their_inputs_the_same():
     assert all(parameter.grad is None for parameter in batched.parameters())
 
 
-def test_batched_networks_in_bfloat16_leave_values_and_gradients_in_float32():
+def test_batched_networks_in_bfloat16_return_float32_values_and_gradients():
     batched = BatchedMLP(3, 4, (64, 64), 1)
     inputs = torch.randn(32, 4)
     exact = batched(inputs)

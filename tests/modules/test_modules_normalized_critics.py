@@ -33,7 +33,7 @@ def some_rows(seed=0):
 
 @pytest.mark.parametrize("num_batches", [0, 99_999, 100_000])
 @pytest.mark.parametrize("mean", [(0.9, -1.9), (90.0, -1.9)])
-def test_it_is_batch_normalisation_at_first_and_algorithm_1_of_the_paper_afterwards(num_batches, mean):
+def test_batch_renorm_starts_as_batch_norm_and_becomes_algorithm_1(num_batches, mean):
     """r in [1/3, 3] and d in [-5, 5]: here both are cut in one of the two cases."""
     rows, variance = some_rows(), (3.0, 4.0)
     norm = renorm(mean, variance, num_batches)
@@ -62,7 +62,7 @@ def test_r_and_d_have_no_gradient_and_the_statistics_of_the_batch_have_one():
     torch.testing.assert_close(gradient, torch.autograd.grad(again.square().sum(), rows)[0], atol=1e-6, rtol=1e-6)
 
 
-def test_running_statistics_are_used_where_no_batch_is_and_stay_as_they_are():
+def test_running_statistics_are_used_without_a_batch_and_unchanged():
     norm, rows = renorm((0.9, -1.9), (3.0, 0.02), 5), some_rows()
     before = [buffer.clone() for buffer in norm.buffers()]
     expected = (rows.numpy() - [0.9, -1.9]) / np.sqrt(np.array([3.0, 0.02]) + 1e-3) * [2.0, 0.5] + [-1.0, 3.0]
@@ -72,7 +72,7 @@ def test_running_statistics_are_used_where_no_batch_is_and_stay_as_they_are():
     assert all(map(torch.equal, before, norm.buffers()))
 
 
-def test_padding_does_not_count_and_a_batch_that_is_not_finite_leaves_no_trace():
+def test_padding_does_not_count_and_an_infinite_batch_leaves_no_trace():
     rows, mask = some_rows(), torch.arange(8) < 5
     whole, part = renorm(), renorm()
     broken = torch.where(mask[:, None], rows, torch.nan)
@@ -84,7 +84,7 @@ def test_padding_does_not_count_and_a_batch_that_is_not_finite_leaves_no_trace()
     assert torch.equal(whole.variance, part.variance)
 
 
-def test_values_of_two_halves_are_those_of_one_batch_and_then_by_the_running_statistics():
+def test_values_of_two_halves_equal_those_of_one_batch():
     module = RLModuleSpec(
         DefaultCrossQModule, OBS, BOX, model_config={"hiddens": (8,), "critic_hiddens": (8, 4), "activation": "relu"}
     ).build(seed=1)

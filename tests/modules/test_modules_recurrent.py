@@ -253,7 +253,7 @@ def test_numpy_acts_as_torch_does_up_to_rounding(kind, action_space, activation,
         fast.act_with_state(np.zeros((2, 4), np.float32), None, fast.get_initial_state(2))
 
 
-def test_numpy_actor_reads_the_parameters_own_memory_and_refuses_what_is_not_plain():
+def test_numpy_actor_reads_the_parameters_memory_and_refuses_other_layers():
     net = module()
     fast, x = make_actor(net), obs(2, 1).numpy()[:, 0]
     before = fast.act_with_state(x, None, fast.get_initial_state(2))[1]

@@ -191,7 +191,7 @@ def test_the_impala_encoder_is_the_network_of_the_paper(name):
     assert 0.3 < features(obs).std().item() < 3.0
 
 
-def test_layer_norm_stands_between_each_layer_of_an_encoder_and_its_activation():
+def test_layer_norm_is_between_each_encoder_layer_and_its_activation():
     dense = make(BOX, layer_norm=True, hiddens=(8, 9)).encoder.mlp
     assert [type(layer) for layer in dense] == [nn.Linear, nn.LayerNorm, nn.Tanh] * 2
     images = make(OBSERVATIONS["image_small"], layer_norm=True, conv_filters=((4, 3, 1),), image_hiddens=(8,))

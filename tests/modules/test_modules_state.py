@@ -317,7 +317,7 @@ def test_multi_checkpoint(tmp_path):
     assert_equal_outputs(RLModule.from_checkpoint(f"{path}/p0"), module["p0"])
 
 
-def test_changes_turn_any_modules_into_any_others_and_leave_the_first_equal_ones():
+def test_changes_turn_any_modules_into_any_others_and_keep_equal_ones():
     orders = [ids for number in (1, 2, 3) for ids in itertools.permutations("abcd", number)]
     for present, wanted in itertools.product(orders, orders):
         num_equal = next((n for n, pair in enumerate(zip(present, wanted)) if pair[0] != pair[1]), len(wanted))

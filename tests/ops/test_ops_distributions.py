@@ -175,7 +175,7 @@ def test_gradient_of_the_tanh_correction_is_right_in_the_tails(raw):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_squashed_actions_of_exactly_one_have_finite_densities_and_gradients(dtype):
+def test_squashed_actions_of_exactly_one_have_finite_densities(dtype):
     inputs = torch.zeros(3, 2, dtype=dtype, requires_grad=True)
     mine = SquashedGaussian.from_inputs(inputs, size=1)
     actions = torch.tensor([[1.0], [-1.0], [0.999999]], dtype=dtype)
@@ -417,7 +417,7 @@ def test_noise_and_samples_repeat_with_their_generators(cls):
 
 
 @every
-def test_sample_carries_no_gradient_and_rsample_of_a_continuous_distribution_does(cls):
+def test_sample_carries_no_gradient_and_rsample_does(cls):
     inputs, _ = make(cls)
     inputs.requires_grad_()
     dist = cls.from_inputs(inputs, **STATIC[cls])

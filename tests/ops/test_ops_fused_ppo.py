@@ -187,7 +187,7 @@ def test_parts_of_a_batch_on_several_learners_add_up_to_the_whole(distribution: 
 
 
 @pytest.mark.parametrize("distribution", [Categorical, DiagGaussian])
-def test_views_of_one_head_and_expanded_columns_are_taken_as_the_plain_loss_takes_them(distribution: Any) -> None:
+def test_expanded_columns_and_views_are_learned_from_by_the_plain_loss(distribution: Any) -> None:
     given = rows(distribution)
     head = torch.cat([given["inputs"].detach(), given["values"].detach()[:, None]], -1).requires_grad_()
     actions, old_logp, _, targets = given["batch"]
@@ -202,7 +202,7 @@ def test_views_of_one_head_and_expanded_columns_are_taken_as_the_plain_loss_take
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
 
 
-def test_columns_of_other_kinds_or_with_a_gradient_are_left_to_the_plain_loss() -> None:
+def test_columns_of_other_kinds_or_with_gradients_use_the_plain_loss() -> None:
     given = rows(Categorical)
     inputs, values, (actions, *columns) = given["inputs"], given["values"], given["batch"]
     assert can_fuse_ppo(Categorical, inputs, values, actions, *columns)

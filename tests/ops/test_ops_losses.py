@@ -15,7 +15,7 @@ ADVANTAGES = torch.tensor([2.0, 1.0, -1.0, 1.0, -1.0, -2.0], dtype=torch.float64
 
 
 @pytest.mark.parametrize("dual_clip, last", [(None, 12.0), (3.0, 6.0)])
-def test_clipped_surrogate_loss_written_out_and_bounded_by_the_dual_clip_where_advantages_are_negative(dual_clip, last):
+def test_clipped_surrogate_loss_is_written_out_and_bounded_by_dual_clip(dual_clip, last):
     loss = clipped_surrogate_loss(RATIOS.log(), torch.zeros(6), ADVANTAGES, clip_param=0.2, dual_clip=dual_clip)
     expected = torch.tensor([-2.0, -1.2, 1.5, -0.5, 0.8, last], dtype=torch.float64)
     torch.testing.assert_close(loss, expected, rtol=1e-14, atol=0)
@@ -27,7 +27,7 @@ def test_clip_param_may_be_a_tensor_that_a_schedule_fills():
     torch.testing.assert_close(found, clipped_surrogate_loss(*rows, clip_param=0.2))
 
 
-def test_surrogate_gradient_is_the_policy_gradient_inside_and_zero_where_clipped():
+def test_surrogate_gradient_is_the_policy_gradient_or_zero_where_clipped():
     logp = RATIOS.log().requires_grad_()
     clipped_surrogate_loss(logp, torch.zeros(6), ADVANTAGES, clip_param=0.2, dual_clip=3.0).sum().backward()
     # d(-ratio * A) / d logp = -ratio * A; rows 1, 4 and 5 (dual) are clipped.
@@ -46,7 +46,7 @@ def test_clipped_value_loss_written_out():
     torch.testing.assert_close(clipped, torch.tensor([0.5, 3.125, 4.5, 1.125]))
 
 
-def test_clipped_value_loss_has_no_gradient_where_the_clipped_error_is_larger():
+def test_clipped_value_loss_has_no_gradient_where_its_error_is_larger():
     values = torch.tensor([3.0, 3.0], requires_grad=True)
     clipped_value_loss(values, torch.tensor([4.0, 0.0]), torch.ones(2), clip_param=0.5).sum().backward()
     torch.testing.assert_close(values.grad, torch.tensor([0.0, 3.0]))
@@ -66,7 +66,7 @@ def test_approximate_kl_written_out():
     torch.testing.assert_close(found, torch.tensor([1.0 - math.log(2.0)]))
 
 
-def test_approximate_kl_weighted_by_the_old_probabilities_is_the_exact_divergence_and_never_negative():
+def test_weighted_approximate_kl_is_the_exact_divergence_and_not_negative():
     old = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     new = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
     exact = (old * (old / new).log()).sum()

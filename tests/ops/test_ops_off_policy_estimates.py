@@ -22,7 +22,7 @@ def test_importance_sampling_weighs_each_reward_by_the_ratios_up_to_it():
     np.testing.assert_allclose(importance_sampling(np.zeros((2, 2)), REWARDS, 1.0), [4.0, 4.0])
 
 
-def test_weighted_importance_sampling_divides_by_the_ratios_of_all_episodes():
+def test_weighted_importance_sampling_divides_by_all_ratios():
     first, second = (2 * 1 + 0.5 * 4) / 2.5, (1 * 3 + 0.5 * 0) / 1.5
     counts = np.array([[1.0, 1.0], [2.0, 0.0], [0.0, 1.0]])
     expected = [first + 0.5 * second, 1 + 0.5 * 3, 4.0]
@@ -57,7 +57,7 @@ def test_fitted_q_evaluation_solves_the_equations_of_a_chain():
 
 
 @pytest.mark.parametrize("largest_step", [0, 1 << 22], ids=["rows", "matrix"])
-def test_fitted_q_evaluation_of_choices_is_that_of_features_in_the_place_of_the_action(largest_step):
+def test_fitted_q_evaluation_of_choices_equals_that_of_action_features(largest_step):
     rng = np.random.default_rng(0)
     states, next_states = rng.normal(size=(2, 60, 3))
     next_states[::7] = 0.0

@@ -17,7 +17,7 @@ def projected(probs, rewards, discounts, v_min, v_max):
     return project_on_atoms(tensor(*probs), tensor(*rewards), tensor(*discounts), v_min=v_min, v_max=v_max)
 
 
-def test_a_moved_atom_gives_its_probability_to_its_two_neighbours_by_nearness():
+def test_a_moved_atom_splits_its_probability_by_distance_to_neighbours():
     # atoms 0, 1, 2, 3; all mass on 2; 0.5 + 0.9 * 2 = 2.3
     got = projected([[0.0, 0.0, 1.0, 0.0]], [0.5], [0.9], 0.0, 3.0)
     torch.testing.assert_close(got, tensor([0.0, 0.0, 0.7, 0.3]))
@@ -30,7 +30,7 @@ def test_a_whole_distribution_worked_out_by_hand():
     torch.testing.assert_close(got, tensor([0.05, 0.15 + 0.375 + 0.075, 0.125 + 0.225]))
 
 
-def test_at_the_end_of_an_episode_all_of_it_is_the_reward_and_outside_the_ends_take_it():
+def test_outside_atoms_take_the_edges_and_episode_ends_the_reward():
     probs = [[0.2, 0.5, 0.3]] * 4
     got = projected(probs, [1.0, -7.0, 9.0, 0.5], [0.0, 0.0, 1.0, 0.0], -1.0, 1.0)
     torch.testing.assert_close(got, tensor([0, 0, 1], [1, 0, 0], [0, 0, 1], [0, 0.5, 0.5]).double())

@@ -119,7 +119,7 @@ def test_the_return_of_an_offline_recipe_is_the_committed_one(recipe):
     assert recipe.reference_return == pytest.approx(result_of(recipe)["median"], abs=0.05)
 
 
-def test_cloning_does_no_better_than_who_left_the_data_and_what_learns_from_rewards_does():
+def test_cloning_is_no_better_than_its_data_and_reward_learning_is():
     """With actions taken as those in the data were: drawn, or, by the expert, most likely."""
     cases = json.loads((RESULTS / "offline_learning.json").read_text())["cases"]
     assert {case["algorithm"] for case in cases} == {c.algorithm for c in ALGORITHMS if c.is_offline}

@@ -21,7 +21,7 @@ def command_line(*words):
 
 
 @pytest.mark.parametrize("recipe", one_in(5, RECIPES), ids=lambda recipe: f"{recipe.algorithm}-{recipe.env}")
-def test_the_same_words_give_the_same_settings_in_python_and_on_the_command_line(recipe):
+def test_the_same_words_give_the_same_settings_in_python_and_the_command(recipe):
     here = find_settings(recipe.algorithm, recipe.env)
     assert here == command_line(recipe.algorithm, recipe.env)
     assert here.config == recipe.config()
@@ -56,7 +56,7 @@ def test_settings_may_be_nested_by_section():
 
 
 @pytest.mark.parametrize("recipe", [True, False])
-def test_train_runs_with_the_recipe_unless_it_is_told_not_to_and_says_which(recipe, tmp_path, capfd):
+def test_train_uses_the_recipe_unless_asked_not_to_and_says_which(recipe, tmp_path, capfd):
     result = lockstep.train("ppo", "CartPole-v1", recipe=recipe, settings=SMALL, root=tmp_path)
     lr = [[0, 1e-3], [32, 0.0]] if recipe else 3e-4
     assert RunFolder.open(result.path).config["training"]["lr"] == lr
@@ -103,7 +103,7 @@ def test_env_runners_share_the_environments(num_envs, options, runners, each):
     assert command_line("ppo", "CartPole-v1", *words).config == settings.config
 
 
-def test_a_configuration_with_env_runners_keeps_its_environments_and_a_number_of_all_is_split():
+def test_a_config_with_env_runners_keeps_environments_and_splits_numbers():
     config = PPOConfig().environment("CartPole-v1").env_runners(num_env_runners=2, num_envs_per_env_runner=8)
     assert find_settings(config).config.num_envs_per_env_runner == 8
     assert find_settings(config, num_envs=8).config.num_envs_per_env_runner == 4
@@ -128,7 +128,7 @@ def test_a_file_with_env_runners_shares_the_environments_too():
         (8, {RUNNERS: -1}, ("num_env_runners=-1", "at least 0")),
     ],
 )
-def test_environments_that_cannot_be_split_are_refused_with_the_numbers_that_can(num_envs, options, words, tmp_path):
+def test_environments_that_cannot_be_split_are_refused_with_valid_numbers(num_envs, options, words, tmp_path):
     with pytest.raises(ValueError) as caught:
         lockstep.train("ppo", "CartPole-v1", num_envs=num_envs, settings=options, root=tmp_path / "runs")
     for word in words:

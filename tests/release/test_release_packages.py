@@ -74,7 +74,7 @@ def test_the_packages_hold_the_library_and_nothing_else(dist: Path, wheel: Path)
     assert not {"tests", "benchmarks", "packages", ".venv"} & tops
 
 
-def test_the_package_for_programs_of_sb3_holds_its_code_and_needs_just_this_version(dist: Path) -> None:
+def test_the_sb3_package_holds_its_code_and_needs_exactly_this_version(dist: Path) -> None:
     (wheel,) = dist.glob("lockstep_sb3-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}

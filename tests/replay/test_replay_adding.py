@@ -110,7 +110,7 @@ def windows(buffer):
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float16, ">f4"])
-def test_windows_reach_over_rows_of_another_dtype_where_observations_are_shared(dtype):
+def test_windows_cross_rows_of_another_dtype_if_observations_are_shared(dtype):
     expected, found = (VectorReplayBuffer(40, 1, **OPTIONS) for _ in range(2))
     for step in range(8):
         expected.add(rows(1, step))
@@ -119,7 +119,7 @@ def test_windows_reach_over_rows_of_another_dtype_where_observations_are_shared(
     assert windows(found)[2][:3] == [0.125] * 3
 
 
-def test_a_table_with_one_of_its_observations_in_another_dtype_is_one_episode():
+def test_a_table_with_an_observation_of_another_dtype_is_one_episode():
     buffer, table = ReplayBuffer(40, **OPTIONS), rows(8)
     buffer.extend({**table, "obs": table["obs"].astype(np.float64)})
     assert windows(buffer)[2] == [0.125] * 6 + [0.25, 0.5]

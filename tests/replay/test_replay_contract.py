@@ -75,7 +75,7 @@ def test_schema_comes_from_the_spaces():
     ],
 )
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_row_that_does_not_fit_raises_with_field_expected_and_given_shape_and_dtype(name, value, message, shared):
+def test_a_row_that_does_not_fit_is_refused_with_field_shape_and_dtype(name, value, message, shared):
     buffer = VectorReplayBuffer(20, 2, ignore_obs_next=shared)
     buffer.add(rows(2))
     before = buffer.get_state()
@@ -128,7 +128,7 @@ def test_add_takes_a_vector_step_and_returns_index_return_length_and_start():
     assert starts.tolist() == [8, 1]
 
 
-def test_returns_and_lengths_are_true_where_an_episode_is_longer_than_the_buffer():
+def test_returns_are_true_for_episodes_longer_than_the_buffer():
     buffer = ReplayBuffer(4)
     for step in range(9):
         placed = buffer.add(rows(1, step))
@@ -266,7 +266,7 @@ def test_one_seed_one_sequence_of_draws():
 # ---- boundaries ----------------------------------------------------------------------------------------
 
 
-def test_a_reset_in_the_middle_of_an_episode_writes_a_boundary_that_nothing_crosses():
+def test_a_reset_within_an_episode_writes_a_boundary_that_nothing_crosses():
     for shared in (False, True):
         buffer = ReplayBuffer(10, n_step=3, stack_num=3, gamma=0.5, ignore_obs_next=shared)
         for step in range(3):
@@ -284,7 +284,7 @@ def test_a_reset_in_the_middle_of_an_episode_writes_a_boundary_that_nothing_cros
         assert after["obs"][0, :, 0].tolist() == [20, 20, 20]
 
 
-def test_rows_that_do_not_follow_one_another_are_no_episode_where_observations_are_shared():
+def test_rows_that_do_not_follow_each_other_are_no_episode():
     buffer = ReplayBuffer(10, ignore_obs_next=True)
     for step in (0, 1, 7, 8):
         buffer.add(rows(1, step))
@@ -292,7 +292,7 @@ def test_rows_that_do_not_follow_one_another_are_no_episode_where_observations_a
     assert buffer.next([0, 1, 2, 3]).tolist() == [1, 1, 3, 3]
 
 
-def test_terminated_and_truncated_stay_apart_and_the_next_observation_is_the_true_one():
+def test_terminated_and_truncated_stay_apart_and_next_obs_is_true():
     for shared in (False, True):
         buffer = fill_from_counting(ReplayBuffer(30, ignore_obs_next=shared), 30)
         batch = buffer.all()
@@ -316,9 +316,7 @@ KINDS = {
 @pytest.mark.parametrize("n_step", [1, 3])
 @pytest.mark.parametrize("stack", [1, 3])
 @pytest.mark.parametrize("shared", [False, True])
-def test_prioritized_n_step_vector_stacked_in_every_combination_gives_the_transitions_of_single_environments(
-    kind, n_step, stack, shared, tmp_path
-):
+def test_every_combination_of_replay_options_gives_the_true_transitions(kind, n_step, stack, shared, tmp_path):
     storage = {"storage": "memmap", "directory": tmp_path} if n_step != stack else {}
     buffer = KINDS[kind](n_step=n_step, stack_num=stack, ignore_obs_next=shared, **storage)
     fill_from_counting(buffer, 40, cut_at=(11, 29), random_rows=shared)

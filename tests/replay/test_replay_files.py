@@ -404,7 +404,7 @@ def test_dropnull_keeps_priorities():
 
 @pytest.mark.parametrize("suffix", [".npz", ".parquet"])
 @pytest.mark.parametrize("shared", [False, True])
-def test_export_and_import_as_npz_and_parquet_keep_transitions_and_boundaries(suffix, shared, tmp_path):
+def test_npz_and_parquet_keep_transitions_and_boundaries(suffix, shared, tmp_path):
     buffer = fill_from_counting(VectorReplayBuffer(30, 2, ignore_obs_next=shared), 26, cut_at=(17,))
     path = buffer.export(tmp_path / f"rows{suffix}")
     again = ReplayBuffer.from_file(path, ignore_obs_next=shared)
@@ -428,7 +428,7 @@ def test_minari_datasets_are_written_and_read(tmp_path, monkeypatch):
         np.testing.assert_array_equal(left[name], right[name], err_msg=name)
 
 
-def test_extend_takes_episodes_by_flags_or_by_eps_id_and_keeps_the_last_rows_that_fit():
+def test_extend_reads_episodes_by_flags_or_eps_id_and_keeps_the_last_rows():
     batch = SampleBatch({**rows(9, ends=["", "", "terminated", "", "", "", "", "", ""]), "infos": [{}] * 9})
     batch["eps_id"] = np.array([0, 0, 0, 1, 1, 2, 2, 2, 2])
     buffer = ReplayBuffer.from_batch(batch)

@@ -124,7 +124,7 @@ def test_what_is_stored_never_changes_and_all_gives_it():
 @pytest.mark.parametrize("n_step", [1, 2, 4])
 @pytest.mark.parametrize("stack", [1, 3])
 @pytest.mark.parametrize("ends", [False, True])
-def test_hindsight_with_n_step_sums_the_new_rewards_and_stops_where_the_goal_terminates(n_step, stack, ends):
+def test_hindsight_with_n_step_sums_new_rewards_and_stops_at_the_goal(n_step, stack, ends):
     buffer = HERVectorReplayBuffer(
         60, 3, reach, n_step=n_step, gamma=GAMMA, stack_num=stack, compute_terminated=arrived if ends else None
     )
@@ -161,7 +161,7 @@ def test_hindsight_with_n_step_sums_the_new_rewards_and_stops_where_the_goal_ter
 
 
 @pytest.mark.parametrize("num_envs", [1, 3])
-def test_rows_drawn_by_priority_have_the_goals_and_rewards_of_their_own_episodes_and_new_errors_are_theirs(num_envs):
+def test_prioritized_rows_have_goals_rewards_and_errors_of_their_episodes(num_envs):
     kind = ReplayBuffer if num_envs == 1 else partial(VectorReplayBuffer, buffer_num=num_envs)
     buffer = kind(60, priorities={"alpha": 1.0, "beta": 0.5}, hindsight=Hindsight(reach), seed=1)
     fill(buffer, 20, cut_at=(9,))

@@ -47,7 +47,7 @@ def test_what_is_given_out_is_converted_and_nothing_cannot_be_drawn():
             OfflineRows(source).sample(n)
 
 
-def test_whole_returns_reach_to_the_end_of_the_episode_and_say_how_it_ended():
+def test_whole_returns_reach_the_end_of_the_episode_and_say_how_it_ended():
     """Rewards 1, 2, 3 (terminated), 4, 5 (truncated), 6 (left), with gamma 1/2."""
     batch = {
         "obs": np.arange(6.0),

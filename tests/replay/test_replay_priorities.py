@@ -25,7 +25,7 @@ def filled(number=10, **options):
     return buffer
 
 
-def test_rows_are_drawn_in_proportion_to_their_errors_to_the_power_of_alpha():
+def test_rows_are_drawn_in_proportion_to_errors_to_the_power_of_alpha():
     buffer = filled(alpha=0.5, epsilon=1e-9)
     errors = np.arange(20.0) ** 2
     buffer.update_weight(np.arange(20), -errors)
@@ -96,7 +96,7 @@ def test_beta_that_cannot_be_set_is_refused():
 
 
 @pytest.mark.parametrize("alpha", [1.0, 0.5])
-def test_new_rows_get_the_largest_error_so_far_and_overwritten_ones_lose_theirs(alpha):
+def test_new_rows_get_the_largest_error_and_overwritten_ones_lose_theirs(alpha):
     buffer = PrioritizedReplayBuffer(4, alpha=alpha, epsilon=1e-9)
     for step in range(4):
         buffer.add(rows(1, step))

@@ -137,7 +137,7 @@ def check_everything(driver):
     nested=st.booleans(),
     prioritized=st.booleans(),
 )
-def test_any_sequence_of_add_cut_reset_and_sample_equals_a_list_of_episodes(
+def test_any_order_of_add_cut_reset_and_sample_equals_a_list_of_episodes(
     seed, size, num_buffers, stack, n_step, need_all, shared, nested, prioritized
 ):
     driver = Driver(

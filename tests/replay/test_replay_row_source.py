@@ -109,7 +109,7 @@ def test_drawing_goes_on_from_its_state_without_the_rows(name):
     assert source.digest() == again.digest()
 
 
-def test_a_drawing_state_with_other_priorities_is_refused_and_changes_nothing():
+def test_a_sampling_state_with_other_priorities_is_refused_unchanged():
     plain, prioritized = SOURCES["buffer"](), SOURCES["prioritized"]()
     before = plain.streams.get_state()
     prioritized.draw(3)
@@ -157,7 +157,7 @@ def test_a_copy_of_the_episodes_of_a_rollout_does_not_change_with_them():
     assert copied.store.observation_space is store.observation_space
 
 
-def test_beta_can_be_that_of_a_step_and_changes_nothing_where_chances_are_equal():
+def test_beta_may_follow_steps_and_changes_nothing_at_equal_chances():
     source = ReplayBuffer.from_batch(batch(), priorities={"alpha": 1.0, "beta": [[0, 0.0], [100, 1.0]]})
     source.update_weight(source.indices(), [1.0] * (ROWS - 1) + [4.0])
     with source.beta_at(0):

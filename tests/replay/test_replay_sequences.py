@@ -32,7 +32,7 @@ def sequences(batch):
     return [part.tolist() for part in np.split(batch["obs"][:, 0], np.cumsum(batch["seq_lens"])[:-1])]
 
 
-def test_an_episode_is_cut_from_its_beginning_and_each_row_is_drawn_with_those_of_its_sequence():
+def test_an_episode_is_cut_from_its_start_and_rows_keep_their_sequence():
     buffer = filled(12, ends=(5,))
     found = {tuple(rows) for rows in sequences(buffer.sample(200))}
     assert found == {(0, 1, 2, 3), (4, 5), (6, 7, 8, 9), (10, 11)}
@@ -45,7 +45,7 @@ def test_each_row_is_equally_likely():
     np.testing.assert_allclose(counts / 6_000, [4 / 12] * 4 + [2 / 12] * 2 + [4 / 12] * 4 + [2 / 12] * 2, atol=0.02)
 
 
-def test_burn_in_comes_before_a_sequence_within_the_episode_and_the_state_is_that_before_it():
+def test_burn_in_precedes_a_sequence_within_its_episode_with_its_state():
     buffer = filled(12, ends=(5,), burn_in=3)
     batch = buffer.sample(100)
     masks = np.split(batch["loss_mask"], np.cumsum(batch["seq_lens"])[:-1])
@@ -148,7 +148,7 @@ def test_hindsight_in_sequences_is_refused():
 # -- data that are there already, as sequences ---
 
 
-def test_a_view_in_sequences_has_the_rows_of_the_buffer_without_states_that_others_stored():
+def test_a_sequence_view_has_the_rows_of_the_buffer_and_its_own_states():
     buffer = filled(12, ends=(5,), sequence_length=None)
     view = buffer.in_sequences(4, 3)
     batch = view.sample(100)

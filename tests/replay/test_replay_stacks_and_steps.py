@@ -17,7 +17,7 @@ from lockstep.replay import ReplayBuffer, VectorReplayBuffer
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_stacks_from_single_frames_equal_those_of_a_stacking_environment_episode_starts_included(shared):
+def test_stacks_of_single_frames_equal_those_of_a_stacking_environment(shared):
     """`save_only_last_obs` stores one frame of each stack; what is drawn is the whole stack again."""
     env: gym.Env = FrameStackObservation(CountingEnv(EPISODES), 4)
     buffer = ReplayBuffer(64, stack_num=4, save_only_last_obs=True, ignore_obs_next=shared)
@@ -80,7 +80,7 @@ def test_rows_whose_earlier_frames_were_overwritten_are_never_drawn():
     n_step=st.integers(1, 6),
     gamma=st.sampled_from([0.0, 0.9, 1.0]),
 )
-def test_n_step_rewards_and_discounts_bootstrap_to_the_returns_of_the_estimator(seed, num_rows, n_step, gamma):
+def test_n_step_rewards_and_discounts_bootstrap_to_the_estimators_returns(seed, num_rows, n_step, gamma):
     """`rewards + discounts * ~terminateds * V(new_obs)` is `ops.n_step_returns`, truncations and cuts included."""
     rng = np.random.default_rng(seed)
     ends = rng.choice(["", "", "", "terminated", "truncated"], num_rows)
@@ -141,7 +141,7 @@ def not_drawn(buffer):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_rows_that_lack_frames_are_those_after_a_gap_and_a_cut_takes_it_back(shared):
+def test_rows_after_a_gap_lack_frames_until_a_cut_removes_the_gap(shared):
     buffer = stacking_buffer(ignore_obs_next=shared)
     add_steps(buffer, 0, 1)
     buffer.cut([0], goes_on=True)

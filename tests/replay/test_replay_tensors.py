@@ -146,7 +146,7 @@ def test_a_state_without_all_of_its_steps_is_refused_and_changes_nothing():
     assert (other.size, int(other.written)) == (4, 4)
 
 
-def test_a_capacity_that_the_device_cannot_hold_is_refused_with_what_would_fit(monkeypatch):
+def test_a_capacity_beyond_device_memory_is_refused_with_one_that_fits(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10_000, 20_000))
     on_gpu = partial(check_room, torch.device("cuda"))
     monkeypatch.setattr(tensor_replay, "check_room", lambda device, *rest: on_gpu(*rest))
@@ -217,7 +217,7 @@ def test_returns_do_not_go_beyond_the_copies_that_a_failed_collect_leaves():
 @pytest.mark.parametrize("prioritised", [False, True])
 @pytest.mark.parametrize("whole", [0, 2])
 @pytest.mark.parametrize("before", [0, 2, 6])
-def test_a_collect_that_failed_within_a_step_is_forgotten_before_it_is_counted(before, whole, prioritised):
+def test_a_collect_that_fails_within_a_step_is_not_counted(before, whole, prioritised):
     """A step that has only begun has written over the observations of the oldest one."""
     replay = prioritized(beta=[[0, 0.0], [1000, 1000.0]])[0] if prioritised else replay_of()
     write(replay, before)
@@ -359,7 +359,7 @@ def test_priorities_are_gone_on_from():
     assert len(one.get_state()["priorities"]["tree"]["values"]) == 153 * B
 
 
-def test_a_state_with_priorities_is_refused_by_a_buffer_without_and_the_other_way_round():
+def test_states_with_and_without_priorities_are_not_interchangeable():
     replay, _ = prioritized()
     write(replay, 2)
     plain = replay_of()

@@ -107,7 +107,7 @@ def test_actions_arrive_in_the_environment_as_they_must(name, random):
 
 
 @pytest.mark.parametrize("name", SPACES)
-def test_stored_actions_are_learned_from_whatever_they_mean_to_the_environment(name):
+def test_stored_actions_are_learned_from_whatever_the_environment_takes(name):
     collector = collector_for(name)
     collector.collect(n_step=96)
     policy = collector.policy

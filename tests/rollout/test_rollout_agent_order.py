@@ -61,7 +61,7 @@ def test_agents_act_and_are_stored_in_the_order_of_possible_agents(game, form, n
 
 
 @pytest.mark.long
-def test_two_processes_with_other_hash_seeds_train_the_same_bits_in_one_process_and_over_env_runners():
+def test_processes_with_other_hash_seeds_train_the_same_bits():
     folders = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
     path = os.pathsep.join([*folders, *filter(None, [os.environ.get("PYTHONPATH")])])
     started = [

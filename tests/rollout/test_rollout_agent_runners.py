@@ -77,7 +77,7 @@ CASES = {
 @pytest.mark.filterwarnings("ignore:.*rows are left out")
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.long
-def test_the_number_of_env_runners_changes_no_bit_of_a_run_of_several_agents(case):
+def test_the_number_of_env_runners_changes_no_bit_of_multi_agent_runs(case):
     one = run_of(0, **CASES[case])
     assert sum(len(collected[0]) for collected in one[0]) > 4
     for num_runners in (1, 2):
@@ -156,7 +156,7 @@ def test_nothing_in_replay_reaches_over_the_loss_of_a_runner():
     assert set(passed) == {1.0, 2.0, 3.0}
 
 
-def test_the_state_of_runners_goes_on_with_new_episodes_and_says_how_many_were_cut():
+def test_runner_states_resume_with_new_episodes_and_count_the_cut_ones():
     one, other = collector_of(2), collector_of(2)
     for collector in (one, other):
         collector.buffer = EpisodeStore()
@@ -187,7 +187,7 @@ GRU = {"rl_module": {"model_config": {"hiddens": (4,), "recurrent": "gru"}}}
     ],
 )
 @pytest.mark.long
-def test_a_run_goes_on_bit_by_bit_in_the_middle_of_episodes_that_tell_their_state(
+def test_a_run_resumes_bit_for_bit_mid_episode_if_environments_save_state(
     num_runners, env, algorithm, sections, tmp_path
 ):
     def trainer_of(total_steps):
@@ -248,7 +248,7 @@ def test_modules_that_come_and_go_and_other_mappings_reach_the_runners(algorithm
     assert_same(run(2), one)
 
 
-def test_a_module_that_comes_back_under_its_name_is_built_anew_in_the_runners():
+def test_a_module_added_again_under_its_name_is_rebuilt_in_the_runners():
     trainer = config_of(2, num_envs=2, reporting={"total_steps": 96}).build_trainer()
     next(trainer)
     for hiddens in ((4,), (6, 6)):
@@ -272,7 +272,7 @@ def play_oneself(num_runners, algorithm, total_steps=256):
 
 
 @pytest.mark.parametrize("algorithm", fast_if(lambda config: config is PPOConfig, [PPOConfig, DQNConfig]))
-def test_self_play_over_env_runners_is_that_of_one_process_and_goes_on_in_the_middle(algorithm, tmp_path):
+def test_self_play_over_env_runners_equals_one_process_and_resumes(algorithm, tmp_path):
     (here, one), (there, two), (half, _), (again, three) = (play_oneself(n, algorithm) for n in (0, 2, 2, 2))
     history = here.run().history
     assert one.num_copies > 1
@@ -313,7 +313,7 @@ def asynchronous(num_runners, env=CountingGame, algorithm=IMPALAConfig, max_lag=
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*rows are left out")
-def test_several_agents_collected_while_learning_with_max_lag_0_are_the_run_of_one_process(env, algorithm, options):
+def test_multi_agent_max_lag_0_collected_in_parallel_equals_one_process(env, algorithm, options):
     found = []
     for num_runners in (0, 2):
         trainer = asynchronous(num_runners, env, algorithm, **options).build_trainer()
@@ -351,7 +351,7 @@ class Lags(Callback):
 
 
 @pytest.mark.parametrize("max_lag", [1, 3])
-def test_what_is_collected_while_learning_says_how_likely_it_was_and_is_no_older_than_allowed(max_lag):
+def test_parallel_collects_know_log_probabilities_and_respect_max_lag(max_lag):
     config, lags = asynchronous(2, max_lag=max_lag), Lags()
     trainer = config.build_trainer(callbacks=[lags])
     trainer.run()
@@ -363,7 +363,7 @@ def test_what_is_collected_while_learning_says_how_likely_it_was_and_is_no_older
     assert stats["num_steps_sampled"] == sum(stats[f"num_steps_{n}"] for n in ("collected", "dropped", "waiting"))
 
 
-def test_what_waits_is_in_the_state_and_what_a_removed_module_played_is_dropped(tmp_path):
+def test_pending_data_are_saved_and_those_of_a_removed_module_dropped(tmp_path):
     def trainer_of():
         return asynchronous(2, TellingCountingGame, max_lag=3).build_trainer()
 

@@ -167,7 +167,7 @@ def test_max_lag_0_does_not_depend_on_who_is_fast_when_shares_are_uneven():
     ("config", "options"), [(IMPALAConfig, {"minibatch_size": 32}), (APPOConfig, {"use_kl_loss": True})]
 )
 @pytest.mark.parametrize("max_lag", fast_if((2).__eq__, [1, 2]))
-def test_a_fixed_lag_is_the_same_run_for_any_number_of_runners_whoever_is_fast(config, options, max_lag):
+def test_a_fixed_lag_run_is_equal_for_any_number_and_speed_of_runners(config, options, max_lag):
     """Bit for bit, and update u is acted by the weights of update u - `max_lag`."""
     found = []
     for num_runners, seed in [(1, 0), (2, 1), (2, 2), (4, 3)]:
@@ -182,7 +182,7 @@ def test_a_fixed_lag_is_the_same_run_for_any_number_of_runners_whoever_is_fast(c
         np.testing.assert_array_equal(found[0], other)
 
 
-def test_a_fixed_lag_goes_on_after_an_error_of_an_environment_with_what_each_runner_lacks():
+def test_a_fixed_lag_continues_after_an_error_with_what_each_runner_lacks():
     trainer = trainer_of(config_of(max_lag=2, fixed_lag=True))
     collector = trainer.train_collector
     collector.collect()
@@ -201,7 +201,7 @@ def test_a_fixed_lag_goes_on_after_an_error_of_an_environment_with_what_each_run
 
 @pytest.mark.parametrize("max_lag", [0, 1, 3])
 @pytest.mark.parametrize("seed", one_in(3, range(3)))
-def test_no_step_is_older_than_max_lag_every_step_is_trained_dropped_or_waits_and_requests_are_bounded(max_lag, seed):
+def test_max_lag_holds_every_step_is_counted_and_requests_are_bounded(max_lag, seed):
     watch = Watch()
     config = config_of(num_runners=4, max_lag=max_lag, batch=32)
     config.env_runners(max_requests_in_flight_per_env_runner=3)
@@ -241,7 +241,7 @@ def test_fragment_of_a_runner_that_was_too_slow_is_dropped_and_counted():
     assert stats["num_steps_sampled"] == stats["num_steps_collected"] + 16 + stats["num_steps_waiting"]
 
 
-def test_old_steps_carry_the_log_probabilities_of_the_policy_that_acted_and_new_ones_none():
+def test_old_steps_keep_the_log_probabilities_of_the_policy_that_acted():
     policy = config_of().build_policy()
     config = config_of(max_lag=2, batch=32)
     trainer, watch, weights = trainer_of(config), Watch(), {}
@@ -291,7 +291,7 @@ def test_lost_runner_is_replaced_and_no_step_counts_twice():
     assert_none_is_lost(stats)
 
 
-def test_in_step_what_waits_of_an_unfinished_batch_is_completed_by_the_runners_that_lack():
+def test_runners_that_lack_steps_complete_an_unfinished_batch():
     """As after an error of one runner: its fragment is missing, the other's waits."""
     trainer = trainer_of(config_of(max_lag=0))
     collector = trainer.train_collector
@@ -329,7 +329,7 @@ def test_fragments_that_come_beside_an_error_are_returned_by_the_next_call():
 
 
 @pytest.mark.parametrize(("max_lag", "fixed_lag"), [(0, False), (2, False), (2, True)])
-def test_checkpoint_at_a_drained_point_keeps_what_waits_and_goes_on_to_the_last_bit(max_lag, fixed_lag, tmp_path):
+def test_a_checkpoint_at_a_drained_point_resumes_to_the_last_bit(max_lag, fixed_lag, tmp_path):
     """One run goes on after a checkpoint, another is built anew from it: both do the same."""
     config = config_of(max_lag=max_lag, fixed_lag=fixed_lag, batch=32)
     first = trainer_of(config, max_epoch=4)

@@ -45,7 +45,7 @@ def test_hooks_are_called_with_every_arrival_and_every_episode(env):
 
 
 @pytest.mark.parametrize("told", [False, True])
-def test_it_explores_in_a_training_step_or_where_told_and_else_takes_the_likeliest_actions(env, told):
+def test_a_policy_of_several_explores_in_training_or_if_asked(env, told):
     likeliest = AsyncCollector(Acting(), env, buffer_of())
     likeliest.collect(n_step=40)
     assert not likeliest.buffer.all()["actions"].any()
@@ -75,7 +75,7 @@ class Poisoned(CountingEnv):
 
 
 @pytest.mark.parametrize(("blinds", "column"), [(False, "rewards"), (True, "new_obs")])
-def test_async_collector_refuses_nan_in_a_new_row_by_name_unless_it_may_be_stored(blinds, column):
+def test_async_collector_refuses_nan_in_a_new_row_unless_allowed(blinds, column):
     with WorkerVectorEnv([partial(Poisoned, EPISODES, blinds)]) as env:
         collector = AsyncCollector(Acting(), env, ReplayBuffer(50), raise_on_nan_in_buffer=False)
         assert collector.collect(n_step=9).n_collected_steps == 9
@@ -104,7 +104,7 @@ class SlowToBreak(CountingEnv):
 
 
 @pytest.mark.parametrize("name", ["reset_env", "set_state"])
-def test_after_an_error_in_a_step_that_was_under_way_all_environments_begin_new_episodes(name, tmp_path):
+def test_an_error_in_a_pending_step_starts_new_episodes_everywhere(name, tmp_path):
     long = ((50, "terminate"),)
     with WorkerVectorEnv([partial(CountingEnv, long), partial(SlowToBreak, long, tmp_path / "file")]) as env:
         collector = AsyncCollector(Acting(), env, buffer_of())
@@ -133,7 +133,7 @@ def test_async_collector_counts_the_first_episodes_that_start():
         assert collector.collect(n_step=5, random=True).n_collected_steps == 5
 
 
-def test_async_collector_trains_from_a_replay_buffer_goes_on_from_its_state_and_is_refused_for_evaluation():
+def test_async_collector_trains_from_replay_resumes_and_cannot_evaluate():
     config = DQNConfig().environment(partial(CountingEnv, EPISODES)).rl_module(model_config={"hiddens": (4,)})
     policy = config.env_runners(num_envs_per_env_runner=2).build_policy()
     with make_vector(partial(CountingEnv, EPISODES), num_envs=2, mode="async") as env:

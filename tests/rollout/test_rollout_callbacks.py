@@ -164,7 +164,7 @@ class Failing(EnvironmentCallback):
             raise ArithmeticError("no third step", len(episode))
 
 
-def test_what_a_callback_raises_arrives_whole_and_named_and_the_next_collect_begins_anew():
+def test_a_callback_error_arrives_whole_and_the_next_collect_starts_over():
     collector = Collector(Exploring(), LightSyncVectorEnv(makers()))
     collector.buffer = RolloutStore(5, 4, collector.observation_space, collector.env.action_space)
     collector.set_callbacks([Failing()])
@@ -246,7 +246,7 @@ def test_runners_that_go_on_from_a_state_give_the_same_metrics(num_runners):
     assert resumed[0]["begun"] > straight[1]["begun"] > 4
 
 
-def test_a_collector_that_goes_on_from_a_state_has_its_episodes_and_metrics_whole():
+def test_a_restored_collector_has_complete_episodes_and_metrics():
     def collector():
         made = Collector(Exploring(), LightSyncVectorEnv(makers()), streams=RandomStreams(1))
         made.set_callbacks([Measuring(), noting := Noting()])
@@ -335,7 +335,7 @@ def test_episodes_of_several_agents_are_whole_though_collects_cut_them():
 
 @pytest.mark.parametrize("game", [TellingCountingGame, TellingTurnGame])
 @pytest.mark.parametrize("connectors", [{}, STACKED, PREVIOUS])
-def test_a_collector_of_several_agents_goes_on_in_the_middle_of_episodes_that_callbacks_read(game, connectors):
+def test_a_multi_agent_collector_resumes_mid_episode_with_callbacks(game, connectors):
     def made(with_callback=True):
         policy, gaming = game_config(game, **connectors).build_policy(), Gaming()
         collector = MultiAgentCollector(policy, game, num_envs=2, seed=5)

@@ -54,7 +54,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("options", REFUSED.values(), ids=REFUSED)
 @pytest.mark.parametrize("kind", [Collector, AsyncCollector, MultiAgentCollector])
-def test_a_collector_that_is_refused_closes_the_environments_that_it_made_and_no_others(kind, options, monkeypatch):
+def test_a_refused_collector_closes_only_the_environments_that_it_made(kind, options, monkeypatch):
     closed, refusals = [], []
     if kind is MultiAgentCollector:
         policy, make = game_config().build_policy(), CountingGame
@@ -77,7 +77,7 @@ def test_a_collector_that_is_refused_closes_the_environments_that_it_made_and_no
 
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("name", VECTORS)
-def test_after_close_collect_and_reset_say_that_it_is_closed_for_every_back_end(name, begun):
+def test_after_close_collect_and_reset_are_refused_on_every_back_end(name, begun):
     if name == "envpool":
         pytest.importorskip("envpool")
     collector = Collector(Exploring(), VECTORS[name](), VectorReplayBuffer(20, 2))

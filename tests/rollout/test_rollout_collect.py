@@ -153,7 +153,7 @@ def test_two_collects_into_one_store_are_one_rollout():
     ]
 
 
-def test_explores_in_a_training_step_or_where_told_and_else_takes_the_likeliest_actions():
+def test_a_policy_explores_in_training_or_if_asked_and_else_is_greedy():
     collector = collector_of(light(ENDLESS))
     collector.collect(n_step=80)
     assert not collector.buffer.actions[:20].any()
@@ -166,7 +166,7 @@ def test_explores_in_a_training_step_or_where_told_and_else_takes_the_likeliest_
     assert set(np.unique(told.buffer.actions[:20])) == {0, 1, 2, 3}
 
 
-def test_random_actions_come_from_the_action_space_and_from_their_own_stream():
+def test_random_actions_come_from_the_space_and_from_their_own_stream():
     def actions(used_before):
         collector = collector_of(light(ENDLESS), exploration_noise=True, streams=RandomStreams(5))
         collector.collect(n_step=4 * used_before)
@@ -179,7 +179,7 @@ def test_random_actions_come_from_the_action_space_and_from_their_own_stream():
     np.testing.assert_array_equal(first, again)
 
 
-def test_without_a_seed_each_collector_plays_other_episodes_and_with_one_the_same():
+def test_unseeded_collectors_play_other_episodes_and_seeded_ones_the_same():
     def evaluated(**seed):
         with make_vector("CartPole-v1", num_envs=2) as envs:
             buffer = VectorReplayBuffer(400, 2)
@@ -211,7 +211,7 @@ def test_hooks_see_every_step_and_every_episode_that_counts():
     assert len(steps) == 10
 
 
-def test_a_collector_that_was_never_reset_resets_itself_and_reset_before_collect_begins_anew():
+def test_a_collector_resets_itself_and_reset_before_collect_starts_over():
     collector = collector_of(light(((50, "terminate"),)))
     collector.collect(n_step=12)
     np.testing.assert_array_equal(collector.buffer.obs[0, :, 0], 0.0)
@@ -381,7 +381,7 @@ def test_nan_is_taken_where_told_and_old_rows_are_not_looked_at_again(wrong, len
     assert len(collector.buffer) == 32
 
 
-def test_an_environment_that_raises_is_named_and_the_failed_collect_leaves_no_row():
+def test_an_environment_that_raises_is_named_and_leaves_no_row():
     collector = collector_of(breaking("raise", 7))
     collector.collect(n_step=16)
     kept = collector.buffer.rewards[:4].copy()
@@ -447,7 +447,7 @@ def test_a_restored_collector_goes_on_in_mid_episode(native, frame_stack):
     assert restored.collect_step == whole.collect_step > 60
 
 
-def test_environments_without_a_state_begin_new_episodes_with_the_seeds_of_a_run_that_did_so():
+def test_environments_without_state_restart_with_the_seeds_of_such_a_run():
     class NoState(ChanceLength):
         pass
 

@@ -59,7 +59,7 @@ def assert_told(obs):
 
 
 @pytest.mark.parametrize("vector", VECTORS)
-def test_what_was_done_and_earned_before_stands_in_every_stored_observation(vector):
+def test_earlier_actions_and_rewards_are_in_every_stored_observation(vector):
     collector = remembering(vector)
     collector.collect(n_step=120)
     found = collector.buffer.trajectories()
@@ -100,7 +100,7 @@ def config_of(config=None, **runners):
     )
 
 
-def test_a_pipeline_of_ones_own_acts_alike_by_hand_in_collectors_and_in_runners():
+def test_a_custom_pipeline_acts_equally_by_hand_in_collectors_and_runners():
     config = config_of()
     policy = config.build_policy()
     assert list(policy.seen_space) == ["picture", "room", "speed", "previous_actions", "previous_rewards"]

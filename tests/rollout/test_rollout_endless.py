@@ -41,7 +41,7 @@ def evaluation_of(kind, **evaluation):
 
 
 @pytest.mark.parametrize("kind", ["one process", "workers", "env runners", "several agents"])
-def test_a_collect_of_whole_episodes_warns_once_of_an_episode_that_may_never_end(kind, monkeypatch):
+def test_a_collect_of_episodes_warns_once_about_an_endless_episode(kind, monkeypatch):
     steps = 2 if kind == "several agents" else 300
     for module in (base_collector, evaluating):
         monkeypatch.setattr(module, "MAY_NEVER_END", steps, raising=False)
@@ -84,7 +84,7 @@ def test_max_episode_steps_leaves_training_as_it_is():
         (lambda c: c.multi_agent(policies={"a", "b"}).evaluation(max_episode_steps=9), "for several agents"),
     ],
 )
-def test_max_episode_steps_is_refused_where_single_environments_are_not_made(change, words):
+def test_max_episode_steps_is_refused_without_single_environments(change, words):
     with pytest.raises(ValueError, match=words):
         change(config_of()).evaluation_settings()
 

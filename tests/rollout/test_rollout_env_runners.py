@@ -68,7 +68,7 @@ def test_m_runners_of_k_environments_give_the_rows_of_one_collector_of_all(env, 
         assert ids == [(e.id_, e.t_started, len(e)) for e in expected.episodes()]
 
 
-def test_random_actions_and_memory_are_the_same_whatever_the_number_of_runners_is():
+def test_random_actions_and_memory_do_not_depend_on_the_number_of_runners():
     recurrent = {"rl_module": {"model_config": {"hiddens": (4,), "recurrent": "lstm", "recurrent_size": 4}}}
     for how, sections in (({"random": True}, {}), ({}, recurrent)):
         expected, _ = collected(config_of(num_envs=4, **sections), 2, n_step=80, **how)
@@ -95,7 +95,7 @@ def test_a_fragment_gives_its_columns_and_its_episodes():
 
 
 @pytest.mark.parametrize("renew", [False, True])
-def test_a_runner_that_stores_nothing_says_in_which_step_and_environment_each_episode_ended(renew):
+def test_a_runner_without_storage_reports_the_end_of_each_episode(renew):
     """The same as for the second of two runners that stores its steps, beyond the 128 vector steps of one run too."""
     config = config_of(num_envs=2)
     build = partial(config.build_env_runner, config.find_spaces(), index=1, num_runners=2)
@@ -140,7 +140,7 @@ def test_a_sample_takes_exactly_one_amount(given):
         group.sample(**given)
 
 
-def test_weights_are_one_flat_buffer_put_once_and_taken_with_the_next_request():
+def test_weights_are_one_flat_buffer_put_once_and_fetched_with_a_request():
     config = config_of(rl_module={"model_config": {"hiddens": (160, 160)}})
     with group_of(config) as group:
         policy = config.build_policy()
@@ -168,7 +168,7 @@ def test_statistics_of_observations_come_with_the_weights():
             assert runner.policy.connectors.obs.connectors[0].moments[0].mean[0] == 7.0
 
 
-def test_asynchronous_samples_tell_the_version_they_were_sampled_with_and_how_likely_each_action_was():
+def test_asynchronous_samples_have_their_version_and_log_probabilities():
     config = config_of()
     with group_of(config, with_logp=True) as group:
         policy = config.build_policy()
@@ -244,7 +244,7 @@ def forgetful():
     return gym.wrappers.RecordEpisodeStatistics(CountingEnv(((50, "terminate"),)))
 
 
-def test_where_environments_cannot_tell_their_state_the_others_lose_nothing():
+def test_environments_without_state_do_not_affect_the_others():
     config = config_of(forgetful, 2)
     with group_of(config) as group:
         group.set_weights(config.build_policy().acting_weights())
@@ -325,7 +325,7 @@ class Raising(CountingEnv):
         return super().step(action)
 
 
-def test_what_an_environment_raises_arrives_and_the_next_sample_begins_new_episodes():
+def test_an_environment_error_arrives_and_the_next_sample_starts_over():
     Raising.count = 0
     with group_of(config_of(partial(Raising, ((50, "terminate"),)), 1)) as group:
         with pytest.raises(EnvironmentStepError, match="ArithmeticError: a broken environment") as caught:
@@ -370,7 +370,7 @@ def test_a_seed_of_a_trainer_that_does_not_reach_env_runners_is_refused():
             OffpolicyTrainer(policy, train_collector=collector, seed=3, **amounts)
 
 
-def test_episodes_under_way_at_the_end_of_a_shorter_fragment_are_bootstrapped_from_their_true_next_observation():
+def test_episodes_cut_by_a_short_fragment_bootstrap_from_their_true_next():
     policy = PPOConfig().environment("CartPole-v1").env_runners(num_envs_per_env_runner=2).build_policy()
     runners = [
         EnvRunner(policy, make_vector("CartPole-v1", num_envs=2, mode="vector"), index=i, num_runners=2)
@@ -394,7 +394,7 @@ def test_episodes_under_way_at_the_end_of_a_shorter_fragment_are_bootstrapped_fr
 
 
 @pytest.mark.parametrize("algorithm", ["td3", "dqn"])
-def test_a_replay_buffer_is_filled_while_an_asynchronous_update_is_under_way(algorithm):
+def test_replay_is_filled_while_an_asynchronous_update_runs(algorithm):
     env = "CartPole-v1" if algorithm == "dqn" else "Pendulum-v1"
     config = get_config(algorithm).environment(env).replay(learning_starts=0, capacity=500)
     policy = config.rl_module(model_config={"hiddens": (8,)}).build_policy()

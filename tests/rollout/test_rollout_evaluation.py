@@ -82,7 +82,7 @@ GAMES = {
     [pytest.param(number, marks=pytest.mark.long if number == 3 else pytest.mark.exhaustive) for number in (1, 2, 3)],
 )
 @pytest.mark.parametrize("case", GAMES)
-def test_evaluation_of_several_agents_in_runners_has_the_bits_of_one_process(case, number):
+def test_multi_agent_evaluation_in_runners_has_the_bits_of_one_process(case, number):
     env, algorithm, options, sections = GAMES[case]
     config = game_config(env, algorithm, **sections).evaluation(
         evaluation_num_envs=6, evaluation_duration=17, **options

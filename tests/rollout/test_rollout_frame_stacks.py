@@ -20,7 +20,7 @@ def trainer_of(policy, **options):
     return OffpolicyTrainer(policy, train_collector=collector, **amounts, seed=1)
 
 
-def test_a_policy_of_stacked_frames_trains_by_hand_and_from_single_frame_storage_to_the_same_weights(policy):
+def test_frame_stacks_by_hand_and_from_replay_train_equal_weights(policy):
     trainer = trainer_of(policy)
     assert trainer.run().gradient_step == 20
     assert trainer.train_collector.buffer.sample(8)["obs"].shape == (8, 4, 4)
@@ -30,7 +30,7 @@ def test_a_policy_of_stacked_frames_trains_by_hand_and_from_single_frame_storage
         np.testing.assert_array_equal(mine.detach().numpy(), its.detach().numpy())
 
 
-def test_a_saved_policy_of_stacked_frames_is_evaluated_by_a_collector_that_is_told_nothing(policy, tmp_path):
+def test_a_saved_policy_with_frame_stacks_is_evaluated_without_options(policy, tmp_path):
     policy.save_to_path(tmp_path / "policy")
     loaded = Policy.from_checkpoint(tmp_path / "policy")
     returns = [Collector(one, "CartPole-v1", seed=1).collect(n_episode=3).returns.tolist() for one in (policy, loaded)]

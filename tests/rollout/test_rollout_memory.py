@@ -120,7 +120,7 @@ def _rows_of(store, episode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_store_knows_where_acting_forgot_and_the_state_before_its_first_row(mode):
+def test_the_store_knows_where_memory_was_reset_and_its_first_state(mode):
     collector = collector_of(MODES[mode])
     for number in range(2):
         collector.buffer.clear()
@@ -137,7 +137,7 @@ def test_the_store_knows_where_acting_forgot_and_the_state_before_its_first_row(
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_new_episodes_everywhere_forget_everything_and_a_collect_that_fails_leaves_nothing_behind(fails):
+def test_new_episodes_after_a_failed_collect_forget_everything(fails):
     collector = collector_of(None)
     collector.collect(n_step=30)
 

@@ -43,7 +43,7 @@ def joined(pieces):
 
 
 @pytest.mark.parametrize("env", [CountingGame, TurnGame])
-def test_returns_of_each_agent_and_lengths_are_those_of_whole_episodes_whatever_the_collects_are(env):
+def test_returns_of_each_agent_span_collects_of_whole_episodes(env):
     collector = collector_of(env)
     assert isinstance(collector, CollectorLike)
     ended, pieces, steps = [], [], 0
@@ -77,7 +77,7 @@ def test_returns_of_each_agent_and_lengths_are_those_of_whole_episodes_whatever_
             ]
 
 
-def test_an_agent_that_ends_early_is_terminated_and_one_that_goes_on_is_bootstrapped():
+def test_an_agent_that_ends_early_terminates_and_others_bootstrap():
     collector = collector_of(num_envs=1)
     collector.env.envs[0].shortest = collector.env.envs[0].longest = 5
     collector.collect(n_step=3)
@@ -93,7 +93,7 @@ def test_an_agent_that_ends_early_is_terminated_and_one_that_goes_on_is_bootstra
     assert others.bootstrap_obs.tolist() == [[3.0, 3.0]]  # c, at time 3
 
 
-def test_an_action_that_waits_at_the_end_of_a_collect_comes_with_the_next_piece():
+def test_an_action_pending_at_the_end_of_a_collect_is_in_the_next_piece():
     collector = collector_of(TurnGame, num_envs=1)
     collector.env.envs[0].shortest = collector.env.envs[0].longest = 4
     collector.collect(n_step=1)
@@ -138,7 +138,7 @@ def test_each_module_is_asked_once_in_a_vector_step_for_all_of_its_agents(policy
     assert asked == [("first", 3), ("others", 3), ("first", 3), ("others", 6), *[("first", 3), ("others", 3)] * 2]
 
 
-def test_the_same_seed_gives_the_same_bits_and_explores_in_a_training_step_only(policy):
+def test_the_same_seed_gives_the_same_bits_and_explores_in_training_only(policy):
     def actions(seed, enabled=True, **options):
         collector = collector_of(seed=seed, policy=policy)
         with policy.within_training_step(enabled):
@@ -156,7 +156,7 @@ def test_the_same_seed_gives_the_same_bits_and_explores_in_a_training_step_only(
     assert likeliest == actions(1, enabled=False) != actions(1)
 
 
-def test_an_error_in_an_environment_arrives_whole_and_leaves_nothing_behind(policy):
+def test_an_error_in_an_environment_arrives_whole_and_leaves_nothing(policy):
     collector = collector_of(policy=policy)
     collector.collect(n_step=3)
     assert len(collector.buffer) == 3
@@ -201,7 +201,7 @@ class Blinding(CountingGame):
 
 
 @pytest.mark.parametrize(("env", "column", "step"), [(CountingGame, "rewards", 1), (Blinding, "obs", 2)])
-def test_what_is_not_finite_first_is_told_with_environment_agent_column_and_step(policy, env, column, step):
+def test_the_first_infinite_value_is_reported_by_agent_column_and_step(policy, env, column, step):
     collector = collector_of(env, policy=policy)
     number = r"\d" if env is Blinding else 2
     collector.env.envs[2].options["nan_at"] = 2
@@ -213,7 +213,7 @@ def test_what_is_not_finite_first_is_told_with_environment_agent_column_and_step
     collector.collect(n_step=9)
 
 
-def test_n_step_is_rounded_up_with_a_warning_and_a_collector_with_data_is_not_saved(policy):
+def test_n_step_is_rounded_up_and_a_collector_with_data_is_not_saved(policy):
     collector = collector_of(policy=policy)
     with pytest.warns(UserWarning, match="4 steps .* no multiple of the 3 environments: 6 are") as told:
         assert collector.collect(n_step=4).n_collected_steps == 6
@@ -240,7 +240,7 @@ def test_an_environment_without_agents_is_told(policy):
         collector_of(Empty, 1, policy=policy).collect(n_step=1)
 
 
-def test_a_module_with_memory_learns_with_the_state_that_acted_and_forgets_where_episodes_begin():
+def test_memory_learns_from_the_acting_state_and_resets_with_episodes():
     collector = collector_of(hiddens=(4,), recurrent="gru", recurrent_size=3)
     with collector.policy.within_training_step():
         collector.collect(n_step=9)
@@ -278,7 +278,7 @@ def changed(change):
     return Changed
 
 
-def test_observations_are_taken_in_the_form_of_their_space_from_the_first_on(policy):
+def test_observations_take_the_form_of_their_space_from_the_first_on(policy):
     class Doubles(CountingGame):
         def _obs(self, agents):
             return {agent: obs.astype(np.float64).tolist() for agent, obs in super()._obs(agents).items()}
@@ -313,7 +313,7 @@ def leave(game, obs):
         (leave, r"agents \['a', 'b', 'c'\] left the environment"),
     ],
 )
-def test_observations_of_another_form_and_agents_that_come_and_go_against_the_rules_are_told(policy, change, message):
+def test_wrong_observations_and_agents_against_the_rules_are_reported(policy, change, message):
     with pytest.raises(EnvironmentStepError, match=message):
         collector_of(changed(change), policy=policy).collect(n_step=9)
 
@@ -323,7 +323,7 @@ def league(agent, episode):
     return ("first", "others")[(int(episode.id_[:8], 36) + (agent == "a")) % 2]
 
 
-def test_the_mapping_is_asked_with_an_episode_and_a_module_may_act_in_some_episodes_only():
+def test_the_mapping_gets_an_episode_and_a_module_may_skip_episodes():
     config = game_config(TurnGame, PPOConfig, num_envs=2)
     config.multi_agent(policies=["first", "others", "third"], policy_mapping_fn=league)
     trainer = config.build_trainer()
@@ -340,7 +340,7 @@ def test_the_mapping_is_asked_with_an_episode_and_a_module_may_act_in_some_episo
     assert len(seen) == 4  # both agents with both modules
 
 
-def test_the_module_of_an_agent_is_that_of_the_episode_that_is_given_also_before_its_first_step():
+def test_the_module_of_an_agent_is_that_of_the_given_episode():
     policy = game_config(TurnGame).multi_agent(policy_mapping_fn=league).build_policy()
     for id_ in ("0", "1", "2"):
         episode = MultiAgentEpisode(id_)

@@ -82,7 +82,7 @@ def test_masked_random_actions_are_the_same_whoever_has_the_environments():
         np.testing.assert_array_equal(own, actions[:, first:last])
 
 
-def test_async_collector_takes_random_actions_that_the_masks_of_the_ready_rows_allow():
+def test_async_collector_draws_random_actions_that_the_masks_allow():
     with WorkerVectorEnv(makers(0, 3)) as env:
         buffer = VectorReplayBuffer(600, 3)
         stats = AsyncCollector(FromTwo(), env, buffer).collect(n_step=200, random=True)
@@ -132,7 +132,7 @@ CHOICES = {
 
 
 @pytest.mark.parametrize("actions, entries", CHOICES.values(), ids=CHOICES)
-def test_random_actions_of_several_choices_are_those_that_the_mask_allows_and_all_of_them(actions, entries):
+def test_masked_random_actions_cover_exactly_the_allowed_choices(actions, entries):
     env = make_vector(gym.vector.SyncVectorEnv([partial(MaskedChoices, actions, entries, b) for b in range(4)]))
     store = RolloutStore(100, 4, env.observation_space, env.action_space)
     Collector(Acting(), env, store).collect(n_step=400, random=True)
@@ -184,7 +184,7 @@ SPACES = [
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
-def test_random_actions_of_every_space_are_of_its_kind_and_follow_the_generator(space):
+def test_random_actions_of_every_space_are_valid_and_follow_the_generator(space):
     drawn = random_actions(space, np.random.default_rng(1), 5)
     sample = np.asarray(space.sample())
     assert drawn.shape == (5, *sample.shape)

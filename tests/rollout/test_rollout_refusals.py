@@ -61,12 +61,12 @@ class Remembering(Acting):
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_a_wrong_option_of_a_collector_is_refused_with_name_value_and_what_is_allowed(options, words):
+def test_a_wrong_collector_option_is_refused_with_name_and_value(options, words):
     with pytest.raises(ValueError, match=words):
         Collector(**{"policy": Acting(), "env": light(), **options})
 
 
-def test_an_update_between_the_steps_and_their_reading_is_for_steps_on_a_device():
+def test_an_update_between_steps_and_their_reading_is_for_devices_only():
     collector = Collector(Acting(), light())
     with pytest.raises(ValueError, match=r"then=.* is for steps on a device"):
         collector.collect(n_step=4, then=lambda: None)

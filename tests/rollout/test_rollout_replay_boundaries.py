@@ -88,7 +88,7 @@ def test_windows_do_not_reach_over_steps_that_did_not_count(mode, shared):
     assert one["discounts"][:4].tolist() == [0.125, 0.25, 0.5, 0.125]
 
 
-def test_windows_of_an_async_collector_do_not_reach_over_steps_that_did_not_count():
+def test_async_collector_windows_do_not_cross_uncounted_steps():
     with WorkerVectorEnv([partial(CountingEnv, ((25, "terminate"),))] * 3) as env:
         collector = AsyncCollector(Acting(), env, n_step_buffer(3))
         collector.collect(n_step=31)
@@ -99,7 +99,7 @@ def test_windows_of_an_async_collector_do_not_reach_over_steps_that_did_not_coun
         assert set(stats.returns) == {10.0 * sum(range(1, 26))}
 
 
-def test_rows_after_steps_that_did_not_count_are_not_drawn_where_their_frames_are_gone():
+def test_rows_after_uncounted_steps_are_not_drawn_without_their_frames():
     collector = stack_collector(SHORT, LONG, LONG)
     collector.collect(n_episode=1)  # environments 1 and 2 go on to their step 7; none of theirs is stored
     collector.collect(n_step=24, reset_before_collect=False)
@@ -117,7 +117,7 @@ def test_episodes_that_begin_after_steps_that_did_not_count_are_whole():
     check_stacks(collector.buffer, lost=FRAMES - 1)
 
 
-def test_a_group_of_runners_begins_new_episodes_after_a_collect_by_episodes():
+def test_runners_start_new_episodes_after_a_collect_by_episodes():
     collector = group_collector()
     buffer = collector.buffer
     collector.collect(n_episode=1)  # of the first runner; its other environment is in the middle of an episode
@@ -142,9 +142,7 @@ def test_a_group_of_runners_begins_new_episodes_after_a_collect_by_episodes():
     ],
     ids=["Collector", "AsyncCollector", "GroupCollector"],
 )
-def test_rows_after_the_buffer_was_emptied_in_an_episode_are_not_drawn_where_their_frames_are_gone(
-    make, steps, in_the_middle, keep
-):
+def test_rows_after_an_emptied_buffer_are_not_drawn_without_their_frames(make, steps, in_the_middle, keep):
     with closing(make()) as collector:
         collector.collect(n_step=steps * collector.num_envs)
         for _ in range(2):
@@ -189,7 +187,7 @@ def rows_of_others(buffer):
 
 
 @pytest.mark.parametrize("make", [lambda: stack_collector(LONG, LONG), group_collector])
-def test_rows_after_those_of_others_are_not_drawn_where_frames_are_of_before(make):
+def test_rows_after_foreign_rows_are_not_drawn_without_their_frames(make):
     collector = make()
     buffer, number = collector.buffer, collector.num_envs
     collector.collect(n_step=9 * number)
@@ -204,7 +202,7 @@ def test_rows_after_those_of_others_are_not_drawn_where_frames_are_of_before(mak
 
 
 @pytest.mark.parametrize(("kind", "num_envs"), [(Collector, 1), (Collector, 3), (AsyncCollector, 2)])
-def test_windows_do_not_reach_over_from_a_buffer_that_is_put_back_to_what_is_collected_then(kind, num_envs):
+def test_windows_do_not_cross_from_a_restored_buffer_to_new_rows(kind, num_envs):
     with closing(long_collector(kind, num_envs)) as collector:
         collector.collect(n_step=8 * num_envs)
         before = collector.buffer.get_state()
@@ -237,9 +235,7 @@ ENDLESS = ((90, "terminate"),)
     ],
     ids=["Collector", "AsyncCollector", "GroupCollector"],
 )
-def test_rows_after_another_buffer_was_given_in_an_episode_are_not_drawn_where_their_frames_are_gone(
-    make, steps, in_the_middle
-):
+def test_rows_after_a_change_of_buffer_are_not_drawn_without_their_frames(make, steps, in_the_middle):
     with closing(make()) as collector:
         collector.collect(n_step=steps * collector.num_envs)
         first = collector.buffer
@@ -255,7 +251,7 @@ def test_rows_after_another_buffer_was_given_in_an_episode_are_not_drawn_where_t
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
-def test_episodes_of_a_rollout_have_no_steps_that_did_not_count_and_know_where_they_begin(mode):
+def test_episodes_of_a_rollout_skip_uncounted_steps_and_know_their_start(mode):
     lengths = ((7, "terminate"),), ((5, "terminate"), (40, "truncate")), LONG
     env = SyncVectorEnv([partial(CountingEnv, episodes) for episodes in lengths], autoreset_mode=mode)
     collector = Collector(Acting(), env, RolloutStore(40, 3, env.single_observation_space, env.single_action_space))

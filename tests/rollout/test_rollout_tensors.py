@@ -239,7 +239,7 @@ class Silent(CartPole):
         return obs, rewards, dones, {"time_outs": extras["time_outs"]}
 
 
-def test_an_episode_whose_last_observation_is_not_told_ends_where_it_was_acted_on_last():
+def test_an_episode_without_a_last_observation_ends_at_the_last_action():
     """In a rollout, and behind the boundary of arrays."""
     collector = collector_of(ppo_config(Silent(B)), limit=6)
     collector.collect(n_step=T * B)
@@ -307,7 +307,7 @@ class Breaks(CartPole):
         return super().advance(state, actions, draws)
 
 
-def test_a_collect_that_fails_leaves_no_steps_and_the_next_begins_new_episodes():
+def test_after_a_failed_collect_the_next_one_starts_new_episodes():
     collector = collector_of(ppo_config(Breaks(B)), limit=500)
     collector.collect(n_step=T * B)
     collector.buffer.clear()

@@ -169,7 +169,7 @@ def test_every_stored_transition_equals_the_single_environment(backend, mode):
 
 @pytest.mark.parametrize("ignore_obs_next", one_in(2, [False, True]))
 @pytest.mark.parametrize("backend, mode", CASES)
-def test_every_transition_in_the_replay_buffer_equals_the_single_environment(backend, mode, ignore_obs_next):
+def test_every_replay_transition_equals_the_single_environment(backend, mode, ignore_obs_next):
     collector = replaying(BACKENDS[backend](mode), ignore_obs_next=ignore_obs_next)
     with collector.env:
         pieces = (4, 24, 4, 8, NUM_ENVS * 140)  # the last one is added in two
@@ -229,7 +229,7 @@ def advantages_by_hand(piece):
 
 
 @pytest.mark.parametrize("backend, mode", [("light", "SameStep"), ("sync", "NextStep"), ("native", "NextStep")])
-def test_truncation_bootstraps_with_the_true_final_observation_and_termination_does_not(learner, backend, mode):
+def test_truncation_bootstraps_with_the_final_obs_and_termination_not(learner, backend, mode):
     collector = collector_of(BACKENDS[backend](mode))
     seen = set()
     with collector.env:
@@ -266,7 +266,7 @@ def test_nested_observations_are_stored_leaf_by_leaf(vector):
 
 
 @pytest.mark.parametrize("backend, mode", [("light", "SameStep"), ("native", "NextStep"), ("sync", "Disabled")])
-def test_frame_stacks_reach_over_no_episode_and_the_final_stack_is_the_true_one(backend, mode):
+def test_frame_stacks_never_cross_episodes_and_the_final_stack_is_true(backend, mode):
     collector = collector_of(BACKENDS[backend](mode), frame_stack=3)
     with collector.env:
         rows, _ = gather_rows(collector)
@@ -327,7 +327,7 @@ def test_a_reward_in_a_row_that_only_resets_belongs_to_no_episode():
 # -- in a replay buffer ---
 
 
-def test_returns_and_lengths_that_the_buffer_reports_are_those_of_the_collector():
+def test_the_buffer_and_the_collector_report_equal_returns_and_lengths():
     buffer = NotingBuffer(4000, NUM_ENVS)
     stats = replaying(BACKENDS["light"]("SameStep"), buffer=buffer).collect(n_step=200)
     assert sorted(told for told in buffer.told if told[1]) == sorted(zip(stats.returns, stats.lens))
@@ -347,7 +347,7 @@ class GivesNan(CountingEnv):
         return (obs, float("nan") if self.step_number == 140 else reward, *rest)
 
 
-def test_nan_in_a_new_row_is_refused_with_environment_step_and_column_and_its_piece_is_not_stored():
+def test_nan_in_a_new_row_is_refused_by_environment_step_and_column():
     collector = replaying(
         LightSyncVectorEnv([CountingEnv, CountingEnv, lambda: GivesNan(((500, "terminate"),))] + [CountingEnv])
     )

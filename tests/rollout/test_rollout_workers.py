@@ -94,7 +94,7 @@ def check_transitions(obs, next_obs, rewards, terminateds):
 
 
 @pytest.mark.parametrize("how", ["die", "hang"])
-def test_a_worker_is_started_again_and_only_its_own_unfinished_episode_is_lost(how, tmp_path):
+def test_a_restarted_worker_loses_only_its_own_unfinished_episode(how, tmp_path):
     env = vector_of(tmp_path, how)
     collector = Collector(Acting(), env)
     collector.buffer = RolloutStore(10, 3, env.observation_space, env.action_space)
@@ -131,7 +131,7 @@ def test_a_lost_episode_is_not_glued_to_the_next_in_a_replay_buffer(tmp_path):
     assert np.array_equal(first[:, 1], last[:, 1])  # three steps never reach into another episode
 
 
-def test_a_lost_episode_counts_in_no_statistics_and_another_takes_its_place(tmp_path):
+def test_a_lost_episode_is_not_counted_and_another_replaces_it(tmp_path):
     env = vector_of(tmp_path, at=2)
     collector = Collector(Acting(), env)
     with env, pytest.warns(RuntimeWarning, match="started again"):
@@ -173,7 +173,7 @@ def test_the_limits_of_restarts_are_kept_and_told(tmp_path, limits, told, words)
     assert not any(process.is_alive() for process in env._processes)
 
 
-def test_the_limits_of_a_configuration_hold_for_its_environments_in_processes_of_their_own():
+def test_the_limits_of_a_configuration_hold_for_its_worker_processes():
     config = A2CConfig().environment("CartPole-v1").rl_module(model_config={"hiddens": (4,)})
     config.env_runners(num_envs_per_env_runner=1, vectorize_mode="async").fault_tolerance(restart_failed_envs=False)
     collector = config.build_collector(config.build_policy())
@@ -187,7 +187,7 @@ def test_the_limits_of_a_configuration_hold_for_its_environments_in_processes_of
 
 
 @pytest.mark.parametrize("value", [0, 3, False])
-def test_a_number_instead_of_limits_is_refused_and_not_taken_for_the_default(value):
+def test_a_number_in_place_of_restart_limits_is_refused(value):
     with pytest.raises(ValueError, match=f"restarts={value} is not allowed; it must be a lockstep.envs.RestartLimits"):
         make_vector(CountingEnv, num_envs=1, mode="async", restarts=value)
 
@@ -201,7 +201,7 @@ def test_a_hang_beyond_the_limits_is_a_timeout_error(tmp_path):
         env.step(np.zeros(1, np.int64))
 
 
-def test_an_exception_arrives_with_traceback_index_and_last_action_and_no_restart_is_made(tmp_path):
+def test_an_exception_has_traceback_index_and_action_and_no_restart(tmp_path):
     env = vector_of(tmp_path, "raise")
     with env:
         collector = Collector(Acting(), env)
@@ -212,7 +212,7 @@ def test_an_exception_arrives_with_traceback_index_and_last_action_and_no_restar
         assert collector.collect(n_step=3).n_collected_steps == 3  # new episodes
 
 
-def test_workers_tell_their_state_and_take_that_of_environments_in_one_process():
+def test_workers_exchange_state_with_environments_in_one_process():
     spawned, plain = (make_vector("CartPole-v1", num_envs=2, mode=mode) for mode in ("async", "sync"))
     with spawned:
         first = [vector.reset([1, 2]).copy() for vector in (spawned, plain)]

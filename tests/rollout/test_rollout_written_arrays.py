@@ -141,7 +141,7 @@ BACKENDS = {
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_an_environment_that_writes_into_its_action_does_not_change_the_stored_one(backend):
+def test_an_environment_that_modifies_its_action_leaves_the_stored_one(backend):
     with BACKENDS[backend]() as boundary:
         policy = Acting(boundary.action_space)
         if backend in ("light", "gymnasium"):  # what is remembered of the action is the action, too
@@ -210,7 +210,7 @@ class Reading(EnvironmentCallback):
             each[:] = WRITTEN
 
 
-def test_agents_that_write_into_their_actions_do_not_change_the_stored_ones():
+def test_agents_that_modify_their_actions_do_not_change_stored_ones():
     config = PPOConfig().environment(ScribblingPair).rl_module(model_config={"hiddens": (4,)})
     config.multi_agent(policies=["one"], policy_mapping_fn={"a": "one", "b": "one"})
     policy, reading = config.build_policy(), Reading()

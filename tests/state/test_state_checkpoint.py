@@ -176,7 +176,7 @@ def test_every_array_starts_at_a_multiple_of_its_item_size(tmp_path: Path) -> No
         assert (8 + size + header[name]["data_offsets"][0]) % array.itemsize == 0
 
 
-def test_a_folder_of_a_checkpoint_is_a_checkpoint_by_itself_wherever_it_is_moved(tmp_path: Path) -> None:
+def test_a_subfolder_of_a_checkpoint_is_a_checkpoint_wherever_it_moves(tmp_path: Path) -> None:
     folders = {"learner": {"k": 1}, "learner/rl_module/p0": {"w": 2}, "learner/rl_module/p1": {"w": 3}}
     path = write_checkpoint(tmp_path / "c", folders, metadata={"step": 5})
     (path / "learner" / "rl_module").rename(tmp_path / "moved")
@@ -245,7 +245,7 @@ FOLDERS = ["/abs", "../up", "a//b", "a/../../b", "a/"]
     ],
     ids=[*(f"key-{k}" for k in range(len(NAMES))), *(f"folder-{k}" for k in range(len(FOLDERS))), "loop", "metadata"],
 )
-def test_names_trees_and_metadata_that_cannot_be_written_are_refused_and_leave_nothing(
+def test_unwritable_names_and_metadata_are_refused_and_leave_nothing(
     tmp_path: Path, folders: dict, metadata: dict | None, complaint: str
 ) -> None:
     with pytest.raises(CheckpointError, match=complaint):
@@ -338,7 +338,7 @@ def test_a_manifest_of_0_2_is_read_and_one_that_lost_its_checksum_is_not(tmp_pat
         read_checkpoint(path)
 
 
-def test_a_checkpoint_of_a_development_version_names_it_and_says_that_it_cannot_be_read(tmp_path: Path) -> None:
+def test_a_checkpoint_of_a_development_version_is_refused_by_name(tmp_path: Path) -> None:
     path = as_of_format_1(example(tmp_path / "c"))
     edit_manifest(path, signed=False, lockstep_version="0.1.0")
     with pytest.raises(CheckpointError, match=r"written by lockstep 0\.1\.0, a development version; .*cannot read it"):
@@ -415,7 +415,7 @@ def test_a_pickle_in_place_of_a_file_executes_nothing(tmp_path: Path) -> None:
 # The newest
 
 
-def test_newest_has_the_most_steps_of_the_newest_attempt_and_damaged_ones_are_named(tmp_path: Path) -> None:
+def test_newest_has_the_most_steps_of_the_last_attempt(tmp_path: Path) -> None:
     def save(name: str, steps: int, attempt: int, created_ns: int | None = None) -> Path:
         path = write_checkpoint(tmp_path / name, {"": {"state": {}}}, steps=steps, attempt=attempt)
         if created_ns is not None:
@@ -443,7 +443,7 @@ def test_newest_has_the_most_steps_of_the_newest_attempt_and_damaged_ones_are_na
     assert any("notes" in message for message in said)
 
 
-def test_checkpoints_of_0_2_are_older_than_all_others_and_ordered_by_their_steps(tmp_path: Path) -> None:
+def test_checkpoints_of_0_2_come_first_in_the_order_of_their_steps(tmp_path: Path) -> None:
     for steps, created_ns in ((200, 5), (300, 4), (100, 9)):
         as_of_format_1(example(tmp_path / f"old_{steps}"), metadata={"env_step": steps}, created_ns=created_ns)
     as_of_format_1(example(tmp_path / "offline"), metadata={"env_step": 0, "gradient_step": 250}, created_ns=1)
@@ -467,7 +467,7 @@ def test_a_file_that_cannot_be_read_is_a_damaged_one(tmp_path: Path) -> None:
         assert newest_checkpoint(tmp_path) == tmp_path / "a"
 
 
-def test_damaged_files_are_listed_and_the_rest_can_be_read_without_their_folder(tmp_path: Path) -> None:
+def test_damaged_files_are_listed_and_the_rest_can_be_read(tmp_path: Path) -> None:
     tree = {"rows": {"a": np.arange(3)}}
     path = write_checkpoint(tmp_path / "c", {"": {"n": 1}, "replay": tree, "replay/p1": tree, "replays": tree})
     for name in ("replay/rows.safetensors", "replay/p1/rows.safetensors"):

@@ -128,9 +128,7 @@ def test_what_a_killed_process_left_is_cleared_by_the_next_save(tmp_path: Path) 
     assert sorted(tmp_path.iterdir()) == sorted([own, tmp_path / "c"])
 
 
-def test_a_write_that_the_disk_refuses_leaves_the_old_checkpoint_and_nothing_else(
-    tmp_path: Path, file_size_limit: Any
-) -> None:
+def test_a_refused_write_leaves_only_the_old_checkpoint(tmp_path: Path, file_size_limit: Any) -> None:
     with file_size_limit(16384):
         write_checkpoint(tmp_path / "c", {"": {"step": 1}})
         with pytest.raises(CheckpointError, match=r"cannot write checkpoint .*Nothing half-written is left"):

@@ -207,7 +207,7 @@ def test_a_configuration_with_old_names_is_the_one_with_present_names():
     assert json.loads(PPOConfig().update_from_dict(before).to_json()) == today
 
 
-def test_the_signature_over_old_names_holds_and_strangers_get_no_function_by_an_old_name():
+def test_a_signature_over_old_names_holds_and_strangers_get_no_function():
     old = "lockstep.recipes.families:sign_of_rewards"
     tree = signed({"learner_connector": {"__import__": old}})
     assert FileNames("file", tree).find("training.learner_connector", old, None) is sign_of_rewards

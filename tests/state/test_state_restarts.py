@@ -7,7 +7,7 @@ import pytest
 from lockstep.options.restarts import RestartBudget, RestartLimits
 
 
-def test_one_worker_is_started_again_once_in_the_window_and_all_together_at_most_so_often_in_a_run():
+def test_workers_restart_within_their_window_and_the_limits_of_the_run():
     now = [0.0]
     budget = RestartBudget(RestartLimits(in_run=3, in_window=1, window_s=60.0), clock=lambda: now[0])
     assert budget.take("a") is None

@@ -86,7 +86,7 @@ def test_the_position_is_the_state() -> None:
     assert (resumed.timestep, resumed.value) == (15, 1.0)
 
 
-def test_a_function_of_another_librarys_progress_is_refused_when_a_value_is_used():
+def test_a_progress_schedule_of_another_library_is_refused_when_used():
     for function in (lambda progress: 1e-3 * progress, lambda progress: 1e-4 + 3e-4 * progress):
         schedule = Schedule(function, name="lr")
         with pytest.raises(ValueError, match=r"lr: the function gives \S+ at step 2048; .*progress_remaining"):

@@ -52,7 +52,7 @@ def test_different_names_kinds_seeds_and_children_are_different_streams() -> Non
     assert len(seen) == 4 * 4 * 4 * 3
 
 
-def test_seeds_are_distinct_fit_an_int32_and_do_not_change_when_more_are_asked_for() -> None:
+def test_seeds_are_distinct_int32_and_stable_when_more_are_drawn() -> None:
     streams = RandomStreams(3)
     many = streams.seeds("envs", 100_000)  # about two pairs would be equal by chance
     assert len(set(many)) == 100_000

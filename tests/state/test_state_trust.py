@@ -278,7 +278,7 @@ def test_no_module_of_the_current_folder_is_imported_for_a_file(tmp_path, layout
     assert not (tmp_path / "MARKER").exists()
 
 
-def test_what_an_installed_module_imports_itself_does_not_come_from_the_current_folder(tmp_path):
+def test_imports_of_an_installed_module_ignore_the_current_folder(tmp_path):
     here, installed = tmp_path / "here", tmp_path / "installed"
     for folder in (here, installed):
         folder.mkdir()

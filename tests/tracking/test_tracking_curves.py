@@ -151,7 +151,7 @@ def test_an_offline_run_counts_gradient_steps(tmp_path: Path) -> None:
     assert draw_runs(run.path).axes[0].get_xlabel() == "gradient steps"
 
 
-def test_smoothing_is_the_mean_of_the_points_so_far_and_the_picture_says_so(tmp_path: Path) -> None:
+def test_smoothing_is_the_mean_of_past_points_and_is_shown_in_the_picture(tmp_path: Path) -> None:
     curve = Curve(np.arange(4), np.array([0.0, 2.0, 4.0, 12.0]), np.ones(4))
     assert smoothed(curve, 1) is curve
     assert smoothed(curve, 3).values.tolist() == [0.0, 1.0, 2.0, 6.0]

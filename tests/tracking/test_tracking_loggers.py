@@ -46,7 +46,7 @@ def test_each_kind_of_data_has_its_scope_and_its_step() -> None:
     ]
 
 
-def test_records_between_two_writes_are_aggregated_and_the_last_are_flushed() -> None:
+def test_records_between_two_writes_are_aggregated_and_flushed_at_the_end() -> None:
     logger = ListLogger(train_interval=100)
     for step in range(40, 401, 40):
         logger.log_train_data({"n_collected_steps": 40, "value": float(step)}, step)
@@ -129,7 +129,7 @@ def test_a_line_for_each_record_in_strict_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("torn", ["", '{"scope": "te'])
-def test_records_that_are_there_are_kept_on_resume_and_a_torn_last_line_is_cut_off(torn: str, tmp_path: Path) -> None:
+def test_records_are_kept_on_resume_and_a_torn_last_line_is_cut_off(torn: str, tmp_path: Path) -> None:
     file = tmp_path / "m.jsonl"
     with JsonlLogger(file) as logger:
         logger.log_test_data({"x": 1.0}, 0)
@@ -180,7 +180,7 @@ def test_a_resumed_run_leaves_the_file_of_one_that_never_stopped(tmp_path: Path)
     assert wall == sorted(wall)
 
 
-def test_with_only_a_log_its_three_counters_are_restored_and_later_records_cut(tmp_path: Path) -> None:
+def test_a_log_alone_restores_three_counters_and_cuts_later_records(tmp_path: Path) -> None:
     file = tmp_path / "m.jsonl"
     with JsonlLogger(file, train_interval=100) as logger:
         assert logger.restore_data() == (0, 0, 0)
@@ -222,7 +222,7 @@ def test_logged_data_comes_back_by_name(tmp_path: Path) -> None:
     assert restored == {"test/a/b": {"step": [5, 6], "value": [1.0, float("inf")]}}
 
 
-def test_a_file_shorter_than_the_checkpoint_says_is_continued_with_a_warning(tmp_path: Path) -> None:
+def test_a_file_shorter_than_its_checkpoint_continues_with_a_warning(tmp_path: Path) -> None:
     logger = JsonlLogger(tmp_path / "m.jsonl")
     logger.log_test_data({"x": 1.0}, 0)
     state = logger.get_state()
@@ -354,7 +354,7 @@ def test_each_of_several_loggers_is_flushed_and_asked_for_what_it_kept(tmp_path:
     assert logger.last_checkpoint() == "somewhere"
 
 
-def test_one_logger_that_fails_at_the_end_does_not_keep_the_others_from_flushing() -> None:
+def test_a_logger_that_fails_at_the_end_lets_the_others_flush() -> None:
     class Failing(ListLogger):
         def finalize(self) -> None:
             raise OSError("disk full")
@@ -376,9 +376,7 @@ def test_one_logger_that_fails_at_the_end_does_not_keep_the_others_from_flushing
         ({"tensorboard": {"x": 3}}, "TensorboardLogger has no argument 'x'; there are log_dir, train_interval"),
     ],
 )
-def test_an_argument_that_a_logger_of_a_configuration_does_not_have_is_refused_before_the_run(
-    options: dict[str, Any], told: str
-) -> None:
+def test_an_unknown_argument_of_a_configured_logger_is_refused_early(options: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=re.escape(told)):
         ReportingSection(logger_config=options).validate()
     ReportingSection(logger_config={"wandb": {"project": "poles", "update_interval": 5}}).validate()

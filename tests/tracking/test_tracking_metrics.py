@@ -112,7 +112,7 @@ def test_several_processes_give_the_metrics_of_one_exactly(how):
     assert logged_by(4, stored, **how) == one
 
 
-def test_rows_of_one_gradient_step_are_one_value_and_stand_ins_count_for_nothing():
+def test_rows_of_one_gradient_step_are_one_value_without_padding():
     one, parts = Metrics(), [Metrics(), Metrics()]
     for step, ((a, b), (rows_a, rows_b)) in enumerate([((1.0, 3.0), (3, 1)), ((9.0, 5.0), (0, 2))]):
         counted = rows_a + rows_b
@@ -171,7 +171,7 @@ def test_metrics_refuse_by_name(arguments, how, kind, words):
     assert metrics.report() == {("taken",): 1.0}
 
 
-def test_a_key_with_two_reductions_is_refused_where_parts_of_processes_meet_and_among_losses():
+def test_a_key_with_two_reductions_is_refused_across_processes_and_losses():
     parts = [Metrics(), Metrics()]
     parts[0].log_value("x", 1.0, reduce="sum")
     parts[1].log_value("x", 1.0, reduce="max")
@@ -194,7 +194,7 @@ def test_peek_names_the_keys_that_there_are():
 
 
 @pytest.mark.parametrize("reduce", ["mean", "sum", "max", "percentiles"])
-def test_a_window_over_several_reports_drops_its_oldest_values_after_a_restore_too(reduce: str) -> None:
+def test_a_metric_window_drops_its_oldest_values_after_a_restore_too(reduce: str) -> None:
     """The steps of each report begin at 0: the order of the values is not that of their steps."""
 
     def log(metrics: Metrics, values: tuple[float, ...]) -> dict[Any, float]:

@@ -95,7 +95,7 @@ def test_summaries_of_parts_are_the_summary_of_the_whole(parts: list[list[float]
     assert together["r/std"] == pytest.approx(whole.std(), abs=1e-6)
 
 
-def test_the_record_of_several_collects_is_that_of_all_their_episodes_steps_and_seconds() -> None:
+def test_the_record_of_several_collects_covers_all_their_episodes() -> None:
     """All but the median, which is the mean of theirs by episodes."""
     of_agents = {"agents": ("a", "b"), "agent_returns": ((1.0, 0.0), (2.0, 3.0))}
     parts = [
@@ -117,14 +117,14 @@ def test_the_record_of_several_collects_is_that_of_all_their_episodes_steps_and_
     assert together == pytest.approx(whole)
 
 
-def test_the_record_of_several_updates_weighs_by_rows_and_keeps_what_is_no_amount() -> None:
+def test_the_record_of_several_updates_weights_by_rows() -> None:
     names = ("loss", "num_module_steps_trained", "weights_seq_no", "num_trainable_parameters", "a/loss")
     records = [dict(zip(names, values)) for values in ((1.0, 30, 7, 55, 1.0), (5.0, 10, 8, 55, 2.0))]
     expected = {"loss": 2.0, "num_module_steps_trained": 40, "weights_seq_no": 8, "num_trainable_parameters": 55}
     assert aggregate(records) == {**expected, "a/loss": 1.5}  # another module's, which does not say its rows
 
 
-def test_the_record_of_several_epochs_is_where_the_run_is_at_the_last_of_them() -> None:
+def test_the_record_of_several_epochs_has_the_position_of_the_last() -> None:
     timing = [TimingStats(*(second + k for k in range(8))) for second in (1.0, 3.0)]
     infos = [
         InfoStats(8 * k, float(k), float(k), 0.5, k, 64 * k, 3 * k, 20 * k, 2 * k, own, None, 8 * k, 0.5 * k)

@@ -117,7 +117,7 @@ def test_a_lock_is_taken_over_where_its_holder_is_gone(
         first.check()
 
 
-def test_the_newest_trainer_of_a_process_has_the_folder_and_one_that_lost_it_never_gets_it_back(tmp_path: Path) -> None:
+def test_the_newest_trainer_of_a_process_owns_the_folder_for_good(tmp_path: Path) -> None:
     first, second = RunLock(tmp_path), RunLock(tmp_path)
     with first:
         second.take()
@@ -149,7 +149,7 @@ def test_a_folder_that_is_moved_or_deleted_is_no_longer_the_lock_s(tmp_path: Pat
         RunLock(folder).take()
 
 
-def test_a_lock_is_given_back_when_its_owner_is_dropped_and_not_by_a_forked_child(tmp_path: Path) -> None:
+def test_a_lock_is_released_with_its_owner_and_not_by_a_forked_child(tmp_path: Path) -> None:
     lock = RunLock(tmp_path)
     lock.take()
     child = os.fork()

@@ -81,7 +81,7 @@ def test_what_is_no_run_is_told(tmp_path: Path, content: str | None, message: st
         RunFolder.open(tmp_path / "nowhere")
 
 
-def test_a_folder_with_one_run_stands_for_it_and_one_with_several_names_them(tmp_path: Path) -> None:
+def test_a_folder_with_one_run_means_that_run_and_several_are_named(tmp_path: Path) -> None:
     run = make(tmp_path)
     assert RunFolder.open(tmp_path).path == run.path
     others = [make(tmp_path, seed=seed) for seed in (8, 9)]

@@ -106,7 +106,7 @@ def go_on(logger: BaseLogger, state: dict[str, Any], remark: dict[str, Any] | No
 
 @needs_wandb
 @pytest.mark.long
-def test_wandb_records_of_a_resumed_run_are_those_of_one_that_never_stopped(tmp_path: Path) -> None:
+def test_wandb_records_of_a_resumed_run_equal_those_of_an_unbroken_one(tmp_path: Path) -> None:
     whole = JsonlLogger(tmp_path / "whole.jsonl", train_interval=120)
     train_and_be_killed(whole)
     log_some(whole, 14, 20)
@@ -137,7 +137,7 @@ def test_wandb_records_of_a_resumed_run_are_those_of_one_that_never_stopped(tmp_
 
 
 @needs_mlflow
-def test_mlflow_records_of_a_resumed_run_are_those_of_one_that_never_stopped(tmp_path: Path) -> None:
+def test_mlflow_records_of_a_resumed_run_equal_those_of_an_unbroken_one(tmp_path: Path) -> None:
     config = {"training": {"lr": 1e-3, "hiddens": [8, 8]}}
     whole, killed = (mlflow_logger(tmp_path, train_interval=120, config=config) for _ in range(2))
     train_and_be_killed(whole)
@@ -222,7 +222,7 @@ def test_a_kill_while_mlflow_writes_a_record_neither_doubles_nor_loses_it(
 
 
 @needs_mlflow
-def test_a_run_of_mlflow_that_is_gone_is_told_and_the_records_go_to_a_new_one(tmp_path: Path) -> None:
+def test_a_missing_mlflow_run_is_reported_and_replaced_by_a_new_one(tmp_path: Path) -> None:
     logger = mlflow_logger(tmp_path)
     logger.log_test_data({"x": 1.0}, 0)
     state = logger.get_state()
@@ -267,7 +267,7 @@ def test_mlflow_beside_jsonl_has_the_same_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "make, name", [(WandbLogger, "wandb"), (MLflowLogger, "mlflow"), (TensorboardLogger, "tensorboard")]
 )
-def test_each_is_imported_at_the_first_record_and_its_absence_says_what_to_install(
+def test_each_logger_is_imported_at_its_first_record_or_named(
     make: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (name, "mlflow.tracking", "torch.utils.tensorboard"):

@@ -136,7 +136,7 @@ def test_collects_put_together_are_the_sum_of_each_of_their_parts():
         ([math.nan], math.nan, math.nan, math.nan),
     ],
 )
-def test_a_summary_of_nothing_is_none_and_one_with_a_nan_is_nan_in_every_field(values, mean, std, median):
+def test_a_summary_of_nothing_is_none_and_nan_makes_every_field_nan(values, mean, std, median):
     stats = SequenceSummaryStats.from_sequence(values)
     ends = (None, None) if mean is None else (mean, mean) if math.isnan(mean) else (max(values), min(values))
     expected = SequenceSummaryStats(mean, std, *ends, median, len(values))
@@ -190,7 +190,7 @@ def test_in_every_form_it_is_what_it_would_have_been_at_once(form):
 
 @examples(60)
 @given(PIECES)
-def test_updates_put_together_have_the_statistics_of_all_their_steps_and_go_on_from_their_state(pieces):
+def test_joined_updates_have_the_statistics_of_all_their_steps(pieces):
     expected = SequenceSummaryStats.from_sequence([value for piece in pieces for value in piece])
     merged = merge_training_stats([update(*piece) for piece in pieces])
     whole, part, rest = Totals(), Totals(), Totals()
@@ -209,7 +209,7 @@ def test_updates_put_together_have_the_statistics_of_all_their_steps_and_go_on_f
     assert again.training_stats() == merged
 
 
-def test_updates_that_lack_a_metric_do_not_count_for_it_and_summaries_count_with_their_mean():
+def test_updates_without_a_metric_do_not_count_for_its_mean():
     totals = Totals()
     other = SequenceSummaryStats.from_sequence([5.0])
     parts = [

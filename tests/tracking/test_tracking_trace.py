@@ -55,7 +55,7 @@ def test_the_hash_is_of_names_shapes_dtypes_values_and_buffers() -> None:
     assert torch_param_hash(copy.deepcopy(net := Net())) == torch_param_hash(net)
 
 
-def test_a_trace_has_every_record_without_clocks_and_the_hash_after_each_update() -> None:
+def test_a_trace_has_every_record_without_times_and_a_hash_per_update() -> None:
     net = nn.Linear(1, 1)
     one, two = TraceLogger(net), TraceLogger({"module": net})
     for trace, wait in ((one, 0.1), (two, 0.2)):
@@ -154,6 +154,6 @@ def test_running_mean_std_without_a_shape_takes_that_of_its_first_rows() -> None
 
 
 @pytest.mark.parametrize("name, value", [("eps", 0), ("clip_max", "a"), ("clip_max", -1)])
-def test_an_option_of_running_mean_std_that_is_not_allowed_is_refused_with_name_and_value(name, value) -> None:
+def test_a_wrong_option_of_running_mean_std_is_refused(name, value) -> None:
     with pytest.raises(ValueError, match=f"{name}={value!r} is not allowed; it must be a"):
         RunningMeanStd(**{name: value})

@@ -134,7 +134,7 @@ def runner_trainer(config: Any, callbacks: Any) -> Any:
     )
 
 
-def test_env_runners_have_instances_of_the_configured_classes_and_cannot_be_handed_one() -> None:
+def test_env_runners_build_the_configured_classes_and_take_no_instance() -> None:
     config = config_of("on").callbacks(Telling)
     reports = [epoch.train_collect_stat.metrics for epoch in runner_trainer(config, [Telling()])]
     here = [epoch.train_collect_stat.metrics for epoch in config_of("on").build_trainer(callbacks=[Telling()])]

@@ -86,7 +86,7 @@ def shared_config(env, algorithm=PPOConfig, steps=64, **multi_agent):
     ],
 )
 @pytest.mark.long
-def test_the_value_of_x_is_exact_where_its_critic_sees_the_bit_and_the_mean_where_not(central, y_sees, seen_of, values):
+def test_a_critic_that_sees_the_bit_is_exact_and_a_blind_one_the_mean(central, y_sees, seen_of, values):
     env = HiddenGameThatYSees if y_sees else HiddenGame
     config = shared_config(env, steps=64 * 20, centralized_critic=central)
     config.training(train_batch_size=64, minibatch_size=64, num_epochs=10, lr=[[0, 3e-2], [1280, 1e-3]])
@@ -101,7 +101,7 @@ def test_the_value_of_x_is_exact_where_its_critic_sees_the_bit_and_the_mean_wher
     assert trainer.policy.acting["main"].observation_space.shape == (2,)
 
 
-def test_the_state_stands_beside_each_observation_and_is_bootstrapped_where_an_episode_is_cut():
+def test_the_state_is_stored_with_each_observation_and_bootstrapped():
     play = play_of(HiddenGame(length=3, truncates=True), main, critic="state")
     play.begin(seed=1)
     while not play.episode.is_done:
@@ -126,7 +126,7 @@ class Seen(TurnGame):
         return np.array([self.t, 10 + "ab".index(agent)], np.float32)
 
 
-def test_observations_of_all_agents_are_joined_with_zeros_for_who_is_not_there():
+def test_joined_observations_have_zeros_for_absent_agents():
     play = play_of(CountingGame(shortest=3, longest=3), main, critic="observations")
     assert play.critic_space() == spaces.Box(-np.inf, np.inf, (6,), np.float32)
     play.begin(seed=0)
@@ -137,7 +137,7 @@ def test_observations_of_all_agents_are_joined_with_zeros_for_who_is_not_there()
     assert found == [[0, 1, 0, 2, 0, 0], [1, 1, 1, 2, 1, 3], [2, 1, 2, 2, 2, 3], [3, 1, 0, 0, 3, 3]]
 
 
-def test_what_others_have_shown_is_known_after_a_resume_in_the_middle_of_an_episode():
+def test_frames_of_others_are_known_after_a_resume_mid_episode():
     plays = [play_of(TellingDictGame(), main, critic="observations") for _ in range(2)]
     plays[0].begin(seed=0)
     plays[1].set_state(plays[0].get_state())
@@ -149,7 +149,7 @@ def test_what_others_have_shown_is_known_after_a_resume_in_the_middle_of_an_epis
     assert any(shown[0][2:4])  # of b, which was not asked now
 
 
-def test_an_episode_that_is_cut_is_bootstrapped_with_what_the_critic_sees_at_its_end():
+def test_a_cut_episode_is_bootstrapped_with_the_critics_final_state():
     config = shared_config(HiddenGame, centralized_critic="state").training(gamma=1.0, lambda_=1.0)
     policy = config.build_policy()
     learner = policy.learner_group.learner
@@ -241,7 +241,7 @@ def test_numbers_are_added_to_observations_of_any_space(space, observation):
         (PPOConfig, {"vf_share_layers": True}, "centralized_critic=True needs a network of its own"),
     ],
 )
-def test_what_has_no_central_critic_is_refused_when_the_configuration_is_built(algorithm, model_config, words):
+def test_a_missing_central_critic_is_refused_when_building_the_config(algorithm, model_config, words):
     config = shared_config(HiddenGame, algorithm, centralized_critic=True).rl_module(model_config=model_config)
     with pytest.raises(ValueError, match=words):
         config.validate()

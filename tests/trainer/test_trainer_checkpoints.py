@@ -39,7 +39,7 @@ def steps_in(path):
 
 
 @pytest.mark.parametrize("kind", fast_if("off".__eq__, KINDS))
-def test_the_state_at_an_error_is_kept_apart_and_used_only_where_it_is_asked_for(kind, folder):
+def test_the_state_at_an_error_is_kept_apart_and_used_only_if_asked(kind, folder):
     whole = prepare_run(config_of(kind), folder / "whole").finish()
     config = config_of(kind).checkpointing(num_to_keep=1)
     broken = prepare_run(config, folder / "broken", callbacks=[At("UpdateEnd", 40, LookupError("motor 3"))])
@@ -79,7 +79,7 @@ def test_a_trainer_by_hand_keeps_the_state_at_an_error_apart_too(folder):
     assert again.env_step == 32, "the log names no checkpoint of an error"
 
 
-def test_the_newest_checkpoint_is_that_of_the_last_start_whatever_its_steps(folder):
+def test_the_newest_checkpoint_is_that_of_the_last_start(folder):
     """A run that goes on from an earlier checkpoint leaves the later ones behind; they are the first to go."""
     path = prepare_run(config_of("on").checkpointing(num_to_keep=3), folder).finish().path
     assert [verify_checkpoint(each)["attempt"] for each in sorted((path / "checkpoints").iterdir())] == [1, 1, 1]
@@ -166,7 +166,7 @@ def test_the_best_policy_of_a_future_that_was_killed_does_not_outlive_it(
     assert result.info.best_epoch == interval
 
 
-def test_a_run_that_goes_on_from_before_its_first_evaluation_has_no_best_policy(folder, monkeypatch):
+def test_a_run_resumed_before_its_first_evaluation_has_no_best_policy(folder, monkeypatch):
     config = config_of("on", Growing).evaluation(evaluation_interval=0)
     run = prepare_run(config, folder)
     next(run.trainer)
@@ -192,7 +192,7 @@ def test_a_damaged_best_policy_ends_no_run(folder):
 
 
 @pytest.mark.parametrize("epochs", fast_if(lambda epochs: epochs < 100, [72, 200]))
-def test_checkpoints_write_the_statistics_of_an_epoch_a_few_times_and_not_each_time(epochs, folder):
+def test_checkpoints_write_the_statistics_of_an_epoch_a_few_times_only(epochs, folder):
     """The bytes of all checkpoints grow as the run does, not as its square."""
     trainer = trainer_of("on", max_epoch=epochs, evaluate=False)
     written, before = [0], set()
@@ -252,7 +252,7 @@ def replay_config(kind):
 
 
 @pytest.mark.parametrize("kind", fast_if("uniform".__eq__, ["uniform", "n-step, prioritised"]))
-def test_a_run_whose_replay_alone_is_damaged_goes_on_without_it_where_that_is_asked_for(kind, folder):
+def test_a_run_with_damaged_replay_continues_without_it_if_asked(kind, folder):
     config = replay_config(kind)
     total = config.reporting.total_steps
     run = prepare_run(config, folder)
@@ -335,7 +335,7 @@ def test_a_run_that_is_killed_at_its_curve_gets_one_when_it_is_finished(processe
     assert prepare_resume(path).is_finished
 
 
-def test_a_run_of_whole_episodes_that_was_killed_after_its_last_checkpoint_is_finished(folder):
+def test_a_run_of_whole_episodes_killed_after_its_checkpoint_finishes(folder):
     """Whole episodes may bring more steps than one collect has."""
     (algorithm,) = (name for name in ON_POLICY if get_config(name).env_runners.batch_mode == "complete_episodes")
     config = config_for(algorithm, total_steps=16, num_envs=2, training={"train_batch_size": 8})
@@ -366,7 +366,7 @@ class Interrupting(Paying):
 
 @pytest.mark.parametrize("at", ["collect", "evaluation"])
 @pytest.mark.parametrize("kind", one_in(2, KINDS))
-def test_an_interrupt_in_the_midst_of_a_step_writes_no_checkpoint_of_a_torn_state(kind, at, folder, monkeypatch):
+def test_an_interrupt_within_a_step_writes_no_torn_checkpoint(kind, at, folder, monkeypatch):
     """The run goes on from the one before, to the bits of one that was never interrupted."""
     whole = prepare_run(config_of(kind, Interrupting), folder / "whole").finish()
     event = ("CollectEnd", 24) if at == "collect" else ("UpdateEnd", 32)

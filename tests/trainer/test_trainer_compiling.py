@@ -131,7 +131,7 @@ def test_a_run_that_is_resumed_without_a_compiler_is_eager_from_then_on(tmp_path
 
 
 @pytest.mark.long
-def test_a_run_that_is_compiled_by_default_resumes_to_the_same_bits_without_kept_code(tmp_path, monkeypatch):
+def test_a_run_compiled_by_default_resumes_equally_without_kept_code(tmp_path, monkeypatch):
     config = ppo(5_000_000).reporting(steps_per_epoch=2_048).evaluation(evaluation_interval=0)
 
     def train(run: Run, num_epochs: int) -> str:

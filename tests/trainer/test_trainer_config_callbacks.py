@@ -77,14 +77,12 @@ def in_a_collector(watch: Any) -> Any:
         (watching("on_train_result"), "on_train_result, .* did you mean 'on_epoch_end'"),
     ],
 )
-def test_a_method_named_as_an_event_that_there_is_not_is_refused_with_the_nearest(
-    watch: Any, nearest: str, enter: Any
-) -> None:
+def test_a_callback_method_named_like_an_unknown_event_is_refused(watch: Any, nearest: str, enter: Any) -> None:
     with pytest.raises(ValueError, match=nearest):
         enter(watch())
 
 
-def test_events_of_the_run_are_none_for_a_callback_of_environments_and_other_names_are_free() -> None:
+def test_environment_callbacks_have_no_run_events() -> None:
     collector = MultiAgentCollector(game_config().build_policy(), CountingGame)
     with pytest.raises(ValueError, match="on_update_end, which nothing calls"):
         collector.set_callbacks([watching("on_update_end", base=EnvironmentCallback)()])

@@ -34,7 +34,7 @@ def test_trainers_and_collectors_say_what_to_do_instead_of_copying_them(how):
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_finished_environment_of_a_configuration_is_the_one_that_its_copies_train_in(mode, folder):
+def test_copies_of_a_config_share_its_finished_environment(mode, folder):
     with make_vector("CartPole-v1", num_envs=2, mode=mode) as env:
         config = A2CConfig().environment(env).rl_module(model_config={"hiddens": (4,)})
         config.evaluation(evaluation_interval=0).training(train_batch_size=16)

@@ -40,7 +40,7 @@ def test_the_cases_have_every_stage():
 
 @pytest.mark.parametrize("tested", [False, True])
 @pytest.mark.parametrize("stage", EpochStage)
-def test_a_saved_state_has_the_flags_of_its_stage_and_is_restored_from_them(stage, tested):
+def test_a_saved_state_holds_the_flags_of_its_stage(stage, tested):
     saved = {**AS_SAVED_BY_2DD00802, **FLAGS[stage], "tested_in_train": tested}
     counters = Counters.from_state(saved)
     assert counters.stage is stage
@@ -50,7 +50,7 @@ def test_a_saved_state_has_the_flags_of_its_stage_and_is_restored_from_them(stag
     assert {**counters.get_state(), "stop_reason": "interrupted"} == saved
 
 
-def test_counters_that_an_older_file_does_not_have_are_zero_and_foreign_names_are_left_out():
+def test_missing_counters_of_old_files_are_zero_and_unknown_ones_ignored():
     saved = {name: value for name, value in AS_SAVED_BY_2DD00802.items() if name != "learning_resumes_at"}
     counters = Counters.from_state({**saved, "stage": 7, "run": "no method"})
     assert counters.learning_resumes_at == 0
@@ -75,7 +75,7 @@ def test_each_counter_is_an_attribute_of_the_trainer_that_can_be_set():
         assert name not in vars(trainer)
 
 
-def test_stages_follow_each_other_in_a_run_and_callbacks_cannot_change_them():
+def test_stages_of_a_run_follow_in_order_and_callbacks_cannot_change_them():
     class Watch(Callback):
         def __init__(self):
             self.seen = []

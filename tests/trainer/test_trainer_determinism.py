@@ -66,7 +66,7 @@ def test_every_algorithm_goes_on_bit_by_bit_from_a_checkpoint(algorithm, folder)
         assert digest(again.buffer.get_state()) == digest(straight.buffer.get_state())
 
 
-def test_collectors_made_by_hand_without_a_seed_have_that_of_the_policy_in_training():
+def test_collectors_by_hand_without_a_seed_use_that_of_the_policy():
     def weights(policy_seed, **seed):
         trainer = by_hand(
             smallest_config("ppo", seed=policy_seed),

@@ -40,7 +40,7 @@ def test_early_stop_at_a_threshold_after_patience_and_after_a_time():
         EarlyStop()
 
 
-def test_ctrl_c_waits_for_the_end_of_the_update_and_the_second_one_does_not():
+def test_ctrl_c_waits_for_the_end_of_the_update_and_the_second_does_not():
     events = []
 
     def press(*arguments):
@@ -183,7 +183,7 @@ def test_an_environment_that_calls_sys_exit_ends_the_run_with_an_error(where):
     trainer.close()
 
 
-def test_an_environment_that_calls_sys_exit_in_evaluation_or_in_an_env_runner_ends_the_run_with_an_error():
+def test_sys_exit_in_evaluation_or_an_env_runner_ends_the_run():
     config = ppo(lambda: Leaving(leaves=False)).evaluation(evaluation_interval=1, evaluation_num_envs=2)
     trainer = config.build_trainer()
     for env in trainer.test_collector.env.envs:

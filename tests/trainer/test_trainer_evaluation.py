@@ -86,7 +86,7 @@ def test_beside_training_other_trainers_keep_their_bits_too(algorithm):
     assert found[0] == found[1]
 
 
-def test_training_goes_on_while_the_policy_of_an_earlier_epoch_is_evaluated():
+def test_training_continues_while_an_earlier_policy_is_evaluated():
     """The evaluation of epoch 1 waits until epoch 2 has trained, and still sees the policy of epoch 1."""
     trained, seen = threading.Event(), []
 
@@ -115,7 +115,7 @@ def good_after_an_epoch(policy, collector):
     return [0.0, 5.0, 1.0][len(POLICIES) - 1]
 
 
-def test_beside_training_a_run_is_stopped_and_its_best_policy_kept_by_the_snapshot(tmp_path):
+def test_parallel_evaluation_stops_a_run_and_keeps_the_best_snapshot(tmp_path):
     """`stop_fn` is satisfied by the policy of epoch 1: the run ends with epoch 2, whose policy is evaluated, too."""
     POLICIES.clear()
     options = {"stop_return": 5.0, "custom_evaluation_function": good_after_an_epoch, **BESIDE}
@@ -160,7 +160,7 @@ def test_a_run_goes_on_bit_by_bit_while_an_evaluation_is_under_way(point, in_tur
     assert (again.best_score, again.test_env_step) == (straight.best_score, straight.test_env_step)
 
 
-def test_a_checkpoint_with_an_evaluation_under_way_is_not_for_a_trainer_that_evaluates_in_turn(in_turn, tmp_path):
+def test_a_parallel_evaluations_checkpoint_needs_parallel_evaluation(in_turn, tmp_path):
     config = config_for(total_steps=384).evaluation(**BESIDE)
     first = config.build_trainer(callbacks=[At("UpdateEnd", 192, KeyboardInterrupt())])
     first.save_checkpoint_fn = lambda *where: save_trainer(first, tmp_path / "checkpoint")
@@ -208,7 +208,7 @@ def metrics_of(trainer):
     return [dict(epoch.test_collect_stat.metrics) for epoch in trainer.history]
 
 
-def test_callbacks_of_environments_have_an_instance_of_their_own_beside_training():
+def test_environment_callbacks_have_their_own_instance_beside_training():
     turn, beside = (ended_config(**more).build_trainer() for more in ({}, BESIDE))
     for trainer in (turn, beside):
         trainer.run()
@@ -221,7 +221,7 @@ def test_callbacks_of_environments_have_an_instance_of_their_own_beside_training
     assert {epoch.train_collect_stat.metrics["beside"] for epoch in beside.history} == {0}
 
 
-def test_callbacks_beside_training_go_on_from_where_the_evaluation_under_way_began(tmp_path):
+def test_callbacks_of_parallel_evaluation_resume_where_it_started(tmp_path):
     straight = ended_config(**BESIDE).build_trainer()
     first = ended_config(**BESIDE).build_trainer(callbacks=[At("UpdateEnd", 192, KeyboardInterrupt())])
     again = ended_config(**BESIDE).build_trainer()
@@ -251,7 +251,7 @@ def test_callbacks_of_environments_that_evaluation_cannot_call_are_refused(monke
 # -- amounts, functions, settings ---
 
 
-def test_an_evaluation_by_steps_begins_anew_and_counts_the_episodes_that_end_in_it():
+def test_an_evaluation_by_steps_starts_over_and_counts_ended_episodes():
     config = config_for(total_steps=384)
     config.evaluation(evaluation_duration_unit="timesteps", evaluation_duration=200, evaluation_num_envs=2)
     trainer = config.build_trainer()
@@ -336,7 +336,7 @@ class Wind(gym.Wrapper):
         return obs, self.scale, *rest
 
 
-def test_evaluation_has_environments_and_exploration_of_its_own_where_they_are_set():
+def test_evaluation_has_its_own_environments_and_exploration_if_set():
     found = {}
     for name, options in {
         "as in training": {},
@@ -369,7 +369,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("settings, words", REFUSED, ids=[words for _, words in REFUSED])
-def test_other_settings_of_evaluation_than_those_of_its_environments_are_refused(settings, words):
+def test_evaluation_settings_unlike_its_environments_are_refused(settings, words):
     with pytest.raises((TypeError, ValueError), match=re.escape(words)):
         config_for().evaluation(evaluation_config=settings).validate()
 

@@ -42,7 +42,7 @@ def run(request, shared_folder):
 
 
 @pytest.mark.parametrize("from_what", fast_if("checkpoint".__eq__, ["run", "checkpoint"]))
-def test_a_run_begins_with_the_weights_and_statistics_of_another_and_all_else_is_new(run, from_what, folder):
+def test_a_run_starts_from_weights_and_statistics_of_another_only(run, from_what, folder):
     kind, first = run
     source = first.path if from_what == "run" else RunFolder.open(first.path).newest_checkpoint()
     new = config(kind, PayingMore, seed=5, training={"lr": 0.5}, env_runners={"num_envs_per_env_runner": 4})
@@ -88,7 +88,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_source_that_does_not_fit_is_refused_with_the_option_and_leaves_no_folder(name, shared_folder, folder):
+def test_a_source_that_does_not_fit_is_refused_and_leaves_no_folder(name, shared_folder, folder):
     if not (shared_folder / "source").exists():
         config().build_policy().save_to_path(shared_folder / "source")
     sections, words = REFUSED[name]

@@ -41,7 +41,7 @@ def same(left, right):
 
 
 @pytest.mark.parametrize("algorithm", [PPOConfig, DQNConfig])
-def test_a_module_that_is_added_acts_and_learns_and_one_that_is_removed_is_gone(algorithm):
+def test_an_added_module_acts_and_learns_and_a_removed_one_is_gone(algorithm):
     trainer = game_config(FourSteps, algorithm).build_trainer()
     next(trainer)
     trainer.add_module("new", init_from="others")
@@ -109,7 +109,7 @@ def test_who_learns_may_change_between_two_epochs():
     assert not same(weights(trainer, "others"), before)
 
 
-def test_policies_to_train_and_the_mapping_may_be_schedules_of_environment_steps():
+def test_policies_to_train_and_the_mapping_may_be_schedules():
     config = game_config(BitGame, num_envs=4)
     config.multi_agent(
         policies_to_train=[[0, ["first"]], [33, ["first", "others"]]],

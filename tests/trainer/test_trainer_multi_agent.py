@@ -35,7 +35,7 @@ def second_minus_first(returns):
 
 
 @pytest.mark.parametrize("env", [CountingGame, TurnGame])
-def test_without_reward_metric_the_return_of_an_episode_is_the_sum_over_agents(env):
+def test_without_reward_metric_the_return_is_the_sum_over_agents(env):
     trainer = game_config(env).build_trainer()
     steps = 0
     for _, stats, info in trainer:
@@ -59,7 +59,7 @@ def test_reward_metric_is_applied_in_training_statistics_and_evaluation():
     assert stats.test_collect_stat.returns_stat.mean == np.mean(stats.test_collect_stat.returns)
 
 
-def test_reward_metric_is_applied_to_the_best_score_and_to_stop_fn_and_early_stop():
+def test_reward_metric_is_applied_to_the_best_score_and_early_stop():
     asked = []
     trainer = by_hand(
         game_config(),
@@ -80,7 +80,7 @@ def test_reward_metric_is_applied_to_the_best_score_and_to_stop_fn_and_early_sto
     assert stopped.train_step == 0
 
 
-def test_reward_metric_is_applied_where_test_in_train_looks_at_training_returns():
+def test_reward_metric_is_applied_to_training_returns_in_test_in_train():
     asked = []
     trainer = by_hand(
         game_config(),
@@ -93,7 +93,7 @@ def test_reward_metric_is_applied_where_test_in_train_looks_at_training_returns(
     assert all(score > 5000.0 for score in asked)
 
 
-def test_reward_metric_is_applied_in_logs_where_returns_of_each_agent_are_seen_too(folder):
+def test_reward_metric_is_applied_in_logs_with_returns_of_each_agent(folder):
     path = folder / "metrics.jsonl"
     with JsonlLogger(path, train_interval=1, test_interval=1, info_interval=1) as logger:
         by_hand(game_config(), reward_metric=second_minus_first, logger=logger).run()
@@ -120,7 +120,7 @@ def test_reward_metric_is_applied_in_logs_where_returns_of_each_agent_are_seen_t
         (lambda returns: [[1.0], [1.0, 2.0], 3.0], TypeError, "it must return numbers, one for each episode"),
     ],
 )
-def test_what_reward_metric_returns_is_refused_unless_it_is_one_number_for_each_episode(metric, error, message):
+def test_reward_metric_must_return_one_number_per_episode(metric, error, message):
     with pytest.raises(error, match=message):
         by_hand(game_config(), reward_metric=metric).run()
 
@@ -161,7 +161,7 @@ def trace_of(seed=1):
     return trace, learned(trainer)
 
 
-def test_the_same_seed_gives_the_same_bits_with_several_agents_and_evaluation_changes_none():
+def test_the_same_seed_gives_the_same_multi_agent_bits_with_evaluation():
     (one, bits), (two, again) = trace_of(), trace_of()
     assert one.first_difference(two) is None
     assert bits == again
@@ -179,7 +179,7 @@ class FourSteps(CountingGame):
 
 
 @pytest.mark.parametrize("algorithm", [PPOConfig, DQNConfig])
-def test_a_run_of_several_agents_goes_on_bit_by_bit_where_episodes_end_with_the_checkpoint(algorithm, folder):
+def test_a_multi_agent_run_resumes_bit_for_bit_if_episodes_end_there(algorithm, folder):
     def build():
         config = game_config(FourSteps, algorithm)
         if algorithm is DQNConfig:
@@ -200,7 +200,7 @@ def test_a_run_of_several_agents_goes_on_bit_by_bit_where_episodes_end_with_the_
     assert digest(returns[0]) == digest(returns[1])
 
 
-def test_running_episodes_of_several_agents_end_at_a_checkpoint_which_is_said(folder):
+def test_multi_agent_episodes_end_at_a_checkpoint_with_a_message(folder):
     first, again, third = (game_config(num_envs=4).build_trainer() for _ in range(3))
     next(first)
     path = save_trainer(first, folder / "checkpoint")
@@ -213,7 +213,7 @@ def test_running_episodes_of_several_agents_end_at_a_checkpoint_which_is_said(fo
     assert learned(again) == learned(third)
 
 
-def test_a_loss_that_is_not_finite_ends_a_run_of_several_agents_with_the_batch(folder):
+def test_a_loss_that_is_not_finite_ends_a_multi_agent_run_with_its_batch(folder):
     trainer = by_hand(game_config())
     learner = trainer.policy.learner_group.learner
     before = learner.compute_losses
@@ -243,7 +243,7 @@ def test_what_several_agents_cannot_be_trained_with_is_refused(section, options,
         game_config(**{section: options}).build_trainer()
 
 
-def test_trainers_and_collectors_of_one_agent_refuse_a_policy_of_several_with_what_to_use():
+def test_single_agent_trainers_refuse_multi_agent_policies_with_advice():
     policy = game_config().build_policy()
     with pytest.raises(ValueError, match="collect with a MultiAgentCollector"):
         Collector(policy, "CartPole-v1")

@@ -21,7 +21,7 @@ def collector_of(env=CountingGame, num_envs=2, **replay):
 
 
 @pytest.mark.parametrize("env", [CountingGame, TurnGame])
-def test_every_closed_step_of_every_agent_is_one_true_transition_in_its_own_sub_buffer(env):
+def test_every_agents_step_is_one_true_transition_in_its_own_sub_buffer(env):
     collector = collector_of(env)
     lengths = []
     for n_step in (2, 10, 2, 40):
@@ -55,7 +55,7 @@ def test_every_closed_step_of_every_agent_is_one_true_transition_in_its_own_sub_
         assert ends == len(lengths) or (agent == "b" and len(lengths) <= ends <= len(lengths) + 2)
 
 
-def test_a_collect_that_fails_leaves_nothing_and_nothing_reaches_over_the_boundary():
+def test_a_failed_collect_leaves_no_rows_and_nothing_crosses_the_boundary():
     collector = collector_of(n_step=5)
     for env in collector.env.envs:
         env.shortest = env.longest = 5
@@ -106,7 +106,7 @@ class FourSteps(CountingGame):
         return 4
 
 
-def test_nothing_reaches_over_from_the_episodes_of_another_collector_whose_buffer_is_gone_on_in():
+def test_nothing_crosses_from_a_foreign_episode_in_a_shared_buffer():
     other, collector = collector_of(FourSteps, n_step=3), collector_of(FourSteps, n_step=3)
     for one in (other, collector):
         one.collect(n_step=4)  # both are in the middle of an episode
@@ -159,7 +159,7 @@ def test_what_does_not_go_with_the_replay_of_several_agents_is_refused():
         collector.collect(n_step=2)
 
 
-def test_pieces_that_come_together_are_stored_as_they_are_one_by_one_and_all_or_none():
+def test_pieces_stored_together_equal_pieces_stored_one_by_one():
     config = game_config(CountingGame, num_envs=1)
     source = MultiAgentCollector(config.build_policy(), CountingGame, EpisodeStore())
     pieces = []

@@ -88,7 +88,7 @@ def test_the_buffer_goes_through_process_buffer_once(data):
     assert calls == [data]
 
 
-def test_rows_on_disk_and_batches_are_passed_over_again_and_again_without_replacement(data, tmp_path):
+def test_rows_on_disk_are_passed_over_repeatedly_without_replacement(data, tmp_path):
     seen = []
 
     class Watching(BCConfig.learner_class):
@@ -123,7 +123,7 @@ def test_infinity_in_offline_data_is_refused_by_column_and_row(column, value, tm
 
 
 @pytest.mark.parametrize("algorithm", OFFLINE)
-def test_a_buffer_that_discounts_otherwise_is_refused_by_who_bootstraps_from_it(algorithm):
+def test_a_buffer_with_another_discount_is_refused_by_what_bootstraps(algorithm):
     config = config_for(algorithm, "Pendulum-v1").training(gamma=0.9)
     policy = config.build_policy()
     translated = random_transitions("Pendulum-v1", 50)
@@ -172,7 +172,7 @@ def test_an_empty_or_malformed_buffer_raises_malformed_buffer_error(data, tmp_pa
         trainer_of("nothing.npz")
 
 
-def test_beta_goes_by_gradient_steps_offline_and_by_rows_added_again_afterwards():
+def test_beta_follows_gradient_steps_offline_and_added_rows_afterwards():
     buffer = PrioritizedReplayBuffer(ROWS, beta=[[0, 0.0], [100, 1.0]])
     buffer.extend(batch_of())
     trainer = OfflineTrainer(
@@ -237,7 +237,7 @@ def test_one_other_row_among_all_is_other_data(kind, folder):
             restore_trainer(trainer_of(changed_data(kind, folder, row), BCConfig), path)
 
 
-def test_a_run_of_version_0_2_resumes_by_the_note_of_64_rows_and_has_the_digest_from_then_on():
+def test_a_run_of_version_0_2_resumes_and_gets_the_digest_of_its_data():
     old_note = {"num_rows": ROWS, "sha256": OF_64_ROWS}
     trainer = trainer_of(batch_of(), max_epoch=1)
     trainer.run()
@@ -263,7 +263,7 @@ def test_the_seed_is_that_of_what_is_drawn(columns):
     assert not np.array_equal(drawn(4), drawn(5))
 
 
-def test_checkpoint_callback_names_offline_checkpoints_by_gradient_steps_and_saves_what_was_interrupted(folder):
+def test_checkpoint_callback_counts_gradient_steps_and_saves_interrupts(folder):
     def interrupt(event):
         if event.gradient_step == 134:
             raise KeyboardInterrupt
@@ -281,7 +281,7 @@ def test_checkpoint_callback_names_offline_checkpoints_by_gradient_steps_and_sav
 
 
 @pytest.mark.parametrize("algorithm", [name for name in OFFLINE if not class_of(name).can_prioritize])
-def test_a_buffer_that_draws_by_priority_is_refused_where_no_errors_make_priorities(algorithm):
+def test_a_prioritized_buffer_is_refused_without_errors_for_priorities(algorithm):
     batch = random_transitions("CartPole-v1")
     config = get_config(algorithm).environment("CartPole-v1").reporting(total_steps=2)
     config.offline_data(input_=ReplayBuffer.from_batch(batch, priorities={"alpha": 0.6, "beta": 0.4}))
@@ -297,7 +297,7 @@ ATTENTION = {"attention": {"size": 4, "num_heads": 2, "memory": 5, "hidden_size"
 
 @pytest.mark.parametrize("memory", [LSTM, ATTENTION], ids=["lstm", "attention"])
 @pytest.mark.parametrize("algorithm", one_in(2, OFFLINE))
-def test_half_a_run_and_a_resumed_half_are_a_whole_one_with_memory_and_act_alike(algorithm, memory, folder):
+def test_half_a_run_resumed_equals_a_whole_one_with_memory(algorithm, memory, folder):
     def made(epochs):
         config = config_for(algorithm, rl_module={"model_config": {"hiddens": (4,), **memory}})
         return by_hand(config, evaluate=False, buffer=config.offline_data.input_, max_epoch=epochs, step_per_epoch=3)
@@ -322,7 +322,7 @@ def test_half_a_run_and_a_resumed_half_are_a_whole_one_with_memory_and_act_alike
     assert all(np.abs(leaf).sum() > 0 for leaf in states[loaded].values())
 
 
-def test_a_network_with_memory_draws_sequences_of_max_seq_len_or_as_the_buffer_has_them():
+def test_sequences_have_max_seq_len_or_the_length_of_the_buffer():
     policy = config_of(rl_module={"model_config": {"hiddens": (4,), **LSTM}}).build_policy()
     for options, longest in (({}, 4 + 3), ({"sequence_length": 2, "burn_in": 1}, 2 + 1)):
         buffer = ReplayBuffer.from_batch(batch_of(), **options)

@@ -142,7 +142,7 @@ COMMON = {"max_epoch": 1, "batch_size": 4, "step_per_epoch": 8}
 COLLECT = {**COMMON, "step_per_collect": 8}
 
 
-def test_a_policy_that_learns_from_something_else_is_refused_with_the_trainer_that_fits():
+def test_a_policy_of_another_kind_is_refused_with_the_trainer_that_fits():
     on, off = trainer_of("on", evaluate=False), trainer_of("off", evaluate=False)
     with pytest.raises(ValueError, match=r"policy of 'a2c' learns from whole rollouts, .*; use OnpolicyTrainer"):
         OffpolicyTrainer(on.policy, train_collector=on.train_collector, **COLLECT)
@@ -201,7 +201,7 @@ def test_evaluation_in_the_environments_of_training_is_refused():
             by_hand(config_for(), policy=policy, train_collector=first, test_collector=test_collector)
 
 
-def test_one_environment_of_a_configuration_cannot_be_trained_on_and_evaluated_at_once():
+def test_one_environment_cannot_be_trained_on_and_evaluated_at_once():
     vector = SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2)
     with pytest.raises(ValueError, match=r"a function or class that makes them .* evaluation\(evaluation_interval=0\)"):
         config_for(env=vector, num_envs=2).build_trainer()

@@ -89,7 +89,7 @@ def test_rows_that_a_collector_holds_stay_where_a_checkpoint_is_refused(folder):
 
 
 @pytest.mark.parametrize("other", [partial(trainer_of, "off", env=Other), lambda: with_test_environments(3)])
-def test_a_state_that_the_collectors_cannot_have_is_refused_and_changes_no_counter(other):
+def test_a_state_that_collectors_cannot_restore_changes_no_counter(other):
     first, other = trainer_of("off"), other()
     first.run()
     other.max_epoch = 1
@@ -120,7 +120,7 @@ def test_a_policy_under_evaluation_that_is_refused_changes_no_buffer(drop_replay
     assert (collected(other), other.info(), weights_of(other), other.evaluator.policy.weights_seq_no) == before
 
 
-def test_an_evaluation_under_way_is_not_taken_over_where_the_buffer_is_refused(folder):
+def test_an_evaluation_that_runs_is_dropped_if_the_buffer_is_refused(folder):
     first = beside_training()
     first.evaluator.begin((1, 8, 1))
     first.evaluator.wait()
@@ -196,7 +196,7 @@ CHANGED = {
 
 
 @pytest.mark.parametrize("case", CHANGED)
-def test_another_option_than_the_run_had_is_told_and_another_length_is_none(case, folder):
+def test_a_changed_option_is_reported_and_a_changed_length_is_not(case, folder):
     make, make_other, message = CHANGED[case]
     path = save_trainer(make(), folder / "checkpoint")
     with pytest.warns(RuntimeWarning, match=message):
@@ -208,7 +208,7 @@ def test_another_option_than_the_run_had_is_told_and_another_length_is_none(case
         restore_trainer(longer, path)
 
 
-def test_a_policy_whose_options_are_functions_without_a_name_has_a_state_and_goes_on_from_others(folder):
+def test_a_policy_with_unnamed_functions_as_options_saves_and_restores(folder):
     path = save_trainer(config_of("off").build_trainer(), folder / "checkpoint")
     trainer = config_of("off").training(lr=lambda step: 1e-3).build_trainer()
     restore_trainer(trainer, path)
@@ -234,7 +234,7 @@ def test_a_run_that_cannot_begin_leaves_no_folder(folder):
     assert list(folder.iterdir()) == []
 
 
-def test_to_go_on_to_as_many_steps_as_the_run_was_asked_for_is_no_error_where_its_last_epoch_has_more(folder):
+def test_resuming_to_the_same_total_steps_is_no_error(folder):
     config = config_of("off")
     config.reporting(total_steps=42)
     result = lockstep.train(config, root=folder)

@@ -113,7 +113,7 @@ def newest_step(place):
     return max((int(path.name[5:]) for path in (place / "checkpoints").glob("step_*")), default=0)
 
 
-def test_a_finished_run_that_is_resumed_trains_nothing_and_knows_what_it_took_and_came_to(folder):
+def test_resuming_a_finished_run_trains_nothing_and_reports_its_result(folder):
     first = run_kind(folder / "run", "on-policy", HALF)
     before = records_of(folder / "run")
     trainer = run_kind(folder / "run", "on-policy", HALF)
@@ -164,7 +164,7 @@ def test_a_policy_alone_is_no_run_and_a_run_holds_its_policy(folder):
         assert policy.observation_space == trainer.policy.observation_space
 
 
-def test_an_environment_without_a_name_can_be_trained_on_and_its_policy_read_back(folder):
+def test_an_unnamed_environment_can_be_trained_on_and_its_policy_read(folder):
     trainer = config_for(env=lambda: gym.make("CartPole-v1")).build_trainer()
     next(trainer)
     path = save_trainer(trainer, folder / "run")

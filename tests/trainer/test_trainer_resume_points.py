@@ -132,7 +132,7 @@ def logger_of(name, folder, resume, run_id):
 
 
 @pytest.mark.parametrize("name", fast_if("wandb".__ne__, ["wandb", "mlflow", "tensorboard", "multi"]))
-def test_every_logger_that_keeps_records_names_the_checkpoint_to_go_on_from(name, folder, straight):
+def test_every_record_keeping_logger_names_the_checkpoint_to_resume_from(name, folder, straight):
     if name != "multi":
         pytest.importorskip(name)
     first = logger_of(name, folder, False, None)
@@ -147,7 +147,7 @@ def test_every_logger_that_keeps_records_names_the_checkpoint_to_go_on_from(name
         assert saves["step"] == saves["value"] == [16, 32, 48]  # none is doubled
 
 
-def test_a_log_has_one_record_for_each_checkpoint_and_the_last_one_is_gone_on_from(folder, straight):
+def test_a_log_has_one_record_per_checkpoint_and_continues_from_the_last(folder, straight):
     """The callback saves every second epoch; the trainer's own function every epoch, where it names what it wrote."""
 
     def trainer(name, resume=False, saves=None, **options):
@@ -173,7 +173,7 @@ def test_a_log_has_one_record_for_each_checkpoint_and_the_last_one_is_gone_on_fr
     assert (bits(again), len(again.history)) == (straight["on"], 3)
 
 
-def test_a_run_that_is_resumed_with_another_kind_of_logger_begins_a_new_record(folder):
+def test_a_run_resumed_with_another_logger_starts_a_new_record(folder):
     first = trainer_of("on", max_epoch=2)
     first.run()
     path = save_trainer(first, folder / "checkpoint")
@@ -192,7 +192,7 @@ class Forgetful(Paying):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_where_environments_cannot_tell_their_state_the_boundary_is_said_and_recorded(kind, folder):
+def test_environments_without_state_report_and_record_the_boundary(kind, folder):
     options = {"env": Forgetful, "step_per_collect": 6, "step_per_epoch": 6, "evaluate": False, "max_epoch": 1}
     options["logger"] = JsonlLogger(folder / "metrics.jsonl")
     first = trainer_of(kind, **options)
@@ -210,7 +210,7 @@ def test_where_environments_cannot_tell_their_state_the_boundary_is_said_and_rec
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_seed_makes_a_trainer_by_hand_draw_what_a_configuration_with_that_seed_draws(kind):
+def test_a_seeded_trainer_by_hand_draws_the_numbers_of_a_configuration(kind):
     def trace_of(seed):
         config = config_of(kind, seed=0)  # the weights are drawn with the policy
         policy = config.build_policy()
@@ -348,7 +348,7 @@ def test_displays_profiles_and_checkpoints_change_no_bit_of_training(straight, f
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_test_in_train_evaluates_once_in_an_epoch_that_is_interrupted_and_goes_on(kind, folder):
+def test_test_in_train_evaluates_once_in_an_interrupted_epoch(kind, folder):
     def trainer(*callbacks):
         options = {
             "compute_score_fn": lambda stats: 9.0 - stats.n_collected_episodes,
@@ -386,7 +386,7 @@ def test_a_resume_that_is_refused_saves_nothing_and_is_refused_again(folder):
     assert [stats.epoch for stats in again] == [2, 3]
 
 
-def test_gradient_steps_of_a_collect_after_which_a_hook_failed_are_made_after_the_next_one(folder):
+def test_gradient_steps_after_a_failed_hook_follow_the_next_collect(folder):
     first, again = trainer_of("off", callbacks=[At("CollectEnd", 24, LookupError("mine"))]), trainer_of("off")
     with pytest.raises(LookupError, match="mine"):
         first.run()
@@ -406,7 +406,7 @@ def test_a_run_that_fails_at_its_start_raises_that_error_alone(folder):
 
 
 @pytest.mark.parametrize("kind", fast_if("on".__eq__, KINDS))
-def test_records_held_back_are_the_same_where_a_run_with_a_checkpoint_callback_is_interrupted(kind, folder):
+def test_pending_records_of_an_interrupted_run_equal_those_of_a_whole_one(kind, folder):
 
     def run(name, *callbacks, go_on_from=None):
         path = folder / f"{name}.jsonl"

@@ -46,7 +46,7 @@ def history_of(path):
 
 
 @pytest.mark.parametrize("kind", fast_if("off".__eq__, KINDS))
-def test_a_schedule_that_ended_with_the_run_is_stretched_where_it_is_made_longer(kind, folder):
+def test_a_schedule_that_ended_with_the_run_is_stretched_when_extended(kind, folder):
     other = {"entropy_coeff": [[0, 0.1], [10, 0.0]]} if kind == "on" else {"epsilon": [[0, 1.0], [10, 0.1]]}
     first = run_of(folder, kind, training={"lr": [[0, 0.01], [STEPS, 0.0]], **other})
     assert rate_of(first.policy) == 0.0
@@ -78,7 +78,7 @@ def test_a_learning_rate_of_0_before_the_last_update_is_a_warning():
 
 
 @pytest.mark.parametrize("kind", fast_if("on".__eq__, KINDS))
-def test_settings_are_in_force_after_the_state_is_restored_and_are_written_into_the_history(kind, folder):
+def test_restored_settings_are_used_and_written_into_the_history(kind, folder):
     path = run_of(folder, kind, training={"lr": 0.01, "adam_epsilon": 1e-8}).path
     settings = {"training.lr": 0.002, "training.adam_epsilon": 1e-5}
     if kind == "on":
@@ -183,20 +183,20 @@ def test_a_run_killed_between_its_last_checkpoint_and_its_end_is_finished(kind, 
     assert prepare_resume(killed.path).is_finished
 
 
-def test_a_run_killed_after_it_was_stopped_by_its_score_ends_with_that_reason(folder):
+def test_a_run_killed_after_its_score_stopped_it_ends_with_that_reason(folder):
     path = run_of(folder, evaluation={"stop_return": -5.0}).path
     assert RunFolder.open(path).read_summary()["stop_reason"] == "stop_fn"
     assert prepare_resume(path).end_reason is None, "asked for after its end, it goes on"
 
 
-def test_a_run_longer_by_settings_has_the_bits_of_one_that_was_so_long_from_the_beginning(folder):
+def test_extending_a_run_by_settings_equals_the_longer_run_bit_for_bit(folder):
     short, whole = run_of(folder / "short"), run_of(folder / "whole", reporting={"total_steps": 64})
     longer = prepare_resume(short.path, total_steps=64).build().trainer
     longer.run()
     assert learned(longer) == digest(whole.policy.get_state())
 
 
-def test_a_policy_restored_into_one_with_another_learning_rate_keeps_the_configured_one_and_says_so(folder):
+def test_a_restored_policy_keeps_the_configured_learning_rate_and_says_so(folder):
     policy = config_of("on").training(lr=0.01, entropy_coeff=0.1).build_policy()
     path = policy.save_to_path(folder / "policy")
     other = config_of("on").training(lr=0.002, entropy_coeff=0.3).build_policy()
@@ -210,7 +210,7 @@ def test_a_policy_restored_into_one_with_another_learning_rate_keeps_the_configu
         same.restore_from_path(path)
 
 
-def test_a_learning_rate_set_by_hand_goes_on_where_the_configuration_is_the_same(folder):
+def test_a_learning_rate_set_by_hand_survives_an_equal_configuration(folder):
     policy, again = (config_of("on").training(lr=0.01).build_policy() for _ in range(2))
     next(iter(policy.learner_group.learner.optimizers)).set_lr(0.123)
     again.restore_from_path(policy.save_to_path(folder / "policy"))

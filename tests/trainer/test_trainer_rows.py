@@ -9,7 +9,7 @@ def test_each_row_of_the_trainer_contract_names_tests_that_exist():
     check_rows(Path(__file__).with_name("ROWS.md"), "12345678", 180)
 
 
-def test_a_row_that_names_a_deleted_test_or_one_of_several_of_its_name_without_the_file_is_refused():
+def test_a_row_naming_a_deleted_or_ambiguous_test_is_refused():
     existing = {"test_one": {"test_a.py"}, "test_both": {"test_a.py", "test_b.py"}}
     assert list(faults_of(["test_one", "test_a.py::test_one", "test_b.py::test_both"], existing)) == []
     gone = [fault for test in ("test_gone", "test_b.py::test_one") for fault in faults_of([test], existing)]

@@ -15,7 +15,7 @@ from lockstep.tracking.statistics import EpochStats, InfoStats
 from lockstep.trainer import Callback
 
 
-def test_a_trainer_is_an_iterator_over_epochs_whose_items_unpack_into_three():
+def test_a_trainer_iterates_over_epochs_that_unpack_into_three():
     trainer = build()
     assert iter(trainer) is trainer
     seen = []
@@ -53,7 +53,7 @@ def test_run_goes_to_the_end_and_returns_the_whole_history():
     assert info.history[1].info_stat.train_step == 256
 
 
-def test_iterating_without_a_reset_resets_first_and_after_one_does_not_reset_twice():
+def test_iterating_resets_once_with_or_without_an_explicit_reset():
     resets = []
 
     def counted(trainer):
@@ -114,7 +114,7 @@ def test_the_score_is_the_mean_return_unless_said_otherwise():
 
 
 @pytest.mark.parametrize("evaluate", [False, True])
-def test_an_environment_whose_episodes_never_end_is_told_after_the_first_epoch(evaluate):
+def test_an_environment_with_endless_episodes_is_reported_after_an_epoch(evaluate):
     trainer = build(lambda: gym.make("CartPole-v1").unwrapped, evaluate=evaluate, max_epoch=1, step_per_epoch=2048)
     for env in trainer.train_collector.env.envs:
         env.unwrapped.theta_threshold_radians = env.unwrapped.x_threshold = 1e9
@@ -147,7 +147,7 @@ def test_statistics_are_those_of_the_epoch():
     assert timing.update_speed == pytest.approx(256 / timing.train_time)
 
 
-def test_verbose_prints_a_line_for_each_evaluation_with_its_return_and_else_nothing_is_printed(capsys):
+def test_verbose_prints_one_line_per_evaluation_and_nothing_else(capsys):
     build().run()
     assert capsys.readouterr().out == ""
     # test_in_train: the training return suffices in each epoch, the evaluations never do
@@ -165,7 +165,7 @@ def test_verbose_prints_a_line_for_each_evaluation_with_its_return_and_else_noth
     assert ["policy_loss" in line for line in lines] == [False, False, True, False, True]
 
 
-def test_show_progress_shows_plain_lines_only_where_the_output_is_no_terminal(capsys):
+def test_show_progress_prints_plain_lines_without_a_terminal(capsys):
     told = []
     build(show_progress=True, train_fn=lambda *where: told.append(capsys.readouterr().out)).run()
     told.append(capsys.readouterr().out)

@@ -56,7 +56,7 @@ def files_of(path):
 
 
 @pytest.mark.faults
-def test_a_second_trainer_is_refused_by_name_and_changes_nothing_while_reading_is_free(other, folder):
+def test_a_second_trainer_is_refused_and_reading_stays_free(other, folder):
     process, word, answers, path = other
     before = files_of(path)
     with pytest.raises(RunLockError, match=rf"trained by process {process.pid} on .*--take-over"):
@@ -83,7 +83,7 @@ def test_a_run_that_was_killed_is_gone_on_with_at_once(other):
 
 
 @pytest.mark.faults
-def test_a_process_that_slept_while_another_ended_its_run_ends_with_an_error_and_writes_nothing(other, folder):
+def test_a_process_that_slept_through_a_takeover_ends_without_writing(other, folder):
     process, word, answers, path = other
     os.kill(process.pid, signal.SIGSTOP)
     with pytest.raises(RunLockError, match="alive"):
@@ -101,7 +101,7 @@ def test_a_process_that_slept_while_another_ended_its_run_ends_with_an_error_and
 
 @pytest.mark.parametrize("how", ["moved", "deleted"])
 @pytest.mark.parametrize("kind", fast_if("on".__eq__, ["on", "off"]))
-def test_a_folder_that_is_moved_or_deleted_while_the_run_is_under_way_ends_it_and_is_not_made_again(kind, how, folder):
+def test_moving_or_deleting_the_folder_of_a_run_ends_the_run(kind, how, folder):
     def away():
         if how == "moved":
             path.rename(folder / "elsewhere")

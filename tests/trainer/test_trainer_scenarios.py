@@ -281,7 +281,7 @@ def test_a_run_goes_on_from_a_checkpoint_after_each_update(kind, at, folder):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_returns_and_lengths_are_of_whole_episodes_whatever_the_collects_are(kind):
+def test_returns_and_lengths_span_collects_of_whole_episodes(kind):
     trainer = trainer_of(
         kind, step_per_collect=6, step_per_epoch=18, max_epoch=2
     )  # three vector steps, episodes of four
@@ -325,7 +325,7 @@ def test_a_trainer_is_reset_and_run_again_after(kind, after):
     assert (again.env_step, again.gradient_step, again.steps) == (48, updates, [16] * 3)
 
 
-def test_trainers_of_both_kinds_take_turns_in_a_zip_and_each_is_as_if_alone():
+def test_two_kinds_of_trainers_alternate_in_a_zip_as_if_alone():
     on, off = trainer_of("on"), trainer_of("off", max_epoch=2)
     assert [(a.epoch, b.epoch) for a, b in zip(off, on)] == [(1, 1), (2, 2)]
     assert (off.stop_reason, on.stop_reason) == ("max_epoch", None)

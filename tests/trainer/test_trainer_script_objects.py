@@ -164,7 +164,7 @@ def test_a_policy_acts_without_the_environment_of_its_script(runs, tmp_path):
     assert "__main__:Count" in again.config.to_dict()["script"]
 
 
-def test_the_name_of_an_object_of_a_script_means_no_object_of_another_script(runs, monkeypatch):
+def test_a_script_object_is_not_one_of_another_script_by_its_name(runs, monkeypatch):
     script = sys.modules["__main__"]
     monkeypatch.setattr(script, "Count", object, raising=False)
     monkeypatch.setattr(script, "Encoder", object, raising=False)

@@ -45,7 +45,7 @@ def arrays(tree) -> list:
 
 
 @pytest.mark.long
-def test_seeds_have_the_bits_that_they_have_alone_and_one_failure_ends_no_other(tmp_path: Path) -> None:
+def test_seeds_keep_their_bits_side_by_side_and_fail_alone(tmp_path: Path) -> None:
     events = list(run_seeds(config(), [1, 2, 3], jobs=2, root=tmp_path / "runs", describe=describe))
     ended = {event.seed: event for event in events if isinstance(event, SeedEnded)}
     assert ended[1].error == "ValueError: seed 1 does not want to"

@@ -75,7 +75,7 @@ def collect(callback, *stats):
         callback.on_collect_end(SimpleNamespace(stats=each))
 
 
-def test_the_learner_has_each_seat_in_turn_and_an_opponent_of_the_pool_has_the_other():
+def test_the_learner_plays_each_seat_and_the_pool_the_other():
     mapping = Opponents("main", ("x", "y"), ("a", "b"), (0.25, 0.75), seed=1)
     drawn = Counter()
     for number in range(4000):
@@ -91,7 +91,7 @@ def test_the_learner_has_each_seat_in_turn_and_an_opponent_of_the_pool_has_the_o
         assert len(set(modules)) == 2
 
 
-def test_a_copy_joins_when_the_learner_wins_more_often_than_the_threshold_over_a_whole_window():
+def test_a_copy_joins_when_the_win_rate_over_a_window_passes_a_threshold():
     callback, view = begun(win_rate_threshold=0.5, window=4)
     assert callback.pool == ("main_1",) == view.mapping.pool
     collect(callback, played(1.0, count=2), played(0.0))
@@ -208,7 +208,7 @@ def test_the_learner_learns_copies_join_and_leave_and_none_of_them_changes():
 
 
 @pytest.mark.parametrize("algorithm", fast_if(lambda config: config is PPOConfig, [PPOConfig, DQNConfig]))
-def test_a_run_of_self_play_goes_on_bit_by_bit_from_the_middle_and_can_be_repeated(algorithm, folder):
+def test_self_play_resumes_bit_for_bit_and_is_repeatable(algorithm, folder):
     (straight, one), (first, two), (again, three) = (run_of(algorithm) for _ in range(3))
     straight.run()
     assert one.num_copies > 2
@@ -239,7 +239,7 @@ class Leaves(Callback):
             raise KeyboardInterrupt
 
 
-def test_a_run_that_ends_in_the_step_in_which_a_copy_was_asked_for_goes_on_bit_by_bit(folder):
+def test_a_run_ending_at_a_requested_copy_resumes_bit_for_bit(folder):
     (straight, one), (half, two), (again, three) = (run_of() for _ in range(3))
     straight.run()
     half.callbacks.append(Leaves())
@@ -252,7 +252,7 @@ def test_a_run_that_ends_in_the_step_in_which_a_copy_was_asked_for_goes_on_bit_b
     assert learned(again) == learned(straight)
 
 
-def test_a_learner_in_its_own_pool_learns_from_every_seat_and_such_games_are_no_results():
+def test_a_learner_in_its_own_pool_learns_from_every_seat_without_results():
     callback = SelfPlay("main", win_rate_threshold=0.9, window=4, begin_with_copy=False, opponents=["main"])
     trainer = duel_config().build_trainer(callbacks=[callback])
     trainer.run()
@@ -303,7 +303,7 @@ class AddsAndStops(Callback):
             raise KeyboardInterrupt
 
 
-def test_an_evaluation_under_way_is_made_with_the_present_policy_where_modules_have_come_since(folder):
+def test_an_evaluation_that_runs_uses_the_present_policy_and_new_modules(folder):
     half, again = (duel_config(evaluation=BESIDE).build_trainer(callbacks=each) for each in ([AddsAndStops()], []))
     half.save_checkpoint_fn = lambda *where: save_trainer(half, folder / "checkpoint")
     half.run()

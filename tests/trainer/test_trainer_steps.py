@@ -174,7 +174,7 @@ def test_a_callback_reads_the_trainer_it_is_handed_and_saves_it(folder):
     assert again.env_step == 256
 
 
-def test_every_public_method_of_a_trainer_is_known_to_change_the_run_or_not():
+def test_every_public_trainer_method_is_known_to_change_the_run_or_not():
     """A new one must be put into `TrainerView.CHANGES`, or into the list of this test."""
     assert TrainerView.CHANGES == CHANGING
     for kind in (BaseTrainer, OnpolicyTrainer, OffpolicyTrainer, OfflineTrainer):

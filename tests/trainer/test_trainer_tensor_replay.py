@@ -70,7 +70,7 @@ def test_random_steps_come_first_and_fill_the_bounds():
     assert trainer.gradient_step > 0
 
 
-def test_an_action_goes_to_the_environment_within_its_bounds_and_is_learned_from_within_one():
+def test_an_action_is_clipped_to_its_bounds_and_learned_within_one():
     trainer = config_of().build_trainer()
     sent, step = [], trainer.collector.tensors.step
 
@@ -126,7 +126,7 @@ def test_what_the_device_cannot_do_goes_through_the_host(change):
     assert isinstance(trainer.buffer, ReplayBuffer)
 
 
-def test_observations_that_are_not_finite_end_the_run_and_leave_what_was_there():
+def test_observations_that_are_not_finite_end_the_run_and_change_nothing():
     """The next collect begins new episodes and goes on filling the buffer."""
     trainer = steps(config_of().build_trainer(), 3)
     trainer.collector.tensors._state["physics"][2].fill_(float("nan"))

@@ -22,7 +22,7 @@ def test_a_run_ends_with_the_steps_asked_for_and_its_last_epoch_is_shorter(kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_of_steps_that_are_no_whole_collects_ends_with_the_collect_that_reaches_them(kind):
+def test_total_steps_within_a_collect_end_with_that_collect(kind):
     trainer = config_of(kind).reporting(total_steps=33).build_trainer()
     assert trainer.steps_in_all == 40
     assert trainer.run().train_step == 40
@@ -64,7 +64,7 @@ def test_a_run_made_longer_goes_on_inside_its_short_epoch_bit_by_bit(kind, folde
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_interrupted_before_its_last_evaluation_makes_it_where_it_goes_on(kind, folder):
+def test_a_run_interrupted_before_its_last_evaluation_resumes_with_it(kind, folder):
     config = config_of(kind).reporting(total_steps=40)
     first, again = config.build_trainer(callbacks=[At("UpdateEnd", 40, KeyboardInterrupt())]), config.build_trainer()
     assert first.run().stop_reason == "interrupted"

@@ -99,7 +99,7 @@ def test_the_replay_buffer_is_part_of_the_checkpoint(folder):
         ("offline", 5, {}),
     ],
 )
-def test_a_loss_that_is_not_finite_is_told_with_its_gradient_step_and_the_sample_of_that_step(kind, at, options):
+def test_a_loss_that_is_not_finite_is_reported_with_its_step_and_sample(kind, at, options):
     samples, config = [], config_of(kind)
 
     class Bad(config.learner_class):
@@ -123,7 +123,7 @@ def test_nothing_to_restore_from_is_told_as_such():
         restore_trainer(off(), None)
 
 
-def test_a_buffer_that_discounts_otherwise_than_the_policy_is_refused_at_construction():
+def test_a_buffer_with_another_discount_is_refused_at_construction():
     config = config_of("off").training(gamma=0.9)
     for wrong in (VectorReplayBuffer(50, 2, n_step=3), VectorReplayBuffer(50, 2, n_step=3, gamma=0.8)):
         with pytest.raises(ValueError, match=r"sums n_step=3 rewards with gamma=.*, the policy learns with gamma=0.9"):
@@ -154,7 +154,7 @@ def test_a_checkpoint_of_another_algorithm_is_refused_by_name(folder):
     assert digest(trainer) == before
 
 
-def test_an_update_is_made_on_the_whole_rollout_which_is_empty_afterwards_and_episodes_go_on():
+def test_an_update_uses_the_whole_rollout_and_empties_it():
     """64 steps of 4 environments: 16 rows each, in two passes of two minibatches; episodes are of 20 steps."""
     trainer = build(partial(CountingEnv, ((20, "truncate"),)), evaluate=False, repeat_per_collect=2, max_epoch=1)
     given, update = [], trainer.policy.update
@@ -189,7 +189,7 @@ def filled():
 
 
 @pytest.mark.parametrize("into_its_own", [False, True])
-def test_a_buffer_to_begin_with_goes_through_process_buffer_once_and_what_that_gives_is_drawn(into_its_own):
+def test_an_initial_buffer_passes_process_buffer_once_and_is_sampled(into_its_own):
     calls = []
 
     class Doubling(DQNConfig):
@@ -209,7 +209,7 @@ def test_a_buffer_to_begin_with_goes_through_process_buffer_once_and_what_that_g
 
 
 @pytest.mark.parametrize("made", ["other columns", "a view of the same rows", "no buffer"])
-def test_a_buffer_is_as_before_where_what_process_buffer_makes_of_it_does_not_fit(made):
+def test_a_buffer_is_unchanged_if_the_result_of_process_buffer_is_refused(made):
     class Making(DQNConfig):
         def process_buffer(self, buffer):
             if made == "other columns":
@@ -224,7 +224,7 @@ def test_a_buffer_is_as_before_where_what_process_buffer_makes_of_it_does_not_fi
     assert digest(given.get_state()) == before
 
 
-def test_a_new_run_and_one_from_counters_begin_exploration_where_their_steps_begin():
+def test_exploration_of_a_new_run_starts_where_its_counters_start():
     seen = []
     trainer = off(max_epoch=1)
     part = trainer.policy.acting["default_policy"]

@@ -71,7 +71,7 @@ def test_a_number_for_a_schedule_scales_it():
     assert config.training.lr[0] == [0, 1e-3]
 
 
-def test_the_first_trial_has_the_start_unchanged_where_it_lies_outside_of_the_space(tmp_path):
+def test_the_first_trial_keeps_initial_settings_outside_of_the_space(tmp_path):
     config = PPOConfig().training(entropy_coeff=0.0, clip_param=0.2)
     space = {"training.entropy_coeff": Range(1e-5, 0.05, log=True), "training.clip_param": Range(choices=(0.1, 0.3))}
     search = Search("s", f"sqlite:///{tmp_path / 'study.db'}", tmp_path, config, space)
@@ -126,7 +126,7 @@ def test_a_file_that_is_no_space_is_refused(tmp_path, text, words):
         ({"training.num_epochs": Range(choices=(1, "many"))}, "training.num_epochs='many'"),
     ],
 )
-def test_a_space_that_the_algorithm_cannot_have_is_refused_before_anything_runs(tmp_path, space, words):
+def test_an_unsupported_space_is_refused_before_anything_runs(tmp_path, space, words):
     with pytest.raises((ValueError, TypeError), match=words):
         tune("ppo", "CartPole-v1", space=space, root=tmp_path)
     assert list(tmp_path.iterdir()) == []

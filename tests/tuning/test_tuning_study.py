@@ -47,7 +47,7 @@ def searched(tmp_path_factory):
 
 
 @pytest.mark.long
-def test_the_first_trial_has_the_settings_of_the_start_and_the_best_one_is_returned(searched):
+def test_the_first_trial_has_the_initial_settings(searched):
     result, shown = searched
     assert [row.number for row in result.trials] == [0, 1, 2]
     assert result.trials[0].values == {"training.lr": PPOConfig().lr, "training.num_epochs": 1}
@@ -98,7 +98,7 @@ def test_the_same_call_adds_trials_and_repeats_none(searched):
     ],
 )
 @pytest.mark.long
-def test_a_search_that_is_another_one_is_refused_and_the_study_stays_as_it_is(searched, other, words):
+def test_a_different_search_is_refused_and_the_study_is_unchanged(searched, other, words):
     result, _ = searched
     before = (result.path / "study.db").read_bytes()
     with pytest.raises(ValueError, match=words):
@@ -114,7 +114,7 @@ def test_two_searches_in_one_study_are_refused(searched):
 
 
 @pytest.mark.long
-def test_the_command_shows_each_trial_and_how_to_train_with_the_best_settings(tmp_path, capsys):
+def test_the_command_shows_each_trial_and_how_to_train_the_best(tmp_path, capsys):
     words = ["tune", "ppo", "CartPole-v1", "--trials=1", "--final-seeds=0", "--no-recipe", f"--root={tmp_path}"]
     (tmp_path / "space.json").write_text('{"training.minibatch_size": {"choices": [32, 64]}}')
     settings = [f"--set={path}={json.dumps(value)}" for path, value in SMALL.items()]

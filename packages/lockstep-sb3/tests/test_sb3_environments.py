@@ -51,7 +51,7 @@ def test_an_ended_episode_begins_anew_and_tells_its_last_observation(terminates)
     assert "episode" not in steps[2][3][1]
 
 
-def test_seeds_are_used_by_the_next_reset_and_methods_reach_the_environments():
+def test_seeds_are_used_by_the_next_reset_and_methods_reach_environments():
     venv = make_vec_env(Count, n_envs=3, seed=5, env_kwargs={"factor": 2.0})
     venv.reset()
     assert [info["seed"] for info in venv.boundary.infos.reset_infos] == [5, 6, 7]
