@@ -29,7 +29,7 @@ Rows = list[tuple[int, AgentID]]
 """environment and agent of each row of a module's observations"""
 
 
-class AgentMemories:
+class AgentConnectors:
     """What the connectors of one environment's agents remember: a copy of its module's for each agent."""
 
     def __init__(self, play: Play, part_of: Callable[[str, AgentID], ActingPart]) -> None:
@@ -88,7 +88,7 @@ class AgentStepper(Stepper):
     `MultiAgentCollector`. A collect that fails leaves nothing behind.
     """
 
-    rests = True
+    steps_only_counting = True
     env: AgentEnvs
 
     def __init__(
@@ -151,11 +151,11 @@ class AgentStepper(Stepper):
         """Give each module that learns a replay buffer for these agents; None: for those whose spaces are its own."""
         self._writer.fit_replay(agents)
 
-    def _memories(self) -> list[AgentMemories]:
+    def _memories(self) -> list[AgentConnectors]:
         """Return what connectors remember of the agents of each environment; empty where nothing is recorded."""
         if all(part.recorded.is_identity for part in self.policy.acting.values()):
             return []
-        return [AgentMemories(play, self._part_of) for play in self.plays]
+        return [AgentConnectors(play, self._part_of) for play in self.plays]
 
     def _part_of(self, module_id: str, agent: AgentID) -> ActingPart:
         return part_of(self.policy, module_id, agent)

@@ -7,7 +7,7 @@ from typing import Any
 
 from lockstep.envs import make_vector
 from lockstep.replay import ReplayBuffer
-from lockstep.rollout.base_collector import BaseCollector, closed_if_refused, makes_environments, streams_of
+from lockstep.rollout.base_collector import BaseCollector, close_env_on_error, makes_environments, resolve_streams
 from lockstep.rollout.collector import Collector
 from lockstep.rollout.protocols import ActingLike
 from lockstep.rollout.ready_stepper import ReadyStepper
@@ -48,10 +48,10 @@ class AsyncCollector(Collector):
         streams: RandomStreams | None = None,
     ) -> None:
         vector = make_vector(env, num_envs=num_envs, mode="async") if makes_environments(env) else env
-        with closed_if_refused(env, vector):
+        with close_env_on_error(env, vector):
             BaseCollector.__init__(
                 self,
-                ReadyStepper(policy, vector, streams_of(seed, streams)),
+                ReadyStepper(policy, vector, resolve_streams(seed, streams)),
                 buffer,
                 exploration_noise=exploration_noise,
                 epsilon=0.0,

@@ -1,4 +1,4 @@
-"""`BaseCollector`: the loop of all collectors that step environments in this process."""
+"""The collection loop shared by all collectors that step environments in this process: `BaseCollector`."""
 
 from __future__ import annotations
 
@@ -22,24 +22,28 @@ from lockstep.state.streams import RandomStreams
 from lockstep.tracking.statistics import CollectStats
 from lockstep.tracking.totals import Totals
 
-MAY_NEVER_END = 50_000
-"""Number of steps after which a collect by episodes warns of an episode."""
-NEVER_ENDS = 1_000_000
-"""steps after which a collect by episodes gives up on an episode"""
-LIMIT_THEM = (
+WARN_EPISODE_STEPS = 50_000
+"""Episode length in steps from which a collect of whole episodes warns that the episode may never end."""
+MAX_EPISODE_STEPS = 1_000_000
+"""Episode length in steps from which a collect of whole episodes raises `RuntimeError`."""
+EPISODE_LIMIT_ADVICE = (
     "limit the episodes' length (gymnasium.wrappers.TimeLimit, gymnasium.make(id, max_episode_steps=...); in "
     "evaluation alone: evaluation(max_episode_steps=...))"
 )
+"""How to limit the length of episodes: the last part of messages about episodes that do not end."""
+
 no_copies_of_collectors = no_copies(
     "environments and random generators",
     "make another one on environments of its own, then other.set_state(collector.get_state())",
 )
+"""`__reduce__` of collectors: raises the error that explains why a collector cannot be copied or pickled."""
 
 
 class BaseCollector(CollectorTraits):
-    """Collects an amount of steps or episodes, counts them, and keeps statistics.
+    """Base class of collectors: collects a number of steps or episodes, and counts them.
 
-    Its `stepper` takes the steps and stores them. Subclasses only choose the stepper.
+    The collector decides how much to collect and which episodes count. Its `stepper` acts, steps the environments and
+    stores the steps. Subclasses only choose the stepper.
     """
 
     def __init__(
@@ -69,7 +73,7 @@ class BaseCollector(CollectorTraits):
         """Whether a collect by steps ends with the end of an episode in each environment."""
         self.is_seeded = is_seeded
         self.events: EnvironmentEvents | None = None
-        """Calls the callbacks that watch the environments; None: there are none."""
+        """Dispatcher to the callbacks that handle events of environments; None without such callbacks."""
         self.reset_stat()
         self.buffer = buffer
 
@@ -80,7 +84,7 @@ class BaseCollector(CollectorTraits):
 
     @property
     def env(self) -> Any:
-        """The environments, behind their boundary."""
+        """The environments, wrapped in their boundary (`VectorBoundary`, `AgentEnvs`, `TensorBoundary`)."""
         return self.stepper.env
 
     @property
@@ -90,40 +94,40 @@ class BaseCollector(CollectorTraits):
 
     @property
     def agents_of_modules(self) -> Mapping[str, list[Any]]:  # type: ignore[override]
-        """Agents that each module acts for, by module id; empty for one agent."""
+        """Agents of each module, by module id; empty for an environment with a single agent."""
         return self.stepper.agents_of_modules
 
     @property
     def streams(self) -> RandomStreams:
-        """Random streams of episodes, exploration and random actions."""
+        """Random streams for the seeds of episodes, for exploration and for random actions."""
         return self.stepper.streams
 
     @property
     def num_resets(self) -> int:
-        """Number of resets with the present random streams."""
+        """Number of resets since the random streams were set; the seeds of the next reset depend on it."""
         return self.stepper.num_resets
 
     @property
     def observation_space(self) -> Any:
-        """Space of the observations as they are stored; by agent where there are several."""
+        """Space of the stored observations; for several agents a dict of spaces by agent."""
         return self.stepper.observation_space
 
     @property
     def episodes_cut(self) -> int:
-        """Running episodes that the last `set_state` could not continue."""
+        """Number of running episodes that the last `set_state` could not continue."""
         return self.stepper.episodes_cut
 
     @property
     def explores(self) -> bool:
-        """Whether actions are drawn, rather than the most likely ones taken."""
+        """Whether the policy samples its actions; otherwise it takes the most likely ones."""
         return bool(self.exploration_noise or self.epsilon or self.policy.is_exploring)
 
     @property
     def buffer(self) -> Any:
-        """Where steps are stored.
+        """Buffer that steps are stored in.
 
-        It may be replaced between collects. The episodes under way then continue in the new one, without the steps that
-        the old one has of them.
+        It may be replaced between two collects. Running episodes then continue in the new buffer; their earlier steps
+        stay in the old one.
         """
         return self.stepper.buffer
 
@@ -132,25 +136,35 @@ class BaseCollector(CollectorTraits):
         self.stepper.set_buffer(buffer, self.raise_on_nan_in_buffer)
 
     def reseed(self, streams: RandomStreams) -> None:
-        """Use these random streams from now on, beginning with their first reset."""
+        """Replace the random streams. The next reset takes the first seeds of the new streams."""
         self.stepper.reseed(streams)
         self.is_seeded = True
 
     def set_callbacks(self, callbacks: Sequence[EnvironmentCallback], runner: Any = None) -> None:
-        """Call these callbacks for what happens in the environments, in place of those before.
+        """Replace the callbacks that handle the events of the environments.
 
-        `runner`: the env runner that they are handed; None: this collector. Raises `ValueError` where the environments
-        are on a device, and a callback watches them.
+        Args:
+            callbacks: The callbacks. Those that override no event of an environment are ignored.
+            runner: Env runner that is passed to the callbacks. Defaults to this collector.
+
+        Raises:
+            ValueError: A callback handles events of environments that step on a device.
         """
-        events = EnvironmentEvents(callbacks, runner or self)
-        chosen = None if events.is_empty else events
-        self.stepper.set_events(chosen)
-        self.events = chosen
+        dispatcher = EnvironmentEvents(callbacks, runner or self)
+        # Without handlers there is no dispatcher, so that the step loop skips the events with one test for None.
+        events = None if dispatcher.is_empty else dispatcher
+        self.stepper.set_events(events)
+        self.events = events
 
     # -- resets ---
 
     def reset(self, reset_buffer: bool = True, reset_stats: bool = True) -> None:
-        """Begin new episodes everywhere, seeded from the collector's streams; empty buffer and statistics if asked."""
+        """Begin new episodes in all environments, seeded from the collector's random streams.
+
+        Args:
+            reset_buffer: Whether the buffer is emptied first.
+            reset_stats: Whether the counters are set to zero first.
+        """
         self.env.check_open()
         if reset_buffer:
             self.reset_buffer()
@@ -160,15 +174,18 @@ class BaseCollector(CollectorTraits):
         self.reset_env()
 
     def reset_env(self) -> None:
-        """Begin new episodes everywhere. Those under way are left: nothing is estimated across this boundary."""
+        """Begin new episodes in all environments, and keep the stored steps.
+
+        Running episodes are cut: the learner estimates no return across the cut.
+        """
         self.stepper.reset()
 
     def reset_buffer(self, keep_statistics: bool = False) -> None:
-        """Empty the buffer."""
+        """Empty the buffer. `keep_statistics`: see `ReplayBuffer.reset`."""
         self.stepper.empty_buffer(keep_statistics)
 
     def reset_stat(self) -> None:
-        """Set the counters to zero."""
+        """Set the counters of steps, episodes and seconds to zero, and discard what callbacks have logged."""
         self.collect_step = 0
         self.collect_episode = 0
         self.collect_time = 0.0
@@ -176,12 +193,13 @@ class BaseCollector(CollectorTraits):
             self.events.forget()
 
     def close(self) -> None:
-        """Close the environments (a second call does nothing). Collects and resets raise `RuntimeError` then."""
+        """Close the environments. Later collects and resets raise `RuntimeError`; a second call does nothing."""
         self.env.close()
 
     __reduce__ = no_copies_of_collectors
 
     def _report_environments(self) -> None:
+        """Notify the callbacks of the environments, once."""
         if self.events is not None:
             self.events.created(self.env.single_envs())
 
@@ -196,26 +214,40 @@ class BaseCollector(CollectorTraits):
         reset_before_collect: bool | None = None,
         then: Callable[[], None] | None = None,
     ) -> CollectStats:
-        """Collect `n_step` steps (rounded up to whole vector steps, with a warning) or `n_episode` whole episodes.
+        """Collect `n_step` steps or `n_episode` whole episodes, store them, and return the statistics of the collect.
 
-        The first `n_episode` that *start* count, however long they last: new ones begin with this collect, and with the
-        next (unless `reset_before_collect=False`). `random=True` draws actions from the action space, of those that a
-        mask allows. Rows that only reset an environment are no steps: up to `num_envs - 1` steps more may be taken.
-        With `whole_episodes` at least `n_step` steps are collected, and no episode is cut. `then` is for steps on a
-        device (`launches_updates`): it is called when they are launched and before the host waits for them, and
-        launches the work that reads the buffer.
+        Steps are rounded up to whole vector steps, with a warning. With `whole_episodes` at least `n_step` steps are
+        collected and no episode is cut. Rows that only reset an environment are not steps: to make up for them, up to
+        `num_envs - 1` steps more may be taken.
 
-        Raises `ValueError` unless exactly one of the two is passed, `MalformedBufferError` for NaN in a new row,
-        `EnvironmentStepError` where an environment raises.
+        The first `n_episode` episodes that *start* are collected, however long they last. (The first that *end* would
+        favour short ones.) They begin with this collect; the collect after it begins new episodes again, unless it is
+        called with `reset_before_collect=False`.
+
+        Args:
+            n_step: Number of steps over all environments.
+            n_episode: Number of episodes over all environments.
+            random: Whether actions are drawn uniformly from the action space, respecting action masks.
+            reset_before_collect: Whether new episodes begin first. Defaults to what the text above says.
+            then: Function that launches work on the collected steps, for environments on a device
+                (`launches_updates`). It is called after the steps are launched and before the host waits for them.
+
+        Raises:
+            ValueError: Not exactly one of `n_step` and `n_episode` is passed, or the stepper cannot collect that
+                amount.
+            MalformedBufferError: A new row has a value that is not finite.
+            EnvironmentStepError: An environment raises.
         """
         amount = exactly_one(n_step=n_step, n_episode=n_episode)
         self.stepper.check_amount(n_step, n_episode, random)
         if then is not None and not self.launches_updates:
             raise ValueError(f"then={then!r} is for steps on a device, which a TensorCollector takes; leave it out")
-        if n_step is not None and self.whole_episodes and not self.stepper.rests:
+
+        if n_step is not None and self.whole_episodes and not self.stepper.steps_only_counting:
             if reset_before_collect is False:
                 raise ValueError("reset_before_collect=False: whole episodes begin with the collect; leave it out")
             return self._collect_rounds(amount, random)
+
         if n_step is not None and self.stepper.rounds_up and amount % self.num_envs:
             warnings.warn(
                 f"{amount} steps for each collect (a collector's n_step, a trainer's step_per_collect) are no multiple "
@@ -224,14 +256,24 @@ class BaseCollector(CollectorTraits):
             )
         self.env.check_open()
         if reset_before_collect is None:
+            # A collect by episodes leaves episodes running whose first steps were not stored. They cannot be continued.
             reset_before_collect = n_episode is not None or self.stepper.episodes.left_open
         return self._collect(n_episode, amount, random, reset_before_collect, then=then)
 
     def collect_vector_steps(self, number: int, *, random: bool = False, renew: bool = False) -> CollectStats:
-        """Take exactly `number` vector steps, even where an episode is still under way or a row only resets.
+        """Take exactly `number` vector steps, and return the statistics of the collect.
 
-        `renew`: begin new episodes first. Raises as `collect`, and `ValueError` where environments are not stepped
-        together.
+        Unlike in `collect`, rows that only reset an environment are part of the amount: collectors that make the same
+        calls stay at the same vector step.
+
+        Args:
+            number: Number of vector steps.
+            random: Whether actions are drawn uniformly from the action space.
+            renew: Whether new episodes begin first.
+
+        Raises:
+            ValueError: The stepper does not step all environments together.
+            MalformedBufferError, EnvironmentStepError: As `collect`.
         """
         if not self.stepper.has_vector_steps:
             raise ValueError(f"{type(self).__name__} does not step its environments together: use collect(n_step=...)")
@@ -241,12 +283,12 @@ class BaseCollector(CollectorTraits):
         return self._collect(None, number * self.num_envs, random, renew, counts_resets=True)
 
     def _collect_rounds(self, n_step: int, random: bool) -> CollectStats:
-        """Collect whole episodes until there are `n_step` steps: one of each environment, then another of each.
+        """Collect rounds of whole episodes, one episode of each environment, until there are `n_step` steps.
 
-        All environments are stepped together. Those that are done wait for the others, and what they do meanwhile does
-        not count.
+        All environments of a vector are stepped together. An environment whose episode has ended is stepped until the
+        longest episode of the round ends, and these steps are not stored.
         """
-        first = self.stepper.num_rows
+        num_rows_before = self.stepper.num_rows
         totals = Totals()
         num_steps = 0
         try:
@@ -256,7 +298,9 @@ class BaseCollector(CollectorTraits):
                 totals.add_collect(stats)
                 num_steps += stats.n_collected_steps
         except BaseException:
-            self.stepper.drop_after(first)
+            # `_collect` has dropped the rows of its own round; a failed collect must not leave the earlier rounds
+            # either. This includes KeyboardInterrupt: in a notebook the next call continues with the same buffer.
+            self.stepper.drop_after(num_rows_before)
             raise
         return totals.collect_stats()
 
@@ -270,45 +314,60 @@ class BaseCollector(CollectorTraits):
         counts_resets: bool = False,
         then: Callable[[], None] | None = None,
     ) -> CollectStats:
-        """Collect `amount` steps or `n_episode` episodes.
+        """Collect `amount` steps or `n_episode` episodes, and return the statistics of the collect.
 
         Args:
-            n_episode: number of episodes; None: the amount decides.
-            amount: number of steps.
-            random: whether actions are drawn from the action space.
-            renew: whether new episodes begin first.
-            counts_resets: whether rows that only reset an environment are part of the amount.
-            then: called before the host waits for steps on a device.
+            n_episode: Number of episodes; None to collect `amount` steps.
+            amount: Number of steps.
+            random: Whether actions are drawn uniformly from the action space.
+            renew: Whether new episodes begin first.
+            counts_resets: Whether rows that only reset an environment are part of the amount.
+            then: Function that is called before the host waits for steps on a device.
         """
         stepper = self.stepper
         episodes = stepper.episodes
         if renew or not episodes.is_begun:
             self.reset(reset_buffer=False, reset_stats=False)
-        started, restarts = time.perf_counter(), getattr(self.env, "num_restarts", 0)
+
+        started = time.perf_counter()
+        num_restarts_before = getattr(self.env, "num_restarts", 0)
         explores = self.explores
-        epsilon = epsilon_by_module(acting_parts(self.policy), self.epsilon, random) if random or explores else {}
+        epsilon: dict[str, float] = {}
+        if random or explores:
+            epsilon = epsilon_by_module(acting_parts(self.policy), self.epsilon, random)
+
         episodes.begin_collect(self.on_episode_done_hook)
         self._report_environments()
         stepper.begin_collect(StepMode(random, explores, self.epsilon, self.raise_on_nan_in_buffer, self.on_step_hook))
         if self.events is not None:
             self.events.begin_collect(stepper.running_episodes())
+
         try:
             if n_episode is not None:
                 self._collect_episodes(n_episode)
             elif counts_resets:
                 self._collect_vector_steps(amount)
-            elif self.whole_episodes and stepper.rests:
+            elif self.whole_episodes and stepper.steps_only_counting:
                 self._collect_shares(amount)
             else:
                 self._collect_steps(amount)
+
+            # On a device the steps are only launched so far, and `end_collect` waits for them. `then` launches the
+            # update in between, so that the device goes from the steps to the update without waiting for the host.
             if then is not None:
                 then()
-            of_agents = stepper.end_collect()
-            logged: dict[str, Any] = {} if self.events is None else self.events.end_collect()
+            agent_statistics = stepper.end_collect()
+            logged: dict[str, Any] = {}
+            if self.events is not None:
+                logged = self.events.end_collect()
         except BaseException:
+            # All or nothing: a learner must not train on the half of a collect that was stored. The environments may be
+            # in the middle of a step, so the next collect resets them. This includes KeyboardInterrupt: in a notebook
+            # the next call continues with the same collector.
             episodes.is_begun = False
             stepper.abandon_collect()
             raise
+
         episodes.left_open = n_episode is not None
         seconds = stepper.seconds_since(started)
         returns, lens = stepper.ended_episodes()
@@ -316,35 +375,46 @@ class BaseCollector(CollectorTraits):
         self.collect_episode += len(returns)
         self.collect_time += seconds
         return CollectStats(
-            len(returns),
-            episodes.num_steps,
-            seconds,
-            stepper.env_time,
-            stepper.act_time,
-            returns,
-            lens,
-            getattr(self.env, "num_restarts", 0) - restarts,
+            n_collected_episodes=len(returns),
+            n_collected_steps=episodes.num_steps,
+            collect_time=seconds,
+            env_time=stepper.env_time,
+            act_time=stepper.act_time,
+            returns=returns,
+            lens=lens,
+            env_restarts=getattr(self.env, "num_restarts", 0) - num_restarts_before,
             epsilon=epsilon,
-            **of_agents,
+            **agent_statistics,
             **logged,
         )
 
     def _collect_steps(self, n_step: int) -> None:
+        """Run the stepper until `n_step` steps are collected.
+
+        One run may not be enough: with the autoreset mode NEXT_STEP some rows only reset an environment, and these are
+        not steps.
+        """
         episodes = self.stepper.episodes
-        while episodes.num_steps < n_step:  # rows that only reset an environment are no steps
+        while episodes.num_steps < n_step:
             episodes.num_steps += self.stepper.run(n_step - episodes.num_steps)
 
     def _collect_vector_steps(self, amount: int) -> None:
+        """Run the stepper until `amount` rows are collected, including rows that only reset an environment."""
         episodes = self.stepper.episodes
-        while (left := amount - episodes.vector_steps * self.num_envs) > 0:
-            episodes.num_steps += self.stepper.run(left)
+        while (num_rows_left := amount - episodes.vector_steps * self.num_envs) > 0:
+            episodes.num_steps += self.stepper.run(num_rows_left)
 
     def _collect_episodes(self, n_episode: int) -> None:
+        """Run the stepper until the first `n_episode` episodes that start have ended.
+
+        With fewer episodes than environments only the first environments count. With more, an environment whose
+        episode ends takes the next of the `to_start` episodes.
+        """
         self.stepper.episodes.to_start = max(0, n_episode - self.num_envs)
         self._collect_counting(np.arange(self.num_envs) < n_episode)
 
     def _collect_shares(self, n_step: int) -> None:
-        """Collect whole episodes of each environment until it has taken its share of the steps."""
+        """Collect whole episodes of each environment until it has taken its share of `n_step`."""
         episodes = self.stepper.episodes
         episodes.share = -(-n_step // self.num_envs)
         episodes.taken[:] = 0
@@ -352,18 +422,25 @@ class BaseCollector(CollectorTraits):
         episodes.share = 0
 
     def _collect_counting(self, counting: np.ndarray) -> None:
-        """Collect until no environment has an episode under way that counts; `counting` has those that begin with."""
+        """Run the stepper until no environment has a running episode that counts.
+
+        Args:
+            counting: `[B]` bool, environments whose first episode counts. `RunningEpisodes.end` updates it in place.
+        """
         episodes = self.stepper.episodes
         episodes.counting = counting
         has_warned = False
         while counting.any():
             episodes.num_steps += self.stepper.run(CHUNK * self.num_envs)
+
+            # An environment without terminal states and time limit would run forever.
             longest = int(episodes.lengths[counting].max(initial=0))
-            if longest > NEVER_ENDS:
+            if longest > MAX_EPISODE_STEPS:
                 raise RuntimeError(
-                    f"an episode has not ended in {longest} steps, and {NEVER_ENDS} are the limit; {LIMIT_THEM}"
+                    f"an episode has not ended in {longest} steps, and {MAX_EPISODE_STEPS} are the limit; "
+                    f"{EPISODE_LIMIT_ADVICE}"
                 )
-            if longest > MAY_NEVER_END and not has_warned:
+            if longest > WARN_EPISODE_STEPS and not has_warned:
                 has_warned = True
                 warn_of_long_episode(longest)
         episodes.counting = None
@@ -372,27 +449,35 @@ class BaseCollector(CollectorTraits):
 
     @property
     def is_begun(self) -> bool:
-        """Whether there are episodes under way that the next collect continues."""
+        """Whether there are running episodes that the next collect continues."""
         return self.stepper.episodes.is_begun
 
     def get_state(self) -> dict[str, Any]:
-        """Return environments (None where they cannot tell their state), episodes, random streams and counters.
+        """Return the state of the environments, the running episodes, the random streams and the counters.
 
-        `ValueError` while there is data to be learned from.
+        The environments' state is None if they do not support saving it.
+
+        Raises:
+            ValueError: The buffer has data that is not learned from yet.
         """
         check_no_data(self.buffer)
-        return {
+        state: dict[str, Any] = {
             "streams": self.streams.get_state(),
             "num_resets": self.num_resets,
             "counters": [self.collect_step, self.collect_episode, self.collect_time],
-            **({} if self.events is None else {"events": self.events.get_state()}),
-            **self.stepper.get_state(),
         }
+        if self.events is not None:
+            state["events"] = self.events.get_state()
+        return state | self.stepper.get_state()
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from `get_state`; environments without a state begin new episodes (a boundary).
+        """Restore the state that `get_state` returned.
 
-        `ValueError` for a state of other environments: what was collected stays, episodes under way end.
+        Environments whose state was not saved begin new episodes with the next collect; `episodes_cut` counts the
+        episodes that could not be continued.
+
+        Raises:
+            ValueError: The state is of other environments. Collected steps stay, and running episodes are cut.
         """
         self.stepper.set_state(state)
         self.collect_step, self.collect_episode, self.collect_time = state["counters"]
@@ -400,29 +485,34 @@ class BaseCollector(CollectorTraits):
             self.events.set_state(state["events"])
 
 
-def makes_environments(given: object) -> bool:
-    """Return whether environments have to be made of what a collector was given: an id, a class or a function."""
-    return isinstance(given, str | EnvSpec) or callable(given)
+def makes_environments(env: object) -> bool:
+    """Return whether a collector has to construct its environments from this argument: an id, a class or a function."""
+    return isinstance(env, str | EnvSpec) or callable(env)
 
 
 @contextmanager
-def closed_if_refused(given: object, env: VectorBoundary | AgentEnvs) -> Iterator[None]:
-    """Close environments where the collector that made them is refused: each may be in a process of its own.
+def close_env_on_error(source: object, env: VectorBoundary | AgentEnvs) -> Iterator[None]:
+    """Close the environments if the construction of their collector fails.
+
+    Each environment may have a process, which nobody else would end.
 
     Args:
-        given: what the caller passed. Finished environments stay open; they are the caller's.
-        env: the environments, behind their boundary.
+        source: The caller's `env` argument. Environments that the caller has constructed stay open.
+        env: The environments, wrapped in their boundary.
     """
     try:
         yield
-    except BaseException:
-        if makes_environments(given):
+    except BaseException:  # KeyboardInterrupt too: its traceback would keep the processes alive
+        if makes_environments(source):
             env.close()
         raise
 
 
-def streams_of(seed: int | None, streams: RandomStreams | None) -> RandomStreams:
-    """Return `streams`, those of `seed`, or random ones. `ValueError` for both."""
+def resolve_streams(seed: int | None, streams: RandomStreams | None) -> RandomStreams:
+    """Return `streams`, or new streams from `seed`; without either, streams with a random seed.
+
+    Raises `ValueError` if both are passed.
+    """
     if seed is not None and streams is not None:
         raise ValueError(f"seed={seed} and streams are not allowed together; the streams have a seed of their own")
     if streams is not None:
@@ -430,45 +520,57 @@ def streams_of(seed: int | None, streams: RandomStreams | None) -> RandomStreams
     return RandomStreams(secrets.randbits(63) if seed is None else seed)
 
 
-def epsilon_by_module(parts: Mapping[str, Any], own: float, random: bool) -> dict[str, float]:
-    """Return the probability of an action by chance in a collect that begins now, by module.
+def epsilon_by_module(parts: Mapping[str, Any], collector_epsilon: float, random: bool) -> dict[str, float]:
+    """Return the probability of a random action in a collect that begins now, by module.
 
     Args:
-        parts: what acts, by module id. Parts that do not explore epsilon-greedily are left out.
-        own: the collector's own epsilon, which takes the place of the parts' schedules; 0: there is none.
-        random: whether all actions are random.
+        parts: Acting parts by module id. Parts that do not explore epsilon-greedily are left out of the result.
+        collector_epsilon: The collector's `epsilon`, which replaces the schedules of the parts unless it is 0.
+        random: Whether all actions are random.
     """
-    found: dict[str, float] = {}
+    epsilon: dict[str, float] = {}
     for module_id, part in parts.items():
         exploration = getattr(part, "exploration", None)
         if exploration is None or not exploration.is_epsilon_greedy:
             continue
         if random:
-            found[module_id] = 1.0
+            epsilon[module_id] = 1.0
         else:
-            found[module_id] = own or part.exploration_level
-    return found
+            epsilon[module_id] = collector_epsilon or part.exploration_level
+    return epsilon
 
 
 def warn_of_long_episode(steps: int) -> None:
-    """Warn that an episode of a collect by episodes has not ended in so many steps."""
+    """Warn that an episode has not ended in `steps` steps, in a collect that waits for its end."""
     warnings.warn(
         f"an episode has not ended in {steps:,} steps, and a collect of whole episodes waits for its end, up to "
-        f"{NEVER_ENDS:,} steps; if episodes never end, {LIMIT_THEM}",
+        f"{MAX_EPISODE_STEPS:,} steps; if episodes never end, {EPISODE_LIMIT_ADVICE}",
         RuntimeWarning,
         stacklevel=2,
     )
 
 
 def exactly_one(**amounts: int | None) -> int:
-    """Return the one amount that is not None. `ValueError` unless there is exactly one, and it is whole and above 0."""
-    (first, a), (second, b) = amounts.items()
-    if (a is None) == (b is None):
-        raise ValueError(f"give exactly one of {first} and {second}, not {first}={a!r} and {second}={b!r}")
-    return check_whole(first, a, 1) if b is None else check_whole(second, b, 1)
+    """Return the one amount that is not None.
+
+    Raises `ValueError` unless exactly one of the two is passed and it is a whole number above 0.
+    """
+    (first_name, first), (second_name, second) = amounts.items()
+    if (first is None) == (second is None):
+        raise ValueError(
+            f"give exactly one of {first_name} and {second_name}, not {first_name}={first!r} and "
+            f"{second_name}={second!r}"
+        )
+    if second is None:
+        return check_whole(first_name, first, 1)
+    return check_whole(second_name, second, 1)
 
 
 def check_no_data(buffer: Any) -> None:
-    """Raise `ValueError` where a collector's buffer has data that is not learned from yet."""
+    """Raise `ValueError` if a collector's buffer has data that is not learned from yet.
+
+    A checkpoint between a collect and its update would lose the collected steps: rollouts are not saved. A replay
+    buffer saves its contents.
+    """
     if buffer is not None and not buffer.is_sampled and buffer.size:
         raise ValueError("a collector can be saved between an update and the next collect only, not with data in it")

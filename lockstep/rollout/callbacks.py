@@ -70,8 +70,8 @@ class EnvironmentCallback:
         """Restore what `get_state` returned."""
 
 
-OF_EPISODES = ("on_episode_start", "on_episode_step", "on_episode_end", "on_sample_end")
-EVENTS = ("on_environment_created", *OF_EPISODES)
+EPISODE_EVENTS = ("on_episode_start", "on_episode_step", "on_episode_end", "on_sample_end")
+EVENTS = ("on_environment_created", *EPISODE_EVENTS)
 
 
 def overridden_events(callback: EnvironmentCallback | type[EnvironmentCallback]) -> list[str]:
@@ -172,8 +172,8 @@ class EnvironmentEvents:
         self.metrics = Metrics()
         handled = [(callback, overridden_events(callback)) for callback in callbacks]
         self._handlers = {event: [each for each, events in handled if event in events] for event in EVENTS}
-        self.needs_episodes = any(self._handlers[event] for event in OF_EPISODES)
-        self.needs_infos = any(each.needs_infos for event in OF_EPISODES for each in self._handlers[event])
+        self.needs_episodes = any(self._handlers[event] for event in EPISODE_EVENTS)
+        self.needs_infos = any(each.needs_infos for event in EPISODE_EVENTS for each in self._handlers[event])
         self._pieces: list[tuple[Episode, int]] = []
         """episodes with steps in this collect, each with its length at the beginning of the collect"""
         self._has_reported_environments = False
@@ -280,7 +280,7 @@ class EpisodeRecorder:
         """Return the running episodes."""
         return [episode for episode in self._episodes if episode is not None]
 
-    def watched(
+    def wrap_step(
         self, env_step: Callable[[Any], StepResult], counting: np.ndarray | None
     ) -> Callable[[Any], StepResult]:
         """Return a function that calls `env_step` and records the step.

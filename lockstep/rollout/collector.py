@@ -8,7 +8,7 @@ from typing import Any
 from lockstep.data.rollout import RolloutStore
 from lockstep.envs import StepResult, VectorBoundary, make_vector
 from lockstep.replay import ReplayBuffer
-from lockstep.rollout.base_collector import BaseCollector, closed_if_refused, streams_of
+from lockstep.rollout.base_collector import BaseCollector, close_env_on_error, resolve_streams
 from lockstep.rollout.protocols import ActingLike, sole_part
 from lockstep.rollout.vector_stepper import VectorStepper
 from lockstep.state.streams import RandomStreams
@@ -51,9 +51,9 @@ class Collector(BaseCollector):
     ) -> None:
         sole_part(policy)  # a policy that cannot act is refused before environments are made
         boundary = env if isinstance(env, VectorBoundary) else make_vector(env)
-        with closed_if_refused(env, boundary):
+        with close_env_on_error(env, boundary):
             super().__init__(
-                VectorStepper(policy, boundary, streams_of(seed, streams), place),
+                VectorStepper(policy, boundary, resolve_streams(seed, streams), place),
                 buffer,
                 exploration_noise=exploration_noise,
                 epsilon=epsilon,

@@ -112,7 +112,7 @@ class EnvRunner:
             self.set_state(state)
         return func(self, *args, **options)
 
-    def apply_and_tell(self, func: Callable[..., Any], *args: Any, **options: Any) -> tuple[Any, Any]:
+    def apply_with_state(self, func: Callable[..., Any], *args: Any, **options: Any) -> tuple[Any, Any]:
         """Return what `apply` returns, and the state afterwards, from which a successor goes on; None where the
         environments cannot tell theirs.
         """
@@ -263,7 +263,7 @@ class MultiAgentEnvRunner(EnvRunner):
             self._begun_before = self.collector.stepper.begun.copy()
         return super()._sample_unstored(num_timesteps, num_episodes, random=random, renew=renew)
 
-    def go_on_from(self, counted: np.ndarray) -> None:
+    def seed_after_counted(self, counted: np.ndarray) -> None:
         """Seed the next episodes as if only those that counted had begun in this evaluation.
 
         `counted`: episodes that counted, of each environment of all runners.

@@ -14,13 +14,13 @@ from lockstep.data.rollout import EpisodeStore, RolloutStore
 from lockstep.rollout.base_collector import no_copies_of_collectors
 from lockstep.rollout.callbacks import EnvironmentCallback
 from lockstep.rollout.env_runner import MultiAgentEnvRunner
-from lockstep.rollout.evaluating import Evaluating
+from lockstep.rollout.evaluation_sink import EvaluationSink
+from lockstep.rollout.fragment_sinks import CollectResult, FragmentSink, checked_agents_of_modules
 from lockstep.rollout.protocols import CollectorTraits, LearningPolicy
-from lockstep.rollout.purposes import Collected, Purpose, agents_acted_for
 from lockstep.rollout.replay_writer import Buffer
 from lockstep.rollout.runner_group import EnvRunnerGroup
-from lockstep.rollout.schedules import FirstReady, FixedLag, SampleInStep, SampleSchedule
-from lockstep.rollout.storing import storing
+from lockstep.rollout.schedules import FirstReady, FixedLag, SampleSchedule, SynchronousSampling
+from lockstep.rollout.storage_sinks import storage_sink
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking.metrics import Metrics
 from lockstep.tracking.statistics import CollectStats, returns_and_lens
@@ -49,14 +49,16 @@ class GroupCollector(CollectorTraits):
         group: EnvRunnerGroup,
         buffer: Buffer | None = None,
     ) -> None:
-        schedule = SampleInStep(group)
-        self._begin(policy, schedule, storing(policy, schedule), buffer)
+        schedule = SynchronousSampling(group)
+        self._begin(policy, schedule, storage_sink(policy, schedule), buffer)
 
-    def _begin(self, policy: LearningPolicy, schedule: SampleSchedule, purpose: Purpose, buffer: Buffer | None) -> None:
+    def _begin(
+        self, policy: LearningPolicy, schedule: SampleSchedule, purpose: FragmentSink, buffer: Buffer | None
+    ) -> None:
         """Construct the collector of a schedule and a purpose."""
         self.policy = policy
         self.schedule = schedule
-        self.purpose = purpose
+        self.sink = purpose
         self.group = schedule.group
         envs = self.group.envs
         backend = envs.backend if self.group.is_local else f"{envs.backend} in {len(self.group)} env runners"
@@ -78,11 +80,11 @@ class GroupCollector(CollectorTraits):
         """Where steps are stored: a `RolloutStore`, or a `ReplayBuffer` with one for each environment; of several
         agents an `EpisodeStore` or a `MultiAgentReplayBuffer`. May be replaced between collects, as a collector's.
         """
-        return self.purpose.buffer
+        return self.sink.buffer
 
     @buffer.setter
     def buffer(self, buffer: Buffer | None) -> None:
-        self.purpose.set_buffer(buffer)
+        self.sink.set_buffer(buffer)
 
     # -- collecting ---
 
@@ -97,10 +99,10 @@ class GroupCollector(CollectorTraits):
         version = self.policy.weights_seq_no
         self.schedule.publish(self.policy)
         sample = partial(self.schedule.fragments, random=random)
-        collected = self.purpose.collect(sample, n_step, n_episode, version)
+        collected = self.sink.collect(sample, n_step, n_episode, version)
         return self._statistics(collected, time.perf_counter() - started)
 
-    def _statistics(self, collected: Collected, seconds: float) -> CollectStats:
+    def _statistics(self, collected: CollectResult, seconds: float) -> CollectStats:
         """Add episodes and steps to the counters; return the statistics of all runners.
 
         Seconds in environments and acting are means over the runners, which sample at the same time; `seconds` are
@@ -149,11 +151,11 @@ class GroupCollector(CollectorTraits):
     def reset_env(self) -> None:
         """Begin new episodes everywhere: with the next collect, in an evaluation now. Nothing is estimated across this
         boundary."""
-        self.purpose.renew()
+        self.sink.renew()
 
     def reset_buffer(self, keep_statistics: bool = False) -> None:
         """Empty the buffer."""
-        self.purpose.reset_buffer(keep_statistics)
+        self.sink.reset_buffer(keep_statistics)
 
     def reset_stat(self) -> None:
         """Set the counters to zero."""
@@ -176,7 +178,7 @@ class GroupCollector(CollectorTraits):
 
         `ValueError` while there is data to be learned from.
         """
-        of_buffer = self.purpose.get_state()
+        of_buffer = self.sink.get_state()
         of_schedule = self.schedule.get_state()  # before the group's: the runners finish what they were asked for
         return {
             "group": self.group.get_state(),
@@ -197,8 +199,8 @@ class GroupCollector(CollectorTraits):
         self.collect_step, self.collect_episode, self.collect_time = state["counters"]
         if "metrics" in state:
             self.metrics.set_state(state["metrics"])
-        self.purpose.set_state(state["buffer"])
-        self.schedule.set_state(state, self.purpose.restored(state.get("waiting", ())))
+        self.sink.set_state(state["buffer"])
+        self.schedule.set_state(state, self.sink.restored(state.get("waiting", ())))
 
     # -- what the runners have from their configuration ---
 
@@ -218,7 +220,7 @@ class GroupCollector(CollectorTraits):
 
     def fit_replay(self, agents: Mapping[str, Sequence[Any]] | None = None) -> None:
         """Give each module that learns a replay buffer for these agents. None: for the agents with its spaces."""
-        self.purpose.fit_replay(agents)
+        self.sink.fit_replay(agents)
 
     def leave_episodes_of(self, module_id: str) -> None:
         """Abandon the running episodes in which this module acts. New ones begin there with the next steps. Fragments
@@ -229,7 +231,7 @@ class GroupCollector(CollectorTraits):
 
 class EvaluationCollector(GroupCollector):
     """Collects with all runners of a group and stores nothing: returns and lengths, those of one `Collector` of all
-    environments to the last bit. See `Evaluating`.
+    environments to the last bit. See `EvaluationSink`.
 
     A collect of `n_step` steps is rounded up to whole vector steps of all environments; one of `n_episode` episodes
     begins new ones, and counts the first that start.
@@ -238,8 +240,8 @@ class EvaluationCollector(GroupCollector):
     counts_afterwards = True
 
     def __init__(self, policy: LearningPolicy, group: EnvRunnerGroup) -> None:
-        schedule = SampleInStep(group)
-        self._begin(policy, schedule, Evaluating(schedule, agents_acted_for(policy, schedule)), None)
+        schedule = SynchronousSampling(group)
+        self._begin(policy, schedule, EvaluationSink(schedule, checked_agents_of_modules(policy, schedule)), None)
 
 
 class AsyncGroupCollector(GroupCollector):
@@ -277,7 +279,7 @@ class AsyncGroupCollector(GroupCollector):
     ) -> None:
         chosen = FixedLag if fixed_lag or max_lag == 0 else FirstReady
         schedule = chosen(group, fragment_length, fragments_per_batch, max_lag)
-        self._begin(policy, schedule, storing(policy, schedule), buffer)
+        self._begin(policy, schedule, storage_sink(policy, schedule), buffer)
 
     @property
     def fragment_length(self) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 from lockstep.envs.multi_agent import AgentEnvs
 from lockstep.rollout.agent_stepper import AgentStepper
-from lockstep.rollout.base_collector import BaseCollector, closed_if_refused, streams_of
+from lockstep.rollout.base_collector import BaseCollector, close_env_on_error, resolve_streams
 from lockstep.rollout.protocols import LearningPolicy
 from lockstep.rollout.replay_writer import AgentBuffer
 from lockstep.state.streams import RandomStreams
@@ -57,11 +57,11 @@ class MultiAgentCollector(BaseCollector):
                 "multi_agent(policies=...), made by its build_policy()"
             )
         envs = env if isinstance(env, AgentEnvs) else AgentEnvs(env, num_envs)
-        with closed_if_refused(env, envs):
+        with close_env_on_error(env, envs):
             if num_envs not in (1, envs.num_envs):
                 raise ValueError(f"num_envs={num_envs}, but env has {envs.num_envs} environments; leave num_envs out")
             super().__init__(
-                AgentStepper(policy, envs, streams_of(seed, streams), place, with_logp=with_logp),
+                AgentStepper(policy, envs, resolve_streams(seed, streams), place, with_logp=with_logp),
                 buffer,
                 exploration_noise=exploration_noise,
                 epsilon=epsilon,

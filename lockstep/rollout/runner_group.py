@@ -345,7 +345,7 @@ class EnvRunnerGroup:
             options["state"], self._left_behind[i] = self._left_behind[i], None
         if self.num_asked(i) == 0:
             self._heard[i] = time.monotonic()
-        apply = EnvRunner.apply if self.is_local else EnvRunner.apply_and_tell
+        apply = EnvRunner.apply if self.is_local else EnvRunner.apply_with_state
         self._in_flight[self._backend.call(i, apply, request.func, *request.args, **options)] = request
 
     def _receive(self, until: float) -> None:

@@ -1,4 +1,4 @@
-"""`RunningEpisodes`: the episodes under way in each environment, and which of them count in a collect."""
+"""`RunningEpisodes`: returns and lengths of the running episodes, and which of them count in a collect."""
 
 from __future__ import annotations
 
@@ -9,50 +9,56 @@ import numpy as np
 
 
 class EndedEpisode(NamedTuple):
-    """An episode that ended and counts."""
+    """An episode that has ended and counts."""
 
     episode_return: float
     length: int
     vector_step: int
-    """Vector step of the collect in which it ended."""
+    """Vector step of the collect in which the episode ended."""
     env: int
-    """Index of its environment among those of the stepper."""
+    """Index of the environment among those of the stepper."""
 
 
 class RunningEpisodes:
-    """Returns and lengths of the episodes under way in `num_envs` environments.
+    """Returns and lengths of the running episodes of `num_envs` environments.
 
-    A stepper adds to `returns` and `lengths` and calls `end`. A collector says which episodes count and reads `ended`.
+    A stepper adds to `returns` and `lengths` and calls `end`. A collector sets which episodes count and reads `ended`.
+
+    In a collect of whole episodes the first N that *start* count. Counting the first N that *end* instead would favour
+    short episodes and bias the mean return.
     """
 
     def __init__(self, num_envs: int) -> None:
         self.returns = np.zeros(num_envs, np.float64)
-        """[B] return of the episode under way in each environment"""
+        """`[B]` return so far of the running episode in each environment."""
         self.lengths = np.zeros(num_envs, np.int64)
-        """[B] its number of steps"""
+        """`[B]` number of steps so far of the running episode in each environment."""
         self.is_begun = False
-        """Whether the next collect can continue the episodes under way."""
+        """Whether there are running episodes that the next collect can continue."""
         self.left_open = False
-        """Whether a collect by episodes left others unfinished, whose beginnings are not stored."""
+        """Whether the last collect, one of whole episodes, left other episodes running. Their first steps are not
+        stored, so that the next collect has to begin new ones."""
         self.ended: list[EndedEpisode] = []
-        """Episodes that ended in this collect and count."""
+        """Episodes that have ended in this collect and count."""
         self.vector_steps = 0
-        """Vector steps of this collect that are finished. A stepper adds those of each run at its end."""
+        """Number of finished vector steps of this collect. A stepper adds the vector steps of a run at the end of it.
+        """
         self.num_steps = 0
-        """Steps of this collect that count. A collector adds those of each run when it has returned."""
+        """Number of steps of this collect that count. A collector adds the steps of each run."""
         self.counting: np.ndarray | None = None
-        """[B] whether the episode under way counts, in a collect by episodes; None: all episodes count"""
+        """`[B]` bool, whether the running episode of each environment counts; None if all episodes count."""
         self.to_start = 0
-        """Episodes that count and have not begun, in a collect by episodes."""
+        """Number of episodes that count and have not begun, in a collect by episodes."""
         self.share = 0
-        """Steps that each environment takes in whole episodes; 0: the number of episodes decides which of them count"""
+        """Number of steps that each environment takes in whole episodes; 0 in a collect by episodes, where `to_start`
+        decides which episodes count."""
         self.taken = np.zeros(num_envs, np.int64)
-        """[B] steps of each environment since its share was set"""
+        """`[B]` number of steps of each environment since `share` was set."""
         self.on_done: Callable[[int, float, int], None] | None = None
-        """`on_done(environment, episode_return, length)`, called for each episode that ended and counts"""
+        """Hook `on_done(env_index, episode_return, length)`, called for each episode that ends and counts."""
 
     def begin_collect(self, on_done: Callable[[int, float, int], None] | None) -> None:
-        """Begin a collect in which all episodes count until `counting` is set."""
+        """Begin a collect in which all episodes count, until `counting` is set."""
         self.ended.clear()
         self.vector_steps = 0
         self.num_steps = 0
@@ -61,20 +67,20 @@ class RunningEpisodes:
         self.on_done = on_done
 
     def forget(self) -> None:
-        """Begin new episodes everywhere."""
+        """Set the returns and lengths of all running episodes to 0, as after a reset of all environments."""
         self.returns[:] = 0.0
         self.lengths[:] = 0
 
     def get_state(self) -> dict[str, Any]:
-        """Return the episodes under way, and whether the last collect left others unfinished."""
+        """Return the returns and lengths of the running episodes, and `left_open`."""
         return {"returns": self.returns.copy(), "lengths": self.lengths.copy(), "left_open": self.left_open}
 
     def end(self, b: int, step: int) -> None:
-        """Record the episode that ended in environment `b`, if it counts, and call the hook.
+        """Record the end of the running episode of environment `b` and, if it counts, call the hook.
 
         Args:
-            b: the environment.
-            step: the vector step in which it ended, counted from `vector_steps` on.
+            b: Index of the environment.
+            step: Vector step in which the episode ended, counted from the beginning of the run under way.
         """
         episode = EndedEpisode(float(self.returns[b]), int(self.lengths[b]), self.vector_steps + step, b)
         self.returns[b] = 0.0
@@ -82,13 +88,14 @@ class RunningEpisodes:
         if self.counting is not None:
             if not self.counting[b]:
                 return
-            self.counting[b] = self._begins_another(b)
+            self.counting[b] = self._next_episode_counts(b)
         self.ended.append(episode)
         if self.on_done is not None:
             self.on_done(b, episode.episode_return, episode.length)
 
-    def _begins_another(self, b: int) -> bool:
-        """Return whether the next episode in environment `b` counts too, in a collect by episodes."""
+    def _next_episode_counts(self, b: int) -> bool:
+        """Return whether the next episode of environment `b` counts. In a collect by episodes it takes one of
+        `to_start`."""
         if self.share:
             return bool(self.taken[b] < self.share)
         self.to_start -= 1

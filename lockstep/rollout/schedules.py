@@ -1,4 +1,4 @@
-"""Schedules: which fragments of env runners make the next collect (`SampleInStep`, `FixedLag`, `FirstReady`)."""
+"""Schedules: which fragments of env runners make the next collect (`SynchronousSampling`, `FixedLag`, `FirstReady`)."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class SampleSchedule(ABC):
         """Continue from the collector's state, in which the fragments `waiting` were not handed over yet."""
 
 
-class SampleInStep(SampleSchedule):
+class SynchronousSampling(SampleSchedule):
     """All runners sample together with the policy's present weights, and the policy waits for them."""
 
     def check_amount(self, n_step: int | None, n_episode: int | None, random: bool) -> None:
@@ -105,7 +105,7 @@ class SampleInStep(SampleSchedule):
         """Do nothing: the runners have the whole state."""
 
 
-class WhileLearning(SampleSchedule):
+class AsynchronousSampling(SampleSchedule):
     """Runners sample while the policy learns. Subclasses decide which fragments make the next rollout.
 
     A rollout is `fragments_per_batch` fragments side by side, of `fragment_length` vector steps of one runner each.
@@ -229,7 +229,7 @@ class WhileLearning(SampleSchedule):
         self.published = -1
 
 
-class FixedLag(WhileLearning):
+class FixedLag(AsynchronousSampling):
     """The rollout of update u is acted by the weights of update u - `max_lag` exactly.
 
     The first rollouts are acted by the weights at the start. Each collect asks for the rollout that is `max_lag`
@@ -270,7 +270,7 @@ class FixedLag(WhileLearning):
         return [fragment for _, _, fragment in sorted(chosen, key=lambda each: each[:2])]
 
 
-class FirstReady(WhileLearning):
+class FirstReady(AsynchronousSampling):
     """A rollout is whichever fragments are ready first.
 
     No step is handed over whose weights are more than `max_lag` updates behind the policy; a fragment that is, is

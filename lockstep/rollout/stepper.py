@@ -1,4 +1,4 @@
-"""`Stepper`: one way to step environments with a policy and store the steps. A collector says how many."""
+"""`Stepper`: acts with a policy, steps environments and stores the steps. A collector decides how many."""
 
 from __future__ import annotations
 
@@ -21,50 +21,52 @@ from lockstep.state.streams import RandomStreams
 from lockstep.tracking.statistics import returns_and_lens
 
 CHUNK = 128
-"""vector steps that are collected at a time, with random numbers drawn in bulk"""
+"""Largest number of vector steps of one run. The random numbers of a run are drawn at once: one call of the generator
+for 128 steps is much faster than 128 calls."""
 
 
 @dataclass(frozen=True)
 class StepMode:
-    """How the steps of one collect are taken."""
+    """The settings of one collect that its steps depend on."""
 
     random: bool
-    """Whether actions are drawn from the action space."""
+    """Whether actions are drawn uniformly from the action space."""
     explores: bool
-    """Whether the policy's actions are drawn, rather than the most likely ones taken."""
+    """Whether the policy samples its actions; otherwise it takes the most likely ones."""
     epsilon: float
-    """Probability of an action by chance in place of the policy's own; 0: its own"""
+    """Probability of a random action, instead of the policy's own probability; 0 to use the policy's own."""
     raise_on_nan: bool
-    """Whether values that are not finite are refused."""
+    """Whether values that are not finite raise `MalformedBufferError`."""
     on_step_hook: Callable[[Any], None] | None
-    """Called with the result of each step."""
+    """Function that is called with the result of each step."""
 
 
 class Stepper(ABC):
-    """Steps environments with a policy, and stores what happens.
+    """Base class of the steppers, which act with a policy, step environments and store the steps.
 
-    A collector calls `begin_collect`, `run` until it has enough, and `end_collect`, or `abandon_collect` where
-    something failed. It reads `episodes`, `env_time` and `act_time`.
+    A collector calls `begin_collect`, then `run` until it has enough steps, then `end_collect`; or `abandon_collect` if
+    one of these raises. It reads `episodes`, `env_time` and `act_time`.
 
-    The names of the random streams, the order in which they are drawn from, and the keys of the state are fixed: the
-    same seed gives the same bits, and saved states are read by later versions.
+    The names of the random streams, the order in which numbers are drawn from them, and the keys of the state are
+    fixed: the same seed must give the same bits in later versions, and saved states must stay readable.
 
     Args:
-        policy: what acts.
-        env: the environments, a boundary.
-        streams: random streams of the episodes, of exploration and of random actions.
-        place: `(first, number of all)` where several steppers have a part of the environments each. An environment has
-            the random numbers that it has where one stepper has all of them.
+        policy: The policy that acts.
+        env: The environments, wrapped in their boundary.
+        streams: Random streams for the seeds of episodes, for exploration and for random actions.
+        place: `(first, total)` if several steppers share `total` environments: the index of this stepper's first
+            environment, and the total. An environment then gets the same random numbers as in a single stepper that
+            has all environments. None for a single stepper.
     """
 
     rounds_up: ClassVar[bool] = True
-    """Whether all environments are stepped together, so that a number of steps is rounded up to whole vector steps."""
+    """Whether `run` takes whole vector steps, so that a collect may have more steps than were requested."""
     has_vector_steps: ClassVar[bool] = True
-    """Whether all environments are stepped together."""
-    rests: ClassVar[bool] = False
-    """Whether an environment is not stepped while its episode does not count."""
+    """Whether all environments take their steps together."""
+    steps_only_counting: ClassVar[bool] = False
+    """Whether a collect of whole episodes steps only the environments whose episode counts."""
     agents_of_modules: Mapping[str, list[Any]]
-    """Agents that each module acts for, by module id; empty for one agent"""
+    """Agents of each module, by module id; empty for an environment with a single agent."""
 
     def __init__(
         self,
@@ -77,117 +79,123 @@ class Stepper(ABC):
         self.env: Any = env
         self.streams = streams
         self.num_resets = 0
-        """Number of resets, by which the seeds of the next one are named."""
+        """Number of resets since the random streams were set. It names the seeds of the next reset."""
         self.num_envs: int = env.num_envs
-        first, number = place or (0, self.num_envs)
-        self.num_envs_in_all = number
+        """Number of environments of this stepper."""
+        first, total = place or (0, self.num_envs)
+        self.num_envs_in_all = total
+        """Number of environments of all steppers that share them."""
         self.rows = slice(first, first + self.num_envs)
-        """Which of all environments these are."""
+        """Indices of this stepper's environments among all environments."""
         self.episodes = RunningEpisodes(self.num_envs)
         self.episodes_cut = 0
-        """Running episodes that the last `set_state` could not continue."""
+        """Number of running episodes that the last `set_state` could not continue."""
         self.events: EnvironmentEvents | None = None
-        """Calls the callbacks that watch the environments."""
+        """Dispatcher to the callbacks that handle events of environments; None without such callbacks."""
         self.env_time = 0.0
+        """Seconds of this collect that were spent in the environments."""
         self.act_time = 0.0
-        """seconds of this collect in the environments and in the policy"""
+        """Seconds of this collect that were spent choosing actions."""
 
     @property
     @abstractmethod
     def observation_space(self) -> Any:
-        """Space of the observations as they are stored."""
+        """Space of the stored observations; for several agents a dict of spaces by agent."""
 
     @property
     @abstractmethod
     def buffer(self) -> Any:
-        """Where steps are stored."""
+        """Buffer that steps are stored in."""
 
     @abstractmethod
     def set_buffer(self, buffer: Any, raise_on_nan: bool) -> None:
-        """Store steps in `buffer` from now on. `ValueError` for a buffer that does not fit."""
+        """Store later steps in `buffer`. Raises `ValueError` for a buffer that does not fit."""
 
     @abstractmethod
     def empty_buffer(self, keep_statistics: bool) -> None:
-        """Remove all steps from the buffer."""
+        """Remove all steps from the buffer. `keep_statistics`: see `ReplayBuffer.reset`."""
 
     def set_events(self, events: EnvironmentEvents | None) -> None:
-        """Report to these callbacks what happens in the environments."""
+        """Replace the dispatcher to the callbacks that handle events of environments."""
         self.events = events
 
     @abstractmethod
     def running_episodes(self) -> Sequence[Episode]:
-        """Return the episodes under way, as they are recorded for callbacks."""
+        """Return the running episodes as they are recorded for callbacks."""
 
     def reseed(self, streams: RandomStreams) -> None:
-        """Use these random streams from the next reset on."""
+        """Replace the random streams. The next reset takes the first seeds of the new streams."""
         self.streams = streams
         self.num_resets = 0
 
     @abstractmethod
     def reset(self) -> None:
-        """Begin new episodes everywhere. Nothing is estimated across this boundary."""
+        """Begin new episodes in all environments. Running episodes are cut."""
 
     # -- a collect ---
 
     def check_amount(self, n_step: int | None, n_episode: int | None, random: bool) -> None:  # noqa: B027
-        """Raise `ValueError` for a collect that this stepper cannot make. Most steppers make any."""
+        """Raise `ValueError` for an amount that this stepper cannot collect. By default any amount is allowed."""
 
     def begin_collect(self, mode: StepMode) -> None:
-        """Prepare the buffer for the steps to come."""
+        """Begin a collect whose steps are taken as `mode` says, and prepare the buffer."""
         self.mode = mode
         self.env_time = 0.0
         self.act_time = 0.0
 
     @abstractmethod
     def run(self, most: int) -> int:
-        """Take the steps of one run, and return how many of them count.
+        """Take and store steps, and return the number of those that count.
 
-        A run is at most `CHUNK` vector steps, or the answers of the environments that are ready, and about `most` steps
-        at most. On a device a run is the whole collect, whatever `most` is; it is only launched here, and `end_collect`
+        A run is at most `CHUNK` vector steps, or the steps of the environments that are ready, and about `most` steps
+        in all. On a device a run is the whole collect, whatever `most` is; it is only launched here, and `end_collect`
         waits for it.
 
-        In a collect by episodes only steps of the environments in `episodes.counting` count. The run ends when none is
-        left.
+        In a collect by episodes only steps of the environments in `episodes.counting` count, and the run ends as soon
+        as no environment counts.
         """
 
     @abstractmethod
     def end_collect(self) -> dict[str, Any]:
-        """Check and store what was collected; return the statistics of single agents, where there are several."""
+        """Check and store the collected steps.
+
+        Returns the statistics of single agents, as keyword arguments of `CollectStats`; empty for one agent.
+        """
 
     def ended_episodes(self) -> tuple[Any, Any]:
-        """Return returns and lengths of the episodes that ended in this collect and count, `[E]` each."""
+        """Return the returns and the lengths of the episodes that ended in this collect and count, `[E]` each."""
         return returns_and_lens([(episode.episode_return, episode.length) for episode in self.episodes.ended])
 
     def seconds_since(self, started: float) -> float:
-        """Return the seconds of a collect that began at `started`, a time of `time.perf_counter`."""
+        """Return the duration in seconds of a collect that began at `started`, a time of `time.perf_counter`."""
         return time.perf_counter() - started
 
     @abstractmethod
     def abandon_collect(self) -> None:
-        """Remove what a failed collect has stored."""
+        """Remove the steps that a failed collect has stored."""
 
     @property
     @abstractmethod
     def num_rows(self) -> int:
-        """Rows in the buffer that `drop_after` can drop again."""
+        """Number of rows in the buffer, as `drop_after` counts them."""
 
     @abstractmethod
     def drop_after(self, first: int) -> None:
-        """Drop the rows behind the first `first` ones."""
+        """Remove all rows of the buffer but the first `first` ones."""
 
     # -- state ---
 
     @abstractmethod
     def get_state(self) -> dict[str, Any]:
-        """Return environments and running episodes, as far as the environments can tell their state."""
+        """Return the running episodes, and the state of the environments or None if they do not support saving it."""
 
     @abstractmethod
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from `get_state` and the parts that a collector adds to it."""
+        """Restore a collector's state: what `get_state` returned, and the collector's own entries."""
 
 
 def masks_in(obs: Any, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> np.ndarray | None:
-    """Return the action masks `[rows, choices]` that observations carry, or None."""
+    """Return the action masks `[rows, choices]` (bool, True: allowed) in the observations; None without masks."""
     if not mask_size(action_space) or not carries_mask(observation_space):
         return None
     return flat_mask(action_space, obs[ACTION_MASK]) != 0

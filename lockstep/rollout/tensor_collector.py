@@ -7,7 +7,7 @@ from typing import Any
 
 from lockstep.data.row_share import ALL_ROWS, RowShare
 from lockstep.envs.tensor import TensorBoundary, TensorVecEnv
-from lockstep.rollout.base_collector import BaseCollector, streams_of
+from lockstep.rollout.base_collector import BaseCollector, resolve_streams
 from lockstep.rollout.protocols import ActingLike
 from lockstep.rollout.tensor_stepper import TensorStepper
 from lockstep.state.streams import RandomStreams
@@ -47,7 +47,7 @@ class TensorCollector(BaseCollector):
         streams: RandomStreams | None = None,
         share: RowShare = ALL_ROWS,
     ) -> None:
-        stepper = TensorStepper(policy, env, streams_of(seed, streams), num_steps, replay, share)
+        stepper = TensorStepper(policy, env, resolve_streams(seed, streams), num_steps, replay, share)
         super().__init__(
             stepper,
             stepper.buffer,

@@ -1,4 +1,4 @@
-"""`VectorStepper`: steps all environments of a vector together and writes the steps into time-major columns."""
+"""`VectorStepper`: steps all environments of a vector together, and stores the steps in time-major columns."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from lockstep.data.trees import map_tree
 from lockstep.envs import StepResult, VectorBoundary
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout.callbacks import EnvironmentEvents, Episode, EpisodeRecorder
+from lockstep.rollout.carried_state import ExplorationState, RecurrentStates
 from lockstep.rollout.errors import check_finite
 from lockstep.rollout.protocols import ActingLike, ActingPart, sole_part
-from lockstep.rollout.remembering import Exploring, Memory
 from lockstep.rollout.replay_writer import store_for
 from lockstep.rollout.stepper import CHUNK, StepMode, Stepper, masks_in
 from lockstep.state.streams import RandomStreams
@@ -28,9 +28,11 @@ from lockstep.state.streams import RandomStreams
 class VectorStepper(Stepper):
     """Steps all environments of a vector together.
 
-    Observations are stored and acted on as the policy's connectors record them (frame stacks, previous actions,
-    resized images), by a copy of the connectors of its own. A collect that fails leaves no row behind (in a
-    `ReplayBuffer`, which gets pieces of 128 vector steps: no row of the piece).
+    Observations pass through a copy of the policy's recording connectors (frame stacks, previous actions, resized
+    images) before they are stored and acted on.
+
+    A collect that fails leaves no row behind. A `ReplayBuffer` is an exception: it gets pieces of 128 vector steps, and
+    only the piece that fails is not stored.
     """
 
     env: VectorBoundary
@@ -41,26 +43,38 @@ class VectorStepper(Stepper):
     ) -> None:
         part = sole_part(policy)
         super().__init__(policy, env, streams, place)
-        space = self.env.observation_space
-        recorded: ObsPipeline | None = getattr(part, "recorded", None)
-        self.recorded = None if recorded is None or recorded.is_identity else recorded.copy()
-        """what observations go through before they are stored and acted on; None: nothing"""
-        self._observation_space: Any = space if self.recorded is None else self.recorded.observation_space
-        part.check_spaces(self.env.observation_space, self.env.action_space)
-        self.memory = Memory(part, self.num_envs) if getattr(part, "is_stateful", False) else None
-        self.exploring: Exploring | None = None
+
+        raw_space = self.env.observation_space
+        pipeline: ObsPipeline | None = getattr(part, "recorded", None)
+        self.recorded: ObsPipeline | None = None
+        """Connectors that observations pass through before they are stored and acted on; None without such connectors.
+        """
+        self._observation_space: Any = raw_space
+        if pipeline is not None and not pipeline.is_identity:
+            # A copy, because connectors with a memory hold a state for each environment: those of training and those of
+            # evaluation must not share it.
+            self.recorded = pipeline.copy()
+            self._observation_space = self.recorded.observation_space
+        part.check_spaces(raw_space, self.env.action_space)
+
+        self.memory = RecurrentStates(part, self.num_envs) if getattr(part, "is_stateful", False) else None
+        """Recurrent states of the environments; None for a policy without recurrent layers."""
+        self.exploring: ExplorationState | None = None
+        """State of correlated exploration noise; None if the noise of each step is independent."""
         exploration = getattr(part, "exploration", None)
         if exploration is not None and exploration.initial_state(self.num_envs):
-            self.exploring = Exploring(exploration, self.num_envs, self._generator)
+            self.exploring = ExplorationState(exploration, self.num_envs, self._generator)
+
         self._obs: Any = None
+        """Observations `[B, ...]` that the next step acts on; None before the first reset."""
         self.store: RolloutStore | None = None
-        """What steps are written into: the buffer itself, or a `ReplayWriter` in front of a `ReplayBuffer`."""
+        """Store that steps are written into: the buffer itself, or a `ReplayWriter` in front of a `ReplayBuffer`."""
         self.recorder: EpisodeRecorder | None = None
-        """records whole episodes, where a callback reads them"""
+        """Recorder of whole episodes; None if no callback reads episodes."""
 
     @property
     def observation_space(self) -> Any:
-        """Space of the observations as they are stored."""
+        """Space of the stored observations."""
         return self._observation_space
 
     def set_events(self, events: EnvironmentEvents | None) -> None:
@@ -74,7 +88,7 @@ class VectorStepper(Stepper):
 
     @property
     def buffer(self) -> RolloutStore | ReplayBuffer | None:
-        """Where steps are stored; a `ReplayBuffer` has one sub-buffer for each environment."""
+        """Buffer that steps are stored in; a `ReplayBuffer` has one sub-buffer for each environment."""
         buffer: RolloutStore | ReplayBuffer | None = None if self.store is None else self.store.buffer
         return buffer
 
@@ -85,6 +99,7 @@ class VectorStepper(Stepper):
             self.store.begin_in_mid_episode(self.episodes.lengths == 0)
 
     def _store_for(self, buffer: RolloutStore | ReplayBuffer | None, raise_on_nan: bool) -> RolloutStore | None:
+        """Return the store that steps are written into for this buffer. Raises `ValueError` if it does not fit."""
         return store_for(
             sole_part(self.policy),
             buffer,
@@ -103,22 +118,28 @@ class VectorStepper(Stepper):
     # -- resets ---
 
     def reset(self) -> None:
-        """Begin new episodes everywhere. Those under way are left here: nothing is estimated across this boundary."""
+        # An environment that raises in its reset must leave nothing that the next collect could continue.
         self.episodes.is_begun = False
-        obs = self.env.reset(self.streams.seeds(f"env_reset/{self.num_resets}", self.rows.stop)[self.rows])
+        # Seeds are drawn for all environments up to this stepper's last one, so that an environment gets the same seed
+        # in whichever stepper it is.
+        seeds = self.streams.seeds(f"env_reset/{self.num_resets}", self.rows.stop)[self.rows]
+        obs = self.env.reset(seeds)
         self.num_resets += 1
         self.episodes.left_open = False
         self.episodes.is_begun = True
+
         if self.recorder is not None:
             self.recorder.begin(obs)
         if self.recorded is not None:
             self.recorded.reset()
             obs = self.recorded(obs)
         self._obs = obs
+
         self.episodes.forget()
-        for remembers in (self.memory, self.exploring):
-            if remembers is not None:
-                remembers.forget()
+        if self.memory is not None:
+            self.memory.forget()
+        if self.exploring is not None:
+            self.exploring.forget()
         if self.store is not None:
             if self.store.size:
                 self.store.cut()
@@ -128,8 +149,8 @@ class VectorStepper(Stepper):
     # -- collecting ---
 
     def begin_collect(self, mode: StepMode) -> None:
-        """Look up what acts (a policy that is restored may put another part in its place); prepare the buffer."""
         super().begin_collect(mode)
+        # Looked up in each collect: a policy that is restored from a checkpoint may replace its part.
         self._part: ActingPart = sole_part(self.policy)
         self._first_row = self.num_rows
         if self.memory is not None:
@@ -138,7 +159,6 @@ class VectorStepper(Stepper):
             self.store.begin_collect(self.episodes.lengths)
 
     def end_collect(self) -> dict[str, Any]:
-        """Look for values that are not finite, and note where a recurrent policy forgot."""
         if self.store is not None and self.mode.raise_on_nan and self.store.size > self._first_row:
             check_finite(self.store, self._first_row)
         if self.memory is not None:
@@ -146,37 +166,43 @@ class VectorStepper(Stepper):
         return {}
 
     def abandon_collect(self) -> None:
-        """Drop the rows of a collect that failed."""
         self.drop_after(self._first_row)
 
     @property
     def num_rows(self) -> int:
-        """Vector steps in the store."""
+        """Number of vector steps in the store."""
         return 0 if self.store is None else self.store.size
 
     def drop_after(self, first: int) -> None:
-        """Drop the vector steps behind the first `first` ones."""
+        """Remove all vector steps of the store but the first `first` ones."""
         if self.store is not None:
             self.store.drop_after(first)
 
     def _act_and_step(self) -> tuple[Callable[[Any, Any], np.ndarray], Callable[[Any], StepResult]]:
-        """Return the policy's `act` and the environments' `step`, with what remembers around them."""
-        store = self.store
+        """Return the functions that act and step in this run.
+
+        Each optional feature (callbacks, recurrent states, correlated noise, log-probabilities) wraps a function, so
+        that the loop of a run without it has no extra work.
+        """
         act: Callable[[Any, Any], np.ndarray] = self._part.act
         step: Callable[[Any], StepResult] = self.env.step
         if self.recorder is not None:
-            step = self.recorder.watched(step, self.episodes.counting)
+            step = self.recorder.wrap_step(step, self.episodes.counting)
         if self.memory is not None:
-            act, step = self.memory.act, self.memory.watched(step)
-        elif store is not None and store.takes_logp:
-            if getattr(self.policy, "learns_meanwhile", False):
-                act = self._recording_act(self._part, store)
-        return (act, step) if self.exploring is None else (self.exploring.around(act), self.exploring.watched(step))
+            act = self.memory.act
+            step = self.memory.wrap_step(step)
+        elif self.store is not None and self.store.takes_logp and getattr(self.policy, "learns_meanwhile", False):
+            act = self._recording_act(self._part, self.store)
+        if self.exploring is not None:
+            act = self.exploring.wrap_act(act)
+            step = self.exploring.wrap_step(step)
+        return act, step
 
     def _recording_act(self, part: ActingPart, store: RolloutStore) -> Callable[[Any, Any], np.ndarray]:
-        """Return an `act` that writes into the store how likely each action was, from the next row on.
+        """Return an `act` that writes the log-probability of each action into the store, from the next row on.
 
-        Only while weights may change under the collector: otherwise the learner computes it, all at once.
+        Needed only while a learner changes the weights during a collect. Otherwise the learner computes the
+        log-probabilities of the whole rollout in one batch, which is faster.
         """
         rows = itertools.count(store.size)
         store.record_logp()
@@ -189,72 +215,117 @@ class VectorStepper(Stepper):
         return act
 
     def run(self, most: int) -> int:
-        """Act, step and store: the hot loop."""
-        policy, store, counting, num_envs = self.policy, self.store, self.episodes.counting, self.num_envs
-        random, on_step_hook = self.mode.random, self.mode.on_step_hook
+        """Take and store at most `CHUNK` vector steps, and return the number of steps that count.
+
+        This is the hot loop of collection. What one vector step costs here beside acting and stepping is Python
+        overhead, so attributes are looked up before the loop.
+        """
+        policy = self.policy
+        store = self.store
+        counting = self.episodes.counting
+        returns = self.episodes.returns
+        lengths = self.episodes.lengths
+        num_envs = self.num_envs
+        random = self.mode.random
+        on_step_hook = self.mode.on_step_hook
+        to_env = self._part.to_env
+        clock = time.perf_counter
+        act, step_env = self._act_and_step()
+
         num_vector_steps = min(CHUNK, -(-most // num_envs))
-        to_env, clock, (act, step_env) = self._part.to_env, time.perf_counter, self._act_and_step()
-        returns, lengths, obs = self.episodes.returns, self.episodes.lengths, self._obs
         noise = self._draw_noise(num_vector_steps) if self.mode.explores and not random else None
         t = 0
         if store is not None:
             t = store.size
             store.ensure_room(t + num_vector_steps)
             store.weights_seq_no = policy.weights_seq_no
-        env_time = act_time = 0.0
-        steps = 0
+
+        obs = self._obs
+        env_time = 0.0
+        act_time = 0.0
+        num_steps = 0
         for k in range(num_vector_steps):
-            if store is not None:  # before the step: environments may write the next observation into this memory
+            # Before the step: the environments may write the next observations into the memory of `obs`.
+            if store is not None:
                 store.write_obs(t, obs)
+
             began = clock()
-            actions = self._random_actions(obs, num_envs) if random else act(obs, None if noise is None else noise[k])
+            if random:
+                actions = self._random_actions(obs, num_envs)
+            elif noise is None:
+                actions = act(obs, None)
+            else:
+                actions = act(obs, noise[k])
             acted = clock()
-            sent = to_env(actions)
-            step = step_env(sent)
+            env_actions = to_env(actions)
+            step = step_env(env_actions)
             env_time += clock() - acted
             act_time += acted - began
+
+            # `actions` as learned from, not as the environments take them: the learner needs the values that the
+            # policy drew, before they were rescaled or clipped.
             valid = step.valid
             if store is not None:
                 store.write_step(t, actions, step.rewards, step.terminateds, step.truncateds)
                 if valid is not None or counting is not None:
                     store.mark_valid(t, valid, counting)
+
+            # With the autoreset mode NEXT_STEP the environment resets in the step after the end of an episode. That row
+            # ignores the action and is not a transition (`valid` is False): it adds to no return, length or amount.
             if valid is None:
                 returns += step.rewards
                 lengths += 1
+                counted = counting
             else:
                 returns += np.where(valid, step.rewards, 0.0)
                 lengths += valid
-            real = counting if valid is None else valid if counting is None else counting & valid
-            steps += num_envs if real is None else int(np.count_nonzero(real))
+                counted = valid if counting is None else counting & valid
+            num_steps += num_envs if counted is None else int(np.count_nonzero(counted))
+
+            # With SAME_STEP `step.obs` is the first observation of the next episode already, which the policy acts on;
+            # the last observation of the ended one, from which the learner bootstraps, is in `step.final_obs`.
             obs = step.obs
             if self.recorded is not None or step.any_done:
-                obs = self._after_step(step, sent, t, k)
+                obs = self._after_step(step, env_actions, t, k)
             if on_step_hook is not None:
-                on_step_hook(step.copy())  # the next step writes into the arrays of this one
+                on_step_hook(step.copy())  # the next step overwrites the arrays of this one
             t += 1
             if counting is not None and step.any_done and not counting.any():
                 break
+
         self.episodes.vector_steps += k + 1
         self.env_time += env_time
         self.act_time += act_time
-        self._obs = obs if store is None else store.end(t, obs)  # a `ReplayWriter` adds the steps to its buffer here
-        return steps
+        if store is not None:
+            # The store returns the observations from its own memory, which the environments do not overwrite. A
+            # `ReplayWriter` adds the steps to its buffer here.
+            obs = store.end(t, obs)
+        self._obs = obs
+        return num_steps
 
-    def _after_step(self, step: StepResult, sent: Any, t: int, k: int) -> Any:
-        """End episodes: keep the true final observation, record returns and lengths. Return what is acted on.
+    def _after_step(self, step: StepResult, env_actions: Any, t: int, k: int) -> Any:
+        """End the episodes that ended in a vector step, and return the observations that the next step acts on.
 
         Args:
-            step: the result of vector step `k` of this run.
-            sent: the actions that the environments took.
-            t: the step's row in the store.
-            k: the step's number in this run.
+            step: Result of the vector step.
+            env_actions: Actions that the environments took.
+            t: Row of the vector step in the store.
+            k: Index of the vector step in this run.
         """
-        obs, final = (step.obs, step.final_obs) if self.recorded is None else self.recorded.follow(step, sent)
-        if step.lost is not None:  # started again: the unfinished episodes count nowhere, and end before row `t`
+        if self.recorded is None:
+            obs = step.obs
+            final = step.final_obs
+        else:
+            obs, final = self.recorded.follow(step, env_actions)
+
+        # A lost environment (its process died or hung) was started again. Its unfinished episode has no last
+        # observation and does not count; in the store it is cut before row `t`.
+        if step.lost is not None:
             self.episodes.returns[step.lost] = 0.0
             self.episodes.lengths[step.lost] = 0
             if self.store is not None:
                 self.store.abandon_episodes(t, step.lost)
+
         if final is None:
             return obs
         indices, final_obs = final
@@ -266,48 +337,64 @@ class VectorStepper(Stepper):
         return obs
 
     def _draw_noise(self, num_vector_steps: int) -> np.ndarray:
-        """Draw `[num_vector_steps, num_envs, ...]`, for all environments, and return what belongs to these."""
-        shape, rng = (num_vector_steps, self.num_envs_in_all), self.streams.numpy("exploration")
+        """Return the random numbers of a run's actions, `[num_vector_steps, num_envs, ...]`.
+
+        They are drawn for the environments of all steppers, and sliced: an environment gets the same numbers however
+        many steppers share the environments.
+        """
+        shape = (num_vector_steps, self.num_envs_in_all)
+        rng = self.streams.numpy("exploration")
         options = (self.mode.epsilon,) if self.mode.epsilon else ()
         return self._part.draw_noise(rng, shape, *options)[:, self.rows]
 
     def _generator(self, row: int) -> np.random.Generator:
-        """Return the random numbers of one environment alone, the same in whichever collector it is."""
+        """Return the random generator of one environment, which is the same in whichever stepper it is."""
         return self.streams.numpy(f"exploration/{self.rows.start + row}")
 
     def _random_actions(self, obs: Any, number: int) -> np.ndarray:
-        """Draw actions for `obs` of `number` environments; for all environments, and return what belongs to these."""
+        """Return random actions, as learned from, for the observations of `number` environments.
+
+        Like noise, they are drawn for the environments of all steppers, and sliced.
+        """
         if self.memory is not None:
-            self.memory.act(obs, None)  # it remembers what it sees, whoever acts
+            # The recurrent state has to follow the observations, although its actions are not used: the learner
+            # replays the same states.
+            self.memory.act(obs, None)
         space = getattr(self._part, "random_space", self.env.action_space)
         rng = self.streams.numpy("random_actions")
         rows = slice(self.rows.start, self.rows.start + number)
         masks = masks_in(obs, self.observation_space, space)
         if masks is not None and len(masks) < self.num_envs_in_all:
-            everywhere = np.ones((self.num_envs_in_all, masks.shape[1]), bool)
-            everywhere[rows] = masks
-            masks = everywhere
+            all_masks = np.ones((self.num_envs_in_all, masks.shape[1]), bool)
+            all_masks[rows] = masks
+            masks = all_masks
         return self._part.from_env(random_actions(space, rng, self.num_envs_in_all, masks))[rows]
 
     # -- state ---
 
     def get_state(self) -> dict[str, Any]:
         is_begun = self.episodes.is_begun
-        return {
+        state = {
             **self.episodes.get_state(),
             "env": self.env.get_state() if is_begun else None,
             "obs": map_tree(np.copy, self._obs) if is_begun else None,
             "recorded": None if self.recorded is None else self.recorded.get_state(),
             "buffer": None if self.store is None else self.store.get_state(),
             "memory": None if self.memory is None else self.memory.get_state(),
-            **({} if self.recorder is None else {"episodes": self.recorder.get_state()}),
-            **({} if self.exploring is None else {"exploring": self.exploring.get_state()}),
         }
+        if self.recorder is not None:
+            state["episodes"] = self.recorder.get_state()
+        if self.exploring is not None:
+            state["exploring"] = self.exploring.get_state()
+        return state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        self.episodes.is_begun = False  # without a state the next collect begins new episodes
+        # Until the state is restored completely, the next collect begins new episodes.
+        self.episodes.is_begun = False
         self.episodes_cut = 0
-        obs = None if state["env"] is None else self.env.set_state(state["env"])  # first: it may refuse
+
+        # The environments come first: they may refuse the state, and then nothing else must have changed.
+        obs = None if state["env"] is None else self.env.set_state(state["env"])
         self.streams.set_state(state["streams"])
         self.num_resets = int(state["num_resets"])
         self.episodes.left_open = bool(state["left_open"])
@@ -316,6 +403,7 @@ class VectorStepper(Stepper):
         if obs is None:
             self.episodes_cut = int(np.count_nonzero(state["lengths"]))
             return
+
         if self.recorded is not None:
             self.recorded.set_state(state["recorded"])
             obs = state["obs"]

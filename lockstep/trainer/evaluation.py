@@ -17,7 +17,7 @@ import torch
 
 from lockstep.policy.policy import Policy
 from lockstep.rollout import CollectorLike
-from lockstep.rollout.base_collector import LIMIT_THEM
+from lockstep.rollout.base_collector import EPISODE_LIMIT_ADVICE
 from lockstep.rollout.callbacks import overridden_events, states_of
 from lockstep.tracking import BaseLogger
 from lockstep.tracking.statistics import CollectStats, InfoStats, TimingStats
@@ -307,7 +307,7 @@ def warn_endless(collector: CollectorLike, num_steps: int, num_new: int) -> None
     if num_steps - num_new < enough <= num_steps:
         warnings.warn(
             f"no training episode ended in the first {num_steps} steps of {collector.num_envs} environments; if "
-            f"episodes never end, {LIMIT_THEM}",
+            f"episodes never end, {EPISODE_LIMIT_ADVICE}",
             stacklevel=3,
         )
 

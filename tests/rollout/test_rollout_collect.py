@@ -315,7 +315,7 @@ def test_reset_empties_buffer_and_statistics_as_asked():
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_an_episode_that_never_ends_is_given_up(monkeypatch, is_async):
-    monkeypatch.setattr("lockstep.rollout.base_collector.NEVER_ENDS", 20)
+    monkeypatch.setattr("lockstep.rollout.base_collector.MAX_EPISODE_STEPS", 20)
     mode, steps = ("async", 21) if is_async else ("auto", 128)
     told = pytest.raises(RuntimeError, match=f"has not ended in {steps} steps, and 20 are the limit; .*TimeLimit")
     with make_vector(partial(CountingEnv, ((10**9, "terminate"),)), num_envs=1, mode=mode) as env, told:

@@ -10,7 +10,7 @@ from runner_tools import ManyRunners
 from lockstep import PPOConfig
 from lockstep.cli.plan import Plan
 from lockstep.envs import CountingEnv
-from lockstep.rollout import EnvRunnerGroup, base_collector, evaluating
+from lockstep.rollout import EnvRunnerGroup, base_collector, evaluation_sink
 from lockstep.rollout.group_collector import EvaluationCollector
 
 LONG = partial(CountingEnv, ((600, "truncate"),))
@@ -43,8 +43,8 @@ def evaluation_of(kind, **evaluation):
 @pytest.mark.parametrize("kind", ["one process", "workers", "env runners", "several agents"])
 def test_a_collect_of_episodes_warns_once_about_an_endless_episode(kind, monkeypatch):
     steps = 2 if kind == "several agents" else 300
-    for module in (base_collector, evaluating):
-        monkeypatch.setattr(module, "MAY_NEVER_END", steps, raising=False)
+    for module in (base_collector, evaluation_sink):
+        monkeypatch.setattr(module, "WARN_EPISODE_STEPS", steps, raising=False)
         monkeypatch.setattr(module, "CHUNK", 1 if kind == "several agents" else 128)
     collector = evaluation_of(kind)
     with warnings.catch_warnings(record=True) as caught:

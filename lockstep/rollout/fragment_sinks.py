@@ -1,4 +1,4 @@
-"""`Purpose`: what a collector over env runners makes of their fragments."""
+"""`FragmentSink`: what a collector over env runners makes of their fragments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Sample = Callable[[int | None, int | None], Sequence[Any]]
 
 
 @dataclass
-class Collected:
+class CollectResult:
     """The episodes and steps of one collect."""
 
     episodes: list[tuple[float, int]]
@@ -43,7 +43,7 @@ class Collected:
             self.agent_modules.append(stats.agent_modules[i])
 
 
-def agents_acted_for(policy: LearningPolicy, schedule: SampleSchedule) -> Mapping[str, list[Any]]:
+def checked_agents_of_modules(policy: LearningPolicy, schedule: SampleSchedule) -> Mapping[str, list[Any]]:
     """Return the agents that each module acts for with the runners, by module id; empty for one agent.
 
     Raises `ValueError` where the policy was made for other environments.
@@ -55,12 +55,12 @@ def agents_acted_for(policy: LearningPolicy, schedule: SampleSchedule) -> Mappin
     return {}
 
 
-class Purpose(ABC):
+class FragmentSink(ABC):
     """What a collector over env runners makes of fragments.
 
     Args:
         schedule: decides which fragments make a collect.
-        agents_of_modules: as `agents_acted_for` returns them.
+        agents_of_modules: as `checked_agents_of_modules` returns them.
     """
 
     def __init__(self, schedule: SampleSchedule, agents_of_modules: Mapping[str, list[Any]]) -> None:
@@ -69,7 +69,7 @@ class Purpose(ABC):
         self.agents_of_modules = agents_of_modules
 
     @abstractmethod
-    def collect(self, sample: Sample, n_step: int | None, n_episode: int | None, version: int) -> Collected:
+    def collect(self, sample: Sample, n_step: int | None, n_episode: int | None, version: int) -> CollectResult:
         """Return what a collect of `n_step` steps or `n_episode` episodes has brought.
 
         `version` is the version of the policy's present weights. Raises as `sample`.

@@ -1,4 +1,4 @@
-"""`Evaluating`: decides which episodes of env runners count, and stores nothing."""
+"""`EvaluationSink`: decides which episodes of env runners count, and stores nothing."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 import numpy as np
 
 from lockstep.rollout.base_collector import (
-    LIMIT_THEM,
-    MAY_NEVER_END,
-    NEVER_ENDS,
+    EPISODE_LIMIT_ADVICE,
+    MAX_EPISODE_STEPS,
+    WARN_EPISODE_STEPS,
     exactly_one,
     warn_of_long_episode,
 )
 from lockstep.rollout.env_runner import MultiAgentEnvRunner
+from lockstep.rollout.fragment_sinks import CollectResult, FragmentSink, Sample
 from lockstep.rollout.fragments import StoredFragment, UnstoredFragment
-from lockstep.rollout.purposes import Collected, Purpose, Sample
 from lockstep.rollout.replay_writer import Buffer
 from lockstep.rollout.stepper import CHUNK
 
 
-class Evaluating(Purpose):
+class EvaluationSink(FragmentSink):
     """Decides which episodes count, over the environments of all runners, and stores nothing.
 
     The first episodes that start count, however long they last: returns and lengths are those of one `Collector` of all
@@ -29,15 +29,15 @@ class Evaluating(Purpose):
     up to 127 vector steps after its end.
     """
 
-    def collect(self, sample: Sample, n_step: int | None, n_episode: int | None, version: int) -> Collected:
+    def collect(self, sample: Sample, n_step: int | None, n_episode: int | None, version: int) -> CollectResult:
         """Sample until there are `n_step` steps, or `n_episode` episodes, with which new ones begin."""
         amount = exactly_one(n_step=n_step, n_episode=n_episode)
         if n_episode is None:
             return self._collect_steps(sample, amount)
         return self._collect_episodes(sample, amount)
 
-    def _collect_steps(self, sample: Sample, n_step: int) -> Collected:
-        collected = Collected([], 0, [], len(self.group), [], [])
+    def _collect_steps(self, sample: Sample, n_step: int) -> CollectResult:
+        collected = CollectResult([], 0, [], len(self.group), [], [])
         while collected.num_steps < n_step:
             left = n_step - collected.num_steps
             fragments = sample(min(CHUNK * self.num_envs, left), None)
@@ -47,8 +47,8 @@ class Evaluating(Purpose):
             collected.num_steps += sum(map(len, fragments))
         return collected
 
-    def _collect_episodes(self, sample: Sample, n_episode: int) -> Collected:
-        collected = Collected([], 0, [], len(self.group), [], [])
+    def _collect_episodes(self, sample: Sample, n_episode: int) -> CollectResult:
+        collected = CollectResult([], 0, [], len(self.group), [], [])
         self.group.renew()
         counting = np.arange(self.num_envs) < n_episode
         to_start = n_episode - self.num_envs
@@ -69,11 +69,12 @@ class Evaluating(Purpose):
                 if to_start <= 0:
                     counting[b] = False
                 to_start -= 1
-            if steps_without_end > NEVER_ENDS:
+            if steps_without_end > MAX_EPISODE_STEPS:
                 raise RuntimeError(
-                    f"no episode has ended in {steps_without_end} steps of {self.num_envs} environments; {LIMIT_THEM}"
+                    f"no episode has ended in {steps_without_end} steps of {self.num_envs} environments; "
+                    f"{EPISODE_LIMIT_ADVICE}"
                 )
-            if steps_without_end > MAY_NEVER_END and not has_warned:
+            if steps_without_end > WARN_EPISODE_STEPS and not has_warned:
                 has_warned = True
                 warn_of_long_episode(steps_without_end)
 
@@ -81,7 +82,7 @@ class Evaluating(Purpose):
         collected.num_steps = sum(length for _, length in collected.episodes)
         if self.agents_of_modules:
             # Only the episodes that count have a seed: the next collect begins with the episodes that come then.
-            self.group.foreach_env_runner(MultiAgentEnvRunner.go_on_from, counted)
+            self.group.foreach_env_runner(MultiAgentEnvRunner.seed_after_counted, counted)
         return collected
 
     def renew(self) -> None:

@@ -1,5 +1,5 @@
-"""`Storing`: writes the fragments of env runners into a buffer, of one agent (`StoringSteps`) or several
-(`StoringPieces`)."""
+"""`StorageSink`: writes the fragments of env runners into a buffer, of one agent (`StepStorageSink`) or several
+(`EpisodeStorageSink`)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy as np
 from lockstep.data.rollout import RolloutStore
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout.base_collector import check_no_data
+from lockstep.rollout.fragment_sinks import CollectResult, FragmentSink, Sample, checked_agents_of_modules
 from lockstep.rollout.fragments import AgentFragment, Fragment, StoredFragment, append_fragments
 from lockstep.rollout.protocols import LearningPolicy, sole_part
-from lockstep.rollout.purposes import Collected, Purpose, Sample, agents_acted_for
 from lockstep.rollout.replay_writer import (
     AgentBuffer,
     Buffer,
@@ -24,13 +24,13 @@ from lockstep.rollout.replay_writer import (
 from lockstep.rollout.schedules import SampleSchedule
 
 
-class Storing(Purpose):
+class StorageSink(FragmentSink):
     """Writes fragments into a buffer, the environments of the runners side by side, for training.
 
     Without a buffer only returns and lengths are kept. Subclasses write the fragments of one agent, or of several.
     """
 
-    def collect(self, sample: Sample, n_step: int | None, n_episode: int | None, version: int) -> Collected:
+    def collect(self, sample: Sample, n_step: int | None, n_episode: int | None, version: int) -> CollectResult:
         """Write the next fragments into the buffer; no row is left behind where that fails."""
         fragments = sample(n_step, n_episode)
         self.write(fragments, version)
@@ -46,7 +46,7 @@ class Storing(Purpose):
             agent_returns = [agent_returns[i] for i in order if agent_returns]
             agent_modules = [agent_modules[i] for i in order if agent_modules]
         num_steps = sum(part.n_collected_steps for part in parts)
-        return Collected(episodes, num_steps, parts, len(parts), agent_returns, agent_modules)
+        return CollectResult(episodes, num_steps, parts, len(parts), agent_returns, agent_modules)
 
     @abstractmethod
     def write(self, fragments: Sequence[Any], version: int) -> None:
@@ -57,7 +57,7 @@ class Storing(Purpose):
         self.group.renew()
 
 
-class StoringSteps(Storing):
+class StepStorageSink(StorageSink):
     """Writes fragments of one agent into a `RolloutStore` or a `ReplayBuffer`.
 
     Where the schedule is `by_runner`, each fragment is written where its runner has its environments; otherwise in the
@@ -129,7 +129,7 @@ class StoringSteps(Storing):
                 self._store.set_state(state)
 
 
-class StoringPieces(Storing):
+class EpisodeStorageSink(StorageSink):
     """Writes fragments of several agents into an `EpisodeStore` or a `MultiAgentReplayBuffer`."""
 
     def __init__(
@@ -177,15 +177,15 @@ class StoringPieces(Storing):
         self._writer.go_on(range(self.group.num_envs))
 
 
-def storing(policy: LearningPolicy, schedule: SampleSchedule) -> Storing:
+def storage_sink(policy: LearningPolicy, schedule: SampleSchedule) -> StorageSink:
     """Return the purpose that stores the steps of a policy's agent, or agents.
 
     Raises `ValueError` where the policy was made for other environments than those of the schedule's runners.
     """
-    agents_of_modules = agents_acted_for(policy, schedule)
+    agents_of_modules = checked_agents_of_modules(policy, schedule)
     if agents_of_modules:
-        return StoringPieces(policy, schedule, agents_of_modules)
-    return StoringSteps(policy, schedule)
+        return EpisodeStorageSink(policy, schedule, agents_of_modules)
+    return StepStorageSink(policy, schedule)
 
 
 def _drop_logp_of(version: int, store: RolloutStore) -> None:
