@@ -137,7 +137,7 @@ def finish_run(run: Run, config: AlgorithmConfig, interruption: Interruption) ->
     """Print the plan, train, print a short table; return the exit code."""
     folder, shown = run.folder, shown_path(run.folder.path)
     # After the run each rank has a learner of its own and would take itself for the one that writes.
-    writes = run.writes
+    writes = run.is_writer
     say_facts({**Plan(run.trainer, config).facts(run.sources), "folder": shown})
     say()
     try:

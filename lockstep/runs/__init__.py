@@ -1,4 +1,4 @@
-"""A run on disk: how it begins and resumes, several seeds side by side, and videos of it."""
+"""Runs on disk: begin and resume a run, train several seeds side by side, record videos, sign a run."""
 
 from lockstep.runs.run import TrainResult, load_policy, resume
 from lockstep.runs.seeds import SeedBegun, SeedEnded, SeedProgress, run_seeds

@@ -1,4 +1,4 @@
-"""`ProcessPool`: whole runs in processes of their own, which end in order when the command that waits is stopped."""
+"""Process pool for whole runs: each task has its own process, and Ctrl-C ends all of them in order."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ class UnsendableError(ValueError):
 
 
 class PoolWorker:
-    """What a task knows of the process that it runs in: the way to the pool, and whether to stop."""
+    """A task's connection to the pool: sends messages, and says whether the pool wants the task to stop."""
 
     def __init__(self, channel: Connection, stop: StopEvent) -> None:
         self._channel = channel
         self._stop = stop
-        # Not the parent's number: if it died while this process imported the library, that number is already another.
+        # The process id from `os.getppid()` would not do: if the parent died while this process imported the library,
+        # it is already the id of the process that adopted this one.
         self._parent = multiprocessing.parent_process()
 
     @property
@@ -49,7 +50,7 @@ class PoolWorker:
 
 
 class StopsWithPool(Callback):
-    """Asks a run to stop after its update when its pool stops."""
+    """Callback that stops a run after the current update once the run's pool stops."""
 
     def __init__(self, worker: PoolWorker) -> None:
         self._worker = worker
@@ -59,7 +60,7 @@ class StopsWithPool(Callback):
 
 
 def check_not_stopped(run: Run) -> None:
-    """Raise `KeyboardInterrupt` for a run that its pool has stopped: it has no final return."""
+    """Raise `KeyboardInterrupt` if the pool stopped the run before its end, since it then has no final return."""
     if run.trainer.stop_reason == "interrupted":
         raise KeyboardInterrupt
 
@@ -70,24 +71,25 @@ class Task:
     def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         self.call = (function, arguments)
         self.messages: deque[Any] = deque()
-        """What the task has sent with `PoolWorker.send` and nobody has taken yet."""
+        """Messages sent with `PoolWorker.send` that the pool's owner has not read yet, oldest first."""
         self.is_done = False
         self.was_killed = False
-        """Whether its process ended without an answer."""
+        """Whether the task's process ended without an answer."""
         self.error: BaseException | None = None
-        """What the function raised, or a `ProcessKilledError`. None for a task that succeeded or is not done."""
+        """Exception that the function raised, or a `ProcessKilledError`. None if the task succeeded or is not done."""
         self._value: Any = None
 
     def finish(self, value: object, error: BaseException | None) -> None:
-        """Take the outcome of the call."""
+        """Set the outcome of the call and mark the task as done."""
         self._value = value
         self.error = error
         self.is_done = True
 
     def result(self) -> Any:
-        """Return what the function returned, or raise what it raised; `ProcessKilledError` if its process was killed.
+        """Return the function's return value, or raise its exception. The task must be done.
 
-        Only for a task that is done.
+        Raises:
+            ProcessKilledError: the task's process was killed.
         """
         if self.error is not None:
             raise self.error
@@ -95,24 +97,27 @@ class Task:
 
 
 class _Process:
-    """A process of the pool, and the task that it works on."""
+    """A process of the pool, and the task that it is running."""
 
     def __init__(self, stop: StopEvent, is_reused: bool) -> None:
         context = multiprocessing.get_context("spawn")
-        self.channel, theirs = context.Pipe()
-        self.process: BaseProcess = context.Process(target=_serve, args=(theirs, stop, is_reused))
-        # A terminal sends Ctrl-C to all processes, and the command alone decides what it means. The new process
-        # inherits that the signal is blocked, until it ignores it.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        self.channel, worker_end = context.Pipe()
+        self.process: BaseProcess = context.Process(target=_serve, args=(worker_end, stop, is_reused))
+
+        # A terminal sends Ctrl-C to every process of the group, but only the command decides what it means. The new
+        # process inherits the blocked signal, so Ctrl-C cannot kill it before `_serve` ignores the signal.
+        previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
             self.process.start()
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        theirs.close()
+            signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
+
+        # While this process holds the worker's end too, `recv` would never report that the worker has died.
+        worker_end.close()
         self.task: Task | None = None
 
     def begin(self, task: Task) -> None:
-        """Have the task's function called.
+        """Send the task to the process, which calls the task's function.
 
         Raises:
             UnsendableError: the task cannot be sent to another process.
@@ -127,25 +132,26 @@ class _Process:
         self.task = task
 
     def release(self) -> None:
-        """Let the process end when its task is done."""
+        """Close the channel, so that the process exits once its task is done."""
         self.channel.close()
 
     def end(self) -> None:
-        """Wait until the process has ended. It ends when its task is done."""
+        """Release the process and wait until it has exited."""
         self.release()
         self.process.join()
 
 
 class ProcessPool:
-    """Calls functions in at most `jobs` processes at once. A process that is killed fails its own task only.
+    """Pool that calls functions in at most `jobs` processes at once. A killed process fails only its own task.
 
-    A function is called with the arguments of `submit` and then its `PoolWorker`. Used as a context: if the body
-    raises, as at Ctrl-C, no further task begins, and those that run are asked to stop and waited for.
+    Each function is called with the arguments of `submit`, followed by its `PoolWorker`. Use the pool as a context
+    manager: if the body raises (Ctrl-C included), no further task begins, and the running tasks are asked to stop and
+    waited for.
 
     Args:
-        jobs: the number of processes.
-        reuse_processes: whether a process takes further tasks. Without it each task has a new process, so that no task
-            depends on what ran before it.
+        jobs: Largest number of processes at a time.
+        reuse_processes: Whether a process runs further tasks after its first. By default each task gets a new process,
+            so that no task depends on the tasks before it.
     """
 
     def __init__(self, jobs: int, *, reuse_processes: bool = False) -> None:
@@ -155,7 +161,7 @@ class ProcessPool:
         self._waiting: deque[Task] = deque()
         self._processes: list[_Process] = []
         self._ending: list[_Process] = []
-        """Processes that are done and have not exited yet."""
+        """Processes that get no further task and may not have exited yet."""
 
     def __enter__(self) -> Self:
         return self
@@ -178,7 +184,7 @@ class ProcessPool:
         return bool(self._waiting) or any(process.task is not None for process in self._processes)
 
     def submit(self, function: Callable[..., Any], *arguments: object) -> Task:
-        """Have `function(*arguments, worker)` called as soon as a process is free.
+        """Queue the call `function(*arguments, worker)`, and return its task. It begins when a process is free.
 
         Raises:
             UnsendableError: the function or an argument cannot be sent to another process.
@@ -189,35 +195,37 @@ class ProcessPool:
         return task
 
     def wait(self, timeout: float | None = None) -> list[Task]:
-        """Wait for news of tasks, at most `timeout` seconds; return the tasks with new messages or an outcome."""
-        news = []
+        """Wait at most `timeout` seconds (None: without limit) for messages and outcomes; return the tasks with any."""
+        changed_tasks = []
         by_channel = {process.channel: process for process in self._processes if process.task is not None}
         for channel in wait(list(by_channel), timeout):
             assert isinstance(channel, Connection)
             process = by_channel[channel]
             assert process.task is not None
-            news.append(process.task)
+            changed_tasks.append(process.task)
             self._receive(process, process.task)
         self._begin_tasks()
-        return news
+        return changed_tasks
 
     def as_completed(self, tasks: list[Task]) -> Iterator[Task]:
-        """Iterate over tasks in the order in which they end."""
-        left = list(tasks)
-        while left:
-            for task in [task for task in left if task.is_done] or self.wait():
-                if task.is_done and task in left:
-                    left.remove(task)
+        """Iterate over the tasks in the order in which they end."""
+        pending = list(tasks)
+        while pending:
+            done_tasks = [task for task in pending if task.is_done]
+            for task in done_tasks or self.wait():
+                if task.is_done and task in pending:
+                    pending.remove(task)
                     yield task
 
     def stop(self) -> None:
-        """Begin no further task, and ask those that run to stop."""
+        """Begin no further task, and ask the running tasks to stop."""
         self._stop.set()
         self._waiting.clear()
 
     def terminate(self) -> None:
-        """End all processes at once."""
+        """Kill all processes without waiting for their tasks."""
         self.stop()
+        # All are signalled before the first is waited for, so that they exit at the same time.
         processes = [*self._processes, *self._ending]
         for process in processes:
             process.process.terminate()
@@ -227,22 +235,31 @@ class ProcessPool:
         self._ending.clear()
 
     def _begin_tasks(self) -> None:
+        """Give waiting tasks to free processes, and start processes for them up to the limit."""
         while self._waiting:
-            free = next((process for process in self._processes if process.task is None), None)
-            if free is None and len(self._processes) < self._jobs:
-                free = _Process(self._stop, self._is_reused)
-                self._processes.append(free)
-            if free is None:
+            process = self._free_process()
+            if process is None:
                 return
             task = self._waiting.popleft()
             try:
-                free.begin(task)
-            except OSError:  # it was killed while it had no task: another process takes this one
+                process.begin(task)
+            except OSError:  # the process was killed while it had no task, so another process takes the task
                 self._waiting.appendleft(task)
-                self._drop(free)
+                self._drop(process)
+
+    def _free_process(self) -> _Process | None:
+        """Return a process without a task, a new one if the pool is not full; None if all are busy."""
+        for process in self._processes:
+            if process.task is None:
+                return process
+        if len(self._processes) >= self._jobs:
+            return None
+        process = _Process(self._stop, self._is_reused)
+        self._processes.append(process)
+        return process
 
     def _receive(self, process: _Process, task: Task) -> None:
-        """Take one message of a process, or note that it has ended."""
+        """Read one message of a process: its task's message or outcome, or the end of the process."""
         try:
             is_outcome, content = process.channel.recv()
         except (EOFError, OSError):
@@ -250,7 +267,7 @@ class ProcessPool:
             task.was_killed = True
             task.finish(None, ProcessKilledError(KILLED))
             return
-        except Exception as error:  # an answer that cannot be read here, such as an error of an unusual class
+        except Exception as error:  # an answer that cannot be unpickled, such as an exception with its own arguments
             is_outcome = True
             content = (None, RuntimeError(f"its answer cannot be read: {type(error).__name__}: {error}"))
         if not is_outcome:
@@ -262,14 +279,19 @@ class ProcessPool:
             self._drop(process)
 
     def _drop(self, process: _Process) -> None:
-        """Give a process no further task. Nobody waits for its exit, which may take seconds, before the pool ends."""
+        """Give a process no further task.
+
+        An exit may take seconds, so it is waited for only when the pool ends.
+        """
         process.release()
         self._processes.remove(process)
-        self._ending = [each for each in [*self._ending, process] if each.process.is_alive()]
+        self._ending.append(process)
+        # `is_alive` reaps an exited process, so that a pool with many tasks does not collect zombies.
+        self._ending = [ending for ending in self._ending if ending.process.is_alive()]
 
 
 def _serve(channel: Connection, stop: StopEvent, is_reused: bool) -> None:
-    """Work off tasks until the pool closes the channel."""
+    """Run tasks in a process of the pool until the pool closes the channel."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     worker = PoolWorker(channel, stop)
     while True:
@@ -279,19 +301,24 @@ def _serve(channel: Connection, stop: StopEvent, is_reused: bool) -> None:
             function, arguments = channel.recv()
         except (EOFError, OSError):
             return
-        except Exception as problem:  # what was sent cannot be read here
-            error = problem
+        except Exception as receive_error:  # the function or an argument cannot be unpickled in this process
+            error = receive_error
         else:
             try:
                 value = function(*arguments, worker)
-            except BaseException as problem:
-                problem.add_note(traceback.format_exc())
-                error = problem
+            # BaseException: a task reports with KeyboardInterrupt that it was stopped, and an environment may call
+            # `sys.exit`. Both are the task's outcome, not the end of this process.
+            except BaseException as task_error:
+                # The traceback itself cannot be pickled; its text can.
+                task_error.add_note(traceback.format_exc())
+                error = task_error
+
         try:
             channel.send((True, (value, error)))
         except OSError:
             return
-        except Exception:
-            channel.send((True, (None, RuntimeError(f"{type(error or value).__name__}: {error or value}"))))
+        except Exception:  # the value or the exception cannot be pickled: its text is sent instead
+            outcome = error or value
+            channel.send((True, (None, RuntimeError(f"{type(outcome).__name__}: {outcome}"))))
         if not is_reused:
             return

@@ -1,4 +1,4 @@
-"""A run and its folder: how it begins, ends and goes on, with other settings too."""
+"""Runs and their folders: begin a run, finish it, and resume it, with other settings too."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,137 +43,145 @@ from lockstep.trainer.callbacks import Callback
 from lockstep.trainer.ranks import config_on_ranks, join, run_begun_before
 from lockstep.trainer.run_state import REPLAY
 
-ANEW = "begin a run with its weights: lockstep train ... --from RUN, lockstep.train(..., init_from=path)"
-IN_ITS_ENVIRONMENTS = f"the episodes of the run go on in its environments; {ANEW}"
-WITH_ITS_REPLAY = f"the run goes on with its replay buffer; {ANEW}"
-KEPT = {
-    "environment": IN_ITS_ENVIRONMENTS,
-    "rl_module": "the run goes on with its networks; train a new run",
-    "multi_agent": f"the run goes on with its modules and agents; {ANEW}",
-    "offline_data": f"the run goes on with its data; {ANEW}",
-    "debugging": "the run goes on with its random numbers; train a new run",
-    "env_runners.num_env_runners": IN_ITS_ENVIRONMENTS,
-    "env_runners.num_envs_per_env_runner": IN_ITS_ENVIRONMENTS,
-    "env_runners.vectorize_mode": IN_ITS_ENVIRONMENTS,
+TOTAL = "reporting.total_steps"
+EPOCH = "reporting.steps_per_epoch"
+
+NEW_RUN_ADVICE = "begin a run with its weights: lockstep train ... --from RUN, lockstep.train(..., init_from=path)"
+ENVIRONMENTS_REASON = f"the episodes of the run continue in its environments; {NEW_RUN_ADVICE}"
+EVALUATION_REASON = f"evaluation continues in its environments; {NEW_RUN_ADVICE}"
+REPLAY_REASON = f"the run keeps its replay buffer; {NEW_RUN_ADVICE}"
+FIXED_OPTIONS = {
+    "environment": ENVIRONMENTS_REASON,
+    "rl_module": "the run keeps its networks; train a new run",
+    "multi_agent": f"the run keeps its modules and agents; {NEW_RUN_ADVICE}",
+    "offline_data": f"the run keeps its data; {NEW_RUN_ADVICE}",
+    "debugging": "the run keeps its random numbers; train a new run",
+    "env_runners.num_env_runners": ENVIRONMENTS_REASON,
+    "env_runners.num_envs_per_env_runner": ENVIRONMENTS_REASON,
+    "env_runners.vectorize_mode": ENVIRONMENTS_REASON,
     "env_runners.batch_mode": "it would cut the episodes of the run otherwise; train a new run",
-    "evaluation.evaluation_num_envs": f"evaluation goes on in its environments; {ANEW}",
-    "evaluation.evaluation_num_env_runners": f"evaluation goes on in its environments; {ANEW}",
-    "evaluation.evaluation_parallel_to_training": f"an evaluation may be under way beside it; {ANEW}",
-    "replay.capacity": WITH_ITS_REPLAY,
-    "replay.prioritized": WITH_ITS_REPLAY,
-    "replay.her": WITH_ITS_REPLAY,
-    "replay.ignore_obs_next": WITH_ITS_REPLAY,
-    "replay.storage": WITH_ITS_REPLAY,
-    "reporting.loggers": "the records of the run go on as they began; train a new run",
-    "training.optimizer": f"the run goes on with what its optimizers remember; {ANEW}",
-    "training.learner_class": f"the run goes on with its learner; {ANEW}",
-    "framework.dtype": f"the run goes on with its networks; {ANEW}",
+    "evaluation.evaluation_num_envs": EVALUATION_REASON,
+    "evaluation.evaluation_num_env_runners": EVALUATION_REASON,
+    "evaluation.evaluation_parallel_to_training": f"an evaluation may run at the same time; {NEW_RUN_ADVICE}",
+    "replay.capacity": REPLAY_REASON,
+    "replay.prioritized": REPLAY_REASON,
+    "replay.her": REPLAY_REASON,
+    "replay.ignore_obs_next": REPLAY_REASON,
+    "replay.storage": REPLAY_REASON,
+    "reporting.loggers": "the records of the run keep their form; train a new run",
+    "training.optimizer": f"the run keeps the state of its optimizers; {NEW_RUN_ADVICE}",
+    "training.learner_class": f"the run keeps its learner; {NEW_RUN_ADVICE}",
+    "framework.dtype": f"the run keeps its networks; {NEW_RUN_ADVICE}",
 }
-"""sections and options that a run keeps, and what to do instead of changing them"""
+"""Sections and options that cannot change when a run is resumed, each with the reason and what to do instead."""
 CHANGEABLE = ("rl_module.algorithm_config_overrides_per_module", "multi_agent.reward_metric")
-"""exceptions in sections that are kept"""
-TOTAL, EPOCH = "reporting.total_steps", "reporting.steps_per_epoch"
+"""Options that can change although their section is in `FIXED_OPTIONS`."""
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a run leaves: the policy, the statistics, the folder."""
+    """Result of a run: its policy, its statistics and its folder."""
 
     policy: Policy
     info: InfoStats
     path: Path
-    """the run's folder"""
+    """Folder of the run."""
     sources: tuple[str, ...] = ()
-    """where the settings come from, in words: the recipe or the defaults first"""
+    """Where the settings come from, in words; the recipe or the defaults come first."""
 
     @property
     def history(self) -> tuple[EpochStats, ...]:
-        """One entry for each epoch."""
+        """Statistics of each epoch, the first epoch first."""
         return self.info.history
 
 
 @dataclass(frozen=True)
 class Run:
-    """A trainer and the folder that its run writes into."""
+    """A trainer, and the folder that its run is written to."""
 
     trainer: Trainer
     folder: RunFolder
     sources: tuple[str, ...] = ()
-    """where the settings come from, in words"""
+    """Where the settings come from, in words."""
 
     @property
-    def writes(self) -> bool:
-        """Whether this process writes into the folder: of several ranks, the first."""
+    def is_writer(self) -> bool:
+        """Whether this process writes to the folder. Among several ranks only rank 0 does."""
         return self.trainer.policy.learner_group.reducer.rank == 0
 
     def finish(self) -> TrainResult:
-        """Run to the end; write `summary.json` and `curve.png` and close the environments whatever ends the run."""
-        with self.folder.lock if self.writes else nullcontext():
+        """Train to the end and return the result.
+
+        Whatever ends the run, `summary.json` and `curve.png` are written and the environments are closed.
+        """
+        with self.folder.lock if self.is_writer else nullcontext():
             return self._finish()
 
     def _finish(self) -> TrainResult:
         trainer = self.trainer
         try:
             info = trainer.run()
-        except BaseException as error:
+        except BaseException as error:  # a second Ctrl-C, which ends the run at once, leaves a summary too
             try:
                 self.write_summary()
-            except Exception as second:  # a full disk, say: what ended the run is what matters
-                error.add_note(f"the summary could not be written either: {second}")
+            except Exception as summary_error:  # for example a full disk; the error that ended the run is raised
+                error.add_note(f"the summary could not be written either: {summary_error}")
             raise
         else:
             self.write_summary()
+            # The result's policy is used in this process, but its learners may be Ray actors that `close` ends.
             trainer.policy.bring_home()
         finally:
             trainer.close()
         return TrainResult(trainer.policy, info, self.folder.path, self.sources)
 
     def write_summary(self) -> None:
-        """Write returns, speed by stage and how the run ended; and the curve where matplotlib is installed."""
-        if self.writes:
+        """Write `summary.json` with returns, speeds and the run's end, and `curve.png` if matplotlib is installed."""
+        if self.is_writer:
             with self.folder.lock:
                 self._write_summary()
 
     def _write_summary(self) -> None:
-        trainer, folder = self.trainer, self.folder
-        info = trainer.info()
+        info = self.trainer.info()
         timing = info.timing
         update_seconds: Counter[str] = Counter()
-        for epoch in trainer.history:
+        for epoch in self.trainer.history:
             if epoch.training_stat is not None:
                 update_seconds.update(epoch.training_stat.stage_seconds)
-        last = None if trainer.last_test is None else trainer.last_test.returns_stat
-        stages = {
-            "environment": timing.env_time,
-            "acting": timing.act_time,
-            "storing": max(0.0, timing.train_time_collect - timing.env_time - timing.act_time),
-            "update": timing.train_time_update,
-            "evaluation": timing.test_time,
+
+        last_evaluation = self.trainer.last_test
+        last_return = None if last_evaluation is None else last_evaluation.returns_stat
+        summary = {
+            **info.to_dict(),
+            "final_return": None if last_return is None else last_return.mean,
+            "final_return_std": None if last_return is None else last_return.std,
+            "final_return_step": self.trainer.last_test_at,
+            "steps_per_second": timing.update_speed,
+            "seconds_by_stage": {
+                "environment": timing.env_time,
+                "acting": timing.act_time,
+                "storing": max(0.0, timing.train_time_collect - timing.env_time - timing.act_time),
+                "update": timing.train_time_update,
+                "evaluation": timing.test_time,
+            },
+            "update_seconds_by_stage": dict(update_seconds),
         }
-        # The summary says that the run has ended, so it is written last: a run that is killed before is finished later.
+
+        # The summary marks the run as ended, so it is written last: if the process is killed before, `resume` finishes
+        # the run.
         try:
             self._draw_curve()
         finally:
-            folder.write_summary(
-                {
-                    **info.to_dict(),
-                    "final_return": None if last is None else last.mean,
-                    "final_return_std": None if last is None else last.std,
-                    "final_return_step": trainer.last_test_at,
-                    "steps_per_second": timing.update_speed,
-                    "seconds_by_stage": stages,
-                    "update_seconds_by_stage": dict(update_seconds),
-                }
-            )
+            self.folder.write_summary(summary)
 
     def _draw_curve(self) -> None:
         folder = self.folder
         try:
             plot_runs([folder.path], folder.curve_path)
         except (ImportError, ValueError):
-            return  # no matplotlib, or no evaluation to draw
+            return  # matplotlib is not installed, or there is no evaluation to draw
         except OSError as error:
-            folder.curve_path.unlink(missing_ok=True)
+            folder.curve_path.unlink(missing_ok=True)  # a part of the picture, after a full disk
             warnings.warn(f"{folder.curve_path} could not be drawn: {error}", stacklevel=3)
 
 
@@ -185,19 +193,30 @@ def prepare_run(
     init_from: str | Path | None = None,
     sources: Sequence[str] = (),
 ) -> Run:
-    """Make the trainer of a new run and its folder. Where the trainer cannot be built, no folder is left.
+    """Make the folder and the trainer of a new run. If the trainer cannot be built, the folder is removed.
 
-    `init_from`: a run (its best policy, as for `load_policy`) or a checkpoint whose weights and connectors' statistics
-    the policy begins with; all else is new. `sources`: where the settings come from, in words. On ranks that torchrun
-    started again, the run that they began goes on from its newest checkpoint.
+    On ranks that torchrun has restarted, the run that they began is resumed from its newest checkpoint instead.
+
+    Args:
+        config: Configuration of the run.
+        root: Folder that the run's folder is made in.
+        callbacks: Callbacks in addition to those of the configuration.
+        init_from: Run (its best policy, as for `load_policy`) or checkpoint whose weights and connector statistics the
+            policy starts with. Everything else is new.
+        sources: Where the settings come from, in words.
     """
     config = config_on_ranks(config.with_agents())
     config.validate()
     source = None if init_from is None else find_policy(init_from).absolute()
     reducer = join(config)
-    begun = run_begun_before(root, config.named_options()) if reducer.rank == 0 else None
-    if (path := reducer.first(None if begun is None else str(begun))) is not None:
-        return prepare_resume(path).build(callbacks, reducer=reducer)
+
+    # Rank 0 decides for all ranks: on a file system that is slow to show new folders, they might decide differently.
+    restarted = run_begun_before(root, config.named_options()) if reducer.rank == 0 else None
+    restarted_path = reducer.first(None if restarted is None else str(restarted))
+    if restarted_path is not None:
+        return prepare_resume(restarted_path).build(callbacks, reducer=reducer)
+
+    path: Path | None = None
     if reducer.rank == 0:
         path = RunFolder.create(
             root,
@@ -209,20 +228,16 @@ def prepare_run(
             run_id=Place.of_process().run_id,
         ).path
     folder = RunFolder.open(reducer.first(str(path)))
-    try:
-        trainer = build_trainer(config, folder=folder, callbacks=callbacks, reducer=reducer)
-        run = Run(trainer, folder, tuple(sources))
-        if source is not None:
-            try:
-                run.trainer.policy.start_from(source)
-            except BaseException:
-                run.trainer.close()
-                raise
-        return run
-    except BaseException:
+
+    with ExitStack() as on_failure:
         if reducer.rank == 0:
-            shutil.rmtree(folder.path, ignore_errors=True)
-        raise
+            on_failure.callback(shutil.rmtree, folder.path, ignore_errors=True)
+        trainer = build_trainer(config, folder=folder, callbacks=callbacks, reducer=reducer)
+        on_failure.callback(trainer.close)
+        if source is not None:
+            trainer.policy.start_from(source)
+        on_failure.pop_all()
+    return Run(trainer, folder, tuple(sources))
 
 
 def resume(
@@ -236,21 +251,32 @@ def resume(
     trust: bool = False,
     take_over: bool = False,
 ) -> TrainResult:
-    """Continue the run in a folder from its newest intact checkpoint, bit by bit.
+    """Continue a run from its newest intact checkpoint, with the same bits as if it had not been interrupted.
 
-    `path`: the run's folder, or one of its checkpoints to go on from, e.g. `checkpoints/error`, which is used only
-    where it is asked for. `config`: the run's configuration, with the objects that the folder cannot hold: classes and
-    functions of the running script, environments that are objects. Its other options are those from here on. Without it
-    they are those in the run's `config.json`, edited ones too. `total_steps`: a new length of the whole run.
-    `settings`: other options by path from here on, `{"training.lr": 1e-4}`, or nested. `drop_damaged_replay`: where
-    nothing but the replay buffer of a checkpoint is damaged, go on from it with an empty one. `trust`: take all objects
-    that the run's files name, such as functions; a run that this user has made needs no `trust=True`. `take_over`: from
-    the process that trains the run now, which then ends with an error at its next write.
+    A run that already has all its steps is not trained further.
 
-    Raises `ValueError`, changing nothing, for options that a run keeps, for fewer steps than it has, where no
-    checkpoint is intact, where another process trains the run (`RunLockError`, which names it), and for an object that
-    needs `trust=True` (`UntrustedError`) or has to be handed in (`NotHandedInError`). A run that has all its steps
-    trains no more.
+    Args:
+        path: Folder of the run, or the checkpoint in it to continue from. `checkpoints/error` is used only if it is
+            given here.
+        config: Configuration of the run, if it has objects that the folder cannot hold: classes and functions of the
+            running script, or environments that are objects. All its options apply from here on. By default the options
+            are those in the run's `config.json`, which may have been edited.
+        total_steps: New length of the whole run in environment steps (offline: gradient steps).
+        settings: Options that change from here on, by path (`{"training.lr": 1e-4}`) or nested.
+        callbacks: Callbacks in addition to those of the configuration.
+        drop_damaged_replay: Whether to continue with an empty replay buffer from a checkpoint of which only the replay
+            buffer is damaged.
+        trust: Whether to accept all objects that the run's files name, such as functions. A run that this user has
+            made does not need it.
+        take_over: Whether to take the run from another process that is training it. That process ends with an error at
+            its next write.
+
+    Raises:
+        ValueError: an option cannot change in a run, the run has more steps than `total_steps`, or no checkpoint is
+            intact. As with all errors before the training begins, nothing has changed.
+        RunLockError: another process, which the message names, is training the run.
+        UntrustedError: the files name an object that needs `trust=True`.
+        NotHandedInError: the files name an object of a script, which only `config` can hand in.
     """
     with claims_of(path):
         resumption = prepare_resume(
@@ -266,137 +292,186 @@ def resume(
 
 
 def find_policy(path: str | Path, *, last: bool = False) -> Path:
-    """Return the checkpoint that `load_policy` reads: a run's best policy, else its newest; or `path` itself.
+    """Return the checkpoint that `load_policy` reads: a run's best policy, or its newest checkpoint if it has none.
 
-    Of what `export` or `save_pretrained` wrote, the checkpoint in it. `last`: of a run, the newest in any case. A
-    folder that holds one run stands for it; raises `RunFolderError` for one that holds several.
+    In a folder that `export` or `save_pretrained` wrote, it is the checkpoint in it. A checkpoint is returned as it is.
+
+    Args:
+        path: A run's folder, a folder that holds one run, a checkpoint, or an exported or saved policy.
+        last: Whether to return a run's newest checkpoint instead of its best policy.
+
+    Raises:
+        RunFolderError: the folder holds several runs.
     """
     path = find_run(path)
     if (path / CHECKPOINT).is_dir():
         return path / CHECKPOINT
-    if (path / "config.json").exists() and (path / "best").exists():
-        newest = newest_checkpoint(path / "checkpoints")
-        return (newest if last else newest_checkpoint(path / "best") or newest) or path
-    return path
+
+    is_run = (path / "config.json").exists() and (path / "best").exists()
+    if not is_run:
+        return path
+    newest = newest_checkpoint(path / "checkpoints")
+    best = None if last else newest_checkpoint(path / "best")
+    return best or newest or path
 
 
 def load_policy(path: str | Path, *, trust: bool = False) -> Policy:
     """Return the best policy of a run's folder, or the policy in a checkpoint, an export or a saved policy.
 
-    `trust`: take all objects that it names, see `Policy.from_checkpoint`.
+    `trust`: whether to accept all objects that the files name, see `Policy.from_checkpoint`.
     """
     return Policy.from_checkpoint(find_policy(path), trust=trust)
 
 
 def evaluation_of(path: str | Path, *, last: bool = False) -> dict[str, float] | None:
-    """Return `return_mean` and `return_std` of a run's best evaluation, or its last; None where there is none."""
+    """Return `return_mean` and `return_std` of a run's best evaluation, or of its last; None without an evaluation."""
     try:
         summary = RunFolder.open(path).read_summary()
     except RunFolderError:
         return None
-    mean, std = ("final_return", "final_return_std") if last else ("best_reward", "best_reward_std")
-    if summary.get(mean) is None:
+    prefix = "final_return" if last else "best_reward"
+    mean = summary.get(prefix)
+    if mean is None:
         return None
-    return {"return_mean": float(summary[mean]), "return_std": float(summary.get(std) or 0.0)}
+    std = summary.get(f"{prefix}_std")
+    return {"return_mean": float(mean), "return_std": float(std or 0.0)}
 
 
-# -- going on with other settings ---
+# -- resuming with other settings ---
 
 
 Changes = dict[str, tuple[Any, Any]]
-"""options by path, as plain values: before and after"""
+"""Changed options by path: the plain value before and after."""
 
 
 def option_changes(before: AlgorithmConfig, after: AlgorithmConfig) -> Changes:
-    """Return the options that differ."""
-    old, new = (dict(leaves(without_signature(config.named_options()))) for config in (before, after))
-    pairs = {path: (old.get(path), new.get(path)) for path in {**old, **new}}
-    return {path: (left, right) for path, (left, right) in pairs.items() if left != right}
+    """Return the options in which two configurations differ."""
+    old_values = dict(leaves(without_signature(before.named_options())))
+    new_values = dict(leaves(without_signature(after.named_options())))
+    changes = {}
+    for path in {**old_values, **new_values}:
+        old = old_values.get(path)
+        new = new_values.get(path)
+        if old != new:
+            changes[path] = (old, new)
+    return changes
 
 
 def check_changes(changes: Changes, first_values: Sequence[str]) -> None:
-    """Raise `ValueError` naming an option that a run keeps, with its two values and what to do instead.
+    """Check that all changed options may change when a run is resumed.
 
-    `first_values`: training options that only begin what the run has gone on with.
+    Args:
+        changes: Changed options with their values.
+        first_values: Training options that are only the first value of something that a run adapts, such as the
+            entropy coefficient of SAC.
+
+    Raises:
+        ValueError: an option cannot change. The message has its two values, the reason, and what to do instead.
     """
     for path, (before, after) in changes.items():
         section, _, option = path.partition(".")
-        reason = KEPT.get(path) or KEPT.get(section)
+        reason = FIXED_OPTIONS.get(path) or FIXED_OPTIONS.get(section)
         if section == "training" and option in first_values:
-            reason = f"the run goes on with what has become of it; {ANEW}"
+            reason = f"it is a first value, and the run continues with what has become of it; {NEW_RUN_ADVICE}"
         if reason is not None and not path.startswith(CHANGEABLE):
-            raise ValueError(
-                f"{path}={after!r} (the run has {before!r}) cannot be changed in a run that goes on: {reason}"
-            )
+            raise ValueError(f"{path}={after!r} (the run has {before!r}) cannot be changed in a resumed run: {reason}")
 
 
 def _in_words(changes: Changes) -> str:
-    """Return `"training.lr=0.001 (was 0.0003), ..."`."""
+    """Return changes as text: `"training.lr=0.001 (was 0.0003), ..."`."""
     return ", ".join(f"{path}={after!r} (was {before!r})" for path, (before, after) in changes.items())
 
 
 def _history_entry(changes: Changes, step: int) -> dict[str, Any]:
-    """Return the entry that a run's `config.json` gets for changes from a step on."""
+    """Return the entry in the history of a run's `config.json` for options that change at a step."""
     pairs = {path: {"before": before, "after": after} for path, (before, after) in changes.items()}
     return {"step": step, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "changes": pairs}
 
 
 @dataclass(frozen=True)
 class Resumption:
-    """How a run goes on: decided, and nothing done yet."""
+    """Plan for resuming a run: checkpoint, configuration and changes. Making it has changed nothing."""
 
     folder: RunFolder
     checkpoint: Path
     config: AlgorithmConfig
     step: int
-    """where the checkpoint was made"""
+    """Step of the checkpoint."""
     changes: Changes
-    """options that are other ones from here on"""
+    """Options that change from the checkpoint on."""
     sources: tuple[str, ...]
-    """where the settings come from, in words"""
+    """Where the settings come from, in words."""
     is_finished: bool = False
-    """the run has all its steps, and its end was noted"""
+    """Whether the run has all its steps and its end was recorded."""
     end_reason: str | None = None
-    """the run had come to this end, but the process was killed before it was noted"""
+    """Why the run had ended when its process was killed before it recorded the end; None for any other run."""
     drops_replay: bool = False
-    """The replay buffer of the checkpoint is damaged, and the run goes on with an empty one."""
+    """Whether the replay buffer of the checkpoint is damaged, so that the run continues with an empty one."""
     trust: bool = False
-    """The user's word that the checkpoint may name any object."""
-    seen: tuple[int, tuple[str, ...]] = (0, ())
-    """The checkpoints that the decision was made with, see `seen_checkpoints`."""
+    """Whether the user accepts all objects that the checkpoint names."""
+    known_checkpoints: tuple[int, tuple[str, ...]] = (0, ())
+    """Checkpoints that were in the folder when the plan was made, see `list_checkpoints`."""
     script_objects: tuple[Any, ...] = ()
-    """Objects of the running script that the user has handed in."""
+    """Objects of the running script that the user's configuration hands in."""
 
     def build(
         self, callbacks: Sequence[Callback] = (), *, reducer: Reducer | None = None, take_over: bool = False
     ) -> Run:
-        """Return the run with its trainer restored; note the changes in the run's `config.json`.
+        """Return the run with its trainer restored, and record the changes in the run's `config.json`.
 
-        `reducer`: what joins this process with the other ranks, where they have met already. `take_over`: see `resume`.
+        Args:
+            callbacks: Callbacks in addition to those of the configuration.
+            reducer: Connection to the other ranks, if it is open already.
+            take_over: Whether to take the run from another process, see `resume`.
         """
-        reducer = join(config_on_ranks(self.config)) if reducer is None else reducer
+        if reducer is None:
+            reducer = join(config_on_ranks(self.config))
         if reducer.rank == 0:
             take_lock(take_over, self.folder)
-            if self.seen != seen_checkpoints(self.folder.checkpoints):
+            # The plan was made without the lock, so another process may have trained the run since.
+            if self.known_checkpoints != list_checkpoints(self.folder.checkpoints):
                 self.folder.lock.release()
                 raise ValueError(f"{self.folder.path} was trained by another process meanwhile; resume it again")
+
         trainer = build_trainer(self.config, folder=self.folder, callbacks=callbacks, resume=True, reducer=reducer)
-        self.config.framework.compile = trainer.policy.config.framework.compile  # False without a compiler
-        try:
-            with warnings.catch_warnings():
-                if self.changes:  # they are in the sources
-                    warnings.simplefilter("ignore", ConfiguredValueWarning)
-                with handed_in(*self.script_objects):
-                    trainer.restore_from_path(self.checkpoint, drop_replay=self.drops_replay, trust=self.trust)
+        with ExitStack() as on_failure:
+            on_failure.callback(trainer.close)
+            # Recorded as it is: a machine without a compiler turns `compile` off.
+            self.config.framework.compile = trainer.policy.config.framework.compile
+            self._restore(trainer)
             if trainer.policy.learner_group.reducer.rank == 0:
                 self.folder.restore_best(self.checkpoint, has_best=trainer.best_score is not None)
                 if self.changes:
                     self.folder.record_changes(self.config.named_options(), _history_entry(self.changes, self.step))
-        except BaseException:
-            trainer.close()
-            raise
+            on_failure.pop_all()
+
         trainer.stop_reason = self.end_reason
         return Run(trainer, self.folder, self.sources)
+
+    def _restore(self, trainer: Trainer) -> None:
+        """Load the checkpoint into the trainer."""
+        with warnings.catch_warnings():
+            if self.changes:
+                # The warnings would name the changed options, which `sources` names already.
+                warnings.simplefilter("ignore", ConfiguredValueWarning)
+            with handed_in(*self.script_objects):
+                trainer.restore_from_path(self.checkpoint, drop_replay=self.drops_replay, trust=self.trust)
+
+
+@dataclass(frozen=True)
+class _Configurations:
+    """Configurations of a run before and after its resume."""
+
+    before: AlgorithmConfig
+    """Configuration that the checkpoint was written with."""
+    after: AlgorithmConfig
+    """Configuration of the resumed run."""
+    source: str
+    """Where `after` comes from, in words."""
+    script_objects: tuple[Any, ...] = ()
+    """Objects of the running script that `after` hands in."""
+    edited: Changes = field(default_factory=dict)
+    """Options that differ in `config.json`, by an edit or by an earlier resume."""
 
 
 def prepare_resume(
@@ -408,95 +483,125 @@ def prepare_resume(
     drop_damaged_replay: bool = False,
     trust: bool = False,
 ) -> Resumption:
-    """Decide how the run in a folder goes on, changing nothing; see `resume`."""
-    asked = by_path(settings or {})
+    """Plan how to resume a run, changing nothing. See `resume` for the arguments and errors."""
+    requested = by_path(settings or {})
     if check_whole("total_steps", total_steps, 1, optional=True) is not None:
-        asked[TOTAL] = int(total_steps or 0)
-    folder, chosen = _folder_and_checkpoint(Path(path).absolute())
-    seen = seen_checkpoints(folder.checkpoints)
-    checkpoint = _intact_checkpoint(chosen, folder, drop_damaged_replay)
+        requested[TOTAL] = int(total_steps or 0)
+
+    # The list is taken before a checkpoint is chosen: `build` compares it, so nothing can slip in between.
+    folder, chosen_checkpoint = _folder_and_checkpoint(Path(path).absolute())
+    known_checkpoints = list_checkpoints(folder.checkpoints)
+    checkpoint = _intact_checkpoint(chosen_checkpoint, folder, drop_damaged_replay)
     damaged = damaged_files(checkpoint) if drop_damaged_replay else {}
     if damaged:
         warnings.warn(
-            f"{checkpoint}: its replay buffer is damaged ({', '.join(damaged)}); the run goes on with an empty one, "
+            f"{checkpoint}: its replay buffer is damaged ({', '.join(damaged)}); the run continues with an empty one, "
             "and learns nothing until it has filled again",
             RuntimeWarning,
             stacklevel=2,
         )
-    saved = read_checkpoint(checkpoint / "policy")[""]["state"]["config"]
-    before, source, script_objects = get_config(folder.algo), "the run's config.json", ()
-    if config is None:
-        before.update_from_dict(saved, trust=trust, file=checkpoint)
-        config = get_config(folder.algo)
-        config.update_from_dict(folder.info["config"], trust=trust, file=folder.path / CONFIG)
-        edited = option_changes(before, config)
-    else:
-        if config.algorithm != before.algorithm:
-            raise ValueError(f"config= is for {config.algorithm!r}; the run in {folder.path} is of {folder.algo!r}")
-        script_objects = tuple(config.script_objects())
-        with handed_in(*script_objects):
-            before.update_from_dict(saved, trust=trust, file=checkpoint)
-        config, source = config_on_ranks(config.copy().with_agents()), "the configuration that was given"
-        if config.framework.compile == "auto":
-            config.framework.compile = before.framework.compile  # as it was decided when the run began
-        edited = {}
-    for option, value in asked.items():
-        config.set_path(option, value)
-    stretched = _follow_total(before, config, asked)
-    config.validate()
-    changes = option_changes(before, config)
-    if EPOCH in changes and config.reporting.steps_per_epoch == RunLength.of(before).per_epoch:
-        del changes[EPOCH]  # as long as they were
-    check_changes(changes, config.first_values)
+
+    configurations = _configurations(folder, checkpoint, config, trust)
+    before = configurations.before
+    after = configurations.after
+    for option, value in requested.items():
+        after.set_path(option, value)
+    stretched = _follow_total(before, after, requested)
+    after.validate()
+
+    changes = option_changes(before, after)
+    if EPOCH in changes and after.reporting.steps_per_epoch == RunLength.of(before).per_epoch:
+        del changes[EPOCH]  # `_follow_total` has written out the length that the epochs had by default
+    check_changes(changes, after.first_values)
+
     counters = read_checkpoint(checkpoint / "trainer")[""]["state"]["counters"]
-    step, total = int(counters["env_step"] or counters["gradient_step"]), config.reporting.total_steps
+    step = int(counters["env_step"] or counters["gradient_step"])
+    total = after.reporting.total_steps
     is_shorter = total < before.reporting.total_steps
-    if is_shorter and step - total >= RunLength.of(config).per_update:  # more than the last whole collect brought
+    # The last collect of a finished run may have gone beyond its total by less than one update.
+    if is_shorter and step - total >= RunLength.of(after).per_update:
         raise ValueError(
             f"total_steps={total} is not allowed; the run in {folder.path} has {step} steps already, give as many or "
             "more"
         )
-    unasked = {name: change for name, change in edited.items() if name in changes and name not in asked}
-    if unasked and not folder.has_recorded(_history_entry(changes, step)):
+
+    edited = configurations.edited
+    edits = {name: edited[name] for name in edited if name in changes and name not in requested}
+    if edits and not folder.has_recorded(_history_entry(changes, step)):
         warnings.warn(
-            f"{folder.path / 'config.json'} is not as it was at the checkpoint; the run goes on with "
-            f"{_in_words(unasked)}",
+            f"{folder.path / 'config.json'} is not as it was at the checkpoint; the run continues with "
+            f"{_in_words(edits)}",
             RuntimeWarning,
             stacklevel=2,
         )
-    sources = [source]
-    if words := _in_words({path: change for path, change in changes.items() if path not in stretched}):
-        sources.append(f"from step {step:,} on {words}")
-    if stretched:
-        sources.append(f"{', '.join(stretched)} stretched to {total:,} steps")
+
     has_ended = folder.ended_at() == (counters["env_step"], counters["gradient_step"])
-    is_finished = has_ended and step >= total and not counters["in_epoch"]
-    reason = counters["stop_reason"]
-    if has_ended or reason in ("interrupted", "error", "max_epoch"):
-        reason = None
     return Resumption(
         folder,
         checkpoint,
-        config,
+        after,
         step,
         changes,
-        tuple(sources),
-        is_finished,
-        reason,
+        _sources(configurations.source, changes, stretched, step, total),
+        is_finished=has_ended and step >= total and not counters["in_epoch"],
+        end_reason=None if has_ended else _end_reason(counters["stop_reason"]),
         drops_replay=bool(damaged),
         trust=trust,
-        seen=seen,
-        script_objects=script_objects,
+        known_checkpoints=known_checkpoints,
+        script_objects=configurations.script_objects,
     )
 
 
-def seen_checkpoints(directory: Path) -> tuple[int, tuple[str, ...]]:
-    """Return the newest attempt and the names of all checkpoints, newest first: they change where a run is trained."""
+def _configurations(
+    folder: RunFolder, checkpoint: Path, config: AlgorithmConfig | None, trust: bool
+) -> _Configurations:
+    """Read the configuration of a checkpoint, and that of the run from here on: `config`, or that in `config.json`."""
+    saved = read_checkpoint(checkpoint / "policy")[""]["state"]["config"]
+    before = get_config(folder.algo)
+    if config is None:
+        before.update_from_dict(saved, trust=trust, file=checkpoint)
+        after = get_config(folder.algo)
+        after.update_from_dict(folder.info["config"], trust=trust, file=folder.path / CONFIG)
+        return _Configurations(before, after, "the run's config.json", edited=option_changes(before, after))
+
+    if config.algorithm != before.algorithm:
+        raise ValueError(f"config= is for {config.algorithm!r}; the run in {folder.path} is of {folder.algo!r}")
+    script_objects = tuple(config.script_objects())
+    with handed_in(*script_objects):
+        before.update_from_dict(saved, trust=trust, file=checkpoint)
+    after = config_on_ranks(config.copy().with_agents())
+    if after.framework.compile == "auto":
+        # Decided once, when the run began: compiled code has other last bits.
+        after.framework.compile = before.framework.compile
+    return _Configurations(before, after, "the configuration that was given", script_objects)
+
+
+def _sources(source: str, changes: Changes, stretched: Sequence[str], step: int, total: int) -> tuple[str, ...]:
+    """Return where the settings of a resumed run come from, in words: its configuration, changes, schedules."""
+    sources = [source]
+    set_changes = {path: change for path, change in changes.items() if path not in stretched}
+    if set_changes:
+        sources.append(f"from step {step:,} on {_in_words(set_changes)}")
+    if stretched:
+        sources.append(f"{', '.join(stretched)} stretched to {total:,} steps")
+    return tuple(sources)
+
+
+def _end_reason(saved_reason: str | None) -> str | None:
+    """Return the reason in a checkpoint for which the run stays ended; None if the resumed run trains further."""
+    return None if saved_reason in ("interrupted", "error", "max_epoch") else saved_reason
+
+
+def list_checkpoints(directory: Path) -> tuple[int, tuple[str, ...]]:
+    """Return the number of the newest attempt and the names of all checkpoints, newest first.
+
+    The value changes whenever a process trains the run.
+    """
     return newest_attempt(directory), tuple(path.name for path in checkpoints_in(directory))
 
 
 def _folder_and_checkpoint(path: Path) -> tuple[RunFolder, Path | None]:
-    """Return the run in a folder; or the run that a checkpoint is of, and the checkpoint."""
+    """Return the run of a path, and the checkpoint if the path is that of a checkpoint in the run."""
     run = path.parent.parent
     if path.parent.name == CHECKPOINTS and (run / CONFIG).exists():
         return RunFolder.open(run), path
@@ -504,31 +609,41 @@ def _folder_and_checkpoint(path: Path) -> tuple[RunFolder, Path | None]:
 
 
 def _intact_checkpoint(chosen: Path | None, folder: RunFolder, drop_damaged_replay: bool) -> Path:
-    """Return the checkpoint to go on from: the one chosen, else the newest intact one.
+    """Return the checkpoint to continue from: the chosen one, or by default the newest intact one.
 
-    `drop_damaged_replay`: one whose replay buffer alone is damaged is as good. Raises `ValueError` where there is none.
+    `drop_damaged_replay`: whether a checkpoint counts as intact if only its replay buffer is damaged.
+
+    Raises:
+        ValueError: no checkpoint is intact.
+        CheckpointError: the chosen checkpoint is not intact.
     """
-    without = [REPLAY] if drop_damaged_replay else []
+    ignored = [REPLAY] if drop_damaged_replay else []
     if chosen is not None:
         try:
-            verify_checkpoint(chosen, without=without)
+            verify_checkpoint(chosen, without=ignored)
         except CheckpointError as error:
-            raise CheckpointError(f"{error}{_advice_for(chosen)}") from None
+            raise CheckpointError(f"{error}{_replay_advice(chosen)}") from None
         return chosen
-    found = newest_checkpoint(folder.checkpoints, without=without)
-    if found is not None:
-        return found
-    advice = next((words for path in checkpoints_in(folder.checkpoints) if (words := _advice_for(path))), "")
-    if not advice:
-        there = ""
-        if folder.error_checkpoint.is_dir():
-            there = f" (the state at its error is kept: lockstep resume {folder.error_checkpoint})"
-        advice = f"; start a new run{there}"
-    raise ValueError(f"{folder.path} has no intact checkpoint to go on from{advice}")
+
+    newest = newest_checkpoint(folder.checkpoints, without=ignored)
+    if newest is not None:
+        return newest
+    raise ValueError(f"{folder.path} has no intact checkpoint to continue from{_advice_without_checkpoint(folder)}")
 
 
-def _advice_for(checkpoint: Path) -> str:
-    """Return how to go on from a checkpoint of which only the replay buffer is damaged; "" for any other."""
+def _advice_without_checkpoint(folder: RunFolder) -> str:
+    """Return what a user can do with a run that has no intact checkpoint, as the end of an error message."""
+    for checkpoint in checkpoints_in(folder.checkpoints):
+        advice = _replay_advice(checkpoint)
+        if advice:
+            return advice
+    if folder.error_checkpoint.is_dir():
+        return f"; start a new run (the state at its error is kept: lockstep resume {folder.error_checkpoint})"
+    return "; start a new run"
+
+
+def _replay_advice(checkpoint: Path) -> str:
+    """Return how to continue from a checkpoint of which only the replay buffer is damaged; "" for any other."""
     try:
         damaged = damaged_files(checkpoint)
     except CheckpointError:
@@ -536,26 +651,33 @@ def _advice_for(checkpoint: Path) -> str:
     if not damaged or not all(name.startswith(f"{REPLAY}/") for name in damaged):
         return ""
     return (
-        f"; of {checkpoint.name} only its replay buffer is damaged ({', '.join(damaged)}): to go on with all the rest "
-        "and an empty replay buffer, lockstep resume RUN --drop-damaged-replay, or resume(path, "
+        f"; of {checkpoint.name} only its replay buffer is damaged ({', '.join(damaged)}): to continue with everything "
+        "else and an empty replay buffer, lockstep resume RUN --drop-damaged-replay, or resume(path, "
         "drop_damaged_replay=True)"
     )
 
 
-def _follow_total(before: AlgorithmConfig, after: AlgorithmConfig, asked: Mapping[str, Any]) -> list[str]:
-    """Fit `after` to its new length; return the paths of the options that were changed for it.
+def _follow_total(before: AlgorithmConfig, after: AlgorithmConfig, requested: Mapping[str, Any]) -> list[str]:
+    """Fit `after` to its new total of steps; return the paths of the schedules that were stretched.
 
-    Epochs stay as long as they were, and schedules that ended with the run are stretched. Options that are asked for,
-    or that differ already, stay as they are.
+    Epochs keep their length, and schedules that ended with the run end with the longer run. Options that are requested,
+    or that differ already, are left alone.
     """
     if after.reporting.total_steps == before.reporting.total_steps:
         return []
-    if after.reporting.steps_per_epoch is None and EPOCH not in asked:
+
+    # The default is a tenth of the run, which a new total would change in the middle of an epoch.
+    if after.reporting.steps_per_epoch is None and EPOCH not in requested:
         after.reporting(steps_per_epoch=RunLength.of(before).per_epoch)
-    old, new = before.training.options(), after.training.options()
-    same = {name: new[name] for name in new if old[name] == new[name] and f"training.{name}" not in asked}
-    stretched = stretched_schedules(
-        same, after.reporting.total_steps / before.reporting.total_steps, ended_at=before.reporting.total_steps
-    )
+
+    old_options = before.training.options()
+    new_options = after.training.options()
+    unchanged = {
+        name: value
+        for name, value in new_options.items()
+        if old_options[name] == value and f"training.{name}" not in requested
+    }
+    factor = after.reporting.total_steps / before.reporting.total_steps
+    stretched = stretched_schedules(unchanged, factor, ended_at=before.reporting.total_steps)
     after.set_section("training", stretched)
     return [f"training.{name}" for name in stretched]

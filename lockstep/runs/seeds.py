@@ -1,4 +1,4 @@
-"""Seeds side by side: each run in a process of its own, one display for all of them."""
+"""Training of one configuration with several seeds at once, each run in its own process."""
 
 from __future__ import annotations
 
@@ -8,43 +8,47 @@ from pathlib import Path
 
 from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.options.checks import check_wholes
-from lockstep.runs.pool import KILLED, PoolWorker, ProcessPool, UnsendableError
+from lockstep.runs.pool import KILLED, PoolWorker, ProcessPool, Task, UnsendableError
 from lockstep.runs.run import Run, prepare_run
 from lockstep.trainer.callbacks import Event, RunEnd, Stop
 from lockstep.trainer.display import REFRESH_SECONDS, Progress, ProgressDisplay
 
 POLL_SECONDS = 0.1
+"""Longest time between two calls of `wants_stop`."""
 Describe = Callable[[Run, AlgorithmConfig], Mapping[str, str]]
+"""Function that returns facts about a run, by name, for the event `SeedBegun`."""
 
 
 @dataclass(frozen=True)
 class SeedBegun:
-    """A seed's run has its folder and is about to train."""
+    """Event: the run of a seed has its folder and is about to train."""
 
     seed: int
     path: Path
+    """Folder of the run."""
     facts: Mapping[str, str] = field(default_factory=dict)
-    """what `describe` said"""
+    """Return value of the `describe` function; empty without one."""
 
 
 @dataclass(frozen=True)
 class SeedProgress:
-    """A seed has come so far; `line` is that of an epoch or an evaluation."""
+    """Event: the run of a seed has progressed."""
 
     seed: int
     progress: Progress
     line: str = ""
+    """Text of the epoch or evaluation that has just ended; empty between them."""
 
 
 @dataclass(frozen=True)
 class SeedEnded:
-    """A seed's run is over."""
+    """Event: the run of a seed has ended."""
 
     seed: int
     path: Path | None
-    """its folder; None where none was made"""
+    """Folder of the run; None if the run failed before it had one."""
     error: str = ""
-    """what ended it, where that was an error"""
+    """Class and message of the error that ended the run; empty if the run ended without one."""
 
 
 SeedEvent = SeedBegun | SeedProgress | SeedEnded
@@ -61,14 +65,25 @@ def run_seeds(
     describe: Describe | None = None,
     wants_stop: Callable[[], bool] = bool,
 ) -> Generator[SeedEvent, None, None]:
-    """Train a configuration with several seeds, `jobs` of them at once, and yield what happens.
+    """Train a configuration with several seeds, `jobs` of them at once, and yield the events of their runs.
 
-    Each seed is a run as `prepare_run` makes it, in a process of its own, with the bits that it has alone. One that
-    fails does not end the others. `describe` is called with each run in its process. When `wants_stop()` is true no
-    further seed begins, and those under way end after their update, with a checkpoint. An iterator that is closed early
-    ends the processes at once.
+    Each seed is a run of `prepare_run` in its own process, with the same bits as if it ran alone. A run that fails does
+    not end the other runs. Closing the iterator early kills the processes.
 
-    Raises `ValueError`: the configuration uses Ray, or cannot be sent to another process.
+    Args:
+        config: Configuration of all runs; only the seed differs.
+        seeds: Seeds to train, in this order.
+        jobs: Largest number of runs at a time.
+        root: Folder that the runs' folders are made in.
+        init_from: Run or checkpoint with the first weights, see `prepare_run`.
+        sources: Where the settings come from, in words, see `prepare_run`.
+        describe: Function that is called with each run and its configuration, in the run's process. Its return value
+            becomes `SeedBegun.facts`.
+        wants_stop: Function that is called a few times a second. Once it returns true, no further seed begins, and the
+            running ones end after their current update, with a checkpoint.
+
+    Raises:
+        ValueError: the configuration uses Ray, or cannot be sent to another process.
     """
     check_wholes(jobs=jobs)
     if config.learners.num_learners or config.env_runners.num_env_runners:
@@ -81,8 +96,10 @@ def run_seeds(
     try:
         tasks = {}
         for seed in seeds:
-            of_seed = config.copy().debugging(seed=seed)
-            tasks[pool.submit(_run_seed, root, of_seed, init_from, tuple(sources), describe)] = seed
+            seed_config = config.copy().debugging(seed=seed)
+            task = pool.submit(_run_seed, root, seed_config, init_from, tuple(sources), describe)
+            tasks[task] = seed
+
         while pool.is_working:
             if wants_stop():
                 pool.stop()
@@ -95,10 +112,7 @@ def run_seeds(
                     else:
                         yield message
                 if task.is_done:
-                    error = "" if task.error is None else f"{type(task.error).__name__}: {task.error}"
-                    if task.was_killed:
-                        error = KILLED
-                    yield SeedEnded(seed, paths[seed], error)
+                    yield SeedEnded(seed, paths[seed], _error_text(task))
     except UnsendableError as error:
         raise ValueError(
             f"the configuration cannot be sent to another process ({error.__cause__}); give jobs=1, or put classes and "
@@ -106,6 +120,15 @@ def run_seeds(
         ) from error
     finally:
         pool.terminate()
+
+
+def _error_text(task: Task) -> str:
+    """Return what ended a task that is done, for `SeedEnded.error`."""
+    if task.was_killed:
+        return KILLED
+    if task.error is None:
+        return ""
+    return f"{type(task.error).__name__}: {task.error}"
 
 
 def _run_seed(
@@ -116,33 +139,37 @@ def _run_seed(
     describe: Describe | None,
     worker: PoolWorker,
 ) -> None:
-    """Make one run in this process, and report on it: first its folder, then events."""
+    """Train one seed in this process. Send the path of the run's folder first, then the events."""
     seed = int(config.debugging.seed or 0)
-    reporter = _Reporter(seed, worker)
+    reporter = _SeedReporter(seed, worker)
     run = prepare_run(config, root, callbacks=[reporter], init_from=init_from, sources=sources)
-    # On its own, so that the end of the seed names its folder even if it comes before the run begins.
+
+    # Sent before the event `SeedBegun`: if `describe` fails, `SeedEnded` names the folder all the same.
     worker.send(run.folder.path)
     facts = {} if describe is None else describe(run, config)
     worker.send(SeedBegun(seed, run.folder.path, facts))
     run.finish()
 
 
-class _Reporter(ProgressDisplay):
-    """Reports on a run to the process of the pool, and stops the run with the pool."""
+class _SeedReporter(ProgressDisplay):
+    """Display that sends its progress and lines to the pool instead of showing them. Stops the run with the pool."""
 
     def __init__(self, seed: int, worker: PoolWorker) -> None:
         super().__init__(live=False)
         self._seed = seed
         self._worker = worker
-        self._reported = 0.0
+        self._last_sent = 0.0
+        """Time of the last progress message, in seconds since the run began."""
 
     def on_event(self, event: Event) -> Stop:
         super().on_event(event)
-        if self.seconds - self._reported >= REFRESH_SECONDS or isinstance(event, RunEnd):
-            self._reported = self.seconds
+        # Sending at each event would slow down runs whose updates take less than a millisecond.
+        is_due = self.seconds - self._last_sent >= REFRESH_SECONDS
+        if is_due or isinstance(event, RunEnd):
+            self._last_sent = self.seconds
             self._worker.send(SeedProgress(self._seed, self.progress))
         return "interrupted" if self._worker.wants_stop else None
 
     def say(self, text: str) -> None:
-        """Report the line of an epoch or of an evaluation."""
+        """Send the line of an epoch or of an evaluation to the pool."""
         self._worker.send(SeedProgress(self._seed, self.progress, text))

@@ -163,7 +163,7 @@ def test_damaged_checkpoints_only_is_an_error(lockstep: Command, trained: Traine
     said = lockstep("resume", "copy", "--total-steps", "1536")
     assert said.code == 2
     assert "error: " in said.err
-    assert "has no intact checkpoint to go on from" in said.err
+    assert "has no intact checkpoint to continue from" in said.err
     said = lockstep("eval", "copy/best/policy")
     assert said.code == 2
     assert "error: damaged checkpoint" in said.err

@@ -266,7 +266,7 @@ def test_a_run_with_damaged_replay_continues_without_it_if_asked(kind, folder):
         prepare_resume(path)
     with pytest.raises(CheckpointError, match=r"only its replay buffer is damaged"):
         prepare_resume(path / "checkpoints" / f"step_{step:012d}")
-    with pytest.warns(RuntimeWarning, match="goes on with an empty one"):
+    with pytest.warns(RuntimeWarning, match="continues with an empty one"):
         resumption = prepare_resume(path, drop_damaged_replay=True)
     again = resumption.build()
     assert (again.trainer.env_step, len(again.trainer.buffer)) == (step, 0)

@@ -113,13 +113,13 @@ def test_an_edited_config_is_used_with_a_warning_and_noted_once(folder):
 @pytest.mark.parametrize(
     "option, value, words",
     [
-        ("rl_module.model_config.hiddens", [8], r"the run has \[4\].*goes on with its networks"),
+        ("rl_module.model_config.hiddens", [8], r"the run has \[4\].*keeps its networks"),
         ("env_runners.num_envs_per_env_runner", 4, "the run has 2.*environments"),
         ("environment.env", "CartPole-v1", "--from RUN"),
         ("environment.normalize_observations", True, "--from RUN"),
         ("debugging.seed", 1, "random numbers"),
         ("framework.dtype", "float64", "networks"),
-        ("training.optimizer", "sgd", "what its optimizers remember"),
+        ("training.optimizer", "sgd", "the state of its optimizers"),
         ("reporting.loggers", ["jsonl", "tensorboard"], "records"),
         ("evaluation.evaluation_num_envs", 1, "environments"),
         ("training.gamma", 2.0, "between 0 and 1"),
