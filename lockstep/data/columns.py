@@ -1,18 +1,22 @@
-"""The names of the columns in which all data moves."""
+"""Names of the columns that batches, episodes and buffers share."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
 DEFAULT_MODULE_ID = "default_policy"
-"""Key of the only network where there is one agent."""
+"""Module id of the only network of a single-agent policy."""
 
 
 class Columns:
-    """Names of columns; `SampleBatch` carries them as class attributes too."""
+    """Column names. `SampleBatch` inherits them, so that `SampleBatch.OBS` works as well.
+
+    The strings are stored in data sets, buffers and checkpoints: they must not change.
+    """
 
     __slots__ = ()
 
+    # One transition: obs --actions--> rewards, next_obs.
     OBS = "obs"
     NEXT_OBS = "new_obs"
     ACTIONS = "actions"
@@ -21,6 +25,8 @@ class Columns:
     TRUNCATEDS = "truncateds"
     DONES = "dones"
     INFOS = "infos"
+
+    # Where a row comes from: its episode, environment, agent and module, and its step `t` in the episode.
     EPS_ID = "eps_id"
     ENV_ID = "env_id"
     AGENT_INDEX = "agent_index"
@@ -29,12 +35,16 @@ class Columns:
     UNROLL_ID = "unroll_id"
     T = "t"
     SEQ_LENS = "seq_lens"
+
+    # Outputs of the module that acted.
     ACTION_LOGP = "action_logp"
     ACTION_PROB = "action_prob"
     ACTION_DIST_INPUTS = "action_dist_inputs"
     ACTIONS_FOR_ENV = "actions_for_env"
     VF_PREDS = "vf_preds"
     VALUES_BOOTSTRAPPED = "values_bootstrapped"
+
+    # Further inputs of a module.
     PREV_ACTIONS = "prev_actions"
     PREV_REWARDS = "prev_rewards"
     OBS_EMBEDS = "obs_embeds"
@@ -44,11 +54,15 @@ class Columns:
     STATE_IN = "state_in"
     STATE_OUT = "state_out"
     EMBEDDINGS = "embeddings"
+
+    # Targets and weights of a loss.
     ADVANTAGES = "advantages"
     VALUE_TARGETS = "value_targets"
     INTRINSIC_REWARDS = "intrinsic_rewards"
     LOSS_MASK = "loss_mask"
     WEIGHTS_SEQ_NO = "weights_seq_no"
+
+    # Columns of replay samples: importance weights, rows of the buffer, and n-step discounts with their lengths.
     WEIGHTS = "weights"
     BATCH_INDEXES = "batch_indexes"
     DISCOUNTS = "discounts"
@@ -57,6 +71,7 @@ class Columns:
 
 def is_state_column(name: str) -> bool:
     """Return whether `name` is a recurrent state: `state_in`, `state_out`, or one of their numbered parts."""
+    # Asked for every column of every batch: one `startswith` rejects nearly all names.
     return name.startswith((Columns.STATE_IN, Columns.STATE_OUT)) and (
         name in (Columns.STATE_IN, Columns.STATE_OUT) or name.startswith(("state_in_", "state_out_"))
     )
@@ -67,22 +82,31 @@ _AFTER_LAST = {
     Columns.PREV_ACTIONS: Columns.ACTIONS,
     Columns.PREV_REWARDS: Columns.REWARDS,
 }
-"""column of a model's input -> the column that holds it after the last row"""
+"""For each input column of a module, the column that holds its value for the step after the last row."""
 
 
 def input_sources(
     present: Collection[str], requirements: Mapping[str, str | None] | None, *, after_last: bool
 ) -> dict[str, str]:
-    """Return the wanted columns of a model's input, each with the column that it is read from.
+    """Return, for each input column that a module wants, the column that it is read from.
 
-    See `SampleBatch.get_single_step_input_dict`; `after_last` asks for the input of the step after the last row.
+    Args:
+        present: Names of the columns that the batch has.
+        requirements: Wanted column -> source column; None as a source means the wanted name itself. Without
+            requirements these are the observation, previous action and previous reward, and all state columns.
+        after_last: Return the sources of the step after the last row (see
+            `SampleBatch.get_single_step_input_dict`).
     """
     if requirements is None:
         states = [name for name in present if name.startswith(Columns.STATE_IN)]
         requirements = dict.fromkeys([*(name for name in _AFTER_LAST if name in present), *states])
-    wanted = {name: source or name for name, source in requirements.items()}
-    if after_last:
-        for name, source in wanted.items():
-            after = _AFTER_LAST.get(source, source.replace(Columns.STATE_IN, Columns.STATE_OUT, 1))
-            wanted[name] = after if after in present else source
-    return wanted
+
+    sources = {name: source or name for name, source in requirements.items()}
+    if not after_last:
+        return sources
+
+    for name, source in sources.items():
+        next_source = _AFTER_LAST.get(source, source.replace(Columns.STATE_IN, Columns.STATE_OUT, 1))
+        if next_source in present:
+            sources[name] = next_source
+    return sources

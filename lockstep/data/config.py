@@ -1,4 +1,4 @@
-"""The section of a configuration about data that was collected before."""
+"""Configuration section `offline_data`: recorded data to learn from."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ if TYPE_CHECKING:
 
 @dataclass
 class OfflineDataSection(Section[ConfigT]):
-    """Where offline data is, and what of it is read."""
+    """Options that say which recorded data an offline algorithm reads."""
 
     name = "offline_data"
 
     input_: Any = None
-    """the id of a local Minari dataset; a file of `write_rows`, or several, which follow one another; an `.npz` or
-    `.parquet` file of a batch; the folder of a saved replay buffer; or a `SampleBatch`, `OfflineDataset` or
-    `ReplayBuffer`, which is shared by copies"""
+    """Recorded data to learn from: the id of a local Minari dataset; a file of `write_rows`, or a list of such files,
+    which are read one after another; an `.npz` or `.parquet` file of a batch; the folder of a saved replay buffer; or a
+    `SampleBatch`, `OfflineDataset` or `ReplayBuffer`, which copies of the configuration share."""
     columns: Sequence[str] | Mapping[str, str] | None = None
-    """columns to read; as a dict `{name here: name in the files}`; `None`: all"""
+    """Columns to read, or a dict `{name here: name in the files}`. Defaults to all columns."""
     max_memory_bytes: int = option(256 << 20, ge=0)
-    """size up to which the rows are held in memory; larger data is read from disk where it is needed"""
+    """Largest data set, in bytes, that is held in memory. Rows of a larger one are read from disk for each sample."""
 
     def __call__(self, **options: Unpack[OfflineDataOptions]) -> ConfigT:
-        """Set options; return the configuration."""
+        """Set options of this section, and return the configuration."""
         return self.change(options)
 
     def validate(self) -> None:
-        """Refuse an `input_` that is no data; files are opened when they are read."""
+        """Raise an error unless `input_` can hold data. Files are opened later, when they are read."""
         data = self.input_
         paths = data if isinstance(data, list | tuple) else [data]
+        # Batches, data sets and buffers of the user's own count as well: whatever has rows and a length.
         is_data = hasattr(data, "__getitem__") and hasattr(data, "__len__")
         if not all(isinstance(path, str | Path) or (path is data and (is_data or path is None)) for path in paths):
             raise TypeError(
@@ -46,15 +47,17 @@ class OfflineDataSection(Section[ConfigT]):
             raise ValueError(f"offline_data.input_={data!r} names no file; give one path or several, or None")
 
     def freeze(self) -> None:
-        """Refuse changes from now on; data that are no list of paths stay the same object."""
+        """Refuse later changes of options. Data that is not a list of paths stays the same object."""
         data = self.input_
         super().freeze()
+        # `Section.freeze` replaces containers by immutable copies, which must not happen to a buffer of gigabytes.
         if not isinstance(data, list):
             object.__setattr__(self, "input_", data)
 
     def copy(self) -> Self:
-        """Return an independent section that is not frozen, of the same data."""
+        """Return an independent section that is not frozen. Both sections share the data."""
         data = self.input_
+        # `Section.copy` copies deeply, so the data is taken out first.
         options = replace(self, input_=None)
         copied = Section.copy(options)
         copied.input_ = list(data) if isinstance(data, list) else data

@@ -1,4 +1,4 @@
-"""`RowSource`: rows on the host that gradient steps are drawn from, of one module or of several."""
+"""`RowSource`: interface of replay buffers and recorded data that updates draw samples from."""
 
 from __future__ import annotations
 
@@ -15,25 +15,27 @@ from lockstep.data.training_buffer import TrainingBuffer
 
 
 class RowSource(TrainingBuffer, ABC):
-    """What an update draws its samples from: a replay buffer, or recorded rows.
+    """Rows on the host that gradient steps sample from: a replay buffer, or recorded rows.
 
-    An update asks each source for its modules, and treats one module as a mapping with one entry. Names of folders,
-    seeds and batches of a source for one module do not show that mapping.
+    An update reads every source as a mapping by module. A source for a single module is a mapping with one entry; the
+    names of its folders, seeds and batches do not mention the module.
     """
 
     __slots__ = ()
 
     is_sampled = True
     is_by_module: ClassVar[bool] = False
-    """whether it has a source for each module, as that of several agents has"""
+    """Whether the source consists of one source for each module, as for several agents."""
 
     def by_module(self) -> Mapping[str, RowSource]:
-        """Return the source of each module; that of one module is the source itself."""
+        """Return the source of each module. A source for a single module returns itself."""
         return {DEFAULT_MODULE_ID: self}
 
     @abstractmethod
     def draw(self, n: int) -> Mapping[str, SampleBatch]:
-        """Return `n` samples of each module that has rows, by module; `n=0`: all rows, each once, in random order.
+        """Return `n` samples of each module that has rows, by module.
+
+        `n=0` returns all rows, each of them once, in random order.
 
         Raises:
             ValueError: there are no rows.
@@ -41,25 +43,30 @@ class RowSource(TrainingBuffer, ABC):
 
     @abstractmethod
     def seed_streams(self, seed: int) -> None:
-        """Begin all random numbers of the source anew, with those that belong to the seed of a run."""
+        """Restart all random streams of the source from the seed of a run."""
 
     @property
     def is_prioritized(self) -> bool:
-        """Whether rows are drawn by the errors that `update_weight` gets."""
+        """Whether rows are drawn in proportion to the errors that `update_weight` was given."""
         return False
 
     def update_weight(self, indices: npt.ArrayLike, weights: npt.ArrayLike) -> None:
-        """Set new priorities from errors `[N]` of rows. `ValueError` for a source that is not prioritised."""
+        """Set new priorities of the rows `indices` `[N]` from their errors `weights` `[N]`.
+
+        Raises:
+            ValueError: the source is not prioritised.
+        """
         raise ValueError("update_weight: these rows are not prioritised; use PrioritizedReplayBuffer")
 
     def beta_at(self, step: int) -> AbstractContextManager[None]:
-        """Return a context in which rows are weighted as at `step` of the schedule of beta.
+        """Return a context in which importance weights use the value of beta at `step` of its schedule.
 
-        It is for rows that do not grow. Where all rows have equal chances, it changes nothing.
+        Recorded data needs it: nothing is added to it, so the buffer cannot count steps by itself. It changes nothing
+        if all rows have equal chances.
         """
         return nullcontext()
 
     @property
     def rows_of_sample(self) -> int:
-        """Number of rows that one sample has at most: 1, or those of a sequence with its burn-in."""
+        """Largest number of rows in one sample: 1, or the length of a sequence with its burn-in."""
         return 1

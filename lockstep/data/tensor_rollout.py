@@ -1,4 +1,4 @@
-"""`TensorRollout`: the on-policy buffer of environments whose steps are tensors on a device."""
+"""`TensorRollout`: on-policy buffer for environments whose steps are tensors on a device."""
 
 from __future__ import annotations
 
@@ -13,40 +13,47 @@ from lockstep.data.training_buffer import TrainingBuffer
 
 
 class TensorRollout(TrainingBuffer):
-    """Columns `[T, B, ...]` of one rollout, in the same memory for each, so that CUDA graphs can write and read them.
+    """Columns `[T, B, ...]` of one rollout of T vector steps and B environments.
 
-    A learner reads it as it reads a `RolloutStore`: `episodes()` is handed to `update_from_episodes`.
+    All rollouts of a run use the same memory: CUDA graphs are recorded for fixed addresses.
+
+    A learner reads it like a `RolloutStore`: `episodes()` is passed to `update_from_episodes`.
 
     Attributes:
-        obs: `[T, B, ...]`, acted on.
-        next_obs: `[T, B, ...]`, what each step arrived at, before an ended episode was reset.
-        actions: `[T, B, ...]`, as learned from.
-        rewards: float32 `[T, B]`.
-        terminateds: bool `[T, B]`, the task ended there.
-        cuts: bool `[T, B]`, the episode ended there, for whatever reason.
-        share: which rows these are, where several ranks have a rollout together.
+        obs: Observations `[T, B, ...]` that were acted on.
+        next_obs: Observations `[T, B, ...]` that followed, before the reset of an episode that ended.
+        actions: Actions `[T, B, ...]` in the form that the policy learns from.
+        rewards: Rewards, float32 `[T, B]`.
+        terminateds: Whether the step terminated its episode, bool `[T, B]`.
+        cuts: Whether the step ended its episode, terminated or truncated, bool `[T, B]`.
+        share: The rows that this rank has of a rollout of several ranks.
 
     Raises:
-        ValueError: the device has not enough free memory; says how many environments would fit.
+        ValueError: the device has not enough free memory. The message says how many environments would fit.
     """
 
     def __init__(self, num_steps: int, first_obs: Tensor, first_actions: Tensor, share: RowShare = ALL_ROWS) -> None:
         self.share = share
-        self.num_steps, self.num_envs = num_steps, len(first_obs)
+        self.num_steps = num_steps
+        self.num_envs = len(first_obs)
         self.device: torch.device = first_obs.device
-        row = 2 * first_obs[0].nbytes + first_actions[0].nbytes + 6
+
+        flags_and_reward = 6  # one float32, two bools
+        bytes_per_step = 2 * first_obs[0].nbytes + first_actions[0].nbytes + flags_and_reward
         advice = "take fewer, or shorter rollouts (env_runners(rollout_fragment_length=...))"
-        check_room(self.device, num_steps * row, self.num_envs, "environments", advice)
+        check_room(self.device, num_steps * bytes_per_step, self.num_envs, "environments", advice)
+
         self.obs = self._column(first_obs)
         self.next_obs = self._column(first_obs)
         self.actions = self._column(first_actions)
         self.rewards = torch.zeros(num_steps, self.num_envs, device=self.device)
         self.terminateds = torch.zeros(num_steps, self.num_envs, dtype=torch.bool, device=self.device)
         self.cuts = torch.zeros_like(self.terminateds)
+
         self.size = 0
-        """vector steps that are to be learned from: all or none"""
+        """Number of vector steps to learn from: `num_steps` after a collect, else 0."""
         self.weights_seq_no = 0
-        """version of the weights that acted"""
+        """Version of the weights that acted."""
 
     def _column(self, first: Tensor) -> Tensor:
         return first.new_zeros(self.num_steps, *first.shape)
@@ -66,35 +73,36 @@ class TensorRollout(TrainingBuffer):
         return sum(column.nbytes for column in columns)
 
     def begin_collect(self, weights_seq_no: int) -> None:
-        """Begin a collect in which weights of this version act."""
+        """Begin a collect. `weights_seq_no` is the version of the weights that act."""
         self.weights_seq_no = weights_seq_no
 
     def begin_step(self, t: int, obs: Tensor) -> None:
-        """Write what is acted on in the vector step `t`."""
+        """Write the observations `[B, ...]` on which vector step `t` acts."""
         self.obs[t].copy_(obs)
 
     def end_step(self, t: int, actions: Tensor, rewards: Tensor, dones: Tensor, extras: Mapping[str, Tensor]) -> None:
-        """Write the rest of the vector step `t`, as the environments give it."""
+        """Write the results of vector step `t`: actions, and what the environments returned for them."""
         self.actions[t].copy_(actions)
         self.rewards[t].copy_(rewards)
         self.cuts[t].copy_(dones)
+        # Of bools, `dones > time_outs` is "done and not timed out", in one kernel that writes in place.
         torch.gt(dones, extras["time_outs"], out=self.terminateds[t])
         self.next_obs[t].copy_(extras["final_obs"])
 
     def end(self, num_steps: int) -> Tensor:
-        """End a collect of all vector steps; return how many numbers are not finite, 0-d."""
+        """End a collect of all vector steps, and return the number of values that are not finite (0-d tensor)."""
         return count_not_finite(self.rewards, self.obs, self.next_obs)
 
     def last_steps(self, num_steps: int) -> dict[str, Tensor]:
-        """Return the columns in which `end` counts, `[T, B, ...]` each."""
+        """Return the columns `[T, B, ...]` in which `end` counts the values that are not finite."""
         return {Columns.OBS: self.obs, Columns.NEXT_OBS: self.next_obs, Columns.REWARDS: self.rewards}
 
     def count(self, num_steps: int) -> None:
-        """Have the host know that all vector steps are there."""
+        """Mark all vector steps as collected. `size` is a number of the host, which no graph can set."""
         self.size = self.num_steps
 
     def episodes(self) -> TensorRollout:
-        """Return what `update_from_episodes` takes: this very rollout."""
+        """Return the argument of `update_from_episodes`: this rollout itself."""
         return self
 
     def columns(self) -> dict[str, Tensor]:
@@ -103,29 +111,34 @@ class TensorRollout(TrainingBuffer):
         return {name: getattr(self, name).cpu().clone() for name in names}
 
     def rows(self) -> None:
-        """Return None: all rows are transitions."""
+        """Return None, which means that all rows are transitions."""
         return
 
     def clear(self) -> None:
-        """Empty it."""
+        """Empty the rollout."""
         self.size = 0
 
     def cut(self) -> None:
-        """Do nothing: the last step of every rollout is a boundary."""
+        """Do nothing: episodes are cut after the last step of every rollout."""
 
     def abandon_collect(self) -> None:
-        """Empty it: a collect that failed has written over what was there."""
+        """Empty the rollout: a collect that failed has overwritten the rows of the one before."""
         self.clear()
 
 
-def count_not_finite(*numbers: Tensor) -> Tensor:
-    """Return how many numbers are not finite, 0-d."""
-    differences = [each - each for each in numbers if each.is_floating_point()]  # not 0 where one is not finite
-    return torch.stack([each.count_nonzero() for each in differences]).sum()
+def count_not_finite(*tensors: Tensor) -> Tensor:
+    """Return the number of values that are not finite (0-d tensor). Integer tensors are skipped."""
+    # x - x is 0 for a finite x, else NaN, which is nonzero. This takes fewer kernels than `isfinite`.
+    differences = [tensor - tensor for tensor in tensors if tensor.is_floating_point()]
+    return torch.stack([difference.count_nonzero() for difference in differences]).sum()
 
 
 def check_room(device: torch.device, size: int, number: int, things: str, advice: str) -> None:
-    """Raise `ValueError` where a GPU has no room for `number` things of `size` bytes each; says how many would fit."""
+    """Raise `ValueError` if a GPU has no room for `number` things of `size` bytes each.
+
+    The message says how many would fit. `things` is their plural noun; `advice` says what to do. Other devices than
+    CUDA are not checked.
+    """
     if device.type != "cuda":
         return
     free, total = torch.cuda.mem_get_info(device)

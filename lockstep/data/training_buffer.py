@@ -1,4 +1,4 @@
-"""`TrainingBuffer`: what trainers, collectors and updates ask of every buffer, on the host and on a device."""
+"""`TrainingBuffer`: interface of all buffers, on the host and on a device, for trainers, collectors and updates."""
 
 from __future__ import annotations
 
@@ -12,45 +12,46 @@ if TYPE_CHECKING:
 
 
 class TrainingBuffer:
-    """A buffer that a collector fills or that holds recorded rows, and that an update learns from.
+    """Buffer that an update learns from; a collector fills it, or it holds recorded rows.
 
-    What is declared here holds for a rollout of one agent. Other buffers say where they differ.
+    The defaults are those of an on-policy rollout of one agent. Other buffers override them.
     """
 
     __slots__ = ()
 
     is_sampled: ClassVar[bool] = False
-    """Whether gradient steps draw samples and leave the rows where they are. A rollout is learned from as a whole, and
-    then emptied."""
+    """Whether gradient steps draw samples and leave the rows in the buffer. False for a rollout: the update learns from
+    all of it, and then empties it."""
+
     agents: Mapping[str, Sequence[Any]] | None = None
-    """The agents whose transitions the replay buffer of each module keeps. None where there is one buffer for all."""
+    """Agents whose transitions the replay buffer of each module stores. None if one buffer stores all agents."""
 
     device: torch.device | None = None
-    """The device that holds the rows. None: they are arrays on the host."""
+    """Device of the rows. None if they are arrays on the host."""
 
     @property
     def num_bytes(self) -> int | None:
-        """Memory of all rows that there is room for. None where the room is not fixed, or not known yet."""
+        """Memory of the buffer at its full size. None if the size is not fixed, or not known yet."""
         return None
 
     def expected_bytes(
         self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], state_bytes: int
     ) -> int | None:
-        """Return the memory that the rows will take, also before the first one is there. None where it is not known.
+        """Return the memory of the full buffer, also before the first row arrives; None if it is not known.
 
         Args:
-            observation_space: of the rows.
-            action_space: of the environments.
-            state_bytes: memory of a row's recurrent state, 0 for networks without memory.
+            observation_space: Space of the stored observations.
+            action_space: Action space of the environments.
+            state_bytes: Memory of one row's recurrent state; 0 for networks without memory.
         """
         return self.num_bytes
 
     def replays(self) -> Mapping[str, Any]:
-        """Return the replay buffers by module, `{"": replay}` where there is one for all, and nothing for a rollout.
+        """Return the replay buffers that a run saves and restores, by module.
 
-        A run saves and restores each of them.
+        A buffer for all modules is `{"": replay}`. A rollout returns an empty dict: it is empty between updates.
         """
         return {}
 
     def seed_streams(self, seed: int) -> None:
-        """Start all random numbers of the buffer again from the seed of a run. A rollout draws none."""
+        """Restart all random streams of the buffer from the seed of a run. A rollout has none."""
