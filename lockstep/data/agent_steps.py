@@ -22,11 +22,11 @@ from lockstep.data.trees import (
     Tree,
     check_in_space,
     concat_trees,
+    in_stored_dtype,
     map_tree,
     object_rows,
     one_hot,
     rows_of,
-    same_kind,
     stack_rows,
     trees_equal,
     zip_trees,
@@ -371,7 +371,7 @@ class AgentSteps:
     def _replaced_waiting(self, name: str, key: str | None, rows: Tree) -> Any:
         """Return the checked new value of what waits, in the kind of numbers of the old one."""
         if self.waiting is not None and name == ACTIONS:
-            rows = zip_trees(same_kind, [rows, stack_rows(name, [self.waiting.action])], name)
+            rows = zip_trees(in_stored_dtype, [rows, stack_rows(name, [self.waiting.action])], name)
         space = {OBSERVATIONS: self.own.observation_space, ACTIONS: self.own.action_space}.get(name)
         check_in_space(rows, space, key or name)
         return rows_of(rows, 0)

@@ -23,16 +23,16 @@ from lockstep.data.trees import (
     check_in_space,
     concat_trees,
     copy_leaf,
+    in_stored_dtype,
     map_tree,
     num_items,
     one_hot,
     read_list,
     read_tree,
+    replace_rows,
     rows_of,
-    same_kind,
     stack_rows,
     trees_equal,
-    written,
     zip_trees,
 )
 from lockstep.options.checks import check_whole
@@ -526,9 +526,9 @@ class SingleAgentEpisode:
                 raise IndexError(f"new {name} have {num_items(rows)} items, and the episode has no {name}")
             return None
         if space is not None or name == REWARDS:
-            rows = zip_trees(same_kind, [rows, old], name)
+            rows = zip_trees(in_stored_dtype, [rows, old], name)
             check_in_space(rows, space, name)
-        return written(old, np.array([where]) if isinstance(where, int) else where, rows, key or name)
+        return replace_rows(old, np.array([where]) if isinstance(where, int) else where, rows, key or name)
 
     def _new_extra(self, key: str, rows: Tree, indices: Indices) -> Tree:
         """Return a new column of T rows, with zeros in the lookback."""

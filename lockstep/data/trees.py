@@ -1,7 +1,9 @@
-"""Trees of arrays, the one place that walks them: mapping, stacking, joining, reading and writing their rows.
+"""Functions on trees of arrays: mapping, stacking, joining, reading and writing their rows.
 
-A tree is a leaf, or a dict or tuple of trees; dicts keep the order of their keys. A *leaf* is a numpy array or a torch
-tensor whose first axis counts rows; columns, observations and actions may be nested.
+A *tree* is a leaf, or a dict or tuple of trees; dicts keep the order of their keys. A *leaf* is a numpy array or a
+torch tensor whose first axis counts rows. Columns, observations and actions are trees.
+
+All code that walks nested arrays is in this module, so that dicts, tuples and named tuples work the same way everywhere.
 """
 
 from __future__ import annotations
@@ -19,20 +21,22 @@ from gymnasium import spaces
 from lockstep.data.columns import Columns
 
 _SHOWN_ITEMS = 3
+"""Number of rows that a description of text or objects shows."""
 
 Tree = Any
-"""a leaf, or dicts and tuples of leaves"""
+"""A leaf, or a dict or tuple of trees."""
 Leaf = Any
-"""a numpy array or a torch tensor"""
+"""A numpy array or a torch tensor."""
 RowIndex = int | slice | list[int] | np.ndarray | torch.Tensor | EllipsisType | tuple[int | slice | np.ndarray, ...]
-"""rows of a leaf: one, a range, some by number or by a mask; `...` means all; a tuple names step and environment"""
+"""Rows of a leaf: one row, a range, row numbers or a mask. `...` means all rows; a tuple indexes `[T, B]` columns."""
 NUMBERS = "biufc"
 """Kinds of numpy dtypes that torch has as well."""
 
 
 def map_tree(function: Callable[[Any], Any], tree: Tree) -> Tree:
-    """Return the same tree with `function(leaf)` in place of each leaf."""
-    if isinstance(tree, dict):  # of columns mostly, which are mostly leaves
+    """Return a tree of the same structure with `function(leaf)` in place of each leaf."""
+    if isinstance(tree, dict):
+        # Most dicts are batches, whose values are leaves: calling the function here saves a Python call for each.
         return {
             key: map_tree(function, value) if isinstance(value, (dict, tuple)) else function(value)
             for key, value in tree.items()
@@ -43,7 +47,10 @@ def map_tree(function: Callable[[Any], Any], tree: Tree) -> Tree:
 
 
 def map_named(function: Callable[[str, Any], Any], name: str, tree: Tree) -> Tree:
-    """Return the same tree with `function(path, leaf)` in place of each leaf; paths as those of `named_leaves`."""
+    """Return a tree of the same structure with `function(path, leaf)` in place of each leaf.
+
+    Paths are those of `named_leaves`.
+    """
     if isinstance(tree, dict):
         return {key: map_named(function, f"{name}/{key}", value) for key, value in tree.items()}
     if isinstance(tree, tuple):
@@ -52,10 +59,13 @@ def map_named(function: Callable[[str, Any], Any], name: str, tree: Tree) -> Tre
 
 
 def map_pair(function: Callable[[Any, Any], Any], tree: Tree, other: Tree) -> Tree:
-    """Return the same tree with `function(leaf, part)` in place of each leaf, `part` being at its place in `other`.
+    """Return a tree like `tree` with `function(leaf, part)`, where `part` is at the place of the leaf in `other`.
 
-    Parts of `other` that `tree` lacks are passed over. `KeyError` for one that `other` lacks, `ValueError` for a tuple
-    of another length.
+    Parts that only `other` has are ignored. A `part` may be a tree itself.
+
+    Raises:
+        KeyError: `other` lacks a key of `tree`.
+        ValueError: a tuple of `other` has another length.
     """
     if isinstance(tree, dict):
         return {key: map_pair(function, value, other[key]) for key, value in tree.items()}
@@ -67,7 +77,8 @@ def map_pair(function: Callable[[Any, Any], Any], tree: Tree, other: Tree) -> Tr
 def zip_trees(function: Callable[[list[Any]], Any], trees: Sequence[Tree], name: str) -> Tree:
     """Return one tree whose leaves are `function([leaf of each tree])`.
 
-    Raises `ValueError`, naming `name` and the position, when the trees are not built alike.
+    Raises:
+        ValueError: the trees differ in structure; names the column `name` and the position of the tree.
     """
     first = trees[0]
     keys = _keys(first)
@@ -76,6 +87,7 @@ def zip_trees(function: Callable[[list[Any]], Any], trees: Sequence[Tree], name:
             raise ValueError(
                 f"column {name!r} is {_structure(first)} at position 0 but {_structure(tree)} at position {position}"
             )
+
     if isinstance(first, dict):
         return {key: zip_trees(function, [tree[key] for tree in trees], f"{name}/{key}") for key in first}
     if isinstance(first, tuple):
@@ -85,7 +97,7 @@ def zip_trees(function: Callable[[list[Any]], Any], trees: Sequence[Tree], name:
 
 
 def _keys(tree: Tree) -> Collection[Any] | int | None:
-    """Return the keys of a dict, the length of a tuple, None for a leaf."""
+    """Return the keys of a dict, the length of a tuple, or None for a leaf. Trees of one structure have equal ones."""
     if isinstance(tree, dict):
         return tree.keys()
     return len(tree) if isinstance(tree, tuple) else None
@@ -98,7 +110,7 @@ def _structure(tree: Tree) -> str:
 
 
 def leaves(tree: Tree) -> Iterator[Any]:
-    """Iterate over the leaves of a tree, in order."""
+    """Iterate over the leaves of a tree, in the order of keys and positions."""
     if isinstance(tree, dict):
         for value in tree.values():
             yield from leaves(value)
@@ -110,7 +122,7 @@ def leaves(tree: Tree) -> Iterator[Any]:
 
 
 def named_leaves(name: str, tree: Tree) -> Iterator[tuple[str, Any]]:
-    """Iterate over the leaves with their paths, `"obs/camera"`, `"obs/0"`."""
+    """Iterate over (path, leaf) of a tree; paths are like `"obs/camera"` and `"obs/0"`."""
     if isinstance(tree, dict):
         for key, value in tree.items():
             yield from named_leaves(f"{name}/{key}", value)
@@ -122,9 +134,11 @@ def named_leaves(name: str, tree: Tree) -> Iterator[tuple[str, Any]]:
 
 
 def as_column(name: str, value: object) -> Tree:
-    """Return what a batch stores for `value`: arrays and tensors as they are, lists and numbers as arrays.
+    """Return `value` as the column `name` of a batch. Arrays and tensors stay; lists and numbers become arrays.
 
-    Raises `TypeError` for a value that is no column, `ValueError` for a list with rows of different shapes.
+    Raises:
+        TypeError: the value cannot be a column.
+        ValueError: the rows of a list have different shapes.
     """
     if isinstance(value, np.ndarray | torch.Tensor):
         return value if value.ndim else value.reshape(1)
@@ -133,7 +147,9 @@ def as_column(name: str, value: object) -> Tree:
     if isinstance(value, tuple):
         return _same_tuple(value, [as_column(f"{name}/{i}", part) for i, part in enumerate(value)])
     if isinstance(value, list):
-        return object_rows(value) if name == Columns.INFOS else _check_plain(name, stack_rows(name, value), value)
+        if name == Columns.INFOS:
+            return object_rows(value)
+        return _check_plain(name, stack_rows(name, value), value)
     if isinstance(value, bool | int | float | complex | str | np.generic):
         return np.asarray([value])
     raise TypeError(
@@ -143,7 +159,11 @@ def as_column(name: str, value: object) -> Tree:
 
 
 def _check_plain(name: str, column: Tree, rows: list[Any]) -> Tree:
-    """Raise `TypeError` where numpy made objects of a list, or text of numbers among texts."""
+    """Return `column`, which numpy made of the list `rows`.
+
+    Raises:
+        TypeError: numpy turned the rows into objects, or numbers among text into text.
+    """
     if isinstance(column, np.ndarray) and column.dtype.kind in "OUS":
         for number, row in enumerate(rows):
             if column.dtype.kind == "O" or not isinstance(row, str | bytes | list | np.ndarray | np.generic):
@@ -155,14 +175,17 @@ def _check_plain(name: str, column: Tree, rows: list[Any]) -> Tree:
 
 
 def stack_rows(name: str, rows: Sequence[Any]) -> Tree:
-    """Stack rows (numbers, arrays, tensors, or dicts and tuples of arrays) along a new first axis.
+    """Stack rows (numbers, arrays, tensors, or dicts and tuples of them) along a new first axis.
 
-    Raises `ValueError` naming the column when the rows differ in shape or structure.
+    Raises:
+        ValueError: the rows differ in shape or structure; names the column `name`.
     """
     first = rows[0] if len(rows) else None
     if isinstance(first, dict | tuple):
+        # `zip_trees` visits the leaves in the order of `named_leaves`, which gives each of them its full path.
         paths = iter([path for path, _ in named_leaves(name, first)])
         return zip_trees(lambda parts: stack_rows(next(paths), parts), rows, name)
+
     try:
         if isinstance(first, torch.Tensor):
             return torch.stack(list(rows))
@@ -172,10 +195,10 @@ def stack_rows(name: str, rows: Sequence[Any]) -> Tree:
 
 
 def _odd_row(rows: Sequence[Any]) -> str | None:
-    """Return words for the first row whose shape is not that of row 0; None where that is not the reason."""
+    """Describe the first row whose shape differs from that of row 0; None if there is no such row."""
     try:
         shapes = [tuple(row.shape) if hasattr(row, "shape") else np.shape(row) for row in rows]
-    except ValueError:  # a row that is ragged itself
+    except ValueError:  # a row is ragged itself
         return None
     odd = next((number for number, shape in enumerate(shapes) if shape != shapes[0]), None)
     return None if odd is None else f"row {odd} has shape {shapes[odd]}, row 0 has {shapes[0]}"
@@ -185,66 +208,85 @@ def index_leaf(leaf: Leaf, index: slice | np.ndarray) -> Any:
     """Return rows of a leaf: a view for a slice, one gather for an int64 array without negative entries."""
     if isinstance(index, slice):
         if isinstance(leaf, torch.Tensor) and index.step is not None and index.step < 0:
+            # torch refuses slices with a negative step.
             return leaf.index_select(0, tensor_index(np.arange(len(leaf))[index], leaf))
         return leaf[index]
     if isinstance(leaf, np.ndarray):
-        return leaf.take(index, axis=0)
+        return leaf.take(index, axis=0)  # faster than leaf[index]
     return leaf.index_select(0, tensor_index(index, leaf))
 
 
 def tensor_index(index: np.ndarray, leaf: torch.Tensor) -> torch.Tensor:
-    """Return an int64 array as an index on the tensor's device (torch takes no negative strides)."""
-    return torch.from_numpy(index if index.strides[0] > 0 else index.copy()).to(leaf.device)
+    """Return an int64 array as an index tensor on the device of `leaf`."""
+    # torch takes no arrays with negative strides.
+    forward = index if index.strides[0] > 0 else index.copy()
+    return torch.from_numpy(forward).to(leaf.device)
 
 
 def concat_leaves(parts: list[Any], name: str, axis: int = 0) -> Any:
-    """Join leaves one after another, in one allocation."""
+    """Join leaves one after another, in one allocation.
+
+    Raises:
+        TypeError: some leaves are arrays and others tensors.
+        ValueError: the shapes do not fit. Both errors name the column `name`.
+    """
     kinds = set(map(type, parts))
-    tensors = {issubclass(kind, torch.Tensor) for kind in kinds}
-    if len(tensors) == 2:
+    are_tensors = {issubclass(kind, torch.Tensor) for kind in kinds}
+    if len(are_tensors) == 2:
         where = [i for i, part in enumerate(parts) if isinstance(part, torch.Tensor)]
         raise TypeError(
             f"column {name!r} is a torch tensor in the batches at {where} and a numpy array in the others; "
             "bring all to one kind with to_torch() or to_numpy()"
         )
     try:
-        return torch.cat(parts, dim=axis) if tensors == {True} else np.concatenate(parts, axis=axis)
+        return torch.cat(parts, dim=axis) if are_tensors == {True} else np.concatenate(parts, axis=axis)
     except (ValueError, RuntimeError, TypeError) as error:
         shapes = [getattr(part, "shape", type(part).__name__) for part in parts[:8]]
         raise ValueError(f"column {name!r} cannot be joined; shapes are {shapes}: {error}") from None
 
 
 def concat_trees(parts: list[Tree], name: str, axis: int = 0) -> Tree:
-    """Join columns one after another."""
+    """Join columns, which may be nested, one after another; errors as in `concat_leaves`."""
     if isinstance(parts[0], dict | tuple):
         return zip_trees(lambda leaves: concat_leaves(leaves, name, axis), parts, name)
     return concat_leaves(parts, name, axis)
 
 
 def common_names(filled: Sequence[tuple[int, Collection[str]]], on_missing: str) -> list[str]:
-    """Return the names that all have; with `on_missing="raise"`, `KeyError` naming one that is missing, and where."""
-    every = list(dict.fromkeys(name for _, names in filled for name in names))
-    lacking = {name: [position for position, names in filled if name not in names] for name in every}
-    missing = [name for name in every if lacking[name]]
+    """Return the column names that all batches share.
+
+    Args:
+        filled: (Position, column names) of each batch that has rows.
+        on_missing: `"drop"` leaves other columns out, `"raise"` refuses them.
+
+    Raises:
+        KeyError: with `on_missing="raise"`, a batch lacks a column; names the column and the batch.
+    """
+    names: dict[str, None] = {}
+    for _, names_of_batch in filled:
+        names.update(dict.fromkeys(names_of_batch))
+
+    lacking = {name: [position for position, present in filled if name not in present] for name in names}
+    missing = [name for name in names if lacking[name]]
     if missing and on_missing == "raise":
         raise KeyError(
             f"column {missing[0]!r} is missing in the batch at position {lacking[missing[0]][0]}; "
             "on_missing='drop' keeps the common columns"
         )
-    return [name for name in every if not lacking[name]]
+    return [name for name in names if not lacking[name]]
 
 
 def copy_leaf(leaf: Leaf) -> Any:
-    """Return an independent copy, also of the objects in an object array."""
+    """Return an independent copy of a leaf. The objects of an object array are copied deeply."""
     if isinstance(leaf, torch.Tensor):
         return leaf.clone()
     return deepcopy(leaf) if leaf.dtype == object else leaf.copy()
 
 
 def copy_arrays(value: Tree) -> Tree:
-    """Return `value` with its numpy arrays and tensors copied, also those in nested dicts, lists and tuples.
+    """Return `value` with copies of its numpy arrays and tensors, also in nested dicts, lists and tuples.
 
-    Everything else, and the objects in an array of objects, is the same as in `value`.
+    Other values, and the objects of object arrays, are shared with `value`.
     """
     if isinstance(value, np.ndarray):
         return value.copy()
@@ -260,31 +302,36 @@ def copy_arrays(value: Tree) -> Tree:
 
 
 def to_numpy_leaf(leaf: Leaf) -> np.ndarray:
-    """Return a numpy array, sharing memory where the tensor lies on the CPU (bfloat16 becomes float32)."""
+    """Return a leaf as a numpy array. It shares memory with a tensor on the CPU; bfloat16 becomes float32."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
-    leaf = leaf.detach().cpu()
-    return (leaf.float() if leaf.dtype == torch.bfloat16 else leaf).numpy()
+    tensor = leaf.detach().cpu()
+    if tensor.dtype == torch.bfloat16:  # which numpy lacks
+        tensor = tensor.float()
+    return tensor.numpy()
 
 
 def is_numeric(leaf: Leaf) -> bool:
-    """Return whether a leaf can be a tensor (strings and objects cannot)."""
+    """Return whether a leaf is a tensor or can become one. Strings and objects cannot."""
     return isinstance(leaf, torch.Tensor) or leaf.dtype.kind in NUMBERS
 
 
 def has_numbers(tree: Tree) -> bool:
-    """Return whether all leaves of a column can be tensors."""
-    if isinstance(tree, np.ndarray):  # most columns
+    """Return whether all leaves of a column are tensors or can become tensors."""
+    if isinstance(tree, np.ndarray):  # the usual case, without the walk below
         return tree.dtype.kind in NUMBERS
     return all(map(is_numeric, leaves(tree)))
 
 
 def to_torch_leaf(leaf: Leaf) -> Any:
-    """Return a tensor sharing memory where numpy allows it; strings and objects stay arrays."""
+    """Return a leaf as a tensor, which shares memory with the array if possible. Strings and objects stay arrays."""
     if isinstance(leaf, torch.Tensor) or not is_numeric(leaf):
         return leaf
-    shareable = leaf.flags.writeable and all(stride >= 0 for stride in leaf.strides)
-    return torch.from_numpy(leaf if shareable and leaf.dtype.isnative else leaf.astype(leaf.dtype.newbyteorder("=")))
+    # torch refuses negative strides and foreign byte orders, and warns of read-only memory.
+    is_forward = all(stride >= 0 for stride in leaf.strides)
+    if leaf.flags.writeable and is_forward and leaf.dtype.isnative:
+        return torch.from_numpy(leaf)
+    return torch.from_numpy(leaf.astype(leaf.dtype.newbyteorder("=")))
 
 
 def rows_of(tree: Tree, index: RowIndex) -> Tree:
@@ -293,10 +340,11 @@ def rows_of(tree: Tree, index: RowIndex) -> Tree:
 
 
 def write_rows(tree: Tree, index: RowIndex, values: Tree) -> None:
-    """Write `values` into these rows of each leaf; `...` means all rows.
+    """Write `values` into the rows `index` of each leaf, in place; `...` means all rows.
 
     Raises:
-        KeyError, ValueError: a part of the tree has no values, or values of another shape.
+        KeyError: `values` lacks a part of the tree.
+        ValueError: the values of a leaf have another shape.
     """
 
     def write(leaf: Leaf, value: Any) -> None:
@@ -308,12 +356,13 @@ def write_rows(tree: Tree, index: RowIndex, values: Tree) -> None:
 def allocate(
     space: spaces.Space[Any], *leading: int, make: Callable[[tuple[int, ...], Any], np.ndarray] = np.zeros
 ) -> Tree:
-    """Return a tree of arrays `[*leading, ...]` for a space: dicts for Dict, tuples for Tuple.
+    """Return a new tree of arrays `[*leading, ...]` for values of a space: a dict for Dict, a tuple for Tuple.
 
     Args:
-        space: of single values.
-        leading: sizes of the first axes: rows, or vector steps and environments.
-        make: makes an array of a shape and a dtype; `np.empty` where all is written before it is read.
+        space: Space of a single value.
+        leading: Sizes of the first axes: rows, or vector steps and environments.
+        make: Function that makes an array from shape and dtype. `np.empty` saves time if all rows are written before
+            they are read.
 
     Raises:
         ValueError: a part of the space has no fixed shape (Graph, Sequence, Text).
@@ -328,7 +377,7 @@ def allocate(
 
 
 def stack_observations(space: spaces.Space[Any], observations: Sequence[Tree]) -> Tree:
-    """Return a new tree `[len(observations), ...]` of single observations, in the dtypes of their space."""
+    """Return single observations as a new tree `[len(observations), ...]` in the dtypes of their space."""
     tree = allocate(space, len(observations))
     for row, observation in enumerate(observations):
         write_rows(tree, row, observation)
@@ -336,12 +385,12 @@ def stack_observations(space: spaces.Space[Any], observations: Sequence[Tree]) -
 
 
 def as_arrays(tree: Tree) -> Tree:
-    """Return the same tree with numpy arrays as leaves (jax and torch arrays are converted)."""
+    """Return the tree with numpy arrays as leaves. Arrays of jax and torch are converted."""
     return tree if isinstance(tree, np.ndarray) else map_tree(np.asarray, tree)
 
 
 def leaf_bytes(leaf: Leaf) -> int:
-    """Return the bytes of a leaf, with the objects of an object array."""
+    """Return the memory of a leaf in bytes, including the objects of an object array."""
     if isinstance(leaf, np.ndarray) and leaf.dtype == object:
         return int(leaf.nbytes) + sum(_object_bytes(item) for item in leaf.flat)
     return int(leaf.nbytes)
@@ -360,7 +409,8 @@ def _object_bytes(item: object) -> int:
 
 
 def object_rows(rows: list[Any]) -> np.ndarray:
-    """Return objects as one array [len(rows)], whatever they look like."""
+    """Return objects as one array `[len(rows)]` of dtype object."""
+    # Not np.array(rows, dtype=object): it would take lists and arrays of equal length apart into a second axis.
     column = np.empty(len(rows), dtype=object)
     for index, row in enumerate(rows):
         column[index] = row
@@ -368,20 +418,22 @@ def object_rows(rows: list[Any]) -> np.ndarray:
 
 
 def _same_tuple(like: tuple[Any, ...], parts: list[Any]) -> tuple[Any, ...]:
+    """Return `parts` as a tuple of the type of `like`; a named tuple takes them as separate arguments."""
     return type(like)(*parts) if hasattr(like, "_fields") else tuple(parts)
 
 
-# ---- counting and describing ---------------------------------------------------------------------------------
+# ---- row counts and descriptions -----------------------------------------------------------------------------
 
 
 def column_rows(name: str, column: Tree, time_major: bool = False) -> int | None:
-    """Return the rows of a column (L * S where time comes first), None for an empty tree.
+    """Return the number of rows of a column (L * S for time-major columns `[L, S, ...]`), or None for an empty tree.
 
     Raises:
-        ValueError: the leaves of a tree have different numbers of rows.
+        ValueError: the leaves of the tree have different numbers of rows.
     """
     if isinstance(column, np.ndarray | torch.Tensor):
         return _leaf_rows(column, time_major)
+
     first: tuple[str, int] | None = None
     for path, leaf in named_leaves(name, column):
         rows = _leaf_rows(leaf, time_major)
@@ -398,27 +450,31 @@ def _leaf_rows(leaf: Leaf, time_major: bool) -> int:
 
 
 def num_items(tree: Tree) -> int:
-    """Return the number of rows of a column that may be nested."""
+    """Return the number of rows of a column, which may be nested; 0 for an empty tree."""
     return len(tree) if isinstance(tree, np.ndarray | torch.Tensor) else len(next(leaves(tree), ()))
 
 
 def describe_leaf(leaf: Leaf) -> str:
-    """Return container, shape, dtype and range of one array; strings and objects show their head."""
+    """Describe a leaf by its container, shape, dtype and range; strings and objects by their first rows."""
     if isinstance(leaf, torch.Tensor):
-        kind, dtype = "torch.Tensor", str(leaf.dtype).removeprefix("torch.")
-        where = "" if leaf.device.type == "cpu" else f", device={leaf.device}"
+        dtype = str(leaf.dtype).removeprefix("torch.")
+        device = "" if leaf.device.type == "cpu" else f", device={leaf.device}"
+        text = f"torch.Tensor({tuple(leaf.shape)}, dtype={dtype}{device}"
         numbers = leaf.detach().double().cpu().numpy() if not leaf.is_complex() else None
     else:
-        kind, dtype, where = "np.ndarray", str(leaf.dtype), ""
+        text = f"np.ndarray({tuple(leaf.shape)}, dtype={leaf.dtype}"
         numbers = leaf if leaf.dtype.kind in "biuf" else None
-    text = f"{kind}({tuple(leaf.shape)}, dtype={dtype}{where}"
+
     if numbers is None:
         head = ", ".join(_short(item) for item in leaf[:_SHOWN_ITEMS])
-        return f"{text}, head=[{head}{', ...' if len(leaf) > _SHOWN_ITEMS else ''}])"
+        more = ", ..." if len(leaf) > _SHOWN_ITEMS else ""
+        return f"{text}, head=[{head}{more}])"
     if not numbers.size:
         return f"{text})"
+
     low, high = numbers.min(), numbers.max()
-    return f"{text}, min={low:.3f}, max={high:.3f}, mean={np.mean(numbers, dtype=np.float64):.3f})"
+    mean = np.mean(numbers, dtype=np.float64)
+    return f"{text}, min={low:.3f}, max={high:.3f}, mean={mean:.3f})"
 
 
 def _short(item: object) -> str:
@@ -429,19 +485,25 @@ def _short(item: object) -> str:
 # ---- reading and writing rows of numpy columns -----------------------------------------------------------------
 
 
-def read_tree(tree: Tree, where: int | slice | np.ndarray, fill: Tree, stored: int) -> Tree:
-    """Return items of a stored column (a tree of arrays) at positions; positions outside give `fill`."""
+def read_tree(tree: Tree, where: int | slice | np.ndarray, fill: Tree, num_stored: int) -> Tree:
+    """Return the items at positions `where` of a stored column, which has `num_stored` items.
+
+    With `fill` positions outside the column give the fill value, which may be one value or a tree like the column.
+    """
     if tree is None:
         tree = np.empty(0, dtype=np.float32)
     if fill is not None:
-        _beside_fill(_check_held, tree, fill)  # also where nothing is filled in this time
+        # Checked on every call, so that an unsuitable value is not found first where an episode happens to end.
+        _map_with_fill(_check_fill, tree, fill)
+
     if fill is not None and not isinstance(where, slice):
         positions = np.atleast_1d(np.asarray(where))
-        outside = (positions < 0) | (positions >= stored)
+        outside = (positions < 0) | (positions >= num_stored)
         if outside.any():
             inside = np.where(outside, 0, positions)
-            filled = _beside_fill(lambda leaf, value: _filled_leaf(leaf, inside, outside, value), tree, fill)
+            filled = _map_with_fill(lambda leaf, value: _filled_leaf(leaf, inside, outside, value), tree, fill)
             return map_tree(lambda leaf: leaf[0], filled) if isinstance(where, int) else filled
+
     if type(tree) is np.ndarray:
         return tree[where]
     if isinstance(where, int):
@@ -449,39 +511,43 @@ def read_tree(tree: Tree, where: int | slice | np.ndarray, fill: Tree, stored: i
     return map_tree(lambda leaf: index_leaf(leaf, where), tree)
 
 
-def _beside_fill(function: Callable[[np.ndarray, np.ndarray], Any], tree: Tree, fill: Tree) -> Tree:
-    """Return `function(leaf, its fill value)` for each leaf; one value may be that of all leaves."""
+def _map_with_fill(function: Callable[[np.ndarray, np.ndarray], Any], tree: Tree, fill: Tree) -> Tree:
+    """Return `function(leaf, fill value)` for each leaf. A `fill` that is not a tree is the value of all leaves."""
     if isinstance(fill, dict | tuple):
         return zip_trees(lambda pair: function(*pair), [tree, map_tree(np.asarray, fill)], "fill")
     return map_tree(lambda leaf: function(leaf, np.asarray(fill)), tree)
 
 
-def _check_held(leaf: np.ndarray, value: np.ndarray) -> None:
+def _check_fill(leaf: np.ndarray, value: np.ndarray) -> None:
+    """Raise `ValueError` unless the dtype of `leaf` can hold the fill value without loss."""
     dtype = leaf.dtype
     try:
         with np.errstate(all="ignore"):
+            # Complex numbers would lose their imaginary part with no more than a warning.
             stored = value.astype(dtype, casting="safe" if value.dtype.kind == "c" else "unsafe")
-        if dtype.kind in "fc" and value.dtype.kind in "biuf":  # rounding is no loss, infinity is
-            held = bool(np.array_equal(np.isfinite(stored), np.isfinite(value)))
+        if dtype.kind in "fc" and value.dtype.kind in "biuf":
+            # Rounding is what floats do; a number that becomes infinite is lost.
+            fits = bool(np.array_equal(np.isfinite(stored), np.isfinite(value)))
         else:
-            held = bool(np.array_equal(stored, value))
+            fits = bool(np.array_equal(stored, value))
     except (TypeError, ValueError, OverflowError):
-        held = False
-    if not held:
+        fits = False
+    if not fits:
         raise ValueError(f"fill={value.tolist()!r} does not fit a column of {dtype}; give one that it can hold")
 
 
 def _filled_leaf(leaf: np.ndarray, positions: np.ndarray, outside: np.ndarray, fill: Tree) -> np.ndarray:
+    """Return the items at `positions`, and `fill` where the mask `outside` is set."""
     if len(leaf):
         result = leaf.take(positions, axis=0)
-    else:
+    else:  # nothing to take, not even position 0
         result = np.empty((len(positions), *leaf.shape[1:]), dtype=leaf.dtype)
     result[outside] = fill
     return result
 
 
 def read_list(items: list[Any], where: int | slice | np.ndarray, fill: Tree) -> Any:
-    """Return items of a list of infos at positions."""
+    """Return the items at positions `where` of a list of infos; `fill` for positions outside, as in `read_tree`."""
     if isinstance(where, slice):
         return items[where]
     if isinstance(where, int):
@@ -490,77 +556,96 @@ def read_list(items: list[Any], where: int | slice | np.ndarray, fill: Tree) -> 
 
 
 def append_rows(current: Tree, spare: Tree, rows: Sequence[Any], name: str) -> tuple[Tree, Tree]:
-    """Return `current` with `rows` after it, and the larger column it is now a view of (None after the first packing).
+    """Append rows to a column that grows.
 
-    Columns that are read and written in turn double their room, so that n appends copy O(n) rows.
+    Args:
+        current: Column so far, a view on the beginning of `spare`; None if there is none yet.
+        spare: Larger column that has room for more rows; None if there is none yet.
+        rows: Rows to append.
+        name: Column name for error messages.
+
+    Returns:
+        The column with the new rows, and the larger column of which it is a view now (None for the first rows).
+        The larger column doubles when it is full, so that n appends copy O(n) rows.
+
+    Raises:
+        ValueError: the new rows have another shape than those before.
     """
     new = stack_rows(name, rows)
     if current is None:
         return new, None
-    grown = spare
-    if spare is None or num_items(spare) < num_items(current) + len(rows):
-        room = 2 * (num_items(current) + len(rows))
-        grown = zip_trees(lambda pair: _grow(pair[0], pair[1], room), [current, new], name)
+
     start = num_items(current)
+    stop = start + len(rows)
+    grown = spare
+    if spare is None or num_items(spare) < stop:
+        grown = zip_trees(lambda pair: _grow(pair[0], pair[1], 2 * stop), [current, new], name)
 
     def write(parts: list[np.ndarray]) -> np.ndarray:
         target, source = parts
         if source.shape[1:] != target.shape[1:]:
             raise ValueError(f"{name} have shape {source.shape[1:]}, the ones before {target.shape[1:]}")
         if not np.can_cast(source.dtype, target.dtype):
-            wider = target.astype(np.result_type(target, source))
-            wider[start : start + len(rows)] = source
-            return wider
-        target[start : start + len(rows)] = source
+            # Whole numbers first, then floats: the column becomes wide enough for both.
+            target = target.astype(np.result_type(target, source))
+        target[start:stop] = source
         return target
 
     grown = zip_trees(write, [grown, new], name)
-    return map_tree(lambda leaf: leaf[: start + len(rows)], grown), grown
+    return map_tree(lambda leaf: leaf[:stop], grown), grown
 
 
 def _grow(leaf: np.ndarray, new: np.ndarray, room: int) -> np.ndarray:
+    """Return a copy of `leaf` with room for `room` rows, in a dtype that holds the new rows as well."""
     grown = np.empty((room, *leaf.shape[1:]), dtype=np.result_type(leaf, new))
     grown[: len(leaf)] = leaf
     return grown
 
 
-def written(tree: Tree, where: slice | np.ndarray, rows: Tree, name: str) -> Tree:
-    """Return a copy of the column with `rows` at the positions; `IndexError` where the lengths differ."""
-    stored = num_items(tree)
-    target = np.arange(stored)[where] if isinstance(where, slice) else where
-    if num_items(rows) != len(target):
-        raise IndexError(f"new {name} have {num_items(rows)} items for {len(target)} places")
-    whole = isinstance(where, slice) and len(target) == stored
+def replace_rows(tree: Tree, where: slice | np.ndarray, rows: Tree, name: str) -> Tree:
+    """Return a copy of a column with `rows` at the positions `where`.
+
+    Raises:
+        IndexError: there are more or fewer rows than positions.
+        ValueError: the rows have another shape than those of the column.
+    """
+    num_stored = num_items(tree)
+    positions = np.arange(num_stored)[where] if isinstance(where, slice) else where
+    if num_items(rows) != len(positions):
+        raise IndexError(f"new {name} have {num_items(rows)} items for {len(positions)} places")
+    # A column that is replaced as a whole may have another shape and dtype afterwards.
+    is_whole = isinstance(where, slice) and len(positions) == num_stored
 
     def put(parts: list[np.ndarray]) -> np.ndarray:
         old, new = parts
-        if whole:
+        if is_whole:
             return new.copy()
         if new.shape[1:] != old.shape[1:]:
             raise ValueError(f"new {name} have shape {new.shape[1:]}, the stored ones {old.shape[1:]}")
         result = old.astype(np.result_type(old, new))
-        result[target] = new
+        result[positions] = new
         return result
 
     return zip_trees(put, [tree, rows], name)
 
 
 def as_rows(values: Tree, name: str) -> Tree:
-    """Return a list of rows as a column; trees of arrays and arrays stay."""
+    """Return rows as a column: a list of rows is stacked, the leaves of a tree become numpy arrays."""
     return stack_rows(name, values) if isinstance(values, list) else map_tree(np.asarray, values)
 
 
 def space_parts(
     space: spaces.Space[Any] | None, value: Tree, name: str
 ) -> list[tuple[Any, spaces.Space[Any], Tree, str]] | None:
-    """Return (key, its space, its value, its name) of the parts of a Dict or Tuple; None for another space.
+    """Return (key, space, value, name) of each part of a value of a Dict or Tuple space; None for another space.
 
-    Raises `ValueError` for other keys than the space has, or another number of parts.
+    Raises:
+        ValueError: the value has other keys, or another number of parts, than the space.
     """
     if isinstance(space, spaces.Dict):
         if not isinstance(value, Mapping) or value.keys() != space.spaces.keys():
-            found = sorted(value) if isinstance(value, Mapping) else type(value).__name__
-            raise ValueError(f"{name} has keys {found}, its space says {sorted(space.spaces)}")
+            keys = sorted(value) if isinstance(value, Mapping) else type(value).__name__
+            raise ValueError(f"{name} has keys {keys}, its space says {sorted(space.spaces)}")
         return [(key, part, value[key], f"{name}[{key!r}]") for key, part in space.spaces.items()]
     if isinstance(space, spaces.Tuple):
         if not isinstance(value, tuple | list) or len(value) != len(space.spaces):
@@ -570,9 +655,10 @@ def space_parts(
 
 
 def leaves_of_space(space: spaces.Space[Any] | None, value: Tree, name: str) -> Iterator[tuple[Any, Any, str]]:
-    """Iterate over (simple space, value, name) of a tree built like a space, in the order of the space.
+    """Iterate over (simple space, value, name) of the leaves of a value of a space, in the order of the space.
 
-    Raises `ValueError` for other keys than the space has, or another number of parts.
+    Raises:
+        ValueError: the value has other keys, or another number of parts, than the space.
     """
     parts = space_parts(space, value, name)
     if parts is None:
@@ -583,28 +669,37 @@ def leaves_of_space(space: spaces.Space[Any] | None, value: Tree, name: str) -> 
 
 
 def one_hot(tree: Tree, space: spaces.Space[Any] | None, name: str) -> Tree:
-    """Return Discrete and MultiDiscrete parts as float32 one-hot vectors; other parts as they are."""
+    """Return a column of values of `space` with its Discrete and MultiDiscrete parts as float32 one-hot vectors.
+
+    Raises:
+        ValueError: there is no space.
+    """
     if space is None:
         raise ValueError(f"one_hot_discrete=True needs the space of the {name}, and this episode has none")
     if tree is None:
         tree = np.empty(0, dtype=np.float32)
+
     if isinstance(space, spaces.Dict):
         return {key: one_hot(tree[key], space[key], name) for key in tree}
     if isinstance(space, spaces.Tuple):
         return tuple(one_hot(part, inner, name) for part, inner in zip(tree, space.spaces))
     if isinstance(space, spaces.MultiDiscrete):
-        index = np.asarray(tree) - space.start
-        flat = index.reshape(*index.shape[: index.ndim - space.nvec.ndim], -1)
-        return np.concatenate([_hot(flat[..., i], int(n)) for i, n in enumerate(space.nvec.reshape(-1))], axis=-1)
-    return _hot(np.asarray(tree) - space.start, int(space.n)) if isinstance(space, spaces.Discrete) else tree
+        choices = np.asarray(tree) - space.start
+        # A MultiDiscrete may have several axes; its vectors follow one another on a single one.
+        flat = choices.reshape(*choices.shape[: choices.ndim - space.nvec.ndim], -1)
+        vectors = [_one_hot_vectors(flat[..., i], int(n)) for i, n in enumerate(space.nvec.reshape(-1))]
+        return np.concatenate(vectors, axis=-1)
+    if isinstance(space, spaces.Discrete):
+        return _one_hot_vectors(np.asarray(tree) - space.start, int(space.n))
+    return tree
 
 
-def _hot(index: np.ndarray, size: int) -> np.ndarray:
+def _one_hot_vectors(index: np.ndarray, size: int) -> np.ndarray:
     return (index[..., None] == np.arange(size)).astype(np.float32)
 
 
 def check_in_space(tree: Tree, space: spaces.Space[Any] | None, name: str) -> None:
-    """Raise `ValueError` naming the first row that does not lie in `space` (nothing without a space)."""
+    """Raise `ValueError` naming the first row that is outside `space`. Without a space nothing is checked."""
     if space is None or tree is None:
         return
     for row in range(num_items(tree)):
@@ -613,20 +708,28 @@ def check_in_space(tree: Tree, space: spaces.Space[Any] | None, name: str) -> No
             raise ValueError(f"{name}[{row}] = {value!r} does not lie in the space {space}")
 
 
-def same_kind(pair: list[np.ndarray]) -> np.ndarray:
-    """Return new values in the stored precision (a float64 list for a float32 column, whole numbers for floats)."""
-    new, old = pair
-    fits = new.dtype.kind == old.dtype.kind or (old.dtype.kind == "f" and new.dtype.kind in "iu")
-    return new.astype(old.dtype) if fits else new
+def in_stored_dtype(pair: list[np.ndarray]) -> np.ndarray:
+    """Return new values in the dtype of the stored ones, if both are of one kind; `pair` is (new, stored).
+
+    A list of Python floats for a float32 column becomes float32, and whole numbers become floats. Floats for a column
+    of whole numbers stay floats, so that nothing is lost.
+    """
+    new, stored = pair
+    fits = new.dtype.kind == stored.dtype.kind or (stored.dtype.kind == "f" and new.dtype.kind in "iu")
+    return new.astype(stored.dtype) if fits else new
 
 
 def trees_equal(first: Tree, second: Tree) -> bool:
-    """Return whether two trees have the same structure and values (NaN equals NaN)."""
+    """Return whether two trees have the same structure and values. NaN equals NaN, and a list equals a tuple."""
     if isinstance(first, dict) and isinstance(second, dict):
         return first.keys() == second.keys() and all(trees_equal(first[key], second[key]) for key in first)
     if isinstance(first, tuple | list) and isinstance(second, tuple | list):
         return len(first) == len(second) and all(trees_equal(a, b) for a, b in zip(first, second))
     if isinstance(first, dict | tuple | list) or isinstance(second, dict | tuple | list):
         return False
-    a, b = np.asarray(first), np.asarray(second)
-    return a.shape == b.shape and bool(np.array_equal(a, b, equal_nan=a.dtype.kind == "f" and b.dtype.kind == "f"))
+
+    a = np.asarray(first)
+    b = np.asarray(second)
+    # `equal_nan` is refused for dtypes without NaN.
+    equal_nan = a.dtype.kind == "f" and b.dtype.kind == "f"
+    return a.shape == b.shape and bool(np.array_equal(a, b, equal_nan=equal_nan))
