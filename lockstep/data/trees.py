@@ -3,7 +3,8 @@
 A *tree* is a leaf, or a dict or tuple of trees; dicts keep the order of their keys. A *leaf* is a numpy array or a
 torch tensor whose first axis counts rows. Columns, observations and actions are trees.
 
-All code that walks nested arrays is in this module, so that dicts, tuples and named tuples work the same way everywhere.
+All code that walks nested arrays is in this module, so that dicts, tuples and named tuples work the same way in all
+places.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""Values from outside, checked against the space or the type that they are stored in: observations and rewards.
+"""Checks of observations and rewards that come from outside of Lockstep.
 
-Every boundary uses this one mechanism: environments in this process and in workers, vectors of the user, the dicts of
-several agents, and `compute_actions`. The rule for observations:
+All boundaries use these checks: environments in this process and in workers, the user's own vectors, environments of
+several agents, and `compute_actions`. The rules for observations:
 
-- The shape must be that of the space.
-- A cast that numpy calls safe passes, and so does a rounding from one float type to another.
-- Any other cast (int64 pixels for bytes, floats for whole numbers) is made and compared by value. One that changed a
-  value is refused.
-- Bounds are compared while the first episodes are played (`BoundsWatch`).
+- The shape must equal the shape of the space.
+- A cast that numpy calls safe is made, and so is rounding from one float type to another.
+- Any other cast (int64 pixels to bytes, floats to whole numbers) is made and compared with the original. If it
+  changed a value, the observation is refused.
+- Bounds are compared during the first episodes only (`BoundsWatch`): comparing them in every step would cost more than
+  the step of a small environment.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import copy
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,26 +26,30 @@ from lockstep.data.trees import Tree, leaves_of_space
 
 ARRAY_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 CHOICES = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-"""Spaces whose values are indices: one beyond the bounds has no meaning at all."""
+"""Spaces whose values are indices: a value outside of the bounds has no meaning at all."""
 
 _FIRST_EPISODES = 10
 _FIRST_STEPS = 10_000
 
 
-# -- one array ---
+# -- single arrays ---
 
 
 def checked_array(space: spaces.Space[Any], value: Tree, name: str, leading: tuple[int, ...] = ()) -> np.ndarray:
-    """Return `value` as an array `[*leading, *space.shape]` of the space's dtype; the same array where it is one.
+    """Return `value` as an array `[*leading, *space.shape]` in the dtype of the space.
+
+    An array that has this dtype already is returned without a copy.
 
     Raises:
-        ValueError: something else than numbers, another shape, or numbers that the dtype cannot hold.
+        ValueError: the value is not numeric, has another shape, or has numbers that the dtype cannot hold.
     """
-    shape, dtype = (*leading, *(space.shape or ())), np.dtype(space.dtype)
+    shape = (*leading, *(space.shape or ()))
+    dtype = np.dtype(space.dtype)
     try:
         array = np.asarray(value)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name} is a {type(value).__name__} that makes no array of numbers: {error}") from None
+
     if array.shape != shape:
         raise ValueError(
             f"{name} has shape {array.shape}, its space says {shape}; return observations of that shape, or declare "
@@ -56,6 +61,7 @@ def checked_array(space: spaces.Space[Any], value: Tree, name: str, leading: tup
         raise ValueError(f"{name} has values of dtype {array.dtype}, its space {dtype}: {value!r}")
     if np.can_cast(array.dtype, dtype, "safe"):
         return array.astype(dtype)
+
     with np.errstate(all="ignore"):
         cast = array.astype(dtype)
         changed = np.atleast_1d(_changed(array, cast))
@@ -71,25 +77,30 @@ def checked_array(space: spaces.Space[Any], value: Tree, name: str, leading: tup
 
 
 def _changed(array: np.ndarray, cast: np.ndarray) -> np.ndarray:
-    """Return where a cast has changed a value."""
-    if cast.dtype.kind == "f":
-        if array.dtype.kind == "f":  # rounding is what floats do; a number that becomes infinite is lost
-            return np.isfinite(array) != np.isfinite(cast)
-        return cast.astype(array.dtype) != array
-    return cast != array
+    """Return a bool mask of the values that a cast has changed."""
+    if cast.dtype.kind != "f":
+        return cast != array
+    if array.dtype.kind == "f":
+        # Rounding is what floats do; a number that becomes infinite is lost.
+        return np.isfinite(array) != np.isfinite(cast)
+    # Whole numbers are compared in their own dtype: numpy would compare an int64 and a float32 as rounded floats.
+    return cast.astype(array.dtype) != array
 
 
 def space_text(space: spaces.Space[Any]) -> str:
-    """Return a space in words, without the bounds of all its entries."""
+    """Return a space as text for messages; a long one without the bounds of its entries."""
     text = repr(space)
     return text if len(text) < 120 else f"{type(space).__name__}(shape={space.shape}, dtype={space.dtype})"
 
 
 def check_supported(space: spaces.Space[Any], name: str) -> None:
-    """Raise `ValueError` for a space that has no array of fixed size (Text, Graph, Sequence, ...), or no entries."""
+    """Check that all parts of a space are arrays of fixed size that have entries.
+
+    Raises:
+        ValueError: a part is a Text, Graph, Sequence or other space, or has no entries.
+    """
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        parts: Any = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-        for key, part in parts:
+        for key, part in _keyed_parts(space):
             check_supported(part, f"{name}[{key!r}]")
     elif not isinstance(space, ARRAY_SPACES):
         raise ValueError(
@@ -101,10 +112,9 @@ def check_supported(space: spaces.Space[Any], name: str) -> None:
 
 
 def check_entries(space: spaces.Space[Any], name: str) -> None:
-    """Raise `ValueError` for a space that is, or has in it, an array without entries."""
+    """Raise `ValueError` if a space, or a part of it, is an array without entries."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        parts: Any = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-        for key, part in parts:
+        for key, part in _keyed_parts(space):
             check_entries(part, f"{name}[{key!r}]")
     elif isinstance(space, spaces.Space) and 0 in (space.shape or ()):
         raise ValueError(
@@ -113,11 +123,16 @@ def check_entries(space: spaces.Space[Any], name: str) -> None:
         )
 
 
+def _keyed_parts(space: spaces.Dict | spaces.Tuple) -> Iterable[tuple[Any, spaces.Space[Any]]]:
+    """Return (key, space) of each part of a Dict, or (position, space) of each part of a Tuple."""
+    return space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+
+
 def as_reward(reward: Tree, name: str = "the reward") -> float:
-    """Return a reward as a float: a number, or an array or tensor with one.
+    """Return a reward as a float. It may be a number, or an array or tensor that holds one number.
 
     Raises:
-        ValueError: None, text, or several numbers.
+        ValueError: the reward is None, text, or several numbers.
     """
     if type(reward) is float:
         return reward
@@ -134,7 +149,7 @@ def as_rewards(rewards: Tree, num_envs: int) -> np.ndarray:
     """Return the rewards of a vector step as an array `[num_envs]`.
 
     Raises:
-        ValueError: None, text, or another number of them; names the first row.
+        ValueError: a reward is None or text (the message names the first such row), or there are more or fewer.
     """
     array = np.asarray(rewards)
     if array.dtype.kind in "biuf" and array.size == num_envs and array.shape[:1] == (num_envs,):
@@ -146,49 +161,55 @@ def as_rewards(rewards: Tree, num_envs: int) -> np.ndarray:
     return np.array([as_reward(reward, f"the reward of row {row}") for row, reward in enumerate(array.tolist())])
 
 
-# -- observations of a space ---
+# -- observations ---
 
 
 class ObservationForm(ABC):
-    """The arrays that hold the observations of a space, and the check of what is to be stored in them.
+    """Storage for the observations of a space, which checks the values that are written to it.
 
     Attributes:
-        space: the space of one observation.
-        name: what errors call it.
+        space: Space of a single observation.
+        name: Name of the observation in errors.
     """
 
     def __init__(self, space: spaces.Space[Any], name: str) -> None:
-        self.space, self.name = space, name
+        self.space = space
+        self.name = name
 
     @staticmethod
     def of(space: spaces.Space[Any], name: str = "observation") -> ObservationForm:
-        """Return the form of a space. What has no array of fixed size passes as it is, for a network of the user's."""
+        """Return the form of a space.
+
+        Values of spaces without an array of fixed size are passed on unchecked, for the user's own networks.
+        """
         if isinstance(space, spaces.Dict | spaces.Tuple):
             return _TreeForm(space, name)
-        return _ArrayForm(space, name) if isinstance(space, ARRAY_SPACES) else _FreeForm(space, name)
+        if isinstance(space, ARRAY_SPACES):
+            return _ArrayForm(space, name)
+        return _FreeForm(space, name)
 
     @abstractmethod
     def hold(self, value: Tree, leading: tuple[int, ...] = ()) -> Tree:
-        """Return `[*leading, ...]` observations in the dtypes of the space; arrays that have them are not copied.
+        """Return observations `[*leading, ...]` in the dtypes of the space. Arrays in these dtypes are not copied.
 
         Raises:
-            ValueError: other keys or another shape, or values that the space cannot hold.
+            ValueError: keys or shapes differ from the space, or its dtype cannot hold a value.
         """
 
     @abstractmethod
     def write(self, target: Tree, row: int, value: Tree) -> None:
-        """Write one observation into a row of `target`, a tree `[B, ...]` of the space; errors as for `hold`."""
+        """Write one observation into row `row` of `target`, a tree `[B, ...]`; errors as in `hold`."""
 
     @abstractmethod
     def copy(self, value: Tree) -> Tree:
-        """Return a copy of one observation in the dtypes of the space; errors as for `hold`."""
+        """Return a copy of one observation in the dtypes of the space; errors as in `hold`."""
 
     @abstractmethod
     def empty(self, number: int) -> Tree:
-        """Return room for a number of observations, `[number, ...]`."""
+        """Return a new tree `[number, ...]` for that many observations."""
 
     def rows(self, values: Sequence[Tree]) -> Tree:
-        """Return copies of single observations as one tree `[len(values), ...]`; errors as for `hold`."""
+        """Return copies of single observations as one tree `[len(values), ...]`; errors as in `hold`."""
         tree = self.empty(len(values))
         for row, value in enumerate(values):
             self.write(tree, row, value)
@@ -200,11 +221,15 @@ class _ArrayForm(ObservationForm):
 
     def __init__(self, space: spaces.Space[Any], name: str) -> None:
         super().__init__(space, name)
-        self._shape, self._dtype = tuple(space.shape or ()), np.dtype(space.dtype)
+        self._shape = tuple(space.shape or ())
+        self._dtype = np.dtype(space.dtype)
         self._scalars: frozenset[type] = frozenset()
-        """types of scalars that fit as they are"""
+        """Types of scalars that need no check."""
         if not self._shape:
             self._scalars = frozenset((np.int64, int) if self._dtype == np.int64 else (self._dtype.type,))
+
+    # Called for every environment in every step: the first tests of `hold` and `write` accept the usual value without
+    # another call, and `is` on dtypes is faster than `==`.
 
     def hold(self, value: Tree, leading: tuple[int, ...] = ()) -> Any:
         if type(value) is np.ndarray and value.dtype is self._dtype and value.shape == (*leading, *self._shape):
@@ -223,29 +248,28 @@ class _ArrayForm(ObservationForm):
         target[row] = checked_array(self.space, value, self.name)
 
     def copy(self, value: Tree) -> Any:
-        return np.array(self.hold(value))[()]
+        return np.array(self.hold(value))[()]  # [()] makes a numpy scalar of an array without axes
 
     def empty(self, number: int) -> Tree:
         return np.zeros((number, *self._shape), self._dtype)
 
 
 class _TreeForm(ObservationForm):
-    """An observation that is a dict or a tuple of others."""
+    """An observation that is a dict or a tuple of observations."""
 
     def __init__(self, space: spaces.Dict | spaces.Tuple, name: str) -> None:
         super().__init__(space, name)
         self._is_dict = isinstance(space, spaces.Dict)
-        parts: Any = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-        self._parts = {key: ObservationForm.of(part, f"{name}[{key!r}]") for key, part in parts}
+        self._parts = {key: ObservationForm.of(part, f"{name}[{key!r}]") for key, part in _keyed_parts(space)}
 
     def _check_keys(self, value: Tree) -> None:
-        """Check that a value has the parts of the space, no others."""
+        """Raise `ValueError` unless a value has exactly the parts of the space."""
         if self._is_dict:
             fits = isinstance(value, Mapping) and value.keys() == self._parts.keys()
         else:
             fits = isinstance(value, tuple | list) and len(value) == len(self._parts)
         if not fits:
-            list(leaves_of_space(self.space, value, self.name))  # raises, with the reason
+            list(leaves_of_space(self.space, value, self.name))  # raises the error that names the keys
 
     def _joined(self, parts: dict[Any, Any]) -> Tree:
         return parts if self._is_dict else tuple(parts.values())
@@ -268,7 +292,7 @@ class _TreeForm(ObservationForm):
 
 
 class _FreeForm(ObservationForm):
-    """An observation without an array of fixed size."""
+    """An observation whose space has no array of fixed size. Rows are stored in a list."""
 
     def hold(self, value: Tree, leading: tuple[int, ...] = ()) -> Any:
         return value
@@ -284,14 +308,14 @@ class _FreeForm(ObservationForm):
 
 
 NOT_A_ROW = (TypeError, ValueError, BufferError)
-"""What the assignment to a view of `row_views` raises for something else than such a row."""
+"""Errors of an assignment to a view of `row_views` if the value is not an array of its shape and dtype."""
 
 
 def row_views(target: Tree) -> list[memoryview] | None:
-    """Return a memory view of each row of an array `[B, n]`; None for other trees.
+    """Return a memory view of each row of an array `[B, n]`, or None for other trees.
 
-    `views[row][:] = value` checks shape and dtype while it copies, and takes half the time of `array[row] = value`,
-    which would broadcast and cast. It raises (`NOT_A_ROW`) for everything but an array `[n]` of the same dtype.
+    `views[row][:] = value` copies in half the time of `array[row] = value`, and it checks shape and dtype: it raises
+    an error of `NOT_A_ROW` for everything but an array `[n]` of the same dtype, which numpy would broadcast or cast.
     """
     if isinstance(target, np.ndarray) and target.ndim == 2:
         return [memoryview(row) for row in target]
@@ -302,19 +326,24 @@ def row_views(target: Tree) -> list[memoryview] | None:
 
 
 class _Bounds(NamedTuple):
+    """Bounds of one array of an observation."""
+
     path: tuple[Any, ...]
+    """Keys that lead to the array in an observation."""
     name: str
+    """Name of the array in messages."""
     space: spaces.Space[Any]
     low: Any
     high: Any
     is_choice: bool
+    """Whether the values are indices, which must lie within the bounds."""
 
 
 class OutsideError(ValueError):
-    """A choice that the space does not have.
+    """Error for an observed choice that its space does not have.
 
     Attributes:
-        row: the row of the vector.
+        row: Row of the vector environment that returned it.
     """
 
     def __init__(self, message: str, row: int) -> None:
@@ -323,34 +352,36 @@ class OutsideError(ValueError):
 
 
 class BoundsWatch:
-    """Compares observations with the bounds of their space while the first episodes are played, then stops.
+    """Comparison of observations with the bounds of their space, during the first episodes.
 
-    A choice beyond its space (7 of `Discrete(4)`) is refused. A Box's bounds are what the environment promises and
-    nothing that training stands on: numbers beyond them are warned of, once.
+    A choice outside its space (7 of `Discrete(4)`) is refused, since one-hot vectors and embeddings cannot represent
+    it. Training does not depend on the bounds of a Box: a number outside of them causes one warning.
     """
 
     def __init__(self, space: spaces.Space[Any], num_envs: int = 1) -> None:
-        self._bounds = _bounds(space, (), "observation")
+        self._bounds = _finite_bounds(space, (), "observation")
         self._episodes_left = max(_FIRST_EPISODES, 2 * num_envs)
         self._steps_left = _FIRST_STEPS
 
     @property
     def is_over(self) -> bool:
-        """Whether there is nothing more to look at."""
+        """Whether the comparison has ended, or the space has no bounds."""
         return not self._bounds or self._episodes_left <= 0 or self._steps_left <= 0
 
     def look(self, obs: Tree, num_ended: int = 0, rows: Tree = None) -> None:
-        """Look at observations `[k, ...]`, a step in which `num_ended` episodes ended.
+        """Compare the observations `[k, ...]` of one vector step.
 
         Args:
-            rows: the rows of the vector that they are of; None: all.
+            obs: Observations of k rows of the vector.
+            num_ended: Number of episodes that ended in the step.
+            rows: Numbers of the k rows. None for all rows of the vector.
 
         Raises:
-            OutsideError: a choice that the space does not have.
+            OutsideError: an observed choice is not in its space.
         """
         self._steps_left -= 1
         self._episodes_left -= num_ended
-        for bounds in list(self._bounds):
+        for bounds in list(self._bounds):  # a copy, since `_report` removes bounds
             values: Any = obs
             for key in bounds.path:
                 values = values[key]
@@ -359,6 +390,7 @@ class BoundsWatch:
                 self._report(bounds, values, outside, rows)
 
     def _report(self, bounds: _Bounds, values: np.ndarray, outside: np.ndarray, rows: Tree) -> None:
+        """Refuse the first value outside its bounds, or warn of it and stop comparing with these bounds."""
         row, *place = np.argwhere(outside)[0].tolist()
         value = values[(row, *place)].item()
         row = row if rows is None else int(rows[row])
@@ -374,31 +406,34 @@ class BoundsWatch:
         )
 
 
-def _bounds(space: spaces.Space[Any], path: tuple[Any, ...], name: str) -> list[_Bounds]:
-    """Return the bounds of all arrays in a space that some number of their dtype could break."""
+def _finite_bounds(space: spaces.Space[Any], path: tuple[Any, ...], name: str) -> list[_Bounds]:
+    """Return the bounds of all arrays of a space, without those that every number of the dtype fulfils."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        parts: Any = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-        return [found for key, part in parts for found in _bounds(part, (*path, key), f"{name}[{key!r}]")]
+        bounds = []
+        for key, part in _keyed_parts(space):
+            bounds += _finite_bounds(part, (*path, key), f"{name}[{key!r}]")
+        return bounds
+
+    low: Any
+    high: Any
     if isinstance(space, spaces.Discrete):
         low, high = space.start, space.start + space.n - 1
     elif isinstance(space, spaces.MultiDiscrete):
         low, high = space.start, space.start + space.nvec - 1
     elif isinstance(space, spaces.MultiBinary):
         low, high = np.int8(0), np.int8(1)
-    elif isinstance(space, spaces.Box):
+    elif isinstance(space, spaces.Box) and not _is_whole_range(space.low, space.high):
         low, high = space.low, space.high
-        if _bounds_nothing(low, high):
-            return []
     else:
         return []
     return [_Bounds(path, name, space, low, high, isinstance(space, CHOICES))]
 
 
-def _bounds_nothing(low: np.ndarray, high: np.ndarray) -> bool:
-    """Return whether a Box's bounds are the ends of its dtype, as for an image of bytes."""
+def _is_whole_range(low: np.ndarray, high: np.ndarray) -> bool:
+    """Return whether the bounds of a Box are the limits of its dtype, as for an image of bytes."""
     if low.dtype.kind == "f":
         return bool(np.isneginf(low).all() and np.isposinf(high).all())
     if low.dtype.kind == "b":
         return bool(not low.any() and high.all())
-    ends = np.iinfo(low.dtype)
-    return bool((low == ends.min).all() and (high == ends.max).all())
+    limits = np.iinfo(low.dtype)
+    return bool((low == limits.min).all() and (high == limits.max).all())
