@@ -14,13 +14,13 @@ import torch
 import torch.nn.functional as F
 from gymnasium import spaces
 from torch import Tensor, nn
-from torch._C import _are_functorch_transforms_active as are_transforms_active
 from torch.nn.modules.module import _has_any_global_hook as has_any_global_hook
 
 from lockstep.modules.action_dist import ActionDist
 from lockstep.modules.model_config import ModelConfig
 from lockstep.ops.mlp import ACTIVATIONS as FUSED_ACTIVATIONS
 from lockstep.ops.mlp import mlps
+from lockstep.ops.torch_modes import are_functorch_transforms_active
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
@@ -240,7 +240,7 @@ def _is_transformed() -> bool:
     return (
         torch.is_autocast_enabled("cpu")
         or torch.compiler.is_compiling()
-        or are_transforms_active()
+        or are_functorch_transforms_active()
         or has_any_global_hook()
     )
 

@@ -1,12 +1,11 @@
 """Compiled loops of :mod:`lockstep.ops.returns`.
 
-It imports numba, and is itself imported when a kernel is first called. Arrays are
-C-contiguous `[T, B]`; sums run in float64 whatever the dtype of the arrays. Kernels keep the result of row
-`t + 1` in one `[B]` array and walk time backwards. They trust their input: shapes and dtypes are checked by
-the callers.
+This file imports numba, so it is imported when a kernel is first called. Arrays are C-contiguous `[T, B]`. Sums run in
+float64 whatever the dtype of the arrays. The kernels walk backwards through time and keep the result of row `t + 1` in
+one `[B]` array, `carry`. They trust their input: the callers check shapes and dtypes.
 
-A value that must not be used (the bootstrap of a terminated row) is never read into a sum, so a NaN there
-is harmless.
+A value that must not be used, such as the bootstrap of a terminated row, is never read into a sum. So a NaN there does
+no harm.
 """
 
 # numba infers the types of the kernels below.
@@ -21,7 +20,7 @@ from lockstep.ops.compiling import compiled
 
 @compiled
 def gae(rewards, values, next_values, terminateds, truncateds, gamma, lambda_, advantages, value_targets):
-    """Fill `advantages` and `value_targets`."""
+    """Write generalized advantage estimates to `advantages` and `value_targets`."""
     num_steps, num_envs = rewards.shape
     carry = np.zeros(num_envs, dtype=np.float64)
     decay = gamma * lambda_
@@ -40,7 +39,7 @@ def gae(rewards, values, next_values, terminateds, truncateds, gamma, lambda_, a
 
 @compiled
 def lambda_returns(rewards, next_values, terminateds, truncateds, gamma, lambda_, returns):
-    """Fill `returns`."""
+    """Write TD(lambda) returns to `returns`."""
     num_steps, num_envs = rewards.shape
     carry = np.zeros(num_envs, dtype=np.float64)
     for t in range(num_steps - 1, -1, -1):
@@ -49,7 +48,8 @@ def lambda_returns(rewards, next_values, terminateds, truncateds, gamma, lambda_
             if not terminateds[t, b]:
                 bootstrap = np.float64(next_values[t, b])
                 if t < num_steps - 1 and not truncateds[t, b]:
-                    if lambda_ == 1.0:  # next values inside an episode are not read
+                    # With lambda 1 the next values inside an episode are not read: they may be NaN.
+                    if lambda_ == 1.0:
                         bootstrap = carry[b]
                     else:
                         bootstrap = (1.0 - lambda_) * bootstrap + lambda_ * carry[b]
@@ -60,10 +60,15 @@ def lambda_returns(rewards, next_values, terminateds, truncateds, gamma, lambda_
 
 @compiled
 def n_step_returns(rewards, next_values, terminateds, truncateds, gamma, n_step, returns):
-    """Fill `returns`, in `O(T * n_step)`; a horizon that is not reached gives the bits of `lambda_returns`."""
+    """Write n-step returns to `returns`, in `O(T * n_step)` operations.
+
+    A return is summed from its last reward backwards, in the order of `lambda_returns`. So a trace that ends before the
+    horizon gives the bits of `lambda_returns`, which the caller uses for that.
+    """
     num_steps, num_envs = rewards.shape
     for t in range(num_steps):
         for b in range(num_envs):
+            # The last row whose reward counts: that of the horizon, or that of the end of the episode or trace.
             last = t
             horizon = min(t + n_step, num_steps) - 1
             while last < horizon and not terminateds[last, b] and not truncateds[last, b]:
@@ -93,7 +98,10 @@ def vtrace(
     vs,
     pg_advantages,
 ):
-    """Fill `vs` and `pg_advantages`. `carry` holds `vs[t + 1] - V(x[t + 1])`."""
+    """Write V-trace targets to `vs` and policy-gradient advantages to `pg_advantages`.
+
+    `carry` holds `vs[t + 1] - V(x[t + 1])`, the correction of the next row.
+    """
     num_steps, num_envs = rewards.shape
     carry = np.zeros(num_envs, dtype=np.float64)
     for t in range(num_steps - 1, -1, -1):

@@ -1,13 +1,14 @@
 """Compiled loops of :mod:`lockstep.ops.sum_tree`.
 
-A tree is one float64 array: the leaves, then for each four of them their sum, then for each four of these theirs, up
-to one number. `levels` [L] (uint64) says where each level begins; every level but the last is filled up with zeros to
-a multiple of four.
+A tree is one float64 array: the leaves, then the sum of each four leaves, then the sum of each four of these sums, up
+to one number. `levels` [L] (uint64) holds the position at which each level begins. Every level but the last is padded
+with zeros to a multiple of four.
 
-Many leaves are set or found in one go, level by level: what is done for one does not wait for the memory that another
-needs. A sum is always computed anew from its parts: the tree depends on its leaves alone, and no error piles up.
+Many leaves are set or found in one call, level by level. So the processor works on one leaf while it waits for the
+memory of another. A sum is always computed from its four parts, never corrected by a difference: the tree depends on
+its leaves alone, and no rounding error piles up.
 
-Places are unsigned, as an index that may be negative costs a test for each number read.
+Positions are unsigned, because an index that may be negative costs a test for each number read.
 """
 
 # numba infers the types of the kernels below.
@@ -20,18 +21,21 @@ import numpy as np
 from lockstep.ops.compiling import compiled
 
 HALF_ROOT = np.sqrt(0.5).view(np.int64)
-"""bits of the root of 1/2"""
-MANTISSA, LN_2 = np.int64(52), np.log(2.0)
+"""Bits of the square root of 1/2, as a whole number."""
+MANTISSA = np.int64(52)
+"""Number of bits of a float64's mantissa."""
+LN_2 = np.log(2.0)
 ONE, TWO, THREE, FOUR = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
 
 
 @compiled
 def _sum_above(tree, levels, leaves):
-    """Compute the sums above these leaves anew."""
+    """Compute the sums above these leaves."""
     for level in range(1, levels.shape[0]):
         start, below = levels[level], levels[level - 1]
         num_nodes = (start - below) // FOUR
-        if num_nodes <= np.uint64(leaves.shape[0]):  # most of them lie above some leaf
+        # As many leaves as nodes: most nodes are above one of them, and summing all needs no jumps.
+        if num_nodes <= np.uint64(leaves.shape[0]):
             _sum_level(tree, start, below, num_nodes)
         else:
             for k in range(leaves.shape[0]):
@@ -50,7 +54,7 @@ def _sum_level(tree, start, below, num_nodes):
 
 @compiled
 def assign(tree, levels, leaves, values):
-    """Set leaves; of a leaf that is named twice the last value stays."""
+    """Set `leaves` to `values`. If a leaf occurs several times, its last value counts."""
     for k in range(leaves.shape[0]):
         tree[np.uint64(leaves[k])] = values[k]
     _sum_above(tree, levels, leaves)
@@ -58,7 +62,7 @@ def assign(tree, levels, leaves, values):
 
 @compiled
 def assign_one(tree, levels, leaves, value):
-    """Set several leaves to one value."""
+    """Set `leaves` to one value. The sums are left alone if the leaves had that value, as new rows of a buffer do."""
     changed = False
     for k in range(leaves.shape[0]):
         leaf = np.uint64(leaves[k])
@@ -78,12 +82,17 @@ def rebuild(tree, levels):
 
 @compiled
 def find(tree, levels, masses, scale, leaves):
-    """Fill `leaves`: the leaf into whose part each `mass * scale` falls; never one with value 0 (unless all are)."""
+    """Write to `leaves` the leaf into whose part of the total each `mass * scale` falls.
+
+    It is never a leaf with value 0, unless all are.
+    """
+    # The mass that remains to be passed below the node that has been reached, for each draw.
     rest = masses * scale
     leaves[:] = 0
     for level in range(levels.shape[0] - 2, -1, -1):
         start, last = levels[level], levels[level + 1] - FOUR
-        for k in range(masses.shape[0]):  # without a jump that depends on the numbers: it could not be foretold
+        # Without branches that depend on the numbers: the processor could not predict them.
+        for k in range(masses.shape[0]):
             part = min(start + FOUR * np.uint64(leaves[k]), last)
             first = tree[part]
             second = first + tree[part + ONE]
@@ -96,7 +105,8 @@ def find(tree, levels, masses, scale, leaves):
             rest[k] = mass - below
             leaves[k] = FOUR * np.uint64(leaves[k]) + passed
     num_leaves = np.int64(levels[1])
-    for k in range(leaves.shape[0]):  # where rounding has led past the end of a part, zeros follow: back over them
+    # Rounding may lead past the last leaf of a part, into the zeros behind it: go back over them.
+    for k in range(leaves.shape[0]):
         leaves[k] = min(leaves[k], num_leaves - 1)
         while tree[np.uint64(leaves[k])] == 0.0 and leaves[k] > 0:
             leaves[k] -= 1
@@ -104,23 +114,31 @@ def find(tree, levels, masses, scale, leaves):
 
 @compiled
 def _power(base, exponent):
-    """Return `base ** exponent` for finite bases of at least 2**-1022, kept between 2**-1022 and 2**1023.
+    """Return `base ** exponent` for a finite base of at least 2**-1022, limited to [2**-1022, 2**1023].
 
-    Its relative error is at most 3e-15 or, where that is more, 2e-16 for each factor of two in it.
+    The relative error is at most 3e-15 or, if that is more, 2e-16 for each factor of two in the result.
 
-    Without calls and jumps, so that a loop over many takes several at a time. With `base = m * 2**e`, `m` between the
-    roots of 1/2 and 2, `log m` is the series of `2 * atanh((m - 1) / (m + 1))`, and what is left of a power of two
-    beside a whole one that of `exp`.
+    There are no calls and no branches, so that the compiler can compute several powers of a loop at a time:
+
+    1. `base = m * 2**e`, with `m` between the square roots of 1/2 and of 2.
+    2. `log m = 2 atanh((m - 1) / (m + 1))`, as a series of odd powers; `log2` of the result follows.
+    3. `2**log2` is a whole power of two, which goes into the exponent's bits, times `exp` of a number in
+       [-ln 2 / 2, ln 2 / 2], again as a series.
     """
+    # 1. Taking off the bits of sqrt(1/2) before the shift gives the exponent for which `m` is in that interval.
     bits = np.float64(base).view(np.int64)
     e = (bits - HALF_ROOT) >> MANTISSA
     m = np.int64(bits - (e << MANTISSA)).view(np.float64)
+
+    # 2.
     ratio = (m - 1.0) / (m + 1.0)
     square = ratio * ratio
     series = 1 / 21
     for factor in (1 / 19, 1 / 17, 1 / 15, 1 / 13, 1 / 11, 1 / 9, 1 / 7, 1 / 5, 1 / 3, 1.0):
         series = series * square + factor
     log2 = min(max(exponent * (np.float64(e) + ratio * series * (2.0 / LN_2)), -1022.0), 1023.0)
+
+    # 3.
     whole = np.rint(log2)
     rest = (log2 - whole) * LN_2
     series = 1 / 6227020800
@@ -134,7 +152,10 @@ def _power(base, exponent):
 
 @compiled
 def set_powers(tree, levels, leaves, errors, epsilon, alpha):
-    """Set leaves to `(|error| + epsilon) ** alpha`; returns the largest base, or -1 where one is not finite."""
+    """Set `leaves` to `(|error| + epsilon) ** alpha` and return the largest base.
+
+    If a base is not finite, nothing is set and the result is -1.
+    """
     values = np.empty(errors.shape[0], np.float64)
     largest = 0.0
     finite = True
@@ -152,7 +173,7 @@ def set_powers(tree, levels, leaves, errors, epsilon, alpha):
 
 @compiled
 def relative_powers(tree, leaves, exponent, out):
-    """Fill `out` with `(value / smallest value) ** exponent` of the leaves."""
+    """Write `(value / smallest value) ** exponent` of the leaves' values to `out`."""
     values = np.empty(leaves.shape[0], np.float64)
     smallest = np.inf
     for k in range(leaves.shape[0]):

@@ -1,4 +1,8 @@
-"""How loops over arrays are compiled; imports numba, so import it only where a kernel is about to run."""
+"""Compilation of loops over arrays with numba.
+
+This module imports numba, which takes longer than the rest of the library. So import it only from a file of kernels,
+and that file only inside of the function that is about to run one.
+"""
 
 from __future__ import annotations
 
@@ -9,43 +13,59 @@ import numba
 from numba.core.caching import FunctionCache
 from numba.core.runtime.nrt import rtsys
 
-LOADS_ALONE = ("0.68",)
-"""Versions of numba whose compiled code needs nothing but the runtime, see `_KeptCode`. Before you add one, run the
-test of this file and those of all kernels twice with it: code that misses a symbol ends the process. Code of other
-versions is loaded as numba does it."""
+QUICKLY_LOADED_VERSIONS = ("0.68",)
+"""Minor versions of numba whose compiled code needs nothing but numba's runtime, so that `_KernelCache` may load it.
+
+Before you add a version, run the test of this file and those of all kernels twice with it: code that misses a symbol
+ends the process. With any other version numba loads compiled code in its own way.
+"""
 
 
 def compiled(function: Callable[..., Any], fastmath: bool | set[str] = False) -> Any:
-    """Compile on first call, keep the machine code on disk where some cache folder can be written.
+    """Return a kernel that numba compiles on its first call, and whose machine code is cached on disk.
 
-    `fastmath`: what numba's option of that name takes; by default sums are taken in the order they are written in.
+    Args:
+        function: Loop over arrays, in the part of Python that numba compiles.
+        fastmath: Numba's option of that name. By default sums are taken in the written order, so that a kernel gives
+            the same bits on every machine.
     """
     kernel: Any = numba.njit(nogil=True, error_model="numpy", fastmath=fastmath)(function)
     try:
         kernel.enable_caching()
-    except RuntimeError:  # numba found no folder to cache in (read-only installation without a home)
+    except RuntimeError:
+        # numba found no folder to cache in (read-only installation without a home): each process compiles again.
         return kernel
-    if numba.__version__.startswith(tuple(f"{version}." for version in LOADS_ALONE)):
-        kernel._cache = _KeptCode(function)
+
+    prefixes = tuple(f"{version}." for version in QUICKLY_LOADED_VERSIONS)
+    if numba.__version__.startswith(prefixes):
+        kernel._cache = _KernelCache(function)
     return kernel
 
 
 def compiled_sums(function: Callable[..., Any]) -> Any:
-    """Compile as `compiled`, for sums that may be taken in any order: several numbers are added at once."""
+    """Return a kernel like `compiled` whose sums may be taken in any order.
+
+    So the processor can add several numbers at once. The bits of such a sum depend on the processor, but not on the
+    values or on how often the kernel is called.
+    """
     return compiled(function, fastmath={"reassoc", "contract", "nsz"})
 
 
-class _KeptCode(FunctionCache):
-    """The compiled code of a kernel on disk.
+class _KernelCache(FunctionCache):
+    """Cache of a kernel's machine code on disk that loads without numba's compiler.
 
-    numba imports everything that it can compile, with scipy, before it loads code that has been compiled already. That
-    takes longer than importing numba itself, and each process pays it before its first step. The code needs only the
-    runtime, which owns the memory of new arrays (and the hashes, where a kernel has dicts or sets: none has). When a
-    kernel has to be compiled, numba imports the rest.
+    Before numba loads code from its cache, it imports everything that it could compile, including scipy. That takes
+    longer than importing numba itself, and every process would pay it before its first step. The code needs only the
+    runtime, which owns the memory of new arrays (and the hash functions, if a kernel has dicts or sets: none has). When
+    a kernel has to be compiled, numba imports the rest.
     """
 
     def load_overload(self, sig: object, target_context: object) -> Any:
-        """Return the compiled code for the types of the arguments; None where it is not on disk."""
+        """Return the cached code for the argument types `sig`, or None if it is not on disk.
+
+        As in numba's method, except that it does not call `target_context.refresh()`, which imports the compiler's
+        parts.
+        """
         rtsys.initialize(target_context)
         with self._guard_against_spurious_io_errors():
             return self._load_overload(sig, target_context)

@@ -1,6 +1,7 @@
-"""Advantages of time-major rewards that are tensors on a device (`lockstep.ops.returns` has those of arrays).
+"""Generalized advantage estimation on tensors of any device.
 
-The conventions are those of `lockstep.ops.returns`; sums run in the dtype of the values.
+`lockstep.ops.returns` computes the same from numpy arrays, in a compiled kernel; its conventions hold here. Sums run in
+the dtype of the values (there: in float64), because many devices are slow in float64.
 """
 
 from __future__ import annotations
@@ -19,17 +20,29 @@ def tensor_gae(
     gamma: float,
     lambda_: float,
 ) -> tuple[Tensor, Tensor]:
-    """Return generalized advantage estimation, as `lockstep.ops.gae` does; one operation for each of T steps.
+    """Return the generalized advantage estimates and value targets of a rollout, as `lockstep.ops.gae` does.
+
+    `A[t] = delta[t] + gamma * lambda * (1 - cut[t]) * A[t + 1]` with
+    `delta[t] = r[t] + gamma * (1 - terminated[t]) * next_values[t] - values[t]`.
 
     Args:
-        rewards, values, next_values: `[T, B]`.
-        terminateds, cuts: bool `[T, B]`.
+        rewards: `[T, B]`.
+        values: `[T, B]`, value of the observation acted on.
+        next_values: `[T, B]`, value of the true next observation.
+        terminateds: `[T, B]` bool, whether the episode terminated with this step.
+        cuts: `[T, B]` bool, whether the next row belongs to another episode (terminated or truncated).
+        gamma: Discount in [0, 1].
+        lambda_: Lambda of the estimator in [0, 1].
 
     Returns:
         `(advantages, value_targets)`, each `[T, B]`.
     """
-    advantages = torch.where(terminateds, 0.0, next_values).mul_(gamma).add_(rewards).sub_(values)  # delta
+    # `where`, not a product with the mask: the next value of a terminated row may be NaN and must not be used.
+    deltas = torch.where(terminateds, 0.0, next_values).mul_(gamma).add_(rewards).sub_(values)
     decay = torch.where(cuts, 0.0, values.new_full((), gamma * lambda_))
+
+    # The recursion runs in place. One operation a step, so T launches on a device.
+    advantages = deltas
     for t in range(len(advantages) - 2, -1, -1):
         advantages[t].addcmul_(decay[t], advantages[t + 1])
     return advantages, advantages + values

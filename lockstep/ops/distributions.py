@@ -1,18 +1,17 @@
 """Action distributions built from a network's output.
 
-Small classes over tensors with few torch calls each and no Python that depends on data, so that they can be
-traced and compiled. Leading dimensions `[N]` may be any number of dimensions. Common to all of them:
+The classes are small, with few torch calls each and no Python that depends on data, so that they can be traced and
+compiled. `[N]` stands for any number of leading dimensions. Common to all of them:
 
-* `from_inputs(inputs, **static)` takes `[N, input_size(**static)]`; `static` is what the space fixes
-  (`size=` or `nvec=`).
-* `log_prob`, `entropy`, `kl` return `[N]`: sums over the parts of an action.
-* Acting with numbers drawn in bulk: `draw_noise(rng, leading_shape, **static)` once for a whole rollout, then
-  `sample_with_noise(noise)` at each step. `sample(generator)` draws for itself, without a gradient;
+* `from_inputs(inputs, **static)` takes `[N, input_size(**static)]`. `static` are the keywords that the action space
+  determines (`size=`, `nvec=` or `parts=`).
+* `log_prob`, `entropy` and `kl` return `[N]`: sums over the parts of an action.
+* To act with random numbers drawn in bulk, call `draw_noise(rng, leading_shape, **static)` once for a whole rollout,
+  then `sample_with_noise(noise)` at each step. `sample(generator)` draws the noise itself and carries no gradient;
   `rsample(generator)` of a continuous distribution keeps the gradient.
 
-Masks: the caller sets the logits of forbidden actions to a large negative *finite* number (-1e9, or
-`finfo.min`); log-probabilities, entropies and their gradients stay finite and the action is never drawn.
-`-inf` is not supported.
+Masks: the caller sets the logits of forbidden actions to a large negative *finite* number (-1e9, or `finfo.min`). Then
+log-probabilities, entropies and their gradients stay finite, and the action is never drawn. `-inf` is not supported.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 FloatNoise = npt.NDArray[np.float32]
+"""Random numbers that `draw_noise` returns, `[*leading_shape, noise_size]`."""
 
 _LOG_2 = math.log(2.0)
 _NO_DENSITY = "a deterministic policy has no density: no log_prob, entropy or kl"
@@ -37,16 +37,16 @@ _HALF_LOG_2_PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class Distribution(ABC):
-    """A batch `[N]` of independent distributions over one action each.
+    """Batch `[N]` of independent distributions over one action each.
 
-    `**static` stands for the keywords of the concrete class; there are no positional ones (`*args` only
-    tells the type checker that a subclass names its own).
+    `**static` stands for the keywords of the concrete class. There are no positional arguments: `*args` only tells the
+    type checker that a subclass names its own keywords.
     """
 
     @classmethod
     @abstractmethod
     def input_size(cls, *args: Any, **static: Any) -> int:
-        """Return the number of network outputs for each row."""
+        """Return the number of network outputs that a distribution needs for each row."""
 
     @classmethod
     def noise_size(cls, *args: Any, **static: Any) -> int:
@@ -55,12 +55,21 @@ class Distribution(ABC):
 
     @classmethod
     def action_size(cls, *args: Any, **static: Any) -> int:
-        """Return the numbers of an action; 1 for a choice `[N]` too."""
+        """Return the number of entries of an action. It is 1 for a choice, whose actions are `[N]` without an axis."""
         return cls.noise_size(*args, **static)
 
     @classmethod
     def from_inputs(cls, inputs: Tensor, *args: Any, **static: Any) -> Self:
-        """Return the distribution of a network's output `[N, input_size]`; `ValueError` for another last dimension."""
+        """Return the distributions for a network's output.
+
+        Args:
+            inputs: `[N, input_size]`.
+            args: None.
+            static: Keywords of the concrete class.
+
+        Raises:
+            ValueError: `inputs` have another last dimension.
+        """
         cls.check_width(inputs, cls.input_size(**static))
         return cls(inputs)  # type: ignore[call-arg]
 
@@ -77,11 +86,11 @@ class Distribution(ABC):
     def draw_noise(
         cls, rng: np.random.Generator, leading_shape: Sequence[int], *args: Any, **static: Any
     ) -> FloatNoise:
-        """Return random numbers `[*leading_shape, noise_size]`, float32, for `sample_with_noise`."""
+        """Return random numbers for `sample_with_noise`, float32 `[*leading_shape, noise_size]`."""
 
     @abstractmethod
     def log_prob(self, actions: Tensor) -> Tensor:
-        """Return the log-probability (density for continuous actions) of `actions`, `[N]`."""
+        """Return the log-probability of `actions`, `[N]`; for continuous actions the logarithm of the density."""
 
     @abstractmethod
     def entropy(self) -> Tensor:
@@ -93,30 +102,44 @@ class Distribution(ABC):
 
     @abstractmethod
     def mode(self) -> Tensor:
-        """Return the action taken when not exploring."""
+        """Return the most likely action, which a policy takes when it does not explore."""
 
     @abstractmethod
     def sample_with_noise(self, noise: Tensor) -> Tensor:
         """Return the action that `noise` `[N, noise_size]` from `draw_noise` selects."""
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        """Return one action for each row, drawn with torch's generator; it carries no gradient."""
+        """Return one random action for each row, without a gradient.
+
+        Args:
+            generator: Source of the random numbers. Defaults to torch's global generator.
+        """
         with torch.no_grad():
             return self.rsample(generator)
 
     def rsample(self, generator: torch.Generator | None = None) -> Tensor:
-        """Return what `sample` does, with the action's gradient (the reparametrization trick).
+        """Return one random action for each row, with its gradient (the reparametrization trick).
 
-        `TypeError` where actions are choices: these have no gradient.
+        Args:
+            generator: Source of the random numbers. Defaults to torch's global generator.
+
+        Raises:
+            TypeError: The actions are choices, which have no gradient.
         """
         raise TypeError(f"{type(self).__name__} draws choices, which have no gradient; use sample()")
 
 
 class Categorical(Distribution):
-    """One of `size` actions; actions are int64 `[N]`, noise is Gumbel (`argmax(logits + noise)`)."""
+    """Distribution over `size` choices. Actions are int64 `[N]`.
+
+    The noise is Gumbel: `argmax(logits + noise)` has exactly the probabilities of the logits (the Gumbel-max trick), so
+    acting needs no softmax.
+
+    Args:
+        logits: `[N, size]`, not necessarily normalised.
+    """
 
     def __init__(self, logits: Tensor) -> None:
-        """Take `logits` `[N, size]`, not necessarily normalised."""
         self.logits = logits
         self._log_probs: Tensor | None = None
 
@@ -134,7 +157,7 @@ class Categorical(Distribution):
 
     @property
     def log_probs(self) -> Tensor:
-        """`[N, size]`, normalised; computed once."""
+        """Normalised log-probabilities `[N, size]`, computed once."""
         if self._log_probs is None:
             self._log_probs = torch.log_softmax(self.logits, dim=-1)
         return self._log_probs
@@ -161,14 +184,17 @@ class Categorical(Distribution):
 
 
 class MultiCategorical(Categorical):
-    """Independent choices, part `i` among `nvec[i]`; actions are int64 `[N, len(nvec)]`.
+    """Distribution over several independent choices, the i-th among `nvec[i]`. Actions are int64 `[N, len(nvec)]`.
 
-    The parts are laid side by side in one `[N, len(nvec), max(nvec)]` tensor (a view where all are equal),
-    so the number of operations does not grow with the number of parts.
+    The logits of all parts are padded to one tensor `[N, len(nvec), max(nvec)]` (a view if all parts are equal), so the
+    number of operations does not grow with the number of parts.
+
+    Args:
+        logits: `[N, sum(nvec)]`, the parts one after the other.
+        nvec: Number of choices of each part.
     """
 
     def __init__(self, logits: Tensor, nvec: Sequence[int]) -> None:
-        """Take `logits` `[N, sum(nvec)]`, the parts one after the other."""
         super().__init__(logits)
         self.nvec = tuple(int(n) for n in nvec)
 
@@ -187,12 +213,11 @@ class MultiCategorical(Categorical):
 
     @property
     def log_probs(self) -> Tensor:
-        """`[N, len(nvec), max(nvec)]`, each part normalised, padding very negative; computed once."""
+        """Normalised log-probabilities of each part `[N, len(nvec), max(nvec)]`, computed once. Padding is very low."""
         if self._log_probs is None:
-            # Half of the smallest number: the normaliser can be subtracted without reaching -inf.
-            self._log_probs = torch.log_softmax(
-                self._parts(self.logits, torch.finfo(self.logits.dtype).min / 2), dim=-1
-            )
+            # Half of the smallest number, so that subtracting the normaliser does not reach -inf: 0 * -inf is NaN.
+            padding = torch.finfo(self.logits.dtype).min / 2
+            self._log_probs = torch.log_softmax(self._padded_parts(self.logits, padding), dim=-1)
         return self._log_probs
 
     def log_prob(self, actions: Tensor) -> Tensor:
@@ -207,25 +232,30 @@ class MultiCategorical(Categorical):
         return (log_probs.exp() * (log_probs - other.log_probs)).sum((-2, -1))
 
     def mode(self) -> Tensor:
-        return self._parts(self.logits, -math.inf).argmax(-1)
+        return self._padded_parts(self.logits, -math.inf).argmax(-1)
 
     def sample_with_noise(self, noise: Tensor) -> Tensor:
-        return self._parts(self.logits + noise, -math.inf).argmax(-1)
+        return self._padded_parts(self.logits + noise, -math.inf).argmax(-1)
 
-    def _parts(self, flat: Tensor, fill: float) -> Tensor:
-        """Return `[N, sum(nvec)]` as `[N, len(nvec), max(nvec)]`, filled up with `fill`."""
+    def _padded_parts(self, flat: Tensor, padding: float) -> Tensor:
+        """Return numbers `[N, sum(nvec)]` as `[N, len(nvec), max(nvec)]`, with `padding` behind the shorter parts."""
         widest = max(self.nvec)
         if min(self.nvec) == widest:
             return flat.unflatten(-1, (len(self.nvec), widest))
         parts = flat.split(self.nvec, dim=-1)
-        return torch.stack([F.pad(part, (0, widest - part.shape[-1]), value=fill) for part in parts], dim=-2)
+        return torch.stack([F.pad(part, (0, widest - part.shape[-1]), value=padding) for part in parts], dim=-2)
 
 
 class Bernoulli(Distribution):
-    """`size` independent bits; actions are int8 `[N, size]`, noise is logistic (`logits + noise > 0`)."""
+    """Distribution over `size` independent bits. Actions are int8 `[N, size]`.
+
+    The noise is logistic: `logits + noise > 0` has the probability `sigmoid(logits)`.
+
+    Args:
+        logits: `[N, size]`, log-odds of each bit.
+    """
 
     def __init__(self, logits: Tensor) -> None:
-        """Take `logits` `[N, size]`, log-odds of each bit."""
         self.logits = logits
 
     @classmethod
@@ -237,18 +267,20 @@ class Bernoulli(Distribution):
         return rng.logistic(size=(*leading_shape, size)).astype(np.float32)
 
     def log_prob(self, actions: Tensor) -> Tensor:
+        # sigmoid(-x) = 1 - sigmoid(x), so one expression serves ones (sign 1) and zeros (sign -1).
         signs = actions.to(self.logits.dtype) * 2.0 - 1.0
         return F.logsigmoid(signs * self.logits).sum(-1)
 
     def entropy(self) -> Tensor:
-        # Written in |logits| the two terms are positive: no cancellation where a bit is nearly certain.
+        # Written in |logits| both terms are positive, so nothing cancels where a bit is nearly certain.
         size = self.logits.abs()
         return (size * torch.sigmoid(-size) - F.logsigmoid(size)).sum(-1)
 
     def kl(self, other: Self) -> Tensor:
-        mine, theirs = self.logits, other.logits
-        ones = torch.sigmoid(mine) * (F.logsigmoid(mine) - F.logsigmoid(theirs))
-        zeros = torch.sigmoid(-mine) * (F.logsigmoid(-mine) - F.logsigmoid(-theirs))
+        p = self.logits
+        q = other.logits
+        ones = torch.sigmoid(p) * (F.logsigmoid(p) - F.logsigmoid(q))
+        zeros = torch.sigmoid(-p) * (F.logsigmoid(-p) - F.logsigmoid(-q))
         return (ones + zeros).sum(-1)
 
     def mode(self) -> Tensor:
@@ -264,13 +296,16 @@ class Bernoulli(Distribution):
 
 
 class DiagGaussian(Distribution):
-    """Independent normal variables; actions are floats `[N, A]`, noise is standard normal.
+    """Distribution of independent normal variables. Actions are floats `[N, A]`, the noise is standard normal.
 
-    Inputs `[N, 2 * A]` are the means, then the logarithms of the standard deviations.
+    The network's outputs `[N, 2 * A]` are the means, then the logarithms of the standard deviations.
+
+    Args:
+        mean: `[N, A]`.
+        log_std: `[N, A]`, or a shape that broadcasts to it.
     """
 
     def __init__(self, mean: Tensor, log_std: Tensor) -> None:
-        """Take `mean` and `log_std`, `[N, A]` (`log_std` may be anything that broadcasts to it)."""
         self.mean = mean
         self.log_std = log_std if log_std.shape == mean.shape else log_std.expand_as(mean)
 
@@ -301,7 +336,7 @@ class DiagGaussian(Distribution):
         return self.log_std.sum(-1) + self.mean.shape[-1] * (0.5 + _HALF_LOG_2_PI)
 
     def kl(self, other: Self) -> Tensor:
-        # With d = log_std - other.log_std the deviations give (exp(2d) - 1) / 2 - d, exact for small d.
+        # With d = log_std - other.log_std, the deviations contribute (exp(2d) - 1) / 2 - d. expm1 is exact for small d.
         log_scale = self.log_std - other.log_std
         shift = (self.mean - other.mean) * torch.exp(-other.log_std)
         return (0.5 * (shift.square() + torch.expm1(2.0 * log_scale)) - log_scale).sum(-1)
@@ -318,12 +353,13 @@ class DiagGaussian(Distribution):
 
 
 class SquashedGaussian(DiagGaussian):
-    """`tanh` of a `DiagGaussian`; actions are floats in [-1, 1], `[N, A]`, noise is standard normal.
+    """Distribution of `tanh(u)`, where `u` is a `DiagGaussian`. Actions are floats in [-1, 1], `[N, A]`.
 
-    Haarnoja et al. 2018, arXiv:1801.01290, appendix C. `log(1 - tanh(u)**2)` is written
-    `2 * (log 2 - u + logsigmoid(2u))`, exact in both tails. A squashed float32 action has lost `u`
-    beyond about 8, so where `u` is at hand use `log_prob_of_raw` or `sample_with_log_prob`. `mean` and
-    `log_std` are those of the variable before `tanh`, and so is the divergence: `tanh` is one-to-one.
+    Haarnoja et al. 2018, arXiv:1801.01290, appendix C. `mean` and `log_std` belong to `u`. So does the KL divergence,
+    because `tanh` is one-to-one. The noise is standard normal.
+
+    A float32 action no longer determines `u` beyond about 8. So if `u` is known, use `log_prob_of_raw` or
+    `sample_with_log_prob` instead of `log_prob`.
     """
 
     def log_prob_of_raw(self, raw_actions: Tensor) -> Tensor:
@@ -331,7 +367,7 @@ class SquashedGaussian(DiagGaussian):
         return super().log_prob(raw_actions) - _log_tanh_slope(raw_actions).sum(-1)
 
     def log_prob(self, actions: Tensor) -> Tensor:
-        """Return the log-density `[N]` of squashed `actions`; exactly +-1 counts as the number next to it."""
+        """Return the log-density `[N]` of squashed `actions`. An action of 1 or -1 counts as the number next to it."""
         limit = 1.0 - torch.finfo(actions.dtype).eps / 2
         return self.log_prob_of_raw(torch.atanh(actions.clamp(-limit, limit)))
 
@@ -341,14 +377,18 @@ class SquashedGaussian(DiagGaussian):
         return torch.tanh(raw_actions), self.log_prob_of_raw(raw_actions)
 
     def entropy(self) -> Tensor:
-        """Return the entropy `[N]`, by the trapezoid rule on 49 nodes; error below 1e-6 for deviations below 2."""
+        """Return the entropy `[N]`: that of `u` plus the expectation of `log(1 - tanh(u)**2)`, which has no closed
+        form.
+
+        The expectation is computed by the trapezoid rule on 49 nodes. The error is below 1e-6 for deviations below 2.
+        """
         nodes = torch.linspace(-7.5, 7.5, 49, dtype=self.mean.dtype, device=self.mean.device)
         weights = torch.softmax(-0.5 * nodes.square(), dim=-1)
         raw = self.mean.unsqueeze(-1) + self.log_std.exp().unsqueeze(-1) * nodes
         return super().entropy() + (_log_tanh_slope(raw) @ weights).sum(-1)
 
     def mode(self) -> Tensor:
-        """Return `tanh` of the mean (the median; the density itself may peak elsewhere)."""
+        """Return `tanh` of the mean: the median. The density itself may have its maximum elsewhere."""
         return torch.tanh(self.mean)
 
     def sample_with_noise(self, noise: Tensor) -> Tensor:
@@ -356,14 +396,16 @@ class SquashedGaussian(DiagGaussian):
 
 
 class SquashedDeterministic(Distribution):
-    """`tanh` of the inputs; actions are floats in [-1, 1], `[N, A]`.
+    """Deterministic policy: the action is `tanh` of the network's output. Actions are floats in [-1, 1], `[N, A]`.
 
-    Noise is what exploration adds to the action, which stays within [-1, 1] (Lillicrap et al. 2016, Fujimoto et al.
-    2018). There is no density: `log_prob`, `entropy` and `kl` raise `TypeError`.
+    The noise is added to the action, which is then clipped to [-1, 1] (Lillicrap et al. 2016, Fujimoto et al. 2018).
+    There is no density: `log_prob`, `entropy` and `kl` raise `TypeError`.
+
+    Args:
+        inputs: `[N, A]`, the actions before the tanh.
     """
 
     def __init__(self, inputs: Tensor) -> None:
-        """Take `inputs` `[N, A]`, before the tanh."""
         self.inputs = inputs
 
     @classmethod
@@ -372,7 +414,7 @@ class SquashedDeterministic(Distribution):
 
     @classmethod
     def draw_noise(cls, rng: np.random.Generator, leading_shape: Sequence[int], *, size: int) -> FloatNoise:
-        """Return zeros: how much to explore is for the algorithm to say (`GaussianNoise`)."""
+        """Return zeros: the algorithm decides how much to explore, with `GaussianNoise`."""
         return np.zeros((*leading_shape, size), np.float32)
 
     def log_prob(self, actions: Tensor) -> Tensor:
@@ -395,20 +437,25 @@ class SquashedDeterministic(Distribution):
 
 
 Part = tuple[type[Distribution], dict[str, Any]]
-"""class and `static` of one part of a `Composite`"""
+"""Class of one part of a `Composite`, and its `static` keywords."""
 
 
 class Composite(Distribution):
-    """Independent distributions of the parts of an action; actions are floats `[N, A]`, the parts side by side.
+    """Independent distributions of the parts of an action, for example a choice and a continuous vector.
 
-    Whole numbers, which choices are, are exact up to 2**24. So is the noise: that of the parts, side by side. Inputs
-    `[N, D]` are those of the parts in their order, but the logarithms of the standard deviations of all Gaussian parts
-    come last.
+    Actions are floats `[N, A]` with the parts side by side. A choice is stored as a float too, which is exact up to
+    2**24. The noise of the parts is side by side as well. The network's outputs `[N, D]` are the inputs of the parts in
+    their order, except that the logarithms of the standard deviations of all Gaussian parts come last: a network may
+    have these as free parameters behind its outputs.
+
+    Args:
+        parts: Distribution of each part.
+        static: Class and `static` keywords of each part.
     """
 
     def __init__(self, parts: Sequence[Distribution], static: Sequence[Part]) -> None:
-        """Take the distributions of the parts, and the class and `static` of each."""
-        self.parts, self.static = parts, static
+        self.parts = parts
+        self.static = static
 
     @classmethod
     def input_size(cls, *, parts: Sequence[Part]) -> int:
@@ -425,14 +472,17 @@ class Composite(Distribution):
     @classmethod
     def from_inputs(cls, inputs: Tensor, *, parts: Sequence[Part]) -> Self:
         cls.check_width(inputs, cls.input_size(parts=parts))
+        # A Gaussian part has twice as many inputs as random numbers: its means, and behind all parts its deviations.
         sizes = [dist.noise_size(**static) for dist, static in parts]
-        deviations = [dist.input_size(**static) - size for (dist, static), size in zip(parts, sizes)]
-        pieces = inputs.split([*sizes, *deviations], dim=-1)
-        made = []
+        num_deviations = [dist.input_size(**static) - size for (dist, static), size in zip(parts, sizes)]
+        pieces = inputs.split([*sizes, *num_deviations], dim=-1)
+        distributions = []
         for i, (dist, static) in enumerate(parts):
-            piece = torch.cat([pieces[i], pieces[len(parts) + i]], dim=-1) if deviations[i] else pieces[i]
-            made.append(dist.from_inputs(piece, **static))
-        return cls(made, parts)
+            piece = pieces[i]
+            if num_deviations[i]:
+                piece = torch.cat([piece, pieces[len(parts) + i]], dim=-1)
+            distributions.append(dist.from_inputs(piece, **static))
+        return cls(distributions, parts)
 
     @classmethod
     def draw_noise(cls, rng: np.random.Generator, leading_shape: Sequence[int], *, parts: Sequence[Part]) -> FloatNoise:
@@ -440,57 +490,61 @@ class Composite(Distribution):
 
     def log_prob(self, actions: Tensor) -> Tensor:
         sizes = [dist.action_size(**static) for dist, static in self.static]
-        pieces = [
-            piece.squeeze(-1) if dist is Categorical else piece
-            for piece, (dist, _) in zip(actions.split(sizes, dim=-1), self.static)
-        ]
+        pieces = []
+        for piece, (dist, _) in zip(actions.split(sizes, dim=-1), self.static):
+            # The actions of a `Categorical` have no axis of their own.
+            pieces.append(piece.squeeze(-1) if dist is Categorical else piece)
         return _sum(part.log_prob(piece) for part, piece in zip(self.parts, pieces))
 
     def entropy(self) -> Tensor:
         return _sum(part.entropy() for part in self.parts)
 
     def kl(self, other: Self) -> Tensor:
-        return _sum(part.kl(of_other) for part, of_other in zip(self.parts, other.parts))
+        return _sum(part.kl(other_part) for part, other_part in zip(self.parts, other.parts))
 
     def mode(self) -> Tensor:
-        return self._joined([part.mode() for part in self.parts])
+        return self._concatenated([part.mode() for part in self.parts])
 
     def sample_with_noise(self, noise: Tensor) -> Tensor:
         pieces = noise.split([dist.noise_size(**static) for dist, static in self.static], dim=-1)
-        return self._joined([part.sample_with_noise(piece) for part, piece in zip(self.parts, pieces)])
+        return self._concatenated([part.sample_with_noise(piece) for part, piece in zip(self.parts, pieces)])
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        return self._joined([part.sample(generator) for part in self.parts])
+        return self._concatenated([part.sample(generator) for part in self.parts])
 
     def rsample(self, generator: torch.Generator | None = None) -> Tensor:
-        return self._joined([part.rsample(generator) for part in self.parts])
+        return self._concatenated([part.rsample(generator) for part in self.parts])
 
-    def _joined(self, actions: Sequence[Tensor]) -> Tensor:
-        pieces = [
-            piece.unsqueeze(-1) if dist is Categorical else piece for piece, (dist, _) in zip(actions, self.static)
-        ]
+    def _concatenated(self, actions: Sequence[Tensor]) -> Tensor:
+        """Return the actions of the parts side by side `[N, A]`, as float64 if a part has it, and float32 otherwise."""
+        pieces = []
+        for piece, (dist, _) in zip(actions, self.static):
+            pieces.append(piece.unsqueeze(-1) if dist is Categorical else piece)
         floats = [piece.dtype for piece in pieces if piece.is_floating_point()]
         widest = torch.float64 if torch.float64 in floats else torch.float32
         return torch.cat([piece.to(widest) for piece in pieces], dim=-1)
 
 
 def _sum(terms: Iterable[Tensor]) -> Tensor:
+    """Return the sum of one or more tensors; the builtin `sum` would begin with an addition of 0."""
     return functools.reduce(torch.add, terms)
 
 
 def _log_tanh_slope(raw: Tensor) -> Tensor:
-    """Return `log(1 - tanh(raw)**2)`, stable for large `|raw|`."""
-    # logsigmoid keeps the tiny term that softplus drops beyond its threshold, and its gradient.
+    """Return `log(1 - tanh(raw)**2)`, as `2 (log 2 - raw + logsigmoid(2 raw))`, which is exact in both tails."""
+    # Not softplus: beyond a threshold it drops the tiny term, and with it the gradient.
     return 2.0 * (_LOG_2 - raw + F.logsigmoid(2.0 * raw))
 
 
 def _gumbel(rng: np.random.Generator, shape: tuple[int, ...]) -> FloatNoise:
-    """Return standard Gumbel numbers: minus the logarithm of exponential ones, bounded away from infinity."""
+    """Return random numbers with the standard Gumbel distribution, as minus the logarithm of exponential ones."""
+    # An exponential number may be 0, whose logarithm is not finite.
     exponential = rng.standard_exponential(shape).astype(np.float32)
     np.maximum(exponential, np.finfo(np.float32).tiny, out=exponential)
     return -np.log(exponential)
 
 
 def _gumbel_like(logits: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Return random numbers with the standard Gumbel distribution, in the shape and dtype of `logits`."""
     exponential = torch.empty_like(logits, requires_grad=False).exponential_(generator=generator)
     return exponential.clamp_(min=torch.finfo(logits.dtype).tiny).log_().neg_()

@@ -1,9 +1,9 @@
 """Multilayer perceptrons as differentiable functions, for small networks on the CPU.
 
-There, most of the time goes into what lies between the matrix products. `mlps` runs all layers of all networks that
-read the same input in one forward and one backward function; tanh is numpy's, whose vector form is faster than torch's,
-and the gradient of a layer with few inputs is taken in the order that is fast. Results are those of the plain layers up
-to rounding.
+In small networks on the CPU most of the time is spent between the matrix products, in calls. `mlps` runs all layers of
+all networks that read the same input in one forward and one backward function. Tanh is numpy's, whose vector form is
+faster than torch's, and the gradient of a layer with few inputs is computed in the faster one of two orders. The
+results equal those of the plain layers up to rounding.
 """
 
 from __future__ import annotations
@@ -14,23 +14,28 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from lockstep.ops.autograd import GradientContext
+from lockstep.ops.torch_modes import is_in_torch_dispatch_mode
 
 ACTIVATIONS = ("tanh", "relu")
-
+"""Activations that `mlps` can compute."""
 
 Layers = tuple[Sequence[Tensor], Sequence[Tensor]]
-"""weights `[O, I]` and biases `[O]` of one network"""
+"""Weights `[O, I]` and biases `[O]` of the layers of one network."""
 
 
 def mlps(x: Tensor, networks: Sequence[Layers], activation: str, activate_last: bool) -> Sequence[Tensor]:
-    """Return `x` `[N, I]` through each network: outputs `[N, width of the last layer]`.
+    """Return the outputs of several networks for the same input `x` `[N, I]`: for each `[N, width of its last layer]`.
 
-    A layer is `activation(x @ weight.T + bias)`, the last one linear unless `activate_last`. All float32 or float64 on
-    the CPU; `activation` "tanh" or "relu". Differentiable any number of times, and traceable (`make_fx`); not for
-    `torch.func`.
+    A layer is `activation(x @ weight.T + bias)`; the last one is linear unless `activate_last`. The result can be
+    differentiated any number of times and traced by `make_fx`, but not transformed by `torch.func`.
+
+    Args:
+        x: `[N, I]`, float32 or float64, on the CPU.
+        networks: Weights and biases of each network, in the dtype of `x`.
+        activation: `"tanh"` or `"relu"`.
+        activate_last: Whether the last layer has the activation as well.
     """
     if torch.is_grad_enabled():
         parameters = [tensor for weights, biases in networks for tensor in (*weights, *biases)]
@@ -50,6 +55,7 @@ def _forward(
         x = torch.addmm(bias, x, weight.t())
         if len(outputs) < num_activated:
             if use_numpy:
+                # In place: the array is a view of the memory of `x`, which `addmm` has just allocated.
                 array = x.numpy()
                 np.tanh(array, array)
             else:
@@ -59,11 +65,14 @@ def _forward(
 
 
 def _split(tensors: Sequence[Tensor], depths: Sequence[int]) -> list[Layers]:
-    """Return the parameters of each network, from all of them in a row."""
-    networks, start = [], 0
+    """Return the weights and biases of each network, from one sequence of all parameters."""
+    networks = []
+    start = 0
     for depth in depths:
-        networks.append((tensors[start : start + depth], tensors[start + depth : start + 2 * depth]))
-        start += 2 * depth
+        middle = start + depth
+        end = middle + depth
+        networks.append((tensors[start:middle], tensors[middle:end]))
+        start = end
     return networks
 
 
@@ -74,6 +83,8 @@ class _MlpsContext(GradientContext, Protocol):
 
 
 class _Mlps(torch.autograd.Function):
+    """Several networks as one node of the autograd graph. A layer's backward pass needs only its input and output."""
+
     @staticmethod
     def forward(
         ctx: _MlpsContext,
@@ -84,7 +95,9 @@ class _Mlps(torch.autograd.Function):
         *parameters: Tensor,
     ) -> tuple[Tensor, ...]:
         outputs = [_forward(x, *layers, activation, activate_last) for layers in _split(parameters, depths)]
-        ctx.depths, ctx.activation, ctx.activate_last = depths, activation, activate_last
+        ctx.depths = depths
+        ctx.activation = activation
+        ctx.activate_last = activate_last
         ctx.save_for_backward(x, *parameters, *(output for layers in outputs for output in layers))
         return tuple(layers[-1] for layers in outputs)
 
@@ -92,18 +105,22 @@ class _Mlps(torch.autograd.Function):
     def backward(ctx: _MlpsContext, *gradients: Tensor) -> tuple[Any, ...]:
         x, *saved = ctx.saved_tensors
         num_parameters = 2 * sum(ctx.depths)
-        networks, outputs = _split(saved[:num_parameters], ctx.depths), saved[num_parameters:]
+        networks = _split(saved[:num_parameters], ctx.depths)
+        outputs = saved[num_parameters:]
+        # Gradients are enabled in a backward pass only with `create_graph=True`.
         if torch.is_grad_enabled():
             return _differentiable_backward(ctx, x, networks, gradients)
-        of_parameters: list[Tensor] = []
-        of_x: Tensor | None = None
+
+        parameter_gradients: list[Tensor] = []
+        x_gradient: Tensor | None = None
         settings = ctx.activation, ctx.activate_last, ctx.needs_input_grad[0]
         for (weights, _), gradient in zip(networks, gradients):
-            of_network, below = _backward(x, weights, outputs[: len(weights)], gradient, *settings)
-            outputs = outputs[len(weights) :]
-            of_parameters += of_network
-            of_x = below if of_x is None or below is None else of_x + below
-        return (of_x, None, None, None, *of_parameters)
+            depth = len(weights)
+            network_gradients, part = _backward(x, weights, outputs[:depth], gradient, *settings)
+            outputs = outputs[depth:]
+            parameter_gradients += network_gradients
+            x_gradient = part if x_gradient is None or part is None else x_gradient + part
+        return (x_gradient, None, None, None, *parameter_gradients)
 
 
 def _backward(
@@ -115,9 +132,15 @@ def _backward(
     activate_last: bool,
     needs_x: bool,
 ) -> tuple[list[Tensor], Tensor | None]:
-    """Return the gradients of one network's weights and biases, and that of `x` if it is needed."""
-    aten, last = torch.ops.aten, len(weights) - 1
-    of_weights, of_biases = [gradient] * len(weights), [gradient] * len(weights)
+    """Return the gradients of one network's weights and biases, and the gradient of `x` if it is needed.
+
+    For a layer `out = activation(below @ W.T + b)` with `g`, the gradient before the activation: `g.T @ below` for `W`,
+    the sum of `g` over the rows for `b`, and `g @ W` for the layer below.
+    """
+    aten = torch.ops.aten
+    last = len(weights) - 1
+    weight_gradients = [gradient] * len(weights)
+    bias_gradients = [gradient] * len(weights)
     for i in range(last, -1, -1):
         if i < last or activate_last:
             if activation == "tanh":
@@ -125,21 +148,25 @@ def _backward(
             else:
                 gradient = aten.threshold_backward.default(gradient, outputs[i], 0)
         below = outputs[i - 1] if i else x
-        # Fewer columns on the left: the order in which the product is fast.
+        # The product is faster with the narrower matrix on the left, even though its result is then transposed.
         is_narrow = below.shape[1] < gradient.shape[1]
-        of_weights[i] = below.t().mm(gradient).t() if is_narrow else gradient.t().mm(below)
-        of_biases[i] = gradient.sum(0)
+        weight_gradients[i] = below.t().mm(gradient).t() if is_narrow else gradient.t().mm(below)
+        bias_gradients[i] = gradient.sum(0)
         if i or needs_x:
             gradient = gradient.mm(weights[i])
-    return of_weights + of_biases, gradient if needs_x else None
+    return weight_gradients + bias_gradients, gradient if needs_x else None
 
 
 def _differentiable_backward(
     ctx: _MlpsContext, x: Tensor, networks: Sequence[Layers], gradients: Sequence[Tensor]
 ) -> tuple[Any, ...]:
-    """Run the layers once more, one by one, so that the gradient can be differentiated (`create_graph=True`)."""
+    """Return the gradients as tensors that can be differentiated again (`create_graph=True`).
+
+    The layers run once more, one by one, so that autograd has a graph of them.
+    """
     activate = torch.tanh if ctx.activation == "tanh" else torch.relu
-    outputs, inputs = [], [x]
+    outputs = []
+    inputs = [x]
     for weights, biases in networks:
         out = x
         for i, (weight, bias) in enumerate(zip(weights, biases)):
@@ -148,14 +175,15 @@ def _differentiable_backward(
                 out = activate(out)
         outputs.append(out)
         inputs += [*weights, *biases]
-    of_x, *of_parameters = _gradients_with_graph(outputs, inputs, gradients)
-    return (of_x, None, None, None, *of_parameters)
+    x_gradient, *parameter_gradients = _gradients_with_graph(outputs, inputs, gradients)
+    return (x_gradient, None, None, None, *parameter_gradients)
 
 
 def _gradients_with_graph(
     outputs: Sequence[Tensor], inputs: Sequence[Tensor], gradients: Sequence[Tensor]
 ) -> list[Tensor | None]:
-    """Return the gradient of each input, None where it needs none."""
-    wanted = [tensor for tensor in inputs if tensor.requires_grad]
-    found = dict(zip(map(id, wanted), torch.autograd.grad(outputs, wanted, gradients, create_graph=True)))
-    return [found.get(id(tensor)) for tensor in inputs]
+    """Return the gradient of each input, or None for an input that needs none."""
+    sources = [tensor for tensor in inputs if tensor.requires_grad]
+    results = torch.autograd.grad(outputs, sources, gradients, create_graph=True)
+    gradient_of = dict(zip(map(id, sources), results))
+    return [gradient_of.get(id(tensor)) for tensor in inputs]

@@ -1,4 +1,7 @@
-"""Estimates of a policy's return from episodes of another policy: importance sampling and fitted Q evaluation."""
+"""Off-policy estimates of a policy's return, from episodes of another policy.
+
+Importance sampling reweights the episodes' rewards; fitted Q evaluation learns the policy's action values from them.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-LARGEST_STEP = 1 << 22
-"""Numbers of the matrix that takes one iteration of fitted Q evaluation: 32 MiB."""
-LARGEST_CHUNK = 1 << 22
-"""Numbers of expected features that are made at once."""
+MAX_STEP_SIZE = 1 << 22
+"""Largest number of entries of the matrix that does one iteration of fitted Q evaluation: 32 MiB."""
+MAX_CHUNK_SIZE = 1 << 22
+"""Number of expected features that are computed at a time, for the same memory."""
 
 
 def padded(rows: list[np.ndarray]) -> np.ndarray:
-    """Return `[n, T]` float64 of n arrays of up to T numbers, filled up with zeros."""
+    """Return `n` arrays of up to `T` numbers as one float64 array `[n, T]`, padded with zeros on the right."""
     out = np.zeros((len(rows), max(map(len, rows))), np.float64)
     for i, row in enumerate(rows):
         out[i, : len(row)] = row
@@ -22,16 +25,20 @@ def padded(rows: list[np.ndarray]) -> np.ndarray:
 
 
 def importance_sampling(log_ratios: np.ndarray, rewards: np.ndarray, gamma: float) -> np.ndarray:
-    """Return an estimate `[n]` from each episode: `sum_t gamma^t rho_t r_t`, where `rho_t` is the product of the ratios
-    of both policies' probabilities up to step t (per-decision importance sampling, Precup et al. 2000, section 4).
+    """Return an estimate of the return from each episode, by per-decision importance sampling.
 
-    Their mean is unbiased where the other policy may take every action that this one takes.
+    `sum_t gamma^t rho_t r_t`, where `rho_t` is the product of the ratios of both policies' probabilities up to step `t`
+    (Precup et al. 2000, section 4). The mean of the estimates is unbiased if the other policy may take every action
+    that this one takes.
 
     Args:
-        log_ratios: `[n, T]` log-probability of each action under the policy less that under the one that acted; 0 after
-            the end of an episode.
-        rewards: `[n, T]`, 0 after the end.
-        gamma: the discount.
+        log_ratios: `[n, T]`, log-probability of each action under the policy minus its log-probability under the policy
+            that acted. 0 after the end of an episode.
+        rewards: `[n, T]`, 0 after the end of an episode.
+        gamma: Discount in [0, 1].
+
+    Returns:
+        `[n]`.
     """
     discounts = gamma ** np.arange(rewards.shape[1])
     estimates: np.ndarray = (np.exp(np.cumsum(log_ratios, 1)) * rewards) @ discounts
@@ -41,26 +48,39 @@ def importance_sampling(log_ratios: np.ndarray, rewards: np.ndarray, gamma: floa
 def weighted_importance_sampling(
     log_ratios: np.ndarray, rewards: np.ndarray, gamma: float, counts: np.ndarray
 ) -> np.ndarray:
-    """Return an estimate `[B]` from each sample of the episodes: as `importance_sampling`, but at each step the
-    products of ratios are divided by their mean over the episodes (weighted per-decision importance sampling, Precup et
-    al. 2000; consistent, and of far smaller variance). An episode that has ended keeps its product.
+    """Return an estimate of the return from each sample of the episodes, by weighted per-decision importance sampling.
 
-    `counts` `[B, n]`: how often each episode is in each sample.
+    As `importance_sampling`, but at each step the products of ratios are divided by their mean over the episodes
+    (Precup et al. 2000). That makes the estimate consistent instead of unbiased, with far smaller variance. An episode
+    that has ended keeps its product.
+
+    Args:
+        log_ratios: `[n, T]`, as in `importance_sampling`.
+        rewards: `[n, T]`, 0 after the end of an episode.
+        gamma: Discount in [0, 1].
+        counts: `[B, n]`, how often each episode occurs in each of B samples (bootstrap samples, or one row of ones).
+
+    Returns:
+        `[B]`.
     """
-    products = np.cumsum(log_ratios, 1)
-    highest = products.max(0)
-    ratios = np.exp(products - np.where(np.isfinite(highest), highest, 0.0))
-    sums = counts @ ratios
-    means = np.divide(counts @ (ratios * rewards), sums, out=np.zeros_like(sums), where=sums > 0)
+    log_products = np.cumsum(log_ratios, 1)
+    # The largest product of a step cancels in the quotient of sums; taken out first, no product overflows.
+    highest = log_products.max(0)
+    products = np.exp(log_products - np.where(np.isfinite(highest), highest, 0.0))
+    sums = counts @ products
+    means = np.divide(counts @ (products * rewards), sums, out=np.zeros_like(sums), where=sums > 0)
     estimates: np.ndarray = means @ gamma ** np.arange(rewards.shape[1])
     return estimates
 
 
 def effective_number(log_ratios: np.ndarray) -> float:
-    """Return the number of episodes, equally weighted, that tell as much: `(sum w)^2 / sum w^2` of the products `w` of
-    whole episodes (Kish 1965)."""
-    products = log_ratios.sum(1)
-    weights = np.exp(products - products.max()) if np.isfinite(products.max()) else np.zeros(len(products))
+    """Return the effective sample size of the episodes: the number of equally weighted ones with the same variance.
+
+    `(sum w)^2 / sum w^2` of the products `w` of whole episodes' ratios (Kish 1965). `log_ratios` is `[n, T]`.
+    """
+    log_products = log_ratios.sum(1)
+    highest = log_products.max()
+    weights = np.exp(log_products - highest) if np.isfinite(highest) else np.zeros(len(log_products))
     total = float(weights.sum())
     return total**2 / float((weights**2).sum()) if total else 0.0
 
@@ -76,28 +96,35 @@ def fitted_q_evaluation(
     ridge: float = 1e-6,
     tolerance: float = 1e-9,
 ) -> tuple[np.ndarray, bool]:
-    """Return the coefficients `[D]` of the policy's action values, linear in the features, and whether they have
-    converged.
+    """Return a policy's action values as coefficients of features, by fitted Q evaluation.
 
-    Each iteration regresses `r + gamma Q(s', policy)` on the features, by weighted least squares (fitted Q evaluation,
-    Le et al. 2019, algorithm 3).
+    Each iteration regresses `r + gamma Q(s', policy)` on the features, by weighted least squares (Le et al. 2019,
+    algorithm 3).
 
     Args:
-        features: `[N, D]` of the state and the action that was taken.
-        next_features: `[N, D]` of the next state, expected over the policy's actions; 0 where the episode terminated.
+        features: `[N, D]`, features of the state and of the action that was taken.
+        next_features: `[N, D]`, their expectation in the next state over the policy's actions. 0 where the episode
+            terminated.
         rewards: `[N]`.
-        gamma: the discount.
-        weights: `[N]` of the rows.
-        num_iterations: at most so many.
-        ridge: of the regression, as a share of the mean square of the features.
-        tolerance: the iteration ends where coefficients change by no more, as a share of the largest.
+        gamma: Discount in [0, 1].
+        weights: `[N]`, weights of the rows in the regression.
+        num_iterations: Limit of the number of iterations.
+        ridge: Ridge of the regression, as a share of the mean square of the features.
+        tolerance: The iteration has converged when no coefficient changes by more, as a share of the largest one.
+
+    Returns:
+        The coefficients `[D]`, and whether the iteration has converged.
     """
     weighted = features * weights[:, None]
     gram = weighted.T @ features
     gram += np.eye(len(gram)) * ridge * max(float(np.trace(gram)) / len(gram), 1e-12)
+
+    # The regression is linear in its targets `r + gamma next_features @ coefficients`, so it is solved once: for `r`
+    # and for each next feature. An iteration is then an affine map of the coefficients.
     solved = np.linalg.solve(gram, np.column_stack([weighted.T @ rewards, weighted.T @ next_features]))
-    first, step = solved[:, 0], gamma * solved[:, 1:]
-    return _fixed_point(lambda coefficients: first + step @ coefficients, first.shape, num_iterations, tolerance)
+    offset = solved[:, 0]
+    step = gamma * solved[:, 1:]
+    return _fixed_point(lambda coefficients: offset + step @ coefficients, offset.shape, num_iterations, tolerance)
 
 
 def discrete_fitted_q_evaluation(
@@ -112,68 +139,78 @@ def discrete_fitted_q_evaluation(
     num_iterations: int = 1000,
     ridge: float = 1e-6,
     tolerance: float = 1e-9,
-    largest_step: int = LARGEST_STEP,
+    max_step_size: int = MAX_STEP_SIZE,
 ) -> tuple[np.ndarray, bool]:
-    """Return the coefficients `[A, P]` of the policy's action values, linear in the state's features for each action,
-    and whether they have converged.
+    """Return a policy's values of discrete actions, as coefficients of the state's features for each action.
 
-    The regression of `fitted_q_evaluation`, whose features would be those of the state in the place of the action and
-    zeros elsewhere: rows `[N, A * P]` that are not made here. Memory is that of the arguments, of `[A, P, P]`, and of
-    `[N, A]` or of up to `largest_step` numbers.
+    The result is that of `fitted_q_evaluation` for features `[N, A * P]` which are the state's features in the place of
+    the action and zeros elsewhere. Those are never stored. The memory needed is that of the arguments, of `[A, P, P]`,
+    and of `[N, A]` or up to `max_step_size` numbers.
 
     Args:
-        states: `[N, P]` features.
-        actions: `[N]` taken there, from 0.
-        next_states: `[N, P]`, 0 where the episode terminated.
-        probabilities: `[N, A]` of the policy's actions in the next state.
-        rewards, gamma, weights, num_iterations, ridge, tolerance: as for `fitted_q_evaluation`.
-        largest_step: the most numbers of the matrix that takes a whole iteration at once, where it is small.
+        states: `[N, P]`, features of the states.
+        actions: `[N]`, the actions taken there, counted from 0.
+        next_states: `[N, P]`, features of the next states. 0 where the episode terminated.
+        probabilities: `[N, A]`, probabilities of the policy's actions in the next state.
+        rewards, gamma, weights, num_iterations, ridge, tolerance: As for `fitted_q_evaluation`.
+        max_step_size: Largest number of entries of the matrix that does a whole iteration. If it would have more, each
+            iteration goes over the rows instead.
+
+    Returns:
+        The coefficients `[A, P]`, and whether the iteration has converged.
     """
-    num_actions, num_features = probabilities.shape[1], states.shape[1]
+    num_actions = probabilities.shape[1]
+    num_features = states.shape[1]
+    size = num_actions * num_features
     order = np.argsort(actions, kind="stable")
     ends = np.searchsorted(actions[order], np.arange(num_actions + 1))
-    rows_of = [order[start:end] for start, end in itertools.pairwise(ends)]
+    rows_of_action = [order[start:end] for start, end in itertools.pairwise(ends)]
 
-    # Each action has a regression of its own; the ridge is the same for all, as if they were one.
+    # The regression falls apart into one for each action. The ridge is the same for all, as in the regression of the
+    # long features.
     weighted = states * weights[:, None]
-    grams = np.stack([weighted[rows].T @ states[rows] for rows in rows_of])
+    grams = np.stack([weighted[rows].T @ states[rows] for rows in rows_of_action])
     trace = float(np.trace(grams, axis1=1, axis2=2).sum())
-    size = num_actions * num_features
     grams += np.eye(num_features) * ridge * max(trace / size, 1e-12)
     inverses = np.linalg.inv(grams)
 
-    def regressed(targets: np.ndarray) -> np.ndarray:
+    def regress(targets: np.ndarray) -> np.ndarray:
         """Return the coefficients `[A, P]` that fit `targets` `[N]`."""
-        sides = np.stack([targets[rows] @ weighted[rows] for rows in rows_of])
+        sides = np.stack([targets[rows] @ weighted[rows] for rows in rows_of_action])
         return np.einsum("apq,aq->ap", inverses, sides)
 
-    first = regressed(rewards)
-    if size**2 > largest_step:
+    offset = regress(rewards)
+    if size**2 > max_step_size:
 
         def iterate(coefficients: np.ndarray) -> np.ndarray:
-            following = np.einsum("na,na->n", probabilities, next_states @ coefficients.T)
-            return first + gamma * regressed(following)
+            next_values = np.einsum("na,na->n", probabilities, next_states @ coefficients.T)
+            return offset + gamma * regress(next_values)
 
     else:
+        # An iteration as one matrix `[A * P, A * P]`, which is faster than going over N rows each time.
         step = np.empty((num_actions, num_features, size))
-        for action, rows in enumerate(rows_of):
+        for action, rows in enumerate(rows_of_action):
             sides = np.zeros((num_features, size))
-            for some in np.array_split(rows, len(rows) * size // LARGEST_CHUNK + 1):
-                expected = probabilities[some, :, None] * next_states[some, None, :]
-                sides += weighted[some].T @ expected.reshape(len(some), size)
+            num_chunks = len(rows) * size // MAX_CHUNK_SIZE + 1
+            for chunk in np.array_split(rows, num_chunks):
+                expected = probabilities[chunk, :, None] * next_states[chunk, None, :]
+                sides += weighted[chunk].T @ expected.reshape(len(chunk), size)
             step[action] = gamma * inverses[action] @ sides
         flat_step = step.reshape(size, size)
 
         def iterate(coefficients: np.ndarray) -> np.ndarray:
-            return first + (flat_step @ coefficients.reshape(-1)).reshape(first.shape)
+            return offset + (flat_step @ coefficients.reshape(-1)).reshape(offset.shape)
 
-    return _fixed_point(iterate, first.shape, num_iterations, tolerance)
+    return _fixed_point(iterate, offset.shape, num_iterations, tolerance)
 
 
 def _fixed_point(
     iterate: Callable[[np.ndarray], np.ndarray], shape: tuple[int, ...], num_iterations: int, tolerance: float
 ) -> tuple[np.ndarray, bool]:
-    """Return what repeated calls converge to, from zeros, and whether they have."""
+    """Return the limit of repeated calls of `iterate`, from zeros, and whether they have converged.
+
+    If the coefficients grow beyond all numbers, the last finite ones are returned.
+    """
     coefficients = np.zeros(shape)
     for _ in range(num_iterations):
         before = coefficients

@@ -1,15 +1,15 @@
-"""Returns, advantages and V-trace of time-major rewards (numpy in, numpy out, compiled on first use).
+"""Returns, advantages and V-trace targets of time-major numpy arrays, compiled on first use.
 
-Conventions of every function here, `T` time steps, `B` environments:
+Conventions of every function here, with `T` time steps and `B` environments:
 
-* Arrays are `[T, B]`; `[T]` and `[T, ...]` work too, everything after time being independent traces.
-* `next_values[t]` is the value of the *true* observation that follows step `t`: where an episode was
-  truncated, the value of its final observation, not of the observation after the reset.
-* A `terminated` row bootstraps zero (its next value is never read), a `truncated` row bootstraps
-  `next_values[t]`; both end the recursion, so neighbouring episodes in one trace never mix. Row `T - 1`
-  bootstraps `next_values[T - 1]` unless it terminated.
-* A row that is no transition (the reset row after a finished episode) gets a number that means nothing and
-  changes no other row, because the row before it is done; mask it out.
+* Arrays are `[T, B]`. `[T]` and `[T, ...]` work too: all dimensions after time are independent traces.
+* `next_values[t]` is the value of the *true* observation that follows step `t`. Where an episode was truncated, that is
+  the value of its final observation, not of the observation after the reset.
+* A `terminated` row bootstraps zero (its next value is never read), a `truncated` row bootstraps `next_values[t]`. Both
+  end the recursion, so neighbouring episodes in one trace never mix. Row `T - 1` bootstraps `next_values[T - 1]` unless
+  it terminated.
+* A row that is not a transition (the reset row after a finished episode) gets a meaningless number and changes no other
+  row, because the row before it is done. Mask it out.
 * Sums run in float64. Results have the widest float dtype among the inputs (float16 counts as float32).
 """
 
@@ -35,7 +35,7 @@ def gae(
     gamma: float,
     lambda_: float,
 ) -> tuple[FloatArray, FloatArray]:
-    """Return generalized advantage estimation (Schulman et al. 2016, arXiv:1506.02438, equation 16).
+    """Return generalized advantage estimates and value targets (Schulman et al. 2016, arXiv:1506.02438, equation 16).
 
     `A[t] = delta[t] + gamma * lambda * (1 - done[t]) * A[t + 1]` with
     `delta[t] = r[t] + gamma * (1 - terminated[t]) * next_values[t] - values[t]`.
@@ -44,8 +44,8 @@ def gae(
         rewards: `[T, B]`.
         values: `[T, B]`, value of the observation acted on.
         next_values, terminateds, truncateds: `[T, B]`, see the module's conventions.
-        gamma: discount in [0, 1].
-        lambda_: 0 = one-step temporal difference, 1 = discounted return minus value.
+        gamma: Discount in [0, 1].
+        lambda_: In [0, 1]. 0 = one-step temporal difference, 1 = discounted return minus value.
 
     Returns:
         `(advantages, value_targets)`, each `[T, B]`; `value_targets = advantages + values`.
@@ -89,9 +89,12 @@ def discounted_returns(
     *,
     gamma: float,
 ) -> FloatArray:
-    """Return the discounted rewards up to the end of the episode or trace, bootstrapped unless it terminated.
+    """Return the discounted returns to the end of the episode or trace, bootstrapped unless it terminated.
 
-    Equal to `lambda_returns` with `lambda_=1`; `[T, B]`. Errors as in `gae`.
+    The same as `lambda_returns` with `lambda_=1`.
+
+    Returns:
+        `[T, B]`. Errors as in `gae`.
     """
     return lambda_returns(rewards, next_values, terminateds, truncateds, gamma=gamma, lambda_=1.0)
 
@@ -103,9 +106,12 @@ def monte_carlo_returns(
     *,
     gamma: float,
 ) -> FloatArray:
-    """Return the discounted sum of the rewards that were really seen: nothing is bootstrapped, truncated or not.
+    """Return the discounted sums of the observed rewards, without a bootstrap where an episode or trace is cut off.
 
-    Unbiased only for episodes that terminated inside the trace; `[T, B]`. Errors as in `gae`.
+    They are unbiased only for episodes that terminated inside the trace.
+
+    Returns:
+        `[T, B]`. Errors as in `gae`.
     """
     next_values = np.zeros(np.shape(rewards), dtype=np.float32)
     return lambda_returns(rewards, next_values, terminateds, truncateds, gamma=gamma, lambda_=1.0)
@@ -122,19 +128,20 @@ def n_step_returns(
 ) -> FloatArray:
     """Return n-step returns (Sutton and Barto 2018, equation 7.1).
 
-    `G[t] = sum(gamma**k * r[t + k] for k < m) + gamma**m * next_values[t + m - 1]`, where `m` is `n_step`
-    or the number of rows to the end of the episode or trace, whichever is less; the last term is zero where
-    terminated.
+    `G[t] = sum(gamma**k * r[t + k] for k < m) + gamma**m * next_values[t + m - 1]`, where `m` is the smaller one of
+    `n_step` and the number of rows to the end of the episode or trace. The last term is zero if the episode terminated
+    within these rows.
 
     Returns:
         `[T, B]`.
 
     Raises:
-        ValueError: `n_step < 1`, and as in `gae`.
+        ValueError: `n_step` is less than 1 or not whole, and as in `gae`.
     """
     if n_step < 1 or int(n_step) != n_step:
         raise ValueError(f"n_step must be a whole number of at least 1, got {n_step!r}.")
-    if n_step >= len(np.atleast_1d(rewards)):  # the horizon is never reached: the same numbers in O(T)
+    if n_step >= len(np.atleast_1d(rewards)):
+        # No horizon lies within the trace: `lambda_returns` computes the same bits in O(T) instead of O(T * n_step).
         return discounted_returns(rewards, next_values, terminateds, truncateds, gamma=gamma)
     _check_unit_interval(gamma=gamma)
     floats = {"rewards": rewards, "next_values": next_values}
@@ -156,9 +163,9 @@ def vtrace(
     clip_pg_rho: float | None = 1.0,
     weighted: bool = True,
 ) -> tuple[FloatArray, FloatArray]:
-    """Return V-trace targets and advantages.
+    """Return V-trace targets and policy-gradient advantages.
 
-    Espeholt et al. 2018, arXiv:1802.01561, equations 1 and 4; remark 2 for `lambda_`.
+    Espeholt et al. 2018, arXiv:1802.01561, equations 1 and 4, and remark 2 for `lambda_`.
 
     With `rho = min(clip_rho, exp(log_ratios))`, `c = lambda * min(clip_c, exp(log_ratios))` and
     `delta[t] = r[t] + gamma * (1 - terminated[t]) * next_values[t] - values[t]`:
@@ -166,20 +173,20 @@ def vtrace(
         vs[t] = values[t] + rho[t] * delta[t] + gamma * c[t] * (1 - done[t]) * (vs[t + 1] - values[t + 1])
         pg_advantages[t] = min(clip_pg_rho, ratio[t]) * (r[t] + gamma * q[t + 1] - values[t])
 
-    where `q[t + 1]` is `(1 - lambda) * values[t + 1] + lambda * vs[t + 1]`, and `next_values[t]` or zero
-    where the episode or trace ends. On-policy (`log_ratios = 0`), `vs` are the lambda returns and
-    `pg_advantages` are GAE's. Inside an episode `values[t + 1]` and `next_values[t]` are taken to be equal.
+    where `q[t + 1]` is `(1 - lambda) * values[t + 1] + lambda * vs[t + 1]` inside an episode. Where the trace is cut
+    off `q[t + 1]` is `next_values[t]`, and zero where the episode terminated. On-policy (`log_ratios = 0`) `vs` are the
+    lambda returns and `pg_advantages` the generalized advantage estimates. Inside an episode `values[t + 1]` and
+    `next_values[t]` are assumed to be equal.
 
     Args:
-        log_ratios: `[T, B]`, log-probability of the taken action under the learned policy minus that under
-            the policy that acted.
-        rewards, values, next_values, terminateds, truncateds: `[T, B]`, see the module's
-            conventions.
-        gamma: discount in [0, 1].
-        lambda_: in [0, 1].
-        clip_rho, clip_c, clip_pg_rho: upper limits of the importance weights, > 0; None: no limit.
-        weighted: False leaves the factor `min(clip_pg_rho, ratio)` out of `pg_advantages`, for a loss that puts
-            in that of the policy as it is by then.
+        log_ratios: `[T, B]`, log-probability of the taken action under the learned policy minus its log-probability
+            under the policy that acted.
+        rewards, values, next_values, terminateds, truncateds: `[T, B]`, see the module's conventions.
+        gamma: Discount in [0, 1].
+        lambda_: In [0, 1].
+        clip_rho, clip_c, clip_pg_rho: Upper limits of the importance weights, > 0. None sets no limit.
+        weighted: False leaves the factor `min(clip_pg_rho, ratio)` out of `pg_advantages`, for a loss that multiplies
+            by the current policy's ratio itself.
 
     Returns:
         `(vs, pg_advantages)`, each `[T, B]`.
@@ -188,6 +195,7 @@ def vtrace(
         ValueError: shapes differ, or `gamma` or `lambda_` is outside [0, 1].
     """
     _check_unit_interval(gamma=gamma, lambda_=lambda_)
+    # inf instead of None, so that the kernel is compiled for one type of these arguments.
     limits = [math.inf if limit is None else float(limit) for limit in (clip_rho, clip_c, clip_pg_rho)]
     floats = {"log_ratios": log_ratios, "rewards": rewards, "values": values, "next_values": next_values}
     coefficients = (float(gamma), float(lambda_), *limits, bool(weighted))
@@ -210,22 +218,41 @@ def _run(
     *coefficients: float,
     results: int = 1,
 ) -> list[FloatArray]:
-    """Call a kernel with contiguous `[T, B]` arrays, floats of one dtype; return what it fills in, in their shape."""
+    """Return the arrays that a kernel writes, in the shape of its input.
+
+    Args:
+        kernel: Name of a function of `_return_kernels`.
+        floats: Its float arrays by name, in the order of its parameters. `"rewards"` is one of them.
+        terminateds, truncateds: As in the module's conventions.
+        coefficients: Its numbers.
+        results: Number of arrays that it writes, which are its last arguments.
+
+    Raises:
+        ValueError: The arrays differ in shape or have no dimension.
+    """
     from lockstep.ops import _return_kernels
 
-    given = {**floats, "terminateds": terminateds, "truncateds": truncateds}
-    arrays = {name: np.asarray(array) for name, array in given.items()}
+    inputs = {**floats, "terminateds": terminateds, "truncateds": truncateds}
+    arrays = {name: np.asarray(array) for name, array in inputs.items()}
     shapes = {name: array.shape for name, array in arrays.items()}
     shape = shapes["rewards"]
     if len(shape) == 0 or any(other != shape for other in shapes.values()):
         raise ValueError(f"Arrays must have one common shape [T] or [T, B, ...], got {shapes}.")
-    found = [arrays[name].dtype for name in floats]
-    sizes = [dtype.itemsize for dtype in found if dtype.kind == "f"]
+
+    # One float dtype for all arrays: numba compiles a kernel for each combination of dtypes that it meets.
+    dtypes = [arrays[name].dtype for name in floats]
+    sizes = [dtype.itemsize for dtype in dtypes if dtype.kind == "f"]
     float_type = np.float32 if sizes and max(sizes) <= 4 else np.float64
-    flat = []
+
+    flat_arrays = []
     for name, array in arrays.items():
         array = np.ascontiguousarray(array, dtype=float_type if name in floats else np.bool_)
-        flat.append(array if array.ndim == 2 else array.reshape(shape[0], -1 if array.size else 0))
-    filled = [np.empty_like(flat[0]) for _ in range(results)]
-    getattr(_return_kernels, kernel)(*flat, *coefficients, *filled)
-    return [array.reshape(shape) for array in filled]
+        if array.ndim != 2:
+            # -1 cannot be worked out for an empty array.
+            num_traces = -1 if array.size else 0
+            array = array.reshape(shape[0], num_traces)
+        flat_arrays.append(array)
+
+    outputs = [np.empty_like(flat_arrays[0]) for _ in range(results)]
+    getattr(_return_kernels, kernel)(*flat_arrays, *coefficients, *outputs)
+    return [output.reshape(shape) for output in outputs]

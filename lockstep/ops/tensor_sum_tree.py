@@ -1,10 +1,14 @@
-"""A sum tree of tensors on a device, which the host does not wait for (`lockstep.ops.sum_tree` has that of arrays).
+"""A sum tree of tensors on a device, which works without making the host wait.
 
-Each node is the sum of `WIDTH` below it. A draw goes down level by level, for all its rows at once: it takes their
-blocks, sums them up from the left and looks where the rest falls. Of 1,000,000 numbers there are four levels. To draw
-N rows of them and to set them again takes 50 operations, and some 10 KiB for each row are read and written. One running
-sum over all numbers takes fewer operations, but moves 32 MB in each draw however few rows are drawn, and on CUDA it is
-added up in another order each time.
+`lockstep.ops.sum_tree` is the same structure on numpy arrays.
+
+Each node is the sum of its `WIDTH` children. A draw descends level by level, for all its rows at once: it reads the
+children of each row's node, takes their running sum and finds the child into which the remaining mass falls. A tree of
+1,000,000 numbers has four levels. To draw N rows and to set them again takes 50 operations, and about 10 KiB are read
+and written for each row.
+
+One running sum over all numbers would take fewer operations. But it moves 32 MB in each draw however few rows are
+drawn, and on CUDA it is added up in another order each time, so that a run could not be repeated bit for bit.
 """
 
 from __future__ import annotations
@@ -17,33 +21,49 @@ import torch
 from torch import Tensor
 
 WIDTH = 64
-"""children of a node: more of them are fewer levels, and more to be read in each"""
+"""Number of children of a node. A wider node makes fewer levels, and more numbers to read in each."""
 SMALLEST, LARGEST = 2.0**-1022, 2.0**1023
-"""powers of errors are kept between these"""
+"""Limits of the priorities that `set_powers` computes: the normal numbers of float64, so that none becomes 0 or inf."""
 
 
 class TensorSumTree:
-    """`size` non-negative numbers (float64) on a device, all zero at first; in memory that stays where it is."""
+    """`size` non-negative float64 numbers on a device, which can be changed and drawn in proportion to their size.
+
+    All are zero at first. The memory stays in place for the life of the tree, because CUDA graphs hold its address.
+
+    Args:
+        size: Number of numbers.
+        device: Device of the tensors.
+    """
 
     def __init__(self, size: int, device: torch.device) -> None:
-        self.size, depth = size, 1
+        self.size = size
+        depth = 1
         while WIDTH**depth < size:
             depth += 1
-        top = -(-size // WIDTH ** (depth - 1))
-        shapes = [(1, top)] + [(top * WIDTH**k, WIDTH) for k in range(depth - 1)]
+        # The top block holds only as many nodes as are needed; every block below has all its children.
+        num_top_nodes = -(-size // WIDTH ** (depth - 1))
+        shapes = [(1, num_top_nodes)] + [(num_top_nodes * WIDTH**k, WIDTH) for k in range(depth - 1)]
         self.levels = [torch.zeros(shape, dtype=torch.float64, device=device) for shape in reversed(shapes)]
-        """`[blocks, children of each]`, the numbers first; zeros fill the last blocks"""
+        """`[blocks, children of a block]` of each level, from the numbers up to the top. Zeros fill the last block."""
         self._last = torch.zeros(size, dtype=torch.int32, device=device)
-        """[size], which of the errors being set is a number's last one"""
+        """`[size]`, working memory of `set_powers`: for each number the position of its last error."""
 
     @property
     def values(self) -> Tensor:
-        """`[size]`, a view; call `recompute_sums` after writing to it."""
+        """`[size]`, a view of the numbers. Call `recompute_sums` after you have written to it."""
         return self.levels[0].view(-1)[: self.size]
 
     def set(self, rows: Tensor, values: Tensor) -> None:
-        """Set the numbers at `rows`, int64 `[N]`, to `values` `[N]`; a row named twice has the same value each time."""
+        """Set the numbers at some rows, and their sums.
+
+        Args:
+            rows: int64 `[N]`. A row may occur several times if its value is the same each time: the order in which a
+                device writes is not defined.
+            values: float64 `[N]`.
+        """
         self.levels[0].view(-1).index_copy_(0, rows, values)
+        # Sums are always computed from all children, never corrected by a difference: so no rounding error piles up.
         for below, above in pairwise(self.levels):
             if len(rows) >= len(below):
                 above.view(-1).copy_(below.sum(1))
@@ -52,26 +72,36 @@ class TensorSumTree:
                 above.view(-1).index_copy_(0, rows, below.index_select(0, rows).sum(1))
 
     def set_powers(self, rows: Tensor, errors: Tensor, epsilon: float, alpha: float) -> Tensor:
-        """Set `(|error| + epsilon) ** alpha` at `rows`, int64 `[N]`; of a row named twice the last error counts.
+        """Set the numbers at some rows to `(|error| + epsilon) ** alpha`.
 
-        Errors that are not finite leave a number as it is.
+        An error that is not finite leaves its number as it is.
+
+        Args:
+            rows: int64 `[N]`. Of a row that occurs several times the last finite error counts.
+            errors: `[N]`.
+            epsilon: Smallest base of a power.
+            alpha: Exponent.
 
         Returns:
-            The largest `|error| + epsilon` of the finite ones, 0-d; 0 where there is none.
+            The largest `|error| + epsilon` of the finite errors, 0-d; 0 if there is none.
         """
         size = errors.abs().to(torch.float64) + epsilon
-        sound = size.isfinite()
-        largest = torch.where(sound, size, 0.0).max()
-        numbers = torch.arange(len(rows), dtype=torch.int32, device=rows.device)
+        is_finite = size.isfinite()
+        largest = torch.where(is_finite, size, 0.0).max()
+
+        # Find the position of each row's last finite error; -1 if it has none. All occurrences of a row then write the
+        # same number, so the order of the writes does not matter.
+        positions = torch.arange(len(rows), dtype=torch.int32, device=rows.device)
         self._last.index_fill_(0, rows, -1)
-        self._last.scatter_reduce_(0, rows, torch.where(sound, numbers, -1), "amax")
-        last = self._last.index_select(0, rows)  # a row named twice is written twice, so with one value
-        new = size.pow(alpha).clamp(SMALLEST, LARGEST).index_select(0, last.clamp(min=0))
-        self.set(rows, torch.where(last < 0, self.values.index_select(0, rows), new))
+        self._last.scatter_reduce_(0, rows, torch.where(is_finite, positions, -1), "amax")
+        last = self._last.index_select(0, rows)
+
+        powers = size.pow(alpha).clamp(SMALLEST, LARGEST).index_select(0, last.clamp(min=0))
+        self.set(rows, torch.where(last < 0, self.values.index_select(0, rows), powers))
         return largest
 
     def relative_powers(self, rows: Tensor, exponent: Tensor) -> Tensor:
-        """Return `(number / smallest of these) ** -exponent` at `rows`; float32 `[N]`."""
+        """Return `(number / smallest number) ** -exponent` of the numbers at `rows`, as float32 `[N]`."""
         values = self.values.index_select(0, rows)
         return (values / values.min()).pow(-exponent).to(torch.float32)
 
@@ -86,30 +116,39 @@ class TensorSumTree:
             above.view(-1).copy_(below.sum(1))
 
     def draw(self, uniforms: Tensor) -> Tensor:
-        """Return rows drawn in proportion to their numbers, int64 `[N]`.
+        """Return rows drawn in proportion to their numbers, independently of one another.
 
-        Rounding may lead to the row behind the right one, and so past the last number that is not 0.
+        Rounding may lead to the row behind the right one, and so past the last number that is not 0: the caller limits
+        the rows to those that hold something.
 
         Args:
-            uniforms: `[N]` float64 in [0, 1).
+            uniforms: float64 `[N]`, in [0, 1).
+
+        Returns:
+            int64 `[N]`.
         """
-        rest = (uniforms * self.levels[-1].sum()).unsqueeze(1)
-        rows = torch.zeros_like(rest, dtype=torch.int64)
+        # The mass that remains to be passed below the node that has been reached, for each draw.
+        remaining = (uniforms * self.levels[-1].sum()).unsqueeze(1)
+        nodes = torch.zeros_like(remaining, dtype=torch.int64)
         for level in reversed(self.levels):
-            parts = level.index_select(0, rows.squeeze(1))
-            sums = parts.cumsum(1)
-            place = torch.searchsorted(sums, rest, right=True).clamp_(max=parts.shape[1] - 1)
-            rest = rest - (sums.gather(1, place) - parts.gather(1, place))
-            rows = torch.add(place, rows, alpha=WIDTH)
-        return rows.squeeze(1)
+            children = level.index_select(0, nodes.squeeze(1))
+            sums = children.cumsum(1)
+            child = torch.searchsorted(sums, remaining, right=True).clamp_(max=children.shape[1] - 1)
+            passed = sums.gather(1, child) - children.gather(1, child)
+            remaining = remaining - passed
+            nodes = torch.add(child, nodes, alpha=WIDTH)
+        return nodes.squeeze(1)
 
     def get_state(self, used: int) -> dict[str, Any]:
-        """Return the first `used` numbers, and the sums as they are: added up in another order they would differ."""
+        """Return the first `used` numbers, and all sums.
+
+        The sums are saved as well because their bits depend on the order of addition, which may differ after loading.
+        """
         sums = [level.cpu().numpy().copy() for level in self.levels[1:]]
         return {"values": self.values[:used].cpu().numpy().copy(), "sums": sums}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to what `get_state` gave."""
+        """Restore the numbers and sums that `get_state` returned. Numbers beyond them become 0."""
         values = torch.as_tensor(state["values"])
         self.values.zero_()
         self.values[: len(values)].copy_(values)

@@ -56,8 +56,8 @@ def test_fitted_q_evaluation_solves_the_equations_of_a_chain():
     np.testing.assert_allclose(found[1], 2 / (1 - 0.5 * 0.25), rtol=1e-6)
 
 
-@pytest.mark.parametrize("largest_step", [0, 1 << 22], ids=["rows", "matrix"])
-def test_fitted_q_evaluation_of_choices_equals_that_of_action_features(largest_step):
+@pytest.mark.parametrize("max_step_size", [0, 1 << 22], ids=["rows", "matrix"])
+def test_discrete_fitted_q_evaluation_equals_that_of_action_features(max_step_size):
     rng = np.random.default_rng(0)
     states, next_states = rng.normal(size=(2, 60, 3))
     next_states[::7] = 0.0
@@ -72,7 +72,7 @@ def test_fitted_q_evaluation_of_choices_equals_that_of_action_features(largest_s
     )
     expected, _ = fitted_q_evaluation(features, following, rewards, 0.5, weights)
     found, converged = discrete_fitted_q_evaluation(
-        states, actions, next_states, probabilities, rewards, 0.5, weights, largest_step=largest_step
+        states, actions, next_states, probabilities, rewards, 0.5, weights, max_step_size=max_step_size
     )
     assert converged
     np.testing.assert_allclose(found.reshape(-1), expected, atol=1e-7)
