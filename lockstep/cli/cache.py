@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lockstep.cli.terminal import say, say_facts, shown_path
-from lockstep.learner.compile.code_folder import MAX_BYTES, empty, kept_code, place_of_kept_code
+from lockstep.learner.compile.code_folder import MAX_BYTES, cache_path, cache_size, empty
 
 
 @dataclass
@@ -17,16 +17,16 @@ class Cache:
 
     def run(self) -> int:
         """Print what is kept, or delete it; return the exit code."""
-        folder = place_of_kept_code()
+        folder = cache_path()
         if self.empty:
             gone = empty(folder)
             say(f"deleted {_in_words(gone.pieces, gone.num_bytes)} in {shown_path(folder)}")
             return 0
-        found = kept_code(folder)
+        size = cache_size(folder)
         say_facts(
             {
                 "folder": shown_path(folder),
-                "kept": _in_words(found.pieces, found.num_bytes),
+                "kept": _in_words(size.pieces, size.num_bytes),
                 "limit": f"{MAX_BYTES / 2**20:,.0f} MiB; what was not used for the longest time goes first",
             }
         )

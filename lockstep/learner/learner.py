@@ -794,7 +794,7 @@ class Learner(Generic[Training]):
             self.reducer.sum_(entry.flat.grad)
         self.seconds["reduction"] += time.perf_counter() - started
         if self.gradient_watch.missing:
-            self.gradient_watch.see(self.optimizers)
+            self.gradient_watch.observe(self.optimizers)
         return self.optimizers.gradients()
 
     def postprocess_gradients(self, gradients: Gradients) -> Gradients:

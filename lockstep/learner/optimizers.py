@@ -1,4 +1,4 @@
-"""The named optimizers of a learner. The parameters of each lie in one flat tensor, and so do their gradients."""
+"""Named optimizers of a learner. All parameters of one optimizer lie in one flat tensor, and so do their gradients."""
 
 from __future__ import annotations
 
@@ -26,28 +26,39 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "rmsprop": torch.optim.RMSprop,
     "sgd": torch.optim.SGD,
 }
-"""by the names of `training(optimizer=)`"""
+"""Optimizer classes by the names of `training(optimizer=)`."""
 SET_ELSEWHERE = {
     "params": "the learner gives it its parameters",
     "lr": "set training(lr=...), which may be a schedule, too",
     **dict.fromkeys(("foreach", "fused", "capturable", "differentiable"), "the learner chooses how a step is computed"),
     "maximize": "losses are minimized; change the sign of yours",
 }
-"""settings of optimizers that are no `optimizer_kwargs`, and why"""
+"""Optimizer settings that are not allowed in `optimizer_kwargs`, each with the reason."""
 ADAM_STATE = {"step", "exp_avg", "exp_avg_sq"}
-NO_AVG, NO_AVG_SQ = 1e-30, 1e-36
-"""Moments of Adam below these are set to 0. Those of weights that get no gradient (of a rectified unit that is off for
-every row) shrink until they are denormal, on which some processors compute a hundred times as slowly; beside Adam's
-epsilon they are nothing."""
+"""Names of the tensors in the state of plain Adam."""
+NO_AVG = 1e-30
+NO_AVG_SQ = 1e-36
+"""Limits of Adam's first and second moment. Moments below them are set to 0.
+
+The moments of a weight without gradient (behind a relu that is off for every row) shrink until they are denormal
+numbers, with which some processors compute a hundred times as slowly. Next to Adam's epsilon such moments change
+nothing."""
 FLUSH_EVERY = 128
-"""steps of Adam between two looks for such moments; 0.9^128 of 1e-30 is not denormal yet"""
+"""Number of Adam steps between two searches for such moments. In between, 1e-30 * 0.9^128 is not denormal yet."""
 for _method in ("add_param_group", "state_dict", "load_state_dict", "zero_grad"):
-    # PyTorch keeps these from being traced, and loads torch._dynamo for that when one is first called: a second of
-    # each start. They are called as they are instead: no code traces them.
-    _plain = getattr(getattr(torch.optim.Optimizer, _method), "__wrapped__", None)
-    if _plain is not None:
-        _plain.__dict__.setdefault("__dynamo_disable", _plain)
-GRADIENT, LEARNS = operator.attrgetter("grad"), operator.attrgetter("requires_grad")
+    # PyTorch wraps these methods so that its compiler does not trace them. The wrapper loads torch._dynamo at the first
+    # call, which takes a second of each start. Nothing here traces them, so the wrapper is told that the method is
+    # excluded already. A version of torch without the wrapper has no `__wrapped__`, and nothing is changed.
+    _unwrapped = getattr(getattr(torch.optim.Optimizer, _method), "__wrapped__", None)
+    if _unwrapped is not None:
+        _unwrapped.__dict__.setdefault("__dynamo_disable", _unwrapped)
+KERNEL_IS_KNOWN = hasattr(torch, "_fused_adam_") and "_optimizer_step_pre_hooks" in inspect.get_annotations(
+    torch.optim.Optimizer
+)
+"""Whether this version of torch has the private names that a direct call of Adam's kernel needs. Without them a step
+is `Optimizer.step`, with the same numbers."""
+_gradient_of = operator.attrgetter("grad")
+_is_trainable = operator.attrgetter("requires_grad")
 ClipFunction = Callable[[Sequence[Tensor], float, GradClipBy, Tensor], None]
 
 
@@ -62,9 +73,14 @@ def global_norm(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def clip_gradients_(tensors: Sequence[Tensor], limit: float, by: GradClipBy, norm: Tensor) -> None:
-    """Clip in place. `norm` is the global norm of `tensors`; only `by="global_norm"` uses it.
+    """Clip gradients in place.
 
-    A tensor of norm n is scaled by `min(1, limit / n)`, so that its direction stays.
+    Args:
+        tensors: Gradients.
+        limit: Largest absolute value or norm after clipping.
+        by: Limit each element ("value"), the norm of each tensor ("norm"), or the norm of all tensors together
+            ("global_norm"). A tensor of norm n is scaled by `min(1, limit / n)`, so that its direction stays.
+        norm: Global norm of `tensors`, 0-d. Only `by="global_norm"` uses it.
     """
     if by == "value":
         for tensor in tensors:
@@ -73,7 +89,8 @@ def clip_gradients_(tensors: Sequence[Tensor], limit: float, by: GradClipBy, nor
         for tensor in tensors:
             tensor.mul_((limit / (torch.linalg.vector_norm(tensor) + 1e-6)).clamp(max=1.0))
     else:
-        # A norm that is NaN scales nothing, so that the sound tensors stay sound and the bad one can be named.
+        # `fmax` ignores a NaN, so a norm that is NaN gives the scale 1. Finite tensors then stay finite, and the bad
+        # one can be named.
         bound = norm.new_full((), limit)
         scale = bound / torch.fmax(norm + 1e-6, bound)
         for tensor in tensors:
@@ -84,9 +101,12 @@ def clip_gradients_(tensors: Sequence[Tensor], limit: float, by: GradClipBy, nor
 
 
 class FlatParameters:
-    """Moves `params` into one contiguous tensor; each parameter becomes a view of it, its gradient a view of `grad`.
+    """One contiguous tensor that holds all parameters of an optimizer, and another one for their gradients.
 
-    Clipping, the optimizer's step, the all-reduce and the publishing of weights are then one operation each.
+    Each of `params` becomes a view of `data`, and its `.grad` a view of `grad`. Clipping, the optimizer's step, the
+    all-reduce and the publishing of weights are then one operation each. `params` stay the same objects, so modules
+    notice nothing.
+
     Raises `ValueError` for an empty list, a repeated parameter, or mixed dtypes or devices.
     """
 
@@ -105,9 +125,9 @@ class FlatParameters:
         self.data = torch.empty(sum(self.sizes), dtype=dtype, device=device)
         self.grad = torch.zeros_like(self.data)
         self.parameter = nn.Parameter(self.data)
-        """the flat tensor as one parameter, for an optimizer that steps all of it at once"""
+        """`data` as one parameter, for an optimizer that steps all of it at once."""
         self.parameter.grad = self.grad
-        self._places = [view.data_ptr() for view in self.unflatten(self.data)]
+        self._addresses = [view.data_ptr() for view in self.unflatten(self.data)]
         self.bind({})
 
     def unflatten(self, flat: Tensor) -> list[Tensor]:
@@ -115,45 +135,49 @@ class FlatParameters:
         return [part.view(shape) for part, shape in zip(flat.split(self.sizes), self.shapes)]
 
     def are_views(self, gradients: Collection[Tensor]) -> bool:
-        """Return whether `gradients`, one for each parameter, are the views of `grad` themselves."""
+        """Return whether `gradients` are exactly the views of `grad`, in the order of the parameters."""
         return len(gradients) == len(self.params) and all(map(operator.is_, gradients, self.grad_views))
 
     def take(self, gradients: Mapping[nn.Parameter, Tensor]) -> Sequence[Tensor]:
-        """Return the gradients of its parameters, in order: the views themselves where the dict has just these.
+        """Return the gradients of the parameters, in order.
 
-        On a device also where it has others beside them: one operation on the flat tensor is one launch.
+        The result is the list `grad_views` itself, so that the caller can operate on `grad` instead, if the dict holds
+        exactly these views. On a device this is so even if the dict holds gradients of other optimizers, too: there one
+        operation on the flat tensor saves a launch for each parameter.
         """
         if self.are_views(gradients.values()):
             return self.grad_views
-        found = [gradients[param] for param in self.params]
-        return self.grad_views if self.data.device.type != "cpu" and self.are_views(found) else found
+        own_gradients = [gradients[param] for param in self.params]
+        on_device = self.data.device.type != "cpu"
+        return self.grad_views if on_device and self.are_views(own_gradients) else own_gradients
 
     def zero_grad(self) -> None:
         """Set all gradients to zero, in one operation.
 
-        The views stay in place, or come back where somebody set `.grad` or `.grad.data` (as `module.double()` does).
+        `.grad` of each parameter is its view again, also if somebody has set `.grad` or `.grad.data` (as
+        `module.double()` does).
         """
         self.grad.zero_()
         try:
-            if list(map(Tensor.data_ptr, map(GRADIENT, self._learning))) == self._grad_places:
+            if list(map(Tensor.data_ptr, map(_gradient_of, self._learning))) == self._grad_addresses:
                 return
-        except TypeError:  # None
+        except TypeError:  # a `.grad` is None
             pass
         self._put_gradients()
 
     def is_bound(self) -> bool:
         """Return whether all parameters still lie in the flat tensor."""
-        return list(map(Tensor.data_ptr, self.params)) == self._places
+        return list(map(Tensor.data_ptr, self.params)) == self._addresses
 
     def bind(self, names: Mapping[int, str]) -> None:
-        """Make parameters views again that were given other memory (`p.data = ...`); their values are kept.
+        """Make parameters with memory of their own (after `p.data = ...`) views of `data` again, with their values.
 
-        `names`: by `id(parameter)`, for messages. Raises `ValueError` naming one that has another shape, dtype or
-        device now; nothing is changed then.
+        `names` are the names of parameters in messages, by `id(parameter)`. Raises `ValueError` naming a parameter that
+        has another shape, dtype or device now; nothing is changed then.
         """
         for param in self.params:
             self.check_fits(param, param, names)
-        # All values first: what was swapped lies in the places of others.
+        # Copy all values before any is written: two parameters that were swapped lie in each other's views.
         moved = [
             (param, view, param.detach().clone())
             for param, view in zip(self.params, self.unflatten(self.data))
@@ -165,7 +189,7 @@ class FlatParameters:
         self._put_gradients()
 
     def check_fits(self, param: nn.Parameter, place: nn.Parameter, names: Mapping[int, str]) -> None:
-        """Raise `ValueError` naming `param` unless it can lie in the place of `place`, one of its parameters."""
+        """Check that `param` can lie where `place`, one of `params`, lies; `ValueError` naming it otherwise."""
         shape = next(shape for p, shape in zip(self.params, self.shapes) if p is place)
         if param.shape != shape or param.dtype != self.data.dtype or param.device != self.data.device:
             raise ValueError(
@@ -176,27 +200,27 @@ class FlatParameters:
             )
 
     def follow_trainable(self) -> bool:
-        """Take over which parameters are frozen (`requires_grad_(False)`); return whether that has changed."""
-        trainable = list(map(LEARNS, self.params))
+        """Read again which parameters are frozen (`requires_grad_(False)`); return whether that has changed."""
+        trainable = list(map(_is_trainable, self.params))
         if trainable == self._trainable:
             return False
         self._put_gradients()
         return True
 
     def _put_gradients(self) -> None:
-        """Make gradients views of the flat one; frozen parameters have none, and optimizers pass them over."""
-        self._trainable = list(map(LEARNS, self.params))
+        """Make each gradient a view of `grad`. A frozen parameter has no gradient, so that optimizers skip it."""
+        self._trainable = list(map(_is_trainable, self.params))
         self.grad_views = self.unflatten(self.grad)
         self.grad_by_param = dict(zip(self.params, self.grad_views))
         self._learning = [param for param in self.params if param.requires_grad]
         self.frozen: Tensor | None = None
-        """`[n]` bool: the elements of frozen parameters; None where all learn"""
+        """Mask `[n]` bool of the elements of frozen parameters; None if there are no such parameters."""
         if not all(self._trainable):
             parts = [torch.full((size,), not learns) for size, learns in zip(self.sizes, self._trainable)]
             self.frozen = torch.cat(parts).to(self.data.device)
         for param, view in self.grad_by_param.items():
             param.grad = view if param.requires_grad else None
-        self._grad_places = [self.grad_by_param[param].data_ptr() for param in self._learning]
+        self._grad_addresses = [self.grad_by_param[param].data_ptr() for param in self._learning]
         self.parameter.grad = self.grad
 
 
@@ -205,32 +229,34 @@ class FlatParameters:
 
 @dataclass(slots=True)
 class RegisteredOptimizer:
-    """One optimizer, its flat parameters and its learning-rate schedule."""
+    """Optimizer of a learner, with its flat parameters and its learning-rate schedule."""
 
     module_id: str
     name: str
     optimizer: torch.optim.Optimizer
     flat: FlatParameters
     schedule: Schedule | None
-    """None: the rates are the optimizer's own, and nobody else sets them"""
+    """Schedule of the learning rate. None leaves the rates to the optimizer: a user's may have one for each group."""
     steps_flat: bool
-    """the optimizer holds the one flat tensor (ours), not the single parameters (a user's)"""
+    """Whether the optimizer holds the flat tensor as one parameter. A user's own optimizer holds single parameters."""
     bad_gradient: Tensor | None = None
-    """a gradient that was not finite, since the last report: on the CPU the first, else zeros before it and the last"""
+    """Flat gradient that was not finite since the last report. On the CPU it is the first such gradient, or None; on a
+    device the last one, or zeros."""
     hold: Tensor | None = None
-    """0-d float32, 1 while steps are to leave everything as it is; None: never"""
+    """0-d float32, 1 while steps shall change nothing. None: steps are never held."""
     rate: Tensor | None = None
-    """0-d float32 on the device: the learning rate of steps in a CUDA graph; None: that of the optimizer"""
+    """Learning rate of steps in a CUDA graph, 0-d float32 on the device: a graph would repeat a plain number. None: the
+    rate is that of the optimizer."""
     has_loss: bool = True
-    """took part in the loss of the present gradient step"""
+    """Whether the present gradient step has a loss for it. Without one it is not stepped."""
     updates_at_zero_rate: int = 0
-    """updates that trained nothing, since its learning rate was 0 and does not rise again"""
+    """Number of updates that trained nothing because the learning rate was 0 and does not rise again."""
     key: str = field(init=False)
-    """`module_id.name`, as in checkpoints"""
+    """Name in checkpoints: `module_id.name`."""
     bad_steps: Tensor = field(init=False)
-    """0-d: gradients that were not finite, since the last report"""
+    """Number of gradients that were not finite since the last report, 0-d."""
     on_host: bool = field(init=False)
-    """whether its parameters are in the CPU's memory"""
+    """Whether its parameters are in the memory of the CPU."""
 
     def __post_init__(self) -> None:
         self.key = f"{self.module_id}.{self.name}"
@@ -239,7 +265,7 @@ class RegisteredOptimizer:
 
     @property
     def is_plain_adam(self) -> bool:
-        """Whether it is Adam on the flat tensor with nothing special switched on: a step that can be compiled whole."""
+        """Whether it is Adam over the flat tensor without special options. Only such a step is compiled as a whole."""
         group = self.optimizer.param_groups[0]
         return (
             self.steps_flat
@@ -249,38 +275,48 @@ class RegisteredOptimizer:
 
     @property
     def steps_directly(self) -> bool:
-        """Whether fused Adam's kernel may be called without `Optimizer.step` around it.
+        """Whether a step is a direct call of fused Adam's kernel, without `Optimizer.step` around it.
 
-        Not where a hook or a scheduler waits for that call.
+        It is not if somebody waits for that call: a hook, or a scheduler, which replaces the method on the object.
         """
+        if not (KERNEL_IS_KNOWN and self.is_plain_adam):
+            return False
         optimizer = self.optimizer
         hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-        return self.is_plain_adam and not hooks and "step" not in vars(optimizer)
+        return not hooks and "step" not in vars(optimizer)
 
     def step(self, nan_policy: NanPolicy) -> None:
-        """Step on the flat gradient. One that is not finite is counted and, but for "zero", changes nothing."""
-        flat, skip = self.flat, None
-        if not flat.is_bound():  # moved within the forward pass, as `LSTM.flatten_parameters` does on CUDA
+        """Take one step on the flat gradient. A gradient that is not finite is counted.
+
+        Such a gradient changes nothing, or with `nan_policy="zero"` is 0 in the elements that are not finite.
+        """
+        flat = self.flat
+        skip = None
+        if not flat.is_bound():  # the forward pass may move parameters: `LSTM.flatten_parameters` does on CUDA
             flat.bind({})
+
+        # The sum is finite only if all elements are: one pass, and one number for the host to read.
         if not self.on_host:
-            skip = self._look_on_device(nan_policy)
+            skip = self._check_on_device(nan_policy)
         elif not math.isfinite(float(flat.grad.sum())):
             self.bad_steps.add_(1)
             self.keep_bad_gradient()
             if nan_policy != "zero":
                 return
             flat.grad.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+
         if self.hold is not None:
             skip = self.hold if skip is None else torch.maximum(skip, self.hold)
         if self.steps_flat and flat.frozen is not None:
-            with self._keeping(flat.frozen):
+            with self._restoring(flat.frozen):
                 self._take_step(skip)
         else:
             self._take_step(skip)
 
     def _take_step(self, skip: Tensor | None) -> None:
-        """Take a step of the optimizer, unless `skip`, which the host does not read, is 1."""
-        optimizer, flat = self.optimizer, self.flat
+        """Take one step of the optimizer, unless `skip`, a 0-d tensor that the host does not read, is 1."""
+        optimizer = self.optimizer
+        flat = self.flat
         if self.steps_directly:
             exp_avg, exp_avg_sq, step = self.adam_state()
             group = optimizer.param_groups[0]
@@ -300,7 +336,7 @@ class RegisteredOptimizer:
                 eps=group["eps"],
                 amsgrad=False,
                 maximize=False,
-                found_inf=skip,  # 1 leaves everything as it is
+                found_inf=skip,  # if it is 1, the kernel changes nothing
             )
             if skip is not None:
                 step.sub_(skip)
@@ -308,21 +344,22 @@ class RegisteredOptimizer:
                 exp_avg.masked_fill_(exp_avg.abs() < NO_AVG, 0.0)
                 exp_avg_sq.masked_fill_(exp_avg_sq < NO_AVG_SQ, 0.0)
         else:
-            heeds = self.steps_flat and bool(optimizer.param_groups[0].get("fused"))
-            if heeds:
+            # torch's gradient scaler uses the same attribute: fused optimizers skip the step if it is 1.
+            reads_found_inf = self.steps_flat and bool(optimizer.param_groups[0].get("fused"))
+            if reads_found_inf:
                 optimizer.found_inf = skip  # type: ignore[attr-defined]
-            with nullcontext() if heeds or skip is None else self._keeping(skip.bool()):
+            with nullcontext() if reads_found_inf or skip is None else self._restoring(skip.bool()):
                 optimizer.step()
 
     def set_lr(self, lr: float) -> None:
-        """Set the learning rate of every parameter group. `ValueError` unless it is a finite number, at least 0."""
+        """Set the learning rate of every parameter group; `ValueError` unless it is a finite number, at least 0."""
         if not is_number(lr) or not 0.0 <= lr < math.inf:
             raise ValueError(f"{self.key}: lr={lr!r} is not allowed; it must be a finite number, at least 0")
         for group in self.optimizer.param_groups:
             group["lr"] = lr
 
     def adam_state(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return `(exp_avg, exp_avg_sq, step)`, made where no step was taken yet."""
+        """Return `(exp_avg, exp_avg_sq, step)` of plain Adam, created as zeros before the first step."""
         state = self.optimizer.state[self.flat.parameter]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=self.flat.data.device)
@@ -331,27 +368,31 @@ class RegisteredOptimizer:
         return state["exp_avg"], state["exp_avg_sq"], state["step"]
 
     def flush_denormals(self) -> None:
-        """Set to 0 what is too small to count in the memory of an optimizer without a kernel of our own (see `NO_AVG`);
-        called after each update."""
+        """Set denormal numbers in the optimizer's state to 0 (see `NO_AVG`). Called after each update.
+
+        The steps of plain Adam do this themselves.
+        """
         if self.steps_flat and self.on_host and not self.is_plain_adam:
             for value in self.optimizer.state.get(self.flat.parameter, {}).values():
                 if torch.is_tensor(value) and value.shape == self.flat.data.shape:
                     value.masked_fill_(value.abs() < NO_AVG_SQ, 0.0)
 
     def keep_only(self, params: Sequence[nn.Parameter]) -> None:
-        """Go on with some of its parameters; what the optimizer remembers of them stays."""
+        """Step only `params` from now on, a part of the present ones. Their optimizer state is kept."""
         ids = {id(param) for param in params}
-        old, group = self.flat, self.optimizer.param_groups[0]
-        rows = torch.cat([torch.full((n,), id(p) in ids) for n, p in zip(old.sizes, old.params)]).to(old.data.device)
-        remembered = self.optimizer.state.pop(old.parameter, None)
+        old = self.flat
+        elements = torch.cat([torch.full((n,), id(p) in ids) for n, p in zip(old.sizes, old.params)]).to(
+            old.data.device
+        )
+        old_state = self.optimizer.state.pop(old.parameter, None)
         self.flat = FlatParameters(params)
         self.bad_gradient = None
         if self.steps_flat:
-            group["params"] = [self.flat.parameter]
-            if remembered:
+            self.optimizer.param_groups[0]["params"] = [self.flat.parameter]
+            if old_state:
                 self.optimizer.state[self.flat.parameter] = {
-                    name: value[rows] if torch.is_tensor(value) and value.shape == old.data.shape else value
-                    for name, value in remembered.items()
+                    name: value[elements] if torch.is_tensor(value) and value.shape == old.data.shape else value
+                    for name, value in old_state.items()
                 }
             return
         for group in self.optimizer.param_groups:
@@ -361,17 +402,20 @@ class RegisteredOptimizer:
             group["params"] = [param for param in group["params"] if id(param) in ids]
 
     def replace(self, param: nn.Parameter, by: nn.Parameter) -> None:
-        """Go on with another object in the place of `param`; what the optimizer remembers stays."""
-        self.flat.params = [by if p is param else p for p in self.flat.params]  # `bind` must follow
+        """Step the parameter `by` instead of `param`, with the optimizer state of `param`.
+
+        `by` does not lie in the flat tensor before `FlatParameters.bind` is called.
+        """
+        self.flat.params = [by if p is param else p for p in self.flat.params]
         for group in self.optimizer.param_groups:
             group["params"] = [by if p is param else p for p in group["params"]]
         if param in self.optimizer.state:
             self.optimizer.state[by] = self.optimizer.state.pop(param)
 
     def warn_of_zero_rate(self) -> None:
-        """Warn once, at the second update whose learning rate is 0 and does not rise again, so that it trains nothing.
+        """Warn once that updates train nothing, at the second one whose learning rate is 0 and does not rise again.
 
-        At the second: a schedule that ends with the run leaves its last update with a rate of 0.
+        The first one is no reason to warn: a schedule that ends with the run leaves the last update with a rate of 0.
         """
         if self.schedule is not None and self.schedule.rises_later:
             return
@@ -387,35 +431,35 @@ class RegisteredOptimizer:
     # -- gradients that are not finite ---
 
     def keep_bad_gradient(self) -> None:
-        """On the CPU: keep the present gradient, which is not finite, until it is reported; the first one only."""
+        """Keep the present gradient, which is not finite, until it is reported. On the CPU only; the first one is kept."""
         if self.bad_gradient is None:
             self.bad_gradient = self.flat.grad.clone()
 
     def bad_gradient_buffer(self) -> Tensor:
-        """Elsewhere: return where the last gradient that was not finite is kept until it is reported."""
+        """Return the buffer that keeps the last gradient that was not finite until it is reported. Only on a device."""
         if self.bad_gradient is None:
             self.bad_gradient = torch.zeros_like(self.flat.grad)
         return self.bad_gradient
 
     def take_bad_parameter(self) -> nn.Parameter | None:
-        """Return the first parameter whose gradient was not finite since the last report, and forget it."""
+        """Return the first parameter whose gradient was not finite since the last report, and clear that gradient."""
         if self.bad_gradient is None:
             return None
         views = self.flat.unflatten(self.bad_gradient)
-        found = next((p for p, view in zip(self.flat.params, views) if not view.isfinite().all()), None)
+        bad_parameter = next((p for p, view in zip(self.flat.params, views) if not view.isfinite().all()), None)
         if self.on_host:
             self.bad_gradient = None
-        else:  # an input of compiled steps
+        else:  # compiled steps write to this buffer, so it has to stay
             self.bad_gradient.zero_()
-        return found
+        return bad_parameter
 
-    def _look_on_device(self, nan_policy: NanPolicy) -> Tensor | None:
-        """Count a bad gradient where the host must not wait for the device.
+    def _check_on_device(self, nan_policy: NanPolicy) -> Tensor | None:
+        """Count a gradient that is not finite, on a device that the host must not wait for.
 
-        Returns 0-d float32, 1 where the step is to be skipped.
+        Returns a 0-d float32 that is 1 if the step is to be skipped; None if steps are not skipped.
         """
         total = self.flat.grad.sum()
-        bad = (total - total).ne_(0.0)  # 1 where it is infinite or not a number
+        bad = (total - total).ne_(0.0)  # 1 if the total is infinite or NaN: then the difference is NaN
         self.bad_steps.add_(bad)
         buffer = self.bad_gradient_buffer()
         buffer.copy_(torch.where(bad.bool(), self.flat.grad, buffer))
@@ -425,38 +469,42 @@ class RegisteredOptimizer:
         return bad.to(torch.float32)
 
     @contextmanager
-    def _keeping(self, kept: Tensor) -> Iterator[None]:
-        """Return a context that leaves parameters, and what is remembered of them, as they are where `kept` is set.
+    def _restoring(self, mask: Tensor) -> Iterator[None]:
+        """Return a context after which parameters and optimizer state have their old values again where `mask` is set.
 
-        `kept`: 0-d bool, or `[n]` for the flat tensor: of frozen parameters the gradient is 0, but moments of earlier
-        ones and weight decay would move them on. Since the host does not read it, what is remembered for the first time
-        begins at 0 there, and a count of steps that the host has goes on.
+        `mask` is 0-d bool for a step to skip, or `[n]` for the frozen elements of the flat tensor. Frozen parameters
+        have a gradient of 0, but earlier moments and weight decay would still move them.
+
+        The host does not read `mask`. State that the step creates is therefore set to 0 where `mask` is set, and a
+        number of steps that is kept on the host counts skipped steps, too.
         """
-        before = [(tensor, tensor.clone()) for tensor in self._stepped(kept)]
+        before = [(tensor, tensor.clone()) for tensor in self._stepped(mask)]
         known = {id(tensor) for tensor, _ in before}
         yield
         for tensor, value in before:
-            tensor.copy_(torch.where(kept, value, tensor))
-        for tensor in self._stepped(kept):
+            tensor.copy_(torch.where(mask, value, tensor))
+        for tensor in self._stepped(mask):
             if id(tensor) not in known:
-                tensor.masked_fill_(kept, 0)
+                tensor.masked_fill_(mask, 0)
 
-    def _stepped(self, kept: Tensor) -> list[Tensor]:
-        """Return the tensors that a step changes and `kept` fits: parameters, and what is remembered of them."""
-        remembered = [value for state in self.optimizer.state.values() for value in state.values()]
-        tensors = [self.flat.data, *filter(torch.is_tensor, remembered)]
-        return [each for each in tensors if each.device == kept.device and kept.shape in ((), each.shape)]
+    def _stepped(self, mask: Tensor) -> list[Tensor]:
+        """Return the tensors that a step changes and that `mask` fits: parameters and optimizer state."""
+        tensors = [self.flat.data]
+        for state in self.optimizer.state.values():
+            tensors += filter(torch.is_tensor, state.values())
+        return [each for each in tensors if each.device == mask.device and mask.shape in ((), each.shape)]
 
 
-# -- all of them ---
+# -- all optimizers of a learner ---
 
 
 class OptimizerSet:
-    """Registration, learning rates and state of all optimizers of one learner."""
+    """All optimizers of one learner, in order of registration."""
 
     def __init__(self) -> None:
         self._by_key: dict[tuple[str, str], RegisteredOptimizer] = {}
         self._owner: dict[int, RegisteredOptimizer] = {}
+        """Optimizer of each parameter, by `id(parameter)`."""
 
     def __iter__(self) -> Iterator[RegisteredOptimizer]:
         return iter(self._by_key.values())
@@ -472,9 +520,17 @@ class OptimizerSet:
         params: Sequence[nn.Parameter],
         lr: ScheduleLike | None,
     ) -> RegisteredOptimizer:
-        """Add an optimizer over `params`, or `make(flat_parameter)` over all of them as one tensor.
+        """Add an optimizer over `params`.
 
-        Raises `ValueError` when the name is taken or a parameter already has an optimizer.
+        Args:
+            module_id: Module that it belongs to, or `ALL_MODULES`.
+            name: Name of the optimizer within the module.
+            make: Optimizer that holds exactly `params`, or a function that makes one over the flat tensor.
+            params: Parameters to step. They become views of one flat tensor.
+            lr: Learning rate or schedule. None leaves the rates of the optimizer alone.
+
+        Raises:
+            ValueError: the name is taken, or a parameter already has an optimizer.
         """
         if (module_id, name) in self._by_key:
             raise ValueError(f"optimizer {name!r} of module {module_id!r} is already registered; give it another name")
@@ -496,9 +552,10 @@ class OptimizerSet:
         return entry
 
     def replace(self, replaced: Mapping[nn.Parameter, nn.Parameter], names: Mapping[int, str]) -> None:
-        """Go on with other objects in the place of parameters. `names`: by `id` of the new ones.
+        """Step other parameters instead of present ones, with the same optimizer state.
 
-        Raises `ValueError` naming one that does not fit; nothing is changed then.
+        `replaced` maps each present parameter to the new one, and `names` the ids of new parameters to their names.
+        Raises `ValueError` naming a parameter that does not fit; nothing is changed then.
         """
         for param, by in replaced.items():
             self._owner[id(param)].flat.check_fits(by, param, names)
@@ -508,7 +565,7 @@ class OptimizerSet:
             entry.replace(param, by)
 
     def steps(self, param: Tensor) -> bool:
-        """Return whether there is an optimizer for `param`."""
+        """Return whether an optimizer steps `param`."""
         return id(param) in self._owner
 
     def get(self, module_id: str, name: str) -> RegisteredOptimizer:
@@ -522,7 +579,7 @@ class OptimizerSet:
         return [entry for entry in self if entry.module_id == module_id]
 
     def entry_of(self, optimizer: torch.optim.Optimizer) -> RegisteredOptimizer:
-        """Return where `optimizer` is registered; `ValueError` where it is none, `KeyError` where it is not known."""
+        """Return the entry of `optimizer`; `ValueError` for another object, `KeyError` if it is not registered."""
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ValueError(f"optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
         for entry in self:
@@ -534,18 +591,18 @@ class OptimizerSet:
         return ", ".join(entry.key for entry in self) or "none"
 
     def module_ids(self) -> list[str]:
-        """Return the ids under which optimizers are registered, `ALL_MODULES` among them where it is used."""
+        """Return the module ids under which optimizers are registered, `ALL_MODULES` included."""
         return list(dict.fromkeys(entry.module_id for entry in self))
 
     def gradients(self) -> dict[nn.Parameter, Tensor]:
         """Return each parameter's gradient, a view of the flat gradient of its optimizer."""
-        found: dict[nn.Parameter, Tensor] = {}
+        gradients: dict[nn.Parameter, Tensor] = {}
         for entry in self:
-            found.update(entry.flat.grad_by_param)
-        return found
+            gradients.update(entry.flat.grad_by_param)
+        return gradients
 
     def take_gradients(self, gradients: Mapping[nn.Parameter, Tensor]) -> None:
-        """Copy what is not a view already into the flat gradients. `ValueError` where a parameter has none."""
+        """Copy gradients that are not views already into the flat gradients; `ValueError` if a parameter has none."""
         for entry in self:
             if entry.flat.are_views(gradients.values()):
                 continue
@@ -560,7 +617,7 @@ class OptimizerSet:
                     view.copy_(gradient)
 
     def remove(self, module_id: str, params: Collection[int]) -> None:
-        """Take out the optimizers registered under `module_id`, and from all others the parameters of these ids."""
+        """Remove the optimizers of module `module_id`, and the parameters with the ids `params` from all others."""
         for key, entry in list(self._by_key.items()):
             kept = [param for param in entry.flat.params if id(param) not in params]
             if entry.module_id == module_id or not kept:
@@ -576,30 +633,37 @@ class OptimizerSet:
         series: Mapping[tuple[str, str], Sequence[float]],
         config_of: Callable[[str], TrainingSection],
     ) -> int:
-        """Add to `results` by module learning rates, and the shares of gradient steps whose global norm was clipped;
-        return how many gradients were not finite, and count anew.
+        """Add learning rates and shares of clipped gradient steps to `results`; return the number of bad gradients.
 
-        `warns_of`: the modules whose optimizers warn where they train nothing. `series`: metrics in each gradient step.
-        The device is not asked where `results` say already that none was bad.
+        A bad gradient is one that is not finite. Their count starts again from 0.
+
+        Args:
+            results: Numbers by module id, which are extended. If `num_bad_gradients` is 0 there, the device is not
+                asked for the count.
+            warns_of: Ids of the modules whose optimizers warn if they train nothing.
+            series: Values of each metric in the gradient steps of the update.
+            config_of: Function that returns the training section of a module id.
         """
         counts = [0.0] * len(self)
         if results[ALL_MODULES].get("num_bad_gradients") != 0 and len(self):
             if all(entry.on_host for entry in self):
                 counts = [entry.bad_steps.item() for entry in self]
-            else:  # one transfer for all
+            else:  # one transfer to the host for all of them
                 counts = torch.stack([entry.bad_steps for entry in self]).tolist()
         for entry, count in zip(self, counts):
             entry.flush_denormals()
             rates = [group["lr"] for group in entry.optimizer.param_groups]
-            result, config = results.setdefault(entry.module_id, {}), config_of(entry.module_id)
+            result = results.setdefault(entry.module_id, {})
+            config = config_of(entry.module_id)
             result[f"{entry.name}_learning_rate"] = rates[0]
             norms = series.get((entry.module_id, f"gradients_{entry.name}_global_norm"))
             if norms and config.grad_clip is not None and config.grad_clip_by == "global_norm":
                 clipped = sum(norm > config.grad_clip for norm in norms)
                 result[f"gradients_{entry.name}_share_clipped"] = clipped / len(norms)
-            if not any(rates) and (entry.module_id in warns_of or (warns_of and entry.module_id == ALL_MODULES)):
+            may_warn = entry.module_id in warns_of or (warns_of and entry.module_id == ALL_MODULES)
+            if not any(rates) and may_warn:
                 entry.warn_of_zero_rate()
-            if count:  # the same on all learners
+            if count:  # gradients are summed over learners, so all of them count the same
                 entry.bad_steps.zero_()
         return int(sum(counts))
 
@@ -607,19 +671,19 @@ class OptimizerSet:
 
     def get_state(self) -> dict[str, Any]:
         """Return `{key: {"state": tensors by parameter, "param_groups": settings, "schedule": position}}`."""
-        out: dict[str, Any] = {}
+        states: dict[str, Any] = {}
         for entry in self:
             state = entry.optimizer.state_dict()
             groups = [{k: v for k, v in group.items() if k != "params"} for group in state["param_groups"]]
-            out[entry.key] = {
+            states[entry.key] = {
                 "state": {i: _copy_of(item) for i, item in state["state"].items()},
                 "param_groups": groups,
                 "schedule": {} if entry.schedule is None else entry.schedule.get_state(),
             }
-        return out
+        return states
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Raise `ValueError` naming missing, unknown or misshaped entries; nothing is changed."""
+        """Check that `set_state` can restore `state`; `ValueError` naming missing, unknown or misshaped entries."""
         known = {entry.key for entry in self}
         if set(state) != known:
             raise ValueError(
@@ -654,10 +718,12 @@ class OptimizerSet:
         for entry in self:
             saved = state[entry.key]
             current = entry.optimizer.state_dict()["param_groups"]
-            groups = [  # settings are as configured, but for the rate, where the configuration makes the optimizer
-                {**now, "lr": before["lr"]} if entry.steps_flat else {**now, **before}
-                for now, before in zip(current, saved["param_groups"])
-            ]
+            # Settings of a configured optimizer are those of the present configuration, apart from the learning rate,
+            # which a schedule may have moved. Only the checkpoint knows the settings of a user's own optimizer.
+            groups = []
+            for now, before in zip(current, saved["param_groups"]):
+                restored = {"lr": before["lr"]} if entry.steps_flat else before
+                groups.append({**now, **restored})
             tensors = {int(i): _copy_of(item) for i, item in saved["state"].items()}
             entry.optimizer.load_state_dict({"state": tensors, "param_groups": groups})
             if entry.schedule is None or not saved["schedule"]:
@@ -669,11 +735,12 @@ class OptimizerSet:
 
 
 def configured_optimizer(config: TrainingSection[Any]) -> Callable[[nn.Parameter], torch.optim.Optimizer]:
-    """Return what makes the optimizer of `training(optimizer=, optimizer_kwargs=)` over one flat tensor.
+    """Return a function that makes the optimizer of `training(optimizer=, optimizer_kwargs=)` over one flat tensor.
 
-    Raises `ValueError` for settings that it does not have, or that are set elsewhere.
+    Raises `ValueError` for settings that the optimizer does not have, or that are set elsewhere.
     """
-    kind, settings = config.optimizer, dict(config.optimizer_kwargs)
+    kind = config.optimizer
+    settings = dict(config.optimizer_kwargs)
     where = f"training.optimizer_kwargs={settings!r} is not allowed for training.optimizer={kind!r}"
     make = OPTIMIZERS[kind] if isinstance(kind, str) else kind
     is_adam = kind in ("adam", "adamw")
@@ -687,14 +754,15 @@ def configured_optimizer(config: TrainingSection[Any]) -> Callable[[nn.Parameter
             raise ValueError(f"{where}: there is no {name!r}; {suggestion(name, sorted(known.keys() - elsewhere))}")
     if is_adam:
         settings["eps"] = config.adam_epsilon
-    if kind in ("adam", "adamw", "sgd"):
+    if kind in ("adam", "adamw", "sgd"):  # torch's RMSprop has no fused kernel
         settings["fused"] = True
-    return lambda flat: make([flat], lr=1e-3, **settings)
+    return lambda flat: make([flat], lr=1e-3, **settings)  # `training.lr` sets the rate when it is registered
 
 
 def check_configured_optimizer(config: TrainingSection[Any]) -> None:
-    """Raise `ValueError` unless the configured optimizer can be made of one flat tensor."""
-    make, param = configured_optimizer(config), nn.Parameter(torch.zeros(2))
+    """Check that the configured optimizer can be made over one flat tensor; `ValueError` otherwise."""
+    make = configured_optimizer(config)
+    param = nn.Parameter(torch.zeros(2))
     where = f"training.optimizer={config.optimizer!r} with optimizer_kwargs={config.optimizer_kwargs!r}"
     try:
         optimizer = make(param)
@@ -706,7 +774,7 @@ def check_configured_optimizer(config: TrainingSection[Any]) -> None:
 
 
 def warn_of_configured(name: str, configured: float, saved: float) -> None:
-    """Warn that a configured value is in force, and not the one that a checkpoint was made with."""
+    """Warn that a configured value is used, and not the one that a checkpoint was made with."""
     warnings.warn(
         f"{name} is {configured:g}, as configured; the checkpoint was made with {saved:g}",
         ConfiguredValueWarning,

@@ -1,4 +1,4 @@
-"""Watch what an update relies on and others may change: parameters in their places, gradients that arrive."""
+"""Checks of what an update relies on and others may change: parameters in their places, gradients that arrive."""
 
 from __future__ import annotations
 
@@ -12,74 +12,88 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.learner.optimizers import OptimizerSet, RegisteredOptimizer
-from lockstep.learner.targets import TargetNetwork
+from lockstep.learner.targets import target_networks
 from lockstep.modules import MultiRLModule
 
 STEPS_BETWEEN_LOOKS = 500
-"""gradient steps after which gradients are looked at once more (which takes about half a small gradient step)"""
+"""Number of gradient steps after which gradients are checked once more. One check takes about half as long as a small
+gradient step."""
 STEPS_OF_A_LOOK = 8
-"""gradient steps after which a look ends with the update, if it was not all in one"""
+"""Number of checked gradient steps after which a check ends with the update."""
 
 
 class ParameterWatch:
-    """Notices before each update what ordinary torch code did to a learner's parameters since the last one.
+    """Detector of changes that ordinary torch code made to a learner's parameters since the last update.
 
-    `p.data = ...`, `vector_to_parameters`, `load_state_dict(assign=True)`, `module.double().float()`, another layer in
-    the place of one, `requires_grad_`: the flat views are bound to what is there now, and optimizers go on with it.
+    Such code is `p.data = ...`, `vector_to_parameters`, `load_state_dict(assign=True)`, `module.double().float()`,
+    `requires_grad_`, or a layer that replaces another one. Each of them leaves parameters that are no longer views of
+    the flat tensor, so optimizers would train tensors that no module uses. The watch binds the flat tensors to the
+    present parameters, and hands the optimizers' state over to them.
     """
 
     def __init__(self, module: nn.Module, optimizers: OptimizerSet, registered: Mapping[str, Any]) -> None:
-        self._module, self._optimizers, self._registered = module, optimizers, registered
+        self._module = module
+        self._optimizers = optimizers
+        self._registered = registered
         self._remember()
 
     def look(self) -> bool:
-        """Bind anew what was replaced; return whether compiled code has to be made anew.
+        """Bind flat tensors and targets to parameters that were replaced; return whether compiled code is out of date.
 
-        Raises `ValueError` naming a parameter that is gone, or has another shape, dtype or device.
+        Raises `ValueError` naming a parameter that was removed, or has another shape, dtype or device now.
         """
-        replaced = {} if self._is_tree_as_it_was() else self._follow_replaced()
-        changed = bool(replaced) or (
-            bool(self._others) and list(map(Tensor.data_ptr, self._others)) != self._places_of_others
-        )
+        replaced = {} if self._is_tree_unchanged() else self._follow_replaced()
+        changed = bool(replaced)
+        if self._unstepped:
+            changed |= list(map(Tensor.data_ptr, self._unstepped)) != self._unstepped_places
         for entry in self._optimizers:
             changed |= entry.flat.follow_trainable()
             if not entry.flat.is_bound():
                 entry.flat.bind(self._names)
-        for target in self._registered.values():
-            if isinstance(target, TargetNetwork) and (changed or not target.is_bound()):
+        for target in target_networks(self._registered).values():
+            if changed or not target.is_bound():
                 target.bind(replaced.get(target.source, target.source))
         if changed:
             self._remember()
         return changed
 
-    def _is_tree_as_it_was(self) -> bool:
-        """Return whether each module, parameter and buffer is the object that it was."""
+    def _is_tree_unchanged(self) -> bool:
+        """Return whether each submodule, parameter and buffer is still the same object.
+
+        This runs before every update, so it compares lists that `_remember` has made and does not walk the tree.
+        """
         try:
             return all(map(operator.is_, map(operator.getitem, self._parts, self._keys), self._objects))
         except KeyError:
             return False
 
     def _remember(self) -> None:
+        """Take the present modules, parameters and buffers as those to compare with."""
         self._modules: dict[str, nn.Module] = dict(self._module.named_modules())
         parts: list[tuple[dict[str, Any], str, Any]] = []
+        """Dict of a module, key, and the object under this key."""
         for module in self._modules.values():
-            for part in (vars(module)[kind] for kind in ("_modules", "_parameters", "_buffers")):
+            for kind in ("_modules", "_parameters", "_buffers"):
+                part = vars(module)[kind]
                 parts += [(part, name, value) for name, value in part.items() if _has_tensors(value)]
         self._parts, self._keys, self._objects = ([*each] for each in zip(*parts))
+
         self._params = dict(self._module.named_parameters(remove_duplicate=False))
         self._names = {id(value): name for name, value in self._registered.items()}
         self._names |= {id(param): name for name, param in self._params.items()}
+
+        # Tensors that no optimizer steps are in no flat tensor: only their addresses can tell that they were moved.
         tensors: list[Any] = [*self._params.values(), *self._module.buffers()]
-        self._others = [tensor for tensor in tensors if not self._optimizers.steps(tensor)]
-        self._places_of_others = list(map(Tensor.data_ptr, self._others))
+        self._unstepped = [tensor for tensor in tensors if not self._optimizers.steps(tensor)]
+        self._unstepped_places = list(map(Tensor.data_ptr, self._unstepped))
 
     def _follow_replaced(self) -> dict[nn.Module, nn.Module]:
-        """Let optimizers go on with the parameters that stand under the names of theirs.
+        """Hand the optimizers the parameters that now have the names of theirs.
 
-        Returns the modules that stand under the names of others.
+        Returns for each module of before the module that has its name now.
         """
         now = dict(self._module.named_parameters(remove_duplicate=False))
-        found: dict[nn.Parameter, nn.Parameter] = {}
+        successors: dict[nn.Parameter, nn.Parameter] = {}
         for name, param in self._params.items():
             if not self._optimizers.steps(param):
                 continue
@@ -88,20 +102,21 @@ class ParameterWatch:
                     f"the parameter {name} is no longer in its module, but an optimizer has it; put it back, or build "
                     "the learner anew with the module as it is"
                 )
-            if found.setdefault(param, now[name]) is not now[name]:
+            if successors.setdefault(param, now[name]) is not now[name]:
                 raise ValueError(
                     f"the parameter {name} was shared with another layer and is one of its own now; tie them again, or "
                     "build the learner anew"
                 )
         names = {id(param): name for name, param in now.items()}
-        self._optimizers.replace({param: by for param, by in found.items() if by is not param}, names)
+        changes = {param: successor for param, successor in successors.items() if successor is not param}
+        self._optimizers.replace(changes, names)
         before = self._modules
         self._remember()
         return {module: self._modules.get(name, module) for name, module in before.items()}
 
 
 def _has_tensors(part: nn.Module | Tensor | None) -> bool:
-    """Return whether it is a tensor, or a module that has one."""
+    """Return whether `part` is a tensor, or a module with parameters or buffers."""
     if isinstance(part, nn.Module):
         return any(True for _ in part.parameters()) or any(True for _ in part.buffers())
     return part is not None
@@ -119,46 +134,57 @@ WITHOUT_OPTIMIZER = (
 
 
 class GradientWatch:
-    """Finds trainable parameters that get no gradient in a whole update, or that no optimizer steps.
+    """Detector of trainable parameters that get no gradient in a whole update, or that no optimizer steps.
 
-    It looks at the first gradient steps, and again after each `STEPS_BETWEEN_LOOKS`, until all parameters had one.
+    A check covers the first gradient steps of an update, until each parameter had a gradient. There is one check at the
+    start, and one after each `STEPS_BETWEEN_LOOKS` gradient steps.
     """
 
     def __init__(self) -> None:
-        self._named: set[str] = set()
-        """parameters that were named already"""
+        self._reported: set[str] = set()
+        """Names of the parameters that a warning has named. No parameter is named twice."""
         self._steps_to_go = 0
+        """Gradient steps until the next check."""
         self.missing: dict[nn.Parameter, RegisteredOptimizer] = {}
-        """while it looks: those without a gradient so far"""
+        """Parameters without a gradient so far, with their optimizers. Empty when no check is in progress."""
         self._names: dict[nn.Parameter, str] = {}
-        self._unstepped: list[str] = []
-        """those that no optimizer steps"""
+        self._without_optimizer: list[str] = []
+        """Names of the trainable parameters that no optimizer steps."""
         self._steps: Counter[str] = Counter()
-        """gradient steps that it looked at, in all ("") and by optimizer"""
+        """Number of checked gradient steps: by the key of the optimizer, and of all of them under ""."""
         self._largest: Tensor | None = None
-        """the largest gradients of the parameters in `missing`, where they are not read yet"""
+        """Largest absolute gradients of the parameters in `missing`; None if they were read, or not yet observed."""
 
     def begin(
         self, module: MultiRLModule, registered: Mapping[str, Any], optimizers: OptimizerSet, module_ids: Iterable[str]
     ) -> None:
-        """Begin an update of the modules `module_ids`."""
+        """Begin an update of the modules `module_ids`, and a check if one is due."""
         if self._steps_to_go > 0:
             return
         self._steps_to_go = STEPS_BETWEEN_LOOKS
         self._steps.clear()
         self._names = {p: name for name, p in module.named_parameters()}
         self._names |= {value: name for name, value in registered.items() if isinstance(value, nn.Parameter)}
-        learning = {p: entry for entry in optimizers for p in entry.flat.params if p.requires_grad}
-        self.missing = {p: entry for p, entry in learning.items() if self._name(p) not in self._named}
-        params = [p for module_id in module_ids for p in module[module_id].parameters() if p.requires_grad]
-        self._unstepped = [self._names[p] for p in params if not optimizers.steps(p)]
+
+        self.missing = {}
+        for entry in optimizers:
+            for p in entry.flat.params:
+                if p.requires_grad and self._name(p) not in self._reported:
+                    self.missing[p] = entry
+
+        self._without_optimizer = []
+        for module_id in module_ids:
+            trainable = [p for p in module[module_id].parameters() if p.requires_grad]
+            self._without_optimizer += [self._names[p] for p in trainable if not optimizers.steps(p)]
 
     def forget(self) -> None:
-        """Look anew, after parameters have come, gone or changed."""
-        self.missing, self._steps_to_go, self._largest = {}, 0, None
+        """Check from the beginning, after parameters have been added, removed or replaced."""
+        self.missing = {}
+        self._steps_to_go = 0
+        self._largest = None
 
-    def see(self, entries: Iterable[RegisteredOptimizer]) -> None:
-        """Look at the flat gradients after a backward pass. On a device what it sees is read when the update ends."""
+    def observe(self, entries: Iterable[RegisteredOptimizer]) -> None:
+        """Read the flat gradients after a backward pass. On a device the host reads the result when the update ends."""
         self._steps.update(["", *(entry.key for entry in entries if entry.has_loss)])
         gradients = [entry.flat.grad_by_param[p] for p, entry in self.missing.items()]
         largest = torch.stack([torch.linalg.vector_norm(gradient, math.inf) for gradient in gradients])
@@ -167,34 +193,39 @@ class GradientWatch:
             self._read()
 
     def _read(self) -> None:
-        """Take out of `missing` what had a gradient."""
-        if self._largest is not None:
-            largest, self._largest = self._largest.tolist(), None
-            self.missing = {p: entry for (p, entry), size in zip(self.missing.items(), largest) if size == 0.0}
+        """Remove the parameters that had a gradient from `missing`. A NaN is a gradient: it is reported elsewhere."""
+        if self._largest is None:
+            return
+        largest = self._largest.tolist()
+        self._largest = None
+        self.missing = {p: entry for (p, entry), size in zip(self.missing.items(), largest) if size == 0.0}
 
     def end(self, num_steps: int) -> tuple[int, list[str]]:
         """End an update of `num_steps` gradient steps.
 
-        Returns how many parameters are named as without a gradient, and warnings about what was found now.
+        Returns the number of parameters without a gradient, and warnings about the parameters not yet reported.
         """
         self._read()
         self._steps_to_go -= num_steps
-        if not self.missing and not self._unstepped:  # most updates
+        if not self.missing and not self._without_optimizer:  # most updates
             return 0, []
-        # Of a network that begins with weights of 0, the layers before them have a gradient of 0 in the first step.
-        without = [self._name(p) for p, entry in self.missing.items() if self._steps[entry.key] >= 2]
-        goes_on = self._steps[""] < STEPS_OF_A_LOOK
-        self.missing = {p: e for p, e in self.missing.items() if goes_on and self._name(p) not in without}
-        warnings = [
-            f"the trainable parameters {', '.join(new)} {problem}"
-            for names, problem in (
-                (without, WITHOUT_GRADIENT),
-                (self._unstepped, WITHOUT_OPTIMIZER),
-            )
-            if (new := [name for name in names if name not in self._named])
-        ]
-        self._named.update(without, self._unstepped)
-        return len(without), warnings
+
+        # If the last layer begins with weights of 0, the layers before it have a gradient of 0 in the first step. So a
+        # parameter is reported only after two steps of its optimizer.
+        without_gradient = [self._name(p) for p, entry in self.missing.items() if self._steps[entry.key] >= 2]
+        continues = self._steps[""] < STEPS_OF_A_LOOK
+        self.missing = {p: e for p, e in self.missing.items() if continues and self._name(p) not in without_gradient}
+
+        warnings: list[str] = []
+        for names, problem in (
+            (without_gradient, WITHOUT_GRADIENT),
+            (self._without_optimizer, WITHOUT_OPTIMIZER),
+        ):
+            new = [name for name in names if name not in self._reported]
+            if new:
+                warnings.append(f"the trainable parameters {', '.join(new)} {problem}")
+        self._reported.update(without_gradient, self._without_optimizer)
+        return len(without_gradient), warnings
 
     def _name(self, param: nn.Parameter) -> str:
         return self._names.get(param, f"a parameter of shape {tuple(param.shape)}")
@@ -203,9 +234,10 @@ class GradientWatch:
 def first_bad_tensor(
     module: MultiRLModule, registered: Mapping[str, Any], optimizers: OptimizerSet
 ) -> tuple[RegisteredOptimizer, str]:
-    """Return the name of the first tensor whose gradient was not finite, with the optimizer that steps it."""
-    found = [(entry, entry.take_bad_parameter()) for entry in optimizers]
-    entry, param = next((pair for pair in found if pair[1] is not None), (found[0][0], None))
+    """Return the optimizer and the name of the first tensor whose gradient was not finite."""
+    bad_parameters = [(entry, entry.take_bad_parameter()) for entry in optimizers]  # of all: it clears what they keep
+    first_entry = bad_parameters[0][0]
+    entry, param = next((pair for pair in bad_parameters if pair[1] is not None), (first_entry, None))
     names = {id(p): name for name, p in module.named_parameters()}
     names |= {id(value): name for name, value in registered.items()}
     return entry, names.get(id(param), f"a parameter of optimizer {entry.key!r}")

@@ -18,7 +18,7 @@ from lockstep.export import Origin, export_policies
 from lockstep.learner.checkpointing import state_from_folders
 from lockstep.learner.group import LearnerGroup
 from lockstep.learner.learner import STEPS_SAMPLED, Learner
-from lockstep.learner.targets import TargetNetwork
+from lockstep.learner.targets import target_networks
 from lockstep.policy.acting import ActingPolicy
 from lockstep.policy.new_modules import with_modules
 from lockstep.state.checkpoint import CheckpointError, read_checkpoint
@@ -281,6 +281,5 @@ def start_learner(learner: Learner, weights: Mapping[str, Any], connectors: Mapp
     if unknown:
         raise ValueError(f"modules {unknown} are on one side only (here {sorted(learner.module)})")
     learner.set_state({"rl_module": weights, "connectors": taken, "weights_seq_no": learner.weights_seq_no + 1})
-    for registered in learner.registered.values():
-        if isinstance(registered, TargetNetwork):
-            registered.begin_anew(learner.optimizers)
+    for target in target_networks(learner.registered).values():
+        target.reset(learner.optimizers)

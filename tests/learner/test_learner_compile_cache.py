@@ -15,7 +15,7 @@ from learner_parts import assert_same, parameters, ppo_batch, ppo_config
 from lockstep.cli import main
 from lockstep.learner.compile import cache as compile_cache
 from lockstep.learner.compile import code_folder
-from lockstep.learner.compile.cache import CodeToCome, key_of
+from lockstep.learner.compile.cache import PendingCode, key_of
 from lockstep.learner.compile.recorded import NotRecordedError, record
 
 
@@ -51,7 +51,7 @@ def kept(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         tensors = inputs()
-        CodeToCome(graph_of(tensors), tensors).get()
+        PendingCode(graph_of(tensors), tensors).get()
         yield compile_cache.cache_folder()
 
 
@@ -66,7 +66,7 @@ def no_process(*_, **__):
 def test_kept_code_loads_without_a_compiler_and_equals_the_graph(kept, monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", no_process)
     tensors = inputs()
-    code = CodeToCome(graph_of(tensors), tensors).get()
+    code = PendingCode(graph_of(tensors), tensors).get()
     (sums,), expected = code(tensors := inputs()), (inputs()[0] + 0.5).sum(0) * 2.0
     assert torch.allclose(sums, expected)
     assert torch.equal(tensors[1], torch.full((3,), 0.5))  # written to
@@ -79,7 +79,7 @@ def test_kept_code_loads_without_a_compiler_and_equals_the_graph(kept, monkeypat
 def test_another_process_finds_kept_code_and_loads_no_compiler(kept):
     program = (
         "import subprocess, sys; subprocess.Popen = None; from test_learner_compile_cache import *; "
-        "compiler = 'torch._inductor' in sys.modules; t = inputs(); CodeToCome(graph_of(t), t).get()(t); "
+        "compiler = 'torch._inductor' in sys.modules; t = inputs(); PendingCode(graph_of(t), t).get()(t); "
         "print(compiler, 'torch._inductor' in sys.modules)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "XDG_CACHE_HOME": str(kept.parents[1])}
@@ -99,9 +99,9 @@ def test_damaged_code_is_made_anew(kept, folder, monkeypatch, damage):
     else:
         library.write_bytes(content[:1000] if damage == "cut" else content[:-1] + bytes([content[-1] ^ 1]))
     started = []
-    monkeypatch.setattr(CodeToCome, "_start", lambda code: started.append(code))
+    monkeypatch.setattr(PendingCode, "_start", lambda code: started.append(code))
     tensors = inputs()
-    CodeToCome(graph_of(tensors), tensors)
+    PendingCode(graph_of(tensors), tensors)
     assert len(started) == 1
 
 
@@ -130,7 +130,7 @@ def test_the_key_changes_with_all_that_code_depends_on(monkeypatch):
 
 def test_an_option_of_the_loss_or_the_optimizer_is_in_the_key(monkeypatch):
     keys = []
-    monkeypatch.setattr(CodeToCome, "__init__", lambda code, *parts: keys.append(key_of(*parts)))
+    monkeypatch.setattr(PendingCode, "__init__", lambda code, *parts: keys.append(key_of(*parts)))
     inputs_only = ({}, {"clip_param": 0.3}, {"lr": 0.5})  # schedules: numbers that the code is given in each step
     for options in (*inputs_only, {"vf_loss_coeff": 0.7}, {"adam_epsilon": 1e-7}, {"grad_clip": 0.1}):
         learner = ppo_config(**{"lr": 0.01, **options}).framework(compile=True, compile_after=1000).build_learner()
@@ -170,7 +170,7 @@ def test_a_tensor_from_elsewhere_is_one_more_input_and_is_read_anew():
 
 def test_a_killed_compiler_is_an_error_that_says_so(folder):
     tensors = inputs()
-    code = CodeToCome(graph_of(tensors), tensors)
+    code = PendingCode(graph_of(tensors), tensors)
     code._process.kill()
     with pytest.raises(RuntimeError, match="ended with code -9"):
         code.get()
@@ -192,7 +192,7 @@ def test_a_run_goes_on_eagerly_when_its_compiler_is_killed(folder):
 
 def test_a_compiler_that_nobody_waits_for_is_ended(folder):
     tensors = inputs()
-    code = CodeToCome(graph_of(tensors), tensors)
+    code = PendingCode(graph_of(tensors), tensors)
     process = code._process
     del code
     assert process.wait(timeout=60) != 0
@@ -247,7 +247,7 @@ def test_code_is_compiled_if_the_compiler_does_not_know_the_processor(folder, tm
     monkeypatch.setenv("CXX", str(script))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     tensors = inputs()
-    (sums,) = CodeToCome(graph_of(tensors), tensors).get()(tensors := inputs())
+    (sums,) = PendingCode(graph_of(tensors), tensors).get()(tensors := inputs())
     assert torch.allclose(sums, (inputs()[0] + 0.5).sum(0) * 2.0)
 
 
@@ -255,9 +255,9 @@ def test_code_is_compiled_if_the_compiler_does_not_know_the_processor(folder, tm
 def test_a_compiler_ends_when_the_process_that_waits_for_it_is_killed(folder):
     code = """
 import time
-from test_learner_compile_cache import CodeToCome, graph_of, inputs
+from test_learner_compile_cache import PendingCode, graph_of, inputs
 tensors = inputs()
-code = CodeToCome(graph_of(tensors), tensors)
+code = PendingCode(graph_of(tensors), tensors)
 print(code._process.pid, flush=True)
 time.sleep(1000)
 """
@@ -324,7 +324,7 @@ def test_code_that_is_not_the_users_own_is_not_loaded(kept, folder, change, monk
         shutil.copy(file, folder / file.name)
     tensors = inputs()
     graph = graph_of(tensors)
-    code = CodeToCome(graph, tensors)
+    code = PendingCode(graph, tensors)
     assert code._load() is not None
     path = code._path
     if change == "open":

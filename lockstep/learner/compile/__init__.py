@@ -1,1 +1,1 @@
-"""The compiled gradient step, and the compiled code that is kept between runs."""
+"""Compiled gradient steps, and the cache of compiled code."""

@@ -1,7 +1,8 @@
-"""Compiled graphs on the CPU: kept in files between processes, made by a process beside the run.
+"""Cache of compiled graphs on the CPU: files that processes share, made by a compiler process next to the run.
 
-The key of a file is a hash of the graph itself, operation by operation, and of all else that its code depends on. What
-made the graph (configuration, networks, the source of a loss) is not asked, so nothing of it can be forgotten.
+The name of a file is a hash of the graph itself, operation by operation, and of everything else that its code depends
+on. The origin of the graph (configuration, networks, the source of a loss) is not part of the hash: whatever of it
+matters is in the graph, so nothing can be forgotten.
 """
 
 from __future__ import annotations
@@ -26,38 +27,45 @@ import torch
 from torch import Tensor, fx
 
 from lockstep.learner.compile import process as compile_process
-from lockstep.learner.compile.code_folder import CHECKSUM, bound, is_own_file, make_private, place_of_kept_code
+from lockstep.learner.compile.code_folder import CHECKSUM, SUFFIX, bound, cache_path, is_own_file, make_private
 
 CompiledCode = Callable[[Sequence[Tensor]], Sequence[Tensor]]
-"""from the inputs of a graph to what it gives out; inputs that it writes to are written to"""
+"""Compiled graph: maps the graph's inputs to its outputs. Inputs that the graph modifies are modified in place."""
 OPTIONS = {"cpp.use_decompose_tanh": True, "memory_planning": True}
-"""tanh as 2 sigmoid(2x) - 1: its vector form is faster, at an absolute error of 1e-7. What lies between two kernels is
-in one piece of memory: single pieces often stand 64 bytes beside a whole number of pages, where reading one waits for
-writing the other."""
+"""Options of the compiler.
+
+`use_decompose_tanh` computes tanh(x) as 2 sigmoid(2x) - 1, whose vector form is faster, at an absolute error of 1e-7.
+
+`memory_planning` puts the intermediate results of all kernels into one block of memory. Separate blocks often begin 64
+bytes after a multiple of the page size, where a read from one has to wait for the write to another.
+"""
 FROM_ENVIRONMENT = ("TORCHINDUCTOR_", "TORCH_", "CXX", "OMP_", "MKL_")
-"""how names of variables begin that may change what the compiler makes"""
-ENDING: list[subprocess.Popen[bytes]] = []
-"""compilers that were told to end"""
+"""Prefixes of the environment variables that may change the compiler's output."""
 NOT_IN_KEY = ("TORCHINDUCTOR_CACHE_DIR",)
+"""Environment variables with such a prefix that change nothing in the code."""
+ENDING: list[subprocess.Popen[bytes]] = []
+"""Compiler processes that were asked to end. They are held here so that Python can collect their exit codes; a
+`Popen` that is dropped before its process has ended would warn and leave a zombie."""
 
 
 def cache_folder() -> Path:
-    """Return the folder of compiled code: `lockstep/compiled` in the user's cache folder (`$XDG_CACHE_HOME`).
+    """Return the folder of compiled code, and create it: `lockstep/compiled` in the user's cache (`$XDG_CACHE_HOME`).
 
-    It is the user's own with mode 0700. Where it cannot be that or cannot be written, it is a folder for this process
-    alone, and goes with it.
+    The folder belongs to the user, with mode 0700. If that cannot be had, or nothing can be written there, it is a
+    temporary folder of this process, with a warning.
     """
     try:
-        folder = place_of_kept_code()
+        folder = cache_path()
         make_private(folder)
         tempfile.TemporaryFile(dir=folder).close()
         return folder
-    except (OSError, RuntimeError) as error:  # there is no home, say
+    except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home folder
         return _folder_of_process(str(error))
 
 
 @cache
 def _folder_of_process(reason: str) -> Path:
+    """Return a folder that is deleted when the process ends. The cache makes it, and the warning, once."""
     warnings.warn(f"compiled code cannot be kept for later runs: {reason}; set XDG_CACHE_HOME", stacklevel=2)
     folder = tempfile.mkdtemp(prefix="lockstep-")
     weakref.finalize(_folder_of_process, shutil.rmtree, folder, ignore_errors=True)
@@ -65,7 +73,7 @@ def _folder_of_process(reason: str) -> Path:
 
 
 def compiler_name() -> str:
-    """Return the compiler that torch calls for code on the CPU: the one that the variable CXX names, or its default."""
+    """Return the compiler that torch calls for CPU code: the one in the variable CXX, or the platform's default."""
     return os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
 
 
@@ -76,7 +84,7 @@ def has_compiler() -> bool:
 
 @cache
 def _machine() -> str:
-    """Return what the code for this processor depends on: it runs on no other, were the folder on several machines."""
+    """Return name and instruction sets of the processor: machines with one home folder on a network share a cache."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return "\n".join(dict.fromkeys(line for line in lines if line.startswith(("flags", "Features", "model name"))))
@@ -87,7 +95,7 @@ def _machine() -> str:
 
 
 def key_of(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> str:
-    """Return a hash of all that the compiled code depends on."""
+    """Return a hash of everything that the compiled code of a graph depends on."""
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -109,72 +117,76 @@ def key_of(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> str:
 
 
 def _layouts(inputs: Sequence[Tensor]) -> list[tuple[tuple[int, ...], tuple[int, ...], str]]:
+    """Return shape, strides and dtype of each input, in a form that JSON holds."""
     return [(tuple(each.shape), each.stride(), str(each.dtype).removeprefix("torch.")) for each in inputs]
 
 
-class CodeToCome:
-    """Compiled code that is in the cache folder, or that a process is going to put there.
+class PendingCode:
+    """Compiled code that is in the cache folder, or that a compiler process is going to put there.
 
-    Other processes may look for the same code; whoever is first, the file is whole.
+    Other processes may compile the same graph at the same time. Files are renamed into place when they are complete,
+    so it does not matter which of them is first.
     """
 
     def __init__(self, graph: fx.GraphModule, inputs: Sequence[Tensor]) -> None:
         self._work = (graph.code, _layouts(inputs), OPTIONS, torch.get_num_threads())
-        self._path = cache_folder() / f"{key_of(graph, inputs)[:32]}.so"
+        self._path = cache_folder() / f"{key_of(graph, inputs)[:32]}{SUFFIX}"
         self._code = self._load()
         self._process = None if self._code is not None else self._start()
 
     def get(self) -> CompiledCode:
-        """Return the code, and wait for it if need be; `RuntimeError` where there is none."""
+        """Return the code, and wait for it if necessary; `RuntimeError` if the compiler failed."""
+        if self._code is not None:
+            return self._code
+        assert self._process is not None
+        _, output = self._process.communicate()
+        self._code = self._load()
+        bound(self._path.parent)
         if self._code is None:
-            assert self._process is not None
-            _, said = self._process.communicate()
-            self._code = self._load()
-            bound(self._path.parent)
-            if self._code is None:
-                lines = said.decode(errors="replace").strip().splitlines()
-                raise RuntimeError(lines[-1] if lines else f"it ended with code {self._process.returncode}")
+            lines = output.decode(errors="replace").strip().splitlines()
+            raise RuntimeError(lines[-1] if lines else f"it ended with code {self._process.returncode}")
         return self._code
 
     def _load(self) -> CompiledCode | None:
-        """Return the code of the file; None where it is missing or damaged."""
+        """Return the code in the file; None if the file is missing, damaged, or may have been written by others."""
         try:
             checksum = Path(f"{self._path}{CHECKSUM}")
             if not (is_own_file(self._path) and is_own_file(checksum)):
                 return None
-            expected = checksum.read_text()
-            if hashlib.sha256(self._path.read_bytes()).hexdigest() == expected:
-                os.environ.setdefault("AOTI_RUNTIME_CHECK_INPUTS", "1")  # else it takes memory as it was laid out
-                runner: Any = torch._C._aoti.AOTIModelContainerRunnerCpu(str(self._path), 1)
-                os.utime(self._path)  # the folder is bounded by the time of last use
-                run: CompiledCode = runner.run
-                return run
+            if hashlib.sha256(self._path.read_bytes()).hexdigest() != checksum.read_text():
+                return None
+            # Without the check, code that is called with inputs of another layout reads memory beyond their ends.
+            os.environ.setdefault("AOTI_RUNTIME_CHECK_INPUTS", "1")
+            runner: Any = torch._C._aoti.AOTIModelContainerRunnerCpu(str(self._path), 1)
+            os.utime(self._path)  # `bound` deletes what was not used for the longest time
         except (OSError, ValueError, RuntimeError):
-            pass
-        return None
+            return None
+        run: CompiledCode = runner.run
+        return run
 
     def _start(self) -> subprocess.Popen[bytes]:
+        """Start a compiler process, and return without waiting for it."""
         process = subprocess.Popen(
             [sys.executable, "-P", "-W", "ignore", compile_process.__file__, str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             env={**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"},
-            start_new_session=True,
+            start_new_session=True,  # a process group of its own, so that `_end` reaches the compilers below it, too
         )
         weakref.finalize(self, _end, process)
         assert process.stdin is not None
         try:
             process.stdin.write(json.dumps((*self._work, str(self._path))).encode())
             process.stdin.close()
-        except BrokenPipeError:  # it ended at once; `get` says why
+        except BrokenPipeError:  # the process has ended already; `get` reports why
             pass
-        process.stdin = None
+        process.stdin = None  # `communicate` would flush the closed pipe
         return process
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process whose code nobody waits for any more, with the compilers that it started; it takes a second."""
+    """Ask a compiler process that nobody waits for any more to end, with the compilers below it. Do not wait for it."""
     ENDING[:] = [each for each in ENDING if each.poll() is None]
     if process.poll() is None:
         with suppress(ProcessLookupError):

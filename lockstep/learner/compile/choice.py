@@ -1,7 +1,8 @@
-"""Whether compiling pays for a run: `framework(compile="auto")`.
+"""Decision whether compiling pays for a run: `framework(compile="auto")`.
 
-Compiled steps give other last digits than eager ones, so the same seed gives the same bits only if the decision asks no
-clock, and no code that an earlier run has left. It is made from the planned gradient steps and the networks.
+Compiled steps differ from eager ones in their last digits. The same seed therefore gives the same bits only if the
+decision uses no clock and does not ask whether an earlier run has left its code. It depends on the planned gradient
+steps and on the sizes of the networks alone.
 """
 
 from __future__ import annotations
@@ -10,27 +11,32 @@ from collections.abc import Collection
 
 from torch import nn
 
-# Microseconds, on one thread of an AMD EPYC. Both sides are slower on a slower machine, so the decision holds there.
+# Times in microseconds, measured on one thread of an AMD EPYC. A slower machine is slower both at training and at
+# compiling, so the comparison holds there, too.
 SAVED_BY_PARAMETER = 40.0
-"""In each gradient step, for each trainable tensor: torch's calls around small products."""
+"""Time that a compiled gradient step saves for each trainable tensor: torch's calls around small products."""
 SAVED_BY_FLOP = 4e-6
-"""In each gradient step: passes over the memory between large products."""
+"""Time that a compiled gradient step saves for each operation: passes over the memory between large products."""
 COMPILER_START = 12e6
+"""Time that the compiler takes for any graph."""
 COMPILER_BY_PARAMETER = 1.5e6
+"""Time that the compiler takes in addition for each trainable tensor."""
 FLOPS_OF_A_ROW = 6
-"""Operations for each number of the networks and each row: two forward, four backward."""
+"""Operations for each number of the networks and each row: two in the forward pass, four in the backward pass."""
 
 
 def compiling_pays(gradient_steps: float, rows: float, parameters: Collection[nn.Parameter]) -> bool:
-    """Return whether compiled code saves more time than the compiler takes, which a first start waits for.
+    """Return whether compiled code saves more time than the compiler takes. A first run waits for the compiler.
 
-    On the safe side: the compiler is taken to be slower than it is, and compiled code too.
+    The estimate is on the safe side: both the compiler and the compiled code are assumed slower than measured.
 
     Args:
-        gradient_steps: those that are planned.
-        rows: the rows that they read in all.
-        parameters: what they change.
+        gradient_steps: Planned number of gradient steps.
+        rows: Number of rows that they read in all.
+        parameters: Parameters that they train.
     """
     flops = FLOPS_OF_A_ROW * rows * sum(parameter.numel() for parameter in parameters)
-    saved = gradient_steps * len(parameters) * SAVED_BY_PARAMETER + flops * SAVED_BY_FLOP
-    return saved > COMPILER_START + COMPILER_BY_PARAMETER * len(parameters)
+    saved_by_calls = gradient_steps * len(parameters) * SAVED_BY_PARAMETER
+    saved_by_passes = flops * SAVED_BY_FLOP
+    compiler_time = COMPILER_START + COMPILER_BY_PARAMETER * len(parameters)
+    return saved_by_calls + saved_by_passes > compiler_time

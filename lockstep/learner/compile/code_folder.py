@@ -1,4 +1,4 @@
-"""The folder of compiled code that is kept between runs: whose it is, how large it may get, how it is emptied."""
+"""The cache folder of compiled code: its path, its permissions, its size limit, and how it is emptied."""
 
 from __future__ import annotations
 
@@ -11,90 +11,100 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MAX_BYTES = 1 << 30
-"""Size of the folder above which the code that was not used for the longest time is deleted."""
+"""Size of the folder in bytes. Above it, the code that was not used for the longest time is deleted."""
 SUFFIX = ".so"
+"""Suffix of a compiled library."""
 CHECKSUM = ".sha256"
+"""Suffix of a library's checksum file, appended to the library's whole name."""
 
 
 @dataclass(frozen=True)
-class KeptCode:
-    """Number of kept pieces of compiled code, and the size of all files in bytes."""
+class CacheSize:
+    """Size of the cache folder: number of compiled libraries, and bytes of all files."""
 
     pieces: int
     num_bytes: int
 
 
-def place_of_kept_code() -> Path:
-    """Return the folder's place: `lockstep/compiled` in the user's cache folder (`$XDG_CACHE_HOME`).
+def cache_path() -> Path:
+    """Return the path of the cache folder: `lockstep/compiled` in the user's cache folder (`$XDG_CACHE_HOME`).
 
-    Raises `RuntimeError` where the user has no home folder.
+    Raises `RuntimeError` if the user has no home folder.
     """
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lockstep" / "compiled"
 
 
 def make_private(folder: Path) -> None:
-    """Make the folder with mode 0700, or check that it is the user's own and nobody else may write to it.
+    """Create the folder with mode 0700, or check that it belongs to the user and nobody else may write to it.
 
-    Compiled code is machine code that is run as it is, so whoever may write here could run programs as this user. A
-    folder of the user's own that is open to others is closed; what others may have put there is deleted.
+    Compiled code is machine code that runs as it is, so whoever may write here could run programs as this user. If the
+    user's own folder is open to others, it is closed; if others could write to it, its files are deleted.
 
     Raises:
-        OSError: the folder cannot be made, is a link, or belongs to somebody else.
+        OSError: the folder cannot be created, is a link, or belongs to another user.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode):
+
+    status = folder.lstat()  # not `stat`: a link could lead into a folder of somebody else
+    if not stat.S_ISDIR(status.st_mode):
         raise OSError(f"{folder} is a link or a file, not a folder")
-    if hasattr(os, "geteuid") and found.st_uid != os.geteuid():
+    if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
         raise OSError(f"{folder} belongs to another user")
-    if stat.S_IMODE(found.st_mode) == 0o700:
+    if stat.S_IMODE(status.st_mode) == 0o700:
         return
+
+    # Close the folder before it is emptied, else a file could be put there in between.
     folder.chmod(0o700)
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         empty(folder)
 
 
 def is_own_file(path: Path) -> bool:
-    """Return whether a file is a plain one of the user's own, in a folder that only the user may enter."""
+    """Return whether `path` is a regular file of the user, in a folder that only the user may enter."""
     try:
-        found, folder = path.lstat(), path.parent.lstat()
+        file = path.lstat()
+        folder = path.parent.lstat()
     except OSError:
         return False
-    is_own = not hasattr(os, "geteuid") or (found.st_uid == folder.st_uid == os.geteuid())
-    return is_own and stat.S_ISREG(found.st_mode) and stat.S_IMODE(folder.st_mode) == 0o700
+    is_own = not hasattr(os, "geteuid") or (file.st_uid == folder.st_uid == os.geteuid())
+    return is_own and stat.S_ISREG(file.st_mode) and stat.S_IMODE(folder.st_mode) == 0o700
 
 
-def kept_code(folder: Path) -> KeptCode:
-    """Return what a folder holds; nothing where there is none."""
-    sizes = [(path.suffix, size) for path, size, _ in _files(folder)]
-    return KeptCode(sum(suffix == SUFFIX for suffix, _ in sizes), sum(size for _, size in sizes))
+def cache_size(folder: Path) -> CacheSize:
+    """Return the size of a cache folder; zeros if the folder does not exist."""
+    pieces = 0
+    num_bytes = 0
+    for path, size, _ in _files(folder):
+        pieces += path.suffix == SUFFIX
+        num_bytes += size
+    return CacheSize(pieces, num_bytes)
 
 
-def empty(folder: Path) -> KeptCode:
-    """Delete all that a folder holds, and return what it was. A run that has loaded code keeps it."""
-    before = kept_code(folder)
+def empty(folder: Path) -> CacheSize:
+    """Delete all files in a cache folder, and return its size before. Runs that have loaded code continue with it."""
+    before = cache_size(folder)
     with suppress(FileNotFoundError):
         for entry in os.scandir(folder):
             if entry.is_dir(follow_symlinks=False):
                 shutil.rmtree(entry.path, ignore_errors=True)
             else:
-                with suppress(FileNotFoundError):
+                with suppress(FileNotFoundError):  # another process may empty the folder, too
                     os.unlink(entry.path)
     return before
 
 
 def bound(folder: Path, max_bytes: int = MAX_BYTES) -> None:
-    """Delete the code that was not used for the longest time until the folder's files take at most `max_bytes`."""
-    pieces = [each for each in _files(folder) if each[0].suffix == SUFFIX]
-    total = sum(size for _, size, _ in pieces)
-    for path, size, _ in sorted(pieces, key=lambda each: each[2]):
+    """Delete the least recently used libraries until those in the folder take at most `max_bytes`."""
+    libraries = [entry for entry in _files(folder) if entry[0].suffix == SUFFIX]
+    total = sum(size for _, size, _ in libraries)
+    for path, size, _ in sorted(libraries, key=lambda entry: entry[2]):
         if total <= max_bytes:
             return
-        for name in (path, Path(f"{path}{CHECKSUM}")):
+        for file in (path, Path(f"{path}{CHECKSUM}")):
             with suppress(OSError):
-                name.unlink()
+                file.unlink()
         total -= size
 
 
@@ -103,6 +113,6 @@ def _files(folder: Path) -> Iterator[tuple[Path, int, float]]:
     for root, _, names in os.walk(folder):
         for name in names:
             path = Path(root, name)
-            with suppress(OSError):
-                found = path.lstat()
-                yield path, found.st_size, found.st_mtime
+            with suppress(OSError):  # another process may have deleted it since
+                status = path.lstat()
+                yield path, status.st_size, status.st_mtime

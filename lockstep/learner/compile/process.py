@@ -1,4 +1,4 @@
-"""Compile a graph in a process of its own: run as a script, with what to compile on the standard input.
+"""Script that compiles one graph in a process of its own. It reads the graph from standard input.
 
 It imports nothing of Lockstep, so that it starts early.
 """
@@ -19,24 +19,32 @@ import time
 from pathlib import Path
 from typing import Any
 
+CAREFUL = "carefully"
+"""Last argument of a second attempt, which compiles without `QUICK`."""
 QUICK = {
     "cpp.vec_isa_ok": True,
     "cpp_cache_precompile_headers": False,
     "aot_inductor.precompile_headers": False,
 }
-"""Half of the time: no trial of what instructions the compiler knows, no headers prepared for graphs to come."""
+"""Compiler options that halve the time. The compiler does not first try which instructions it knows, and does not
+prepare headers for later graphs."""
 
 
 def main() -> None:
-    """Write the library and its checksum to the place that is asked for, each of them at once or not at all."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by an exception, so that the folder goes
+    """Write the library and its checksum to the requested path, each of them completely or not at all."""
+    # SIGTERM raises an exception, so that the temporary folder of `make` is deleted.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     threading.Thread(target=end_with_parent, args=(int(sys.argv[1]),), daemon=True).start()
-    received = sys.stdin.buffer.read()  # all of it before torch is loaded: the learner waits until it is read
+
+    # Read all of the input before torch is loaded: the learner's write blocks until it is read.
+    received = sys.stdin.buffer.read()
     code, layouts, options, num_threads, target = json.loads(received)
-    if "carefully" in sys.argv:  # for a process that has the lock
+    if CAREFUL in sys.argv:  # the process that started this one holds the lock
         make(code, layouts, options, num_threads, target, received)
         return
-    with open(f"{target}.lock", "w") as lock:  # several runs that begin together need the code once
+
+    # Several runs that start together need the same code: the first one makes it, the others wait for the lock.
+    with open(f"{target}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not is_made(Path(target)):
             make(code, layouts, options, num_threads, target, received)
@@ -44,7 +52,7 @@ def main() -> None:
 
 
 def is_made(target: Path) -> bool:
-    """Return whether the library is there, whole."""
+    """Return whether the library exists and agrees with its checksum."""
     try:
         return hashlib.sha256(target.read_bytes()).hexdigest() == Path(f"{target}.sha256").read_text()
     except OSError:
@@ -54,25 +62,31 @@ def is_made(target: Path) -> bool:
 def make(
     code: str, layouts: list[Any], options: dict[str, Any], num_threads: int, target: str, received: bytes
 ) -> None:
-    """Compile the source of a graph's `forward` for inputs of these layouts. `received`: all of this as it came."""
+    """Compile a graph for inputs of these layouts, and move library and checksum to `target`.
+
+    `code` is the source of the graph's `forward`. `received` is the whole input of this process, for a second attempt.
+    """
     import torch
     from torch._inductor import aot_compile
 
     torch.set_num_threads(num_threads)
     names = {"torch": torch, "device": torch.device, "inf": math.inf, "nan": math.nan, "NoneType": type(None)}
-    exec(code, names)  # the source of a graph's `forward`
+    exec(code, names)  # defines `forward`
     graph = torch.fx.symbolic_trace(type("Recorded", (torch.nn.Module,), {"forward": names["forward"]})())
     inputs = []
     for shape, stride, dtype in layouts:
         inputs.append(torch.empty_strided(shape, stride, dtype=getattr(torch, dtype)).zero_())
+
+    # A folder next to the target is on the same file system, so that `os.replace` is one atomic rename.
     with tempfile.TemporaryDirectory(dir=Path(target).parent, prefix="making-") as folder:
         options["aot_inductor.output_path"] = f"{folder}/step.so"
+        is_careful = CAREFUL in sys.argv
         try:
-            made = aot_compile(graph, tuple(inputs), options=options if "carefully" in sys.argv else options | QUICK)
-        except Exception:  # a compiler, say, that does not know all instructions of the processor
-            if "carefully" in sys.argv:
+            made = aot_compile(graph, tuple(inputs), options=options if is_careful else options | QUICK)
+        except Exception:  # for example a compiler that does not know all instructions of the processor
+            if is_careful:
                 raise
-            command = [*sys.orig_argv[:-1], str(os.getpid()), "carefully"]
+            command = [*sys.orig_argv[:-1], str(os.getpid()), CAREFUL]
             sys.exit(subprocess.run(command, input=received, check=False).returncode)
         checksum = Path(folder, "step.sha256")
         checksum.write_text(hashlib.sha256(Path(str(made)).read_bytes()).hexdigest())
@@ -81,13 +95,13 @@ def make(
 
 
 def end_with_parent(parent: int) -> None:
-    """End this process and the compilers that it started when the process that asked for the code is gone.
+    """End this process and the compilers below it when the process that requested the code has ended.
 
-    Its number is an argument: it may be gone before this process can ask for the one above it.
+    `parent` is an argument and not `os.getppid()`: the parent may have ended before this process could ask.
     """
     while os.getppid() == parent:
         time.sleep(1.0)
-    os.killpg(0, signal.SIGTERM)  # it has a session, and so a group, of its own
+    os.killpg(0, signal.SIGTERM)  # the process has a session, and so a process group, of its own
 
 
 if __name__ == "__main__":

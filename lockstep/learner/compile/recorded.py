@@ -1,7 +1,7 @@
 """`record`: the operations of a function as a graph.
 
-`make_fx` gives such graphs too, but it first loads torch's compiler, which takes longer than the rest of a start from
-compiled code that is kept.
+torch's `make_fx` gives such graphs, too. But it first loads torch's compiler, which takes longer than the rest of a
+start with code from the cache.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-NOT_HELD = {
+REFUSED = {
     torch.Tag.nondeterministic_seeded: (
         "it draws random numbers, and compiled code would not draw them from their streams"
     ),
     torch.Tag.data_dependent_output: "it reads a tensor's value on the host",
     torch.Tag.dynamic_output_shape: "the shapes of its tensors depend on their values",
 }
+"""Reasons why a graph cannot hold an operation, by the tag of the operation."""
 
 
 class NotRecordedError(RuntimeError):
-    """A function does what a graph cannot hold; the text says what."""
+    """A function with an operation that a graph cannot hold. The message names the operation."""
 
 
 def record(function: Callable[[], Any], inputs: Sequence[Tensor]) -> tuple[fx.GraphModule, list[Tensor]]:
-    """Return what a function computes as a graph of operations (backward passes are in it), and the graph's inputs.
+    """Return the graph of all operations of a function, backward passes included, and the inputs of the graph.
 
-    These are `inputs` and then all tensors that the function reads besides. `NotRecordedError` where it does what a
-    graph cannot hold.
+    The inputs of the graph are `inputs`, followed by all other tensors that the function reads. Raises
+    `NotRecordedError` for an operation that a graph cannot hold.
     """
     recorder = _Recorder(inputs)
     with recorder:
@@ -43,32 +44,40 @@ def record(function: Callable[[], Any], inputs: Sequence[Tensor]) -> tuple[fx.Gr
 
 
 class _Recorder(TorchDispatchMode):
+    """Dispatch mode that adds each operation to a graph while it runs.
+
+    It works below autograd, so that the operations of a backward pass come by as the others do.
+    """
+
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         super().__init__()
-        self.graph, self.inputs = fx.Graph(), list[Tensor]()
+        self.graph = fx.Graph()
+        self.inputs: list[Tensor] = []
         self._nodes: dict[int, fx.Node] = {}
-        self._kept: list[Tensor] = []
-        """all tensors that have nodes: their ids stay theirs"""
+        """Node of each tensor, by `id(tensor)`."""
+        self._tensors: list[Tensor] = []
+        """All tensors that have a node. Python would give the id of a deleted tensor to another one."""
         self._last_input = self.graph._root
         for tensor in inputs:
             self._add_input(tensor)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # to skip it, torch loads it
+        return False  # True would make torch load dynamo, which takes a second
 
     def node_of(self, tensor: Tensor) -> fx.Node:
-        """Return the node that stands for a tensor; one that no operation gave is one more input."""
+        """Return the node of a tensor. A tensor that no recorded operation has made becomes one more input."""
         return self._nodes[id(tensor)] if id(tensor) in self._nodes else self._add_input(tensor)
 
     def _add_input(self, tensor: Tensor) -> fx.Node:
+        # Placeholders have to precede all operations, also those that are found later.
         with self.graph.inserting_after(self._last_input):
             self._last_input = self.graph.placeholder(f"input_{len(self.inputs)}")
         self.inputs.append(tensor)
-        return self._name(tensor, self._last_input)
+        return self._register(tensor, self._last_input)
 
-    def _name(self, tensor: Tensor, node: fx.Node) -> fx.Node:
-        self._kept.append(tensor)
+    def _register(self, tensor: Tensor, node: fx.Node) -> fx.Node:
+        self._tensors.append(tensor)
         self._nodes[id(tensor)] = node
         return node
 
@@ -80,18 +89,20 @@ class _Recorder(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        for tag, reason in NOT_HELD.items():
+        for tag, reason in REFUSED.items():
             if tag in func.tags:
                 raise NotRecordedError(f"{reason} ({func})")
+        # torch calls this on each tensor that Python code has made from a number; the graph needs no copy of it.
         if func is torch.ops.aten.lift_fresh.default:
             return args[0]
+
         result = func(*args, **kwargs)
-        taken, named = tree_map_only(Tensor, self.node_of, (tuple(args), dict(kwargs)))
-        node = self.graph.call_function(func, taken, named)
+        node_args, node_kwargs = tree_map_only(Tensor, self.node_of, (tuple(args), dict(kwargs)))
+        node = self.graph.call_function(func, node_args, node_kwargs)
         if isinstance(result, Tensor):
-            self._name(result, node)
+            self._register(result, node)
         elif isinstance(result, tuple | list):
             for number, part in enumerate(result):
                 if isinstance(part, Tensor):
-                    self._name(part, self.graph.call_function(operator.getitem, (node, number)))
+                    self._register(part, self.graph.call_function(operator.getitem, (node, number)))
         return result

@@ -17,7 +17,7 @@ from lockstep.learner.inputs import errors_of_rows
 from lockstep.learner.metrics import Results
 from lockstep.learner.minibatches import TensorColumns, UpdateOptions
 from lockstep.learner.protocols import SteppedLearner
-from lockstep.learner.targets import TargetNetwork
+from lockstep.learner.targets import target_networks
 from lockstep.ops.graphs import CapturedFunction
 from lockstep.tracking.metrics import Metrics
 
@@ -127,7 +127,7 @@ class ReplayUpdate(DeviceUpdate):
 
     def counts(self) -> Counts:
         """Return what the host counts in gradient steps: lifetime counters, and the steps of target networks."""
-        targets = {k: v.num_steps for k, v in self.learner.registered.items() if isinstance(v, TargetNetwork)}
+        targets = {name: target.num_steps for name, target in target_networks(self.learner.registered).items()}
         return {**self.learner.lifetime, **targets}
 
     def _count(self, amounts: Counts) -> None:
