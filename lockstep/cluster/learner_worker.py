@@ -14,7 +14,7 @@ from lockstep.connectors import ModuleConnectors
 from lockstep.data.trees import Tree
 from lockstep.learner.config import TrainingSection
 from lockstep.learner.group import Data, run_request
-from lockstep.learner.inputs import WhoLearns
+from lockstep.learner.inputs import TrainedModules
 from lockstep.learner.learner import Learner
 from lockstep.learner.many.reduction import DistributedReducer, LearnerError, LocalReducer, Reducer, serve_store
 from lockstep.learner.many.request_queue import UpdateRequest
@@ -37,7 +37,7 @@ class Whole:
     connectors: Mapping[str, ModuleConnectors]
     """The connectors of the modules that were added after the build. The others need not be such as can be pickled:
     each learner builds its own."""
-    policies_to_train: WhoLearns
+    policies_to_train: TrainedModules
     state: Mapping[str, Any]
 
 

@@ -12,7 +12,7 @@ import torch
 
 from lockstep.connectors import ModuleConnectors
 from lockstep.learner.config import FrameworkSection, TrainingSection
-from lockstep.learner.inputs import WhoLearns
+from lockstep.learner.inputs import TrainedModules
 from lockstep.modules import MultiRLModule, RLModule
 from lockstep.options.section import Section
 from lockstep.state.names import name_of
@@ -202,7 +202,7 @@ def restored(present: object, saved: object) -> Any:
     return present
 
 
-def policies_state(policies: WhoLearns) -> Any:
+def policies_state(policies: TrainedModules) -> Any:
     """Return `policies_to_train` as plain data; a function by its name."""
     if callable(policies):
         return {"function": getattr(policies, "__qualname__", type(policies).__name__)}
@@ -244,7 +244,7 @@ class LearnerParts(TypedDict, total=False):
     connectors: Mapping[str, ModuleConnectors] | None
     module_configs: Mapping[str, TrainingSection] | None
     modules: Mapping[str, RLModule] | None
-    policies_to_train: WhoLearns
+    policies_to_train: TrainedModules
 
 
 def learner_in(

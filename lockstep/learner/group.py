@@ -16,7 +16,7 @@ from lockstep.connectors import ModuleConnectors
 from lockstep.data.tensor_rollout import TensorRollout
 from lockstep.learner.checkpointing import LearnerParts, names_of, state_to_restore
 from lockstep.learner.config import LearnersSection, TrainingSection
-from lockstep.learner.inputs import WhoLearns
+from lockstep.learner.inputs import TrainedModules
 from lockstep.learner.learner import Learner
 from lockstep.learner.many.reduction import LocalReducer, Reducer
 from lockstep.learner.many.request_queue import (
@@ -350,7 +350,7 @@ class LearnerGroup:
         module_spec: RLModuleSpec | RLModule,
         config_overrides: TrainingSection | Mapping[str, Any] | None = None,
         connectors: ModuleConnectors | None = None,
-        new_should_module_be_updated: WhoLearns = None,
+        new_should_module_be_updated: TrainedModules = None,
     ) -> MultiRLModuleSpec:
         """Add a module on every learner, see `Learner.add_module`; return the new spec of all modules.
 
@@ -367,7 +367,9 @@ class LearnerGroup:
             )
             return self._backend.foreach(add)[0]
 
-    def remove_module(self, module_id: str, *, new_should_module_be_updated: WhoLearns = None) -> MultiRLModuleSpec:
+    def remove_module(
+        self, module_id: str, *, new_should_module_be_updated: TrainedModules = None
+    ) -> MultiRLModuleSpec:
         """Remove a module on every learner; return the new spec of the others.
 
         `KeyError` with the ids that exist for an unknown one.

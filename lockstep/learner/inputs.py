@@ -34,7 +34,7 @@ from lockstep.learner.minibatches import TensorColumns, take_rows
 from lockstep.learner.sequences import ToTensor, columns_of_sequences
 from lockstep.modules import RLModule
 
-WhoLearns = Collection[str] | Callable[..., bool] | None
+TrainedModules = Collection[str] | Callable[..., bool] | None
 Shape = tuple[int, ...]
 Space = spaces.Space[Any]
 ACTION_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, *COMPOSITE)
@@ -405,7 +405,7 @@ def check_parts(module: object, names: Collection[str], module_id: str, learner:
         )
 
 
-def check_who_learns(policies_to_train: WhoLearns, module_ids: Collection[str]) -> None:
+def check_trained_modules(policies_to_train: TrainedModules, module_ids: Collection[str]) -> None:
     """Raise `ValueError` for ids that are no module's, `TypeError` for what cannot say who learns."""
     check_policies_to_train(policies_to_train)
     if policies_to_train is None or callable(policies_to_train):

@@ -28,7 +28,7 @@ from lockstep.learner.compile.choice import compiling_pays
 from lockstep.learner.compile.update import CompiledUpdate
 from lockstep.learner.config import FrameworkSection, TrainingSection, takes_batch
 from lockstep.learner.device.replay_update import ReplayUpdate
-from lockstep.learner.inputs import WhoLearns
+from lockstep.learner.inputs import TrainedModules
 from lockstep.learner.learner_state import LearnerState
 from lockstep.learner.many.reduction import LocalReducer, Reducer
 from lockstep.learner.many.sharding import (
@@ -118,7 +118,7 @@ class Learner(Generic[Training]):
         framework: FrameworkSection | None = None,
         connectors: Mapping[str, ModuleConnectors] | None = None,
         module_configs: Mapping[str, Training] | None = None,
-        policies_to_train: WhoLearns = None,
+        policies_to_train: TrainedModules = None,
         streams: RandomStreams | None = None,
         reducer: Reducer | None = None,
         never_skip_update: bool = False,
@@ -189,7 +189,7 @@ class Learner(Generic[Training]):
             raise ValueError("the module spec has no modules; a learner needs at least one")
         for module_id in module:
             self._check_trainable(module_id, module[module_id])
-        inputs.check_who_learns(self.policies_to_train, module)
+        inputs.check_trained_modules(self.policies_to_train, module)
         unknown = sorted(set(self.module_configs) - {*module, ALL_MODULES})
         if unknown:
             raise ValueError(f"module_configs names {unknown}; the modules are {sorted(module)}")
@@ -980,7 +980,7 @@ class Learner(Generic[Training]):
         module_spec: RLModuleSpec | RLModule,
         config_overrides: TrainingSection | Mapping[str, Any] | None = None,
         connectors: ModuleConnectors | None = None,
-        new_should_module_be_updated: WhoLearns = None,
+        new_should_module_be_updated: TrainedModules = None,
     ) -> MultiRLModuleSpec:
         """Add a module while training goes on; return the new spec of all. What exists is left as it is.
 
@@ -1003,7 +1003,7 @@ class Learner(Generic[Training]):
         if not isinstance(module, RLModule):
             raise TypeError(f"module_spec must be an RLModuleSpec or a built RLModule, not {type(module).__name__}")
         self._check_trainable(module_id, module)
-        inputs.check_who_learns(new_should_module_be_updated, [*self.module, module_id])
+        inputs.check_trained_modules(new_should_module_be_updated, [*self.module, module_id])
         overridden = None if config_overrides is None else self.config.overridden(config_overrides)
         self.module.add_module(module_id, module.to(device=self.device, dtype=self.dtype))
         try:
@@ -1021,7 +1021,9 @@ class Learner(Generic[Training]):
             self.reset_compiled()
         return self._follow_modules(new_should_module_be_updated)
 
-    def remove_module(self, module_id: str, *, new_should_module_be_updated: WhoLearns = None) -> MultiRLModuleSpec:
+    def remove_module(
+        self, module_id: str, *, new_should_module_be_updated: TrainedModules = None
+    ) -> MultiRLModuleSpec:
         """Remove a module with its optimizers, schedules and registered state; return the new spec of the others.
 
         Raises `KeyError` with the ids that exist for an unknown one, `ValueError` for the last one and for one whose
@@ -1033,7 +1035,7 @@ class Learner(Generic[Training]):
         remaining = [mid for mid in self.module if mid != module_id]
         if not remaining:
             raise ValueError(f"{module_id!r} is the only module; a learner needs at least one, add another first")
-        inputs.check_who_learns(new_should_module_be_updated, remaining)
+        inputs.check_trained_modules(new_should_module_be_updated, remaining)
         kept = {id(p) for mid in remaining for p in self.module[mid].parameters()}
         for entry in self.optimizers.of_module(module_id):
             if any(id(p) in kept for p in entry.flat.params):
@@ -1060,7 +1062,7 @@ class Learner(Generic[Training]):
             for name in [name for name in store if name.startswith(f"{module_id}/")]:
                 del store[name]
 
-    def _follow_modules(self, who_learns: WhoLearns) -> MultiRLModuleSpec:
+    def _follow_modules(self, who_learns: TrainedModules) -> MultiRLModuleSpec:
         """Learn from now on with the modules that there are; return their spec.
 
         `who_learns`: see `set_policies_to_train`. None keeps those of the modules that learned before.
@@ -1072,12 +1074,12 @@ class Learner(Generic[Training]):
         self._watch_parameters()
         return self.module.spec()
 
-    def set_policies_to_train(self, who_learns: WhoLearns) -> None:
+    def set_policies_to_train(self, who_learns: TrainedModules) -> None:
         """Let these modules learn from the next update on: ids, a function as for `policies_to_train`, None for all.
 
         `ValueError` for an id that is no module's, or a frozen one's.
         """
-        inputs.check_who_learns(who_learns, self.learning_modules())
+        inputs.check_trained_modules(who_learns, self.learning_modules())
         self.policies_to_train = who_learns
 
     def modules_with_memory(self) -> dict[str, bool]:

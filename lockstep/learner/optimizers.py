@@ -431,7 +431,7 @@ class RegisteredOptimizer:
     # -- gradients that are not finite ---
 
     def keep_bad_gradient(self) -> None:
-        """Keep the present gradient, which is not finite, until it is reported. On the CPU only; the first one is kept."""
+        """Keep the present gradient, which is not finite, until it is reported. On the CPU only; keep the first."""
         if self.bad_gradient is None:
             self.bad_gradient = self.flat.grad.clone()
 

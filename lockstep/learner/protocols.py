@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lockstep.connectors import ModuleConnectors
 from lockstep.data.trajectories import Trajectories
 from lockstep.learner.config import FrameworkSection, TrainingSection
-from lockstep.learner.inputs import WhoLearns
+from lockstep.learner.inputs import TrainedModules
 from lockstep.learner.many.reduction import Reducer
 from lockstep.learner.many.sharding import Agreement
 from lockstep.learner.metrics import FirstValues, Results
@@ -32,7 +32,7 @@ class StatefulLearner(Protocol):
     """What is saved and restored of a learner, and the two methods through which it is."""
 
     framework: FrameworkSection
-    policies_to_train: WhoLearns
+    policies_to_train: TrainedModules
     optimizers: OptimizerSet
     connectors: dict[str, ModuleConnectors]
     coefficients: dict[tuple[str, str], tuple[Schedule, Tensor]]

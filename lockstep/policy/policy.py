@@ -40,7 +40,7 @@ from lockstep.learner.config import (
     mapping_in_one_form,
 )
 from lockstep.learner.group import LearnerGroup
-from lockstep.learner.inputs import WhoLearns, errors_of_rows
+from lockstep.learner.inputs import TrainedModules, errors_of_rows
 from lockstep.learner.learner import STEPS_SAMPLED, Learner
 from lockstep.learner.optimizers import ALL_MODULES
 from lockstep.learner.sequences import max_seq_len_of
@@ -708,7 +708,7 @@ class Policy:
             self._let_learn(stages[stage][1])
             self._stage_of_who_learns = stage
 
-    def _let_learn(self, who_learns: WhoLearns) -> None:
+    def _let_learn(self, who_learns: TrainedModules) -> None:
         self.learner_group.foreach_learner(methodcaller("set_policies_to_train", who_learns))
 
     def _modules_state(self) -> dict[str, Any]:
