@@ -1,4 +1,4 @@
-"""The sections of a configuration that the learner reads."""
+"""Sections of a configuration that describe learners: training, devices, resources, restarts, several agents."""
 
 from __future__ import annotations
 
@@ -35,55 +35,58 @@ if TYPE_CHECKING:
 
 Policies = list[str] | dict[str, RLModuleSpec | None]
 CONFIGURED_MODULES = (DefaultActorCriticModule, DefaultTD3Module, RecurrentActorCriticModule)
-"""modules that are configured by a `ModelConfig`; a network of your own may have a dict of its own"""
+"""Modules that are configured by a `ModelConfig`. A network of your own may take any dict."""
 GradClipBy = Literal["value", "norm", "global_norm"]
 NanPolicy = Literal["skip", "stop", "zero"]
 
 
 @dataclass
 class TrainingSection(Section[ConfigT]):
-    """What every update needs; an algorithm's own section adds its coefficients."""
+    """Options of every update. The section of an algorithm adds its own coefficients."""
 
     name = "training"
 
     lr: ScheduleLike = option(3e-4, ge=0, finite=True)
-    """learning rate: a number, `[[0, v0], [t1, v1], ...]` over sampled environment steps, or a function of them"""
+    """Learning rate: a number, `[[0, v0], [t1, v1], ...]` over sampled environment steps, or a function of them."""
     gamma: float = option(0.99, ge=0, le=1)
-    """discount"""
+    """Discount factor of the return."""
     train_batch_size: int = option(2048, ge=1)
-    """environment steps in one update, over all learners"""
+    """Number of environment steps in one update, over all learners."""
     minibatch_size: int | Literal["auto"] | None = option(None, ge=1)
-    """rows in one gradient step (sequences, where the module has memory), over all learners; `None`: the whole batch;
-    "auto": 64 rows, or 8 sequences"""
+    """Number of rows in one gradient step, over all learners; for a module with memory, the number of sequences. `None`
+    takes the whole batch, "auto" takes 64 rows or 8 sequences."""
     num_epochs: int = option(1, ge=1)
-    """passes over the batch in one update"""
+    """Number of passes over the batch in one update."""
     shuffle_batch_per_epoch: bool = True
-    """a new permutation for each pass"""
+    """Shuffle the rows again before each pass."""
     grad_clip: float | None = option(None, gt=0)
-    """the limit of gradients, measured as `grad_clip_by` says; `None`: off"""
+    """Limit above which gradients are clipped, measured as in `grad_clip_by`. `None` switches clipping off."""
     grad_clip_by: GradClipBy = "global_norm"
-    """clip each element, each tensor's norm, or the norm of all gradients of one optimizer"""
+    """Quantity that `grad_clip` limits: each element ("value"), the norm of each tensor ("norm"), or the norm of all
+    gradients of one optimizer ("global_norm")."""
     optimizer: Literal["adam", "adamw", "rmsprop", "sgd"] | Callable[..., Any] = "adam"
-    """of all parameters, critics and temperatures too; a function or class `f([flat_tensor], lr=..., **kwargs)` that
-    returns a `torch.optim.Optimizer`, which treats each element by itself"""
+    """Optimizer of all parameters, those of critics and temperatures included. It may also be a function or class
+    `f([flat_tensor], lr=..., **kwargs)` that returns a `torch.optim.Optimizer`; this optimizer has to treat each
+    element of a tensor independently of the others."""
     optimizer_kwargs: dict[str, Any] = option(factory=dict)
-    """its further settings by torch's names: `betas`, `momentum`, `weight_decay`, ..."""
+    """Further settings of the optimizer by their names in torch: `betas`, `momentum`, `weight_decay`, ..."""
     adam_epsilon: float = option(1e-8, gt=0)
-    """epsilon of Adam and AdamW"""
+    """Epsilon of Adam and AdamW, which is added to the denominator of a step."""
     nan_policy: NanPolicy = "skip"
-    """a gradient that is not finite: leave the parameters untouched and count it, raise, or set it to zero"""
+    """Action on a gradient that is not finite: count it and leave the parameters as they are ("skip"), raise an error
+    ("stop"), or set its bad elements to zero ("zero")."""
     learner_class: type | None = None
-    """a subclass of the algorithm's learner"""
+    """Subclass of the algorithm's learner, to be used instead of it."""
     learner_config_dict: dict[str, Any] = option(factory=dict)
-    """free-form settings for a learner of your own"""
+    """Settings for a learner of your own, in any form."""
     learner_connector: Callable[..., Any] | None = None
-    """`f(observation_space, action_space)` returns a `Connector` or a list of them, which turn train columns (a dict of
-    tensors) into those that are learned from"""
+    """Function `f(observation_space, action_space)` that returns a `Connector` or a list of connectors. They transform
+    the columns of a train batch (a dict of tensors) before the loss reads them."""
     intrinsic_reward: Literal["rnd"] | Callable[..., Any] | None = None
-    """a reward for new observations: "rnd", or `f(observation_space)` that returns a module whose outputs `[N]` for
-    observations `[N, ...]` are errors that it learns to make small"""
+    """Additional reward for new observations: "rnd", or a function `f(observation_space)` that returns a module. The
+    module maps observations `[N, ...]` to errors `[N]`, and is trained to make them small."""
     intrinsic_coeff: float = option(1.0, ge=0)
-    """what it is multiplied with, in units of the errors' running deviation"""
+    """Coefficient of the intrinsic reward, which is measured in running standard deviations of the errors."""
 
     of_whole_update: ClassVar[frozenset[str]] = frozenset(
         (
@@ -95,14 +98,14 @@ class TrainingSection(Section[ConfigT]):
             "learner_connector",
         )
     )
-    """options that hold for an update of all modules together, so that no module can have its own"""
+    """Options of an update of all modules together. A single module cannot override them."""
 
     def __call__(self, **options: Unpack[TrainingOptions]) -> ConfigT:
         """Set options; return the configuration."""
         return self.change(options)
 
     def overridden(self, overrides: TrainingSection | Mapping[str, Any]) -> Self:
-        """Return a copy with options of one module; `ValueError` for unknown ones, with "did you mean"."""
+        """Return a copy of the section with the overrides of one module; `ValueError` for an unknown option."""
         if isinstance(overrides, type(self)):
             overrides.validate()
             return overrides
@@ -125,7 +128,7 @@ class TrainingSection(Section[ConfigT]):
         return changed
 
     def validate(self) -> None:
-        """Refuse a minibatch that is larger than the batch."""
+        """Check that the minibatch is not larger than the batch; `ValueError` otherwise."""
         if isinstance(self.minibatch_size, int) and self.minibatch_size > self.train_batch_size:
             raise ValueError(
                 f"training.minibatch_size={self.minibatch_size} is larger than "
@@ -135,13 +138,13 @@ class TrainingSection(Section[ConfigT]):
 
 @dataclass
 class SampledTraining(TrainingSection[ConfigT]):
-    """Options of an update in which each gradient step takes a fresh sample, from a replay buffer or from data."""
+    """Options of an update in which each gradient step samples rows from a replay buffer or from recorded data."""
 
     train_batch_size: int = 256
-    """transitions in one gradient step, over all learners"""
+    """Number of transitions in one gradient step, over all learners."""
 
     def validate(self) -> None:
-        """Refuse passes and minibatches."""
+        """Check that there are no passes and no minibatches: each step draws a sample; `ValueError` otherwise."""
         super().validate()
         for name, value, allowed in (
             ("minibatch_size", None, "None (use train_batch_size)"),
@@ -153,24 +156,24 @@ class SampledTraining(TrainingSection[ConfigT]):
 
 @dataclass
 class LearnersSection(Section[ConfigT]):
-    """Where learners run."""
+    """Number of learners, their processes and their resources."""
 
     name = "learners"
 
     num_learners: int = option(0, ge=0)
-    """0: one learner in this process; n: n processes (needs the extra `ray`)"""
+    """Number of learner processes, which need the extra `ray`. 0: one learner in this process."""
     num_cpus_per_learner: int = option(1, ge=0)
-    """processors that Ray keeps free for each learner"""
+    """Number of processors that Ray reserves for each learner."""
     num_gpus_per_learner: int = option(0, ge=0)
-    """the same of GPUs"""
+    """Number of GPUs that Ray reserves for each learner."""
     custom_resources_per_learner: dict[str, float] = option(factory=dict, ge=0)
-    """other resources of a cluster that each learner takes, by name"""
+    """Other resources of a cluster that Ray reserves for each learner, by name."""
     max_requests_in_flight_per_learner: int = option(3, ge=1)
-    """asynchronous updates that may be under way; beyond them a call waits, or its batch is dropped"""
+    """Number of asynchronous updates that may wait or run. Further calls wait, or a waiting batch is dropped."""
     never_skip_update: bool = False
-    """an empty update raises instead of being counted as skipped"""
+    """Raise an error for an update without data. By default it is counted as skipped."""
     learner_timeout_s: float = option(300.0, gt=0)
-    """seconds that one call on learners in other processes may take; after that they count as hanging"""
+    """Time limit in seconds of one call on learners in other processes. After that they count as hanging."""
 
     def __call__(self, **options: Unpack[LearnersOptions]) -> ConfigT:
         """Set options; return the configuration."""
@@ -179,17 +182,18 @@ class LearnersSection(Section[ConfigT]):
 
 @dataclass
 class ResourcesSection(Section[ConfigT]):
-    """What the main process of a run takes of a cluster."""
+    """Resources of a cluster that the main process of a run takes, and the address of the cluster."""
 
     name = "resources"
 
     num_cpus_for_main_process: int = option(1, ge=0)
-    """processors that Ray keeps free for this process"""
+    """Number of processors that Ray reserves for this process."""
     placement_strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
-    """how workers are laid over the nodes: together or apart, as a wish or as a must"""
+    """Placement of workers on the nodes of the cluster: on few nodes ("PACK") or on many ("SPREAD") if possible, or
+    strictly on one node or on different ones."""
     ray_address: str | None = None
-    """of a running Ray cluster that learners and env runners join ("auto": the one of this machine); `None`: Ray is
-    started on this machine where it is needed"""
+    """Address of a running Ray cluster that learners and env runners join ("auto": the one of this machine). `None`
+    starts Ray on this machine when it is needed."""
 
     def __call__(self, **options: Unpack[ResourcesOptions]) -> ConfigT:
         """Set options; return the configuration."""
@@ -198,31 +202,34 @@ class ResourcesSection(Section[ConfigT]):
 
 @dataclass
 class FaultToleranceSection(Section[ConfigT]):
-    """How often what died, hangs or raises is started again, before the run ends with its error.
+    """Limits on how often learners, env runners and environments that failed are started again.
 
-    The limits of a run count all learners together (all env runners, all environments of a vector); the limit within
-    a time counts each learner, env runner or vector of environments by itself.
+    A failure is an exit, a hang or an exception. Beyond a limit the run ends with the error.
+
+    The limits of a run count the restarts of all learners together, of all env runners together, and of all
+    environments in a vector together. The limit within a time window counts each learner, env runner or vector of
+    environments separately.
     """
 
     name = "fault_tolerance"
 
     max_learner_restarts: int = option(10, ge=0)
-    """of learners in other processes, in a run; 0: never"""
+    """Largest number of restarts of learners in other processes, in a run. 0: they are not restarted."""
     restart_failed_env_runners: bool = True
-    """env runners in other processes"""
+    """Restart failed env runners in other processes."""
     max_env_runner_restarts: int = option(10, ge=0)
-    """of env runners in other processes, in a run"""
+    """Largest number of restarts of env runners in other processes, in a run."""
     restart_failed_envs: bool = True
-    """environments in processes of their own"""
+    """Restart failed environments that run in their own processes."""
     max_env_restarts: int = option(10, ge=0)
-    """of environments in processes of their own, in a run; of each vector"""
+    """Largest number of restarts of environments that run in their own processes, in a run, for each vector."""
     max_restarts_in_window: int = option(1, ge=0)
-    """of the same learner, env runner or vector of environments within `restart_window_s`"""
+    """Largest number of restarts of one learner, env runner or vector of environments within `restart_window_s`."""
     restart_window_s: float = option(60.0, gt=0)
-    """seconds"""
+    """Length of the time window of `max_restarts_in_window`, in seconds."""
     num_standby_processes: int = option(0, ge=0)
-    """processes that wait to take the place of a lost learner, and as many for lost env runners: it need not wait for
-    one to start. Not for those that have a GPU"""
+    """Number of standby processes for lost learners, and the same number for lost env runners. A standby process takes
+    over at once, where a new one would first have to start. There are none for learners and env runners with a GPU."""
 
     def __call__(self, **options: Unpack[FaultToleranceOptions]) -> ConfigT:
         """Set options; return the configuration."""
@@ -230,49 +237,50 @@ class FaultToleranceSection(Section[ConfigT]):
 
     @property
     def learner_limits(self) -> RestartLimits:
-        """For learners in other processes."""
+        """Restart limits of learners in other processes."""
         return RestartLimits(self.max_learner_restarts, self.max_restarts_in_window, self.restart_window_s)
 
     @property
     def env_runner_limits(self) -> RestartLimits:
-        """For env runners; none are allowed where `restart_failed_env_runners=False`."""
+        """Restart limits of env runners; no restarts with `restart_failed_env_runners=False`."""
         in_run = self.max_env_runner_restarts if self.restart_failed_env_runners else 0
         return RestartLimits(in_run, self.max_restarts_in_window, self.restart_window_s)
 
     @property
     def env_limits(self) -> RestartLimits:
-        """For environments; none are allowed where `restart_failed_envs=False`."""
+        """Restart limits of environments; no restarts with `restart_failed_envs=False`."""
         in_run = self.max_env_restarts if self.restart_failed_envs else 0
         return RestartLimits(in_run, self.max_restarts_in_window, self.restart_window_s)
 
 
 @dataclass
 class FrameworkSection(Section[ConfigT]):
-    """How the arithmetic is done."""
+    """Device, number format, threads and compilation of the computation."""
 
     name = "framework"
 
     compile: bool | Literal["auto"] = "auto"
-    """compile the whole gradient step; "auto": on the CPU, for runs of about a minute or more, in which it saves more
-    time than a first start waits for the compiler. The code is kept for later runs"""
+    """Compile the whole gradient step. "auto" compiles on the CPU, for runs of about a minute or more, in which it
+    saves more time than the first run waits for the compiler. The code is kept for later runs."""
     compile_after: int = option(0, ge=0)
-    """gradient steps before compiled code takes over, on the CPU: the same number whether or not the code was kept, so
-    that the same seed gives the same bits; a run that comes to it earlier than the code waits"""
+    """Number of eager gradient steps on the CPU before compiled code takes over. It is the same whether or not an
+    earlier run has left its code, so that the same seed gives the same bits. If the code is not ready by then, the run
+    waits."""
     device: str = "cpu"
-    """cpu, cuda, cuda:1, mps, ... as torch names it"""
+    """Device of the networks, by its name in torch: cpu, cuda, cuda:1, mps, ..."""
     dtype: Literal["float32", "float64"] = "float32"
-    """of parameters, losses and optimizers"""
+    """Number format of parameters, losses and optimizers."""
     mixed_precision: bool = False
-    """networks compute in bfloat16 while learning; parameters, losses and optimizers stay in float32"""
+    """Let networks compute in bfloat16 while learning. Parameters, losses and optimizers stay in float32."""
     fused_losses: bool = True
-    """compute losses in one kernel where there is one for the same numbers (PPO on the CPU)"""
+    """Compute a loss in one kernel if there is a kernel with the same numbers (PPO on the CPU)."""
     num_threads: int | None = option(None, ge=1)
-    """threads of torch in this process; `None`: 1, which is fastest for small networks"""
+    """Number of torch's threads in this process. Defaults to 1, which is fastest for small networks."""
 
     def __call__(self, framework: str | None = None, **options: Unpack[FrameworkOptions]) -> ConfigT:
         """Set options; return the configuration.
 
-        `framework` is RLlib's word, and "torch" its only value here. `ValueError` for another.
+        `framework` is an option of RLlib; only "torch" is allowed here, and other values raise `ValueError`.
         """
         if framework not in (None, "torch"):
             raise ValueError(
@@ -282,7 +290,7 @@ class FrameworkSection(Section[ConfigT]):
         return self.change(options)
 
     def validate(self) -> None:
-        """Raises `ValueError` naming the option."""
+        """Check device and number formats; `ValueError` naming the option."""
         kind, colon, number = self.device.lower().partition(":")
         if kind == "gpu":
             raise ValueError(
@@ -296,9 +304,9 @@ class FrameworkSection(Section[ConfigT]):
 
 
 class AgentMapping(Mapping[Any, str]):
-    """Agent id -> module id, as the function that `policy_mapping_fn` is; unlike a function it can be written to JSON.
+    """Mapping of agent ids to module ids that can be called like a `policy_mapping_fn`, and written to JSON.
 
-    `KeyError` for an agent that it does not name.
+    A call with an agent that is not in the mapping raises `KeyError`.
     """
 
     def __init__(self, modules: Mapping[Any, str]) -> None:
@@ -306,27 +314,32 @@ class AgentMapping(Mapping[Any, str]):
 
     @classmethod
     def by_spaces(cls, spaces: Mapping[Any, Any]) -> AgentMapping:
-        """Return the mapping where agents with equal `spaces` share a module.
+        """Return the mapping in which agents with equal `spaces` share a module.
 
-        Where all are equal it is "default_policy"; else each has the name that its agents have in common ("wolf" of
-        wolf_0 and wolf_1), or that of its first agent.
+        If all agents share one, it is "default_policy". Otherwise each module has the name that its agents have in
+        common ("wolf" of wolf_0 and wolf_1), or the name of its first agent.
         """
-        kinds: list[tuple[Any, list[Any]]] = []
-        for agent, pair in spaces.items():
-            agents = next((agents for known, agents in kinds if known == pair), None)
+        # Spaces can be compared, but not hashed.
+        groups: list[tuple[Any, list[Any]]] = []
+        for agent, agent_spaces in spaces.items():
+            agents = next((agents for known, agents in groups if known == agent_spaces), None)
             if agents is None:
-                kinds.append((pair, [agent]))
+                groups.append((agent_spaces, [agent]))
             else:
                 agents.append(agent)
-        names = [_common_name(agents) for _, agents in kinds]
+        if len(groups) == 1:
+            return cls(dict.fromkeys(groups[0][1], DEFAULT_MODULE_ID))
+
+        names = [_common_name(agents) for _, agents in groups]
         modules: dict[Any, str] = {}
-        for name, (_, agents) in zip(names, kinds):
-            module_id = name if name and names.count(name) == 1 else str(agents[0])
-            modules |= dict.fromkeys(agents, DEFAULT_MODULE_ID if len(kinds) == 1 else check_module_id(module_id))
+        for name, (_, agents) in zip(names, groups):
+            is_unique = name and names.count(name) == 1
+            module_id = check_module_id(name if is_unique else str(agents[0]))
+            modules |= dict.fromkeys(agents, module_id)
         return cls(modules)
 
     def __call__(self, agent: object, episode: object = None) -> str:
-        """Return the agent's module id; read from JSON, where all keys are text, an agent is found by its text."""
+        """Return the agent's module id. In JSON all keys are text, so an agent is looked up by its text as well."""
         if agent in self._modules:
             return self._modules[agent]
         if str(agent) in self._modules:
@@ -347,64 +360,66 @@ class AgentMapping(Mapping[Any, str]):
 
 
 def _common_name(agents: Collection[Any]) -> str:
-    """Return what the names of agents have in common from the first letter on, without a number at its end."""
+    """Return the longest common beginning of the agents' names, without a number at its end."""
     same = takewhile(lambda letters: len(set(letters)) == 1, zip(*map(str, agents)))
     return "".join(letters[0] for letters in same).rstrip("0123456789_- ")
 
 
 PolicyMapping = Callable[..., str] | Mapping[Any, str] | Sequence[Any] | None
-"""What `multi_agent(policy_mapping_fn=)` takes: a function, a dict of agent -> module id, or stages of these."""
+"""Values of `multi_agent(policy_mapping_fn=)`: a function, a dict of agent -> module id, or stages of these."""
 PoliciesToTrain = Collection[Any] | Callable[..., bool] | None
-"""What `multi_agent(policies_to_train=)` takes: module ids, a function, or stages of these; None: all modules."""
+"""Values of `multi_agent(policies_to_train=)`: module ids, a function, or stages of these; None for all modules."""
 
 
 @dataclass
 class MultiAgentSection(Section[ConfigT]):
-    """Who learns what."""
+    """Modules of several agents, and which of the modules learn."""
 
     name = "multi_agent"
 
     policies: Any = None
-    """module ids, or `{module_id: RLModuleSpec}` (its fields as a dict, or None: the default module); `None`: as
-    `rl_module_spec` says, one module for a single agent"""
+    """Module ids, or a dict `{module_id: RLModuleSpec}`. In the dict a spec may also be a dict of its fields, or None
+    for the default module. `None` takes the modules of `rl_module_spec`, one module for a single agent."""
     policy_mapping_fn: Callable[..., str] | Mapping[Any, str] | Sequence[Any] | None = None
-    """`f(agent_id, episode) -> module id`, or a dict of agent id -> module id; `None`: every agent has the module
-    "default_policy"; `[[0, f], [step, g]]`: others for the episodes that begin after so many environment steps (an
-    episode keeps its own)"""
+    """Function `f(agent_id, episode) -> module id`, or a dict of agent id -> module id. `None` gives every agent the
+    module "default_policy". `[[0, f], [step, g]]` changes the mapping for episodes that begin after so many environment
+    steps; an episode keeps the mapping that it began with."""
     policies_to_train: Collection[Any] | Callable[..., bool] | None = None
-    """module ids that learn, or `f(module_id)` or `f(module_id, batch) -> bool` (`batch`: None for episodes); `None`:
-    all; `[[0, ids], [step, others]]`: others after so many environment steps"""
+    """Ids of the modules that learn, or a function `f(module_id) -> bool` or `f(module_id, batch) -> bool`, where
+    `batch` is None if the data are episodes. `None` trains all modules. `[[0, ids], [step, other_ids]]` changes the
+    modules after so many environment steps."""
     centralized_critic: Literal["state", "observations"] | bool = False
-    """what the value functions see besides their agent's observation, in training only: the environment's `state()`, or
-    all agents' observations; `True`: the state where there is one (MAPPO; `False`: IPPO)"""
+    """Additional input of the value functions, in training only: the environment's `state()`, or the observations of
+    all agents. `True` takes the state if the environment has one. With PPO this is MAPPO, and `False` is IPPO."""
     agent_id_in_obs: bool = False
-    """observations get the agent's number, one-hot, so that agents who share a module can act differently"""
+    """Append the agent's number to its observations, one-hot, so that agents with a common module can act
+    differently."""
     count_steps_by: Literal["env_steps", "agent_steps"] = "env_steps"
-    """what `train_batch_size` counts where there are several agents"""
+    """Unit of `train_batch_size` with several agents: steps of the environment, or steps of agents."""
     reward_metric: Callable[..., Any] | None = None
-    """`f(returns[episode, agent]) -> [episode]`: what a trainer takes for the return of an episode; `None`: the sum
-    over agents"""
+    """Function `f(returns[episode, agent]) -> [episode]` that gives a trainer the return of an episode. `None` sums
+    over agents."""
 
     def __call__(self, **options: Unpack[MultiAgentOptions]) -> ConfigT:
         """Set options; return the configuration."""
         return self.change(options)
 
     def prepare(self, name: str, value: object) -> Any:
-        """Bring `policies` into one form; a dict that maps agents becomes a function."""
+        """Return `policies` as a list or a dict of specs, and a dict of agents as an `AgentMapping`."""
         if name == "policy_mapping_fn":
             return mapping_in_one_form(value)
         return policies_in_one_form(value) if name == "policies" else value
 
     def validate(self) -> None:
-        """Refuse what cannot say who learns."""
+        """Check `policies_to_train`; `TypeError` or `ValueError` otherwise."""
         for _, allowed in stages_of("multi_agent.policies_to_train", self.policies_to_train):
             check_policies_to_train(allowed)
 
 
 def mapping_in_one_form(mapping: object) -> Any:
-    """Return `multi_agent(policy_mapping_fn=)` with an `AgentMapping` in the place of a dict.
+    """Return `multi_agent(policy_mapping_fn=)` with each dict as an `AgentMapping`.
 
-    `TypeError` for what is no mapping, nor a schedule of some.
+    Raises `TypeError` for a value that is neither a function, a dict, None, nor a schedule of these.
     """
     stages = [
         [step, AgentMapping(value) if isinstance(value, Mapping) else value]
@@ -420,7 +435,7 @@ def mapping_in_one_form(mapping: object) -> Any:
 
 
 def check_policies_to_train(allowed: object) -> None:
-    """Raises `TypeError` unless it is a collection of module ids, a function, or None."""
+    """Check that `allowed` is a collection of module ids, a function, or None; `TypeError` otherwise."""
     if isinstance(allowed, str):
         raise TypeError(f"policies_to_train={allowed!r} is one text; give a list of module ids, e.g. [{allowed!r}]")
     if not (allowed is None or callable(allowed) or isinstance(allowed, Collection)):
@@ -432,10 +447,10 @@ def check_policies_to_train(allowed: object) -> None:
 
 
 def takes_batch(function: Callable[..., Any]) -> bool:
-    """Return whether `function` takes (module_id, batch), not (module_id) alone; `TypeError` where neither works."""
+    """Return whether `function` takes (module_id, batch) rather than (module_id); `TypeError` for other parameters."""
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # it does not tell
+    except (TypeError, ValueError):  # built-in functions have none
         return True
     for arguments in (("id", None), ("id",)):
         try:
@@ -449,8 +464,8 @@ def takes_batch(function: Callable[..., Any]) -> bool:
 def policies_in_one_form(policies: object) -> Policies | None:
     """Return `multi_agent(policies=...)` as a list of ids, or a dict id -> `RLModuleSpec` or None.
 
-    A dict of a spec's fields becomes the spec. Raises `TypeError` for something else, `ValueError` for ids that cannot
-    be, and unknown fields.
+    A dict of a spec's fields becomes a spec. Raises `TypeError` for other values, `ValueError` for illegal ids and
+    unknown fields.
     """
     if policies is None:
         return None
@@ -466,7 +481,7 @@ def policies_in_one_form(policies: object) -> Policies | None:
 
 
 def checked_spec(module_id: str, spec: object) -> RLModuleSpec | None:
-    """Return the spec of one module, of which a dict may have the fields; `TypeError` for something else."""
+    """Return the spec of one module, made from a dict of its fields if it is one; `TypeError` for other values."""
     if spec is None or isinstance(spec, RLModuleSpec):
         return spec
     if not isinstance(spec, Mapping):
