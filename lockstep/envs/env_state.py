@@ -1,12 +1,13 @@
-"""The state of environments, as far as it can be had, so that a run continues bit for bit.
+"""State of environments, for those that can give it, so that a restored run continues bit for bit.
 
 Known are gymnasium's classic control, its MuJoCo environments, and every environment that has
 
     get_env_state() -> dict of plain values and arrays        set_env_state(state) -> None
 
-in itself (below its wrappers), or names what it remembers in `state_attributes`; beside that state the environment's
-`np_random` is kept here. Wrappers that only transform are passed; one that may remember something
-(`FrameStackObservation`, `NormalizeReward`, a wrapper of the user's) makes the state unknown, which is None.
+in itself (below its wrappers), or lists the attributes that it changes in `state_attributes`. The environment's
+generator `np_random` is stored next to that state. Wrappers without a state of their own are allowed. A wrapper that
+may have one (`FrameStackObservation`, `NormalizeReward`, a user's wrapper) makes the state unknown, which is None: a
+state without the part of the wrapper would continue with other observations, and nothing would fail.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ _CLASSIC = {
     "Continuous_MountainCarEnv": ("state",),
     "CartPoleVectorEnv": ("state", "steps", "prev_done", "low", "high"),
 }
-_PASSED = (
-    wrappers.TimeLimit,
+"""Attributes that a step or a reset changes, by class of gymnasium's classic control."""
+_STATELESS_WRAPPERS = (
+    wrappers.TimeLimit,  # its counter is stored by `env_state`
     wrappers.OrderEnforcing,
     wrappers.PassiveEnvChecker,
     wrappers.ClipAction,
@@ -36,18 +38,23 @@ _PASSED = (
     wrappers.ReshapeObservation,
     wrappers.DtypeObservation,
 )
-_CHECKING = ("OrderEnforcingWrapper", "AssertOutOfBoundsWrapper", "BaseWrapper", "BaseParallelWrapper")
-"""wrappers of PettingZoo that remember nothing which a reset does not bring back"""
+_STATELESS_AGENT_WRAPPERS = (
+    "OrderEnforcingWrapper",
+    "AssertOutOfBoundsWrapper",
+    "BaseWrapper",
+    "BaseParallelWrapper",
+)
+"""Class names of PettingZoo's wrappers whose whole state a reset restores."""
 BuiltEnv = Any
-"""A gymnasium environment, or a native vector of them, wrapped or not."""
+"""A gymnasium environment or a native vector of environments, wrapped or not."""
 
 
 def env_state(env: BuiltEnv) -> dict[str, Any] | None:
-    """Return the state of an environment with its random generator and time limits, or None.
+    """Return the state of an environment with its random generator and time limits; None if it is unknown.
 
-    Nothing in it changes when the environment goes on.
+    All values are copies, which later steps leave unchanged.
     """
-    if not tells_state(env):
+    if not has_env_state(env):
         return None
     base = env.unwrapped
     return {
@@ -58,22 +65,25 @@ def env_state(env: BuiltEnv) -> dict[str, Any] | None:
     }
 
 
-def tells_state(env: BuiltEnv) -> bool:
+def has_env_state(env: BuiltEnv) -> bool:
     """Return whether `env_state` can give the state of this environment with all its wrappers."""
     base = env.unwrapped
-    known = hasattr(base, "get_env_state") or _is_mujoco(base) or bool(_attributes(base))
-    return known and all(type(wrapper) in _PASSED for wrapper in _wrappers_of(env))
+    is_known = hasattr(base, "get_env_state") or _is_mujoco(base) or bool(_state_attributes(base))
+    # `type` and not `isinstance`: a subclass of a stateless wrapper may have a state.
+    return is_known and all(type(wrapper) in _STATELESS_WRAPPERS for wrapper in _wrappers_of(env))
 
 
 def set_env_state(env: BuiltEnv, state: dict[str, Any]) -> None:
-    """Reset an environment (with the same wrappers) and put it into what `env_state` gave.
+    """Reset an environment that has the same wrappers, and restore a state that `env_state` returned.
 
     Raises:
-        ValueError: the state is of another class of environment.
+        ValueError: The state is from another class of environment.
     """
     base = env.unwrapped
     if state["class"] != type(base).__name__:
         raise ValueError(f"the state is of a {state['class']}, the environment is a {type(base).__name__}.")
+
+    # The reset builds what an environment creates on its first reset, and tells OrderEnforcing that steps may follow.
     env.reset()
     _set_inner_state(base, state["inner"])
     base.np_random = _generator(state["generator"])
@@ -82,25 +92,28 @@ def set_env_state(env: BuiltEnv, state: dict[str, Any]) -> None:
 
 
 def agents_env_state(env: BuiltEnv) -> dict[str, Any] | None:
-    """Return the state of an environment of several agents, or None.
+    """Return the state of an environment of several agents; None if it is unknown.
 
-    Known is one that has `get_env_state` and `set_env_state`, or `state_attributes`, in itself or below PettingZoo's
-    wrappers; a generator `np_random` is kept beside.
+    It is known for an environment that has `get_env_state` and `set_env_state`, or `state_attributes`, in itself or
+    below PettingZoo's wrappers. A generator `np_random` is stored with it.
     """
-    base, at = getattr(env, "unwrapped", env), env
-    while at is not base:
-        if type(at).__name__ not in _CHECKING or not type(at).__module__.startswith("pettingzoo."):
+    base = getattr(env, "unwrapped", env)
+    layer = env
+    while layer is not base:
+        kind = type(layer)
+        if kind.__name__ not in _STATELESS_AGENT_WRAPPERS or not kind.__module__.startswith("pettingzoo."):
             return None
-        at = at.env
-    if not (hasattr(base, "get_env_state") or _attributes(base)):
+        layer = layer.env
+    if not (hasattr(base, "get_env_state") or _state_attributes(base)):
         return None
+
     rng = getattr(base, "np_random", None)
     generator = deepcopy(rng.bit_generator.state) if isinstance(rng, np.random.Generator) else None
     return {"class": type(base).__name__, "inner": _inner_state(base), "generator": generator}
 
 
 def set_agents_env_state(env: BuiltEnv, state: dict[str, Any]) -> None:
-    """Reset an environment of several agents and put it into what `agents_env_state` gave."""
+    """Reset an environment of several agents, and restore a state that `agents_env_state` returned."""
     base: Any = getattr(env, "unwrapped", env)
     if state["class"] != type(base).__name__:
         raise ValueError(f"the state is of a {state['class']}, the environment is a {type(base).__name__}.")
@@ -111,22 +124,24 @@ def set_agents_env_state(env: BuiltEnv, state: dict[str, Any]) -> None:
 
 
 def _generator(state: dict[str, Any]) -> np.random.Generator:
+    """Return a new random generator in this state."""
     bit_generator = getattr(np.random, state["bit_generator"])(0)
     bit_generator.state = state
     return np.random.Generator(bit_generator)
 
 
 def elapsed_steps(limit: wrappers.TimeLimit) -> int:
-    """Return how many steps of the episode a time limit has counted."""
-    return int(limit._elapsed_steps or 0)
+    """Return the number of steps that a time limit has counted in this episode."""
+    return int(limit._elapsed_steps or 0)  # None before the first reset
 
 
 def set_elapsed_steps(limit: wrappers.TimeLimit, steps: int) -> None:
-    """Set how many steps of the episode a time limit has counted."""
+    """Set the number of steps that a time limit has counted in this episode."""
     limit._elapsed_steps = steps  # type: ignore[assignment]
 
 
 def _wrappers_of(env: BuiltEnv) -> Iterator[Any]:
+    """Yield the wrappers of an environment, the outermost first."""
     while env is not env.unwrapped:
         yield env
         env = env.env
@@ -137,15 +152,17 @@ def _time_limits(env: BuiltEnv) -> list[wrappers.TimeLimit]:
 
 
 def _inner_state(base: BuiltEnv) -> dict[str, Any]:
+    """Return the state of an environment without wrappers, except for its random generator."""
     if hasattr(base, "get_env_state"):
         state: dict[str, Any] = base.get_env_state()
         return state
     if _is_mujoco(base):
         return _mujoco_state(base)
-    return {name: deepcopy(getattr(base, name)) for name in _attributes(base)}
+    return {name: deepcopy(getattr(base, name)) for name in _state_attributes(base)}
 
 
 def _set_inner_state(base: BuiltEnv, state: dict[str, Any]) -> None:
+    """Restore a state that `_inner_state` returned."""
     if hasattr(base, "set_env_state"):
         base.set_env_state(deepcopy(state))
     elif _is_mujoco(base):
@@ -155,8 +172,8 @@ def _set_inner_state(base: BuiltEnv, state: dict[str, Any]) -> None:
             setattr(base, name, deepcopy(value))
 
 
-def _attributes(base: BuiltEnv) -> tuple[str, ...]:
-    """Return the names of all that an environment remembers besides its generator; none where that is unknown."""
+def _state_attributes(base: BuiltEnv) -> tuple[str, ...]:
+    """Return the names of all attributes that are state, without the random generator; empty if they are unknown."""
     kind = type(base)
     if kind.__module__.startswith("gymnasium.envs.classic_control."):
         return _CLASSIC.get(kind.__name__, ())
@@ -168,7 +185,7 @@ def _is_mujoco(base: BuiltEnv) -> bool:
 
 
 def _mujoco_state(base: BuiltEnv) -> dict[str, Any]:
-    """Return what the next step depends on (`mj_getState`), and derived arrays that may be read before it."""
+    """Return the state that the next step depends on (`mj_getState`), and derived arrays that may be read before it."""
     import mujoco  # type: ignore[import-untyped]
 
     size = mujoco.mj_stateSize(base.model, mujoco.mjtState.mjSTATE_INTEGRATION)
@@ -179,8 +196,12 @@ def _mujoco_state(base: BuiltEnv) -> dict[str, Any]:
 
 
 def _set_mujoco_state(base: BuiltEnv, state: dict[str, Any]) -> None:
+    """Restore a state that `_mujoco_state` returned."""
     import mujoco
 
+    # `mj_forward` computes the arrays of contacts and constraints, which vary in size and are not stored. It also
+    # changes part of the integration state (the warm start of the solver), so that state is set once more, and the
+    # derived arrays as they were: an observation may read some of them from before the last integration.
     mujoco.mj_setState(base.model, base.data, state["integration"], mujoco.mjtState.mjSTATE_INTEGRATION)
     mujoco.mj_forward(base.model, base.data)
     mujoco.mj_setState(base.model, base.data, state["integration"], mujoco.mjtState.mjSTATE_INTEGRATION)
@@ -189,7 +210,10 @@ def _set_mujoco_state(base: BuiltEnv, state: dict[str, Any]) -> None:
 
 
 def _derived_arrays(data: Any) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield arrays of fixed size in an `MjData`; each step makes those of contacts and constraints anew."""
+    """Yield the writable float arrays of fixed size in an `MjData` with their names.
+
+    The arrays of contacts and constraints are left out: each step allocates them again, in another size.
+    """
     for name in dir(data):
         if name.startswith(("_", "efc_", "contact", "iefc_", "island", "dof_island")):
             continue

@@ -1,4 +1,4 @@
-"""What goes wrong inside an environment, with the place where it went wrong."""
+"""Errors of environments, which name the row, the action and the cause."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from lockstep.data.trees import Tree
 
 
 class EnvironmentStepError(RuntimeError):
-    """An environment raised, or its worker died, while it was stepped or reset.
+    """Error raised when an environment raises, or its worker dies, in a step or a reset.
 
-    The original exception is chained as `__cause__` (where there is one), so that its traceback is printed.
+    The original exception, if there is one, is chained as `__cause__`, so that its traceback is printed.
 
     Attributes:
-        env_index: row of the environment in the vector; None where the back end does not tell.
-        action: the last action handed to it; None for a reset.
+        env_index: Row of the environment in the vector; None if the back end does not name it.
+        action: The last action that it received; None for a reset.
     """
 
     def __init__(self, message: str, *, env_index: int | None = None, action: Tree = None) -> None:
@@ -25,18 +25,19 @@ class EnvironmentStepError(RuntimeError):
 
 
 class EnvironmentTimeoutError(EnvironmentStepError):
-    """An environment did not answer within `step_timeout` seconds; the vector of workers was closed."""
+    """Error raised when an environment does not answer within `step_timeout` seconds. The workers were ended."""
 
 
 class WorkerTraceback(Exception):
-    """Carries the traceback text of a worker process, as the cause of the error raised here."""
+    """Traceback text of a worker process, chained as the cause of the error raised in this process."""
 
     def __init__(self, text: str) -> None:
         super().__init__(f"\n{text}")
 
 
 RAISED = (Exception, SystemExit)
-"""What an environment may raise; `sys.exit(0)` in its code would end a run as if all had gone well."""
+"""Exceptions of an environment that become an `EnvironmentStepError`. `SystemExit` is one of them, since `sys.exit(0)`
+in an environment's code would end a run with the exit code of success."""
 
 OLD_API = (
     "Before version 0.26 gym had step return four, with one flag `done`, and reset one: give terminated and truncated "
@@ -46,7 +47,7 @@ FORMS = {
     "step": (5, "(observation, reward, terminated, truncated, info)"),
     "reset": (2, "(observation, info)"),
 }
-"""how many values gymnasium's two methods return, and which"""
+"""Number of values that each of gymnasium's two methods returns, and their names."""
 
 
 def step_error(
@@ -58,15 +59,26 @@ def step_error(
     during: str,
     hint: str = "",
 ) -> EnvironmentStepError:
-    """Return the error to raise: back end, environment index, last action, original message, and what to do."""
-    which = "an environment" if env_index is None else f"environment {env_index}"
-    last = "" if during == "reset" else f"; last action: {action!r}"
+    """Return the error to raise: it says back end, row, last action, original message, and what to do.
+
+    Args:
+        error: The environment's exception, or its text from a worker; None for a worker that ended without an answer.
+        backend: Name of the back end.
+        env_index: Row of the environment; None if unknown.
+        action: Last action; left out of the message during a reset.
+        during: Name of the call, such as "step" or "reset".
+        hint: What to do. By default, advice for answers of a wrong length, or nothing.
+    """
+    subject = "an environment" if env_index is None else f"environment {env_index}"
+    last_action = "" if during == "reset" else f"; last action: {action!r}"
     if error is None:
-        happened = "ended without an answer"
+        event = "ended without an answer"
+    elif isinstance(error, str):
+        event = f"raised {error}"
     else:
-        happened = f"raised {error if isinstance(error, str) else f'{type(error).__name__}: {error}'}"
+        event = f"raised {type(error).__name__}: {error}"
     return EnvironmentStepError(
-        f"{which} of the {backend!r} vector {happened} (during {during}{last}). {hint or _form_hint(happened)}"
+        f"{subject} of the {backend!r} vector {event} (during {during}{last_action}). {hint or _form_hint(event)}"
         "The traceback of the environment stands above; the vector must be reset or built again. "
         "Whether the environment keeps to gymnasium's API, check_environment (`lockstep doctor`) says.",
         env_index=env_index,
@@ -75,7 +87,7 @@ def step_error(
 
 
 def _form_hint(message: str) -> str:
-    """Say what to do where an answer could not be unpacked."""
+    """Return advice if a message says that an answer could not be unpacked; else an empty string."""
     for method, (number, values) in FORMS.items():
         if f"values to unpack (expected {number}" in message:
             return f"{method} must return {number} values, {values}. {OLD_API} "
@@ -83,6 +95,6 @@ def _form_hint(message: str) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return ` Did you mean ...?` with the nearest of the known names, or nothing."""
+    """Return ` Did you mean ...?` with the nearest of the known names; an empty string if none is near."""
     near = get_close_matches(name, list(known), n=3)
     return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
