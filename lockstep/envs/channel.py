@@ -1,4 +1,4 @@
-"""`Channel`: messages between two processes, each sent and received whole within a deadline."""
+"""Message channel between two processes, in which a message is sent or received completely within a deadline."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ import struct
 import time
 
 _SIZE = struct.Struct("!Q")
-"""How many bytes a message has; sent before them."""
-_NOTHING = _SIZE.pack(0)
-"""The empty message."""
-_READ_AT_ONCE = 1 << 16
+"""Header of a message: its number of bytes."""
+_EMPTY_MESSAGE = _SIZE.pack(0)
+_READ_BYTES = 1 << 16
+"""Minimum number of bytes to request from the socket, so that a small message takes one system call."""
 
 
 class Channel:
-    """One end of a pair of connected sockets. It can be handed to a new process.
+    """One end of a pair of connected sockets, which can be passed to a new process.
 
     The empty message is the cheapest one: it only wakes the other process.
 
-    A deadline is a time of `time.monotonic()`; None waits for ever. It holds for the whole message: a process that
-    stops in the middle of a message larger than the socket's buffer is noticed as well.
+    A deadline is a time of `time.monotonic()`; None waits for ever. It applies to the whole message, so that a process
+    is also noticed if it stops in the middle of a message that is larger than the socket's buffer. The pipes of
+    `multiprocessing` have no such deadline: `poll` returns at the first byte, and `recv` then waits for ever.
 
-    After a `TimeoutError` part of a message may be on its way, so the channel must not be used again.
+    After a `TimeoutError` part of a message may have been sent or received, so the channel must not be used again.
     """
 
     def __init__(self, end: socket.socket) -> None:
@@ -36,20 +37,22 @@ class Channel:
         return cls(first), cls(second)
 
     def send(self, message: bytes | memoryview, deadline: float | None = None) -> None:
-        """Send one message. `TimeoutError`: it was not taken in time; `OSError`: the other end is gone."""
+        """Send one message. `TimeoutError`: it was not sent in time. `OSError`: the other end is gone."""
         self._set_deadline(deadline)
         try:
-            self._end.sendall(b"".join((_SIZE.pack(len(message)), message)) if message else _NOTHING)
-        except BlockingIOError as error:  # what a time-out of 0 raises
+            # One call for header and message: the receiver would wake twice for two.
+            data = b"".join((_SIZE.pack(len(message)), message)) if message else _EMPTY_MESSAGE
+            self._end.sendall(data)
+        except BlockingIOError as error:  # a socket with a time-out of 0 raises this instead of TimeoutError
             raise TimeoutError("the deadline of a message has passed") from error
 
     def offer(self, message: bytes | memoryview, deadline: float | None = None) -> None:
-        """Send one message, unless the other end is gone or does not take it in time: a missing answer says so."""
+        """Send one message, ignoring a dead or late receiver: the caller notices it when it waits for the answer."""
         with contextlib.suppress(OSError):
             self.send(message, deadline)
 
     def receive(self, deadline: float | None = None) -> bytes:
-        """Return the next message. `TimeoutError`: it was not there in time; `EOFError`: the other end is gone."""
+        """Return the next message. `TimeoutError`: it did not arrive in time. `EOFError`: the other end is gone."""
         self._read(_SIZE.size, deadline)
         (size,) = _SIZE.unpack_from(self._received)
         end = _SIZE.size + size
@@ -59,11 +62,11 @@ class Channel:
         return message
 
     def _read(self, size: int, deadline: float | None) -> None:
-        """Read until `size` bytes are there."""
+        """Read until at least `size` bytes have been received."""
         while len(self._received) < size:
             self._set_deadline(deadline)
             try:
-                part = self._end.recv(max(size - len(self._received), _READ_AT_ONCE))
+                part = self._end.recv(max(size - len(self._received), _READ_BYTES))
             except BlockingIOError as error:
                 raise TimeoutError("the deadline of a message has passed") from error
             if not part:
@@ -71,12 +74,12 @@ class Channel:
             self._received += part
 
     def _set_deadline(self, deadline: float | None) -> None:
-        # Setting a time-out is a system call, also where nothing changes.
+        # Setting a time-out is a system call, even to the value that it has.
         if deadline is not None or self._end.gettimeout() is not None:
             self._end.settimeout(seconds_until(deadline))
 
     def fileno(self) -> int:
-        """Return the descriptor, to wait for several channels at once."""
+        """Return the file descriptor, with which `multiprocessing.connection.wait` waits for several channels."""
         return self._end.fileno()
 
     @property
@@ -90,5 +93,7 @@ class Channel:
 
 
 def seconds_until(deadline: float | None) -> float | None:
-    """Return the seconds that are left, at least 0; None where there is no deadline."""
-    return None if deadline is None else max(0.0, deadline - time.monotonic())
+    """Return the seconds until a deadline, at least 0; None without a deadline."""
+    if deadline is None:
+        return None
+    return max(0.0, deadline - time.monotonic())

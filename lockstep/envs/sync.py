@@ -1,9 +1,11 @@
-"""Our own vectoriser: environments stepped one after the other, with as little around them as can be.
+"""Vector that steps its environments one after the other in this process, with little overhead.
 
-It takes shorter ways through gymnasium's wrappers where the answer is provably the same. `TimeLimit` adds one to a
-counter and compares; `OrderEnforcing` looks whether `reset` came first. The vectoriser does both itself, so it calls
-the environment below them. `Discrete.contains` (which classic control asserts on every step) spends most of its time on
-questions of type; a set of the allowed integers answers the same.
+It bypasses code of gymnasium where the result is provably the same:
+
+- `TimeLimit` counts steps and compares; `OrderEnforcing` checks that `reset` came first. This vector does both itself,
+  so it calls the `step` below these wrappers.
+- `Discrete.contains`, which classic control asserts in every step, spends most of its time on type checks. A set of the
+  allowed integers gives the same answer.
 """
 
 from __future__ import annotations
@@ -25,21 +27,24 @@ from lockstep.envs.env_state import elapsed_steps, env_state, set_elapsed_steps,
 from lockstep.envs.errors import RAISED, step_error
 
 NO_LIMIT = sys.maxsize
+"""Deadline of an episode without a time limit: a clock value that is never reached."""
 _LARGEST_SET = 4096
+"""Number of actions up to which a `Discrete` space gets a set of its members."""
 
 
 class LightSyncVectorEnv(VectorBoundary):
-    """Steps `B` environments in a loop and resets a finished one at once (SAME_STEP).
+    """Vector that steps `B` environments in a loop and resets a finished one at once (SAME_STEP).
 
-    Observations go straight into one preallocated buffer. Seeds are used at an explicit `reset` only; the reset after
-    an episode goes on with the environment's own generator, as gymnasium advises.
+    Observations are written into one preallocated buffer. Seeds are used by an explicit `reset` only; the reset after
+    an episode continues with the environment's generator, as gymnasium recommends.
 
     Args:
-        env_fns: one function for each row that makes its environment.
-        owns_envs: the environments are ours alone, so that their action space may take its quicker form.
+        env_fns: One function for each row that makes its environment.
+        owns_envs: True if nobody else uses the environments, so that their action spaces may be made faster.
 
     Raises:
-        ValueError: one environment twice, unequal spaces, or a space without an array of fixed size.
+        ValueError: The same environment was made twice, the spaces differ, or a space is not stored in fixed-size
+            arrays.
     """
 
     backend = "light_sync"
@@ -55,34 +60,45 @@ class LightSyncVectorEnv(VectorBoundary):
         if owns_envs:
             for env in self.envs:
                 quicken_action_space(env)
-        self._steps, self._time_limits = zip(*map(peel, self.envs), strict=True)
-        self._limits = list(map(_shortest, self._time_limits))
+
+        self._steps, self._time_limits = zip(*map(unwrap_step, self.envs), strict=True)
+        self._limits = [_shortest_limit(limits) for limits in self._time_limits]
         self._resets = [env.reset for env in self.envs]
+
         self._batched_actions = batch_space(self.action_space, self.num_envs)
         self._rows_of_actions = isinstance(self.action_space, ARRAY_SPACES)
+        """True if the actions of a step are one array [B, ...], so that `actions[row]` is the action of a row."""
         self._gives_arrays = not self._rows_of_actions or bool(self.action_space.shape)
+        """True if environments get arrays as actions, which they could write into. Numbers cannot be changed."""
+
         self._obs = allocate(self.observation_space, self.num_envs)
         self._result = StepResult(self._obs, self.num_envs)
-        self._take_views()
-        self._clock = 0
-        self._deadlines: list[int] = []
-        """the clock at which the episode of each row is truncated"""
-        self._unchecked = True
+        self._make_views()
 
-    def _take_views(self) -> None:
-        """Look at observations and rewards in the form that checks what is written."""
+        # One clock for all rows: comparing it with a row's deadline replaces B counters.
+        self._clock = 0
+        """Number of vector steps since the last explicit reset."""
+        self._deadlines: list[int] = []
+        """Clock at which the episode of each row is truncated."""
+        self._unchecked = True
+        """True until the first step after a reset has checked its call; the later steps skip these checks."""
+
+    def _make_views(self) -> None:
+        """Make the memory views of observations and rewards. Writing into them is fast and checks shape and dtype."""
         self._row_views = row_views(self._obs)
         rewards: Any = self._result.rewards
         self._reward_view: Any = memoryview(rewards)
 
     def __getstate__(self) -> dict[str, Any]:
+        # Memory views can be neither pickled nor copied.
         return {key: value for key, value in vars(self).items() if key not in ("_row_views", "_reward_view")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._take_views()
+        self._make_views()
 
     def _check_equal_spaces(self) -> None:
+        """Check that the environments are different objects with equal spaces."""
         rows: dict[int, int] = {}
         for index, env in enumerate(self.envs):
             first = rows.setdefault(id(env.unwrapped), index)
@@ -105,70 +121,84 @@ class LightSyncVectorEnv(VectorBoundary):
                 self._form.write(self._obs, row, obs)
             except RAISED as error:
                 raise step_error(error, backend=self.backend, env_index=row, during="reset") from error
-        self._begin(list(self._limits))
+        self._restart_clock(list(self._limits))
         return self._obs
 
-    def _begin(self, deadlines: list[int]) -> None:
-        self._clock, self._deadlines = 0, deadlines
-        self._started = self._unchecked = True
-        self._clear()
+    def _restart_clock(self, deadlines: list[int]) -> None:
+        """Begin all episodes at clock 0, with the clock at which each is truncated."""
+        self._clock = 0
+        self._deadlines = deadlines
+        self._started = True
+        self._unchecked = True
+        self._clear_result()
 
-    def _clear(self) -> None:
-        self._result.terminateds[:] = self._result.truncateds[:] = False
+    def _clear_result(self) -> None:
+        """Clear what the last step reported about ended episodes."""
+        self._result.terminateds[:] = False
+        self._result.truncateds[:] = False
         self._result.clear_endings()
 
     def step(self, actions: Tree) -> StepResult:
         """Take one action in every row; see `VectorBoundary.step`."""
         result = self._result
         if result.any_done:
-            self._clear()
+            self._clear_result()
         if self._unchecked:
             self._check_started()
             if self._rows_of_actions:
                 self._check_number("step", "actions", actions, self.num_envs)
             self._unchecked = False
-        if self._gives_arrays:  # an environment may write into what it gets
+        if self._gives_arrays:  # an environment may write into its action
             actions = copy_arrays(actions)
         if not self._rows_of_actions:
             actions = tuple(iterate(self._batched_actions, actions))
-        obs, rewards, deadlines = self._obs, self._reward_view, self._deadlines
-        write, views = self._form.write, self._row_views
-        clock = self._clock = self._clock + 1
+
+        # This loop is the hot path of collecting on the host. So attributes are read once before it, rewards and
+        # observations go through memory views, and everything rare is in functions outside.
+        obs = self._obs
+        rewards = self._reward_view
+        deadlines = self._deadlines
+        write = self._form.write
+        views = self._row_views
+        self._clock += 1
+        clock = self._clock
         row = 0
-        ended: list[tuple[int, Tree, dict[str, Any]]] | None = None
+        endings: list[tuple[int, Tree, dict[str, Any]]] | None = None
         try:
             for step, action in zip(self._steps, actions):
                 row_obs, reward, terminated, truncated, info = step(action)
                 try:
                     rewards[row] = reward
-                except TypeError:
+                except TypeError:  # not a plain number, such as an array of one number
                     rewards[row] = as_reward(reward)
                 if terminated or truncated or clock >= deadlines[row]:
-                    if ended is None:
-                        ended = []
-                    ended.append((row, self._form.rows([row_obs]), copy_arrays(info)))
+                    # Copied before the reset, which may write into the same arrays.
+                    if endings is None:
+                        endings = []
+                    endings.append((row, self._form.rows([row_obs]), copy_arrays(info)))
                     row_obs = self._begin_episode(row, terminated, truncated)
                 if views is None:
                     write(obs, row, row_obs)
                 else:
                     try:
                         views[row][:] = row_obs
-                    except NOT_A_ROW:
+                    except NOT_A_ROW:  # needs a cast, or is wrong: `write` does the one and reports the other
                         write(obs, row, row_obs)
                 row += 1
         except RAISED as error:
             self._fail(error, row, actions)
-        if ended is not None:
-            rows = np.array([row for row, _, _ in ended], np.int64)
-            result.final_obs = (rows, concat_trees([last for _, last, _ in ended], "observation"))
-            result.infos = {row: info for row, _, info in ended if info} or None
+
+        if endings is not None:
+            rows = np.array([row for row, _, _ in endings], np.int64)
+            result.final_obs = (rows, concat_trees([final for _, final, _ in endings], "observation"))
+            result.infos = {row: info for row, _, info in endings if info} or None
             result.any_done = True
         if self._watch is not None:
             self._watch_step(result)
         return result
 
     def _begin_episode(self, row: int, terminated: bool, truncated: bool) -> Tree:
-        """Note how an episode ended, begin the next one, and return its first observation."""
+        """Set the flags of an ended episode, begin the next one, and return its first observation."""
         self._result.terminateds[row] = terminated
         self._result.truncateds[row] = truncated or self._clock >= self._deadlines[row]
         limit = self._limits[row]
@@ -176,31 +206,35 @@ class LightSyncVectorEnv(VectorBoundary):
         return self._resets[row]()[0]
 
     def _fail(self, error: BaseException, row: int, actions: Tree) -> NoReturn:
+        """Raise the error of a row with its action."""
         action = actions[row] if row < len(actions) else None
         raise step_error(error, backend=self.backend, env_index=row, action=action, during="step") from error
 
     def _env_states(self) -> list[Any]:
-        for limits, deadline, limit in zip(self._time_limits, self._deadlines, self._limits, strict=True):
-            for time_limit in limits:
-                set_elapsed_steps(time_limit, self._clock - deadline + limit)
+        # The bypassed `TimeLimit` wrappers get their counters, so that a state is the same in every back end.
+        for time_limits, deadline, limit in zip(self._time_limits, self._deadlines, self._limits, strict=True):
+            elapsed = self._clock - deadline + limit
+            for time_limit in time_limits:
+                set_elapsed_steps(time_limit, elapsed)
         return [env_state(env) for env in self.envs]
 
     def set_state(self, state: dict[str, Any]) -> Tree:
-        """Continue from what `get_state` gave; return the current observations."""
+        """Restore a state that `get_state` returned, and return the current observations."""
         self.check_open()
         self._check_number("set_state", "states", state["envs"], self.num_envs)
-        for env, env_part in zip(self.envs, state["envs"], strict=True):
-            set_env_state(env, env_part)
+        for env, state_of_env in zip(self.envs, state["envs"], strict=True):
+            set_env_state(env, state_of_env)
+
         deadlines = [
-            limit - elapsed_steps(limits[0]) if limits else NO_LIMIT
-            for limit, limits in zip(self._limits, self._time_limits, strict=True)
+            limit - elapsed_steps(time_limits[0]) if time_limits else NO_LIMIT
+            for limit, time_limits in zip(self._limits, self._time_limits, strict=True)
         ]
-        self._begin(deadlines)
+        self._restart_clock(deadlines)
         write_rows(self._obs, ..., state["obs"])
         return self._obs
 
     def keep_infos(self) -> None:
-        """Keep the infos of all rows from now on."""
+        """Record the infos of all rows from now on."""
         if self.infos is None:
             infos = self.infos = RowInfos(self.num_envs)
             self._steps = tuple(infos.wrap_step(row, step) for row, step in enumerate(self._steps))
@@ -211,20 +245,22 @@ class LightSyncVectorEnv(VectorBoundary):
         return self.envs[row].render()
 
     def close(self) -> None:
-        """Close every environment; a second call does nothing."""
+        """Close every environment. A second call does nothing."""
         if not self._closed:
-            self._closed = self._unchecked = True
+            self._closed = True
+            self._unchecked = True
             for env in self.envs:
                 env.close()
 
 
 class QuickDiscrete(Discrete):
-    """A `Discrete` whose `contains` answers plain and 64-bit integers from a set, all else as `Discrete` does."""
+    """`Discrete` space whose `contains` looks up plain and 64-bit integers in a set."""
 
     allowed: frozenset[int]
+    """All members of the space."""
 
     def contains(self, x: object) -> bool:
-        """Return whether `x` is a member: the same answer as `Discrete.contains`, sooner."""
+        """Return whether `x` is a member: the same answer as `Discrete.contains`, in less time."""
         kind = type(x)
         if kind is int or kind is np.int64:
             return x in self.allowed
@@ -232,31 +268,33 @@ class QuickDiscrete(Discrete):
 
 
 def quicken_action_space(env: gym.Env) -> None:
-    """Give an environment that we made ourselves the quick form of its 64-bit `Discrete` action space.
+    """Turn the 64-bit `Discrete` action space of an environment that we made into a `QuickDiscrete`.
 
-    The space object stays the same one (identity, generator, equality); only its `contains` becomes quicker.
+    Other action spaces stay as they are.
     """
     space = vars(env.unwrapped).get("action_space")
     if type(space) is Discrete and space.dtype == np.int64 and int(space.n) <= _LARGEST_SET:
+        # The class of the object is changed, instead of making another space, because wrappers and users' code may
+        # hold the same object: its identity and its random generator must stay.
         space.__class__ = QuickDiscrete
         first = int(space.start)
         space.allowed = frozenset(range(first, first + int(space.n)))  # type: ignore[attr-defined]
 
 
-def peel(env: gym.Env) -> tuple[Callable[[Any], Any], list[TimeLimit]]:
-    """Return the innermost `step` that needs no `TimeLimit` or `OrderEnforcing` around it, and the limits passed.
+def unwrap_step(env: gym.Env) -> tuple[Callable[[Any], Any], list[TimeLimit]]:
+    """Return the `step` below the outer `TimeLimit` and `OrderEnforcing` wrappers, and the time limits bypassed.
 
-    Only these exact classes are passed (a subclass may do more), only from the outside inwards. The counters of the
-    limits are then the caller's to keep.
+    The caller must count the steps for the limits. Only these exact classes are bypassed, since a subclass may do more,
+    and only up to the first other wrapper, which may depend on the wrappers below it.
     """
-    passed: list[TimeLimit] = []
+    time_limits: list[TimeLimit] = []
     while type(env) in (TimeLimit, OrderEnforcing):
         if type(env) is TimeLimit:
-            passed.append(env)
+            time_limits.append(env)
         env = env.env  # type: ignore[attr-defined]
-    return env.step, passed
+    return env.step, time_limits
 
 
-def _shortest(limits: list[TimeLimit]) -> int:
+def _shortest_limit(time_limits: list[TimeLimit]) -> int:
     """Return the number of steps after which an episode is truncated, or `NO_LIMIT`."""
-    return min((limit._max_episode_steps for limit in limits), default=NO_LIMIT)
+    return min((limit._max_episode_steps for limit in time_limits), default=NO_LIMIT)

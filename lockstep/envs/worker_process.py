@@ -1,4 +1,4 @@
-"""What a process that steps environments does first, so that it neither hangs nor outlives its parent."""
+"""Setup of processes that step environments, so that they neither hang nor outlive their parent."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import Any, cast
 import torch
 
 ORPHAN_SECONDS = 1.0
-"""How long a worker whose parent was killed lives on at most."""
+"""Maximum seconds that a worker runs after its parent was killed."""
 
 
 def worker_context() -> Any:
-    """Return the context of `multiprocessing` that starts workers: it says how they are started.
+    """Return the `multiprocessing` context that starts workers.
 
-    That is as `multiprocessing.set_start_method` says, else forked on Linux.
-
-    Functions of any kind reach a forked process, and a script needs no `if __name__ == "__main__"`.
+    It uses the start method of `multiprocessing.set_start_method`, if one was set. Otherwise workers are forked on
+    Linux: a forked process needs no pickled environment function, and a script needs no
+    `if __name__ == "__main__"`.
     """
     chosen = cast("str | None", multiprocessing.get_start_method(allow_none=True))
     if chosen is None and sys.platform == "linux":
@@ -31,32 +31,36 @@ def worker_context() -> Any:
 
 
 def begin_worker() -> None:
-    """Make this process, which `multiprocessing` has started, fit to step environments.
+    """Prepare this process, which `multiprocessing` has started, for stepping environments.
 
-    torch gets one thread: a forked process has the parent's pool of OpenMP threads, but none of the threads, and would
-    wait for them for ever.
-
-    The process ends when its parent is gone, also in the middle of a step.
+    The process will end when its parent is gone, also in the middle of a step.
     """
+    # A forked process inherits the parent's OpenMP thread pool without its threads, and would wait for them for ever.
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_parent, name="end with parent", daemon=True).start()
 
 
 def _end_with_parent() -> None:
+    """Kill this process once its parent has ended."""
     parent = multiprocessing.parent_process()
     assert parent is not None
-    # The pipe to the parent does not tell its end for certain: workers that were forked later hold copies of it.
-    # The process above does not either: with a fork server that is the server.
-    above = os.getppid()
-    while parent.is_alive() and os.getppid() == above:
+    # Neither sign is enough alone. `is_alive` reads a pipe from the parent, which may stay open: workers that were
+    # forked later hold copies of it. And with a fork server, the process above this one is the server.
+    parent_pid = os.getppid()
+    while parent.is_alive() and os.getppid() == parent_pid:
         time.sleep(ORPHAN_SECONDS)
+
+    # SIGKILL, because an environment in the middle of a step does not return to Python's signal handlers.
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 class MadeInWorker:
-    """A function that makes an environment, and makes the process fit for it where that is a worker's.
+    """Function that makes an environment, and prepares the process for it if that is a worker.
 
     For vectors of other libraries, which start their processes themselves.
+
+    Args:
+        make_env: Function that makes one environment.
     """
 
     def __init__(self, make_env: Callable[[], Any]) -> None:

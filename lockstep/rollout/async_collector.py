@@ -24,7 +24,8 @@ class AsyncCollector(Collector):
     evaluation refuses it.
 
     `env`: `make_vector(..., mode="async")`, or an id, function or class with `num_envs`. Other parameters: `Collector`;
-    `on_step_hook` gets the list of `Arrived`. Steps under way cannot be saved: their episodes end at a checkpoint.
+    `on_step_hook` gets the list of `RowStepResult`. Steps under way cannot be saved: their episodes end at a
+    checkpoint.
 
     Raises `ValueError` for environments in this process, a recurrent policy, one that takes stacks of frames,
     and a buffer that is no `ReplayBuffer`.

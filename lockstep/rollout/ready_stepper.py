@@ -12,7 +12,7 @@ from lockstep.data.rollout import RolloutStore
 from lockstep.data.trees import allocate, map_tree, named_leaves, rows_of, write_rows
 from lockstep.data.values import ARRAY_SPACES
 from lockstep.envs import WorkerVectorEnv
-from lockstep.envs.workers import Arrived
+from lockstep.envs.workers import RowStepResult
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout.callbacks import EpisodeRecorder
 from lockstep.rollout.errors import first_not_finite, refuse_row
@@ -111,7 +111,7 @@ class ReadyStepper(VectorStepper):
     def _recorded_of(self, obs: Any) -> Any:
         return obs if self.recorded is None else self.recorded(obs)
 
-    def _take_in(self, arrived: list[Arrived]) -> int:
+    def _take_in(self, arrived: list[RowStepResult]) -> int:
         """Store transitions, end episodes; return how many count."""
         counting, writer = self.episodes.counting, self.store
         if self.recorder is not None:
@@ -137,7 +137,7 @@ class ReadyStepper(VectorStepper):
                 self.episodes.end(answer.row, 0)  # environments are at different steps: there is no vector step
         return len(real)
 
-    def _record(self, arrived: list[Arrived], recorder: EpisodeRecorder) -> None:
+    def _record(self, arrived: list[RowStepResult], recorder: EpisodeRecorder) -> None:
         counting, following = self.episodes.counting, self.env.observations
         for answer in arrived:
             b = answer.row
@@ -151,7 +151,7 @@ class ReadyStepper(VectorStepper):
             recorder.take(b, self._sent[b], map_tree(np.array, obs), answer.reward, **flags, following=following)
         recorder.events.metrics.end_step()
 
-    def _add(self, answers: list[Arrived], writer: ReplayWriter) -> None:
+    def _add(self, answers: list[RowStepResult], writer: ReplayWriter) -> None:
         """Add the transitions to the replay buffer; raise `MalformedBufferError` for values that are not finite."""
         rows = np.array([answer.row for answer in answers], np.int64)
         following = rows_of(self.env.observations, rows)

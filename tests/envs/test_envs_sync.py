@@ -7,12 +7,12 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.wrappers import ClipAction, OrderEnforcing, TimeLimit
 
 from lockstep.envs import LightSyncVectorEnv, make_vector
-from lockstep.envs.sync import QuickDiscrete, peel, quicken_action_space
+from lockstep.envs.sync import QuickDiscrete, unwrap_step, quicken_action_space
 from lockstep.envs.toys.counting import CountingEnv
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "MountainCar-v0", "Pendulum-v1", "Acrobot-v1"])
-def test_equals_single_environments_bit_by_bit(env_id):
+def test_results_equal_single_environments_bit_for_bit(env_id):
     num_envs, steps = 3, 700
     boundary = make_vector(env_id, num_envs=num_envs)
     singles = [gym.make(env_id) for _ in range(num_envs)]
@@ -62,7 +62,7 @@ MEMBERS = [
 
 
 @pytest.mark.parametrize("size, start", [(2, 0), (5, 0), (3, -2), (1, 6)])
-def test_the_quick_space_answers_as_gymnasiums(size, start):
+def test_quick_discrete_contains_what_discrete_contains(size, start):
     plain, env = Discrete(size, start=start), CountingEnv()
     env.action_space = Discrete(size, start=start)
     quicken_action_space(env)
@@ -93,19 +93,19 @@ def test_a_finished_environment_of_the_caller_keeps_its_own_space_class():
 
 
 class CountingTwice(TimeLimit):
-    """A subclass may do anything: it is not passed."""
+    """A subclass may do anything, so it is not bypassed."""
 
 
-def test_only_the_exact_wrappers_are_passed_and_only_from_outside():
+def test_unwrap_step_bypasses_exact_classes_from_outside_only():
     env = CountingEnv()
-    assert peel(env) == (env.step, [])
+    assert unwrap_step(env) == (env.step, [])
     limited = TimeLimit(OrderEnforcing(TimeLimit(env, 7)), 9)
-    assert peel(limited) == (env.step, [limited, limited.env.env])
+    assert unwrap_step(limited) == (env.step, [limited, limited.env.env])
     other = CountingTwice(env, 5)
-    assert peel(OrderEnforcing(other)) == (other.step, [])
+    assert unwrap_step(OrderEnforcing(other)) == (other.step, [])
     within = ClipAction(TimeLimit(gym.make("Pendulum-v1").unwrapped, 5))
     outer = TimeLimit(within, 3)
-    assert peel(outer) == (within.step, [outer])
+    assert unwrap_step(outer) == (within.step, [outer])
 
 
 @pytest.mark.parametrize("limits", [(4,), (4, 6), (6, 4), (1,)])

@@ -176,13 +176,13 @@ def test_step_timeout_holds_within_a_message_larger_than_a_pipe(stopped_in):
         actions = np.zeros((1, BIG // 4), np.float32)
         if stopped_in == "answer":
             vector.send([0], actions)
-            connection.wait([vector._pipes[0]])  # its beginning is here, all of it cannot be
+            connection.wait([vector._channels[0]])  # its beginning is here, all of it cannot be
             vector._sent.clear()
         os.kill(worker, signal.SIGSTOP)
         vector.step_timeout = 0.05
         with pytest.raises(EnvironmentTimeoutError, match=r"did not answer within step_timeout=0.05 s"):
             if stopped_in == "answer":
-                vector._answer(0, vector._deadline(), None, "step")
+                vector._read_answer(0, vector._deadline(), None, "step")
             else:
                 vector.step(actions)
         assert not is_running(worker)

@@ -57,7 +57,7 @@ class WorkersWithoutClock(WorkerVectorEnv):
 
     def _receive(self, row, deadline):
         waits = row == BAD and self.marker is not None
-        while waits and not connection.wait([self._pipes[row]], 0.01):
+        while waits and not connection.wait([self._channels[row]], 0.01):
             self._end_time_of_bad()
         return super()._receive(row, None)
 
