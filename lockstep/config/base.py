@@ -700,7 +700,7 @@ class BaseConfig:
         """Make the vector environment that the configuration names, or `env`."""
         section = self.environment
         runners = self.env_runners
-        chosen = section.env if env is None else env
+        chosen: Any = section.env if env is None else env
         finished = not isinstance(chosen, str) and not callable(chosen)
         mode = "auto" if finished else runners.vectorize_mode
         options = {**section.env_config, **env_config}

@@ -28,9 +28,9 @@ from lockstep.data.actions import (
 )
 from lockstep.data.trees import Tree, leaves_of_space, map_tree, rows_of, trees_equal
 from lockstep.data.values import as_reward, check_supported, checked_array
-from lockstep.envs.boundary import space_of
-from lockstep.envs.errors import FORMS, OLD_API, RAISED
-from lockstep.envs.make import AnyEnv, named_environment, one_env, single_env_factory
+from lockstep.envs.boundary import EnvLike, space_of
+from lockstep.envs.errors import ANSWER_FORMS, OLD_API, RAISED
+from lockstep.envs.make import check_single_env, named_environment, single_env_factory
 from lockstep.envs.multi_agent import Play, is_agent_env, play_of
 
 LEVELS = ("error", "warning", "info")
@@ -60,7 +60,7 @@ class Finding:
 
 
 def check_environment(
-    env: AnyEnv,
+    env: EnvLike,
     *,
     env_config: Mapping[str, Any] | None = None,
     num_steps: int = 2000,
@@ -104,7 +104,7 @@ def check_environment(
     return sorted(examination.findings, key=lambda finding: LEVELS.index(finding.level))
 
 
-def _factory(env: AnyEnv, env_config: Mapping[str, Any] | None) -> Callable[[], Any]:
+def _factory(env: EnvLike, env_config: Mapping[str, Any] | None) -> Callable[[], Any]:
     """Return a function that makes one environment, of one agent or of several."""
     named = named_environment(env) if isinstance(env, str) else env
     if isinstance(named, str | EnvSpec) or not callable(named):
@@ -112,7 +112,7 @@ def _factory(env: AnyEnv, env_config: Mapping[str, Any] | None) -> Callable[[], 
 
     def make() -> Any:
         made = named(**(env_config or {}))
-        return made if is_agent_env(made) else one_env(made, named)
+        return made if is_agent_env(made) else check_single_env(made, named)
 
     return make
 
@@ -395,7 +395,7 @@ class _Examination:
             self.add("error", f"{method}_raises", f"{name} raised {type(error).__name__}: {error} (at {where})")
             return None
         self._spent += time.perf_counter() - begun
-        number, values = FORMS[method]
+        number, values = ANSWER_FORMS[method]
         if isinstance(answer, tuple) and len(answer) == number:
             return answer
         found = f"{len(answer)} values" if isinstance(answer, tuple) else type(answer).__name__

@@ -43,7 +43,7 @@ OLD_API = (
     "Before version 0.26 gym had step return four, with one flag `done`, and reset one: give terminated and truncated "
     "apart, or wrap the environment (shimmy.GymV21CompatibilityV0)."
 )
-FORMS = {
+ANSWER_FORMS = {
     "step": (5, "(observation, reward, terminated, truncated, info)"),
     "reset": (2, "(observation, info)"),
 }
@@ -88,7 +88,7 @@ def step_error(
 
 def _form_hint(message: str) -> str:
     """Return advice if a message says that an answer could not be unpacked; else an empty string."""
-    for method, (number, values) in FORMS.items():
+    for method, (number, values) in ANSWER_FORMS.items():
         if f"values to unpack (expected {number}" in message:
             return f"{method} must return {number} values, {values}. {OLD_API} "
     return ""

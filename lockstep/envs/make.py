@@ -1,4 +1,10 @@
-"""From an id, a function, an environment or a vector of them to one boundary."""
+"""Construction of vector boundaries from ids, functions, environments and vectors, and the names of environments.
+
+The first half makes vectors; the second half finds the class or function that a name such as `CartPole-v1`,
+`package:Id-v0`, `module:Class`, `path/file.py:Class` or `pettingzoo.classic.connect_four_v3` refers to. A name may come
+from a configuration file of a stranger (`NameInFile`). Looking it up must then not run code that the user has not
+allowed, since importing a module runs it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +22,7 @@ from gymnasium.envs.registration import EnvSpec, find_highest_version, parse_env
 from gymnasium.vector import AsyncVectorEnv, VectorEnv
 
 from lockstep.envs.atari import NAMESPACE, AtariGame
-from lockstep.envs.boundary import VectorBoundary
+from lockstep.envs.boundary import EnvLike, VectorBoundary
 from lockstep.envs.errors import did_you_mean
 from lockstep.envs.gymnasium_vectors import (
     AsyncVectorEnvBoundary,
@@ -45,20 +51,18 @@ ENVIRONMENT_CLASS = Kind(
         "stable_baselines3.common.vec_env.base_vec_env:VecEnv",
     ),
 )
-"""the classes that a file may name as an environment"""
-AnyEnv = Any
-"""An id, a spec, a function or class that makes one environment, an environment, or a vector of them."""
+"""Classes that a configuration file may name as an environment."""
 
 
 def name_of_env(env: object) -> str:
-    """Return the environment's id, or the name of what makes it; "offline" without one."""
+    """Return the id of an environment, or the name of its class or function. "offline" for None."""
     if env is None or isinstance(env, str):
         return env or "offline"
     return str(getattr(env, "__name__", type(env).__name__))
 
 
 def make_vector(
-    env: AnyEnv,
+    env: EnvLike,
     *,
     num_envs: int = 1,
     mode: str = "auto",
@@ -67,24 +71,26 @@ def make_vector(
     step_timeout: float | None = None,
     restarts: RestartLimits | None = None,
 ) -> VectorBoundary:
-    """Make one boundary over whatever `env` is.
+    """Make the boundary over an environment, a vector of environments, or what makes one.
 
     Args:
-        env: an environment id (or `EnvSpec`), `package:Id-v0` or `module:Class`; a function or class that makes one
+        env: An environment id (or `EnvSpec`), `package:Id-v0` or `module:Class`; a function or class that makes one
             environment; a finished environment (one row); a gymnasium vector environment, a pool of EnvPool, a
             `VecEnv` of Stable-Baselines3 or a `TensorVecEnv` (their own number of rows); or a boundary, which is
-            returned as it is.
-        num_envs: number of rows B; a finished environment or vector has its own.
-        mode: for ids and functions, who steps the rows: "sync" (our vectoriser, in this process; what "auto" takes, but
-            for Atari's ids), "async" (one process for each row), "vector" (the native vector form of an id), "envpool".
-        env_config: keyword arguments for making a single environment (native vectors and pools: for the whole).
-        seed: do the first reset at once, with the seeds `seed, seed + 1, ...`.
-        step_timeout: seconds that a step of an environment in its own process may take; "async" only.
-        restarts: how often environments in processes of their own are started again; "async" only.
+            returned unchanged.
+        num_envs: Number of rows B. A finished environment or vector has its own.
+        mode: Who steps the rows of an id or function: "sync" (our vector in this process), "async" (one process for
+            each row), "vector" (the native vector form of an id) or "envpool". "auto" is "vector" for Atari ids and
+            "sync" for all others.
+        env_config: Keyword arguments for making a single environment; for native vectors and pools, for the whole
+            vector.
+        seed: Do the first reset at once, with the seeds `seed, seed + 1, ...`.
+        step_timeout: Seconds that a step of an environment in its own process may take; "async" only.
+        restarts: Limits of restarting environments in their own processes; "async" only.
 
     Raises:
-        ValueError: unknown id (with the nearest known ones), mode or number of environments, or options that do not fit
-            what `env` is.
+        ValueError: The id (names the nearest known ones), the mode or the number of environments is unknown or not
+            allowed, or an option does not apply to this kind of `env`.
     """
     if mode not in MODES:
         raise ValueError(f"mode={mode!r} is unknown; allowed: {', '.join(MODES)}.{did_you_mean(mode, MODES)}")
@@ -92,11 +98,14 @@ def make_vector(
     if step_timeout is not None and not (is_number(step_timeout) and step_timeout > 0):
         raise ValueError(f"step_timeout must be a positive number of seconds or None, got {step_timeout!r}.")
     for name, value in (("step_timeout", step_timeout), ("restarts", restarts)):
-        if value is not None and mode != "async" and not (name == "step_timeout" and type(env) is AsyncVectorEnv):
+        # gymnasium's own AsyncVectorEnv has a time-out as well, but no restarts.
+        is_allowed = mode == "async" or (name == "step_timeout" and type(env) is AsyncVectorEnv)
+        if value is not None and not is_allowed:
             raise ValueError(f"{name} applies to mode='async' only, got mode={mode!r} and {env!r}.")
-    boundary = _finished(env, step_timeout)
+
+    boundary = _finished_boundary(env, step_timeout)
     if boundary is None:
-        boundary = _build(env, num_envs, mode, env_config, step_timeout, restarts)
+        boundary = _new_boundary(env, num_envs, mode, env_config, step_timeout, restarts)
     elif mode != "auto" or env_config or num_envs not in (1, boundary.num_envs):
         raise ValueError(
             f"{type(env).__name__} is finished, with {boundary.num_envs} rows: mode={mode!r}, num_envs={num_envs} and "
@@ -107,8 +116,8 @@ def make_vector(
     return boundary
 
 
-def _finished(env: AnyEnv, step_timeout: float | None) -> VectorBoundary | None:
-    """Return the boundary over something that steps already, None for something to be made."""
+def _finished_boundary(env: EnvLike, step_timeout: float | None) -> VectorBoundary | None:
+    """Return the boundary over a finished environment or vector; None for an id or function."""
     if isinstance(env, VectorBoundary):
         return env
     if isinstance(env, TensorVecEnv):
@@ -121,22 +130,25 @@ def _finished(env: AnyEnv, step_timeout: float | None) -> VectorBoundary | None:
         return VectorEnvBoundary(env)
     if is_vec_env(env):
         return VecEnvBoundary(env)
-    return LightSyncVectorEnv([lambda: env], owns_envs=False) if isinstance(env, gym.Env) else None
+    if isinstance(env, gym.Env):
+        return LightSyncVectorEnv([lambda: env], owns_envs=False)
+    return None
 
 
-def _build(
-    env: AnyEnv,
+def _new_boundary(
+    env: EnvLike,
     num_envs: int,
     mode: str,
     env_config: Mapping[str, Any] | None,
     step_timeout: float | None,
     restarts: RestartLimits | None,
 ) -> VectorBoundary:
+    """Make environments from an id or function, and return the boundary over them. Parameters: `make_vector`."""
     named = named_environment(env) if isinstance(env, str) else env
     if isinstance(named, str) and mode in ("auto", "vector") and named in TENSOR_ENVS:
         return TensorBoundary(make_tensor_env(named, num_envs, **(env_config or {})))
     if isinstance(named, str | EnvSpec):
-        native = _native(named, num_envs, mode, env_config or {})
+        native = _native_vector(named, num_envs, mode, env_config or {})
         if native is not None:
             return native
     elif mode in ("vector", "envpool"):
@@ -147,18 +159,22 @@ def _build(
     return LightSyncVectorEnv([factory] * num_envs)
 
 
-def _native(env: str | EnvSpec, num_envs: int, mode: str, options: Mapping[str, Any]) -> VectorBoundary | None:
-    """Return the vector that steps the rows of an id by itself; None where single environments are to be made."""
+def _native_vector(env: str | EnvSpec, num_envs: int, mode: str, options: Mapping[str, Any]) -> VectorBoundary | None:
+    """Return a native vector or a pool of an id; None if its single environments are to be made instead.
+
+    Atari games have both forms in every mode, and by default take the native one, which is several times faster.
+    """
     env_id = env if isinstance(env, str) else env.id
     is_atari = f"{NAMESPACE}/" in env_id
     if mode == "envpool" and not is_atari:
         return make_envpool(env_id, num_envs, options)
     if mode in ("sync", "async") or (mode == "auto" and not is_atari):
         return None
+
     spec = _spec(env)
     game = AtariGame.of(spec, options)
     if game is not None and game.render_mode is not None:
-        return None
+        return None  # native vectors of Atari do not render
     if mode == "envpool":
         return make_envpool(env_id, num_envs, options) if game is None else game.pool(num_envs)
     if game is not None:
@@ -173,11 +189,11 @@ def _native(env: str | EnvSpec, num_envs: int, mode: str, options: Mapping[str, 
     return VectorEnvBoundary(made)
 
 
-def single_env_factory(env: AnyEnv, env_config: Mapping[str, Any] | None = None) -> Callable[[], gym.Env]:
+def single_env_factory(env: EnvLike, env_config: Mapping[str, Any] | None = None) -> Callable[[], gym.Env]:
     """Return a function that makes one environment of an id, `module:Class`, `EnvSpec`, class or function.
 
     Raises:
-        ValueError: the id is unknown (with the nearest known ids), or its packages are not installed.
+        ValueError: The id is unknown (names the nearest known ids), or its packages are not installed.
     """
     config = dict(env_config or {})
     if isinstance(env, str):
@@ -187,7 +203,7 @@ def single_env_factory(env: AnyEnv, env_config: Mapping[str, Any] | None = None)
     if isinstance(env, str | EnvSpec):
         return lambda: _gym_make(env, config)
     if callable(env):
-        return lambda: one_env(env(**config), env)
+        return lambda: check_single_env(env(**config), env)
     several = isinstance(env, list | tuple)
     advice = "; of several functions make gymnasium.vector.SyncVectorEnv(functions)" if several else ""
     raise TypeError(
@@ -196,20 +212,28 @@ def single_env_factory(env: AnyEnv, env_config: Mapping[str, Any] | None = None)
 
 
 class TimeLimitedMaker:
-    """A function that makes an environment whose episodes are truncated after `limit` steps. It can be pickled."""
+    """Function that makes an environment whose episodes are truncated after `limit` steps.
 
-    def __init__(self, env: AnyEnv, limit: int) -> None:
+    A class, because a local function could not be pickled for env runners in other processes.
+
+    Args:
+        env: Id, class or function of one environment.
+        limit: Maximum number of steps of an episode.
+    """
+
+    def __init__(self, env: EnvLike, limit: int) -> None:
         self._env = env
         self._limit = limit
         self.__name__ = name_of_env(env)
 
     def __call__(self, **env_config: Any) -> gym.Env:
-        """Return an environment."""
-        return gym.wrappers.TimeLimit(single_env_factory(self._env, env_config)(), self._limit)
+        """Return a new environment."""
+        env = single_env_factory(self._env, env_config)()
+        return gym.wrappers.TimeLimit(env, self._limit)
 
 
-def one_env(made: object, maker: Callable[..., Any]) -> gym.Env:
-    """Return what `maker` made, where that is one environment."""
+def check_single_env(made: object, maker: Callable[..., Any]) -> gym.Env:
+    """Return the object that `maker` returned, if it is one environment; else raise `TypeError`."""
     if isinstance(made, gym.Env):
         return made
     of_vectors = ", or give the vector itself" if isinstance(made, VectorEnv) else ""
@@ -217,7 +241,7 @@ def one_env(made: object, maker: Callable[..., Any]) -> gym.Env:
 
 
 def _gym_make(env: str | EnvSpec, config: dict[str, Any]) -> gym.Env:
-    spec = _spec(env)  # in a process of its own its package may not be imported yet
+    spec = _spec(env)  # imports the package of the id, which a new process has not done yet
     try:
         game = AtariGame.of(spec, config)
         if game is not None:
@@ -235,71 +259,79 @@ def _spec(env: str | EnvSpec) -> EnvSpec:
 
 
 @dataclass(frozen=True)
-class Package:
-    """A package that registers the ids of a namespace."""
+class EnvPackage:
+    """Python package that registers the ids of a namespace with gymnasium."""
 
     module: str
+    """Module to import."""
     install: str
-    """what `pip install` takes"""
+    """Arguments for `pip install`. Empty: unknown."""
     function: str = ""
-    """the function of the module that registers them; empty: importing it does"""
+    """Function of the module that registers the ids. Empty: importing the module registers them."""
 
 
 PACKAGES = {
-    "ALE": Package("ale_py", "ale-py opencv-python-headless"),
-    "MinAtar": Package("minatar.gym", "--no-deps MinAtar==1.0.15", "register_envs"),
+    "ALE": EnvPackage("ale_py", "ale-py opencv-python-headless"),
+    "MinAtar": EnvPackage("minatar.gym", "--no-deps MinAtar==1.0.15", "register_envs"),
 }
-"""by namespace; MinAtar's last release asks for plotting packages that its games do not use"""
-FUNCTIONS = ("parallel_env", "env")
-"""what makes the environment of a PettingZoo module; the first one that there is"""
+"""Packages by namespace. MinAtar is installed without dependencies, as its last release asks for plotting packages that
+its games do not use."""
+PETTINGZOO_FUNCTIONS = ("parallel_env", "env")
+"""Functions of a PettingZoo module that make its environment. The first one that exists is used."""
 
 
 def is_module_name(name: str) -> bool:
-    """Return whether a name can only be that of a module in a package, as `pettingzoo.classic.connect_four_v3`."""
+    """Return whether a name has the form of a module in a package, such as `pettingzoo.classic.connect_four_v3`."""
     return "." in name and all(map(str.isidentifier, name.split(".")))
 
 
 def named_environment(name: str) -> Any:
-    """Return what `name` stands for: the class or function of `module:Class`, that of a PettingZoo module, or the id.
+    """Return the class or function that a name refers to, or the name itself if it is an id.
 
-    An id is as `gymnasium.make` takes it (`CartPole-v1`, `package:Id-v0`); the package before a colon is imported. A
-    PettingZoo module (`pettingzoo.classic.connect_four_v3`) has a function `parallel_env` or `env`.
+    - `module:Class` and `path/file.py:Class` refer to that class or function.
+    - A PettingZoo module (`pettingzoo.classic.connect_four_v3`) refers to its function `parallel_env` or `env`.
+    - Ids have the form that `gymnasium.make` accepts (`CartPole-v1`, `package:Id-v0`). The package before a colon is
+      imported, because it registers the id.
 
     Raises:
-        UntrustedError: a file gives the name, and what it stands for needs the user's word.
-        ValueError: the module is not installed, or has nothing of that name (with the nearest names).
+        UntrustedError: The name comes from a file, and loading its object needs the user's permission.
+        ValueError: The module is not installed, or has no such class or function. Names the nearest names.
     """
     if isinstance(name, NameInFile) and names_script(name):
         return name.names.find(name.option, name, ENVIRONMENT_CLASS)
-    module_name, colon, rest = present_name(name).partition(":")
+
+    module_name, colon, member_name = present_name(name).partition(":")
     if is_module_name(name):
+        # A file may name PettingZoo's own modules. Importing any other module would run a stranger's code.
         if isinstance(name, NameInFile) and not name.startswith(tuple(f"{package}." for package in PETTINGZOO)):
             raise name.names.refusal(name.option, name, "a module that is not one of PettingZoo's own")
         module = _environment_module(name, name)
-        for function in FUNCTIONS:
+        for function in PETTINGZOO_FUNCTIONS:
             if callable(getattr(module, function, None)):
                 return getattr(module, function)
         raise ValueError(
-            f"the module {name!r} has no function {' or '.join(FUNCTIONS)}, as a PettingZoo module has; name a "
-            "class or function of it, 'module:Class'"
+            f"the module {name!r} has no function {' or '.join(PETTINGZOO_FUNCTIONS)}, as a PettingZoo module has; "
+            "name a class or function of it, 'module:Class'"
         )
     if not colon:
         return name
-    made: Any = getattr(_environment_module(module_name, name), rest, None)
-    if callable(made):
-        if isinstance(name, NameInFile) and not ENVIRONMENT_CLASS.fits(made):
+
+    # `module:Class`, unless the module only registers the id after the colon.
+    member: Any = getattr(_environment_module(module_name, name), member_name, None)
+    if callable(member):
+        if isinstance(name, NameInFile) and not ENVIRONMENT_CLASS.fits(member):
             raise name.names.refusal(name.option, name, f"which is not {ENVIRONMENT_CLASS.words}")
-        return made
+        return member
     known_id(name)
     return name
 
 
 def known_id(env_id: str) -> str:
-    """Return the full id in gymnasium's registry; the package that registers it is imported, as far as the name tells.
+    """Return the full id in gymnasium's registry, with its version. Imports the package that the name points to.
 
     Raises:
-        UntrustedError: a file gives the id, whose package is in the current folder.
-        ValueError: gymnasium does not know the id all the same (with the nearest known ones).
+        UntrustedError: The id comes from a file, and its package is in the current folder.
+        ValueError: gymnasium does not know the id after the import. Names the nearest known ids.
     """
     module_name, colon, name = env_id.rpartition(":")
     known = list(gym.registry)
@@ -317,9 +349,9 @@ def known_id(env_id: str) -> str:
 
 
 def with_version(env_id: str) -> str:
-    """Return an id with the version that gymnasium takes for it now, its highest; the same where it has one.
+    """Return an id with the highest version that gymnasium has for it.
 
-    So does an id that gymnasium does not know.
+    An id that has a version, or that gymnasium does not know, is returned unchanged.
     """
     module_name, colon, name = env_id.rpartition(":")
     try:
@@ -330,7 +362,7 @@ def with_version(env_id: str) -> str:
 
 
 def _registered(env_id: str) -> str | None:
-    """Return the id as it is registered, None where it is not; one without a version means the highest one."""
+    """Return the full id as registered; None if it is not. An id without a version refers to the highest version."""
     if env_id in gym.registry:
         return env_id
     try:
@@ -342,21 +374,26 @@ def _registered(env_id: str) -> str | None:
 
 
 def _register(namespace: str, env_id: str) -> str:
-    """Import the package of an id's namespace; return what to install where that is known and missing, else nothing."""
+    """Import the package that registers the ids of a namespace.
+
+    Returns:
+        Advice what to install, if the package is known and missing. Otherwise an empty string.
+    """
     if namespace == "lockstep":
         register_environments()
         return ""
     if namespace == "tensor":
         register_tensor_envs()
         return ""
-    package = PACKAGES.get(namespace, Package(namespace, ""))
+    # By default, the package of a namespace has the name of the namespace.
+    package = PACKAGES.get(namespace, EnvPackage(namespace, ""))
     if not package.module:
         return ""
     try:
         module = module_named(package.module, env_id)
     except ModuleNotFoundError as error:
         if not f"{package.module}.".startswith(f"{error.name}."):
-            raise
+            raise  # the package is there, and one of its own imports is missing
         advice = f"Install the package of {namespace}/ environments: pip install {package.install}"
         return advice if package.install else ""
     if package.function:
@@ -366,57 +403,58 @@ def _register(namespace: str, env_id: str) -> str:
 
 
 def _environment_module(module_name: str, name: str) -> Any:
-    """Return the module that the name of an environment is about; `ValueError` says what to install."""
+    """Import the module of an environment's name. `ValueError` if it is missing, with what to install."""
     if _is_path(module_name):
         return _module_in_file(module_name, name)
     try:
         return module_named(module_name, name)
     except ModuleNotFoundError as error:
-        package, _, rest = module_name.partition(".")
+        package, _, subpackage = module_name.partition(".")
         if isinstance(name, NameInFile) and is_in_current_folder(str(error.name)):
             raise name.names.refusal(
                 name.option, name, f"whose module {error.name!r} is in the current folder"
             ) from None
         if f"{module_name}.".startswith(f"{error.name}."):
-            near = _near_module(module_name, name)
+            question = _member_question(module_name, name) + _module_question(module_name, name)
             raise ValueError(
-                f"{name!r}: there is no module {module_name!r}.{_near_member(module_name, name)}{near} Is it in this "
-                f"directory, or the package that has it installed (pip install {_TO_INSTALL.get(package, '...')})? "
-                f"{FORMS}"
+                f"{name!r}: there is no module {module_name!r}.{question} Is it in this "
+                f"directory, or the package that has it installed (pip install {_INSTALL.get(package, '...')})? "
+                f"{NAME_FORMS}"
             ) from None
         if package == "pettingzoo":
-            extra = rest.partition(".")[0]
+            # Each family of PettingZoo's games is an extra, with dependencies of its own.
+            extra = subpackage.partition(".")[0]
             raise ValueError(
                 f"{name!r} needs the module {error.name!r}, which is not installed: pip install 'pettingzoo[{extra}]'"
             ) from error
         raise
 
 
-_TO_INSTALL = {
+_INSTALL = {
     **{package.module.partition(".")[0]: package.install for package in PACKAGES.values()},
     **dict.fromkeys(("pettingzoo", "mpe2"), "'pettingzoo>=1.25' 'mpe2>=1.0'"),
 }
-"""first part of a module's name -> what `pip install` takes"""
+"""Arguments for `pip install`, by the first part of a module's name."""
 
 
-FORMS = "A class or function of your own is named 'module:Class' or 'path/file.py:Class'."
+NAME_FORMS = "A class or function of your own is named 'module:Class' or 'path/file.py:Class'."
 
 
 def _is_path(module_name: str) -> bool:
-    """Return whether what stands before the colon is the path of a file, and not the name of a module."""
+    """Return whether the part before the colon is the path of a file rather than the name of a module."""
     return module_name.endswith(".py") or "/" in module_name or os.sep in module_name
 
 
 def _module_in_file(file: str, name: str) -> Any:
-    """Import a file by its path, as the module that it is in its folder.
+    """Import a file by its path, as a module of its folder.
 
-    The folder is added to where Python looks for modules, so that processes which this one starts find it too.
+    The folder is added to `sys.path`, so that the processes that this one starts can import the module, too.
     """
     if isinstance(name, NameInFile):
         raise name.names.refusal(name.option, name, "a file of code by its path")
     path = Path(file).expanduser().resolve()
     if not path.is_file() or path.suffix != ".py" or not path.stem.isidentifier():
-        raise ValueError(f"{name!r}: there is no Python file {file!r}. {FORMS}")
+        raise ValueError(f"{name!r}: there is no Python file {file!r}. {NAME_FORMS}")
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
     module = importlib.import_module(path.stem)
@@ -427,8 +465,11 @@ def _module_in_file(file: str, name: str) -> Any:
     return module
 
 
-def _near_member(module_name: str, env_name: str) -> str:
-    """Return a question where the last part of a name is a class or function of the module before it."""
+def _member_question(module_name: str, env_name: str) -> str:
+    """Return " Did you mean 'module:Class'?" if the last part of a module's name is a member of the module before it.
+
+    Empty otherwise.
+    """
     parent, _, member = module_name.rpartition(".")
     try:
         is_member = bool(parent) and callable(getattr(module_named(parent, env_name), member, None))
@@ -437,8 +478,8 @@ def _near_member(module_name: str, env_name: str) -> str:
     return f" Did you mean '{parent}:{member}'?" if is_member else ""
 
 
-def _near_module(module_name: str, env_name: str) -> str:
-    """Return words about a module beside it with a similar name."""
+def _module_question(module_name: str, env_name: str) -> str:
+    """Return " Did you mean ...?" with the modules of the same package that have similar names; empty without one."""
     parent, _, name = module_name.rpartition(".")
     try:
         folders = module_named(parent, env_name).__path__ if parent else []

@@ -32,7 +32,7 @@ AgentEnv = Any
 """A `ParallelEnv`, an `AECEnv`, or an environment in the form of RLlib's `MultiAgentEnv`."""
 Critic = Literal["state", "observations"] | bool
 AGENT_ID = "agent_id"
-FORMS = (
+AGENT_ENV_FORMS = (
     "a PettingZoo ParallelEnv or AECEnv, or an environment in the form of RLlib's MultiAgentEnv (reset and step with "
     "dicts by agent; possible_agents; observation_spaces and action_spaces)"
 )
@@ -481,7 +481,7 @@ def play_of(
     """Return how `env` is played. `ValueError` for something that is no environment of several agents."""
     kind = _kind_of(env)
     if kind is None:
-        raise ValueError(f"{env!r} is no environment of several agents; give {FORMS}")
+        raise ValueError(f"{env!r} is no environment of several agents; give {AGENT_ENV_FORMS}")
     return kind(env, agent_to_module_mapping_fn, agent_ids=agent_ids, critic=critic)
 
 
@@ -515,7 +515,9 @@ class AgentEnvs:
         self._agent_ids, self._critic = agent_ids, critic
         env = named_environment(env) if isinstance(env, str) else env
         if isinstance(env, str) or env is None:
-            raise ValueError(f"env={env!r} is of one agent; several agents need a function that makes {FORMS}")
+            raise ValueError(
+                f"env={env!r} is of one agent; several agents need a function that makes {AGENT_ENV_FORMS}"
+            )
         self.num_envs = check_whole("num_envs", num_envs, 1)
         is_finished = not callable(env)
         if is_finished and (num_envs != 1 or env_config):

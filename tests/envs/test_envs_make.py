@@ -98,7 +98,7 @@ def test_a_class_in_a_file_is_named_by_the_files_path(tmp_path, monkeypatch):
 
 
 def test_a_missing_package_of_a_known_namespace_is_named(monkeypatch):
-    monkeypatch.setitem(make.PACKAGES, "Else", make.Package("no_such_package.gym", "no-such-package"))
+    monkeypatch.setitem(make.PACKAGES, "Else", make.EnvPackage("no_such_package.gym", "no-such-package"))
     with pytest.raises(ValueError, match="pip install no-such-package"):
         make_vector("Else/Env-v0")
 
@@ -115,7 +115,7 @@ def test_a_package_that_registers_by_a_function_is_asked_to(monkeypatch, tmp_pat
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(gym.envs.registration, "registry", registry := dict(gym.registry))
     monkeypatch.setattr(gym, "registry", registry)
-    monkeypatch.setitem(make.PACKAGES, "Asked", make.Package("asked.gym", "asked", "register_envs"))
+    monkeypatch.setitem(make.PACKAGES, "Asked", make.EnvPackage("asked.gym", "asked", "register_envs"))
     assert make_vector("Asked/Pole-v1").observation_space.shape == (4,)
 
 
