@@ -7,7 +7,7 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.wrappers import ClipAction, OrderEnforcing, TimeLimit
 
 from lockstep.envs import LightSyncVectorEnv, make_vector
-from lockstep.envs.sync import QuickDiscrete, unwrap_step, quicken_action_space
+from lockstep.envs.sync import QuickDiscrete, quicken_action_space, unwrap_step
 from lockstep.envs.toys.counting import CountingEnv
 
 
