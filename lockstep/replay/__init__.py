@@ -1,4 +1,6 @@
-"""Replay buffers: one ring of columns, with drawing, stacking, n-step sums and goals as parts of it."""
+"""Replay buffers: a ring of columns that transitions are drawn from, with priorities, n-step sums and hindsight."""
+
+from typing import Any
 
 from lockstep.data.files.offline_rows import OfflineRows
 from lockstep.replay.buffer import (
@@ -12,16 +14,17 @@ from lockstep.replay.buffer import (
 from lockstep.replay.hindsight import Hindsight
 from lockstep.replay.multi_agent import MultiAgentReplayBuffer
 from lockstep.replay.priorities import Priorities
-from lockstep.replay.ring import Placed
+from lockstep.replay.ring import AddedRows
 from lockstep.replay.tensor_replay import TensorReplay
+from lockstep.state.moved import moved_name
 
 __all__ = [
+    "AddedRows",
     "HERReplayBuffer",
     "HERVectorReplayBuffer",
     "Hindsight",
     "MultiAgentReplayBuffer",
     "OfflineRows",
-    "Placed",
     "Priorities",
     "PrioritizedReplayBuffer",
     "PrioritizedVectorReplayBuffer",
@@ -29,3 +32,10 @@ __all__ = [
     "TensorReplay",
     "VectorReplayBuffer",
 ]
+
+_MOVED = {"Placed": "lockstep.replay:AddedRows"}
+
+
+def __getattr__(name: str) -> Any:
+    """Find names that have changed."""
+    return moved_name(__name__, name, _MOVED)

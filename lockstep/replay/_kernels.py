@@ -1,11 +1,16 @@
 """Compiled index arithmetic of the replay ring.
 
 A ring has `S` positions for each of `B` sub-buffers. Row `position * B + b` is a transition of sub-buffer `b`; the row
-that follows it in time is `B` further on, modulo `S * B`. `flags` [S * B] says how each row ends: 0 goes on, else
-the sum of 1 (terminated), 2 (truncated), 4 (cut) and 8 (what the next row went on with is lost). `newest` and
-`oldest` [B] are rows, -1 in an empty sub-buffer.
+that follows it in time is `B` further on, modulo `S * B`. `flags` [S * B] is 0 for a row whose episode continues,
+otherwise a sum of the flags of `lockstep.replay.flags`. `newest` and `oldest` [B] are rows, -1 in an empty sub-buffer.
+The invariants are in the docstring of `Ring`.
 
-Kernels trust their input.
+Two boundaries limit every walk along an episode. Forwards it ends at a row with a flag, and at the newest row of the
+sub-buffer: the row after that one is free, or the oldest. Backwards it ends where the row before has a flag, and at the
+oldest row, whose predecessor in memory is the newest.
+
+Kernels trust their input: callers check rows. Rows wrap around by a comparison and a subtraction, since `%` is a
+division for each step.
 """
 
 # numba infers the types of the kernels below.
@@ -16,57 +21,68 @@ from __future__ import annotations
 import numpy as np
 
 from lockstep.ops.compiling import compiled
+from lockstep.replay.flags import LOST
 
-NEWEST, OLDEST, COUNT, INHERITS, WRITTEN, LENGTH, START, STORED = range(8)
-"""lines of `marks` [8, B], see `Ring`"""
+# Lines of `bookkeeping` [8, B]; `Ring` says what each of them holds.
+NEWEST = 0
+OLDEST = 1
+COUNT = 2
+MID_EPISODE = 3
+WRITTEN = 4
+LENGTH = 5
+START = 6
+STORED = 7
+"""Line whose first entry is the number of stored rows of all sub-buffers."""
 
 
 @compiled
-def _claim(b, flags, marks):
-    """Return the next row of sub-buffer `b`, which now is its newest."""
-    num_buffers = marks.shape[1]
+def _claim(b, flags, bookkeeping):
+    """Make the next row of sub-buffer `b` its newest, overwriting the oldest if it is full, and return the row."""
+    num_buffers = bookkeeping.shape[1]
     num_rows = flags.shape[0]
-    row = b if marks[NEWEST, b] < 0 else marks[NEWEST, b] + num_buffers
+    row = b if bookkeeping[NEWEST, b] < 0 else bookkeeping[NEWEST, b] + num_buffers
     if row >= num_rows:
         row -= num_rows
-    if marks[COUNT, b] * num_buffers == num_rows:
-        # the oldest is overwritten; what it leads to may go on without it
-        marks[INHERITS, b] = flags[row] == 0 or flags[row] >= 8
+    if bookkeeping[COUNT, b] * num_buffers == num_rows:
+        # The oldest row is overwritten. Its successor becomes the oldest, and has lost its predecessor if it continued
+        # the same episode, or if that had lost earlier rows already. The flags must be read before they are replaced.
+        bookkeeping[MID_EPISODE, b] = flags[row] == 0 or flags[row] >= LOST
         after = row + num_buffers
-        marks[OLDEST, b] = after - num_rows if after >= num_rows else after
+        bookkeeping[OLDEST, b] = after - num_rows if after >= num_rows else after
     else:
-        if marks[COUNT, b] == 0:
-            marks[OLDEST, b] = row
-        marks[COUNT, b] += 1
-        marks[STORED, 0] += 1
-    marks[NEWEST, b] = row
-    marks[WRITTEN, b] += 1
-    if marks[LENGTH, b] == 0:
-        marks[START, b] = row
-    elif marks[START, b] == row:  # an episode longer than the buffer has overwritten its own start
-        marks[START, b] = -1
-    marks[LENGTH, b] += 1
+        if bookkeeping[COUNT, b] == 0:
+            bookkeeping[OLDEST, b] = row
+        bookkeeping[COUNT, b] += 1
+        bookkeeping[STORED, 0] += 1
+    bookkeeping[NEWEST, b] = row
+    bookkeeping[WRITTEN, b] += 1
+    if bookkeeping[LENGTH, b] == 0:
+        bookkeeping[START, b] = row
+    elif bookkeeping[START, b] == row:  # an episode longer than the buffer has overwritten its own start
+        bookkeeping[START, b] = -1
+    bookkeeping[LENGTH, b] += 1
     return row
 
 
 @compiled
-def place(ids, rewards, terminateds, truncateds, cuts, flags, marks, returns, placed):
-    """Give each new transition its row, one after another, and keep account of the episodes.
+def place(ids, rewards, terminateds, truncateds, cuts, flags, bookkeeping, returns, placed):
+    """Assign a row to each new transition, one after another, and update the episodes under way.
 
-    `cuts`: further flags; `rewards` is flat [n * agents]. Fills `placed` [3 + agents, n] with rows, lengths of ended
-    episodes and starts, and, as bits of float64, returns of ended episodes. Returns whether the rows follow one another
-    in memory.
+    `cuts` are further flags; `rewards` is flat, [n * agents]. The kernel fills `placed` [3 + agents, n]: rows, lengths
+    of ended episodes, first rows of the episodes, and the returns of ended episodes as the bits of float64 numbers.
+    Returns whether the rows are contiguous in memory.
     """
     num_agents = returns.shape[1]
     ended_returns = placed[3:].view(np.float64)
-    follow = True
+    contiguous = True
     for k in range(ids.shape[0]):
         b = ids[k]
-        row = _claim(b, flags, marks)
+        row = _claim(b, flags, bookkeeping)
         placed[0, k] = row
-        follow = follow and row == placed[0, 0] + k
+        contiguous = contiguous and row == placed[0, 0] + k
         placed[1, k] = 0
-        placed[2, k] = marks[START, b]
+        placed[2, k] = bookkeeping[START, b]
+        # Statistics are those of whole episodes: a cut ends the account of an episode without reporting it.
         done = terminateds[k] | truncateds[k]
         flag = terminateds[k] * np.uint8(1) + truncateds[k] * np.uint8(2) | cuts[k]
         flags[row] = flag
@@ -76,15 +92,15 @@ def place(ids, rewards, terminateds, truncateds, cuts, flags, marks, returns, pl
             if flag != 0:
                 returns[b, agent] = 0.0
         if done:
-            placed[1, k] = marks[LENGTH, b]
+            placed[1, k] = bookkeeping[LENGTH, b]
         if flag != 0:
-            marks[LENGTH, b] = 0
-    return follow
+            bookkeeping[LENGTH, b] = 0
+    return contiguous
 
 
 @compiled
-def following(rows, flags, newest, out):
-    """Fill `out`: the next row of the same episode; the row itself where it ends the episode or is the newest."""
+def next_rows(rows, flags, newest, out):
+    """Fill `out` with the next row of each row's episode: the row itself if it ends the episode or is the newest."""
     num_buffers = newest.shape[0]
     num_rows = flags.shape[0]
     for k in range(rows.shape[0]):
@@ -97,8 +113,8 @@ def following(rows, flags, newest, out):
 
 
 @compiled
-def preceding(rows, flags, oldest, out):
-    """Fill `out`: the row before in the same episode; the row itself where it begins the episode or is the oldest."""
+def previous_rows(rows, flags, oldest, out):
+    """Fill `out` with the previous row of each row's episode: the row itself if it is the first or the oldest."""
     num_buffers = oldest.shape[0]
     num_rows = flags.shape[0]
     for k in range(rows.shape[0]):
@@ -114,7 +130,7 @@ def preceding(rows, flags, oldest, out):
 
 @compiled
 def episode_bounds(rows, flags, newest, oldest, first, last):
-    """Fill `first` and `last`: the first and last row of each row's episode, as far as they are stored."""
+    """Fill `first` and `last` with the first and the last stored row of each row's episode."""
     num_buffers = newest.shape[0]
     num_rows = flags.shape[0]
     for k in range(rows.shape[0]):
@@ -138,10 +154,10 @@ def episode_bounds(rows, flags, newest, oldest, first, last):
 
 
 @compiled
-def stacked(rows, flags, oldest, out):
-    """Fill `out` [N, K]: the last K rows of the episode up to each row, oldest first.
+def stack_rows(rows, flags, oldest, out):
+    """Fill `out` [N, K] with the last K rows of the episode up to each row, oldest first.
 
-    The first one is repeated where the episode has fewer.
+    If the episode has fewer rows, its first one is repeated.
     """
     num_buffers = oldest.shape[0]
     num_rows = flags.shape[0]
@@ -157,45 +173,49 @@ def stacked(rows, flags, oldest, out):
                 if flags[before] == 0:
                     row = before
                 else:
-                    stop = row
+                    stop = row  # the episode begins here: all older frames repeat this row
             out[k, j] = row
 
 
 @compiled
-def can_be_stacked(rows, flags, oldest, inherits, num_frames, need_all, out):
-    """Fill `out`: are the frames that belong to each row's stack stored?
+def can_be_stacked(rows, flags, oldest, mid_episode, num_frames, need_all, out):
+    """Fill `out` with whether the frames of each row's stack are stored.
 
-    Not so where the episode's beginning was overwritten and the stack reaches into it. With `need_all` the episode
-    must have `num_frames` frames up to the row.
+    They are not if the stack would reach into the part of the episode that is lost: the first row left must not be
+    repeated as if the episode began there. With `need_all` the episode must have `num_frames` rows up to the row.
     """
     num_buffers = oldest.shape[0]
     num_rows = flags.shape[0]
     for k in range(rows.shape[0]):
         row = rows[k]
         b = row % num_buffers
-        found = 1
+        num_stored = 1
         begins = False
         lost = False
-        while found < num_frames and row != oldest[b] and not begins:
+        while num_stored < num_frames and row != oldest[b] and not begins:
             before = row - num_buffers
             if before < 0:
                 before += num_rows
             if flags[before] == 0:
                 row = before
-                found += 1
+                num_stored += 1
             else:
                 begins = True
-                lost = flags[before] >= 8
-        lost = lost or (row == oldest[b] and inherits[b])
-        out[k] = found == num_frames or not (lost or need_all)
+                lost = flags[before] >= LOST
+        lost = lost or (row == oldest[b] and mid_episode[b])
+        out[k] = num_stored == num_frames or not (lost or need_all)
 
 
 @compiled
 def n_step(rows, rewards, flags, newest, gamma, n, last, totals, discounts):
-    """Fill in the last row, sum of rewards and discount of what follows for up to `n` steps from each row.
+    """Sum up to `n` discounted rewards from each row.
 
-    Stops at the end of the episode and at the newest row; `discounts` is `gamma ** (number of steps)` whether the
-    episode terminated or not.
+    For the row of step t and m <= n steps that can be walked: `totals = sum_{i < m} gamma^i r_{t+i}`, `last` is the row
+    of step t + m - 1, and `discounts = gamma^m`, whether the episode terminated or not. The target then is
+    `totals + discounts * ~terminated[last] * V(next observation of last)`.
+
+    The walk ends at the end of the episode and at the newest row. With fewer than `n` steps the target is still right,
+    since it bootstraps from the observation after the last step with that step's own discount.
     """
     num_buffers = newest.shape[0]
     num_rows = flags.shape[0]
@@ -220,7 +240,10 @@ def n_step(rows, rewards, flags, newest, gamma, n, last, totals, discounts):
 
 @compiled
 def window(rows, flags, newest, out, lengths):
-    """Fill `out` [N, n]: the rows that `n_step` walks over; beyond `lengths` the last one is repeated."""
+    """Fill `out` [N, n] with the rows that `n_step` walks over, and `lengths` [N] with their number.
+
+    After these rows the last one is repeated.
+    """
     num_buffers = newest.shape[0]
     num_rows = flags.shape[0]
     for k in range(rows.shape[0]):
@@ -239,9 +262,11 @@ def window(rows, flags, newest, out, lengths):
 
 @compiled
 def sequences(rows, flags, newest, oldest, length, burn_in, first, before, total):
-    """Fill in, for the sequence that holds each row, its first row, its rows of burn-in, and all its rows.
+    """Find the sequence that holds each row: its first row, its number of burn-in rows, and its number of rows.
 
-    Episodes are cut into pieces of `length` rows from their first stored row; up to `burn_in` rows come before a piece.
+    Episodes are cut into sequences of `length` rows from their first stored row, and up to `burn_in` rows of the
+    episode come before a sequence. A fixed grid makes each row equally likely to be learned from: a sequence that began
+    at the drawn row would draw the last rows of an episode more often than its first ones.
     """
     num_buffers = newest.shape[0]
     num_rows = flags.shape[0]
@@ -257,7 +282,7 @@ def sequences(rows, flags, newest, oldest, length, burn_in, first, before, total
                 break
             row = previous
             position += 1
-        inside = position % length
+        inside = position % length  # rows of the sequence before this one
         before[k] = min(burn_in, position - inside)
         first[k] = (row + (position - inside - before[k]) * num_buffers) % num_rows
         row = rows[k]
@@ -273,9 +298,10 @@ def sequences(rows, flags, newest, oldest, length, burn_in, first, before, total
 
 @compiled
 def n_step_within(rewards, lengths, gamma, n, totals, discounts, steps):
-    """Fill in sums of rewards, discounts and numbers of steps of up to `n` rows from each row of sequences.
+    """Sum up to `n` discounted rewards from each row of sequences that are given one after another.
 
-    `rewards` [N, agents] are those of sequences of `lengths` rows, one after another; no sum leaves its sequence.
+    `rewards` [N, agents] has the rows of sequences with `lengths` rows each. No sum leaves its sequence, because the
+    network's memory is known only within it; `steps` [N] says how many rewards each sum has.
     """
     start = 0
     for k in range(lengths.shape[0]):
@@ -294,7 +320,7 @@ def n_step_within(rewards, lengths, gamma, n, totals, discounts, steps):
 
 @compiled
 def sum_window(rewards, terminateds, lengths, gamma, totals, discounts):
-    """Sum discounted `rewards` [N, n] over `lengths`, which are shortened to the first terminated step."""
+    """Sum discounted `rewards` [N, n] over `lengths` [N] steps, which are shortened to the first terminated step."""
     for k in range(rewards.shape[0]):
         total = 0.0
         discount = 1.0
@@ -310,27 +336,29 @@ def sum_window(rewards, terminateds, lengths, gamma, totals, discounts):
 
 @compiled
 def draw_uniform(uniforms, count, out):
-    """Fill `out` with stored rows, each equally likely; `uniforms` [N] in [0, 1)."""
+    """Fill `out` with stored rows, all equally likely, one for each of `uniforms` [N] in [0, 1)."""
     num_buffers = count.shape[0]
     total = 0
-    level = True
+    equally_full = True
     for b in range(num_buffers):
         total += count[b]
-        level = level and count[b] == count[0]
+        equally_full = equally_full and count[b] == count[0]
     for k in range(uniforms.shape[0]):
-        row = min(np.int64(uniforms[k] * total), total - 1)
-        if not level:
+        row = min(np.int64(uniforms[k] * total), total - 1)  # the product may round up to `total`
+        # Equally full sub-buffers use the first `total` rows without a gap, so the number is the row itself. Otherwise
+        # it counts through the sub-buffers: stored positions are 0 .. count - 1, also in a full sub-buffer.
+        if not equally_full:
             b = 0
             while row >= count[b]:
                 row -= count[b]
                 b += 1
-            row = row * num_buffers + b  # rows are filled from position 0
+            row = row * num_buffers + b
         out[k] = row
 
 
 @compiled
 def in_order(count, oldest, num_rows, out):
-    """Fill `out`: all stored rows, sub-buffer after sub-buffer, oldest first."""
+    """Fill `out` with all stored rows, sub-buffer after sub-buffer, oldest first."""
     num_buffers = count.shape[0]
     k = 0
     for b in range(num_buffers):
@@ -344,22 +372,24 @@ def in_order(count, oldest, num_rows, out):
 
 
 @compiled
-def first_absent(rows, marks, num_rows):
-    """Return the position of the first number that is no stored row; -1 where all are."""
-    num_buffers = marks.shape[1]
-    stored = num_rows  # all rows below this one are
+def first_absent(rows, bookkeeping, num_rows):
+    """Return the position in `rows` of the first number that is not a stored row; -1 if all are stored."""
+    num_buffers = bookkeeping.shape[1]
+    stored = num_rows  # all rows below this one are stored: a cheap test that most rows pass
     for b in range(num_buffers):
-        stored = min(stored, marks[COUNT, b] * num_buffers)
+        stored = min(stored, bookkeeping[COUNT, b] * num_buffers)
     for k in range(rows.shape[0]):
         row = rows[k]
-        if row < 0 or (row >= stored and (row >= num_rows or row // num_buffers >= marks[COUNT, row % num_buffers])):
+        if 0 <= row < stored:
+            continue
+        if row < 0 or row >= num_rows or row // num_buffers >= bookkeeping[COUNT, row % num_buffers]:
             return k
     return -1
 
 
 @compiled
 def ends(rows, flags, out):
-    """Fill `out` [2, N]: are the rows terminated, are they truncated?"""
+    """Fill `out` [2, N] with whether each row is terminated, and whether it is truncated."""
     for k in range(rows.shape[0]):
         flag = flags[rows[k]]
         out[0, k] = flag & 1
@@ -368,7 +398,10 @@ def ends(rows, flags, out):
 
 @compiled
 def same_rows(left, chosen, right, same):
-    """Keep `same` [n] where row `chosen[k]` of `left` has the bytes of row `k` of `right`."""
+    """Clear `same[k]` where row `chosen[k]` of `left` differs in any byte from row `k` of `right`.
+
+    Bytes are compared, not numbers, so that a NaN equals itself.
+    """
     for k in range(chosen.shape[0]):
         differing = np.uint8(0)
         for i in range(right.shape[1]):
@@ -377,8 +410,12 @@ def same_rows(left, chosen, right, same):
 
 
 @compiled
-def left_behind(ids, same, newest, flags, out):
-    """Fill `out` [n] for newest rows: 1 ends by itself, 2 as what comes is not the `same`; return how many end."""
+def newest_endings(ids, same, newest, flags, out):
+    """Fill `out` [n] with how the newest row of each sub-buffer of `ids` ends, before a row is added after it.
+
+    0: its episode continues, or there is no row. 1: it ends its episode by its flag. 2: its episode is left here, since
+    the new row does not begin with the observation it led to (`same` is False). Returns how many do not continue.
+    """
     number = 0
     for k in range(ids.shape[0]):
         row = newest[ids[k]]
@@ -392,8 +429,8 @@ def left_behind(ids, same, newest, flags, out):
 
 
 @compiled
-def num_taken(rows, slots):
-    """Return how many of the rows have a slot."""
+def num_with_slot(rows, slots):
+    """Return how many of the rows have a slot in the pool of `SharedNextObs`."""
     number = 0
     for k in range(rows.shape[0]):
         number += slots[rows[k]] >= 0

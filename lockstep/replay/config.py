@@ -1,4 +1,4 @@
-"""The section of a configuration about what is remembered, and how often it is learned from."""
+"""Section `replay` of a configuration: the replay buffer, and how often is learned from it."""
 
 from __future__ import annotations
 
@@ -22,53 +22,55 @@ class ReplaySection(Section[ConfigT]):
     name = "replay"
 
     capacity: int = option(100_000, ge=1)
-    """transitions that are remembered, over all environments"""
+    """Number of transitions that the buffer holds, over all environments."""
     learning_starts: int = option(1_000, ge=0)
-    """environment steps with random actions before the first gradient step"""
+    """Number of environment steps with random actions before the first gradient step."""
     update_per_step: float = option(0.25, gt=0, finite=True)
-    """gradient steps for each collected step after that; fractions are carried over"""
+    """Number of gradient steps for each step collected after that. Fractions are carried over."""
     n_step: int = option(1, ge=1)
-    """rewards of so many steps are summed up before a target bootstraps"""
+    """Number of rewards that are summed before a target bootstraps."""
     sequence_length: int | None = option(None, ge=1)
-    """of a network with memory: steps of an episode that are learned from together; a batch counts such sequences.
-    `None`: 80"""
+    """Number of steps of a sequence that a network with memory learns from; a batch counts sequences. Defaults to
+    80."""
     burn_in: int | None = option(None, ge=0)
-    """of a network with memory: steps before these, which it only remembers; up to `sequence_length`. `None`: half of
-    it"""
+    """Number of steps before such a sequence that only fill the network's memory, at most `sequence_length`. Defaults
+    to half of it."""
     prioritized: bool = False
-    """draw transitions in proportion to their errors (Schaul et al. 2016)"""
+    """Whether transitions are drawn in proportion to their errors (Schaul et al. 2016)."""
     alpha: float = option(0.6, ge=0, finite=True)
-    """how much errors matter when drawing; 0: not at all"""
+    """Exponent of the errors in prioritised drawing. 0 draws uniformly."""
     beta: ScheduleLike = option(factory=lambda: [[0, 0.4], [100_000, 1.0]], ge=0)
-    """how much of that the weights in the loss make up for: a number, or a schedule over steps remembered
-    (offline: over gradient steps)"""
+    """Exponent of the importance weights in the loss, which correct for prioritised drawing: a number, or a schedule
+    over the steps in the buffer so far (offline: over gradient steps)."""
     her: bool = False
-    """hindsight: learn from goals that were reached, too (Andrychowicz et al. 2017); the environment has
-    `compute_reward` and observations with `achieved_goal` and `desired_goal`"""
+    """Whether transitions are also learned from with goals that were achieved (hindsight experience replay,
+    Andrychowicz et al. 2017). The environment needs `compute_reward`, and observations with `achieved_goal` and
+    `desired_goal`."""
     her_future_k: float = option(4.0, ge=0)
-    """goals that were reached for each one that was wanted"""
+    """Number of transitions with an achieved goal for each one with its own goal."""
     her_strategy: Literal["future", "final"] = "future"
-    """which goals: reached later in the episode, or at its end"""
+    """Step whose achieved goal is used: a later one of the episode ("future") or its last ("final")."""
     ignore_obs_next: bool = False
-    """store each observation once (half the memory; drawing takes a little longer)"""
+    """Whether each observation is stored once: half the memory, and slightly slower drawing."""
     storage: Literal["memory", "memmap"] = "memory"
-    """where: "memmap" in temporary files"""
+    """Storage of the buffer: "memory", or "memmap" for temporary files."""
 
     def __call__(self, **options: Unpack[ReplayOptions]) -> ConfigT:
-        """Set options; return the configuration."""
+        """Set options, and return the configuration."""
         return self.change(options)
 
     def sequences(self) -> tuple[int, int]:
-        """Return the steps of a sequence, and those of its burn-in, for a network with memory."""
+        """Return the numbers of steps of a sequence and of its burn-in, for a network with memory."""
         length = 80 if self.sequence_length is None else self.sequence_length
-        return length, length // 2 if self.burn_in is None else self.burn_in
+        burn_in = length // 2 if self.burn_in is None else self.burn_in
+        return length, burn_in
 
     def priorities(self) -> dict[str, Any] | None:
-        """Return the options of the priorities; None where all transitions have equal chances."""
+        """Return the options of the priorities, None if transitions are drawn uniformly."""
         return {"alpha": self.alpha, "beta": self.beta} if self.prioritized else None
 
     def validate(self) -> None:
-        """Refuse a burn-in that is longer than what is learned from."""
+        """Check all options. `ValueError` also for a burn-in that is longer than the sequence."""
         super().validate()
         length, burn_in = self.sequences()
         if burn_in > length:
@@ -81,20 +83,19 @@ class ReplaySection(Section[ConfigT]):
         can_sum_rewards: bool,
         is_stateful: bool = False,
     ) -> None:
-        """Check that a replay buffer does what this section asks for, and that its algorithm can learn from it.
+        """Check that a replay buffer has the options of this section, and that its algorithm can learn from it.
 
-        Trainers that are built from a configuration make their buffers from this section. A buffer of the user's own
-        has options of its own: where they are others, the section would be passed over. Compared is what the section
-        changes.
+        Trainers that are built from a configuration make their buffers from this section. A buffer that the user made
+        has options of its own; where they differ, the section would be ignored silently. Only options that the section
+        sets to something other than their defaults are compared.
 
         Args:
-            buffer: the replay buffer.
-            can_sum_rewards: whether the algorithm learns from sums of several rewards
-                (`AlgorithmConfig.can_sum_rewards`).
+            buffer: replay buffer of the trainer.
+            can_sum_rewards: whether the algorithm can learn from n-step sums (`AlgorithmConfig.can_sum_rewards`).
             is_stateful: whether the network has a memory, and learns from sequences.
 
         Raises:
-            ValueError: an option of the buffer is another one, or its rows are sums that the algorithm cannot use.
+            ValueError: an option of the buffer differs, or its rows are sums that the algorithm cannot use.
         """
         if isinstance(buffer, MultiAgentReplayBuffer):
             for part in buffer.buffers.values():
@@ -102,14 +103,14 @@ class ReplaySection(Section[ConfigT]):
                 self.check_buffer(part, can_sum_rewards=can_sum_rewards)
             return
 
-        plain = type(self)()
-        found = buffer.section_options()
-        if found["n_step"] > 1 and not can_sum_rewards:
+        section_defaults = type(self)()
+        buffer_options = buffer.section_options()
+        if buffer_options["n_step"] > 1 and not can_sum_rewards:
             raise ValueError(
-                f"the replay buffer sums n_step={found['n_step']} rewards, and the algorithm needs the reward of each "
-                "step for itself; make the buffer with n_step=1"
+                f"the replay buffer sums n_step={buffer_options['n_step']} rewards, and the algorithm needs the reward "
+                "of each step for itself; make the buffer with n_step=1"
             )
-        # The capacity is left to the buffer: whoever makes one of their own has just written its size.
+        # The capacity is not compared: whoever makes a buffer has just written its size.
         names = ["n_step", "prioritized", "her", "ignore_obs_next", "storage"]
         if self.prioritized:
             names += ["alpha", "beta"]
@@ -119,12 +120,15 @@ class ReplaySection(Section[ConfigT]):
             names += ["sequence_length", "burn_in"]
 
         for name in names:
-            default, wanted = getattr(plain, name), getattr(self, name)
-            if name == "beta":
-                default, wanted = (Schedule(value, "replay.beta").specification for value in (default, wanted))
-            if wanted != default and found[name] != wanted:
+            default = getattr(section_defaults, name)
+            wanted = getattr(self, name)
+            buffer_value = buffer_options[name]
+            if name == "beta":  # several forms of a schedule mean the same
+                default = Schedule(default, "replay.beta").specification
+                wanted = Schedule(wanted, "replay.beta").specification
+            if wanted != default and buffer_value != wanted:
                 raise ValueError(
-                    f"the replay buffer has {name}={found[name]!r}, the configuration replay({name}={wanted!r}), which "
-                    f"only a buffer made from it has. Leave the buffer out, make it with what replay asks for, or set "
-                    f"replay({name}={found[name]!r})"
+                    f"the replay buffer has {name}={buffer_value!r}, the configuration replay({name}={wanted!r}), "
+                    "which only a buffer made from it has. Leave the buffer out, make it with what replay asks for, or "
+                    f"set replay({name}={buffer_value!r})"
                 )

@@ -1,4 +1,4 @@
-"""Hindsight experience replay: transitions are drawn with goals that were reached later in their episode."""
+"""Hindsight experience replay: transitions are drawn with goals that were achieved later in their episode."""
 
 from __future__ import annotations
 
@@ -11,22 +11,33 @@ from lockstep.options.checks import check_choice, is_number
 from lockstep.replay.ring import Ring
 
 STRATEGIES = ("future", "final")
+"""Ways to choose the step whose achieved goal becomes the desired one."""
 KEYS = ("observation", "achieved_goal", "desired_goal")
+"""Keys of a goal-conditioned observation."""
 
 GoalFunction = Callable[[Any, Any, Any], Any]
-"""`f(achieved_goal [M, ...], desired_goal [M, ...], info) -> [M]`, as gymnasium-robotics' `compute_reward`."""
+"""Function `f(achieved_goal [M, ...], desired_goal [M, ...], info) -> [M]`, as gymnasium-robotics' `compute_reward`."""
 
 
 class Hindsight:
     """Hindsight experience replay (Andrychowicz et al. 2017, arXiv:1707.01495, section 3.3).
 
     Observations are dicts with `achieved_goal` and `desired_goal`. When rows are drawn, a share `k / (k + 1)` of them
-    (`k = future_k`) gets as its goal what was achieved after a step of the same episode: a step from the row on
-    ("future"), or the last one ("final"). Rewards are computed anew for that goal; what is stored never changes. `info`
-    is given as an empty dict.
+    (`k = future_k`) is relabelled: its desired goal becomes the goal achieved after another step of the same episode.
+    Stored rows never change.
 
-    `compute_terminated` (same arguments, bool [M]) says anew whether the episode terminated; without it the stored
-    flags stay.
+    Args:
+        compute_reward: returns the rewards [M] of achieved goals [M, ...] for desired goals [M, ...]. Its third
+            argument, `info`, is an empty dict.
+        future_k: relabelled transitions for each one that keeps its goal; 0 relabels nothing.
+        strategy: the step whose achieved goal is taken, "future" (a random step from the row on) or "final" (the last
+            step of the episode).
+        compute_terminated: returns for the same arguments whether the episode terminated, bool [M]. Without it the
+            stored flags are used.
+
+    Raises:
+        TypeError: `compute_reward` is not a function.
+        ValueError: an option that is not allowed.
     """
 
     def __init__(
@@ -44,41 +55,55 @@ class Hindsight:
         check_choice("strategy", strategy, STRATEGIES)
         if not (is_number(future_k) and future_k >= 0.0):
             raise ValueError(f"future_k={future_k!r} is not allowed; it must be at least 0 (0 relabels nothing)")
-        self.compute_reward, self.compute_terminated = compute_reward, compute_terminated
+        self.compute_reward = compute_reward
+        self.compute_terminated = compute_terminated
         self.strategy = strategy
         self.future_k = float(future_k)
         self.share = self.future_k / (1.0 + self.future_k)
+        """Share of the drawn rows that are relabelled."""
 
     def choose(self, ring: Ring, rows: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Return which of the rows are relabelled (positions [M]), and the rows whose achieved goals they get [M]."""
+        """Choose which drawn rows are relabelled, and with the achieved goal of which step.
+
+        Returns:
+            The positions in `rows` of the relabelled ones, [M], and for each of them the row whose achieved goal it
+            gets, [M].
+        """
+        # Both numbers are drawn for every row, relabelled or not. How many are used depends on the outcome, and the
+        # random stream must not.
         chances = rng.random((2, len(rows)))
         relabelled = np.flatnonzero(chances[0] < self.share)
         chosen = rows[relabelled]
         _, last = ring.episode_bounds(chosen)
         if self.strategy == "final":
             return relabelled, last
-        steps = (last - chosen) % ring.num_rows // ring.num_buffers + 1
-        ahead = (chances[1, relabelled] * steps).astype(np.int64)
+
+        # The row's own step counts as a future one: its achieved goal is that of its next observation.
+        num_steps = (last - chosen) % ring.num_rows // ring.num_buffers + 1
+        ahead = (chances[1, relabelled] * num_steps).astype(np.int64)
         return relabelled, (chosen + ahead * ring.num_buffers) % ring.num_rows
 
     def judge(self, achieved: np.ndarray, goals: np.ndarray, terminateds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return rewards float64 [M, n] and terminated flags [M, n] of windows of n steps.
+        """Return the rewards float64 [M, n] and terminated flags [M, n] of windows of n steps for new goals.
 
         Args:
-            achieved: [M, n, ...], achieved after each step.
-            goals: [M, ...], the new goal of each window.
-            terminateds: [M, n], as stored.
+            achieved: goals achieved after each step, [M, n, ...].
+            goals: new desired goal of each window, [M, ...].
+            terminateds: stored flags, [M, n].
         """
-        number, steps = terminateds.shape
-        flat = achieved.reshape(number * steps, *achieved.shape[2:])
-        wanted = np.repeat(goals, steps, axis=0)
-        rewards = np.asarray(self.compute_reward(flat, wanted, {}), np.float64)
-        if rewards.shape != (number * steps,):
+        num_windows, num_steps = terminateds.shape
+        num_goals = num_windows * num_steps
+        flat = achieved.reshape(num_goals, *achieved.shape[2:])
+        desired = np.repeat(goals, num_steps, axis=0)
+
+        rewards = np.asarray(self.compute_reward(flat, desired, {}), np.float64)
+        if rewards.shape != (num_goals,):
             raise ValueError(
-                f"compute_reward gave an array of shape {rewards.shape} for {number * steps} goals; "
+                f"compute_reward gave an array of shape {rewards.shape} for {num_goals} goals; "
                 "it must give one reward for each row"
             )
         if self.compute_terminated is not None:
-            terminateds = np.asarray(self.compute_terminated(flat, wanted, {}), np.bool_)
-            terminateds = np.broadcast_to(terminateds, (number * steps,)).reshape(number, steps).copy()
-        return rewards.reshape(number, steps), terminateds
+            terminateds = np.asarray(self.compute_terminated(flat, desired, {}), np.bool_)
+            # A function may return one flag for all goals; the copy is writable, which a broadcast is not.
+            terminateds = np.broadcast_to(terminateds, (num_goals,)).reshape(num_windows, num_steps).copy()
+        return rewards.reshape(num_windows, num_steps), terminateds

@@ -1,4 +1,4 @@
-"""Prioritised drawing: rows with large errors more often, and the weights that make up for it."""
+"""Prioritised replay: rows with large errors are drawn more often, and importance weights correct for that."""
 
 from __future__ import annotations
 
@@ -17,65 +17,86 @@ from lockstep.state import Schedule, ScheduleLike
 
 
 def _schedule_of_beta(beta: ScheduleLike) -> Schedule:
-    """Return the schedule of beta over rows added. `ValueError` where it is below 0."""
+    """Return the schedule of beta over the number of rows added. `ValueError` for a value below 0."""
     schedule = Schedule(beta, "beta")
     points: Any = schedule.specification
-    values = [] if callable(points) else [points] if is_number(points) else [value for _, value in points]
+    if callable(points):
+        values = []  # a function is not evaluated here: its values are not known before the steps
+    elif is_number(points):
+        values = [points]
+    else:
+        values = [value for _, value in points]
     if min(values, default=0.0) < 0.0:
         raise ValueError(f"beta={beta!r} is not allowed; it must be at least 0 (0 makes up for nothing)")
     return schedule
 
 
 class BasePriorities:
-    """The options of priorities, of arrays and of tensors. `ValueError` for one that is not allowed."""
+    """Options that priorities of arrays and of tensors have in common.
+
+    Args:
+        alpha: exponent of the errors, at least 0; 0 draws uniformly.
+        beta: exponent of the importance weights, at least 0: a number, or a schedule over the number of rows added.
+        epsilon: positive number added to each error, so that every row can be drawn.
+
+    Raises:
+        ValueError: an option that is not allowed.
+    """
 
     def __init__(self, alpha: float, beta: ScheduleLike, epsilon: float) -> None:
         if not (is_number(alpha) and alpha >= 0.0):
             raise ValueError(f"alpha={alpha!r} is not allowed; it must be at least 0 (0 draws uniformly)")
         if not (is_number(epsilon) and epsilon > 0.0):
             raise ValueError(f"epsilon={epsilon!r} is not allowed; it must be above 0, so that every row is drawn")
-        self.alpha, self.epsilon = float(alpha), float(epsilon)
+        self.alpha = float(alpha)
+        self.epsilon = float(epsilon)
         self.beta = _schedule_of_beta(beta)
 
     def options(self) -> dict[str, Any]:
-        """Return what this was made with."""
+        """Return the options, by the names of the constructor's arguments."""
         return {"alpha": self.alpha, "epsilon": self.epsilon, "beta": self.beta.specification}
 
 
 class Priorities(BasePriorities):
-    """Proportional prioritisation (Schaul et al. 2016, arXiv:1511.05952).
+    """Proportional prioritisation (Schaul et al. 2016, arXiv:1511.05952, section 3.3 and 3.4).
 
-    Row `i` is drawn with probability `p[i] = q[i] / sum(q)`, `q = (|error| + epsilon) ** alpha`, and learned from with
-    weight `(N * p[i]) ** -beta` divided by the largest weight of its batch. New rows get the largest error seen so far.
-    `beta` is a number or a schedule over the number of rows added (an `OfflineTrainer`'s goes by gradient steps).
+    With `q_i = (|error_i| + epsilon)^alpha`, row `i` of `N` is drawn with probability `p_i = q_i / sum_k q_k`, and its
+    loss has the weight `w_i = (N p_i)^-beta / max_k (N p_k)^-beta`, where `k` runs over the rows of the batch. New rows
+    get the largest error seen so far, so that each is likely to be drawn once before its error is known.
+
+    `beta` is a number or a schedule over the number of rows added (for an `OfflineTrainer` over gradient steps). Other
+    options and errors are those of `BasePriorities`.
     """
 
     def __init__(self, num_rows: int, alpha: float = 0.6, beta: ScheduleLike = 0.4, epsilon: float = 1e-6) -> None:
         super().__init__(alpha, beta, epsilon)
         self.tree = SumTree(num_rows)
+        """The numbers `q` of all rows, 0 for a row that holds no transition."""
         self.largest = 1.0
-        """largest error so far"""
-        self._newest = 1.0
+        """Largest error so far, including `epsilon`."""
+        self._priority_of_new = 1.0
+        """`largest ** alpha`, kept because every row that is added needs it."""
         self._beta_set: ScheduleLike | None = None
-        """what `set_beta` was given; part of the state, as no option names it"""
+        """The argument of `set_beta`. It is part of the state, because no option holds it."""
         self._beta_at: int | None = None
+        """Position in the schedule of beta within `beta_at`, otherwise None."""
 
     def set_beta(self, beta: ScheduleLike) -> None:
-        """Replace the schedule of beta."""
+        """Replace the schedule of beta. A function is not saved: no file can hold it."""
         self.beta = _schedule_of_beta(beta)
         self._beta_set = None if callable(beta) else self.beta.specification
 
     def clear(self) -> None:
-        """Take all rows their priorities; the largest error is kept."""
+        """Remove the priorities of all rows, but keep the largest error."""
         self.tree.clear()
 
     def add(self, rows: np.ndarray) -> None:
         """Give new rows the largest priority so far."""
-        self.tree.set_trusted(rows, self._newest)
+        self.tree.set_trusted(rows, self._priority_of_new)
 
     @contextmanager
     def beta_at(self, step: int) -> Iterator[None]:
-        """Let beta stand at `step` of its schedule within this context: for data that do not grow."""
+        """Evaluate the schedule of beta at `step` within this context. It is for data that do not grow."""
         self._beta_at = step
         try:
             yield
@@ -83,13 +104,20 @@ class Priorities(BasePriorities):
             self._beta_at = None
 
     def weights(self, rows: np.ndarray, num_added: int) -> np.ndarray:
-        """Return weights float32 [n], with beta at `num_added` of its schedule, or where `beta_at` says."""
+        """Return the importance weights of drawn rows, float32 [n].
+
+        The schedule of beta is evaluated at `num_added`, or at the step of `beta_at` within its context.
+        """
         step = num_added if self._beta_at is None else self._beta_at
-        # divided by the largest weight, that of the smallest priority, N and the total cancel out
+        # In w_i / max_k w_k both N and the sum of all q cancel: what is left is (q_i / min_k q_k)^-beta.
         return self.tree.relative_powers(rows, self.beta(step))
 
     def update(self, rows: np.ndarray, errors: np.ndarray) -> None:
-        """Set new errors [n] (any sign) of rows; of a row named twice the last counts."""
+        """Set the priorities of rows from their errors [n] of any sign. If a row occurs twice, its last error counts.
+
+        Raises:
+            ValueError: the numbers of rows and errors differ, or an error is not finite.
+        """
         errors = np.ascontiguousarray(errors).reshape(-1)
         if errors.shape != rows.shape:
             raise ValueError(f"{len(rows)} indices and {len(errors)} weights; give one for each")
@@ -98,34 +126,34 @@ class Priorities(BasePriorities):
             raise ValueError("update_weight got errors that are not finite: the loss has diverged")
         if largest > self.largest:
             self.largest = largest
-            self._newest = self.largest**self.alpha
+            self._priority_of_new = self.largest**self.alpha
 
     def get_state(self, used: int) -> dict[str, Any]:
-        """Return the first `used` rows' priorities, the largest error, beta's position, and beta where it was set."""
+        """Return the priorities of the first `used` rows, the largest error, and the schedule of beta."""
         state = {"values": self.tree.values[:used].copy(), "largest": self.largest, "beta": self.beta.get_state()}
         return state if self._beta_set is None else {**state, "beta_set": self._beta_set}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to what `get_state` gave."""
+        """Restore a state of `get_state`."""
         values = np.zeros(self.tree.size)
         values[: len(state["values"])] = state["values"]
         self.tree.load(values)
         self.largest = float(state["largest"])
-        self._newest = self.largest**self.alpha
+        self._priority_of_new = self.largest**self.alpha
         if "beta_set" in state:
             self.set_beta(state["beta_set"])
         self.beta.set_state(state["beta"])
 
 
 class TensorPriorities(BasePriorities):
-    """The numbers of `Priorities` on a device, for a `TensorReplay`; the host waits for none of them.
+    """The same as `Priorities` on a device, for a `TensorReplay`. The host never waits for its numbers.
 
-    They are in memory that stays where it is, so that CUDA graphs can read and write it. The position of the schedule
-    of beta is the number of rows added.
+    All tensors keep their addresses, so that CUDA graphs can read and write them. The schedule of beta advances with
+    `count`.
     """
 
     row_bytes = 12
-    """what a row takes"""
+    """Memory of the priority of one row, in bytes."""
 
     def __init__(
         self,
@@ -138,11 +166,12 @@ class TensorPriorities(BasePriorities):
         super().__init__(alpha, beta, epsilon)
         self.tree = TensorSumTree(num_rows, device)
         self.largest = torch.ones((), dtype=torch.float64, device=device)
-        """0-d, largest error so far"""
+        """Largest error so far, including `epsilon`; 0-d."""
         self._beta = torch.full((), self.beta.value, dtype=torch.float64, device=device)
+        """Present value of beta for the device; 0-d. A captured graph reads it, hence it is filled and not replaced."""
 
     def clear(self) -> None:
-        """Take all rows their priorities; the largest error is kept."""
+        """Remove the priorities of all rows, but keep the largest error."""
         self.tree.clear()
 
     def add(self, rows: Tensor) -> None:
@@ -150,28 +179,28 @@ class TensorPriorities(BasePriorities):
         self.tree.set(rows, (self.largest**self.alpha).expand(len(rows)))
 
     def count(self, number: int) -> None:
-        """Have the host know that so many rows were added, and move beta there."""
+        """Advance the schedule of beta by a number of rows added, which may be negative."""
         self._beta.fill_(self.beta(self.beta.timestep + number))
 
     def weights(self, rows: Tensor) -> Tensor:
-        """Return weights float32 `[N]`, with the present beta."""
+        """Return the importance weights of rows with the present beta, float32 `[N]`."""
         return self.tree.relative_powers(rows, self._beta)
 
     def update(self, rows: Tensor, errors: Tensor) -> None:
-        """Set new errors `[N]` (any sign) of rows `[N]`; of a row named twice the last counts.
+        """Set the priorities of rows from their errors `[N]` of any sign. If a row occurs twice, its last error counts.
 
-        Errors that are not finite leave a row as it is.
+        An error that is not finite leaves its row as it is: raising here would make the host wait for the device.
         """
         largest = self.tree.set_powers(rows, errors, self.epsilon, self.alpha)
         self.largest.copy_(torch.maximum(self.largest, largest))
 
     def get_state(self, used: int) -> dict[str, Any]:
-        """Return the first `used` rows' priorities, all sums, the largest error and beta's position."""
+        """Return the priorities of the first `used` rows, all sums, the largest error, and the schedule of beta."""
         return {"tree": self.tree.get_state(used), "largest": float(self.largest), "beta": self.beta.get_state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to what `get_state` gave."""
+        """Restore a state of `get_state`."""
         self.tree.set_state(state["tree"])
         self.largest.fill_(state["largest"])
         self.beta.set_state(state["beta"])
-        self.count(0)
+        self.count(0)  # brings beta to the device

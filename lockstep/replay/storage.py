@@ -1,5 +1,8 @@
-"""Preallocated columns in memory or in memory-mapped files: the form of the rows that go into them, next observations
-that are stored once, and the pieces that a checkpoint writes.
+"""Storage of a replay buffer: preallocated columns in memory or in memory-mapped files.
+
+Beside the columns (`ColumnStore`) there are the layout of the rows that are written to them (`RowLayout`), next
+observations if each observation is stored once (`SharedNextObs`), and the pieces in which a checkpoint saves the
+columns (`CheckpointPieces`).
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -26,17 +29,20 @@ from lockstep.replay.rows import check_columns
 from lockstep.state import SealedArrays
 
 RESERVED = (Columns.WEIGHTS, Columns.BATCH_INDEXES, Columns.DISCOUNTS, Columns.NUM_STEPS)
-"""columns that drawing adds"""
+"""Columns that a sample has in addition to the stored ones. Rows that are added must not have them."""
 FLAGS = (Columns.TERMINATEDS, Columns.TRUNCATEDS)
-"""columns that the ring keeps"""
+"""Columns that the ring stores as flags of its rows."""
 PIECE_BYTES = 4 << 20
+"""Size of a piece of a checkpoint, in bytes: large enough that a file for each is no burden."""
 MAX_PIECES = 256
+"""Number of pieces of a checkpoint at most. A larger buffer has larger pieces."""
 PIECE = "rows_"
+"""Prefix of the pieces' names in a checkpoint."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Shape and dtype of a row of a column."""
+    """Shape and dtype of one row of an array."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -47,44 +53,56 @@ class Shape:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a row."""
+        """Memory of one row, in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """One array `[num_rows, ...]` of the column `name`; `path` says where in the column."""
+    """One array of a column, which may be a tree of arrays."""
 
     name: str
+    """Name of the column."""
     path: str
+    """Path of the array: the column's name, followed by keys for an array in a tree."""
     array: np.ndarray
+    """The array, [num_rows, ...]."""
 
     def rows_of(self, value: object, number: int) -> np.ndarray:
-        """Return `value` as `number` rows of this array, of its dtype; `ValueError` where it does not fit."""
-        shape, dtype = (number, *self.array.shape[1:]), self.array.dtype
+        """Return `value` as `number` rows with the shape and dtype of this array. `ValueError` if it does not fit."""
+        shape = (number, *self.array.shape[1:])
+        dtype = self.array.dtype
+        # Collectors add such an array at each step; everything below is for other callers.
         if type(value) is np.ndarray and value.shape == shape and value.dtype == dtype:
             return value
         expected = f"column {self.path!r} expects shape {shape} of {dtype}"
         if isinstance(value, dict | tuple):
             raise ValueError(f"{expected}; got {type(value).__name__}")
-        loose = not isinstance(value, np.ndarray | torch.Tensor)
-        found = np.asarray(to_numpy_leaf(value))
-        if dtype == np.bool_ and found.dtype.kind in "iu" and ((found == 0) | (found == 1)).all():
-            found = found.astype(np.bool_)
-        if found.shape != shape or not np.can_cast(
-            found.dtype, dtype, "same_kind" if dtype.kind in "fc" or loose else "safe"
-        ):
+        array = np.asarray(to_numpy_leaf(value))
+        if dtype == np.bool_ and array.dtype.kind in "iu" and ((array == 0) | (array == 1)).all():
+            array = array.astype(np.bool_)
+
+        # Lists and numbers have no dtype of their own: numpy makes int64 or float64 of them. Arrays of integers have
+        # one that is meant, and must not be narrowed.
+        has_dtype = isinstance(value, np.ndarray | torch.Tensor)
+        casting: Literal["same_kind", "safe"] = "safe" if has_dtype and dtype.kind not in "fc" else "same_kind"
+        if array.shape != shape or not np.can_cast(array.dtype, dtype, casting):
             raise ValueError(
-                f"{expected}, as the first rows or the spaces said; got shape {found.shape} of {found.dtype}"
+                f"{expected}, as the first rows or the spaces said; got shape {array.shape} of {array.dtype}"
             )
-        return found.astype(dtype, copy=False)
+        return array.astype(dtype, copy=False)
 
 
 class ColumnStore:
-    """Columns `name -> tree of arrays [num_rows, ...]`, made when the first rows or the spaces are known.
+    """Columns of rows, `name -> tree of arrays [num_rows, ...]`.
 
-    With `storage="memmap"` each array is a file in `directory` (one of its own, removed with the object, where None);
-    files of an earlier store there are replaced.
+    They are created when the spaces are known or the first rows arrive.
+
+    Args:
+        num_rows: number of rows of each array.
+        storage: "memory", or "memmap" for one file for each array.
+        directory: folder of these files; files of an earlier store there are replaced. None: a temporary folder, which
+            is removed with this object.
     """
 
     def __init__(self, num_rows: int, storage: str = "memory", directory: str | Path | None = None) -> None:
@@ -100,10 +118,12 @@ class ColumnStore:
             if directory is None:
                 weakref.finalize(self, shutil.rmtree, str(self.directory), ignore_errors=True)
         self.trees: dict[str, Tree] = {}
+        """Columns by name; empty before they are created."""
         self.leaves: list[Leaf] = []
+        """All arrays of the columns, in the order of the columns."""
 
     def create(self, columns: Mapping[str, Tree]) -> None:
-        """Make room for all columns, trees of `Shape`."""
+        """Allocate all columns, given as trees of `Shape`."""
         for name, shapes in columns.items():
             new = [Leaf(name, path, self._allocate(path, shape)) for path, shape in named_leaves(name, shapes)]
             if not new:
@@ -116,81 +136,99 @@ class ColumnStore:
         if self.directory is None or not math.prod(whole):
             return np.zeros(whole, row.dtype)
         file = self.directory / (path.replace("/", "__") + ".bin")
-        file.unlink(missing_ok=True)  # a file of its own: a buffer that is still mapped on an older one keeps its rows
+        # Unlink instead of truncating: another buffer that is still mapped to the old file keeps its rows.
+        file.unlink(missing_ok=True)
         return np.memmap(file, row.dtype, "w+", shape=whole).view(np.ndarray)
 
     def nbytes(self) -> int:
-        """Return the bytes of all columns."""
+        """Return the memory of all columns, in bytes."""
         return sum(leaf.array.nbytes for leaf in self.leaves)
 
     def take(self, name: str, rows: np.ndarray) -> Tree:
-        """Return rows `[N]` or `[N, K]` of a column, in one gather."""
+        """Return the rows `[N]` or `[N, K]` of a column as copies `[N, ...]` or `[N, K, ...]`."""
         tree = self.trees[name]
+        # One gather; the walk over a tree costs more than a small gather, so plain arrays go without it.
         if type(tree) is np.ndarray:
             return tree.take(rows, 0)
         return map_tree(lambda array: array.take(rows, 0), tree)
 
     def shapes(self) -> dict[str, Tree]:
-        """Return the `Shape` of each column, in the columns' nesting."""
+        """Return the `Shape` of each column, as trees with the columns' structure."""
         return {name: map_tree(lambda a: Shape(a.shape[1:], a.dtype), tree) for name, tree in self.trees.items()}
 
     def get_state(self, used: int) -> dict[str, Tree]:
-        """Return copies of the first `used` rows."""
+        """Return copies of the first `used` rows of all columns."""
         return {name: map_tree(lambda array: array[:used].copy(), tree) for name, tree in self.trees.items()}
 
     def set_state(self, state: Mapping[str, Tree]) -> None:
-        """Go back to what `get_state` gave, making the columns where there are none yet.
+        """Restore a state of `get_state`, and create the columns if there are none yet.
 
         Raises:
-            ValueError: the columns are not those of this store; nothing is written then.
+            ValueError: the columns are not those of this store. Nothing is written in that case.
         """
         if not self.trees:
-            rows = {name: map_tree(lambda a: Shape(a.shape[1:], a.dtype), tree) for name, tree in state.items()}
-            self.create(rows)
-        found = {path: array for name, tree in state.items() for path, array in named_leaves(name, tree)}
-        mine = {leaf.path: leaf.array for leaf in self.leaves}
-        if list(state) != list(self.trees) or set(found) != set(mine):
-            raise ValueError(f"the state has the columns {sorted(found)}, this buffer {sorted(mine)}")
-        for path, array in found.items():
-            to = mine[path]
-            if array.shape[1:] != to.shape[1:] or array.dtype != to.dtype or len(array) > self.num_rows:
+            shapes = {name: map_tree(lambda a: Shape(a.shape[1:], a.dtype), tree) for name, tree in state.items()}
+            self.create(shapes)
+
+        saved: dict[str, np.ndarray] = {}
+        for name, tree in state.items():
+            saved.update(named_leaves(name, tree))
+        stored = {leaf.path: leaf.array for leaf in self.leaves}
+        if list(state) != list(self.trees) or set(saved) != set(stored):
+            raise ValueError(f"the state has the columns {sorted(saved)}, this buffer {sorted(stored)}")
+
+        # All arrays are checked before the first one is written.
+        for path, array in saved.items():
+            target = stored[path]
+            if array.shape[1:] != target.shape[1:] or array.dtype != target.dtype or len(array) > self.num_rows:
                 raise ValueError(
                     f"the state of column {path!r} has rows of shape {array.shape[1:]} and {array.dtype}, "
-                    f"this buffer of {to.shape[1:]} and {to.dtype}"
+                    f"this buffer of {target.shape[1:]} and {target.dtype}"
                 )
-        for path, array in found.items():  # not before all are known to fit
-            mine[path][: len(array)] = array
+        for path, array in saved.items():
+            stored[path][: len(array)] = array
 
 
-class RowForm:
-    """The form of the rows that are added to a store: its columns, next observations, and how episodes end."""
+class RowLayout:
+    """Order of the arrays in which rows are written to a buffer.
 
-    def __init__(self, store: ColumnStore, next_obs_apart: bool) -> None:
-        """Take a store; `next_obs_apart`: no column of the store holds the next observations."""
+    First come the columns of the store, observations at their head. Then, if each observation is stored once, the next
+    observations, which are no column of the store then. Last come `terminateds` and `truncateds`, which the ring
+    stores.
+    """
+
+    def __init__(self, store: ColumnStore, shares_next_obs: bool) -> None:
+        """Make the layout for a store; with `shares_next_obs` each observation is stored once."""
         new_obs: list[Leaf] = []
-        if next_obs_apart:
+        if shares_next_obs:
             paths = [path for path, _ in named_leaves(Columns.NEXT_OBS, store.trees[Columns.OBS])]
             arrays = leaves(store.trees[Columns.OBS])
             new_obs = [Leaf(Columns.NEXT_OBS, path, array) for path, array in zip(paths, arrays)]
-        self.leaves = [*store.leaves, *new_obs, *(Leaf(name, name, np.zeros(0, np.bool_)) for name in FLAGS)]
+        flags = [Leaf(name, name, np.zeros(0, np.bool_)) for name in FLAGS]
+
+        self.leaves = [*store.leaves, *new_obs, *flags]
+        """Shapes and dtypes of all arrays, in their order."""
         self.names = {leaf.name for leaf in self.leaves}
+        """Names of the columns that rows must have."""
         self.num_obs = len(list(leaves(store.trees[Columns.OBS])))
-        """the first arrays are those of the observations"""
+        """Number of arrays of the observations, which come first."""
         self.num_stored = len(store.leaves)
-        """so many arrays are columns of the store; those of next observations that are not follow, then the flags"""
+        """Number of arrays that are columns of the store."""
         self.reward_at = [leaf.path for leaf in self.leaves].index(Columns.REWARDS)
+        """Position of the rewards."""
 
     def arrays_of(self, batch: Mapping[str, Any], number: int, last_frame: bool) -> list[np.ndarray]:
-        """Return `number` rows as arrays in the order of `leaves`.
+        """Return the columns of `number` rows as arrays in this layout.
 
-        With `last_frame` observations are stacks [number, frames, ...], of which the last frame is taken. Errors as
-        `ReplayBuffer.add`.
+        With `last_frame` observations are stacks [number, frames, ...], and their last frames are taken. Errors are
+        those of `ReplayBuffer.add`.
         """
         columns = batch if isinstance(batch, dict) else dict(batch)
         if columns.keys() != self.names:
             missing = [name for name in self.names if name not in columns]
             new = [name for name in columns if name not in self.names]
             raise KeyError(f"the columns of this buffer are {sorted(self.names)}; missing: {missing}, unknown: {new}")
+
         arrays = []
         for leaf in self.leaves:
             value = columns[leaf.name]
@@ -201,108 +239,147 @@ class RowForm:
             if last_frame and leaf.name in (Columns.OBS, Columns.NEXT_OBS):
                 value = to_numpy_leaf(value)[:, -1]
             arrays.append(leaf.rows_of(value, number))
-        for position in (self.reward_at, -2, -1):  # read by a kernel, which is compiled for plain arrays
+
+        # The kernel `place` reads rewards and flags, and is compiled for contiguous, writable arrays only.
+        for position in (self.reward_at, -2, -1):
             if not arrays[position].flags.carray:
                 arrays[position] = np.array(arrays[position])
         return arrays
 
 
 class SharedNextObs:
-    """`ignore_obs_next`: each observation is stored once.
+    """Next observations for `ignore_obs_next`, where each observation is stored once.
 
-    The observation after a row is that of the next row; what no next row holds is kept here: after each sub-buffer's
-    newest row (`heads` [B, ...]) and after rows that end an episode (a pool that grows with the number of stored
-    episodes, `slots` [num_rows] says where, -1 nowhere).
+    The observation after a row is that of the next row of its episode. Two kinds of rows have no such row, and their
+    next observations are stored here:
 
-    A row whose observation is not the one that the row before led to begins a new episode, and the row before is
-    marked as cut. So rows that were never neighbours do not become it.
+    - the newest row of each sub-buffer, in `heads` [B, ...];
+    - a row that ends its episode, in `pool`, at the entry `slots[row]`. For all other rows `slots` is -1. The pool
+      grows with the number of episodes that are stored at the same time; `free` lists its unused entries.
+
+    When a row is added, the one that was newest until then either continues (its next observation is the new row's
+    observation, bit for bit) or its entry in `heads` moves to the pool. A row that does not begin with the observation
+    that the row before led to begins another episode, and the row before is cut. Without this, rows that were never
+    neighbours would become neighbours, for instance after a reset that nobody reported.
     """
 
     def __init__(self, store: ColumnStore, ring: Ring) -> None:
-        self.store, self.ring = store, ring
+        self.store = store
+        self.ring = ring
+        obs = store.trees[Columns.OBS]
         self.slots = np.full(ring.num_rows, -1, np.int32)
-        self.heads = map_tree(lambda a: np.zeros((ring.num_buffers, *a.shape[1:]), a.dtype), store.trees[Columns.OBS])
-        self.pool = map_tree(lambda a: np.zeros((16, *a.shape[1:]), a.dtype), store.trees[Columns.OBS])
+        self.heads = map_tree(lambda a: np.zeros((ring.num_buffers, *a.shape[1:]), a.dtype), obs)
+        self.pool = map_tree(lambda a: np.zeros((16, *a.shape[1:]), a.dtype), obs)
         self.free = np.arange(16, dtype=np.int32)
-        self._know_heads()
+        self._list_heads()
 
-    def _know_heads(self) -> None:
-        self._heads = list(leaves(self.heads))
-        self._head_bytes = [_bytes_of(leaf) for leaf in self._heads]
+    def _list_heads(self) -> None:
+        """List the arrays of `heads`, and views on their bytes, which each write needs."""
+        self._head_leaves = list(leaves(self.heads))
+        self._head_bytes = [_bytes_of(leaf) for leaf in self._head_leaves]
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget all observations."""
         self.slots[:] = -1
         self.free = np.arange(len(next(leaves(self.pool))), dtype=np.int32)
 
     def before(self, ids: np.ndarray, obs: Sequence[np.ndarray]) -> None:
-        """Prepare for rows of different sub-buffers, not placed yet, that begin with `obs` (leaves [n, ...])."""
-        ring, reasons = self.ring, np.empty(len(ids), np.uint8)
-        same = self._same(self._head_bytes, ids, obs)
-        if not ring.kernels.left_behind(ids, same, ring.newest, ring.flags, reasons):
-            return
-        ring.cut(ids[reasons == 2])
-        ids = ids[reasons != 0]
-        self._keep(ring.newest[ids], [leaf[ids] for leaf in self._heads])
+        """Prepare for rows of different sub-buffers before the ring places them.
+
+        Args:
+            ids: sub-buffer of each row, [n].
+            obs: arrays of the rows' observations, [n, ...] each.
+        """
+        ring = self.ring
+        endings = np.empty(len(ids), np.uint8)
+        same = self._same_bits(self._head_bytes, ids, obs)
+        if not ring.kernels.newest_endings(ids, same, ring.newest, ring.flags, endings):
+            return  # the usual case: all episodes continue
+
+        ring.cut(ids[endings == 2])
+        ids = ids[endings != 0]
+        self._move_to_pool(ring.newest[ids], [leaf[ids] for leaf in self._head_leaves])
 
     def breaks(self, obs: Sequence[np.ndarray], new_obs: Sequence[np.ndarray], ends: np.ndarray) -> np.ndarray:
-        """Return which of rows [n] in time order do not lead to the row after them (the last is not judged)."""
+        """Return which rows in time order are not followed by the observation they led to, although they do not end.
+
+        Args:
+            obs: arrays of observations, [n, ...] each.
+            new_obs: arrays of next observations, [n, ...] each.
+            ends: whether each row ends its episode anyway, bool [n].
+
+        Returns:
+            bool [n]; False for the last row, whose successor is not known.
+        """
         cuts = np.zeros(len(ends), np.bool_)
-        led_to = [_bytes_of(leaf) for leaf in new_obs]
-        cuts[:-1] = ~self._same(led_to, np.arange(len(ends) - 1), [leaf[1:] for leaf in obs])
+        new_bytes = [_bytes_of(leaf) for leaf in new_obs]
+        cuts[:-1] = ~self._same_bits(new_bytes, np.arange(len(ends) - 1), [leaf[1:] for leaf in obs])
         return cuts & ~ends
 
     def after(self, ids: np.ndarray, rows: np.ndarray, new_obs: Sequence[np.ndarray], ends: np.ndarray | None) -> None:
-        """Keep the observations after rows that the ring has placed.
+        """Store the next observations of rows that the ring has placed.
 
-        `ends` None: rows of different sub-buffers; else rows in time order of the one sub-buffer `ids[0]`, with what
-        ends an episode.
+        Args:
+            ids: sub-buffer of each row, [n].
+            rows: rows that the ring has given them, [n].
+            new_obs: arrays of next observations, [n, ...] each.
+            ends: None for rows of different sub-buffers. For rows in time order of the one sub-buffer `ids[0]`, whether
+                each ends its episode, bool [n].
         """
-        if self.ring.kernels.num_taken(rows, self.slots):
-            taken = self.slots[rows]
-            self.free = np.concatenate([self.free, taken[taken >= 0]])
+        # Rows that were overwritten give their entries back before new ones are taken, so that the pool stays small.
+        if self.ring.kernels.num_with_slot(rows, self.slots):
+            old = self.slots[rows]
+            self.free = np.concatenate([self.free, old[old >= 0]])
             self.slots[rows] = -1
+
         if ends is not None:
+            # Rows with a successor among these go to the pool now; the last one is the sub-buffer's newest.
             inside = np.flatnonzero(ends[:-1])
-            self._keep(rows[inside], [leaf[inside] for leaf in new_obs])
-            ids, new_obs = ids[-1:], [leaf[-1:] for leaf in new_obs]
-        for head, leaf in zip(self._heads, new_obs):
+            self._move_to_pool(rows[inside], [leaf[inside] for leaf in new_obs])
+            ids = ids[-1:]
+            new_obs = [leaf[-1:] for leaf in new_obs]
+        for head, leaf in zip(self._head_leaves, new_obs):
             head[ids] = leaf
 
     def take(self, rows: np.ndarray) -> Tree:
         """Return the true next observations of rows [N]."""
+        # For the newest row and rows that end an episode `next` is the row itself: these are replaced below.
         obs = self.store.take(Columns.OBS, self.ring.next(rows))
         buffers = rows % self.ring.num_buffers
         is_newest = rows == self.ring.newest[buffers]
-        at_head, slots = np.flatnonzero(is_newest), self.slots[rows]
-        at_pool = np.flatnonzero((slots >= 0) & ~is_newest)
+        slots = self.slots[rows]
+        from_head = np.flatnonzero(is_newest)
+        from_pool = np.flatnonzero((slots >= 0) & ~is_newest)
         for target, head, pool in zip(leaves(obs), leaves(self.heads), leaves(self.pool)):
-            target[at_head] = head[buffers[at_head]]
-            target[at_pool] = pool[slots[at_pool]]
+            target[from_head] = head[buffers[from_head]]
+            target[from_pool] = pool[slots[from_pool]]
         return obs
 
-    def _keep(self, rows: np.ndarray, obs: list[np.ndarray]) -> None:
+    def _move_to_pool(self, rows: np.ndarray, obs: list[np.ndarray]) -> None:
+        """Store the next observations of rows that end their episodes in the pool, which grows if it is full."""
         if len(self.free) < len(rows):
             size = len(next(leaves(self.pool)))
-            new = max(2 * size, size + len(rows))
+            new_size = max(2 * size, size + len(rows))
             self.pool = map_tree(
-                lambda a: np.concatenate([a, np.zeros((new - size, *a.shape[1:]), a.dtype)]), self.pool
+                lambda a: np.concatenate([a, np.zeros((new_size - size, *a.shape[1:]), a.dtype)]), self.pool
             )
-            self.free = np.concatenate([self.free, np.arange(size, new, dtype=np.int32)])
-        slots, self.free = self.free[: len(rows)], self.free[len(rows) :]
+            self.free = np.concatenate([self.free, np.arange(size, new_size, dtype=np.int32)])
+
+        slots = self.free[: len(rows)]
+        self.free = self.free[len(rows) :]
         self.slots[rows] = slots
         for target, leaf in zip(leaves(self.pool), obs):
             target[slots] = leaf
 
-    def _same(self, left: list[np.ndarray], chosen: np.ndarray, right: Sequence[np.ndarray]) -> np.ndarray:
-        """Return which rows `chosen` [n] of `left` (leaves as bytes) have the bits of the rows of `right`, bool [n]."""
+    def _same_bits(self, left: list[np.ndarray], chosen: np.ndarray, right: Sequence[np.ndarray]) -> np.ndarray:
+        """Return whether the rows `chosen` [n] of `left` (arrays as bytes) equal the rows of `right`, bool [n]."""
         same = np.ones(len(chosen), np.bool_)
-        for a, b in zip(left, right):
-            self.ring.kernels.same_rows(a, chosen, _bytes_of(b), same)
+        for left_bytes, leaf in zip(left, right):
+            self.ring.kernels.same_rows(left_bytes, chosen, _bytes_of(leaf), same)
         return same
 
     def get_state(self) -> dict[str, Any]:
-        """Return copies of everything kept."""
+        """Return copies of all stored next observations and of the places they have."""
         return {
             "slots": self.slots[: self.ring.used()].copy(),
             "heads": map_tree(np.copy, self.heads),
@@ -311,35 +388,43 @@ class SharedNextObs:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to what `get_state` gave."""
+        """Restore a state of `get_state`."""
         self.slots[:] = -1
         self.slots[: len(state["slots"])] = state["slots"]
-        self.heads, self.pool = map_tree(np.array, state["heads"]), map_tree(np.array, state["pool"])
+        self.heads = map_tree(np.array, state["heads"])
+        self.pool = map_tree(np.array, state["pool"])
         self.free = np.array(state["free"])
-        self._know_heads()
+        self._list_heads()
 
 
 class CheckpointPieces:
-    """The rows of a ring in stretches of about `PIECE_BYTES` or more, at most `MAX_PIECES` of them.
+    """Pieces of the rows of a ring, in which checkpoints save them.
 
-    A stretch in which no row was written since it was last given out comes as the same object, views on the columns,
-    to which the checkpoint before lends its file (`SealedArrays`).
+    A piece has about `PIECE_BYTES` or more, and there are at most `MAX_PIECES`. As long as no row of a piece is
+    written, `by_name` returns the same `SealedArrays` object for it. A checkpoint recognises an object that the
+    checkpoint before has saved and links to its file instead of writing it again, so that saving a large buffer costs
+    as much as the rows that are new.
     """
 
     def __init__(self, store: ColumnStore, ring: Ring) -> None:
-        self.store, self.ring = store, ring
-        each = max(1, sum(leaf.array[:1].nbytes for leaf in store.leaves) * ring.num_buffers)
-        self.length = max(1, PIECE_BYTES // each, -(-ring.size // MAX_PIECES))
-        """positions in one stretch"""
+        self.store = store
+        self.ring = ring
+        bytes_of_position = max(1, sum(leaf.array[:1].nbytes for leaf in store.leaves) * ring.num_buffers)
+        self.length = max(1, PIECE_BYTES // bytes_of_position, -(-ring.size // MAX_PIECES))
+        """Number of ring positions in a piece."""
         self._pieces: dict[int, SealedArrays] = {}
+        """Pieces without changes since `by_name` returned them, by their number."""
+
+        # State of the ring when `by_name` was called last: what has changed since is found by comparison.
         self._generation = -1
         self._written = ring.written.copy()
         self._next = np.zeros(ring.num_buffers, np.int64)
+        """Position of each sub-buffer that is written next."""
 
     def by_name(self) -> dict[str, SealedArrays]:
-        """Return the stored rows in pieces, valid until the buffer changes."""
+        """Return the stored rows in pieces, by name. They are views, valid until the buffer changes."""
         ring = self.ring
-        self._forget_changed()
+        self._drop_changed()
         used = int(ring.count.max(initial=0))
         pieces = {}
         for number, start in enumerate(range(0, used, self.length)):
@@ -350,27 +435,29 @@ class CheckpointPieces:
             pieces[f"{PIECE}{number:05d}"] = self._pieces[number]
         return pieces
 
-    def _forget_changed(self) -> None:
+    def _drop_changed(self) -> None:
+        """Drop the pieces in which rows were written since the last call, and remember the ring's state."""
         ring = self.ring
-        new = ring.written - self._written
-        if self._generation != ring.generation or (new >= ring.size).any():
+        num_new = ring.written - self._written
+        if self._generation != ring.generation or (num_new >= ring.size).any():
             self._pieces.clear()
         else:
-            for b in np.flatnonzero(new):
-                positions = np.arange(self._next[b], self._next[b] + new[b]) % ring.size
+            for b in np.flatnonzero(num_new):
+                positions = np.arange(self._next[b], self._next[b] + num_new[b]) % ring.size
                 for number in np.unique(positions // self.length).tolist():
                     self._pieces.pop(number, None)
-        self._generation, self._written = ring.generation, ring.written.copy()
+        self._generation = ring.generation
+        self._written = ring.written.copy()
         self._next = np.where(ring.newest < 0, 0, (ring.newest // ring.num_buffers + 1) % ring.size)
 
     @staticmethod
     def join(state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the whole columns, as `ColumnStore.get_state` gives them, from the pieces in a state."""
+        """Return the whole columns of a state that has them in pieces, in the form of `ColumnStore.get_state`."""
         pieces = [state[name] for name in sorted(name for name in state if name.startswith(PIECE))]
 
-        def whole(path: str, form: Sequence[Any]) -> np.ndarray:
+        def whole(path: str, shape_and_dtype: Sequence[Any]) -> np.ndarray:
             if not pieces:
-                shape, dtype = form
+                shape, dtype = shape_and_dtype
                 return np.zeros((0, *shape), dtype)
             if len(pieces) == 1:
                 return pieces[0][path]
@@ -380,41 +467,48 @@ class CheckpointPieces:
 
 
 def _bytes_of(leaf: np.ndarray) -> np.ndarray:
-    """Return rows [n, ...] as uint8 [n, bytes of a row]; a view where they lie side by side."""
+    """Return rows [n, ...] as uint8 [n, bytes of a row]: a view if the array is contiguous, otherwise a copy."""
     return np.ascontiguousarray(leaf).reshape(len(leaf), math.prod(leaf.shape[1:])).view(np.uint8)
 
 
 def _with_leaves(tree: Tree, new: Iterator[Any]) -> Tree:
+    """Return a tree of the same structure with other leaves, in the order of `leaves`."""
     return map_tree(lambda _: next(new), tree)
 
 
 def schema_of(batch: Mapping[str, Any], last_frame: bool) -> dict[str, Tree]:
-    """Return the stored columns that first rows ask for; with `last_frame` observations are stacks [n, frames, ...].
+    """Return the shapes of the columns that are needed to store rows like those of a batch.
+
+    Next observations and flags are not among them. With `last_frame` observations are stacks [n, frames, ...], of which
+    single frames are stored.
 
     Raises:
-        KeyError: a column is missing; ValueError, TypeError: one that cannot be stored.
+        KeyError: a column of a transition is missing.
+        ValueError: a column has a reserved name or a shape that cannot be stored.
+        TypeError: a column does not hold numbers.
     """
     check_columns(batch)
     for name in RESERVED:
         if name in batch:
             raise ValueError(f"column {name!r} is one that drawing adds; call it something else")
-    elsewhere = (*FLAGS, Columns.NEXT_OBS)
-    shapes = {name: shapes_of_rows(name, column) for name, column in batch.items() if name not in elsewhere}
+    not_stored_here = (*FLAGS, Columns.NEXT_OBS)
+    shapes = {name: shapes_of_rows(name, column) for name, column in batch.items() if name not in not_stored_here}
     if last_frame:
         shapes[Columns.OBS] = frame_shapes(shapes[Columns.OBS])
     reward = shapes[Columns.REWARDS]
     if not isinstance(reward, Shape) or len(reward.shape) > 1:
         raise ValueError("rewards must be one number for each row, or one for each agent")
-    if reward.dtype.kind != "f":
+    if reward.dtype.kind != "f":  # the first rewards may be integers by chance, later ones fractions
         shapes[Columns.REWARDS] = Shape(reward.shape, np.dtype(np.float32))
     return shapes
 
 
 def shapes_of_rows(name: str, tree: Tree) -> Tree:
-    """Return the shapes that a column of first rows asks for.
+    """Return the tree of `Shape` of one row of a column.
 
     Raises:
-        TypeError: a leaf that holds no numbers; ValueError: one that is a single number.
+        TypeError: a leaf does not hold numbers.
+        ValueError: a leaf is a single number, and not one row for each environment.
     """
 
     def shape(leaf: object) -> Shape:
@@ -424,14 +518,14 @@ def shapes_of_rows(name: str, tree: Tree) -> Tree:
             raise TypeError(f"column {name!r} holds {leaf.dtype} values; a buffer stores numbers only: leave it out")
         if leaf.ndim == 0:
             raise ValueError(f"column {name!r} is one number; give one row for each environment")
-        found = to_numpy_leaf(leaf[:0])
-        return Shape(found.shape[1:], found.dtype)
+        empty = to_numpy_leaf(leaf[:0])  # moves no rows of a tensor to the host
+        return Shape(empty.shape[1:], empty.dtype)
 
     return map_tree(shape, tree)
 
 
 def shapes_of_space(space: spaces.Space[Any]) -> Tree:
-    """Return the shapes of rows of a space. `ValueError` for a space without a fixed shape."""
+    """Return the tree of `Shape` of one row of a space. `ValueError` for a space without a fixed shape."""
     if isinstance(space, spaces.Dict):
         return {key: shapes_of_space(part) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
@@ -442,20 +536,21 @@ def shapes_of_space(space: spaces.Space[Any]) -> Tree:
 
 
 def frame_shapes(shapes: Tree) -> Tree:
-    """Return the shapes of one frame of stacks [frames, ...]."""
+    """Return the shapes of single frames, for shapes of stacks [frames, ...]."""
     return map_tree(lambda shape: Shape(shape.shape[1:], shape.dtype), shapes)
 
 
 def row_nbytes(
     observation_space: spaces.Space[Any], action_space: spaces.Space[Any], ignore_obs_next: bool, num_frames: int = 1
 ) -> int:
-    """Return the bytes of a transition's columns; of stacks of `num_frames` one frame is stored."""
-    obs, action = (
-        sum(shape.nbytes for shape in leaves(shapes_of_space(space))) for space in (observation_space, action_space)
-    )
-    return obs // num_frames * (1 if ignore_obs_next else 2) + action + np.dtype(np.float32).itemsize
+    """Return the memory of the columns of one transition, in bytes. Of a stack of `num_frames` one frame is stored."""
+    obs = sum(shape.nbytes for shape in leaves(shapes_of_space(observation_space)))
+    action = sum(shape.nbytes for shape in leaves(shapes_of_space(action_space)))
+    reward = np.dtype(np.float32).itemsize
+    num_stored_obs = 1 if ignore_obs_next else 2
+    return obs // num_frames * num_stored_obs + action + reward
 
 
 def machine_memory() -> int:
-    """Return the bytes of this machine's memory."""
+    """Return the memory of this machine, in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

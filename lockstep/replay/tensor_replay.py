@@ -1,4 +1,4 @@
-"""`TensorReplay`: the replay buffer of environments whose steps are tensors, on their device."""
+"""`TensorReplay`: replay buffer on the device of environments whose steps are tensors."""
 
 from __future__ import annotations
 
@@ -18,30 +18,36 @@ from lockstep.replay.priorities import TensorPriorities
 
 
 class TensorReplay(TrainingBuffer):
-    """Remembers the last vector steps, in a ring of columns `[T, B, ...]` on the device of the first observations.
+    """Ring of the last vector steps, in columns `[T, B, ...]` on the device of the observations.
 
-    What changes from step to step, the place of the next one too, is in memory that stays where it is, so that CUDA
-    graphs can write and draw. Rows are drawn with equal chances, or by priority.
+    Whatever changes from step to step, the position of the next step included, is in tensors that keep their addresses,
+    so that CUDA graphs can write and draw. Drawing needs no number on the host.
+
+    Rows are drawn uniformly or by priority. Row `t * B + b` is the transition of environment `b` at position `t`.
 
     Args:
-        capacity: transitions that are remembered, over all environments; whole vector steps of them are.
-        first_obs: `[B, ...]`, whose shape and type all observations have.
-        first_actions: `[B, ...]`, the same for actions as learned from.
-        n_step, gamma: a row sums up so many rewards, discounted; fewer where the episode, or what was written, ends
-            before. Its next observation is the one after them.
-        priorities: `{"alpha": .., "beta": .., "epsilon": ..}` for prioritised drawing, see `Priorities`.
-        share: which of the environments of several ranks these are; the ranks have one buffer together, of this
-            capacity, each with the transitions of its own environments.
+        capacity: number of transitions that the buffer holds, over all environments; rounded down to whole vector
+            steps.
+        first_obs: observations `[B, ...]`, of the shape and dtype that all will have.
+        first_actions: actions `[B, ...]` in the form that is learned from, likewise.
+        n_step: number of rewards that are summed for a drawn row. The sum is shorter where the episode ends, and at the
+            newest step. The next observation is the one after the last summed reward.
+        gamma: discount of a step.
+        priorities: options `{"alpha": .., "beta": .., "epsilon": ..}` of prioritised drawing, see `Priorities`. None:
+            rows are drawn uniformly.
+        share: the share of the environments that this rank has. The ranks have one buffer of this capacity together,
+            and each stores the transitions of its own environments.
 
     Raises:
-        ValueError: the capacity is below one vector step, or the device has less memory; says what would fit.
+        ValueError: the capacity is below one vector step, or does not fit into the device's memory; the message says
+            what would fit.
 
     Attributes:
-        columns: by name, `[T, B, ...]`.
-        written: int64 `[1]`, the vector steps written so far.
-        size: the vector steps that are there, as the host knows it.
-        row_bytes: what a transition takes.
-        priorities: of the rows; None where all have equal chances.
+        columns: tensors `[T, B, ...]` by name.
+        written: number of vector steps written so far, int64 `[1]` on the device.
+        size: number of vector steps stored, as the host knows it.
+        row_bytes: memory of a transition, in bytes.
+        priorities: priorities of the rows, None if rows are drawn uniformly.
     """
 
     is_sampled = True
@@ -59,13 +65,15 @@ class TensorReplay(TrainingBuffer):
         if share.number > 1 and priorities is not None:
             raise ValueError("transitions of several ranks have no priorities; leave priorities out")
         self.share = share
-        self.n_step, self.gamma = n_step, gamma
+        self.n_step = n_step
+        self.gamma = gamma
         self.num_envs = len(first_obs)
         self.device: torch.device = first_obs.device
         num_rows = self.num_envs * share.number
         self.num_steps = check_whole("capacity", capacity, 1) // num_rows
         if self.num_steps == 0:
             raise ValueError(f"capacity={capacity} is below one step of each of the {num_rows} environments")
+
         number = torch.zeros(self.num_envs, device=self.device)
         first = {
             Columns.OBS: first_obs,
@@ -74,23 +82,24 @@ class TensorReplay(TrainingBuffer):
             Columns.TERMINATEDS: number.bool(),
             Columns.NEXT_OBS: first_obs,
         }
-        if n_step > 1:
+        if n_step > 1:  # single steps need no truncated flag: their next observation is stored beside them
             first[Columns.TRUNCATEDS] = number.bool()
         self.row_bytes = sum(column[0].nbytes for column in first.values())
         self.row_bytes += 0 if priorities is None else TensorPriorities.row_bytes
         check_room(self.device, self.row_bytes, self.num_steps * self.num_envs, "transitions", "lower replay.capacity")
         self.columns = {name: column.new_zeros(self.num_steps, *column.shape) for name, column in first.items()}
         self.written = torch.zeros(1, dtype=torch.int64, device=self.device)
-        self._place = self.written
+        self._position = self.written
+        """Position of the vector step that is being written, int64 `[1]`."""
         self.priorities = None if priorities is None else TensorPriorities(self.maxsize, self.device, **priorities)
         self._envs = torch.arange(self.num_envs, device=self.device)
         self.size = 0
         self._written_before = torch.zeros_like(self.written)
-        """int64 `[1]`, the vector steps that had been written when the present collect began"""
+        """Number of vector steps that had been written when the present collect began, int64 `[1]`."""
         self._num_counted = 0
-        """Vector steps of the present collect that the host has counted."""
+        """Number of vector steps of the present collect that the host has counted."""
         self._is_in_step = False
-        """Whether a vector step is written in part: over the observations of the oldest one, if the ring is full."""
+        """Whether a vector step is written in part. If the ring is full, the oldest step has lost its observations."""
 
     def __len__(self) -> int:
         """Return the number of transitions, over all ranks."""
@@ -98,112 +107,131 @@ class TensorReplay(TrainingBuffer):
 
     @property
     def maxsize(self) -> int:
-        """Transitions that there is room for."""
+        """Number of transitions that fit, over all ranks."""
         return self.num_steps * self.num_envs * self.share.number
 
     def begin_collect(self, weights_seq_no: int) -> None:
-        """Begin a collect, which `abandon_collect` can undo. Transitions of any weights are remembered."""
+        """Begin a collect, which `abandon_collect` can undo. Transitions of any weights may be stored."""
         self._written_before.copy_(self.written)
         self._num_counted = 0
 
     def begin_step(self, t: int, obs: Tensor) -> None:
-        """Write what is acted on in a vector step, over the oldest one. `t`: its place in the collect, of no matter."""
+        """Write the observations of a vector step over the oldest one. `t`, its number in the collect, is not used."""
         self._is_in_step = True
-        self._place = self.written % self.num_steps
+        self._position = self.written % self.num_steps
         self._write({Columns.OBS: obs})
 
     def end_step(self, t: int, actions: Tensor, rewards: Tensor, dones: Tensor, extras: Mapping[str, Tensor]) -> None:
-        """Write the rest of the vector step, as the environments give it."""
+        """Write actions and results of the vector step that `begin_step` has begun."""
+        # The environments may have reset themselves: only `final_obs` is the observation that the action led to.
         row = {Columns.ACTIONS: actions, Columns.REWARDS: rewards, Columns.NEXT_OBS: extras["final_obs"]}
         row[Columns.TERMINATEDS] = dones > extras["time_outs"]
         if self.n_step > 1:
             row[Columns.TRUNCATEDS] = dones & extras["time_outs"]
         self._write(row)
         if self.priorities is not None:
-            self.priorities.add(self._place * self.num_envs + self._envs)
+            self.priorities.add(self._position * self.num_envs + self._envs)
         self.written.add_(1)
         self._is_in_step = False
 
     def _write(self, row: Mapping[str, Tensor]) -> None:
+        """Write columns of the present vector step, each `[B, ...]`."""
         for name, value in row.items():
             column = self.columns[name]
-            column.index_copy_(0, self._place, value.to(column.dtype).unsqueeze(0))
+            column.index_copy_(0, self._position, value.to(column.dtype).unsqueeze(0))
 
     def end(self, num_steps: int) -> Tensor:
-        """End a collect of so many vector steps; return how many numbers are not finite in them, 0-d."""
-        places = (self.written - 1 - torch.arange(num_steps, device=self.device)) % self.num_steps
+        """End a collect of `num_steps` vector steps, and return how many of its values are not finite, 0-d."""
+        positions = (self.written - 1 - torch.arange(num_steps, device=self.device)) % self.num_steps
         names = Columns.REWARDS, Columns.OBS, Columns.NEXT_OBS
-        return count_not_finite(*(self.columns[name].index_select(0, places) for name in names))
+        return count_not_finite(*(self.columns[name].index_select(0, positions) for name in names))
 
     def last_steps(self, num_steps: int) -> dict[str, Tensor]:
-        """Return the columns of the newest vector steps in which `end` counts, `[T, B, ...]` each, in their order.
+        """Return the columns that `end` checks of the newest vector steps, `[T, B, ...]` each, oldest first.
 
-        T is `num_steps`, or the capacity where the ring has written over the first of them.
+        T is `num_steps`, or the capacity if the ring has overwritten the first of them.
         """
         steps = torch.arange(-min(num_steps, self.num_steps), 0, device=self.device)
-        places = (self.written + steps) % self.num_steps
+        positions = (self.written + steps) % self.num_steps
         names = Columns.OBS, Columns.NEXT_OBS, Columns.REWARDS
-        return {name: self.columns[name].index_select(0, places) for name in names}
+        return {name: self.columns[name].index_select(0, positions) for name in names}
 
     def sample(self, num_rows: int, generator: torch.Generator) -> dict[str, Tensor]:
-        """Return columns `[num_rows, ...]` of rows drawn with the generator, which the host does not wait for.
+        """Return columns `[num_rows, ...]` of random rows. The host does not wait for them.
 
-        Where they have priorities there are `weights` and `batch_indexes`, too.
+        With priorities there are also `weights` and `batch_indexes`.
         """
         if self.priorities is None:
             return self.rows(self.draw_indices(num_rows, generator))
-        filled = self.written.clamp(max=self.num_steps) * self.num_envs
-        drawn = torch.rand(num_rows, dtype=torch.float64, device=self.device, generator=generator)
-        index = torch.minimum(self.priorities.tree.draw(drawn), filled - 1)
+        num_stored = self.written.clamp(max=self.num_steps) * self.num_envs
+        uniforms = torch.rand(num_rows, dtype=torch.float64, device=self.device, generator=generator)
+        # Rounding in the sums of the tree may lead one past the last row that has a priority.
+        index = torch.minimum(self.priorities.tree.draw(uniforms), num_stored - 1)
         return {**self.rows(index), Columns.WEIGHTS: self.priorities.weights(index), Columns.BATCH_INDEXES: index}
 
     def draw_indices(self, num_rows: int, generator: torch.Generator) -> Tensor:
-        """Return rows with equal chances, `t * B + b` over all ranks, int64 `[num_rows]`."""
-        drawn = torch.rand(num_rows, dtype=torch.float64, device=self.device, generator=generator)
-        return (drawn * (self.written.clamp(max=self.num_steps) * self.num_envs * self.share.number)).long()
+        """Return uniformly drawn rows over the environments of all ranks, `t * (B * ranks) + b`; int64 `[num_rows]`."""
+        uniforms = torch.rand(num_rows, dtype=torch.float64, device=self.device, generator=generator)
+        return (uniforms * (self.written.clamp(max=self.num_steps) * self.num_envs * self.share.number)).long()
 
     def rows(self, index: Tensor) -> dict[str, Tensor]:
-        """Return columns of the rows `index`, int64 `[N]`: `t * B + b`. Of n steps they have `discounts`."""
+        """Return the columns of the rows `index`, int64 `[N]`. With n-step sums there is also `discounts`.
+
+        For a row of step t, `rewards` is `sum_{i < m} gamma^i r_{t+i}` over m <= n steps, and `discounts` is `gamma^m`.
+        """
         if self.n_step == 1:
             return {name: self._take(name, index) for name in self.columns}
-        found = {name: self._take(name, index) for name in (Columns.OBS, Columns.ACTIONS)}
-        place, env = index // self.num_envs, index % self.num_envs
-        left = (self.written - 1 - place) % self.num_steps  # vector steps that were written after it
-        rewards, last, number = torch.zeros(len(index), device=self.device), index, torch.zeros_like(index)
-        goes_on = torch.ones_like(index, dtype=torch.bool)
+
+        columns = {name: self._take(name, index) for name in (Columns.OBS, Columns.ACTIONS)}
+        position = index // self.num_envs
+        env = index % self.num_envs
+        # The newest step is the edge of the ring: the position after it holds the oldest one, of another time.
+        num_newer = (self.written - 1 - position) % self.num_steps  # vector steps written after the row's
+
+        # All rows walk n steps, so that shapes do not depend on data; a row whose walk has ended stays where it is.
+        rewards = torch.zeros(len(index), device=self.device)
+        last = index
+        number = torch.zeros_like(index)
+        continues = torch.ones_like(index, dtype=torch.bool)
         for step in range(self.n_step):
-            goes_on = goes_on & (left >= step)
-            row = torch.where(goes_on, (place + step) % self.num_steps * self.num_envs + env, last)
-            rewards = rewards + goes_on * self.gamma**step * self._take(Columns.REWARDS, row)
-            last, number = row, number + goes_on
-            goes_on = goes_on & ~(self._take(Columns.TERMINATEDS, row) | self._take(Columns.TRUNCATEDS, row))
-        found |= {name: self._take(name, last) for name in (Columns.NEXT_OBS, Columns.TERMINATEDS)}
+            continues = continues & (num_newer >= step)
+            row = torch.where(continues, (position + step) % self.num_steps * self.num_envs + env, last)
+            rewards = rewards + continues * self.gamma**step * self._take(Columns.REWARDS, row)
+            last = row
+            number = number + continues
+            continues = continues & ~(self._take(Columns.TERMINATEDS, row) | self._take(Columns.TRUNCATEDS, row))
+
+        columns |= {name: self._take(name, last) for name in (Columns.NEXT_OBS, Columns.TERMINATEDS)}
         discounts = torch.pow(self.gamma, number.to(torch.float32))
-        return {**found, Columns.REWARDS: rewards, Columns.DISCOUNTS: discounts}
+        return {**columns, Columns.REWARDS: rewards, Columns.DISCOUNTS: discounts}
 
     def _take(self, name: str, index: Tensor) -> Tensor:
+        """Return the rows `index` of a column, `[N, ...]`."""
         return self.columns[name].flatten(0, 1).index_select(0, index)
 
     def count(self, num_steps: int) -> None:
-        """Have the host know that so many vector steps were written."""
+        """Add vector steps to the numbers that the host keeps. A replayed graph writes steps without the host."""
         self.size = min(self.size + num_steps, self.num_steps)
         self._num_counted += num_steps
         if self.priorities is not None:
             self.priorities.count(num_steps * self.num_envs)
 
     def clear(self) -> None:
-        """Empty it."""
+        """Drop all transitions."""
         self.size = 0
         self.written.zero_()
         if self.priorities is not None:
             self.priorities.clear()
 
     def reset(self) -> None:
-        """Forget all transitions, as a replay buffer on the host does."""
+        """Drop all transitions, under the name that replay buffers on the host have for it."""
         self.clear()
 
     def cut(self) -> None:
-        """Let no return of n steps go beyond the newest step: the environments begin new episodes."""
+        """Mark the newest step as the end of its episodes, because the environments begin new ones.
+
+        Sums of n rewards end there. Rows that are terminated stay so, and all others become truncated.
+        """
         if self.n_step == 1 or self.size == 0:
             return
         newest = (self.written - 1) % self.num_steps
@@ -211,38 +239,41 @@ class TensorReplay(TrainingBuffer):
         self.columns[Columns.TRUNCATEDS].index_copy_(0, newest, ~terminated)
 
     def abandon_collect(self) -> None:
-        """Forget all that was written since `begin_collect`, also a part of a vector step. Waits for the device.
+        """Drop all steps written since `begin_collect`, a step written in part included. Waits for the device.
 
-        Steps that were written over are lost. Until the next steps are written there, their places hold copies of the
-        last step that remains, and no return of n steps goes beyond a copy.
+        Steps that these had overwritten are lost. Until new steps are written, their positions hold copies of the last
+        step that remains, and no sum of n rewards reaches into a copy.
         """
-        first, last = int(self._written_before), int(self.written)
-        num_places = last - first + self._is_in_step
+        first = int(self._written_before)
+        last = int(self.written)
+        num_positions = last - first + self._is_in_step
         self._is_in_step = False
-        if num_places == 0:
+        if num_positions == 0:
             return
         if self.priorities is not None:
             self.priorities.count(-self._num_counted * self.num_envs)
         self._num_counted = 0
-        if first == 0 or num_places >= self.num_steps:
+        if first == 0 or num_positions >= self.num_steps:  # nothing remains
             self.clear()
             return
 
-        places = torch.arange(first, first + num_places, device=self.device) % self.num_steps
+        # Rows of a full ring can all be drawn, so that the positions of dropped steps need some content. Copies of a
+        # step that is stored anyway only make that step more likely for a while.
+        positions = torch.arange(first, first + num_positions, device=self.device) % self.num_steps
         columns = [*self.columns.values()]
         if self.priorities is not None:
             columns.append(self.priorities.tree.values.view(self.num_steps, self.num_envs))
         self.written.fill_(first)
         self.size = min(first, self.num_steps)
-        self.cut()
+        self.cut()  # before the copies are made, so that each of them ends its episode
         for column in columns:
-            column[places] = column[(first - 1) % self.num_steps].clone()
+            column[positions] = column[(first - 1) % self.num_steps].clone()
         if self.priorities is not None:
-            columns[-1][self.size :] = 0.0
+            columns[-1][self.size :] = 0.0  # rows that were never written have no priority
             self.priorities.tree.recompute_sums()
 
     def section_options(self) -> dict[str, Any]:
-        """Return what the buffer does, by the names that the section `replay` of a configuration has for it."""
+        """Return the buffer's options by their names in the section `replay` of a configuration."""
         priorities = self.priorities
         return {
             "n_step": self.n_step,
@@ -259,7 +290,7 @@ class TensorReplay(TrainingBuffer):
         }
 
     def drawing_options(self) -> dict[str, Any]:
-        """Return the options of the priorities. A state fits a buffer of the same form only, so the rest is known."""
+        """Return the options of the priorities. All others are checked by `set_state`."""
         return {} if self.priorities is None else self.priorities.options()
 
     # -- state ---
@@ -268,7 +299,7 @@ class TensorReplay(TrainingBuffer):
         return {"": self}
 
     def get_state(self) -> dict[str, Any]:
-        """Return what is remembered, as arrays on the host, and the place of the next step; of all ranks together."""
+        """Return the transitions of all ranks as arrays on the host, the number of steps, and the priorities."""
         columns = {name: column[: self.size].cpu().numpy().copy() for name, column in self.columns.items()}
         if self.share.number > 1:
             parts = self.share.gather(columns)
@@ -279,13 +310,18 @@ class TensorReplay(TrainingBuffer):
     checkpoint_state = get_state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `get_state` returned; `ValueError` for a buffer of another form, which changes nothing."""
+        """Restore a state of `get_state`.
+
+        Raises:
+            ValueError: the state belongs to another buffer, or is damaged. Nothing changes in that case.
+        """
         columns = {name: torch.as_tensor(column) for name, column in state.get("columns", {}).items()}
-        forms = [{name: (tuple(c.shape[2:]), c.dtype) for name, c in each.items()} for each in (columns, self.columns)]
-        if state.get("shape") != self._form() or forms[0] != forms[1]:
+        saved_form = _form_of_rows(columns)
+        form = _form_of_rows(self.columns)
+        if state.get("shape") != self._form() or saved_form != form:
             raise ValueError(
-                f"the state is of another buffer than this TensorReplay of {self._form()} with {forms[1]}: it has "
-                f"{state.get('shape')} with {forms[0]}; resume with the same environments, device and replay options"
+                f"the state is of another buffer than this TensorReplay of {self._form()} with {form}: it has "
+                f"{state.get('shape')} with {saved_form}; resume with the same environments, device and replay options"
             )
         written = int(state["written"])
         size = min(written, self.num_steps)
@@ -295,15 +331,21 @@ class TensorReplay(TrainingBuffer):
                 f"the state of a TensorReplay is damaged: of {size} vector steps, its columns hold {lengths}; resume "
                 "from an earlier checkpoint"
             )
+
         self.size = size
         for name, column in columns.items():
-            own = self.share.of(column.transpose(0, 1)).transpose(0, 1)
-            self.columns[name][: self.size].copy_(own)
+            of_this_rank = self.share.of(column.transpose(0, 1)).transpose(0, 1)
+            self.columns[name][: self.size].copy_(of_this_rank)
         self.written.fill_(written)
         if self.priorities is not None:
             self.priorities.set_state(state["priorities"])
 
     def _form(self) -> dict[str, Any]:
-        """Return what a state is to agree with."""
+        """Return the properties of this buffer that a state must agree with."""
         form = {"num_steps": self.num_steps, "num_envs": self.num_envs * self.share.number}
         return form if self.priorities is None else {**form, "prioritized": True}
+
+
+def _form_of_rows(columns: Mapping[str, Tensor]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Return the shape and dtype of a row of each column `[T, B, ...]`."""
+    return {name: (tuple(column.shape[2:]), column.dtype) for name, column in columns.items()}

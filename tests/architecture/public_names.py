@@ -23,6 +23,7 @@ NAMES = Path(__file__).with_name("public_names.json")
 DECLARED, PAGES, BENCHMARKS = "declared", "pages", "benchmarks"
 
 RENAMED: dict[str, str] = {
+    "lockstep.replay.Placed": "lockstep.replay.AddedRows",
     "lockstep.compat": "lockstep_sb3",
     "lockstep.compat.sb3": "lockstep_sb3",
     "lockstep.trainer.run": "lockstep.runs.run",

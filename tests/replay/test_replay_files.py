@@ -483,7 +483,7 @@ def test_a_table_that_lacks_a_column_is_refused_with_what_it_has():
         ReplayBuffer.from_batch({"obs": np.zeros((3, 2))})
 
 
-def test_where_rows_were_placed_can_be_read_in_a_print():
+def test_added_rows_print_their_arrays():
     buffer = ReplayBuffer(10)
     placed = [buffer.add(rows(1, first=2, ends=[end])) for end in ("", "terminated")][1]
-    assert repr(placed) == "Placed(indices=[1], episode_return=[4.], episode_length=[2], episode_start=[0])"
+    assert repr(placed) == "AddedRows(indices=[1], episode_return=[4.], episode_length=[2], episode_start=[0])"
