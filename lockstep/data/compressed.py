@@ -1,4 +1,7 @@
-"""Compressed columns: rows of bytes (lz4) in place of arrays, which still slice, join and shuffle as rows."""
+"""Columns of rows compressed with lz4, which can be sliced, joined and shuffled like other rows.
+
+A compressed column is an array of objects, one `CompressedRow` for each row.
+"""
 
 from __future__ import annotations
 
@@ -19,33 +22,41 @@ DEFAULT_COLUMNS = frozenset({Columns.OBS, Columns.NEXT_OBS})
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CompressedBlock:
-    """Rows of one array, compressed together: their bytes, their stored type, and what kind of leaf they were."""
+    """Rows of one array that were compressed together."""
 
     content: bytes
     num_rows: int
     row_shape: tuple[int, ...]
     stored: str
+    """Name of the numpy dtype of the rows."""
     kind: Mapping[str, str]
+    """Kind of the leaf, for `restored_leaf`."""
 
     def rows(self) -> np.ndarray:
-        """Return the rows [num_rows, *row_shape]."""
-        dtype, shape = plain_dtype(self.stored), (self.num_rows, *self.row_shape)
+        """Return the rows `[num_rows, *row_shape]`, decompressed."""
+        dtype = plain_dtype(self.stored)
+        shape = (self.num_rows, *self.row_shape)
         content = _lz4().decompress(self.content, uncompressed_size=math.prod(shape) * dtype.itemsize)
         return np.frombuffer(content, dtype).reshape(shape)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CompressedRow:
-    """Row `index` of a block. What stands in a compressed column in place of a row."""
+    """Row `index` of a block: the entry of a compressed column."""
 
     block: CompressedBlock
     index: int
 
+    @property
+    def num_bytes(self) -> int:
+        """This row's share of the bytes of its block."""
+        return len(self.block.content) // self.block.num_rows
+
     def __sizeof__(self) -> int:
-        return object.__sizeof__(self) + len(self.block.content) // self.block.num_rows
+        return object.__sizeof__(self) + self.num_bytes
 
     def __repr__(self) -> str:
-        return f"<{len(self.block.content) // self.block.num_rows} bytes>"
+        return f"<{self.num_bytes} bytes>"
 
 
 def _lz4() -> Any:
@@ -66,32 +77,50 @@ def is_compressed(leaf: Leaf) -> bool:
 
 
 def compress_column(name: str, column: Tree, bulk: bool, lead: int) -> Any:
-    """Return the column with compressed rows; the first `lead` axes count rows. Empty leaves stay as they are."""
-    return map_tree(lambda leaf: leaf if is_compressed(leaf) else _compress_leaf(leaf, name, bulk, lead), column)
+    """Return a column with compressed rows. Empty and compressed leaves stay as they are.
+
+    Args:
+        name: Column name, for errors.
+        column: Column to compress, which may be nested.
+        bulk: Compress all rows of a leaf as one block. It is smaller, and all of it is read for a single row.
+        lead: Number of leading axes that count rows: 2 for time-major columns, else 1.
+    """
+
+    def compress(leaf: Leaf) -> Any:
+        return leaf if is_compressed(leaf) else _compress_leaf(leaf, name, bulk, lead)
+
+    return map_tree(compress, column)
 
 
 def _compress_leaf(leaf: Leaf, name: str, bulk: bool, lead: int) -> Any:
     array, kind = plain_array(leaf, name)
     lead = min(lead, array.ndim)
-    outer, row_shape = array.shape[:lead], array.shape[lead:]
-    flat = np.ascontiguousarray(array).reshape((math.prod(outer), *row_shape))
+    outer_shape = array.shape[:lead]
+    row_shape = array.shape[lead:]
+    flat = np.ascontiguousarray(array).reshape((math.prod(outer_shape), *row_shape))
     if not flat.size:
         return leaf
-    lz4, stored = _lz4(), array.dtype.str
+
+    lz4 = _lz4()
+    stored = array.dtype.str
 
     def block(rows: np.ndarray) -> CompressedBlock:
         content = lz4.compress(rows.tobytes(), store_size=False)
         return CompressedBlock(content, len(rows), row_shape, stored, kind)
 
-    whole = block(flat) if bulk else None
     packed = np.empty(len(flat), dtype=object)
-    for index in range(len(flat)):
-        packed[index] = CompressedRow(whole, index) if whole else CompressedRow(block(flat[index : index + 1]), 0)
-    return packed.reshape(outer)
+    if bulk:
+        whole = block(flat)
+        for index in range(len(flat)):
+            packed[index] = CompressedRow(whole, index)
+    else:
+        for index in range(len(flat)):
+            packed[index] = CompressedRow(block(flat[index : index + 1]), 0)
+    return packed.reshape(outer_shape)
 
 
 def decompress_column(name: str, column: Tree) -> Any:
-    """Return the column with arrays and tensors in place of compressed rows; other leaves as they are."""
+    """Return a column with arrays and tensors in place of compressed rows. Other leaves stay as they are."""
     return map_tree(lambda leaf: _decompress_leaf(leaf, name) if is_compressed(leaf) else leaf, column)
 
 
@@ -100,33 +129,40 @@ def _decompress_leaf(leaf: np.ndarray, name: str) -> Any:
     example = next(row for row in rows if isinstance(row, CompressedRow))
     first = example.block
     out = np.zeros((len(rows), *first.row_shape), plain_dtype(first.stored))
-    opened: dict[int, np.ndarray] = {}
+    decompressed: dict[int, np.ndarray] = {}
+    """Rows of each block of several rows, by the id of the block, so that each is decompressed once."""
+
     for index, row in enumerate(rows):
-        if row is None:  # the rows that right_zero_pad added
+        if row is None:  # padding of `right_zero_pad`, which stays zero
             continue
         if not isinstance(row, CompressedRow) or row.block.row_shape != first.row_shape or row.block.kind != first.kind:
             raise ValueError(
-                f"column {name!r} holds {_row_in_words(example)} and, in row {index}, {_row_in_words(row)}; decompress "
+                f"column {name!r} holds {_describe_row(example)} and, in row {index}, {_describe_row(row)}; decompress "
                 "batches of different kinds before joining them"
             )
         if row.block.num_rows == 1:
             out[index] = row.block.rows()[0]
             continue
-        number = id(row.block)
-        if number not in opened:
-            opened[number] = row.block.rows()
-        out[index] = opened[number][row.index]
+        block_id = id(row.block)
+        if block_id not in decompressed:
+            decompressed[block_id] = row.block.rows()
+        out[index] = decompressed[block_id][row.index]
     return restored_leaf(out.reshape((*leaf.shape, *first.row_shape)), first.kind)
 
 
-def _row_in_words(row: object) -> str:
+def _describe_row(row: object) -> str:
     if isinstance(row, CompressedRow):
         return f"compressed {row.block.kind['dtype']}{list(row.block.row_shape)}"
     return f"a {type(row).__name__}"
 
 
-def wanted_columns(columns: Collection[str], present: Collection[str]) -> list[str]:
-    """Return the columns to work on, in order; `KeyError` for a missing one unless they are the default."""
+def columns_to_compress(columns: Collection[str], present: Collection[str]) -> list[str]:
+    """Return the names of the columns to compress or decompress, in the order of the batch.
+
+    Raises:
+        KeyError: a column is missing. The default columns may be missing.
+        ValueError: `seq_lens` is among the columns.
+    """
     wanted = {columns} if isinstance(columns, str) else set(columns)
     missing = sorted(wanted - set(present))
     if missing and wanted != DEFAULT_COLUMNS:

@@ -535,7 +535,7 @@ class SampleBatch(dict[str, Any], Columns):
         """
         sequences = self._num_sequences()
         made = {}
-        for name in compressed.wanted_columns(columns, self):
+        for name in compressed.columns_to_compress(columns, self):
             column = dict.__getitem__(self, name)
             lead = 2 if self.time_major and not _is_per_sequence(name, column, sequences) else 1
             made[name] = compressed.compress_column(name, column, bulk, lead)
@@ -544,7 +544,7 @@ class SampleBatch(dict[str, Any], Columns):
 
     def decompress_if_needed(self, columns: Collection[str] = compressed.DEFAULT_COLUMNS) -> SampleBatch:
         """Bring compressed columns back as they were (tensors on the CPU), in place; return self."""
-        names = compressed.wanted_columns(columns, self)
+        names = compressed.columns_to_compress(columns, self)
         made = {name: compressed.decompress_column(name, dict.__getitem__(self, name)) for name in names}
         dict.update(self, made)
         return self
@@ -783,7 +783,7 @@ class MultiAgentBatch:
     def _with_columns(self, columns: Collection[str]) -> list[tuple[SampleBatch, list[str]]]:
         """Return each module's batch with those of the columns that it has."""
         everywhere = {name for batch in self.policy_batches.values() for name in batch}
-        wanted = compressed.wanted_columns(columns, everywhere)
+        wanted = compressed.columns_to_compress(columns, everywhere)
         return [(batch, [name for name in wanted if name in batch]) for batch in self.policy_batches.values()]
 
     def as_multi_agent(self, module_id: str | None = None) -> MultiAgentBatch:

@@ -1,7 +1,8 @@
-"""`SampleBatch` as a `TensorDict` and back, without loss.
+"""Lossless conversion of a `SampleBatch` to a `TensorDict` and back.
 
-Leaves become tensors that share their memory. What a `TensorDict` cannot say (arrays, tuples, layout) is a note
-beside the columns, which stays when the `TensorDict` is indexed or joined.
+Leaves become tensors that share memory with the batch. A note next to the columns keeps the properties that a
+`TensorDict` cannot express: which leaves were arrays, which dicts were tuples, and the layout. The note survives
+indexing and joining of the `TensorDict`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from lockstep.data.trees import Tree, is_numeric, object_rows, to_torch_leaf
 from lockstep.options.checks import install_hint
 
 _NOTE = "_lockstep"
-_CAN_BE_TENSORS = "?bhilqBHILefdFD"
+"""Key of the note."""
+_TENSOR_TYPES = "?bhilqBHILefdFD"
+"""Characters of the numpy dtypes that a `TensorDict` holds as tensors."""
 
 
 def _tensordict() -> Any:
@@ -29,7 +32,16 @@ def _tensordict() -> Any:
 
 
 def to_tensordict(columns: Mapping[str, Tree], num_rows: int | None, marks: Mapping[str, Any]) -> Any:
-    """Return columns as a `TensorDict` with `num_rows` as batch size; `ValueError` for one named like the note."""
+    """Return columns as a `TensorDict`.
+
+    Args:
+        columns: Columns of the batch.
+        num_rows: Batch size of the `TensorDict`; None for no batch dimension (a batch with sequences).
+        marks: Layout and marks of the batch, which the note keeps.
+
+    Raises:
+        ValueError: a column has the name of the note.
+    """
     library = _tensordict()
     if _NOTE in columns:
         raise ValueError(f"a column is named {_NOTE!r}, which a tensordict needs for its note; rename it")
@@ -42,40 +54,48 @@ def to_tensordict(columns: Mapping[str, Tree], num_rows: int | None, marks: Mapp
 
 
 def _put(library: Any, target: Any, key: str, column: Tree, kinds: dict[str, Any], path: str) -> None:
+    """Set `target[key]` to a column, and write the kinds of its parts into `kinds` under their paths."""
     if isinstance(column, dict | tuple):
-        inside = column if isinstance(column, dict) else {str(index): part for index, part in enumerate(column)}
-        kinds[path] = {"kind": "tuple"} if isinstance(column, tuple) else {"kind": "dict"}
+        is_tuple = isinstance(column, tuple)
+        parts = {str(index): part for index, part in enumerate(column)} if is_tuple else column
+        kinds[path] = {"kind": "tuple" if is_tuple else "dict"}
         branch = library.TensorDict({}, batch_size=target.batch_size)
-        for name, part in inside.items():
+        for name, part in parts.items():
             if not isinstance(name, str):
                 raise TypeError(f"column {path!r} has the key {name!r}; a tensordict takes str only")
             _put(library, branch, name, part, kinds, f"{path}/{name}")
         target.set(key, branch)
         return
+
     if isinstance(column, torch.Tensor):
         target.set(key, column)
         return
-    tensor = to_torch_leaf(column) if is_numeric(column) and column.dtype.char in _CAN_BE_TENSORS else column
+
     kinds[path] = {"kind": "array", "dtype": column.dtype.str, "shape": column.shape[1:]}
-    if isinstance(tensor, torch.Tensor):
-        target.set(key, tensor)
+    if is_numeric(column) and column.dtype.char in _TENSOR_TYPES:
+        target.set(key, to_torch_leaf(column))
     elif target.batch_size and len(column):
-        # A box around each row: the library would take apart lists and stack tensors.
+        # A box around each row: the library would take lists apart and stack tensors.
         target.set(key, library.NonTensorStack(*[library.NonTensorData(data=_Row(row)) for row in column]))
     else:
-        kinds[path] = {**kinds[path], "kind": "whole"}
+        kinds[path]["kind"] = "whole"
         target.set_non_tensor(key, column)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Row:
-    """One row of text or objects."""
+    """Box around one row of text or objects."""
 
     value: Any
 
 
 def from_tensordict(tensordict: Any) -> tuple[dict[str, Tree], dict[str, Any]]:
-    """Return columns and marks; `TypeError` for another type, `ValueError` for more than one batch dimension."""
+    """Return the columns and the marks of a `TensorDict`; one from elsewhere has no marks.
+
+    Raises:
+        TypeError: the argument is not a `TensorDict`.
+        ValueError: it has more than one batch dimension.
+    """
     library = _tensordict()
     if not isinstance(tensordict, library.TensorDictBase):
         raise TypeError(f"a TensorDict is needed, got a {type(tensordict).__name__}")
@@ -85,31 +105,37 @@ def from_tensordict(tensordict: Any) -> tuple[dict[str, Tree], dict[str, Any]]:
         )
     note = tensordict.get_non_tensor(_NOTE, {"marks": {}, "kinds": {}})
     names = [name for name in list(tensordict.keys()) if name != _NOTE]
-    return {name: _column(library, tensordict.get(name), note["kinds"], name) for name in names}, note["marks"]
+    columns = {name: _column(library, tensordict.get(name), note["kinds"], name) for name in names}
+    return columns, note["marks"]
 
 
 def _column(library: Any, value: Any, kinds: Mapping[str, Any], path: str) -> Any:
+    """Return the column of an entry of a `TensorDict`; the inverse of `_put`."""
     kind = kinds.get(path, {"kind": "tensor"})
     if isinstance(value, torch.Tensor):
         if kind["kind"] != "array":
             return value
-        array, dtype = value.detach().cpu().numpy(), np.dtype(kind["dtype"])
+        array = value.detach().cpu().numpy()
+        dtype = np.dtype(kind["dtype"])  # with the byte order, which the tensor lost
         return array if array.dtype == dtype else array.astype(dtype)
+
     if library.is_non_tensor(value):
         if kind["kind"] == "whole":
             return value.data
-        return _rows(value, kind, path)
-    inside = {key: _column(library, value.get(key), kinds, f"{path}/{key}") for key in list(value.keys())}
-    return tuple(inside.values()) if kind["kind"] == "tuple" else inside
+        return _rows(value, kind)
+
+    parts = {key: _column(library, value.get(key), kinds, f"{path}/{key}") for key in list(value.keys())}
+    return tuple(parts.values()) if kind["kind"] == "tuple" else parts
 
 
-def _rows(value: Any, kind: Mapping[str, Any], path: str) -> np.ndarray:
-    """Return rows of text or objects, which were boxed or come from elsewhere."""
+def _rows(value: Any, kind: Mapping[str, Any]) -> np.ndarray:
+    """Return rows of text or objects, which are boxed unless another program made the `TensorDict`."""
     parts = value.unbind(0) if value.batch_size else [value]
     rows = [part.data.value if isinstance(part.data, _Row) else part.data for part in parts]
     if kind["kind"] != "array":
         return object_rows(rows)
-    out = np.empty((len(rows), *kind["shape"]), dtype=np.dtype(kind["dtype"]))
+
+    array = np.empty((len(rows), *kind["shape"]), dtype=np.dtype(kind["dtype"]))
     for index, row in enumerate(rows):
-        out[index] = row
-    return out
+        array[index] = row
+    return array
