@@ -1,8 +1,16 @@
-"""Columns in Parquet files without loss, and Parquet files as a stream of batches.
+"""Lossless storage of columns in Parquet files, and Parquet files as a stream of batches.
 
-Each leaf is one Parquet column (`obs/camera`): numbers as they are, rows of numbers as fixed-size lists (rows of
-bytes and types that Parquet lacks: fixed-size binary), text as text, objects as JSON. What Parquet cannot say
-(nesting, shapes, tensor or array, layout) is JSON in the file's metadata, under `lockstep`.
+Each leaf is one Parquet column (`obs/camera`), stored in one of these encodings (`how` in the code):
+
+- `plain`: numbers,
+- `list`: rows of numbers, as fixed-size lists,
+- `bytes`: rows of bytes and types that Parquet lacks, as fixed-size binary,
+- `text`: text,
+- `json`: objects, each as a JSON text,
+- `nothing`: rows without a single byte, which have no Parquet column.
+
+A JSON note in the file's metadata, under `lockstep`, holds what Parquet cannot express: nesting, shapes, whether a leaf
+was a tensor or an array, and the layout.
 """
 
 from __future__ import annotations
@@ -30,10 +38,11 @@ from lockstep.state.replace import replacing_file
 from lockstep.state.sizes import ClaimedSizeError, bytes_of, check_claim, count_of
 
 _NOTE = b"lockstep"
+"""Metadata key of the note."""
 
 
 def import_pyarrow() -> Any:
-    """Return pyarrow; `ImportError` says what to install."""
+    """Return the package pyarrow; `ImportError` says what to install."""
     try:
         import pyarrow.parquet  # type: ignore[import-untyped, unused-ignore]
     except ImportError:
@@ -47,7 +56,7 @@ def import_pyarrow() -> Any:
 def write_parquet(
     path: Path, columns: Mapping[str, Tree], marks: Mapping[str, Any], compression: str, row_group_size: int
 ) -> Path:
-    """Write columns to one Parquet file; return its path. No half file is left."""
+    """Write columns to one Parquet file, and return its path. The file appears when it is complete."""
     pyarrow = import_pyarrow()
     check_whole("row_group_size", row_group_size, 1)
     path = path if path.suffix == ".parquet" else path.with_name(path.name + ".parquet")
@@ -63,9 +72,12 @@ def write_parquet(
         return {"how": "json", "shape": list(rows.shape), "name": _add(fields, name, field)}
 
     note = encode_note(columns, marks, put, put_objects)
+
+    # Parquet columns have equal lengths: columns with one row for each sequence are filled with nulls.
     longest = max((len(field) for field in fields.values()), default=0)
-    for name, field in fields.items():  # nulls after the rows of a shorter column, with one row for each sequence
+    for name, field in fields.items():
         fields[name] = pyarrow.concat_arrays([field, pyarrow.nulls(longest - len(field), field.type)])
+
     table = pyarrow.table(fields)
     table = table.replace_schema_metadata({_NOTE: note.encode()})
     with replacing_file(path) as temporary:
@@ -81,6 +93,7 @@ def write_parquet(
 
 
 def _add(fields: dict[str, Any], name: str, field: Any) -> str:
+    """Add a Parquet column, and return its name, which gets a "+" until it is unique ("a/b" may be a key itself)."""
     while name in fields:
         name += "+"
     fields[name] = field
@@ -88,57 +101,73 @@ def _add(fields: dict[str, Any], name: str, field: Any) -> str:
 
 
 def _to_arrow(pyarrow: Any, array: np.ndarray) -> tuple[str, Any]:
-    """Return how the rows of an array are stored, and the arrow array (None where a row has no bytes)."""
+    """Return the encoding of an array, and its rows as an arrow array (None if a row has no bytes)."""
     width = math.prod(array.shape[1:])
     if width * array.dtype.itemsize == 0:
         return "nothing", None
-    kind, native = array.dtype.kind, array.dtype.isnative
+
+    kind = array.dtype.kind
+    is_native = array.dtype.isnative
     rows = np.ascontiguousarray(array)
-    if kind == "U" and array.ndim == 1 and native:
+    if kind == "U" and array.ndim == 1 and is_native:
         texts = rows.tolist()
-        if not any("\ud800" <= letter <= "\udfff" for text in texts for letter in text):
+        if not _has_surrogates(texts):
             return "text", pyarrow.array(texts, type=pyarrow.string())
-    elif kind in "biuf" and native and array.dtype.itemsize <= 8:
+    elif kind in "biuf" and is_native and array.dtype.itemsize <= 8:
         flat = pyarrow.array(rows.reshape(-1))
         if array.ndim == 1:
             return "plain", flat
         if array.dtype.itemsize > 1 or kind == "b":
             return "list", pyarrow.FixedSizeListArray.from_arrays(flat, width)
+
+    # Everything else, images of bytes among them: a list of single bytes would be slow and large.
     content = [None, pyarrow.py_buffer(rows.reshape(-1).view(np.uint8))]
     binary = pyarrow.binary(width * array.dtype.itemsize)
     return "bytes", pyarrow.FixedSizeBinaryArray.from_buffers(binary, len(rows), content)
+
+
+def _has_surrogates(texts: list[str]) -> bool:
+    """Return whether a text has lone surrogates, which UTF-8, and so Parquet, cannot encode."""
+    return any("\ud800" <= letter <= "\udfff" for letter in "".join(texts))
 
 
 # ---- reading -------------------------------------------------------------------------------------------------
 
 
 def read_parquet(path: Path, columns: Collection[str] | None) -> tuple[dict[str, Tree], dict[str, Any]]:
-    """Return the columns and the marks in a file: written by `write_parquet`, or a plain table of numbers and text.
+    """Return the columns and the marks of a file that `write_parquet` wrote, or of a plain table of numbers and text.
 
-    Use it within `naming_damage`. `MissingColumnError` for a column that is not there.
+    Call it within `naming_damage`.
+
+    Raises:
+        MissingColumnError: the file lacks one of `columns`.
+        ClaimedSizeError: the columns do not fit into memory.
     """
     with import_pyarrow().parquet.ParquetFile(path, page_checksum_verification=True) as file:
         note = _note_of(file, path, columns)
         names = _field_names(note)
         _check_sizes(map(file.metadata.row_group, range(file.metadata.num_row_groups)), note)
         table = file.read(columns=names)
-        return _decode(note, {name: table.column(name).chunks for name in names}, None), note["marks"]
+        chunks = {name: table.column(name).chunks for name in names}
+        return _decode(note, chunks, None), note["marks"]
 
 
 def parquet_parts(path: Path, size: int, columns: Collection[str] | None) -> Iterator[dict[str, Tree]]:
-    """Iterate over the rows of a file in columns of up to `size` rows; one row group is held in memory at a time."""
+    """Iterate over the rows of a file in parts of up to `size` rows. One row group is held in memory at a time."""
     with import_pyarrow().parquet.ParquetFile(path, page_checksum_verification=True) as file:
         note = _note_of(file, path, columns)
         names = _field_names(note)
         _check_rows_only(note, file.metadata.num_rows)
-        for group in range(file.metadata.num_row_groups):  # all at once would keep all of them in memory
+        # Group by group: `iter_batches` over several groups would keep all of them in memory.
+        for group in range(file.metadata.num_row_groups):
             _check_sizes([file.metadata.row_group(group)], note)
             for part in file.iter_batches(size, row_groups=[group], columns=names, use_threads=False):
-                yield _decode(note, {name: [part.column(name)] for name in names}, part.num_rows)
+                chunks = {name: [part.column(name)] for name in names}
+                yield _decode(note, chunks, part.num_rows)
 
 
 def _note_of(file: Any, path: Path, columns: Collection[str] | None) -> dict[str, Any]:
-    """Return what the file says of its columns (of those wanted)."""
+    """Return the note of a file, with the descriptions of the requested columns only."""
     raw = (file.schema_arrow.metadata or {}).get(_NOTE)
     note = decode_note(raw) if raw is not None else {"marks": {}, "columns": _plain_columns(file)}
     if columns is not None:
@@ -150,60 +179,80 @@ def _note_of(file: Any, path: Path, columns: Collection[str] | None) -> dict[str
 
 
 def _plain_columns(file: Any) -> dict[str, Any]:
-    """Return a note for a table from elsewhere: numbers, bools, text and fixed-size lists of numbers, no nulls."""
+    """Describe the columns of a table from another program: numbers, bools, text and fixed-size lists of numbers.
+
+    Raises:
+        ValueError: a column has another type.
+    """
     kinds = import_pyarrow().types
-    described = {}
+    columns = {}
     for field in file.schema_arrow:
-        inner, width, how = field.type, [], "plain"
+        inner = field.type
+        width: list[int] = []
+        how = "plain"
         if kinds.is_fixed_size_list(inner):
-            inner, width, how = inner.value_type, [inner.list_size], "list"
+            width = [inner.list_size]
+            inner = inner.value_type
+            how = "list"
+
         if kinds.is_boolean(inner) or kinds.is_integer(inner) or kinds.is_floating(inner):
             dtype = np.dtype(inner.to_pandas_dtype()).str
         elif not width and (kinds.is_string(inner) or kinds.is_large_string(inner)):
-            how, dtype = "text", "U"  # only the rows tell how wide it is
+            how = "text"
+            dtype = "U"  # the width is known when the rows have been read
         else:
             raise ValueError(
                 f"its column {field.name!r} is of type {field.type}; allowed are numbers, bools, text and "
                 "fixed-size lists of numbers"
             )
         key = {"how": how, "name": field.name, "shape": [file.metadata.num_rows, *width], "dtype": dtype}
-        described[field.name] = {"kind": "array", "dtype": dtype, "key": key}
-    return described
+        columns[field.name] = {"kind": "array", "dtype": dtype, "key": key}
+    return columns
 
 
 def _field_names(note: Mapping[str, Any]) -> list[str]:
-    return [key["name"] for item in note["columns"].values() for key in array_keys(item) if "name" in key]
+    """Return the names of the Parquet columns that hold the leaves of a note."""
+    names = []
+    for item in note["columns"].values():
+        names += [key["name"] for key in array_keys(item) if "name" in key]
+    return names
 
 
 def _check_sizes(groups: Iterable[Any], note: Mapping[str, Any]) -> None:
-    """Check that the columns of these row groups fit into memory, by Parquet's directory and by the note.
+    """Check that the columns of these row groups fit into memory, by the sizes that Parquet's directory and the note
+    claim.
 
-    A page that unpacks to more than the directory claims is bounded too: pages claim their sizes as 32-bit numbers.
+    A page that unpacks to more than the directory claims is bounded as well: pages claim their sizes as 32-bit numbers.
 
     Raises:
-        ClaimedSizeError: they do not fit, or the note claims other rows than the file has.
+        ClaimedSizeError: the columns do not fit.
     """
     wanted = set(_field_names(note))
     num_rows = 0
     packed = 0
-    for part in groups:
-        num_rows += part.num_rows
-        for number in range(part.num_columns):
-            column = part.column(number)
+    for group in groups:
+        num_rows += group.num_rows
+        for number in range(group.num_columns):
+            column = group.column(number)
             if column.path_in_schema.split(".")[0] in wanted:
                 packed += column.total_uncompressed_size
+
     decoded = 0
     for name, item in note["columns"].items():
         for key in array_keys(item):
-            # Encodings make millions of equal rows a few bytes: the rows count, not the pages.
+            # Encodings store millions of equal rows in a few bytes, so the size of the pages says nothing about the
+            # arrays: they are computed from the number of rows.
             what = f"its column {name!r}"
             dtype = plain_dtype(key["dtype"]) if "dtype" in key else np.dtype("u8")  # objects: a pointer each
             num_items = num_rows if key["how"] != "nothing" else count_of(what, key["shape"][:1])
             decoded += bytes_of(what, key["shape"][1:], dtype) * num_items
+
+    # Twice: arrow's arrays and ours exist at the same time.
     check_claim("what it holds, unpacked and as arrays,", packed + 2 * decoded)
 
 
 def _check_rows_only(note: Mapping[str, Any], num_rows: int) -> None:
+    """Raise `ValueError` if a column has another number of rows than the file, as in batches with sequences."""
     for name, item in note["columns"].items():
         if any(key["shape"][0] != num_rows for key in array_keys(item)) or note["marks"].get("time_major"):
             raise ValueError(
@@ -213,22 +262,31 @@ def _check_rows_only(note: Mapping[str, Any], num_rows: int) -> None:
 
 
 def _decode(note: Mapping[str, Any], chunks: Mapping[str, list[Any]], num_rows: int | None) -> dict[str, Any]:
-    """Return columns from arrow arrays; `num_rows` of them where the chunks are a part of the file."""
+    """Return the columns of a note from the arrow arrays of each Parquet column.
+
+    `num_rows` is the number of rows if the chunks are a part of the file, and None for the whole file.
+    """
 
     def shape_of(key: Mapping[str, Any]) -> list[int]:
         return key["shape"] if num_rows is None else [num_rows, *key["shape"][1:]]
 
     def get(key: Mapping[str, Any]) -> np.ndarray:
         shape = shape_of(key)
+        if key["how"] == "nothing":
+            return np.zeros(shape, plain_dtype(key["dtype"]))
+
+        column = chunks[key["name"]]
         if key["how"] == "text":
-            return np.array(_cells(chunks[key["name"]], shape[0]), plain_dtype(key["dtype"]))
-        if key["how"] != "nothing":
-            held = sum(map(len, chunks[key["name"]]))
-            if shape[0] > held:
-                raise ClaimedSizeError(f"its column {key['name']!r} claims {shape[0]:,} rows, the file holds {held:,}")
+            return np.array(_cells(column, shape[0]), plain_dtype(key["dtype"]))
+
+        # Before the array is allocated: the note of a foreign file may claim any number of rows.
+        num_stored = sum(map(len, column))
+        if shape[0] > num_stored:
+            raise ClaimedSizeError(
+                f"its column {key['name']!r} claims {shape[0]:,} rows, the file holds {num_stored:,}"
+            )
         out = np.zeros(shape, plain_dtype(key["dtype"]))
-        if key["how"] != "nothing":
-            _fill(out, chunks[key["name"]], key["how"], key["name"])
+        _fill(out, column, key["how"], key["name"])
         return out
 
     def get_objects(key: Mapping[str, Any]) -> np.ndarray:
@@ -239,14 +297,22 @@ def _decode(note: Mapping[str, Any], chunks: Mapping[str, list[Any]], num_rows: 
 
 
 def _cells(chunks: list[Any], count: int) -> list[str]:
-    cells = [cell for chunk in chunks for cell in chunk.to_pylist()][:count]
+    """Return the first `count` texts of a Parquet column; `ValueError` if there are fewer."""
+    cells: list[Any] = []
+    for chunk in chunks:
+        cells += chunk.to_pylist()
+    cells = cells[:count]
     if len(cells) != count or None in cells:
         raise ValueError(f"{count} rows are needed, there are {sum(cell is not None for cell in cells)}")
     return cells
 
 
 def _fill(out: np.ndarray, chunks: list[Any], how: str, name: str) -> None:
-    """Write the rows of the chunks to `out`, which has as many rows or fewer (nulls follow then)."""
+    """Write the first `len(out)` rows of the chunks to `out`. The nulls of a shorter column follow them.
+
+    Raises:
+        ValueError: there are fewer rows, or a row is null.
+    """
     done = 0
     for chunk in chunks:
         rows = chunk.slice(0, len(out) - done)
@@ -254,9 +320,11 @@ def _fill(out: np.ndarray, chunks: list[Any], how: str, name: str) -> None:
         nulls = rows.null_count or cells.null_count
         if nulls:
             raise ValueError(f"its column {name!r} has {nulls} empty cells (null) among the rows")
+
         if how == "bytes":
             size = rows.type.byte_width
             content = np.frombuffer(rows.buffers()[1], np.uint8) if len(rows) else np.empty(0, np.uint8)
+            # The buffer is that of the whole chunk.
             values = content[rows.offset * size : (rows.offset + len(rows)) * size].view(out.dtype)
         else:
             values = cells.to_numpy(zero_copy_only=False)
