@@ -11,7 +11,7 @@ from lockstep.envs.make import TimeLimitedMaker
 from lockstep.envs.multi_agent import AgentEnvs
 from lockstep.envs.tensor import TENSOR_ENVS
 from lockstep.learner.optimizers import check_configured_optimizer
-from lockstep.options.section import by_path
+from lockstep.options.section import settings_by_path
 from lockstep.policy.policy import Policy
 from lockstep.rollout import EnvRunner, EnvRunnerGroup
 
@@ -77,7 +77,7 @@ class RunConfig(BaseConfig, ABC):
             batch_mode="truncate_episodes",
             explore=section.evaluation_explore,
         )
-        for path, value in by_path(section.evaluation_config).items():
+        for path, value in settings_by_path(section.evaluation_config).items():
             try:
                 config.set_path(path, value)
             except (TypeError, ValueError) as error:

@@ -15,7 +15,7 @@ from lockstep.learner.many.reduction import Reducer
 from lockstep.modules import MultiRLModule, RLModule
 from lockstep.modules.config import RLModuleSection
 from lockstep.options.checks import install_hint
-from lockstep.options.schedules import value_at
+from lockstep.options.schedules import value_at_step
 from lockstep.state.streams import RandomStreams
 
 
@@ -63,7 +63,7 @@ class LearnerBuilder:
             framework=self.framework,
             connectors=connectors,
             module_configs={mid: self.training.overridden(changed) for mid, changed in overrides.items()},
-            policies_to_train=value_at(0, self.multi_agent.policies_to_train),
+            policies_to_train=value_at_step(0, self.multi_agent.policies_to_train),
             streams=streams,
             reducer=reducer,
             never_skip_update=self.learners.never_skip_update,

@@ -22,6 +22,6 @@ try:
     from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 except ImportError:
 
-    def is_in_torch_dispatch_mode() -> bool:
+    def is_in_torch_dispatch_mode(include_infra_modes: bool = True) -> bool:
         """Return whether a `TorchDispatchMode` may be active, as in `make_fx`."""
         return True

@@ -1,4 +1,4 @@
-"""How an option is declared, checked and copied; schedules.
+"""Declaration, checks and copies of configuration options, and schedules.
 
 The options themselves are in `config.py` of the folders that they configure (docs/adding-options.md).
 """

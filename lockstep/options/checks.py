@@ -1,4 +1,7 @@
-"""Checks of arguments, whose messages name the argument, its value and what is allowed; messages that parts share."""
+"""Checks of arguments, and parts of error messages that several folders share.
+
+Each message names the argument, its value and the values that are allowed.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,21 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Limits:
-    """The numbers that an option or argument may be."""
+    """Limits of a number: of an option or an argument."""
 
     ge: float | None = None
+    """Smallest number allowed."""
     gt: float | None = None
+    """The number must be above this one."""
     le: float | None = None
+    """Largest number allowed."""
     lt: float | None = None
+    """The number must be below this one."""
     finite: bool = False
+    """Whether infinity is refused. NaN always is."""
 
     def allow(self, number: float) -> bool:
-        """Return whether `number` lies within the limits; NaN never does."""
+        """Return whether `number` is within the limits. NaN never is."""
         return (
             (self.ge is None or number >= self.ge)
             and (self.gt is None or number > self.gt)
@@ -34,18 +42,22 @@ class Limits:
         )
 
     def allow_after(self, number: float) -> bool:
-        """Return whether a schedule may come to `number`: also to a limit that its start must be above or below."""
+        """Return whether a schedule may reach `number` after its start.
+
+        It may also reach a limit that its start must be above or below: a learning rate above 0 may decay to 0.
+        """
         return self.allow(number) or number in (self.gt, self.lt)
 
     def __str__(self) -> str:
+        """Return the limits in words, to be appended to "a number"."""
         if self.ge is not None and self.le is not None:
             return f" between {self.ge:g} and {self.le:g}"
         words = (("above", self.gt), ("at least", self.ge), ("below", self.lt), ("at most", self.le))
-        said = [f"{word} {limit:g}" for word, limit in words if limit is not None]
-        return f", {' and '.join(said)}" if said else ""
+        phrases = [f"{word} {limit:g}" for word, limit in words if limit is not None]
+        return f", {' and '.join(phrases)}" if phrases else ""
 
 
-# Tuples, since a union in the place of one is made anew, and searched more slowly, in every call.
+# Tuples instead of unions (`int | float`): `isinstance` builds a union in every call, and searches it more slowly.
 _NUMBERS = (int, float, np.integer, np.floating)
 _WHOLE_NUMBERS = (int, np.integer)
 
@@ -61,40 +73,57 @@ def is_whole(value: object) -> TypeGuard[int]:
 
 
 def suggestion(name: object, known: Iterable[str], *, elsewhere: Sequence[str] = (), most: int = 1) -> str:
-    """Return "did you mean ...?" with up to `most` of the known names near to `name`, or a list of all of them.
+    """Return "did you mean ...?" with the known names closest to an unknown one, or the list of all known names.
 
-    `elsewhere`: known names that mean the same as `name` does in other libraries; they come first.
+    Args:
+        name: The unknown name.
+        known: All known names.
+        elsewhere: Known names with the meaning that `name` has in other libraries. They are suggested instead of names
+            that only look alike.
+        most: Largest number of suggestions.
     """
     names = list(dict.fromkeys(known))
-    near = elsewhere or get_close_matches(str(name), names, n=most, cutoff=0.5)
-    return f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(names)}"
+    closest = elsewhere or get_close_matches(str(name), names, n=most, cutoff=0.5)
+    if closest:
+        return f"did you mean {' or '.join(map(repr, closest))}?"
+    return f"there are {', '.join(names)}"
 
 
 def misspelt_method(thing: object, prefixes: tuple[str, ...], elsewhere: Mapping[str, str] | None = None) -> str | None:
-    """Return words about a method that nothing calls, with the nearest name; None where there is no such method.
+    """Return a message about a user's method that nothing calls, with the closest name, or None if there is none.
 
-    That is one whose name begins with one of the prefixes, and that no class of Lockstep above it has.
+    Such a method has a name with one of the prefixes, and none of Lockstep's classes among the bases has that name.
 
     Args:
-        thing: an object, or its class.
-        elsewhere: names of other libraries, and what the same is called here.
+        thing: An object, or its class.
+        prefixes: Beginnings of the names of methods that Lockstep calls, such as `"on_"`.
+        elsewhere: Names in other libraries, and the name of the same method here.
     """
-    kind = thing if isinstance(thing, type) else type(thing)
-    found = {**dict.fromkeys(dir(kind)), **(getattr(thing, "__dict__", None) or {})}
-    ours = [vars(each) for each in kind.__mro__ if each.__module__.startswith("lockstep.")]
-    known = sorted({name for names in ours for name in names if name.startswith(prefixes)})
-    for name in found:
+    cls = thing if isinstance(thing, type) else type(thing)
+    # Methods may also be attributes of the object: `callback.on_step = function`.
+    names = [*dir(cls), *(getattr(thing, "__dict__", None) or {})]
+    lockstep_names: set[str] = set()
+    for base in cls.__mro__:
+        if base.__module__.startswith("lockstep."):
+            lockstep_names.update(vars(base))
+    known = sorted(name for name in lockstep_names if name.startswith(prefixes))
+
+    for name in names:
         if not name.startswith(prefixes) or name in known:
             continue
         if callable(inspect.getattr_static(thing, name)):
-            nearest = (elsewhere or {}).get(name)
-            advice = suggestion(name, known, elsewhere=[nearest] if nearest in known else ())
-            return f"{kind.__name__} has a method {name}, which nothing calls; {advice}"
+            equivalent = (elsewhere or {}).get(name)
+            advice = suggestion(name, known, elsewhere=[equivalent] if equivalent in known else ())
+            return f"{cls.__name__} has a method {name}, which nothing calls; {advice}"
     return None
 
 
 def check_whole(name: str, value: object, least: int, *, optional: bool = False) -> Any:
-    """Return `value` as Python's int; `ValueError` unless it is whole and at least `least` (or None if `optional`)."""
+    """Return `value` as a Python int, or None if it is None and `optional`.
+
+    Raises:
+        ValueError: The value is not a whole number of at least `least`.
+    """
     if optional and value is None:
         return None
     if not is_whole(value) or value < least:
@@ -104,14 +133,20 @@ def check_whole(name: str, value: object, least: int, *, optional: bool = False)
 
 
 def check_wholes(**values: object) -> list[int]:
-    """Return the values as Python's ints; `ValueError` unless each is a whole number of at least 1."""
+    """Return the values as Python ints.
+
+    Raises:
+        ValueError: A value is not a whole number of at least 1.
+    """
     return [check_whole(name, value, 1) for name, value in values.items()]
 
 
 def check_number(name: str, value: object, *, optional: bool = False, **limits: float) -> None:
     """Raise `ValueError` unless `value` is a finite number within `limits` (`ge`, `gt`, ...), or None if `optional`."""
+    if optional and value is None:
+        return
     bounds = Limits(finite=True, **limits)
-    if not (optional and value is None) and not (is_number(value) and bounds.allow(value)):
+    if not (is_number(value) and bounds.allow(value)):
         none = ", or None" if optional else ""
         raise ValueError(f"{name}={value!r} is not allowed; it must be a finite number{bounds}{none}")
 
@@ -137,21 +172,32 @@ def check_functions(**functions: object) -> None:
 
 
 def install_hint(extra: str) -> str:
-    """Return the command that installs what an extra needs: `"pip install 'ray>=2.40'"`.
+    """Return the command that installs the packages of an extra, such as `"pip install 'ray>=2.40'"`.
 
-    The versions are those of the installed distribution's metadata (`pyproject.toml`).
+    The versions come from the metadata of the installed distribution (`pyproject.toml`).
     """
     try:
-        found = requires("lockstep-rl") or []
-    except PackageNotFoundError:  # run from a folder of sources
+        requirements = requires("lockstep-rl") or []
+    except PackageNotFoundError:
+        # Lockstep runs from a folder of sources, which has no metadata.
         return f"pip install the packages of the extra {extra!r} in pyproject.toml"
-    parts = [text.partition(";") for text in found]
-    packages = [name.strip() for name, _, marker in parts if marker.replace('"', "'").strip() == f"extra == '{extra}'"]
+
+    # A requirement reads `ray>=2.40; extra == 'ray'`. Build tools write either kind of quotes.
+    packages = []
+    for requirement in requirements:
+        package, _, marker = requirement.partition(";")
+        if marker.replace('"', "'").strip() == f"extra == '{extra}'":
+            packages.append(package.strip())
     return f"pip install {' '.join(map(repr, packages))}"
 
 
 def no_copies(holds: str, instead: str) -> Callable[..., Any]:
-    """Return a `__reduce__` for objects that hold what cannot be copied: `copy` and `pickle` raise `TypeError`."""
+    """Return a method `__reduce__` that makes `copy` and `pickle` raise `TypeError`.
+
+    Args:
+        holds: Contents of the object that cannot be copied, for the message.
+        instead: Advice what to do instead, for the message.
+    """
 
     def __reduce__(self: object) -> NoReturn:
         raise TypeError(f"this {type(self).__name__} holds {holds} and is neither copied nor pickled; {instead}")

@@ -1,4 +1,4 @@
-"""How often something that failed may be started again."""
+"""Limits on how often a failed worker is started again."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ from lockstep.options.checks import check_number, check_whole
 
 @dataclass(frozen=True)
 class RestartLimits:
-    """`in_run` restarts in a run, of all workers of a kind together; of one worker `in_window` within `window_s`.
+    """Largest numbers of restarts. All environments of one vector count as one worker.
 
-    The environments of one vector count as one worker. `ValueError` for a number that is not allowed.
+    Raises:
+        ValueError: A number is not allowed.
     """
 
     in_run: int = 10
+    """Restarts in a run, of all workers of one kind together."""
     in_window: int = 1
+    """Restarts of one worker within `window_s`."""
     window_s: float = 60.0
+    """Length of the window in seconds."""
 
     def __post_init__(self) -> None:
         check_whole("in_run", self.in_run, 0)
@@ -27,22 +31,25 @@ class RestartLimits:
 
 
 class RestartBudget:
-    """Counts restarts and says when a limit is reached.
+    """Counter of restarts that reports when a limit is reached.
 
     Args:
-        limits: how many there may be.
-        clock: seconds that only rise.
+        limits: The limits.
+        clock: Function that returns seconds which only rise.
     """
 
     def __init__(self, limits: RestartLimits, clock: Callable[[], float] = time.monotonic) -> None:
-        self.limits, self._clock = limits, clock
+        self.limits = limits
+        self._clock = clock
         self.num_restarts = 0
-        """restarts so far"""
+        """Number of restarts of all workers so far."""
         self._times: dict[Hashable, list[float]] = {}
+        """For each worker the times of its restarts within the last window."""
 
     def take(self, worker: Hashable) -> str | None:
-        """Count one restart of `worker` and return None; or, uncounted, return which limit is in its way."""
-        limits, now = self.limits, self._clock()
+        """Count one restart of `worker` and return None. If a limit forbids it, count nothing and return a message."""
+        limits = self.limits
+        now = self._clock()
         if self.num_restarts >= limits.in_run:
             return f"{self.num_restarts} restarts in this run, at most {limits.in_run} are allowed"
         recent = [then for then in self._times.get(worker, ()) if now - then < limits.window_s]

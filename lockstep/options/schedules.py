@@ -1,4 +1,4 @@
-"""Options that change with the number of environment steps: numbers such as a learning rate, and any other values."""
+"""Options that change with the number of environment steps: numbers, and stages of any other values."""
 
 import bisect
 import itertools
@@ -14,36 +14,36 @@ ScheduleLike: TypeAlias = float | Sequence[Sequence[float]] | Callable[[int], fl
 """A number, `[[0, v0], [t1, v1], ...]`, or a function of the step."""
 
 MOST_ABOVE_START = 10.0
-"""a function may not exceed its value at step 0 by more than this factor; see `Schedule`"""
+"""Largest factor by which a function may exceed its value at step 0; see `Schedule`."""
 MOST_FROM_ZERO = 1.0
-"""the same for a function that begins with 0 (a warm-up)"""
+"""Largest value of a function that begins with 0 (a warm-up)."""
 
 
 class ConfiguredValueWarning(RuntimeWarning):
-    """A checkpoint was made with another value of an option; the configured one is in force."""
+    """Warning that a checkpoint was saved with another value of an option, and that the configured one is used."""
 
 
 _ALLOWED = "a number, a list of points [[0, v0], [t1, v1], ...], or a function of the step"
 
 
 class Schedule:
-    """A value over time: constant, piecewise linear (constant after its last point), or any function.
+    """Number that changes over time: a constant, piecewise linear between points, or any function of the step.
 
-    Calling it with the number of environment steps sampled so far returns the value there and remembers the
-    position, which is its state.
+    After the last point the value is constant. A call with the number of environment steps sampled so far returns the
+    value at that step and remembers the step, which is the schedule's state.
 
-    A function of the step is refused at a negative value and at one far above its value at step 0: other libraries
-    call it with `progress_remaining` (from 1 down to 0) instead of steps, and such a function trains with huge rates
-    here.
+    A function of the step must not return a negative value, or one far above its value at step 0. Other libraries call
+    such a function with `progress_remaining`, which falls from 1 to 0, instead of the step; here it would return huge
+    learning rates.
 
     Args:
-        value: a number, points `[[0, v0], [t1, v1], ...]`, or a callable of the step.
-        name: what it schedules, for messages.
+        value: A number, points `[[0, v0], [t1, v1], ...]`, or a function of the step.
+        name: Name of the scheduled option, for messages.
 
     Raises:
-        ValueError: fewer than two points, first point not at 0, times that do not rise, a value that is not
-            finite; of a function also a negative value, or one far above that at step 0.
-        TypeError: anything else than these three forms.
+        ValueError: There are fewer than two points, the first is not at step 0, the steps do not rise, or a value is
+            not finite. A function returned a negative value, or one far above its value at step 0.
+        TypeError: The value has none of the three forms.
     """
 
     def __init__(self, value: "ScheduleLike | Schedule", name: str = "schedule") -> None:
@@ -63,11 +63,11 @@ class Schedule:
             self._times, self._values = self._checked_points(value)
         else:
             raise TypeError(f"{name} must be {_ALLOWED}; got {value!r}")
-        self._limit = math.inf
         self.timestep = 0
-        """the last position"""
+        """Step of the last call."""
+        self._limit = math.inf  # the value at step 0 is needed first
         self.value = self.at(0)
-        """the value there"""
+        """Value at `timestep`."""
         if self._function is not None:
             self._limit = MOST_ABOVE_START * self.value or MOST_FROM_ZERO
 
@@ -75,13 +75,13 @@ class Schedule:
         return f"Schedule({self.specification!r}, name={self.name!r})"
 
     def __call__(self, t: int) -> float:
-        """Return the value at step `t` (zero or larger); `t` becomes the position."""
+        """Return the value at step `t` >= 0, and remember the step."""
         self.value = self.at(t)
         self.timestep = int(t)
         return self.value
 
     def at(self, t: int) -> float:
-        """Return the value at step `t`; the position stays where it is."""
+        """Return the value at step `t`, without remembering the step."""
         if self._times:
             return self._between_points(t)
         if self._function is not None:
@@ -90,47 +90,53 @@ class Schedule:
 
     @property
     def constant(self) -> bool:
-        """Whether it was given as one number."""
+        """Whether the schedule is one number."""
         return not self._times and self._function is None
 
     @property
     def rises_later(self) -> bool:
-        """Whether a later point has a value other than 0; False for a number and for a function."""
+        """Whether a point after the current step has a value other than 0. False for a number and for a function."""
         return any(value for time, value in zip(self._times, self._values) if time > self.timestep)
 
     def get_state(self) -> dict[str, Any]:
-        """Return the position and the value there."""
+        """Return the step of the last call and the value there."""
         return {"timestep": self.timestep, "value": self.value}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Return to a saved position."""
-        self.timestep, self.value = int(state["timestep"]), float(state["value"])
+        """Restore the saved step and value."""
+        self.timestep = int(state["timestep"])
+        self.value = float(state["value"])
 
     def follow(self, state: Mapping[str, Any]) -> float | None:
-        """Move to a saved position, with the value that this schedule has there.
+        """Move to a saved step, with the value that this schedule has there.
 
-        Returns the saved value where it is another: the schedule was changed since.
+        Returns:
+            The saved value if it differs, because the schedule was changed since; otherwise None.
         """
         self.set_state(state)
-        saved, self.value = self.value, self.at(self.timestep)
-        return None if saved == self.value else saved
+        saved_value = self.value
+        self.value = self.at(self.timestep)
+        return None if saved_value == self.value else saved_value
 
     def _between_points(self, t: int) -> float:
-        times, values = self._times, self._values
-        after = bisect.bisect_right(times, t)
-        if after == len(times):
-            return values[-1]
-        begin, end = times[after - 1 : after + 1]
+        """Return the value at step `t` on the line between the two points around it."""
+        after = bisect.bisect_right(self._times, t)
+        if after == len(self._times):
+            return self._values[-1]
+        begin, end = self._times[after - 1 : after + 1]
+        first, last = self._values[after - 1 : after + 1]
         if t == begin:
-            return values[after - 1]
-        return float((values[after] - values[after - 1]) / (end - begin) * (t - begin) + values[after - 1])
+            return first
+        return float((last - first) / (end - begin) * (t - begin) + first)
 
     def _check_finite(self, value: object, t: int) -> float:
+        """Return the value of step `t` as a float. Raises `ValueError` if it is not a finite number."""
         if not is_number(value) or not math.isfinite(value):
             raise ValueError(f"{self.name} must be a finite number at every step; at step {t} it is {value!r}")
         return float(value)
 
     def _check_steps(self, value: float, t: int) -> float:
+        """Return a function's value at step `t`. Raises `ValueError` if it seems to be a function of something else."""
         if not 0.0 <= value <= self._limit:
             limit = "" if math.isinf(self._limit) else f" and at most {self._limit:g}, by its value at step 0"
             raise ValueError(
@@ -141,14 +147,15 @@ class Schedule:
         return value
 
     def _checked_points(self, points: Sequence[Any] | np.ndarray) -> tuple[list[float], list[float]]:
+        """Return the steps and the values of the points. Raises `ValueError` if these do not make a schedule."""
         if len(points) < 2:
             raise ValueError(
                 f"{self.name}: a schedule needs at least two points [[0, v0], [t1, v1], ...], got "
                 f"{points!r}. For a constant value give the number itself."
             )
         for point in points:
-            sound = isinstance(point, list | tuple | np.ndarray) and len(point) == 2 and all(map(is_number, point))
-            if not sound or not all(math.isfinite(part) for part in point):
+            is_pair = isinstance(point, list | tuple | np.ndarray) and len(point) == 2 and all(map(is_number, point))
+            if not is_pair or not all(math.isfinite(part) for part in point):
                 raise ValueError(f"{self.name}: every point must be [step, value], two finite numbers; got {point!r}")
         times = [float(point[0]) for point in points]
         if times[0] != 0:
@@ -158,13 +165,18 @@ class Schedule:
         return times, [float(point[1]) for point in points]
 
 
-# -- values of any kind ---
+# -- stages of values of any type ---
 
 
 def stages_of(name: str, value: object) -> list[tuple[int, Any]]:
-    """Return `[[0, v0], [step1, v1], ...]` as pairs; anything else is one value from step 0 on.
+    """Return the stages of an option as pairs of the first step of a stage and its value.
 
-    `ValueError` with `name` for steps that are no whole numbers, do not rise, or do not begin with 0.
+    Args:
+        name: Name of the option, for messages.
+        value: Stages `[[0, v0], [step1, v1], ...]`. Anything else is the value of a single stage from step 0 on.
+
+    Raises:
+        ValueError: The steps do not rise, or do not begin with 0.
     """
     if not isinstance(value, list | tuple) or not value or not all(map(_is_stage, value)):
         return [(0, value)]
@@ -174,10 +186,11 @@ def stages_of(name: str, value: object) -> list[tuple[int, Any]]:
     return [(int(step), part) for step, part in value]
 
 
-def value_at(step: int, value: object) -> Any:
-    """Return the value in force at an environment step, of what `stages_of` takes."""
+def value_at_step(step: int, value: object) -> Any:
+    """Return the value of an option's stage at an environment step. `value` is as in `stages_of`."""
     return [part for first, part in stages_of("stages", value) if first <= step][-1]
 
 
 def _is_stage(part: object) -> bool:
+    """Return whether `part` is a pair of a whole number and something else."""
     return isinstance(part, list | tuple) and len(part) == 2 and is_whole(part[0])

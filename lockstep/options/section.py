@@ -1,8 +1,13 @@
-"""Options of a configuration: declared once as fields of a section, checked when they are set, frozen on demand."""
+"""Options of a configuration, which are fields of a section.
+
+An option is declared once, with its type, limits and default. It is checked whenever it is set, and a configuration can
+be frozen.
+"""
 
 from __future__ import annotations
 
 import copy
+import itertools
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, field, fields
@@ -15,100 +20,115 @@ from lockstep.options.checks import Limits, is_number, is_whole
 from lockstep.options.schedules import Schedule
 
 FROZEN = "this configuration is frozen; change a copy()"
+"""Message of the `ValueError` that a frozen configuration raises."""
 
 
 def option(default: Any = MISSING, *, factory: Callable[[], Any] | Any = MISSING, **limits: Any) -> Any:
-    """Declare an option with its default and the numbers that it may be; its meaning stands below as a docstring.
+    """Return a dataclass field that declares an option with its default and limits.
 
-    The limits hold for a number, for each value of a schedule and for the values of a dict; None and text are left
-    to the field's type.
+    The docstring below the field describes the option. Limits apply to a number, to each value of a schedule and to the
+    values of a dict. None and text are checked by the field's type alone.
 
     Args:
-        default: the value where none is set.
-        factory: makes the default, in place of `default`, where it can be changed (a list, a dict).
-        limits: `ge`, `gt`, `le`, `lt` (at least, above, at most, below); `finite=True` refuses infinity.
+        default: Value of the option unless another is set.
+        factory: Function that makes the default, for mutable ones (a list, a dict). Replaces `default`.
+        limits: `ge`, `gt`, `le`, `lt` (at least, above, at most, below). `finite=True` refuses infinity.
     """
     return field(default=default, default_factory=factory, metadata={"limits": Limits(**limits)})
 
 
-_CONSTANT = (bool, int, float, str, NoneType)
-"""types of most options, of which a copy is the value itself"""
+_IMMUTABLE_TYPES = (bool, int, float, str, NoneType)
+"""Types of most options. A value of these is its own copy."""
 
 ConfigT = TypeVar("ConfigT", covariant=True)
-"""the class of the configuration that a section belongs to"""
+"""Class of the configuration that a section belongs to."""
 
 
 class Section(Generic[ConfigT]):
-    """Base of the dataclasses that hold the options of a configuration: `config.training.lr` reads one.
+    """Base of the dataclasses that hold the options of a configuration.
 
-    Called with options (`config.training(lr=1e-3)`) a section sets them and returns the configuration. Each subclass
-    names its options in the signature of `__call__`, for editors and type checkers.
+    `config.training.lr` reads an option. `config.training(lr=1e-3)` sets options and returns the configuration. Each
+    subclass names its options in the signature of `__call__`, for editors and type checkers.
 
-    Each option is checked against the type and the limits of its field whenever it is set, by the constructor too.
+    An option is checked against the type and the limits of its field whenever it is set, also by the constructor.
 
     Raises:
-        TypeError: a value of another type than the field's.
-        ValueError: a number beyond the limits, a text that is no choice, a schedule that cannot be; or the section is
-            frozen. Each names the option, its value and what is allowed.
+        TypeError: A value has another type than its field.
+        ValueError: A number is beyond its limits, a text is not one of the choices, or a schedule is not possible. The
+            message names the option, its value and what is allowed. Also if the section is frozen.
     """
 
     name: ClassVar[str] = ""
-    """the name of the section in a configuration"""
+    """Name of the section in a configuration."""
     shared: ClassVar[tuple[str, ...]] = ()
-    """options of which copies have the same object"""
+    """Names of the options whose object a copy of the section shares. All others are copied deeply."""
     _declarations: ClassVar[Mapping[str, tuple[Any, Limits]]]
     _defaults: ClassVar[Mapping[str, object]]
 
     def __setattr__(self, name: str, value: object) -> None:
         if self.__dict__.get("_frozen"):
             raise ValueError(FROZEN)
-        object.__setattr__(self, name, self._checked(name, value) if name in self.declared() else value)
+        if name in self.declared():
+            value = self._checked(name, value)
+        object.__setattr__(self, name, value)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the options without the configuration, which takes its sections back when it is read."""
+        """Return the options without the configuration, which calls `join` again when it is unpickled."""
         return {name: value for name, value in self.__dict__.items() if name != "_config"}
 
     def join(self, config: ConfigT) -> Self:  # type: ignore[misc]
-        """Make this a section of `config`; returns the section."""
+        """Attach this section to `config`, and return the section."""
+        # Past `__setattr__`: also a frozen section may be attached.
         object.__setattr__(self, "_config", config)
         return self
 
     def change(self, options: Mapping[str, object]) -> ConfigT:
-        """Set options through the configuration, which knows names of other sections too, and return it."""
+        """Set options and return the configuration.
+
+        The configuration sets them, because its messages suggest the sections that have an unknown option.
+        """
         config: ConfigT = self.__dict__["_config"]
         config.set_section(self.name, options)  # type: ignore[attr-defined]
         return config
 
     def set_options(self, options: Mapping[str, object]) -> None:
-        """Set several options, all of them or, where one is refused, none."""
+        """Set several options. If one of them is refused, none is set."""
         if self.__dict__.get("_frozen"):
             raise ValueError(FROZEN)
         checked = {name: self._checked(name, value) for name, value in options.items()}
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
+    @classmethod
+    def _path_of(cls, name: str) -> str:
+        """Return the name of an option with that of its section, for messages: `"training.lr"`."""
+        return f"{cls.name}.{name}" if cls.name else name
+
     def _checked(self, name: str, value: object) -> Any:
+        """Return the value to store for an option. Raises `TypeError` or `ValueError` if it is not allowed."""
         value = self.prepare(name, value)
         if value is not self._checked_defaults().get(name, MISSING):
-            _check(f"{self.name}.{name}" if self.name else name, value, *self.declared()[name])
+            _check(self._path_of(name), value, *self.declared()[name])
         return value
 
     @classmethod
     def _checked_defaults(cls) -> Mapping[str, object]:
-        """Return the defaults that are numbers, texts or None, by name, checked once for the class.
+        """Return the immutable defaults by name, which are checked once for the class.
 
-        Configurations are made and copied often, and most of their options have the default.
+        Configurations are made and copied often, and most of their options have the default: a value that is the
+        default object itself need not be checked again.
         """
+        # `vars`, not `hasattr`: a subclass must not find the defaults of its base.
         if "_defaults" not in vars(cls):
-            options = {each.name: each.default for each in fields(cls) if type(each.default) in _CONSTANT}  # type: ignore[arg-type]
+            options = {each.name: each.default for each in fields(cls) if type(each.default) in _IMMUTABLE_TYPES}  # type: ignore[arg-type]
             for name, value in options.items():
-                _check(f"{cls.name}.{name}" if cls.name else name, value, *cls.declared()[name])
+                _check(cls._path_of(name), value, *cls.declared()[name])
             cls._defaults = options
         return cls._defaults
 
     @classmethod
     def declared(cls) -> Mapping[str, tuple[Any, Limits]]:
-        """Return the type and the limits of each option by name."""
+        """Return the type and the limits of each option, by name."""
         if "_declarations" not in vars(cls):
             hints = typing.get_type_hints(cls)
             options = [each.name for each in fields(cls)]  # type: ignore[arg-type]
@@ -116,14 +136,22 @@ class Section(Generic[ConfigT]):
         return cls._declarations
 
     def prepare(self, name: str, value: object) -> Any:
-        """Return the form in which an option is kept; sections that take several forms override it."""
+        """Return the form in which an option is stored. Sections that accept several forms override this."""
         return value
 
     def validate(self) -> None:
-        """Refuse options that do not go together; `ValueError` names both. Sections override it."""
+        """Check that the options fit together. Sections override this.
+
+        Raises:
+            ValueError: Two options exclude each other; the message names both.
+        """
 
     def check_schedules(self, steps: Sequence[int]) -> None:
-        """Ask the functions that give values over time for those at `steps`; `ValueError` as `Schedule` raises it."""
+        """Check the values of all schedules that are functions at `steps`, before a run that would stop there.
+
+        Raises:
+            ValueError: A function returns a value that `Schedule` refuses.
+        """
         for name, (hint, _) in self.declared().items():
             value = getattr(self, name)
             if callable(value) and _is_schedule(hint):
@@ -137,22 +165,24 @@ class Section(Generic[ConfigT]):
         return {name: value for name, value in self.options().items() if value != getattr(default, name)}
 
     def options(self) -> dict[str, Any]:
-        """Return all options by name, the objects themselves."""
+        """Return all options by name. The values are not copied."""
         return {name: getattr(self, name) for name in self.declared()}
 
     def freeze(self) -> None:
-        """Refuse changes from now on, with `ValueError`; those of dicts and lists in place too."""
+        """Freeze the section: every later change raises `ValueError`, also a change of a dict or list in place."""
         for name, value in self.options().items():
             object.__setattr__(self, name, frozen(value))
         object.__setattr__(self, "_frozen", True)
 
     def copy(self) -> Self:
-        """Return an independent section that is not frozen."""
+        """Return an independent copy of the section that is not frozen."""
         options = self.options()
-        kept = {id(options[name]): options[name] for name in self.shared}
+        # An object in the memo of `deepcopy` counts as copied already, so it is shared.
+        memo = {id(options[name]): options[name] for name in self.shared}
         new = object.__new__(type(self))
-        for name, value in options.items():  # not set by `setattr`: they were checked when they were set
-            vars(new)[name] = value if type(value) in _CONSTANT else copy.deepcopy(value, kept)
+        # Past `__setattr__`, for speed: the values were checked when they were set.
+        for name, value in options.items():
+            vars(new)[name] = value if type(value) in _IMMUTABLE_TYPES else copy.deepcopy(value, memo)
         return new
 
 
@@ -160,7 +190,10 @@ class Section(Generic[ConfigT]):
 
 
 def _limits_of(section: type, name: str) -> Limits:
-    """Those of the nearest class that declares some: a subclass with another default keeps them."""
+    """Return the limits of an option: those that the nearest class with a declaration of them has.
+
+    So a subclass that only changes the default keeps the limits.
+    """
     for owner in section.__mro__:
         declared = vars(owner).get("__dataclass_fields__", {}).get(name)
         if declared is not None and "limits" in declared.metadata:
@@ -169,27 +202,30 @@ def _limits_of(section: type, name: str) -> Limits:
 
 
 def _check(name: str, value: object, hint: object, limits: Limits) -> None:
-    wrong = not _fits(value, hint)
-    if wrong or not _are_allowed(name, value, hint, limits):
-        kind = TypeError if wrong and not _is_unknown_choice(value, hint) else ValueError
-        raise kind(f"{name}={value!r} is not allowed; it must be {_spoken(hint, limits)}")
+    """Raise `TypeError` or `ValueError` unless `value` has the type `hint` and is within the limits."""
+    has_type = _has_type(value, hint)
+    if has_type and _limits_allow(name, value, hint, limits):
+        return
+    is_value_error = has_type or _is_unknown_choice(value, hint)
+    error = ValueError if is_value_error else TypeError
+    raise error(f"{name}={value!r} is not allowed; it must be {_description(hint, limits)}")
 
 
-def _are_allowed(name: str, value: object, hint: object, limits: Limits) -> bool:
-    """Return whether the limits allow the number that `value` is, or the values of its points or of a dict."""
+def _limits_allow(name: str, value: object, hint: object, limits: Limits) -> bool:
+    """Return whether the limits allow a value: a number, all values of a dict, or all values of a schedule's points."""
     if is_number(value):
         return limits.allow(value)
     if isinstance(value, Mapping):
         return all(limits.allow(part) for part in value.values() if is_number(part))
     if _is_schedule(hint) and isinstance(value, _POINTS):
-        Schedule(value, name)
+        Schedule(value, name)  # raises `ValueError` for points that do not make a schedule
         first, *later = (point[1] for point in value)
         return limits.allow(first) and all(map(limits.allow_after, later))
     return True
 
 
 def _is_schedule(hint: object) -> bool:
-    """Whether it is a number over time: `ScheduleLike`, or None beside it."""
+    """Return whether a type is `ScheduleLike`, or `ScheduleLike | None`."""
     parts = typing.get_args(hint)
     return float in parts and any(typing.get_origin(part) is _FUNCTION for part in parts)
 
@@ -197,17 +233,25 @@ def _is_schedule(hint: object) -> bool:
 _UNIONS = (Union, UnionType)
 _FUNCTION: Any = Callable
 _POINTS: Any = (list, tuple, np.ndarray)
+"""Types of the points of a schedule."""
 
 
-def _fits(value: object, hint: object) -> bool:
-    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+def _has_type(value: object, hint: object) -> bool:
+    """Return whether `value` has the type `hint`, as far as the values of options need it.
+
+    It differs from `isinstance` in what users write and JSON stores: NumPy's numbers are numbers, True is not one, a
+    text is not a sequence, and a tuple may be a list.
+    """
+    origin = typing.get_origin(hint)
+    parts = typing.get_args(hint)
     if _is_schedule(hint):
-        return (
-            is_number(value) or isinstance(value, _POINTS) or callable(value) or (value is None and NoneType in parts)
-        )
+        if value is None:
+            return NoneType in parts
+        return is_number(value) or isinstance(value, _POINTS) or callable(value)
     if origin in _UNIONS:
-        return any(_fits(value, part) for part in parts)
+        return any(_has_type(value, part) for part in parts)
     if origin is Literal:
+        # The type as well: True equals 1.
         return any(type(value) is type(part) and value == part for part in parts)
     kind = origin or hint
     if hint is Any or not isinstance(kind, type):
@@ -219,46 +263,54 @@ def _fits(value: object, hint: object) -> bool:
     if kind in (int, float):
         return is_whole(value) if kind is int else is_number(value)
     if isinstance(value, str):
-        return kind in (str, object)  # not a sequence of letters
+        return kind in (str, object)  # not a collection of letters
     if issubclass(kind, Mapping):
-        items = value.items() if isinstance(value, Mapping) and parts else ()
-        return isinstance(value, Mapping) and all(_fits(k, parts[0]) and _fits(v, parts[1]) for k, v in items)
+        if not isinstance(value, Mapping):
+            return False
+        items = value.items() if parts else ()
+        return all(_has_type(key, parts[0]) and _has_type(part, parts[1]) for key, part in items)
     if issubclass(kind, Collection):
-        kinds = (list, tuple) if kind in (list, tuple) else kind  # JSON knows lists only
-        return isinstance(value, kinds) and all(_fits(each, parts[0]) for each in value if parts)
+        kinds = (list, tuple) if kind in (list, tuple) else kind  # JSON has only lists
+        return isinstance(value, kinds) and all(_has_type(each, parts[0]) for each in value if parts)
     return isinstance(value, kind)
 
 
 def _is_unknown_choice(value: object, hint: object) -> bool:
-    """Whether `value` is a text, or has texts, where other texts would be right."""
+    """Return whether `value` is or contains a text in the place of a choice, which is a `ValueError`."""
     if typing.get_origin(hint) is Literal:
         return isinstance(value, str)
     values = value if isinstance(value, list | tuple) else [value]
-    return any(_is_unknown_choice(each, part) for part in typing.get_args(hint) for each in values)
+    pairs = itertools.product(typing.get_args(hint), values)
+    return any(_is_unknown_choice(each, part) for part, each in pairs)
 
 
 _WORDS: dict[object, str] = {bool: "True or False", str: "a text", NoneType: "None", type: "a class"}
 
 
-def _spoken(hint: object, limits: Limits) -> str:
-    """Say what a type and limits allow."""
-    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+def _description(hint: object, limits: Limits) -> str:
+    """Return the words of a message for the values that a type and limits allow, such as "a number, at least 0"."""
+    origin = typing.get_origin(hint)
+    parts = typing.get_args(hint)
     kind = origin or hint
     if _is_schedule(hint):
-        text = f"{_spoken(float, limits)}, points [[0, v0], [t1, v1], ...], or a function of the step"
+        text = f"{_description(float, limits)}, points [[0, v0], [t1, v1], ...], or a function of the step"
         return f"{text}, or None" if NoneType in parts else text
     if origin in _UNIONS:
-        return ", or ".join(dict.fromkeys(_spoken(part, limits) for part in parts))
+        return ", or ".join(dict.fromkeys(_description(part, limits) for part in parts))
     if origin is Literal:
         return f"one of {', '.join(map(repr, parts))}" if len(parts) > 1 else repr(parts[0])
-    if kind in (int, float):
-        name = "a whole number" if kind is int else "a finite number" if limits.finite else "a number"
+    if kind is int:
+        return f"a whole number{limits}"
+    if kind is float:
+        name = "a finite number" if limits.finite else "a number"
         return f"{name}{limits}"
     if kind is _FUNCTION:
         return "a function"
     if isinstance(kind, type) and kind is not str and issubclass(kind, Collection):
         name = "a dict" if issubclass(kind, Mapping) else "a list"
-        return f"{name} with each item {_spoken(parts[-1], limits)}" if parts and parts[-1] is not Any else name
+        if not parts or parts[-1] is Any:
+            return name
+        return f"{name} with each item {_description(parts[-1], limits)}"
     return _WORDS.get(hint) or f"a {getattr(kind, '__name__', hint)}"
 
 
@@ -266,11 +318,12 @@ def _spoken(hint: object, limits: Limits) -> str:
 
 
 def _refuse(*_: object, **__: object) -> NoReturn:
+    """Raise `ValueError`: the method of a frozen dict or list that would change it."""
     raise ValueError(FROZEN)
 
 
 class FrozenDict(dict[Any, Any]):
-    """A dict that refuses changes; deep copies of it are plain dicts."""
+    """Dict of a frozen configuration, whose changes raise `ValueError`. A deep copy or pickle of it is a plain dict."""
 
     __setitem__ = __delitem__ = __ior__ = _refuse
     update = setdefault = pop = popitem = clear = _refuse
@@ -283,7 +336,7 @@ class FrozenDict(dict[Any, Any]):
 
 
 class FrozenList(list[Any]):
-    """A list that refuses changes; deep copies of it are plain lists."""
+    """List of a frozen configuration, whose changes raise `ValueError`. A deep copy or pickle of it is a plain list."""
 
     __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
     append = extend = insert = pop = remove = sort = reverse = clear = _refuse
@@ -296,20 +349,24 @@ class FrozenList(list[Any]):
 
 
 def frozen(value: object) -> Any:
-    """Return `value` with all its dicts, lists and sets, nested ones too, as ones that refuse changes; equal to it."""
+    """Return an equal value whose dicts, lists and sets, also nested ones, cannot be changed."""
     if isinstance(value, set):
         return frozenset(value)
     if isinstance(value, dict):
         return FrozenDict({key: frozen(part) for key, part in value.items()})
     if isinstance(value, list):
         return FrozenList(frozen(part) for part in value)
-    if type(value) is tuple:
+    if type(value) is tuple:  # not a named tuple, whose constructor takes other arguments
         return tuple(frozen(part) for part in value)
     return value
 
 
-def by_path(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by path, `{"training.lr": 1e-3}`; they may come nested, as `{"training": {"lr": 1e-3}}`."""
+def settings_by_path(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings as a flat dict by path, such as `{"training.lr": 1e-3}`.
+
+    Args:
+        settings: Settings by path, or by section: `{"training": {"lr": 1e-3}}`.
+    """
     flat: dict[str, Any] = {}
     for name, value in settings.items():
         if "." not in name and isinstance(value, Mapping):

@@ -29,7 +29,7 @@ from lockstep.modules import (
     RLModule,
     make_actor,
 )
-from lockstep.options.schedules import stages_of, value_at
+from lockstep.options.schedules import stages_of, value_at_step
 from lockstep.policy.new_modules import NewModule
 from lockstep.replay import OfflineRows, ReplayBuffer
 from lockstep.rollout.errors import MalformedBufferError
@@ -425,7 +425,7 @@ class AgentsActingPolicy:
     @property
     def policy_mapping_fn(self) -> Callable[..., str] | None:
         """`f(agent, episode)` -> module id, for episodes that begin now."""
-        mapping: Callable[..., str] | None = value_at(self.timesteps[STEPS_SAMPLED], self._mapping)
+        mapping: Callable[..., str] | None = value_at_step(self.timesteps[STEPS_SAMPLED], self._mapping)
         return mapping
 
     @property

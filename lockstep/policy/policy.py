@@ -47,7 +47,7 @@ from lockstep.learner.sequences import max_seq_len_of
 from lockstep.modules import DEFAULT_MODULE_ID, ActingWeights, MultiRLModule, RLModule, RLModuleSpec, check_module_id
 from lockstep.modules.multi_rl_module import module_changes
 from lockstep.options.checks import check_whole
-from lockstep.options.schedules import stages_of, value_at
+from lockstep.options.schedules import stages_of, value_at_step
 from lockstep.policy.acting import ActingPolicy, checked_observations
 from lockstep.policy.files import PolicyFiles, SavedPolicy, same_threads
 from lockstep.policy.new_modules import NewModule, Source, overrides_in, with_modules
@@ -161,7 +161,7 @@ class Policy:
     @property
     def policy_mapping_fn(self) -> Callable[..., str] | None:
         """`f(agent, episode)` -> module id, for episodes that begin now."""
-        mapping: Callable[..., str] | None = value_at(self.timesteps[STEPS_SAMPLED], self._mapping)
+        mapping: Callable[..., str] | None = value_at_step(self.timesteps[STEPS_SAMPLED], self._mapping)
         return mapping
 
     @policy_mapping_fn.setter
@@ -695,7 +695,7 @@ class Policy:
         stages = stages_of("policies_to_train", policies_to_train)
         for _, allowed in stages:
             check_policies_to_train(allowed)
-        self._let_learn(value_at(self.timesteps[STEPS_SAMPLED], policies_to_train))
+        self._let_learn(value_at_step(self.timesteps[STEPS_SAMPLED], policies_to_train))
         self._who_learns, self._stage_of_who_learns = policies_to_train, 0
 
     def _follow_who_learns(self) -> None:

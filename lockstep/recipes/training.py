@@ -12,7 +12,7 @@ from lockstep.builder import AlgorithmConfig
 from lockstep.envs.boundary import EnvLike
 from lockstep.envs.make import is_module_name, named_environment, with_version
 from lockstep.options.checks import check_whole
-from lockstep.options.section import by_path
+from lockstep.options.section import settings_by_path
 from lockstep.recipes import Recipe, find_recipe
 from lockstep.recipes.families import Family, find_family
 from lockstep.runs.run import TrainResult, prepare_run
@@ -80,7 +80,7 @@ def find_settings(
     that the file names. Raises `ValueError` for mistakes, and (`UntrustedError`) for an object in the file that needs
     `trust=True`.
     """
-    options = by_path(options or {})
+    options = settings_by_path(options or {})
     if isinstance(env, str):
         named = named_environment(env)
         env = env if is_module_name(env) else with_version(named) if isinstance(named, str) else named
@@ -164,7 +164,7 @@ def train(
     named = {"reporting.total_steps": total_steps, "debugging.seed": seed}
     options = {path: value for path, value in named.items() if value is not None}
     chosen = find_settings(
-        algorithm, env, recipe=recipe, num_envs=num_envs, options={**options, **by_path(settings or {})}
+        algorithm, env, recipe=recipe, num_envs=num_envs, options={**options, **settings_by_path(settings or {})}
     )
     if init_from is not None:
         chosen.sources.append(f"weights of {init_from}")

@@ -21,7 +21,7 @@ from lockstep.export.exported import CHECKPOINT
 from lockstep.learner.many.reduction import Reducer
 from lockstep.options.checks import check_whole
 from lockstep.options.schedules import ConfiguredValueWarning
-from lockstep.options.section import by_path
+from lockstep.options.section import settings_by_path
 from lockstep.policy.policy import Policy
 from lockstep.state.checkpoint import (
     CheckpointError,
@@ -484,7 +484,7 @@ def prepare_resume(
     trust: bool = False,
 ) -> Resumption:
     """Plan how to resume a run, changing nothing. See `resume` for the arguments and errors."""
-    requested = by_path(settings or {})
+    requested = settings_by_path(settings or {})
     if check_whole("total_steps", total_steps, 1, optional=True) is not None:
         requested[TOTAL] = int(total_steps or 0)
 

@@ -25,7 +25,7 @@ from lockstep.data.codec import DAMAGE
 from lockstep.envs.boundary import EnvLike
 from lockstep.envs.make import name_of_env
 from lockstep.options.checks import check_whole, install_hint
-from lockstep.options.section import by_path
+from lockstep.options.section import settings_by_path
 from lockstep.recipes import Recipe, bench
 from lockstep.recipes.training import find_settings
 from lockstep.runs.pool import PoolWorker, ProcessPool, StopsWithPool, check_not_stopped
@@ -129,7 +129,9 @@ def tune(
     check_whole("jobs", jobs, 1)
     check_whole("final_seeds", final_seeds, 0)
     options = {} if total_steps is None else {"reporting.total_steps": total_steps}
-    config = find_settings(algorithm, env, recipe=recipe, options={**options, **by_path(settings or {})}).config
+    config = find_settings(
+        algorithm, env, recipe=recipe, options={**options, **settings_by_path(settings or {})}
+    ).config
     config.debugging(seed=seed)
     ranges = (
         default_space(config)
