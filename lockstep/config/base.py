@@ -29,7 +29,7 @@ from lockstep.data.values import check_entries
 from lockstep.envs import VectorBoundary, make_vector
 from lockstep.envs.config import EnvironmentSection
 from lockstep.envs.make import is_module_name, named_environment
-from lockstep.envs.multi_agent import Play, is_agent_env, play_of
+from lockstep.envs.multi_agent import AgentEnvAdapter, is_agent_env, make_adapter
 from lockstep.envs.tensor import TENSOR_ENVS
 from lockstep.learner.config import (
     AgentMapping,
@@ -626,14 +626,14 @@ class BaseConfig:
 
     def _agent_spaces(self, env: object) -> dict[Any, Spaces] | None:
         """Return (observation space, action space) of each agent; None for an environment of one agent."""
-        with self._played(env) as play:
-            if play is None:
+        with self._played(env) as adapter:
+            if adapter is None:
                 return None
-            observation_spaces, action_spaces = play.spaces()
+            observation_spaces, action_spaces = adapter.spaces()
         return {agent: (space, action_spaces[agent]) for agent, space in observation_spaces.items()}
 
     @contextmanager
-    def _played(self, env: object = None) -> Iterator[Play | None]:
+    def _played(self, env: object = None) -> Iterator[AgentEnvAdapter | None]:
         """Yield how an environment, or one that a function makes, is played; None where it is of one agent."""
         env = self.environment.env if env is None else env
         env = named_environment(env) if isinstance(env, str) else env
@@ -641,7 +641,7 @@ class BaseConfig:
         section = self.multi_agent
         added: Any = {"agent_ids": section.agent_id_in_obs, "critic": section.centralized_critic}
         try:
-            yield play_of(made, **added) if is_agent_env(made) else None
+            yield make_adapter(made, **added) if is_agent_env(made) else None
         finally:
             if made is not env and hasattr(made, "close"):
                 made.close()
@@ -829,13 +829,13 @@ class BaseConfig:
         lacking = {mid: spec for mid, spec in specs.items() if isinstance(spec, RLModuleSpec) and not spec.critic_space}
         if not lacking:
             return dict(specs)
-        with self._played(env) as play:
-            if play is None:
+        with self._played(env) as adapter:
+            if adapter is None:
                 raise ValueError(
                     "multi_agent.centralized_critic needs an environment that says what the critic sees; give one, or "
                     "policies={module_id: RLModuleSpec(critic_space=...)}"
                 )
-            space = play.critic_space()
+            space = adapter.critic_space()
         return {**specs, **{mid: replace(spec, critic_space=space) for mid, spec in lacking.items()}}
 
     def build_learner_group(

@@ -31,7 +31,7 @@ from lockstep.data.values import as_reward, check_supported, checked_array
 from lockstep.envs.boundary import EnvLike, space_of
 from lockstep.envs.errors import ANSWER_FORMS, OLD_API, RAISED
 from lockstep.envs.make import check_single_env, named_environment, single_env_factory
-from lockstep.envs.multi_agent import Play, is_agent_env, play_of
+from lockstep.envs.multi_agent import AgentEnvAdapter, is_agent_env, make_adapter
 
 LEVELS = ("error", "warning", "info")
 _SEEDED_STEPS = 50
@@ -409,7 +409,7 @@ class _AgentsExamination(_Examination):
     def examine_spaces(self) -> bool:
         """Return whether the spaces of all agents can be used."""
         try:
-            self._spaces = dict(zip(("observation", "action"), play_of(self.env).spaces()))
+            self._spaces = dict(zip(("observation", "action"), make_adapter(self.env).spaces()))
         except ValueError as error:
             self.add("error", "spaces_missing", str(error))
             return False
@@ -423,22 +423,22 @@ class _AgentsExamination(_Examination):
                     self.add("error", f"{kind}_space_unsupported", str(error))
         return not self.findings
 
-    def _actions(self, play: Play) -> dict[Any, Any]:
+    def _actions(self, adapter: AgentEnvAdapter) -> dict[Any, Any]:
         """Return a random action of each agent to act, of those that its mask allows."""
         actions = {}
-        for agent, obs in play.to_act.items():
+        for agent, obs in adapter.to_act.items():
             space = self._spaces["action"][agent]
             action = self._random_action(space, obs, f"agent {agent!r}: ")
             actions[agent] = int(action) if isinstance(space, spaces.Discrete) else action
         return actions
 
-    def _played(self, play: Play, number: int) -> bool:
+    def _played(self, adapter: AgentEnvAdapter, number: int) -> bool:
         """Take a step, or begin anew where the episode has ended; return whether that went well."""
-        begun, anew = time.perf_counter(), play.episode.is_done or not play.episode.is_reset
+        begun, anew = time.perf_counter(), adapter.episode.is_done or not adapter.episode.is_reset
         try:
             if anew:
-                play.begin(seed=None if number else self._seed)
-            rewards = {} if anew else play.step(self._actions(play))
+                adapter.begin(seed=None if number else self._seed)
+            rewards = {} if anew else adapter.step(self._actions(adapter))
         except MultiAgentEnvError as error:
             self.add("error", "agents_data", str(error))
             return False
@@ -449,7 +449,7 @@ class _AgentsExamination(_Examination):
             self.add("error", f"{kind}_raises", f"{kind} {number} raised {type(error).__name__}: {error} ({where})")
             return False
         self._spent += time.perf_counter() - begun
-        for agent, obs in play.to_act.items():
+        for agent, obs in adapter.to_act.items():
             self._examine_part(self._spaces["observation"][agent], obs, f"agent {agent!r}: the observation", "")
         for agent, reward in rewards.items():
             self._reward_size.take(float(reward))
@@ -460,16 +460,16 @@ class _AgentsExamination(_Examination):
     def run(self) -> None:
         """Take random actions of all agents: who is there, observations, rewards, endings and speed."""
         self._seed_actions()
-        play, number = play_of(self.env), 0
-        if not self._played(play, 0):
+        adapter, number = make_adapter(self.env), 0
+        if not self._played(adapter, 0):
             return
         while number < self._num_steps and self._spent <= self._max_seconds:
             number += 1
-            if not self._played(play, number):
+            if not self._played(adapter, number):
                 return
-            if play.episode.is_done:
-                self._returns.append(sum(single.get_return() for single in play.episode.agent_episodes.values()))
-        self._tell_end(number, len(play.episode))
+            if adapter.episode.is_done:
+                self._returns.append(sum(single.get_return() for single in adapter.episode.agent_episodes.values()))
+        self._tell_end(number, len(adapter.episode))
 
     def _seed_actions(self) -> None:
         for space in self._spaces["action"].values():
@@ -477,12 +477,12 @@ class _AgentsExamination(_Examination):
 
     def _seeded_episode(self) -> list[Tree]:
         self._seed_actions()
-        play = play_of(self.env)
-        play.begin(seed=self._seed)
-        seen: list[Tree] = [dict(play.to_act)]
-        while len(seen) <= _SEEDED_STEPS and not play.episode.is_done:
-            rewards = play.step(self._actions(play))
-            seen.append((dict(play.to_act), {agent: float(reward) for agent, reward in rewards.items()}))
+        adapter = make_adapter(self.env)
+        adapter.begin(seed=self._seed)
+        seen: list[Tree] = [dict(adapter.to_act)]
+        while len(seen) <= _SEEDED_STEPS and not adapter.episode.is_done:
+            rewards = adapter.step(self._actions(adapter))
+            seen.append((dict(adapter.to_act), {agent: float(reward) for agent, reward in rewards.items()}))
         return seen
 
 

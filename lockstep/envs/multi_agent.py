@@ -1,7 +1,9 @@
-"""Environments of several agents: stepped side by side, env step by env step, or recorded as episodes.
+"""Environments of several agents in three forms, behind one interface, and their recording as episodes.
 
-PettingZoo's parallel ones, where all agents act at once, its turn-based (AEC) ones, and those in the form of RLlib's
-`MultiAgentEnv`, which take and give a dict by agent, are played alike.
+The forms are PettingZoo's parallel environments (all agents act at once), PettingZoo's turn-based (AEC) ones (one agent
+acts), and those with the interface of RLlib's `MultiAgentEnv` (dicts by agent; any subset of agents acts). An adapter
+per form turns each into the same env step: actions of the agents to act in, and observations, rewards, flags and infos
+by agent out.
 """
 
 from __future__ import annotations
@@ -26,27 +28,39 @@ from lockstep.envs.make import named_environment
 from lockstep.options.checks import check_whole
 
 Act = Callable[[dict[AgentID, Any]], Any]
+"""Function that returns the actions, by agent, for the observations of the agents to act."""
 StepOutcome = tuple[AgentDict, AgentDict, AgentDict, AgentDict, AgentDict]
 """Observations, rewards, terminateds, truncateds and infos of an env step, by agent."""
 AgentEnv = Any
-"""A `ParallelEnv`, an `AECEnv`, or an environment in the form of RLlib's `MultiAgentEnv`."""
+"""A `ParallelEnv`, an `AECEnv`, or an environment with the interface of RLlib's `MultiAgentEnv`."""
+ObservationTransform = Callable[[dict[AgentID, Any], AgentDict], dict[AgentID, Any]]
+"""Function of `(observations, rewards)` by agent that returns the observations to act on and to store."""
 Critic = Literal["state", "observations"] | bool
 AGENT_ID = "agent_id"
+"""Key of the one-hot agent number in Dict observations."""
 AGENT_ENV_FORMS = (
     "a PettingZoo ParallelEnv or AECEnv, or an environment in the form of RLlib's MultiAgentEnv (reset and step with "
     "dicts by agent; possible_agents; observation_spaces and action_spaces)"
 )
 
 
-class Play(ABC):
-    """Plays an environment and writes what happens into `episode`; `to_act` has the observations to answer.
+class AgentEnvAdapter(ABC):
+    """Common interface of environments of several agents, which records each episode.
 
-    Agents come in the order of `possible_agents`, in whatever order the environment's dicts have them.
-    `episode` may be replaced by its successor (`episode.cut()`) between two steps.
+    Agents are in the order of `possible_agents`, whatever the order of the environment's dicts.
 
-    `agent_ids`: observations have the agent's number in `possible_agents`, one-hot. `critic`: infos have what a
-    centralised critic sees at the observation, `"critic_obs"`: the environment's `state()` ("state"), or all agents'
-    observations joined, zeros for who is not there ("observations"); True: the state where there is one.
+    Args:
+        env: The environment.
+        agent_to_module_mapping_fn: Function that names the module of an agent.
+        agent_ids: Add the agent's number in `possible_agents`, one-hot, to its observations.
+        critic: Add the input of a centralised critic to the infos, under `"critic_obs"`: the environment's `state()`
+            ("state"), or the observations of all agents joined, zeros for absent agents ("observations"). True: the
+            state if the environment has one, else the observations.
+
+    Attributes:
+        episode: The episode under way. The caller may replace it with its successor (`episode.cut()`) between two
+            steps.
+        to_act: Observations of the agents that must act next, by agent.
     """
 
     def __init__(
@@ -57,60 +71,68 @@ class Play(ABC):
         agent_ids: bool = False,
         critic: Critic = False,
     ) -> None:
-        self.env, self.mapping_fn = env, agent_to_module_mapping_fn
-        self._agent_ids, self._critic = agent_ids, critic
-        self._seen: dict[AgentID, Any] = {}
-        """the last observation of each agent, where a critic sees them all"""
+        self.env = env
+        self.mapping_fn = agent_to_module_mapping_fn
+        self._agent_ids = agent_ids
+        self._critic = critic
+        self._last_obs: dict[AgentID, Any] = {}
+        """Last observation of each agent that is present, for a critic that sees the observations of all."""
         self.episode = MultiAgentEpisode()
-        self.keeps_whole = False
-        """Whether the whole of each episode that begins is recorded a second time, in `whole`."""
-        self.whole: MultiAgentEpisode | None = None
-        """The whole episode, with actions as the environment takes them; None where it is not recorded."""
+        self.records_whole_episode = False
+        """True to record the episodes that begin from now on a second time, in `whole_episode`."""
+        self.whole_episode: MultiAgentEpisode | None = None
+        """The episode under way from its reset on, also after `episode` was cut, with the actions that the environment
+        received. None if it is not recorded."""
         self.to_act: dict[AgentID, Any] = {}
         self._spaces: dict[AgentID, Any] = {}
         self._forms: dict[AgentID, ObservationForm] = {}
         self._watches: dict[AgentID, BoundsWatch] = {}
-        self.seen: Callable[[dict[AgentID, Any], AgentDict], dict[AgentID, Any]] | None = None
-        """`seen(observations, rewards)`: the observations as they are acted on and stored; None: as they are"""
+        self.transform_observations: ObservationTransform | None = None
+        """Function that transforms observations before they are stored and acted on; None stores them unchanged."""
 
     def begin(self, *, seed: int | None = None, options: dict[str, Any] | None = None, id_: str | None = None) -> None:
         """Reset the environment and begin a new episode."""
         outcome = self._reset(seed, options)
+        # Only now: some environments decide on their agents in the reset.
         self._spaces, action_spaces = self.env_spaces()
         observations, infos = map(self._in_order, outcome)
-        if self._critic in (True, "state"):
-            self._critic = self._critic_of_env()
-        self._seen = {}
-        options_of_episodes: dict[str, Any] = {
-            "observation_space": (self._with_ids(self._spaces) or None) if self.seen is None else None,
+        self._resolve_critic()
+        self._last_obs = {}
+
+        # The spaces of transformed observations are known to the caller only, so they are not checked.
+        observation_spaces = None if self.transform_observations else self._spaces_with_ids(self._spaces) or None
+        episode_options: dict[str, Any] = {
+            "observation_space": observation_spaces,
             "action_space": action_spaces or None,
             "agent_to_module_mapping_fn": self.mapping_fn,
         }
-        self.episode = MultiAgentEpisode(id_, **options_of_episodes)
-        observations, infos = self._observed(observations, {}, infos)
+        self.episode = MultiAgentEpisode(id_, **episode_options)
+        observations, infos = self._prepared(observations, {}, infos)
         self.episode.add_env_reset(observations, infos)
-        self.whole = None
-        if self.keeps_whole:
-            self.whole = MultiAgentEpisode(id_, **options_of_episodes)
-            self.whole.add_env_reset(copy_arrays(observations), copy_arrays(infos))
-        self._choose_who_acts(observations)
+        self.whole_episode = None
+        if self.records_whole_episode:
+            self.whole_episode = MultiAgentEpisode(id_, **episode_options)
+            self.whole_episode.add_env_reset(copy_arrays(observations), copy_arrays(infos))
+        self._set_agents_to_act(observations)
 
     def step(
         self, actions: AgentDict, *, stored: AgentDict | None = None, extras: AgentDict | None = None
     ) -> AgentDict:
-        """Take one env step with the actions of all agents to act; return the rewards that came.
+        """Take one env step with the actions of all agents to act, and return the rewards by agent.
 
         Args:
-            stored: the actions to write into the episode, where those are others.
-            extras: the model outputs of the actions.
+            actions: The actions as the environment accepts them, by agent.
+            stored: The actions to store in the episode, if they differ.
+            extras: The model outputs that belong to the actions.
 
         Raises:
-            MultiAgentEnvError: data that cannot be.
+            MultiAgentEnvError: The environment returned invalid data.
         """
-        sent = self._in_order(copy_arrays(dict(actions)))  # an environment may write into the arrays that it gets
+        sent = self._in_order(copy_arrays(dict(actions)))  # copies, because environments may write into the actions
         observations, rewards, terminateds, truncateds, infos = map(self._in_order, self._step(sent))
-        rewards = {agent: self._reward_of(agent, reward) for agent, reward in rewards.items()}
-        observations, infos = self._observed(observations, rewards, infos)
+        rewards = {agent: self._checked_reward(agent, reward) for agent, reward in rewards.items()}
+        observations, infos = self._prepared(observations, rewards, infos)
+
         self.episode.add_env_step(
             observations,
             actions if stored is None else stored,
@@ -120,53 +142,64 @@ class Play(ABC):
             truncateds=truncateds,
             extra_model_outputs=extras,
         )
-        if self.whole is not None:
-            flags: dict[str, Any] = {"terminateds": terminateds, "truncateds": truncateds}
-            seen = copy_arrays(observations)  # a callback that writes into its episode changes no other
-            self.whole.add_env_step(seen, copy_arrays(actions), rewards, copy_arrays(infos), **flags)
-        self._choose_who_acts(observations)
+        if self.whole_episode is not None:
+            # Copies, so that a callback that writes into this episode does not change the other.
+            self.whole_episode.add_env_step(
+                copy_arrays(observations),
+                copy_arrays(actions),
+                rewards,
+                copy_arrays(infos),
+                terminateds=terminateds,
+                truncateds=truncateds,
+            )
+        self._set_agents_to_act(observations)
         return rewards
 
     def spaces(self) -> tuple[dict[AgentID, Any], dict[AgentID, Any]]:
-        """Return the observation and the action spaces of all agents that there may be; empty where it is not said."""
+        """Return the observation and the action spaces of all possible agents; empty if the environment has none."""
         observation_spaces, action_spaces = self.env_spaces()
-        return self._with_ids(observation_spaces), action_spaces
+        return self._spaces_with_ids(observation_spaces), action_spaces
 
     def critic_space(self) -> Any:
-        """Return the space of what a centralised critic sees; the environment is reset for it."""
+        """Return the space of a centralised critic's input. Resets the environment."""
         self.begin(seed=0)
         infos = next(iter(self.episode.agent_episodes.values())).get_infos(0)
         return spaces.Box(-np.inf, np.inf, infos[Columns.CRITIC_OBS].shape, np.float32)
 
-    def _with_ids(self, observation_spaces: Mapping[AgentID, Any]) -> dict[AgentID, Any]:
+    def _spaces_with_ids(self, observation_spaces: Mapping[AgentID, Any]) -> dict[AgentID, Any]:
+        """Return the observation spaces, with the agent's number added if `agent_ids` asks for it."""
+        if not self._agent_ids:
+            return dict(observation_spaces)
         number = len(observation_spaces)
-        return {
-            agent: with_agent_id_space(space, number) if self._agent_ids else space
-            for agent, space in observation_spaces.items()
-        }
+        return {agent: with_agent_id_space(space, number) for agent, space in observation_spaces.items()}
 
     def _in_order(self, data: AgentDict | bool | None) -> Any:
-        """Return a dict by agent in the order of `possible_agents`, unknown agents behind; all else as it is.
+        """Return a dict by agent in the order of `possible_agents`, with unknown agents last.
 
-        An environment may make its dicts from sets of names, which each process iterates over in another order.
+        An environment may build its dicts from sets of names, which every process iterates in another order. Runs with
+        the same seed would then differ.
         """
         if not isinstance(data, Mapping):
-            return data  # refused by the episode, with its name
+            return data  # the episode refuses it with an error that names it
         ordered = {agent: data[agent] for agent in self._spaces if agent in data}
         return ordered if len(ordered) == len(data) else {**ordered, **data}
 
-    def _observed(
+    def _prepared(
         self, observations: AgentDict, rewards: AgentDict, infos: AgentDict
     ) -> tuple[dict[AgentID, Any], AgentDict]:
-        """Return observations and infos as they are acted on and stored."""
-        added, infos = self._added(self._copied(observations), infos)
-        return added if self.seen is None else self.seen(added, rewards), infos
+        """Return observations and infos in the form in which they are stored and acted on."""
+        copies, infos = self._with_additions(self._copied(observations), infos)
+        if self.transform_observations is not None:
+            copies = self.transform_observations(copies, rewards)
+        return copies, infos
 
-    def _added(self, observations: dict[AgentID, Any], infos: AgentDict) -> tuple[dict[AgentID, Any], AgentDict]:
-        """Return observations and infos with what is added to them."""
+    def _with_additions(
+        self, observations: dict[AgentID, Any], infos: AgentDict
+    ) -> tuple[dict[AgentID, Any], AgentDict]:
+        """Return observations with agent ids, and infos with the critic's input, as far as they are asked for."""
         if self._critic and observations:
-            joint = self._critic_obs(observations)
-            infos = {agent: {**(infos.get(agent) or {}), Columns.CRITIC_OBS: joint} for agent in observations}
+            critic_obs = self._critic_obs(observations)
+            infos = {agent: {**(infos.get(agent) or {}), Columns.CRITIC_OBS: critic_obs} for agent in observations}
         if self._agent_ids:
             agents = list(self._spaces)
             observations = {
@@ -176,86 +209,95 @@ class Play(ABC):
         return observations, infos
 
     def _critic_obs(self, observations: Mapping[AgentID, Any]) -> np.ndarray:
-        """Return what a centralised critic sees now, float32."""
+        """Return the input of a centralised critic at this env step, float32 `[features]`."""
         if self._critic == "state":
             return np.array(self.env.state(), np.float32)
-        self._seen = {**{a: o for a, o in self._seen.items() if self._is_there(a)}, **self._others(), **observations}
+
+        present = {agent: obs for agent, obs in self._last_obs.items() if self._is_present(agent)}
+        self._last_obs = {**present, **self._idle_observations(), **observations}
         parts = []
         for agent, space in self._spaces.items():
-            space, seen = _without_mask(space), self._seen.get(agent)
-            if seen is None:
-                parts.append(np.zeros(spaces.flatdim(space), np.float32))
+            plain_space = _space_without_mask(space)
+            obs = self._last_obs.get(agent)
+            if obs is None:
+                parts.append(np.zeros(spaces.flatdim(plain_space), np.float32))
             else:
-                parts.append(np.asarray(spaces.flatten(space, _without_mask(seen, space)), np.float32))
+                plain_obs = _obs_without_mask(obs, plain_space)
+                parts.append(np.asarray(spaces.flatten(plain_space, plain_obs), np.float32))
         return np.concatenate(parts)
 
-    def _critic_of_env(self) -> Critic:
-        """Return what a critic sees of an environment that has begun. `ValueError` for a state that is not there."""
+    def _resolve_critic(self) -> None:
+        """Replace `critic=True` by what the environment offers, and check `critic="state"`. Needs a reset before."""
+        if self._critic not in (True, "state"):
+            return
         try:
             has_state = callable(getattr(self.env, "state", None)) and self.env.state() is not None
-        except (AttributeError, RuntimeError):  # a base class says so
+        except (AttributeError, RuntimeError):  # PettingZoo's base classes raise in place of a missing state
             has_state = False
         if self._critic == "state" and not has_state:
             raise ValueError(
                 f"multi_agent.centralized_critic='state' is not allowed: {self.env!r} has no state(); use "
                 "'observations'"
             )
-        return "state" if has_state else "observations"
+        self._critic = "state" if has_state else "observations"
 
-    def _is_there(self, agent: AgentID) -> bool:
-        """Return whether an agent that got no observation now is still there."""
+    def _is_present(self, agent: AgentID) -> bool:
+        """Return whether an agent without a new observation is still in the episode."""
         return agent in self.env.agents
 
-    def _others(self) -> Mapping[AgentID, Any]:
-        """Return observations of agents who are not to act, where the environment tells them."""
+    def _idle_observations(self) -> Mapping[AgentID, Any]:
+        """Return the observations of agents that do not act now, if the environment can give them."""
         return {}
 
     def env_spaces(self) -> tuple[dict[AgentID, Any], dict[AgentID, Any]]:
-        """Return the spaces as the environment has them."""
+        """Return the observation and the action spaces that the environment declares."""
         env = self.env
         agents = _possible_agents(env) or ()
-        return {a: env.observation_space(a) for a in agents}, {a: env.action_space(a) for a in agents}
+        observation_spaces = {agent: env.observation_space(agent) for agent in agents}
+        action_spaces = {agent: env.action_space(agent) for agent in agents}
+        return observation_spaces, action_spaces
 
     def get_state(self) -> dict[str, Any] | None:
-        """Return environment and episode, between two steps; None where the environment cannot tell its state."""
+        """Return the state of environment and episode between two steps; None if the environment's is unknown."""
         state = agents_env_state(self.env)
         if state is None:
             return None
+        whole = self.whole_episode
         return {
             "env": state,
             "episode": self.episode.get_state(),
-            "whole": None if self.whole is None else self.whole.get_state(),
+            "whole": None if whole is None else whole.get_state(),
             "to_act": [*map(list, self.to_act.items())],
-            "seen": [*map(list, self._seen.items())],
+            "seen": [*map(list, self._last_obs.items())],
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from `get_state`. `ValueError` for the state of another environment."""
+        """Restore a state that `get_state` returned. `ValueError` for the state of another environment."""
         set_agents_env_state(self.env, state["env"])
         self._spaces, _ = self.env_spaces()
-        if self._critic in (True, "state"):
-            self._critic = self._critic_of_env()
+        self._resolve_critic()
         self.episode = MultiAgentEpisode.from_state(state["episode"], self.mapping_fn)
-        self.whole = None
-        whole = state.get("whole")  # not in checkpoints of 0.2
-        if self.keeps_whole and whole is not None:
-            self.whole = MultiAgentEpisode.from_state(whole, self.mapping_fn)
-        self.to_act, self._seen = dict(state["to_act"]), dict(state["seen"])
+        self.whole_episode = None
+        whole = state.get("whole")  # missing in checkpoints of version 0.2
+        if self.records_whole_episode and whole is not None:
+            self.whole_episode = MultiAgentEpisode.from_state(whole, self.mapping_fn)
+        self.to_act = dict(state["to_act"])
+        self._last_obs = dict(state["seen"])
 
     @abstractmethod
     def _reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[AgentDict, AgentDict]:
-        """Reset the environment; return observations and infos."""
+        """Reset the environment and return observations and infos by agent."""
 
     @abstractmethod
     def _step(self, actions: AgentDict) -> StepOutcome:
-        """Step the environment."""
+        """Take one env step in the environment. "__all__" in the flags says whether the episode ends for all agents."""
 
     @abstractmethod
-    def _choose_who_acts(self, observations: AgentDict) -> None:
-        """Set `to_act`."""
+    def _set_agents_to_act(self, observations: AgentDict) -> None:
+        """Set `to_act` from the newest observations."""
 
     def _copied(self, observations: AgentDict) -> dict[AgentID, Any]:
-        """Return copies, as the spaces have them: an environment may write into its arrays again."""
+        """Return copies in the dtypes of the spaces. An environment may write into its arrays again."""
         copies = {}
         for agent, observation in observations.items():
             try:
@@ -264,8 +306,8 @@ class Play(ABC):
                 raise MultiAgentEnvError(f"agent {agent!r} at t={self.episode.env_t}: {error}") from None
         return copies
 
-    def _reward_of(self, agent: AgentID, reward: Tree) -> float:
-        """Return an agent's reward as a number."""
+    def _checked_reward(self, agent: AgentID, reward: Tree) -> float:
+        """Return the reward of an agent as a number."""
         try:
             return as_reward(reward)
         except ValueError as error:
@@ -273,34 +315,42 @@ class Play(ABC):
             raise MultiAgentEnvError(f"agent {agent!r} in env step {self.episode.env_t}: {error}{advice}") from None
 
     def _copy_of(self, agent: AgentID, observation: Tree) -> Any:
-        """Return a copy of an agent's observation. `ValueError` where its space cannot hold it."""
+        """Return a copy of an agent's observation. `ValueError` if its space cannot hold it."""
         space = self._spaces.get(agent)
         if space is None:
             return copy.deepcopy(observation)
+
         form = self._forms.get(agent)
         if form is None or form.space is not space:
-            form = self._forms[agent] = ObservationForm.of(space)
+            form = ObservationForm.of(space)
+            self._forms[agent] = form
             self._watches.setdefault(agent, BoundsWatch(space))
-        held = form.copy(observation)
+        obs = form.copy(observation)
         watch = self._watches[agent]
         if not watch.is_over:
-            watch.look(map_tree(lambda leaf: np.asarray(leaf)[None], held), num_ended=int(not self.episode.env_t))
-        return held
+            # The watch ends after a number of episodes, which the observations at env step 0 count.
+            watch.look(map_tree(lambda leaf: np.asarray(leaf)[None], obs), num_ended=int(not self.episode.env_t))
+        return obs
 
 
-class PettingZooPlay(Play):
-    """Plays an environment that keeps `agents`: those that are there. It is over when none is left."""
+class PettingZooAdapter(AgentEnvAdapter):
+    """Adapter for PettingZoo's environments, whose list `agents` has the agents that are present.
+
+    The episode is over when the list is empty.
+    """
 
     def _step(self, actions: AgentDict) -> StepOutcome:
-        observations, rewards, terminateds, truncateds, infos = self._outcome(actions)
-        going_on = {"__all__": False} if self.env.agents else {}
-        return observations, rewards, {**terminateds, **going_on}, {**truncateds, **going_on}, infos
+        observations, rewards, terminateds, truncateds, infos = self._env_step(actions)
+        # Without this, the episode would count as over when all agents known so far are done, although others are
+        # still to come.
+        all_flag = {"__all__": False} if self.env.agents else {}
+        return observations, rewards, {**terminateds, **all_flag}, {**truncateds, **all_flag}, infos
 
     @abstractmethod
-    def _outcome(self, actions: AgentDict) -> StepOutcome:
-        """Step the environment; the flags speak of single agents."""
+    def _env_step(self, actions: AgentDict) -> StepOutcome:
+        """Take one env step in the environment. The flags are those of single agents."""
 
-    def _choose_who_acts(self, observations: AgentDict) -> None:
+    def _set_agents_to_act(self, observations: AgentDict) -> None:
         left = [agent for agent in self.episode.get_agents_to_act() if agent not in self.env.agents]
         if left and self.episode.env_t:
             raise MultiAgentEnvError(
@@ -312,46 +362,52 @@ class PettingZooPlay(Play):
             raise MultiAgentEnvError("no agent is left to act, but the episode has not ended for all that were there")
 
 
-class ParallelPlay(PettingZooPlay):
-    """Plays a `ParallelEnv`: an env step is one action of every agent that is there."""
+class ParallelAdapter(PettingZooAdapter):
+    """Adapter for a `ParallelEnv`: an env step is one action of every agent that is present."""
 
     def _reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[AgentDict, AgentDict]:
         observations, infos = self.env.reset(seed=seed, options=options)
         return observations, infos
 
-    def _outcome(self, actions: AgentDict) -> StepOutcome:
+    def _env_step(self, actions: AgentDict) -> StepOutcome:
         observations, rewards, terminateds, truncateds, infos = self.env.step(actions)
+        # Some environments give rewards and infos of agents that left before; the episode has ended for them.
         rewards = {agent: reward for agent, reward in rewards.items() if agent in actions or agent in observations}
         infos = {agent: info for agent, info in infos.items() if agent in observations}
         return observations, rewards, terminateds, truncateds, infos
 
-    def _choose_who_acts(self, observations: AgentDict) -> None:
-        able = self.episode.get_agents_to_act()
-        idle = [agent for agent in self.env.agents if agent not in able]
+    def _set_agents_to_act(self, observations: AgentDict) -> None:
+        acting = self.episode.get_agents_to_act()
+        idle = [agent for agent in self.env.agents if agent not in acting]
         if idle:
             raise MultiAgentEnvError(
                 f"agents {sorted(map(str, idle))} are in env.agents at t={self.episode.env_t}, but are done or got no "
                 "observation; an environment takes out who is done and gives everyone else an observation"
             )
-        super()._choose_who_acts(observations)
+        super()._set_agents_to_act(observations)
 
 
-class TurnPlay(PettingZooPlay):
-    """Plays an `AECEnv`: an env step is one action, of the agent whose turn it is."""
+class TurnBasedAdapter(PettingZooAdapter):
+    """Adapter for an `AECEnv`: an env step is one action, of the agent whose turn it is."""
 
     def _reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[AgentDict, AgentDict]:
         self.env.reset(seed=seed, options=options)
         observations, infos, _, _ = self._selected()
         return observations, infos
 
-    def _outcome(self, actions: AgentDict) -> StepOutcome:
+    def _env_step(self, actions: AgentDict) -> StepOutcome:
         self.env.step(actions[self.env.agent_selection])
+        # The rewards of this step only. `last()` would give sums since an agent's last turn, which the episode makes
+        # itself.
         rewards = {agent: reward for agent, reward in self.env.rewards.items() if agent in self.env.agents}
         observations, infos, terminateds, truncateds = self._selected()
         return observations, rewards, terminateds, truncateds, infos
 
     def _selected(self) -> tuple[dict[AgentID, Any], ...]:
-        """Return observations, infos, terminateds and truncateds of the agent to act and of those that end before."""
+        """Return observations, infos, terminateds and truncateds of the next agent to act and of agents done before it.
+
+        PettingZoo selects every done agent once more, for a step with the action None that removes it.
+        """
         env = self.env
         observations: dict[AgentID, Any] = {}
         infos: dict[AgentID, Any] = {}
@@ -362,19 +418,20 @@ class TurnPlay(PettingZooPlay):
             observations[agent], _, terminated, truncated, infos[agent] = env.last()
             if not (terminated or truncated):
                 break
-            terminateds[agent], truncateds[agent] = bool(terminated), bool(truncated)
-            env.step(None)  # takes a done agent out; no time passes
+            terminateds[agent] = bool(terminated)
+            truncateds[agent] = bool(truncated)
+            env.step(None)  # removes the done agent; not an env step
         return observations, infos, terminateds, truncateds
 
-    def _others(self) -> Mapping[AgentID, Any]:
+    def _idle_observations(self) -> Mapping[AgentID, Any]:
         return {agent: self.env.observe(agent) for agent in self.env.agents}
 
 
-class DictPlay(Play):
-    """Plays an environment in the form of RLlib's `MultiAgentEnv`.
+class DictAdapter(AgentEnvAdapter):
+    """Adapter for an environment with the interface of RLlib's `MultiAgentEnv`.
 
-    An agent acts where it got an observation and is not done; "__all__" in the flags ends the episode. In a step that
-    brings nobody an observation nobody acts in the next one.
+    An agent acts if it received an observation and is not done. "__all__" in the flags ends the episode. After a step
+    without any observation, the next env step has no actions.
     """
 
     def _reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[AgentDict, AgentDict]:
@@ -385,74 +442,84 @@ class DictPlay(Play):
         observations, rewards, terminateds, truncateds, infos = self.env.step(actions)
         return observations, rewards, terminateds, truncateds, _of_agents(infos, observations)
 
-    def _choose_who_acts(self, observations: AgentDict) -> None:
-        able = () if self.episode.is_done else self.episode.get_agents_to_act()
-        self.to_act = {agent: value for agent, value in observations.items() if agent in able}
+    def _set_agents_to_act(self, observations: AgentDict) -> None:
+        acting = () if self.episode.is_done else self.episode.get_agents_to_act()
+        self.to_act = {agent: value for agent, value in observations.items() if agent in acting}
 
-    def _is_there(self, agent: AgentID) -> bool:
-        single = self.episode.agent_episodes.get(agent)
-        return single is not None and not single.is_done
+    def _is_present(self, agent: AgentID) -> bool:
+        agent_episode = self.episode.agent_episodes.get(agent)
+        return agent_episode is not None and not agent_episode.is_done
 
     def env_spaces(self) -> tuple[dict[AgentID, Any], dict[AgentID, Any]]:
-        """Return the spaces as the environment has them."""
-        both = []
-        for kind in ("observation", "action"):
-            named = spaces_by_agent(getattr(self.env, f"{kind}_spaces", None), f"{kind}_spaces")
-            agents = _possible_agents(self.env) or named
-            get: Callable[[AgentID], Any] = getattr(self.env, f"get_{kind}_space", lambda _: None)
-            found = {agent: named[agent] if agent in named else get(agent) for agent in agents}
-            lacking = [agent for agent, space in found.items() if space is None]
-            if lacking:
-                raise MultiAgentEnvError(
-                    f"{self.env!r} has no {kind} space for agents {lacking}; name them in {kind}_spaces, or give "
-                    f"get_{kind}_space(agent)"
-                )
-            both.append(found)
-        return both[0], both[1]
+        """Return the observation and the action spaces that the environment declares."""
+        return self._declared_spaces("observation"), self._declared_spaces("action")
+
+    def _declared_spaces(self, kind: Literal["observation", "action"]) -> dict[AgentID, Any]:
+        """Return the spaces of one kind, from the dict `observation_spaces` or from `get_observation_space(agent)`."""
+        by_agent = spaces_by_agent(getattr(self.env, f"{kind}_spaces", None), f"{kind}_spaces")
+        get_space: Callable[[AgentID], Any] = getattr(self.env, f"get_{kind}_space", lambda _: None)
+        agents = _possible_agents(self.env) or by_agent
+        declared = {agent: by_agent[agent] if agent in by_agent else get_space(agent) for agent in agents}
+        missing = [agent for agent, space in declared.items() if space is None]
+        if missing:
+            raise MultiAgentEnvError(
+                f"{self.env!r} has no {kind} space for agents {missing}; name them in {kind}_spaces, or give "
+                f"get_{kind}_space(agent)"
+            )
+        return declared
 
 
 def _possible_agents(env: AgentEnv) -> Collection[AgentID]:
-    """Return the agents that an environment names, in their order; that of a set is made by sorting the names."""
+    """Return the agents that an environment names, in its order. A set has no fixed order, so it is sorted by name."""
     agents: Collection[AgentID] = getattr(env, "possible_agents", None) or ()
     return sorted(agents, key=str) if isinstance(agents, set | frozenset) else agents
 
 
 def _of_agents(infos: AgentDict, observations: AgentDict) -> AgentDict:
-    """Return the infos that belong to an observation; others ("__common__") are nobody's."""
+    """Return the infos of agents that have an observation. Other keys ("__common__") belong to no agent."""
     return {agent: info for agent, info in (infos or {}).items() if agent in observations}
 
 
 def _has_methods(env: object, *names: str) -> bool:
+    """Return whether an object has all these methods."""
     return all(callable(getattr(env, name, None)) for name in names)
 
 
 def is_agent_env(env: object) -> bool:
     """Return whether `env` is an environment of several agents, in one of the three forms."""
-    return _kind_of(env) is not None
+    return _adapter_class(env) is not None
 
 
-def _kind_of(env: object) -> type[Play] | None:
+def _adapter_class(env: object) -> type[AgentEnvAdapter] | None:
+    """Return the adapter for an environment's form; None if it is not an environment of several agents.
+
+    The methods decide rather than the class, so that neither PettingZoo nor RLlib must be installed.
+    """
     if isinstance(env, type) or not _has_methods(env, "reset", "step"):
         return None
     if _has_methods(env, "observation_space", "action_space"):
-        return TurnPlay if _has_methods(env, "last") else ParallelPlay
-    tells = isinstance(getattr(env, "observation_spaces", None), Mapping) or _has_methods(env, "get_observation_space")
-    return DictPlay if tells else None
+        return TurnBasedAdapter if _has_methods(env, "last") else ParallelAdapter
+    has_spaces = isinstance(getattr(env, "observation_spaces", None), Mapping)
+    return DictAdapter if has_spaces or _has_methods(env, "get_observation_space") else None
 
 
 def with_agent_id_space(space: spaces.Space[Any], num_agents: int) -> spaces.Space[Any]:
-    """Return the space of observations with an agent's id: a longer vector, or a Dict with the key "agent_id"."""
+    """Return the space of observations with an agent's number, one-hot.
+
+    A vector becomes longer. Any other observation becomes a Dict with the key "agent_id".
+    """
     ids = spaces.Box(0.0, 1.0, (num_agents,), np.float32)
     if isinstance(space, spaces.Dict):
         return spaces.Dict({**space.spaces, AGENT_ID: ids})
     if isinstance(space, spaces.Box) and len(space.shape) == 1 and space.dtype.kind == "f":
-        low, high = np.append(space.low, ids.low), np.append(space.high, ids.high)
+        low = np.append(space.low, ids.low)
+        high = np.append(space.high, ids.high)
         return spaces.Box(low.astype(space.dtype), high.astype(space.dtype), dtype=space.dtype)
     return spaces.Dict({"obs": space, AGENT_ID: ids})
 
 
 def with_agent_id(observation: Tree, index: int, num_agents: int) -> Any:
-    """Return an observation of the agent number `index`, in the form of `with_agent_id_space`."""
+    """Return an observation of agent number `index` with that number added, in `with_agent_id_space`."""
     one_hot = np.zeros(num_agents, np.float32)
     one_hot[index] = 1.0
     if isinstance(observation, Mapping):
@@ -462,42 +529,49 @@ def with_agent_id(observation: Tree, index: int, num_agents: int) -> Any:
     return {"obs": observation, AGENT_ID: one_hot}
 
 
-def _without_mask(tree: Tree, space: Any = None) -> Any:
-    """Return a space, or an observation of `space`, without an action mask."""
-    if space is not None:
-        return {key: tree[key] for key in space.spaces} if isinstance(space, spaces.Dict) else tree
-    if not isinstance(tree, spaces.Dict) or ACTION_MASK not in tree.spaces:
-        return tree
-    return spaces.Dict({key: part for key, part in tree.spaces.items() if key != ACTION_MASK})
+def _space_without_mask(space: spaces.Space[Any]) -> spaces.Space[Any]:
+    """Return an observation space without its action mask."""
+    if not isinstance(space, spaces.Dict) or ACTION_MASK not in space.spaces:
+        return space
+    return spaces.Dict({key: part for key, part in space.spaces.items() if key != ACTION_MASK})
 
 
-def play_of(
+def _obs_without_mask(obs: Tree, space: spaces.Space[Any]) -> Any:
+    """Return the parts of an observation that belong to `space`, which is without a mask."""
+    return {key: obs[key] for key in space.spaces} if isinstance(space, spaces.Dict) else obs
+
+
+def make_adapter(
     env: AgentEnv,
     agent_to_module_mapping_fn: MappingFn | None = None,
     *,
     agent_ids: bool = False,
     critic: Critic = False,
-) -> Play:
-    """Return how `env` is played. `ValueError` for something that is no environment of several agents."""
-    kind = _kind_of(env)
-    if kind is None:
+) -> AgentEnvAdapter:
+    """Return the adapter of an environment of several agents. `ValueError` for any other object."""
+    adapter_class = _adapter_class(env)
+    if adapter_class is None:
         raise ValueError(f"{env!r} is no environment of several agents; give {AGENT_ENV_FORMS}")
-    return kind(env, agent_to_module_mapping_fn, agent_ids=agent_ids, critic=critic)
+    return adapter_class(env, agent_to_module_mapping_fn, agent_ids=agent_ids, critic=critic)
 
 
 class AgentEnvs:
-    """Holds `num_envs` environments of several agents, which are the same in each.
-
-    `agents` are the `possible_agents`; the spaces are dicts by agent.
+    """Vector of `num_envs` environments of several agents, with the same agents and spaces in each.
 
     Args:
-        env: a function that makes one (called with `env_config`), its name `module:function`, or a finished one, which
-            is the only one then.
-        agent_ids, critic: what is added to observations and infos, see `Play`.
+        env: A function that makes an environment (called with `env_config`), its name `module:function`, or a finished
+            environment, which must be the only one.
+        num_envs: Number of environments B.
+        env_config: Keyword arguments for the function.
+        agent_ids, critic: Additions to observations and infos; see `AgentEnvAdapter`.
+
+    Attributes:
+        agents: The `possible_agents`.
+        observation_space, action_space: Dicts of spaces by agent.
 
     Raises:
-        ValueError: something else, environments that do not say which agents there may be or that differ, or a function
-            that gives the same one twice.
+        ValueError: `env` is something else, its environments do not name their possible agents or differ, or the
+            function returned the same environment twice.
     """
 
     autoreset_mode = "SAME_STEP"
@@ -512,7 +586,8 @@ class AgentEnvs:
         agent_ids: bool = False,
         critic: Critic = False,
     ) -> None:
-        self._agent_ids, self._critic = agent_ids, critic
+        self._agent_ids = agent_ids
+        self._critic = critic
         env = named_environment(env) if isinstance(env, str) else env
         if isinstance(env, str) or env is None:
             raise ValueError(
@@ -525,32 +600,40 @@ class AgentEnvs:
                 f"{env!r} is a finished environment, one: num_envs={num_envs} and env_config={env_config!r} apply to a "
                 "function that makes them. Leave them out, or give such a function"
             )
-        self.envs: list[Any] = [env] if is_finished else [env(**(env_config or {})) for _ in range(num_envs)]
+
+        self.envs: list[Any] = [env]
+        if not is_finished:
+            self.envs = [env(**(env_config or {})) for _ in range(num_envs)]
         if len(set(map(id, self.envs))) < num_envs:
             raise ValueError(f"{env!r} gave the same environment twice; it must make a new one each time")
+
         self._closed = False
-        self.backend = "dicts by agent" if _kind_of(self.envs[0]) is DictPlay else "pettingzoo"
+        self.backend = "dicts by agent" if _adapter_class(self.envs[0]) is DictAdapter else "pettingzoo"
         self.observation_space, self.action_space = self._spaces_of(0)
         self.agents = tuple(self.observation_space)
-        for b in range(num_envs):
-            found = self._spaces_of(b)
+        for env_index in range(num_envs):
+            found = self._spaces_of(env_index)
+            # Equal dicts may differ in their order, which is the order of agents.
             if found != (self.observation_space, self.action_space) or tuple(found[0]) != self.agents:
-                raise ValueError(f"environment {b} has other agents or spaces than the first one; make them alike")
+                raise ValueError(
+                    f"environment {env_index} has other agents or spaces than the first one; make them alike"
+                )
 
     def _spaces_of(self, env_index: int) -> tuple[dict[AgentID, Any], dict[AgentID, Any]]:
-        spaces_of_agents = self.play_of(env_index).spaces()
+        """Return the observation and the action spaces of one environment, by agent."""
+        spaces_of_agents = self.make_adapter(env_index).spaces()
         if not spaces_of_agents[0]:
             env = self.envs[env_index]
             raise ValueError(f"{env!r} does not say which possible_agents there may be; name all of them")
         return spaces_of_agents
 
-    def play_of(self, env_index: int, agent_to_module_mapping_fn: MappingFn | None = None) -> Play:
-        """Return how one of the environments is played."""
+    def make_adapter(self, env_index: int, agent_to_module_mapping_fn: MappingFn | None = None) -> AgentEnvAdapter:
+        """Return a new adapter for one of the environments."""
         env = self.envs[env_index]
-        return play_of(env, agent_to_module_mapping_fn, agent_ids=self._agent_ids, critic=self._critic)
+        return make_adapter(env, agent_to_module_mapping_fn, agent_ids=self._agent_ids, critic=self._critic)
 
     def close(self) -> None:
-        """Close all of them; a second call does nothing."""
+        """Close all environments. A second call does nothing."""
         if not self._closed:
             self._closed = True
             for env in self.envs:
@@ -559,7 +642,7 @@ class AgentEnvs:
 
     @property
     def spaces(self) -> tuple[dict[AgentID, Any], dict[AgentID, Any]]:
-        """The observation and the action spaces, each by agent."""
+        """Observation and action spaces, each a dict by agent."""
         return self.observation_space, self.action_space
 
     def check_open(self) -> None:
@@ -568,7 +651,7 @@ class AgentEnvs:
             raise RuntimeError(f"{self!r} is closed; make a new one, and a new collector with it")
 
     def single_envs(self) -> list[Any]:
-        """Return all of them."""
+        """Return all environments."""
         return list(self.envs)
 
 
@@ -582,34 +665,39 @@ def record_episode(
     id_: str | None = None,
     agent_to_module_mapping_fn: MappingFn | None = None,
 ) -> MultiAgentEpisode:
-    """Play one episode of an environment of several agents, who act at once or one after the other (`AECEnv`).
+    """Record one episode of an environment of several agents that act at once or in turns (`AECEnv`).
 
-    The environment is reset first (`seed`, `options`). The episode is open after `max_steps` env steps. An env step is
-    one action of every agent, or in a turn-based environment one action. There an agent observes when it is selected;
-    its rewards, which may come while others act, are summed until then.
+    An env step is one action of every agent, or in a turn-based environment one action. There an agent observes when it
+    is selected; its rewards, which may come while other agents act, are summed until then.
 
     Args:
-        act: `act({agent: observation})` returns `{agent: action}` for all agents to act, or that and
+        env: The environment. It is reset first.
+        act: `act({agent: observation})` returns `{agent: action}` for all agents to act, or a tuple of that and
             `{agent: {key: model output}}`.
+        seed, options: Arguments of the reset.
+        max_steps: Number of env steps after which the recording ends; the episode is then not done.
+        id_: Id of the episode.
+        agent_to_module_mapping_fn: Function that names the module of an agent.
 
     Raises:
-        ValueError: `env` is no environment of several agents.
-        MultiAgentEnvError: `act` leaves an agent out, or the environment gives data that cannot be.
+        ValueError: `env` is not an environment of several agents.
+        MultiAgentEnvError: `act` leaves an agent out, or the environment returned invalid data.
     """
-    play = play_of(env, agent_to_module_mapping_fn)
-    play.begin(seed=seed, options=options, id_=id_)
-    while not play.episode.is_done and (max_steps is None or len(play.episode) < max_steps):
-        answer = act(play.to_act)
+    adapter = make_adapter(env, agent_to_module_mapping_fn)
+    adapter.begin(seed=seed, options=options, id_=id_)
+    while not adapter.episode.is_done and (max_steps is None or len(adapter.episode) < max_steps):
+        answer = act(adapter.to_act)
         actions, extras = answer if isinstance(answer, tuple) else (answer, None)
         if not isinstance(actions, Mapping):
             raise TypeError(f"act returned a {type(actions).__name__}; a dict of agent id -> action is needed")
-        if set(actions) != set(play.to_act):
+        if set(actions) != set(adapter.to_act):
             raise MultiAgentEnvError(
-                f"in env step {play.episode.env_t} act gave actions for {sorted(map(str, actions))}; agents to act are "
-                f"{sorted(map(str, play.to_act))}"
+                f"in env step {adapter.episode.env_t} act gave actions for {sorted(map(str, actions))}; agents to act "
+                f"are {sorted(map(str, adapter.to_act))}"
             )
-        play.step(actions, extras=extras)
-    return play.episode
+        adapter.step(actions, extras=extras)
+    return adapter.episode
 
 
-record_parallel_episode = record_aec_episode = record_episode
+record_parallel_episode = record_episode
+record_aec_episode = record_episode

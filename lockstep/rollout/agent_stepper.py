@@ -16,7 +16,7 @@ from lockstep.data.agent_steps import AgentID
 from lockstep.data.columns import Columns
 from lockstep.data.trees import map_tree, named_leaves, rows_of, stack_observations, zip_trees
 from lockstep.envs.errors import RAISED, step_error
-from lockstep.envs.multi_agent import AgentEnvs, Play
+from lockstep.envs.multi_agent import AgentEnvAdapter, AgentEnvs
 from lockstep.rollout.callbacks import EnvironmentEvents, Episode, EpisodeView
 from lockstep.rollout.errors import MalformedBufferError, not_finite
 from lockstep.rollout.protocols import ActingPart, LearningPolicy, State
@@ -32,12 +32,12 @@ Rows = list[tuple[int, AgentID]]
 class AgentConnectors:
     """What the connectors of one environment's agents remember: a copy of its module's for each agent."""
 
-    def __init__(self, play: Play, part_of: Callable[[str, AgentID], ActingPart]) -> None:
-        self._play, self._part_of = play, part_of
+    def __init__(self, adapter: AgentEnvAdapter, part_of: Callable[[str, AgentID], ActingPart]) -> None:
+        self._adapter, self._part_of = adapter, part_of
         self._pipelines: dict[AgentID, ObsPipeline] = {}
         self._earned: dict[AgentID, float] = {}
         """since the agent's last observation"""
-        play.seen = self.seen
+        adapter.transform_observations = self.seen
 
     def forget(self) -> None:
         """Begin an episode."""
@@ -50,10 +50,10 @@ class AgentConnectors:
         ]
 
     def set_state(self, state: Sequence[Sequence[Any]]) -> None:
-        """Continue from `get_state`; the play must have the episode of that time."""
+        """Continue from `get_state`; the adapter must have the episode of that time."""
         self.forget()
         for agent, of_connectors, earned in state:
-            pipeline = self._part_of(self._play.episode.module_for(agent), agent).recorded.copy()
+            pipeline = self._part_of(self._adapter.episode.module_for(agent), agent).recorded.copy()
             pipeline.set_state(of_connectors)
             self._pipelines[agent], self._earned[agent] = pipeline, earned
 
@@ -68,7 +68,7 @@ class AgentConnectors:
             self._earned[agent] = self._earned.get(agent, 0.0) + float(reward)
         found = {}
         for agent, observation in observations.items():
-            part = self._part_of(self._play.episode.module_for(agent), agent)
+            part = self._part_of(self._adapter.episode.module_for(agent), agent)
             pipeline = self._pipelines.get(agent)
             if pipeline is None:
                 pipeline = self._pipelines[agent] = part.recorded.copy()
@@ -101,7 +101,7 @@ class AgentStepper(Stepper):
         with_logp: bool = False,
     ) -> None:
         super().__init__(policy, env, streams, place)
-        self.plays = [self.env.play_of(b, policy.policy_mapping_fn) for b in range(self.num_envs)]
+        self.adapters = [self.env.make_adapter(b, policy.policy_mapping_fn) for b in range(self.num_envs)]
         self._agent_index = {agent: i for i, agent in enumerate(self.env.agents)}
         self.agents_of_modules = agents_of_modules(policy, self.env.observation_space, self.env.action_space)
         self.begun = np.zeros(self.num_envs, np.int64)
@@ -122,12 +122,12 @@ class AgentStepper(Stepper):
 
     def set_events(self, events: EnvironmentEvents | None) -> None:
         super().set_events(events)
-        for play in self.plays:
-            play.keeps_whole = events is not None and events.needs_episodes
+        for adapter in self.adapters:
+            adapter.records_whole_episode = events is not None and events.needs_episodes
         self._views = [None] * self.num_envs  # callbacks do not see the running episodes
 
     def running_episodes(self) -> Sequence[Episode]:
-        watched = [play.whole for play, view in zip(self.plays, self._views) if view is not None]
+        watched = [adapter.whole_episode for adapter, view in zip(self.adapters, self._views) if view is not None]
         return [episode for episode in watched if episode is not None]
 
     @property
@@ -155,7 +155,7 @@ class AgentStepper(Stepper):
         """Return what connectors remember of the agents of each environment; empty where nothing is recorded."""
         if all(part.recorded.is_identity for part in self.policy.acting.values()):
             return []
-        return [AgentConnectors(play, self._part_of) for play in self.plays]
+        return [AgentConnectors(adapter, self._part_of) for adapter in self.adapters]
 
     def _part_of(self, module_id: str, agent: AgentID) -> ActingPart:
         return part_of(self.policy, module_id, agent)
@@ -180,7 +180,7 @@ class AgentStepper(Stepper):
     def leave_episodes_of(self, module_id: str) -> None:
         """Leave the episodes under way in which this module acts; new ones begin there with the next steps."""
         for b in np.flatnonzero(self._is_running).tolist():
-            if module_id in self.plays[b].episode.agent_module_ids.values():
+            if module_id in self.adapters[b].episode.agent_module_ids.values():
                 self._writer.cut([b])
                 self._is_running[b], self._states[b] = False, {}
                 self.episodes.returns[b] = self._agent_returns[b] = 0.0
@@ -204,7 +204,7 @@ class AgentStepper(Stepper):
         """Keep what the running episodes have so far, and store all pieces, one environment's after another's."""
         for b in np.flatnonzero(self._is_running).tolist():
             self._keep(b)
-            self.plays[b].episode = self.plays[b].episode.cut()
+            self.adapters[b].episode = self.adapters[b].episode.cut()
         self._pieces.sort(key=itemgetter(1))
         self._writer.add(self._pieces)
         return {
@@ -254,8 +254,8 @@ class AgentStepper(Stepper):
         for b in envs:
             if not self._is_running[b]:
                 self._begin(b)
-            for agent in self.plays[b].to_act:
-                asked.setdefault(self.plays[b].episode.module_for(agent), []).append((b, agent))
+            for agent in self.adapters[b].to_act:
+                asked.setdefault(self.adapters[b].episode.module_for(agent), []).append((b, agent))
         self._report_begun(envs)
         ready = clock()
         actions: dict[int, ByAgent] = {b: {} for b in envs}
@@ -289,19 +289,19 @@ class AgentStepper(Stepper):
         """Report the episodes that have begun to the callbacks."""
         if self.events is not None and self.events.needs_episodes:
             for b in envs:
-                whole = self.plays[b].whole
+                whole = self.adapters[b].whole_episode
                 if self._views[b] is None and whole is not None and whole.env_t == 0:
                     self._views[b] = self.events.start(whole, b)
             self.events.metrics.end_step()
 
     def _begin(self, b: int) -> None:
-        self.plays[b].mapping_fn = self.policy.policy_mapping_fn
+        self.adapters[b].mapping_fn = self.policy.policy_mapping_fn
         number, begun = self.rows.start + b, int(self.begun[b])
         seed = self.streams.seed(f"episode/{number}/{begun}")
         if self._followed:
             self._followed[b].forget()
         try:
-            self.plays[b].begin(seed=seed, id_=str(begun * self.num_envs_in_all + number))
+            self.adapters[b].begin(seed=seed, id_=str(begun * self.num_envs_in_all + number))
         except RAISED as error:
             raise step_error(error, backend=self.env.backend, env_index=b, action=None, during="reset") from error
         self.begun[b] += 1
@@ -309,18 +309,18 @@ class AgentStepper(Stepper):
 
     def _step(self, b: int, actions: ByAgent, stored: ByAgent, extras: ByAgent) -> None:
         try:
-            rewards = self.plays[b].step(actions, stored=stored, extras=extras)
+            rewards = self.adapters[b].step(actions, stored=stored, extras=extras)
         except RAISED as error:
             raise step_error(error, backend=self.env.backend, env_index=b, action=actions, during="step") from error
         for agent, reward in rewards.items():
             self._agent_returns[b, self._agent_index[agent]] += float(reward)
         self.episodes.lengths[b] += 1
         self.episodes.taken[b] += 1
-        if self.plays[b].episode.is_done:
+        if self.adapters[b].episode.is_done:
             self._keep(b)
             self.episodes.returns[b] = self._agent_returns[b].sum()
             self._agent_returns_ended.append(tuple(self._agent_returns[b].tolist()))
-            modules = self.plays[b].episode.agent_module_ids
+            modules = self.adapters[b].episode.agent_module_ids
             self._agent_modules_ended.append(tuple(modules.get(agent, "") for agent in self.env.agents))
             self._agent_returns[b], self._is_running[b] = 0.0, False
             self.episodes.end(b, 0)  # in the vector step under way
@@ -328,7 +328,7 @@ class AgentStepper(Stepper):
     def _act(self, module_id: str, rows: Rows, k: int) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
         """Return for all rows of a module the actions for the environment, those learned from, and model outputs."""
         part, random = self._part_of(module_id, rows[0][1]), self.mode.random
-        obs = stack_observations(part.seen_space, [self.plays[b].to_act[agent] for b, agent in rows])
+        obs = stack_observations(part.seen_space, [self.adapters[b].to_act[agent] for b, agent in rows])
         noise = None
         if self._noise:
             noise = self._noise[module_id][k, [b for b, _ in rows], [self._agent_index[agent] for _, agent in rows]]
@@ -363,7 +363,7 @@ class AgentStepper(Stepper):
 
     def _keep(self, b: int) -> None:
         """Keep the present piece of an episode for the buffer. `MalformedBufferError` for NaN in it."""
-        piece = self.plays[b].episode
+        piece = self.adapters[b].episode
         if self.buffer is None or len(piece) == 0:
             return
         if self.mode.raise_on_nan:
@@ -389,12 +389,12 @@ class AgentStepper(Stepper):
     def get_state(self) -> dict[str, Any]:
         """Return environments and episodes under way, as far as the environments can tell their state, and the states
         of recurrent modules."""
-        plays = [play.get_state() if runs else {} for play, runs in zip(self.plays, self._is_running)]
+        env_states = [adapter.get_state() if runs else {} for adapter, runs in zip(self.adapters, self._is_running)]
         remembered = [memory.get_state() for memory in self._followed]
         return {
             **self.episodes.get_state(),
             "begun": self.begun.copy(),
-            "env": None if None in plays else plays,
+            "env": None if None in env_states else env_states,
             **({"remembered": remembered} if remembered else {}),
             "agent_returns": self._agent_returns.copy(),
             "states": [[*map(list, states.items())] for states in self._states],
@@ -404,19 +404,19 @@ class AgentStepper(Stepper):
         self.streams.set_state(state["streams"])
         self.num_resets = int(state["num_resets"])
         self.begun[:] = state["begun"]
-        plays = state["env"]
+        env_states = state["env"]
         self._forget()
-        self.episodes_cut = int(np.count_nonzero(state["lengths"])) if plays is None else 0
-        if plays is None:
+        self.episodes_cut = int(np.count_nonzero(state["lengths"])) if env_states is None else 0
+        if env_states is None:
             self._writer.cut()
             return
-        for b in (b for b, saved in enumerate(plays) if saved):
-            self.plays[b].mapping_fn = self.policy.policy_mapping_fn
-            self.plays[b].set_state(plays[b])
+        for b in (b for b, saved in enumerate(env_states) if saved):
+            self.adapters[b].mapping_fn = self.policy.policy_mapping_fn
+            self.adapters[b].set_state(env_states[b])
             if self._followed:
                 self._followed[b].set_state(state["remembered"][b])
             self._is_running[b], self._states[b] = True, dict(state["states"][b])
-            whole = self.plays[b].whole
+            whole = self.adapters[b].whole_episode
             self._views[b] = None if whole is None else EpisodeView(whole)
         self.episodes.returns[:], self.episodes.lengths[:] = state["returns"], state["lengths"]
         self._agent_returns[:] = state["agent_returns"]

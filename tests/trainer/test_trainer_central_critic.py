@@ -11,7 +11,7 @@ from trainer_tools import learned
 from lockstep import A2CConfig, APPOConfig, DQNConfig, IMPALAConfig, MultiAgentCollector, Policy, PPOConfig
 from lockstep.data import Columns, SingleAgentEpisode
 from lockstep.data.trajectories import trajectories_from_episodes
-from lockstep.envs.multi_agent import play_of
+from lockstep.envs.multi_agent import make_adapter
 from lockstep.trainer import restore_trainer, save_trainer
 
 
@@ -102,11 +102,11 @@ def test_a_critic_that_sees_the_bit_is_exact_and_a_blind_one_the_mean(central, y
 
 
 def test_the_state_is_stored_with_each_observation_and_bootstrapped():
-    play = play_of(HiddenGame(length=3, truncates=True), main, critic="state")
-    play.begin(seed=1)
-    while not play.episode.is_done:
-        play.step(dict.fromkeys(play.to_act, 0))
-    pieces = list(play.episode.agent_episodes.values())
+    adapter = make_adapter(HiddenGame(length=3, truncates=True), main, critic="state")
+    adapter.begin(seed=1)
+    while not adapter.episode.is_done:
+        adapter.step(dict.fromkeys(adapter.to_act, 0))
+    pieces = list(adapter.episode.agent_episodes.values())
     found = trajectories_from_episodes(pieces)
     assert found.critic_obs[:, 0, 1].tolist() == [0.0, 1.0, 2.0] * 2
     assert found.bootstrap_critic_obs[:, 1].tolist() == [3.0, 3.0]
@@ -127,24 +127,24 @@ class Seen(TurnGame):
 
 
 def test_joined_observations_have_zeros_for_absent_agents():
-    play = play_of(CountingGame(shortest=3, longest=3), main, critic="observations")
-    assert play.critic_space() == spaces.Box(-np.inf, np.inf, (6,), np.float32)
-    play.begin(seed=0)
+    adapter = make_adapter(CountingGame(shortest=3, longest=3), main, critic="observations")
+    assert adapter.critic_space() == spaces.Box(-np.inf, np.inf, (6,), np.float32)
+    adapter.begin(seed=0)
     for _ in range(3):
-        play.step(dict.fromkeys(play.to_act, 0))
-    infos = play.episode.agent_episodes["a"].get_infos()
+        adapter.step(dict.fromkeys(adapter.to_act, 0))
+    infos = adapter.episode.agent_episodes["a"].get_infos()
     found = [info[Columns.CRITIC_OBS].tolist() for info in infos]  # b ends at time 2, c comes at time 1
     assert found == [[0, 1, 0, 2, 0, 0], [1, 1, 1, 2, 1, 3], [2, 1, 2, 2, 2, 3], [3, 1, 0, 0, 3, 3]]
 
 
 def test_frames_of_others_are_known_after_a_resume_mid_episode():
-    plays = [play_of(TellingDictGame(), main, critic="observations") for _ in range(2)]
-    plays[0].begin(seed=0)
-    plays[1].set_state(plays[0].get_state())
+    adapters = [make_adapter(TellingDictGame(), main, critic="observations") for _ in range(2)]
+    adapters[0].begin(seed=0)
+    adapters[1].set_state(adapters[0].get_state())
     shown = []
-    for play in plays:
-        play.step(dict.fromkeys(play.to_act, 0))
-        shown.append(play.episode.agent_episodes["a"].get_infos(-1)[Columns.CRITIC_OBS].tolist())
+    for adapter in adapters:
+        adapter.step(dict.fromkeys(adapter.to_act, 0))
+        shown.append(adapter.episode.agent_episodes["a"].get_infos(-1)[Columns.CRITIC_OBS].tolist())
     assert shown[0] == shown[1]
     assert any(shown[0][2:4])  # of b, which was not asked now
 
@@ -153,22 +153,22 @@ def test_a_cut_episode_is_bootstrapped_with_the_critics_final_state():
     config = shared_config(HiddenGame, centralized_critic="state").training(gamma=1.0, lambda_=1.0)
     policy = config.build_policy()
     learner = policy.learner_group.learner
-    play = play_of(HiddenGame(length=3, truncates=True), main, critic="state")
-    play.begin(seed=1)
-    while not play.episode.is_done:
-        play.step(dict.fromkeys(play.to_act, 0))
-    found = trajectories_from_episodes([play.episode.agent_episodes["x"]])
-    last = {"obs": torch.tensor([[3.0, 0.0]]), "critic_obs": torch.tensor([[float(play.env.bit), 3.0, 7.0]])}
+    adapter = make_adapter(HiddenGame(length=3, truncates=True), main, critic="state")
+    adapter.begin(seed=1)
+    while not adapter.episode.is_done:
+        adapter.step(dict.fromkeys(adapter.to_act, 0))
+    found = trajectories_from_episodes([adapter.episode.agent_episodes["x"]])
+    last = {"obs": torch.tensor([[3.0, 0.0]]), "critic_obs": torch.tensor([[float(adapter.env.bit), 3.0, 7.0]])}
     with torch.no_grad():
         expected = learner.module["main"].compute_values(last).item()
     assert learner.evaluate("main", found).next_values[-1, 0] == pytest.approx(expected, abs=1e-6)
 
 
 def test_in_turns_who_waits_is_observed_too():
-    play = play_of(Seen(shortest=3, longest=3), main, critic="observations")
-    play.begin(seed=0)
-    play.step({"a": 0})
-    assert play.episode.agent_episodes["b"].get_infos(0)[Columns.CRITIC_OBS].tolist() == [1.0, 10.0, 1.0, 1.0]
+    adapter = make_adapter(Seen(shortest=3, longest=3), main, critic="observations")
+    adapter.begin(seed=0)
+    adapter.step({"a": 0})
+    assert adapter.episode.agent_episodes["b"].get_infos(0)[Columns.CRITIC_OBS].tolist() == [1.0, 10.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("algorithm", one_in(3, [PPOConfig, A2CConfig, IMPALAConfig, APPOConfig]))
