@@ -130,11 +130,11 @@ def to_others(agent, episode):
 def test_an_episode_keeps_the_mapping_that_it_began_with():
     trainer = game_config(CountingGame, env_runners={"num_envs_per_env_runner": 1}).build_trainer()
     trainer.train_collector.collect(n_step=1)
-    episode = trainer.train_collector.stepper.plays[0].episode
+    episode = trainer.train_collector.stepper.adapters[0].episode
     before = episode.agent_module_ids
     trainer.add_module("new")
     trainer.set_policy_mapping_fn(others_are_new)
-    assert trainer.train_collector.stepper.plays[0].episode.agent_module_ids == before
+    assert trainer.train_collector.stepper.adapters[0].episode.agent_module_ids == before
     stats = trainer.train_collector.collect(n_step=30)
     assert stats.agent_modules[0] == ("first", "others", "others")
     assert set(stats.agent_modules[1:]) == {("first", "new", "new")}
