@@ -66,7 +66,7 @@ class Totals:
         episodes = {name: tuple(values) for name, values in self._episodes.items()}
         metrics: dict[str, Any] = {}
         if self._metrics:
-            metrics["metrics"] = {**self._metrics, **named(self._logged.so_far())}
+            metrics["metrics"] = {**self._metrics, **named(self._logged.current_numbers())}
             metrics["logged"] = self._logged.part()
         return CollectStats(
             **self._sums,

@@ -248,7 +248,7 @@ class CompiledUpdate:
 
         saved = [tensor.clone() for tensor in inputs]
         outer = learner.metrics
-        learner.metrics = outer.beside()
+        learner.metrics = outer.for_tracing()
         learner.row_errors = {}
         learner.row_values = {}
         streams = learner.streams.get_state()

@@ -116,7 +116,7 @@ class DeviceUpdate:
     ) -> Results:
         """Report `passes` over `num_rows` rows, of `per_pass` minibatches of `size` rows each; the host waits here."""
         learner, num_minibatches = self.learner, passes * per_pass
-        learner.metrics.take_over(logged, num_minibatches, per_pass)
+        learner.metrics.adopt_steps(logged, num_minibatches, per_pass)
         learner.metrics.log_value((ALL_MODULES, "num_bad_gradients"), num_bad, "item", weight=1)
         counts = {
             "num_env_steps_trained": num_rows * passes,
@@ -161,7 +161,7 @@ class DeviceUpdate:
     def stepping(self) -> Iterator[Metrics]:
         """Return a context for gradient steps that a graph may hold; it gives what they log into."""
         learner, outer = self.learner, self.learner.metrics
-        learner.metrics = outer.beside()
+        learner.metrics = outer.for_tracing()
         for entry in learner.optimizers:
             entry.rate = self._rates.get(entry.key)
         try:
