@@ -224,7 +224,7 @@ class Metrics:
         self._vectors.append((names, values, self.step))
 
     def _declare(self, key: Key, rule: _ReductionRule) -> None:
-        """Record how a key is reduced. `ValueError` for a rule that is not allowed, or differs from the recorded one."""
+        """Record how a key is reduced. `ValueError` for a rule that is not allowed, or differs from the known one."""
         words = f"metrics: {'/'.join(key)!r} with"
         try:
             check_choice("reduce", rule.reduce, REDUCTIONS)
@@ -252,7 +252,8 @@ class Metrics:
     def for_tracing(self) -> Metrics:
         """Return empty metrics for the present step, with the same rules.
 
-        A step that is only traced, by a compiler or for a CUDA graph, logs into them: its values are no results.
+        A step that a compiler traces or a CUDA graph captures logs into them. Its values are not results by themselves:
+        `adopt_steps` or `log_vector` brings in the numbers of the steps that really ran.
         """
         other = copy.copy(self)
         vars(other).update(vars(Metrics()), step=self.step, weight=self.weight, _rules=self._rules)
@@ -492,7 +493,7 @@ class Metrics:
     # -- state ---
 
     def get_state(self) -> dict[str, Any]:
-        """Return what later reports need: carried entries, entries of the next report, and the numbers reported last."""
+        """Return the carried entries, the entries of the next report, and the numbers reported last."""
         return {
             "reductions": [[list(key), rule.reduce, rule.window, rule.ema_coeff] for key, rule in self._rules.items()],
             "kept": self._packed(self._carried),
