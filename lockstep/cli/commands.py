@@ -100,9 +100,9 @@ def _run(name: str, command: Command) -> int:
     """Run a command that was parsed, and report its errors; return its exit code."""
     from lockstep.cli.running import USER_ERRORS, CommandFailedError, describe
     from lockstep.cluster.torchrun import Place
-    from lockstep.state.trust import let_typed_names_reach_current_folder
+    from lockstep.state.trust import search_current_folder
 
-    let_typed_names_reach_current_folder()  # `module:Class` may name a file beside the user
+    search_current_folder()  # `module:Class` may name a file beside the user
     try:
         place = Place.of_process()
         if place.world_size > 1 and name not in COMMANDS_OF_RANKS:

@@ -22,7 +22,7 @@ from lockstep.envs.make import ENVIRONMENT_CLASS, named_environment
 from lockstep.learner.learner import Learner
 from lockstep.modules import MultiRLModuleSpec, RLModuleSpec
 from lockstep.modules.model_config import NETWORK
-from lockstep.state.names import import_path, is_of_script, names_script, present_name
+from lockstep.state.names import current_name, import_path, is_of_script, names_script
 from lockstep.state.trust import (
     ARGUMENT_KEYS,
     FileNames,
@@ -173,7 +173,7 @@ def _named_object(path: str, name: object, names: FileNames) -> Any:
     except UntrustedError:
         if path != "environment.env":
             raise
-        return NameInFile(present_name(str(name)), names, path, is_object=True)
+        return NameInFile(current_name(str(name)), names, path, is_object=True)
 
 
 def _spec(path: str, plain: Mapping[str, Any], names: FileNames) -> RLModuleSpec:

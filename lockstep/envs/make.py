@@ -38,7 +38,7 @@ from lockstep.envs.toys.probes import register_environments
 from lockstep.envs.workers import WorkerVectorEnv
 from lockstep.options.checks import check_whole, is_number
 from lockstep.options.restarts import RestartLimits
-from lockstep.state.names import names_script, present_name
+from lockstep.state.names import current_name, names_script
 from lockstep.state.trust import PETTINGZOO, Kind, NameInFile, is_in_current_folder, module_named
 
 MODES = ("auto", "sync", "async", "vector", "envpool")
@@ -300,7 +300,7 @@ def named_environment(name: str) -> Any:
     if isinstance(name, NameInFile) and names_script(name):
         return name.names.find(name.option, name, ENVIRONMENT_CLASS)
 
-    module_name, colon, member_name = present_name(name).partition(":")
+    module_name, colon, member_name = current_name(name).partition(":")
     if is_module_name(name):
         # A file may name PettingZoo's own modules. Importing any other module would run a stranger's code.
         if isinstance(name, NameInFile) and not name.startswith(tuple(f"{package}." for package in PETTINGZOO)):

@@ -15,7 +15,7 @@ from lockstep.data.indices import Indices
 from lockstep.data.trees import Tree
 from lockstep.export.formats import FILES, read
 from lockstep.export.graph import NOISE, REWARD, STATE_IN, STATE_OUT, ExportError
-from lockstep.state.trust import HOW_TO_TRUST, SIGNATURE, UntrustedError, has_word, is_signature
+from lockstep.state.trust import HOW_TO_TRUST, SIGNATURE, UntrustedError, is_signature, trusts_files
 
 CARD, CHECKPOINT = "card.json", "checkpoint"
 """beside the artefact: what it is, and the policy that it was made of, from which a new run can begin"""
@@ -109,7 +109,7 @@ def signed_part(card: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_trusted(card: Mapping[str, Any], path: Path, trust: bool) -> None:
-    if path.suffix == ONNX or has_word(trust) or is_signature(signed_part(card), card.get(SIGNATURE), path):
+    if path.suffix == ONNX or trusts_files(trust) or is_signature(signed_part(card), card.get(SIGNATURE), path):
         return
     raise UntrustedError(
         f"{path} is a torch export, and loading it can run code that it holds: it has no signature of yours. If you "

@@ -33,7 +33,7 @@ from lockstep.data.parquet import import_pyarrow
 from lockstep.recipes import RECIPES, Recipe, find_recipe
 from lockstep.runs.pool import PoolWorker, ProcessPool, StopsWithPool, check_not_stopped
 from lockstep.runs.run import Run, prepare_resume, prepare_run
-from lockstep.state.names import with_present_names
+from lockstep.state.names import with_current_names
 from lockstep.state.tree import JsonValue
 from lockstep.tracking.logger import torch_param_hash
 from lockstep.tracking.records import read_metrics
@@ -114,7 +114,7 @@ class Work:
         """Return the configuration, seed included."""
         config = self.recipe.config().debugging(seed=self.seed)
         if self.row is not None:
-            stored = with_present_names(json.loads(self.row["settings"]))
+            stored = with_current_names(json.loads(self.row["settings"]))
             config.update_from_dict(stored, trust=self.trust, file=f"the row of seed {self.seed}")
         for path, value in self.settings.items():
             config.set_path(path, value)
@@ -247,7 +247,7 @@ def check_same_settings(recipe: Recipe, rows: Iterable[Row], config: AlgorithmCo
     """
     now = plain_settings(config)
     for row in rows:
-        before = with_present_names(json.loads(row["settings"]))
+        before = with_current_names(json.loads(row["settings"]))
         other = [
             f"{section}.{name}={value!r}, now {now[section].get(name)!r}"
             for section, options in before.items()

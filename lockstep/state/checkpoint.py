@@ -28,7 +28,7 @@ from lockstep.state.replace import (
     clear_stale,
     interrupted_replacements,
     move_into_place,
-    present_form,
+    readable_path,
     sync_tree,
     temporary_sibling,
 )
@@ -136,7 +136,7 @@ class SealedTree(dict[str, Any]):
             entries[suffix] = dict(file.entry)
         return entries or None
 
-    def written_to(self, base: Path, entries: Mapping[str, dict[str, Any]]) -> None:
+    def remember_files(self, base: Path, entries: Mapping[str, dict[str, Any]]) -> None:
         """Remember that the files at `base` (and the suffixes of `entries`) hold this tree."""
         before, self._files = self._files, {}
         for suffix, entry in entries.items():
@@ -238,7 +238,7 @@ def read_checkpoint(path: str | os.PathLike[str], *, without: Collection[str] = 
     Raises:
         CheckpointError: no checkpoint there, a damaged one (the file is named), or one of a newer format.
     """
-    root = present_form(Path(path).absolute())
+    root = readable_path(Path(path).absolute())
     manifest = _read_manifest(root)
     contents: dict[PurePosixPath, bytes] = {}
     for name, entry in _entries(manifest, without):
@@ -272,7 +272,7 @@ def verify_checkpoint(path: str | os.PathLike[str], *, without: Collection[str] 
     Raises:
         CheckpointError: as `read_checkpoint`.
     """
-    root = present_form(Path(path).absolute())
+    root = readable_path(Path(path).absolute())
     manifest = _read_manifest(root)
     for name, entry in _entries(manifest, without):
         _read_verified(root, name, entry)
@@ -285,7 +285,7 @@ def damaged_files(path: str | os.PathLike[str]) -> dict[str, str]:
     Raises:
         CheckpointError: the manifest itself cannot be read.
     """
-    root = present_form(Path(path).absolute())
+    root = readable_path(Path(path).absolute())
     found = {}
     for name, entry in _read_manifest(root)["files"].items():
         try:
@@ -301,7 +301,7 @@ def carried_checkpoint(path: str | os.PathLike[str], name: str) -> Path | None:
     Raises:
         CheckpointError: one of the two is damaged.
     """
-    root = present_form(Path(path).absolute())
+    root = readable_path(Path(path).absolute())
     entry = _read_manifest(root).get("carried", {}).get(name)
     if entry is None:
         return None
@@ -316,7 +316,7 @@ def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
         CheckpointError: as `read_checkpoint`.
     """
-    return _read_manifest(present_form(Path(path).absolute()))
+    return _read_manifest(readable_path(Path(path).absolute()))
 
 
 def copy_checkpoint(source: str | os.PathLike[str], target: Path) -> None:
@@ -458,7 +458,7 @@ def _remember_sealed(
             if isinstance(value, SealedTree):
                 base = f"{folder}/{key}" if folder else key
                 names = {suffix: f"{base}{suffix}" for suffix in (".json", ".safetensors")}
-                value.written_to(target / base, {suffix: files[n] for suffix, n in names.items() if n in files})
+                value.remember_files(target / base, {suffix: files[n] for suffix, n in names.items() if n in files})
 
 
 def _is_flat(value: object) -> bool:
@@ -500,7 +500,7 @@ def _carry_all(root: Path, carried: Mapping[str, Path]) -> dict[str, dict[str, A
 
 def _link_checkpoint(source: Path, target: Path) -> None:
     """Verify the checkpoint `source` and give its files a second name below the new directory `target`."""
-    source = present_form(source.absolute())
+    source = readable_path(source.absolute())
     names = [*verify_checkpoint(source)["files"], MANIFEST]
     for directory in sorted({(target / name).parent for name in names}):
         directory.mkdir(parents=True, exist_ok=True)

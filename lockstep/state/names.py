@@ -2,7 +2,7 @@
 
 An object of Lockstep has the name of the shortest public folder that lists it in `__all__`, for example
 `lockstep.modules:DefaultSACModule`. So its file may be renamed or moved, and every file that names it can still be
-read. Files of earlier versions name the file too; `present_name` translates them by the table in `old_names.py`.
+read. Files of earlier versions name the file too; `current_name` translates them by the table in `old_names.py`.
 All other objects have the name `module:Class`, and those of the running script `__main__:Class`.
 
 `state/trust.py` turns names into objects.
@@ -54,20 +54,20 @@ def name_of(value: Callable[..., Any]) -> str:
     return f"{module}:{qualified}"
 
 
-def present_name(name: str) -> str:
+def current_name(name: str) -> str:
     """Return the name that an object of Lockstep has today; other names are returned as they are."""
     while name in OLD_NAMES:
         name = OLD_NAMES[name]
     return name
 
 
-def with_present_names(tree: object) -> Any:
+def with_current_names(tree: object) -> Any:
     """Return a tree of plain values in which each text that is an old name is replaced by the name of today."""
     if isinstance(tree, Mapping):
-        return {key: with_present_names(part) for key, part in tree.items()}
+        return {key: with_current_names(part) for key, part in tree.items()}
     if isinstance(tree, list | tuple):
-        return type(tree)(with_present_names(part) for part in tree)
-    return present_name(tree) if isinstance(tree, str) else tree
+        return type(tree)(with_current_names(part) for part in tree)
+    return current_name(tree) if isinstance(tree, str) else tree
 
 
 def is_of_lockstep(name: str) -> bool:

@@ -68,7 +68,7 @@ def _remove(leftover: Path) -> None:
         leftover.unlink(missing_ok=True)
 
 
-def present_form(target: Path) -> Path:
+def readable_path(target: Path) -> Path:
     """Return where the content of the directory `target` is: there, or moved aside by a replacement under way.
 
     Between the two renames of a replacement (see `move_into_place`), and after a kill between them, only the old
@@ -124,7 +124,7 @@ def move_into_place(temporary: Path, target: Path) -> None:
     """Rename a finished directory to `target`; one that is there already is replaced and deleted.
 
     Where the system cannot swap two names in one step, the old directory is first renamed out of the way. A kill
-    between the two renames leaves `target` missing: readers then find the old one with `present_form`, and the next
+    between the two renames leaves `target` missing: readers then find the old one with `readable_path`, and the next
     writer gives it its name back (`clear_stale`).
     """
     try:

@@ -4,7 +4,7 @@ A file from a stranger is data. It may name a class of the kind that an option e
 Everything else (functions, other objects, modules in the current folder) needs the user's word or the user's own
 signature. Names are turned into objects in this file alone (`state/names.py` turns objects into names):
 
-- `imported` finds what the user has typed, without any check;
+- `import_object` finds what the user has typed, without any check;
 - `FileNames` finds what a file names, with the checks above;
 - `NameInFile` is a name that is looked up later: it remembers its file, and `find_named` asks for the same checks then.
 
@@ -40,17 +40,17 @@ import numpy as np
 
 from lockstep.state.names import (
     SCRIPT_MODULES,
+    current_name,
     is_of_lockstep,
     is_of_script,
     name_of,
     names_script,
-    present_name,
     script_name,
 )
 
-WORD_VARIABLE = "LOCKSTEP_TRUST"
+TRUST_VARIABLE = "LOCKSTEP_TRUST"
 """Environment variable with the user's word, for jobs that a scheduler starts again."""
-HOW_TO_TRUST = f"pass trust=True (on the command line --trust, for jobs that a scheduler starts {WORD_VARIABLE}=1)"
+HOW_TO_TRUST = f"pass trust=True (on the command line --trust, for jobs that a scheduler starts {TRUST_VARIABLE}=1)"
 SIGNATURE = "signature"
 """Key of a dict that holds the signature over the names and arguments in it."""
 SIGNATURES = "signatures.json"
@@ -85,9 +85,9 @@ class WrongKindError(UntrustedError):
 # -- the user's word and signature ---
 
 
-def has_word(trust: bool = False) -> bool:
+def trusts_files(trust: bool = False) -> bool:
     """Return whether the user has given the word: as an argument, or by `LOCKSTEP_TRUST=1`."""
-    return bool(trust) or os.environ.get(WORD_VARIABLE, "") not in ("", "0")
+    return bool(trust) or os.environ.get(TRUST_VARIABLE, "") not in ("", "0")
 
 
 def signature_of(payload: object) -> str | None:
@@ -370,11 +370,11 @@ class FileNames:
 
     def __init__(self, file: str | Path, tree: Mapping[str, Any], trust: bool = False) -> None:
         self.file = file
-        self.is_trusted = has_word(trust) or _is_signed_tree(tree, file)
+        self.is_trusted = trusts_files(trust) or _is_signed_tree(tree, file)
         self.sources: Mapping[str, Any] = tree.get(SCRIPT) or {}
         self._handed_in = dict(_HANDED_IN.get())
         if self.is_trusted:
-            _reach_current_folder()
+            _add_current_folder()
 
     def of_part(self, tree: Mapping[str, Any]) -> FileNames:
         """Return the names of a part of the file, which may have a signature of its own."""
@@ -399,9 +399,9 @@ class FileNames:
             raise ValueError(f"{option} in {self.file} must be the name of an object, 'module:Class', not {name!r}")
         if names_script(name):
             return self._find_handed_in(option, name, kind)
-        name = present_name(name)
+        name = current_name(name)
         if self.is_trusted:
-            return imported(name)
+            return import_object(name)
         module_name, _, qualified = name.partition(":")
         if kind is None:  # nothing is imported for an object that may not be used
             self._check_module_exists(module_name)
@@ -504,7 +504,7 @@ class NameInFile(str):
 
 def find_named(option: str, name: str, kind: Kind) -> Any:
     """Return the object `module:Class`: freely where the user has typed the name, checked where a file gives it."""
-    return name.names.find(name.option, name, kind) if isinstance(name, NameInFile) else imported(name)
+    return name.names.find(name.option, name, kind) if isinstance(name, NameInFile) else import_object(name)
 
 
 def find_class(option: str, name: str, kind: Kind, otherwise: str) -> Any:
@@ -537,14 +537,14 @@ def module_named(module_name: str, name: str) -> Any:
     """Return the module that `name` is about, imported from where the name allows it."""
     if isinstance(name, NameInFile):
         return import_installed(module_name)  # never the running script
-    _reach_current_folder()
+    _add_current_folder()
     return importlib.import_module(module_name)
 
 
-def imported(name: str) -> Any:
+def import_object(name: str) -> Any:
     """Return the object at `module:Class`, without any check: for names that the user has typed, trusted or signed."""
-    module, _, qualified = present_name(str(name)).partition(":")
-    _reach_current_folder()
+    module, _, qualified = current_name(str(name)).partition(":")
+    _add_current_folder()
     return functools.reduce(getattr, qualified.split("."), importlib.import_module(module))
 
 
@@ -575,17 +575,17 @@ def _a_kind(found: object) -> str:
 
 # -- where modules come from ---
 
-_reaches_current_folder = False
+_searches_current_folder = False
 
 
-def let_typed_names_reach_current_folder() -> None:
+def search_current_folder() -> None:
     """Look for modules in the current folder too, for names that are typed, trusted or signed: `lockstep` does so."""
-    global _reaches_current_folder
-    _reaches_current_folder = True
+    global _searches_current_folder
+    _searches_current_folder = True
 
 
-def _reach_current_folder() -> None:
-    if _reaches_current_folder and (folder := _current_folder()) and folder not in sys.path:
+def _add_current_folder() -> None:
+    if _searches_current_folder and (folder := _current_folder()) and folder not in sys.path:
         sys.path.append(folder)
 
 
@@ -663,7 +663,7 @@ class _NamesInMemory(FileNames):
     """Finds the objects that a state of this process names, those of its own script too."""
 
     def find(self, option: str, name: object, kind: Kind | None) -> Any:
-        return imported(str(name))
+        return import_object(str(name))
 
     def text(self, option: str, name: object) -> Any:
         return name

@@ -25,8 +25,8 @@ from lockstep.state.checkpoint import (
     newest_checkpoint,
     read_manifest,
 )
-from lockstep.state.names import with_present_names
-from lockstep.state.replace import present_form
+from lockstep.state.names import with_current_names
+from lockstep.state.replace import readable_path
 from lockstep.state.trust import without_signature
 from lockstep.tracking.records import from_strict_json, leaves, write_json
 from lockstep.tracking.run_lock import RunLock
@@ -96,7 +96,7 @@ class RunFolder:
         self.algo = str(info["algo"])
         self.env = str(info["env"])
         self.seed = info["seed"]
-        self.config = with_present_names(without_signature(info["config"]))
+        self.config = with_current_names(without_signature(info["config"]))
 
     def __repr__(self) -> str:
         return f"RunFolder({str(self.path)!r})"
@@ -211,7 +211,7 @@ class RunFolder:
 
     def carried_best(self) -> dict[str, Path]:
         """Return what each checkpoint carries of `best/`, for `write_checkpoint`."""
-        has_best = (present_form(self.best_policy) / MANIFEST).exists()
+        has_best = (readable_path(self.best_policy) / MANIFEST).exists()
         return {BEST: self.best_policy} if has_best else {}
 
     def restore_best(self, checkpoint: Path, *, has_best: bool) -> None:
@@ -230,10 +230,10 @@ class RunFolder:
             return
         if carried is None:
             if not has_best:
-                shutil.rmtree(present_form(self.best_policy), ignore_errors=True)
+                shutil.rmtree(readable_path(self.best_policy), ignore_errors=True)
             return
         with contextlib.suppress(OSError):
-            if (present_form(self.best_policy) / MANIFEST).read_bytes() == (carried / MANIFEST).read_bytes():
+            if (readable_path(self.best_policy) / MANIFEST).read_bytes() == (carried / MANIFEST).read_bytes():
                 return
         copy_checkpoint(carried, self.best_policy)
 
@@ -334,7 +334,7 @@ def prune_checkpoints(directory: Path, keep: int) -> None:
     """
     found = [path for path in checkpoints_in(directory, unreadable_first=False) if path.name.startswith("step_")]
     for old in found[keep:]:
-        shutil.rmtree(present_form(old), ignore_errors=True)
+        shutil.rmtree(readable_path(old), ignore_errors=True)
 
 
 def _make_unused(parent: Path, name: str) -> Path:

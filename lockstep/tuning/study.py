@@ -31,7 +31,7 @@ from lockstep.recipes.training import find_settings
 from lockstep.runs.pool import PoolWorker, ProcessPool, StopsWithPool, check_not_stopped
 from lockstep.runs.run import Run, prepare_run
 from lockstep.state.markup import number_text
-from lockstep.state.names import with_present_names
+from lockstep.state.names import with_current_names
 from lockstep.state.trust import without_signature
 from lockstep.tracking.records import leaves, write_json
 from lockstep.tuning.pictures import draw_search
@@ -195,7 +195,7 @@ class Search:
                 study_name=self.name, storage=self.storage, direction="maximize", load_if_exists=True
             )
             made_with = study.user_attrs.get(MADE_WITH, now)
-            before = {part: with_present_names(dict(made_with[part])) for part in now}
+            before = {part: with_current_names(dict(made_with[part])) for part in now}
         check_same(before, now, self.name)
         with self._naming_storage():
             if MADE_WITH not in study.user_attrs:

@@ -130,8 +130,8 @@ def test_what_a_script_imports_first_changes_nothing(first):
 
 def test_importing_the_folders_that_files_name_is_light():
     code = (
-        "import sys; from lockstep.state.old_names import OLD_NAMES; from lockstep.state.trust import imported;"
-        "[imported(name) for name in OLD_NAMES if not name.startswith('lockstep.compat')];"
+        "import sys; from lockstep.state.old_names import OLD_NAMES; from lockstep.state.trust import import_object;"
+        "[import_object(name) for name in OLD_NAMES if not name.startswith('lockstep.compat')];"
         f"print([m for m in {HEAVY!r} if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, timeout=120, capture_output=True, text=True)

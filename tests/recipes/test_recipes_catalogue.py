@@ -13,7 +13,7 @@ from lockstep import ALGORITHMS, get_config
 from lockstep.envs import register_environments
 from lockstep.envs.make import known_id
 from lockstep.recipes import RECIPES, bench, find_recipe
-from lockstep.state.names import with_present_names
+from lockstep.state.names import with_current_names
 from lockstep.trainer.build import RunLength
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
@@ -102,7 +102,7 @@ def test_the_committed_result_is_of_this_recipe(recipe):
     """What the documentation quotes was made with these settings, on three seeds or more, and keeps the promise."""
     record, expected = result_of(recipe), recipe.config().to_dict()
     for section in ("environment", "env_runners", "training", "rl_module"):
-        for option, value in with_present_names(record["config"][section]).items():
+        for option, value in with_current_names(record["config"][section]).items():
             now = expected[section][option]
             if isinstance(value, dict):  # options that came later stand at their defaults
                 now = {key: now[key] for key in value}

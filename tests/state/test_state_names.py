@@ -24,9 +24,9 @@ from lockstep.learner import FrameworkSection, Learner, TrainingSection
 from lockstep.modules import DefaultActorCriticModule, FlatFeatures, RLModuleSpec
 from lockstep.recipes import RECIPES, sign_of_rewards
 from lockstep.rollout import EnvironmentCallback
-from lockstep.state.names import import_path, name_of, present_name, with_present_names
+from lockstep.state.names import current_name, import_path, name_of, with_current_names
 from lockstep.state.old_names import OLD_NAMES
-from lockstep.state.trust import FileNames, Kind, UntrustedError, imported, signed
+from lockstep.state.trust import FileNames, Kind, UntrustedError, import_object, signed
 from lockstep.trainer import Callback, LoggingCallback
 
 OWN_NAME = re.compile(rb"lockstep[\w.]*:[A-Za-z_][\w.]*")
@@ -101,7 +101,7 @@ class Own:
 )
 def test_an_object_is_named_by_the_shortest_public_folder_and_found_again(value, name):
     assert name_of(value) == import_path("option", value) == name
-    assert imported(name) is value
+    assert import_object(name) is value
 
 
 def test_another_object_of_a_public_name_does_not_get_that_name():
@@ -120,7 +120,7 @@ def test_every_class_that_an_option_takes_has_a_public_name():
                 found[name] = name_of(value)
     assert len(found) > 100
     assert {name for name, path in found.items() if not is_public(path)} - NEVER_WRITTEN.keys() == set()
-    assert all(imported(path).__name__ == name for name, path in found.items())
+    assert all(import_object(path).__name__ == name for name, path in found.items())
 
 
 def test_functions_that_recipes_name_are_public():
@@ -177,16 +177,16 @@ def test_files_of_several_agents_name_public_folders_only(tmp_path):
 
 @pytest.mark.parametrize("old", OLD_NAMES)
 def test_an_old_name_finds_the_object_whose_name_is_the_present_one(old):
-    found = imported(old)
+    found = import_object(old)
     assert found.__qualname__ == old.partition(":")[2]
-    assert name_of(found) == present_name(old), "a public name has moved: add a line for it to OLD_NAMES"
-    assert is_public(present_name(old))
+    assert name_of(found) == current_name(old), "a public name has moved: add a line for it to OLD_NAMES"
+    assert is_public(current_name(old))
 
 
 def test_a_name_that_moves_twice_is_found(monkeypatch):
     monkeypatch.setitem(OLD_NAMES, "lockstep.before:Learner", "lockstep.between:Learner")
     monkeypatch.setitem(OLD_NAMES, "lockstep.between:Learner", "lockstep:Learner")
-    assert imported("lockstep.before:Learner") is Learner
+    assert import_object("lockstep.before:Learner") is Learner
 
 
 def test_an_environment_is_found_by_its_old_name():
@@ -203,7 +203,7 @@ def test_a_configuration_with_old_names_is_the_one_with_present_names():
     before = json.loads(text)
     assert "lockstep.modules.encoders:FlatFeatures" in text
     assert before != today
-    assert with_present_names(before) == today
+    assert with_current_names(before) == today
     assert json.loads(PPOConfig().update_from_dict(before).to_json()) == today
 
 

@@ -206,7 +206,7 @@ def test_other_objects_need_the_word_and_the_error_says_so(name, kind, words):
     with pytest.raises(UntrustedError) as error:
         names_of().find("option", name, kind)
     assert all(word in str(error.value) for word in words)
-    assert names_of(word=True).find("option", name, kind) is trust.imported(name)
+    assert names_of(word=True).find("option", name, kind) is trust.import_object(name)
 
 
 @pytest.mark.parametrize(
