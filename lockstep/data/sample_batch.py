@@ -1,4 +1,4 @@
-"""Batches: `SampleBatch`, columns with the same number of rows, and `MultiAgentBatch`, one of them for each module."""
+"""Batches of rows: `SampleBatch` for one module, and `MultiAgentBatch` with one `SampleBatch` for each module."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from lockstep.data.trees import (
 )
 from lockstep.options.checks import check_choice, check_whole
 
-Slice = slice  # the method of this name hides the type in the class
+Slice = slice  # inside the class, annotations with `slice` would mean the method of that name
 Generator = np.random.Generator | int | None
 Device = str | torch.device
 OnMissing = Literal["raise", "drop"]
@@ -59,20 +59,20 @@ _SEQ_LENS = Columns.SEQ_LENS
 
 
 class SampleBatch(dict[str, Any], Columns):
-    """Columns of equal length, numpy or torch, possibly nested (dicts and tuples of arrays).
+    """Dict of columns with equal numbers of rows. Columns are numpy arrays or tensors, or dicts and tuples of them.
 
     `SampleBatch({"obs": obs, "rewards": rewards})` or `SampleBatch(obs=obs, rewards=rewards)`. Lists and numbers
     become arrays; `infos` may hold objects.
 
-    With a column `seq_lens` (int [S]) the rows are S sequences: flat (one after another), padded
-    (`zero_padded`, each filled to `max_seq_len` rows) or `time_major` (columns [L, S, ...]). State columns
+    With a column `seq_lens` (int `[S]`) the rows are S sequences. They are flat (one after another), padded
+    (`zero_padded`: each filled to `max_seq_len` rows), or `time_major` (columns `[L, S, ...]`). State columns
     (`state_in`, `state_out`) then have one row for each sequence.
 
-    `len(batch)` is the number of real rows: the sum of `seq_lens` if there is one, else the rows.
+    `len(batch)` is the number of real rows: without padding, if there are sequences.
 
     Raises:
-        TypeError: a name is no string, or a value is no column.
-        ValueError: columns have different numbers of rows.
+        TypeError: a column name is not a string, or a value cannot be a column.
+        ValueError: the columns have different numbers of rows.
     """
 
     __slots__ = ("_max_seq_len", "is_training", "num_grad_updates", "time_major", "zero_padded")
@@ -94,25 +94,38 @@ class SampleBatch(dict[str, Any], Columns):
         self._max_seq_len = _max_seq_len
         self.is_training = _is_training
         self.num_grad_updates = _num_grad_updates
-        made = {name: _named_column(name, value) for name, value in {**dict(mapping or {}), **columns}.items()}
-        self._check_rows(made)
-        super().update(made)
+        new_columns = _named_columns({**dict(mapping or {}), **columns})
+        self._check_rows(new_columns)
+        super().update(new_columns)
 
     @classmethod
     def trusted(cls, columns: Mapping[str, Any], like: SampleBatch | None = None) -> SampleBatch:
-        """Return a batch of columns known to fit together, without checks; layout and marks are those of `like`."""
+        """Return a batch of columns that are known to fit together, without any check.
+
+        Layout and marks are copied from `like`; without it they are the defaults of the constructor. Every slice and
+        minibatch is made here, so it sets attributes directly.
+        """
         batch = cls.__new__(cls)
         dict.update(batch, columns)
         if like is None:
-            batch.time_major = batch.zero_padded = batch.is_training = False
-            batch._max_seq_len = batch.num_grad_updates = None
+            batch.time_major = False
+            batch.zero_padded = False
+            batch.is_training = False
+            batch._max_seq_len = None
+            batch.num_grad_updates = None
         else:
-            batch.time_major, batch.zero_padded, batch.is_training = like.time_major, like.zero_padded, like.is_training
-            batch._max_seq_len, batch.num_grad_updates = like._max_seq_len, like.num_grad_updates
+            batch.time_major = like.time_major
+            batch.zero_padded = like.zero_padded
+            batch.is_training = like.is_training
+            batch._max_seq_len = like._max_seq_len
+            batch.num_grad_updates = like.num_grad_updates
         return batch
 
     def marks(self) -> dict[str, Any]:
-        """Return what is known of the batch besides its columns: its layout, `is_training`, `num_grad_updates`."""
+        """Return the attributes of the batch: its layout, `is_training` and `num_grad_updates`.
+
+        With a leading underscore, the keys are keyword arguments of the constructor.
+        """
         return {
             "time_major": self.time_major,
             "zero_padded": self.zero_padded,
@@ -149,26 +162,31 @@ class SampleBatch(dict[str, Any], Columns):
 
     @property
     def max_seq_len(self) -> int | None:
-        """The longest sequence allowed (the padded length where the batch is padded); None without sequences."""
+        """Largest allowed length of a sequence, which is the padded length of a padded batch; None without sequences.
+
+        Defaults to the longest sequence.
+        """
         if self._max_seq_len is not None:
             return self._max_seq_len
         seq_lens = self._seq_lens()
-        return None if seq_lens is None or not len(seq_lens) else int(seq_lens.max())
+        if seq_lens is None or not len(seq_lens):
+            return None
+        return int(seq_lens.max())
 
     @max_seq_len.setter
     def max_seq_len(self, value: int | None) -> None:
         self._max_seq_len = value
 
     def set_training(self, training: bool = True) -> None:
-        """Say whether the batch is used for training (`is_training`)."""
+        """Set the mark `is_training`: whether the batch is used for training."""
         self.is_training = training
 
     def size_bytes(self) -> int:
-        """Return the bytes of all leaves, objects included."""
-        return sum(leaf_bytes(leaf) for column in self.values() for leaf in leaves(column))
+        """Return the memory of all leaves in bytes, including objects."""
+        return sum(sum(map(leaf_bytes, leaves(column))) for column in self.values())
 
     def _seq_lens(self) -> np.ndarray | None:
-        """Return `seq_lens` as a numpy array."""
+        """Return `seq_lens` as a numpy array, or None."""
         seq_lens = dict.get(self, _SEQ_LENS)
         return None if seq_lens is None else to_numpy_leaf(seq_lens)
 
@@ -176,7 +194,7 @@ class SampleBatch(dict[str, Any], Columns):
         seq_lens = dict.get(self, _SEQ_LENS)
         return None if seq_lens is None else int(seq_lens.shape[0])
 
-    # ---- a dict that keeps its columns sound -------------------------------------------------------------
+    # ---- access, with checks of new columns --------------------------------------------------------------
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, str):
@@ -189,14 +207,17 @@ class SampleBatch(dict[str, Any], Columns):
         return self.take_rows(index)
 
     def __missing__(self, key: str) -> Any:
+        # `dones` is derived from the two flags, unless it is a column of its own.
         if key == Columns.DONES:
             flags = [self[name] for name in (Columns.TERMINATEDS, Columns.TRUNCATEDS) if name in self]
+            if len(flags) == 2:
+                return flags[0] | flags[1]
             if flags:
-                return flags[0] | flags[1] if len(flags) == 2 else flags[0]
+                return flags[0]
         raise KeyError(f"no column {key!r}; columns are {sorted(self)}")
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return the column, or `default`; `dones` reads as in `batch["dones"]`."""
+        """Return the column, or `default` if it is missing. `dones` is derived, as in `batch["dones"]`."""
         try:
             return self[key]
         except KeyError:
@@ -206,13 +227,13 @@ class SampleBatch(dict[str, Any], Columns):
         self.update({name: value})
 
     def update(self, *mappings: Any, **columns: Any) -> None:
-        """Set several columns, with the checks of the constructor; on an error nothing is changed."""
-        made = {name: _named_column(name, value) for name, value in {**dict(*mappings), **columns}.items()}
-        self._check_rows({**self, **made})
-        super().update(made)
+        """Set several columns, with the checks of the constructor. After an error the batch is unchanged."""
+        new_columns = _named_columns({**dict(*mappings), **columns})
+        self._check_rows({**self, **new_columns})
+        super().update(new_columns)
 
     def setdefault(self, name: str, default: Any = None) -> Any:
-        """Return the column, which is set to `default` first where it is missing."""
+        """Return the column. If it is missing, it is set to `default` first."""
         if name not in self:
             self[name] = default
         return self[name]
@@ -222,71 +243,84 @@ class SampleBatch(dict[str, Any], Columns):
         return self
 
     def _check_rows(self, columns: Mapping[str, Tree]) -> None:
-        """Raise `ValueError` with two column names and their lengths unless the columns fit together."""
+        """Raise `ValueError` naming two columns and their lengths, unless the columns fit together."""
         seq_lens = columns.get(_SEQ_LENS)
         num_sequences = None if seq_lens is None else int(seq_lens.shape[0])
-        first: tuple[str, int] | None = None
+
+        first_name: str | None = None
+        first_rows = 0
         for name, column in columns.items():
             if _is_per_sequence(name, column, num_sequences):
                 continue
             rows = column_rows(name, column, self.time_major)
-            if rows is not None and first is not None and rows != first[1]:
-                raise ValueError(f"columns {first[0]!r} and {name!r} have {first[1]} and {rows} rows")
-            first = (name, rows) if first is None and rows is not None else first
-        if seq_lens is not None and first is not None:
-            lengths, (name, rows) = to_numpy_leaf(seq_lens), first
-            check_seq_lens(lengths, name, rows, self.time_major, self.zero_padded, self._max_seq_len)
+            if rows is None:
+                continue
+            if first_name is None:
+                first_name = name
+                first_rows = rows
+            elif rows != first_rows:
+                raise ValueError(f"columns {first_name!r} and {name!r} have {first_rows} and {rows} rows")
+
+        if seq_lens is not None and first_name is not None:
+            lengths = to_numpy_leaf(seq_lens)
+            check_seq_lens(lengths, first_name, first_rows, self.time_major, self.zero_padded, self._max_seq_len)
 
     # ---- reading -----------------------------------------------------------------------------------------
 
     def columns(self, keys: Sequence[str]) -> list[Any]:
-        """Return the columns in this order; `KeyError` for one that is missing."""
+        """Return the columns in the order of `keys`; `KeyError` for a missing one."""
         return [self[key] for key in keys]
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Iterate over the real rows as `{column: row}`; states are left out, `seq_lens` is 1."""
+        """Iterate over the real rows as `{column: row}`. States are left out, and `seq_lens` is 1 in each row."""
         flat = self.flat()
-        sequences = self._num_sequences()
-        columns = {name: column for name, column in flat.items() if not _is_per_sequence(name, column, sequences)}
-        alone = {} if sequences is None else {_SEQ_LENS: 1}
+        num_sequences = self._num_sequences()
+        columns = {name: column for name, column in flat.items() if not _is_per_sequence(name, column, num_sequences)}
+        length_of_row = {} if num_sequences is None else {_SEQ_LENS: 1}
         for row in range(len(flat)):
-            yield {name: rows_of(column, row) for name, column in columns.items()} | alone
+            yield {name: rows_of(column, row) for name, column in columns.items()} | length_of_row
 
     def get_single_step_input_dict(
         self, view_requirements: Mapping[str, str | None] | None = None, index: int | Literal["last"] = "last"
     ) -> SampleBatch:
-        """Return one row as model input, [1, ...] for each column, with `seq_lens` [1].
+        """Return one row as model input: each column `[1, ...]`, and `seq_lens` `[1]`.
 
-        `index="last"` is the input for the step *after* the last row: `obs` is the last `new_obs`,
-        `prev_actions` and `prev_rewards` are the last action and reward, `state_in` the last `state_out`.
-        An integer takes that row as it is. `view_requirements` maps a wanted column to the column it is read from
-        (None: the same).
+        Args:
+            view_requirements: For each input column the column that it is read from; None as its source means the
+                column itself.
+            index: A row number, or `"last"` for the input of the step *after* the last row. In that input `obs` is the
+                last `new_obs`, `prev_actions` and `prev_rewards` are the last action and reward, and `state_in` is the
+                last `state_out`.
         """
         flat = self.flat()
         row = int(row_numbers([-1 if index == "last" else index], len(flat))[0])
         seq_lens = self._seq_lens()
-        made: dict[str, Any] = {}
+        inputs: dict[str, Any] = {}
         for name, source in input_sources(flat, view_requirements, after_last=index == "last").items():
-            at, column = row, flat[source]
+            column = flat[source]
+            position = row
             if seq_lens is not None and _is_per_sequence(source, column, len(seq_lens)):
-                at = int(np.searchsorted(sequence_starts(seq_lens)[1:], row, side="right"))
-            made[name] = map_tree(partial(index_leaf, index=slice(at, at + 1)), column)
-        return SampleBatch({**made, _SEQ_LENS: np.ones(1, dtype=np.int32)})
+                position = int(np.searchsorted(sequence_starts(seq_lens)[1:], row, side="right"))
+            inputs[name] = map_tree(partial(index_leaf, index=slice(position, position + 1)), column)
+        return SampleBatch({**inputs, _SEQ_LENS: np.ones(1, dtype=np.int32)})
 
     def is_terminated_or_truncated(self) -> bool:
         """Return whether the last row ends an episode."""
         return bool(len(self)) and bool(self.flat()[Columns.DONES][-1])
 
     def is_single_trajectory(self) -> bool:
-        """Return whether no row but the last ends an episode, and all have one `eps_id` (and one `agent_id`)."""
+        """Return whether only the last row may end an episode, and all rows share one `eps_id` and one `agent_id`."""
         flat = self.flat()
-        if flat.get(Columns.DONES) is not None and bool(flat[Columns.DONES][:-1].any()):
+        dones = flat.get(Columns.DONES)
+        if dones is not None and bool(dones[:-1].any()):
             return False
-        names = [name for name in (Columns.EPS_ID, Columns.AGENT_ID) if name in flat and Columns.EPS_ID in flat]
+        if Columns.EPS_ID not in flat:
+            return True
+        names = [name for name in (Columns.EPS_ID, Columns.AGENT_ID) if name in flat]
         return not any(len(changes_in(to_numpy_leaf(flat[name]))) for name in names)
 
     def summary(self) -> str:
-        """Return one line for each column: container, shape, dtype, min, max, mean."""
+        """Return a text with one line for each column: its container, shape, dtype, minimum, maximum and mean."""
         marks = [f"{len(self)} rows"]
         if _SEQ_LENS in self:
             marks.append(f"{len(self[_SEQ_LENS])} sequences")
@@ -301,37 +335,47 @@ class SampleBatch(dict[str, Any], Columns):
     # ---- parts -------------------------------------------------------------------------------------------
 
     def take_rows(self, index: Slice | np.ndarray) -> SampleBatch:
-        """Return rows of a batch without sequences: views for a slice, one gather for int64 rows (none negative)."""
+        """Return rows of a batch without sequences: views for a slice, one gather for int64 row numbers.
+
+        Row numbers must not be negative.
+        """
         if self.time_major:
             raise ValueError("a time-major batch has no rows one by one; use take_sequences, or unpad() first")
         columns: dict[str, Any] = {}
         for name, column in self.items():
-            if type(column) is np.ndarray:
+            if type(column) is np.ndarray:  # nearly all columns of a minibatch: no calls for them
                 columns[name] = column[index] if isinstance(index, slice) else column.take(index, axis=0)
             else:
                 columns[name] = map_tree(lambda leaf: index_leaf(leaf, index), column)
         return self.trusted(columns, self)
 
     def _select_slice(self, key: Slice) -> SampleBatch:
+        """Return the rows of a slice. With `seq_lens` it snaps to whole sequences; see `slice`."""
         seq_lens = self._seq_lens()
         if seq_lens is None:
             return self.take_rows(key)
+
         starts = sequence_starts(seq_lens)
-        start, stop, step = key.indices(int(starts[-1]))
+        num_rows = int(starts[-1])
+        start, stop, step = key.indices(num_rows)
         if step == 1:
             return self.take_sequences(slice(sequence_at(starts, start), sequence_at(starts, stop)))
-        chosen = np.zeros(int(starts[-1]), dtype=bool)
-        chosen[key] = True
-        real = np.flatnonzero(seq_lens > 0)
-        sequences = real[chosen[starts[real]]]
+
+        # With another step: the sequences whose first row is selected. Empty sequences have no row.
+        is_selected = np.zeros(num_rows, dtype=bool)
+        is_selected[key] = True
+        not_empty = np.flatnonzero(seq_lens > 0)
+        sequences = not_empty[is_selected[starts[not_empty]]]
         return self.take_sequences(sequences if step > 0 else sequences[::-1])
 
     def slice(self, start: int, end: int, state_start: int | None = None, state_end: int | None = None) -> SampleBatch:
         """Return rows `start` to `end` as views.
 
-        With `seq_lens` the slice snaps to whole sequences: from the one that holds row `start` up to, but without,
-        the one that holds row `end` (neighbouring slices therefore never share or lose a row). With `state_start`
-        and `state_end` the sequences are named instead; `ValueError` unless their rows are just `start` to `end`.
+        With `seq_lens` the slice snaps to whole sequences: from the sequence that holds row `start` to the one before
+        the sequence that holds row `end`. So adjacent slices never share or lose a row.
+
+        `state_start` and `state_end` select the sequences by number instead. `ValueError` unless their rows are exactly
+        `start` to `end`.
         """
         if state_start is None and state_end is None:
             return self._select_slice(slice(start, end))
@@ -350,12 +394,13 @@ class SampleBatch(dict[str, Any], Columns):
         return seq_lens
 
     def take_sequences(self, sequences: Slice | np.ndarray) -> SampleBatch:
-        """Return whole sequences by number; views for a slice of flat or padded rows, one gather for an int array."""
+        """Return whole sequences by number: views for a slice, one gather for an int array."""
         seq_lens = self._required_seq_lens()
         if isinstance(sequences, slice) and sequences.step not in (None, 1):
             sequences = np.arange(len(seq_lens))[sequences]
         if not isinstance(sequences, slice):
             sequences = row_numbers(sequences, len(seq_lens))
+
         rows = None if self.time_major else self._rows_of_sequences(seq_lens, sequences)
         columns: dict[str, Any] = {}
         for name, column in self.items():
@@ -368,6 +413,7 @@ class SampleBatch(dict[str, Any], Columns):
         return self.trusted(columns, self)
 
     def _rows_of_sequences(self, seq_lens: np.ndarray, sequences: Slice | np.ndarray) -> Slice | np.ndarray:
+        """Return the stored rows of flat or padded sequences; a slice for a slice."""
         if self.zero_padded:
             seq_lens = np.full(len(seq_lens), self.max_seq_len or 0, dtype=np.int64)
         starts = sequence_starts(seq_lens)
@@ -377,26 +423,36 @@ class SampleBatch(dict[str, Any], Columns):
         return rows_of_sequences(starts[:-1][sequences], seq_lens[sequences])
 
     def split_by_episode(self, key: str | None = None) -> Sequence[SampleBatch]:
-        """Return one view for each episode: cut where `key` changes, else after each ended row.
+        """Return one view for each episode, also for the last one if it has not ended.
 
-        The default key is `eps_id`, with `agent_id` where there is one: agents of one module share their `eps_id`.
+        Args:
+            key: Column whose changes separate episodes. By default it is `eps_id`, together with `agent_id` if the
+                batch has it, since agents of one module share their `eps_id`. Without these columns, episodes are cut
+                after each row that ends one.
 
-        An open last piece is kept. The views are made when they are read (`list(...)` makes all of them).
-        Neither an episode column nor flags: `KeyError`.
+        Returns:
+            A sequence that makes each view when it is indexed; `list(...)` makes all of them.
+
+        Raises:
+            KeyError: the batch has neither an episode column nor flags.
+            ValueError: a sequence of `seq_lens` crosses the end of an episode.
         """
         flat = self.flat()
         if not len(flat):
             return []
         cuts = episode_cuts(flat, key)
         bounds = np.concatenate([[0], cuts, [len(flat)]])
+
+        # Views are made later, when columns of this batch may have been replaced.
         snapshot = flat.trusted(flat, flat)
         seq_lens = self._seq_lens()
         if seq_lens is None:
             return Pieces(snapshot.take_rows, bounds)
+
         starts = sequence_starts(seq_lens)
-        inside = np.setdiff1d(cuts, starts)
-        if len(inside):
-            raise ValueError(f"a sequence crosses the episode boundary at row {int(inside[0])}")
+        crossed = np.setdiff1d(cuts, starts)
+        if len(crossed):
+            raise ValueError(f"a sequence crosses the episode boundary at row {int(crossed[0])}")
         numbers = np.searchsorted(starts, bounds)
         numbers[-1] = len(seq_lens)
         return Pieces(snapshot.take_sequences, numbers)
@@ -404,7 +460,7 @@ class SampleBatch(dict[str, Any], Columns):
     def timeslices(self, size: int | None = None, num_slices: int | None = None) -> list[SampleBatch]:
         """Return views of `size` rows each (the last may be shorter), or `num_slices` views of nearly equal size.
 
-        Every row lies in exactly one slice. `ValueError` unless exactly one argument is given.
+        Every row is in exactly one slice. `ValueError` unless exactly one argument is given.
         """
         if (size is None) == (num_slices is None):
             raise ValueError(f"exactly one of size and num_slices is needed, got size={size}, num_slices={num_slices}")
@@ -412,20 +468,22 @@ class SampleBatch(dict[str, Any], Columns):
         if size is not None:
             size = check_whole("size", size, 1)
             slices = [self[start : start + size] for start in range(0, total, size)]
+            # Slices snap to sequences, so that some of them may hold none.
             return [part for part in slices if len(part)]
+
         count = check_whole("num_slices", num_slices, 1)
-        share, longer = divmod(total, count)
-        bounds = [share * i + max(0, i - count + longer) for i in range(count + 1)]
-        return [self[a:b] for a, b in pairwise(bounds)]
+        share, num_longer = divmod(total, count)
+        bounds = [share * i + max(0, i - count + num_longer) for i in range(count + 1)]
+        return [self[start:stop] for start, stop in pairwise(bounds)]
 
     def split(self, size: int, shuffle: bool = False, generator: Generator = None) -> Iterator[SampleBatch]:
-        """Return batches of `size` rows, the last possibly shorter; in random order with `shuffle`."""
+        """Return an iterator of batches of `size` rows; the last may be shorter. `shuffle` permutes the rows first."""
         return iter((self._permuted(generator) if shuffle else self).timeslices(size))
 
-    # ---- new forms ---------------------------------------------------------------------------------------
+    # ---- order, padding, device --------------------------------------------------------------------------
 
     def shuffle(self, generator: Generator = None) -> SampleBatch:
-        """Permute rows (with `seq_lens`: whole sequences) in place, every column alike; return self."""
+        """Permute the rows in place, or whole sequences if there are any, and return self."""
         dict.update(self, self._permuted(generator))
         return self
 
@@ -437,15 +495,18 @@ class SampleBatch(dict[str, Any], Columns):
         return self.take_rows(rng.permutation(len(self)))
 
     def copy(self, shallow: bool = False) -> SampleBatch:
-        """Return a copy; deep for tensors and objects too, or `shallow` with the same arrays."""
+        """Return a deep copy, objects included, or with `shallow` a new batch of the same arrays."""
         function = (lambda leaf: leaf) if shallow else copy_leaf
         return self.trusted({name: map_tree(function, column) for name, column in self.items()}, self)
 
     def right_zero_pad(self, max_seq_len: int, exclude_states: bool = True) -> SampleBatch:
-        """Fill each sequence with zeros on the right to `max_seq_len` rows, in place; return self.
+        """Fill each sequence with zeros on the right to `max_seq_len` rows, in place, and return self.
 
-        `exclude_states=False` spreads state columns as well: the state in the first row of its sequence, zeros
-        after. `ValueError` without `seq_lens`, or where a sequence is longer than `max_seq_len`.
+        `exclude_states=False` pads state columns as well: the first row of a sequence holds its state, the other rows
+        are zeros.
+
+        Raises:
+            ValueError: the batch has no `seq_lens`, or a sequence is longer than `max_seq_len`.
         """
         seq_lens = self._required_seq_lens()
         if len(seq_lens) and int(seq_lens.max()) > max_seq_len:
@@ -454,10 +515,10 @@ class SampleBatch(dict[str, Any], Columns):
             )
         self.unpad()
         for name, column in list(self.items()):
-            per_sequence = _is_per_sequence(name, column, len(seq_lens))
-            if name == _SEQ_LENS or (per_sequence and exclude_states):
+            is_per_sequence = _is_per_sequence(name, column, len(seq_lens))
+            if name == _SEQ_LENS or (is_per_sequence and exclude_states):
                 continue
-            lengths = np.ones_like(seq_lens) if per_sequence else seq_lens
+            lengths = np.ones_like(seq_lens) if is_per_sequence else seq_lens
             padded = map_tree(partial(pad_leaf, seq_lens=lengths, length=max_seq_len), column)
             dict.__setitem__(self, name, padded)
         self.zero_padded = True
@@ -465,38 +526,44 @@ class SampleBatch(dict[str, Any], Columns):
         return self
 
     def unpad(self) -> SampleBatch:
-        """Bring padded or time-major sequences to flat rows, in place; return self."""
+        """Turn padded or time-major sequences into flat rows, in place, and return self."""
         if not (self.zero_padded or self.time_major):
             return self
-        seq_lens, sequences = self._seq_lens(), self._num_sequences()
+        num_sequences = self._num_sequences()
         columns: dict[str, Any] = {}
         for name, column in self.items():
-            if _is_per_sequence(name, column, sequences):
-                columns[name] = column
-                continue
-            length = self.max_seq_len or 0
-            if self.time_major:
-                length = next((int(leaf.shape[0]) for leaf in leaves(column)), 0)
-                column = map_tree(time_major_to_padded, column)
-            if seq_lens is not None:
-                lengths = np.ones_like(seq_lens) if is_state_column(name) and not self.time_major else seq_lens
-                column = map_tree(partial(unpad_leaf, seq_lens=lengths, length=length), column)
-            columns[name] = column
+            is_per_sequence = _is_per_sequence(name, column, num_sequences)
+            columns[name] = column if is_per_sequence else self._unpadded(name, column)
         dict.update(self, columns)
-        self.zero_padded = self.time_major = False
+        self.zero_padded = False
+        self.time_major = False
         self.max_seq_len = None
         return self
 
+    def _unpadded(self, name: str, column: Tree) -> Tree:
+        """Return one padded or time-major column as flat rows."""
+        seq_lens = self._seq_lens()
+        length = self.max_seq_len or 0
+        if self.time_major:
+            length = next((int(leaf.shape[0]) for leaf in leaves(column)), 0)
+            column = map_tree(time_major_to_padded, column)
+        if seq_lens is None:
+            return column
+        # A padded state column (`right_zero_pad(exclude_states=False)`) has one real row for each sequence.
+        is_padded_state = is_state_column(name) and not self.time_major
+        lengths = np.ones_like(seq_lens) if is_padded_state else seq_lens
+        return map_tree(partial(unpad_leaf, seq_lens=lengths, length=length), column)
+
     def flat(self) -> SampleBatch:
-        """Return self, or an unpadded shallow copy where rows are padded or time-major."""
+        """Return self if the rows are flat, else an unpadded shallow copy."""
         return self.copy(shallow=True).unpad() if self.zero_padded or self.time_major else self
 
     def to_device(
         self, device: Device, pin_memory: bool = False, non_blocking: bool = False, *, keep_dtype: bool = False
     ) -> SampleBatch:
-        """Make all columns tensors on `device`, in place; return self.
+        """Turn all columns into tensors on `device`, in place, and return self.
 
-        float64 becomes float32 unless `keep_dtype`. `infos`, strings and objects stay as they are.
+        float64 becomes float32 unless `keep_dtype` is set. `infos`, strings and objects stay as they are.
         """
         device = torch.device(device)
 
@@ -515,106 +582,133 @@ class SampleBatch(dict[str, Any], Columns):
         return self
 
     def to_numpy(self) -> SampleBatch:
-        """Return the same columns as numpy arrays, sharing memory where tensors lie on the CPU."""
+        """Return a batch with all columns as numpy arrays, which share memory with tensors on the CPU."""
         return self.trusted({name: map_tree(to_numpy_leaf, column) for name, column in self.items()}, self)
 
     def to_torch(self) -> SampleBatch:
-        """Return the same columns as tensors, sharing memory where it can be; strings and objects stay arrays."""
+        """Return a batch with all columns as tensors, which share memory with arrays if torch allows it.
+
+        Strings and objects stay arrays.
+        """
         return self.trusted({name: map_tree(to_torch_leaf, column) for name, column in self.items()}, self)
 
     def as_multi_agent(self, module_id: str | None = None) -> MultiAgentBatch:
-        """Return the `MultiAgentBatch` with this batch under `module_id`; None: under "default_policy"."""
+        """Return a `MultiAgentBatch` with this batch under `module_id`, by default "default_policy"."""
         return MultiAgentBatch({DEFAULT_MODULE_ID if module_id is None else module_id: self}, self.env_steps())
 
     def compress(self, bulk: bool = False, columns: Collection[str] = compressed.DEFAULT_COLUMNS) -> SampleBatch:
-        """Compress columns in place (lz4, extra `compression`); return self.
+        """Compress columns with lz4 (extra `compression`), in place, and return self.
 
-        Each row apart, or with `bulk` all rows of a leaf together (smaller, and faster where all are needed). Rows
-        can still be sliced, joined, shuffled and padded. On an error nothing is changed: `KeyError` for a missing
-        column that is named, `TypeError` for a column of objects.
+        Rows can still be sliced, joined, shuffled and padded. After an error the batch is unchanged.
+
+        Args:
+            bulk: Compress all rows of a leaf together. This is smaller, and faster to read as a whole. By default each
+                row is compressed separately.
+            columns: Columns to compress. Of the default columns those that are missing are skipped.
+
+        Raises:
+            KeyError: a column is missing.
+            TypeError: a column holds objects.
         """
-        sequences = self._num_sequences()
-        made = {}
+        num_sequences = self._num_sequences()
+        new_columns = {}
         for name in compressed.columns_to_compress(columns, self):
             column = dict.__getitem__(self, name)
-            lead = 2 if self.time_major and not _is_per_sequence(name, column, sequences) else 1
-            made[name] = compressed.compress_column(name, column, bulk, lead)
-        dict.update(self, made)
+            lead = 2 if self.time_major and not _is_per_sequence(name, column, num_sequences) else 1
+            new_columns[name] = compressed.compress_column(name, column, bulk, lead)
+        dict.update(self, new_columns)
         return self
 
     def decompress_if_needed(self, columns: Collection[str] = compressed.DEFAULT_COLUMNS) -> SampleBatch:
-        """Bring compressed columns back as they were (tensors on the CPU), in place; return self."""
+        """Decompress columns in place, and return self. Tensors are restored on the CPU."""
         names = compressed.columns_to_compress(columns, self)
-        made = {name: compressed.decompress_column(name, dict.__getitem__(self, name)) for name in names}
-        dict.update(self, made)
+        new_columns = {name: compressed.decompress_column(name, dict.__getitem__(self, name)) for name in names}
+        dict.update(self, new_columns)
         return self
 
     # ---- files and other libraries -----------------------------------------------------------------------
 
     @classmethod
     def _marked(cls, columns: Mapping[str, Any], marks: Mapping[str, Any]) -> SampleBatch:
+        """Return a batch of columns with the marks of `marks()`. Pickled batches name this method."""
         return cls(columns, **{f"_{name}": value for name, value in marks.items()})
 
     def to_npz(self, path: str | Path) -> Path:
-        """Write all columns to one `.npz` file without loss; return its path.
+        """Write all columns to one `.npz` file without loss, and return its path.
 
-        `infos` may hold None, bool, int, float, str, arrays and dicts, lists and tuples of them; `TypeError`
-        naming the column for any other object, `OSError` naming the file where it cannot be written.
+        `infos` may hold None, bool, int, float, str, arrays, and dicts, lists and tuples of them.
+
+        Raises:
+            TypeError: a column holds another kind of object; names the column.
+            OSError: the file cannot be written; names the file.
         """
         return codec.write_npz(Path(path), self, self.marks())
 
     @classmethod
     def from_npz(cls, path: str | Path) -> SampleBatch:
-        """Read what `to_npz` wrote; `ValueError` naming the file where it is damaged or foreign."""
+        """Read a batch from a file of `to_npz`; `ValueError` naming the file if it is damaged or foreign."""
         with codec.naming_damage(Path(path), "SampleBatch file"):
             return cls._marked(*codec.read_npz(Path(path)))
 
     def to_parquet(self, path: str | Path, *, compression: str = "zstd", row_group_size: int = 65_536) -> Path:
-        """Write all columns to one Parquet file without loss (extra `offline`); return its path. As `to_npz`."""
+        """Write all columns to one Parquet file without loss (extra `offline`), and return its path.
+
+        Errors are those of `to_npz`.
+        """
         return parquet.write_parquet(Path(path), self, self.marks(), compression, row_group_size)
 
     @classmethod
     def from_parquet(cls, path: str | Path, columns: Sequence[str] | None = None) -> SampleBatch:
-        """Read what `to_parquet` wrote, or a plain table of numbers, bools and text; all columns or some.
+        """Read a batch from a file of `to_parquet`, or from a plain table of numbers, bools and text.
 
-        `ValueError` naming the file where it is damaged or foreign, `KeyError` for a column it lacks.
+        Args:
+            path: File to read.
+            columns: Columns to read. Defaults to all columns.
+
+        Raises:
+            ValueError: the file is damaged or foreign; names the file.
+            KeyError: the file lacks a column.
         """
         with codec.naming_damage(Path(path), "Parquet file of a SampleBatch"):
             return cls._marked(*parquet.read_parquet(Path(path), columns))
 
     def to_tensordict(self) -> Any:
-        """Return a `TensorDict` (extra `tensordict`) that shares memory; text and objects are non-tensor data.
+        """Return a `TensorDict` that shares memory with the batch (extra `tensordict`).
 
-        Its batch size is the number of rows; with sequences it has none.
+        Text and objects are non-tensor data. The batch size is the number of rows; it is empty for sequences.
         """
         num_rows = None if _SEQ_LENS in self or self.time_major or not dict.__len__(self) else len(self)
         return tensordicts.to_tensordict(self, num_rows, self.marks())
 
     @classmethod
     def from_tensordict(cls, tensordict: Any) -> SampleBatch:
-        """Return the batch that `to_tensordict` was given, or any `TensorDict` with up to one batch dimension."""
+        """Return the batch of a `TensorDict`: one of `to_tensordict`, or any with at most one batch dimension."""
         return cls._marked(*tensordicts.from_tensordict(tensordict))
 
     # ---- joining -----------------------------------------------------------------------------------------
 
     def concat(self, other: SampleBatch) -> SampleBatch:
-        """Return the rows of both; see `concat_samples`."""
+        """Return a batch with the rows of both batches; see `concat_samples`."""
         return concat_samples([self, other])
 
     @staticmethod
     def concat_samples(batches: Sequence[Any], on_missing: OnMissing = "raise") -> Any:
-        """Return the rows of all batches in one; see the function `concat_samples`."""
+        """Return a batch with the rows of all batches; see the function `concat_samples`."""
         return concat_samples(batches, on_missing)
 
 
-def _named_column(name: object, value: object) -> Tree:
-    if not isinstance(name, str):
-        raise TypeError(f"column names are strings, got {name!r} ({type(name).__name__})")
-    return as_column(name, value)
+def _named_columns(values: Mapping[Any, Any]) -> dict[str, Tree]:
+    """Return values as columns; `TypeError` for a name that is not a string, or a value that cannot be a column."""
+    columns = {}
+    for name, value in values.items():
+        if not isinstance(name, str):
+            raise TypeError(f"column names are strings, got {name!r} ({type(name).__name__})")
+        columns[name] = as_column(name, value)
+    return columns
 
 
 def _is_per_sequence(name: str, column: Tree, num_sequences: int | None) -> bool:
-    """Return whether a column has one row for each sequence rather than one for each step."""
+    """Return whether a column has one row for each sequence instead of one for each step."""
     if num_sequences is None:
         return False
     return name == _SEQ_LENS or (is_state_column(name) and column_rows(name, column) == num_sequences)
@@ -627,13 +721,18 @@ _GRAD_UPDATES = attrgetter("num_grad_updates")
 
 
 def concat_samples(batches: Sequence[Any], on_missing: OnMissing = "raise") -> Any:
-    """Return the rows of all batches in one, with one allocation for each column.
+    """Return one batch with the rows of all batches, with one allocation for each column.
 
-    Empty batches are skipped; `[]` gives an empty batch. `max_seq_len` becomes the largest, `num_grad_updates` the
-    mean over the rows. Where one is a `MultiAgentBatch` the result is one as well (`concat_samples_into_ma_batch`).
+    Empty batches are skipped; an empty list gives an empty batch. `max_seq_len` becomes the largest one, and
+    `num_grad_updates` the mean over the rows. If a `MultiAgentBatch` is among the batches, the result is one as well
+    (see `concat_samples_into_ma_batch`).
+
+    Args:
+        batches: Batches to join.
+        on_missing: `"drop"` keeps only the columns that all batches have, `"raise"` refuses others.
 
     Raises:
-        KeyError: a batch lacks a column: names it and the position (`on_missing="drop"` keeps the common columns).
+        KeyError: a batch lacks a column; names the column and the position of the batch.
         ValueError: the batches have different layouts (padding, padded length, time-major).
     """
     batches = list(batches)
@@ -642,51 +741,63 @@ def concat_samples(batches: Sequence[Any], on_missing: OnMissing = "raise") -> A
     check_choice("on_missing", on_missing, ("raise", "drop"))
     if not batches:
         return SampleBatch()
-    gathered = _gather_alike(batches)
+
     like = batches[0]
-    if gathered is None:
+    parts_of_columns = _parts_of_uniform(batches)
+    if parts_of_columns is None:
         filled = [(position, batch) for position, batch in enumerate(batches) if len(batch)] or [(0, like)]
         _check_same_layout(filled)
         like = filled[0][1]
         names = common_names([(position, batch.keys()) for position, batch in filled], on_missing)
-        gathered = {name: [dict.__getitem__(batch, name) for _, batch in filled] for name in names}
+        parts_of_columns = {name: [dict.__getitem__(batch, name) for _, batch in filled] for name in names}
+
     seq_lens = dict.get(like, _SEQ_LENS)
-    sequences = None if seq_lens is None else len(seq_lens)
+    num_sequences = None if seq_lens is None else len(seq_lens)
     joined = {}
-    for name, parts in gathered.items():
-        side_by_side = like.time_major and not _is_per_sequence(name, parts[0], sequences)
-        joined[name] = concat_trees(parts, name, int(side_by_side))
+    for name, parts in parts_of_columns.items():
+        # In a time-major column the second axis counts sequences.
+        is_time_major = like.time_major and not _is_per_sequence(name, parts[0], num_sequences)
+        joined[name] = concat_trees(parts, name, axis=int(is_time_major))
+
     result = SampleBatch.trusted(joined, like)
     if _SEQ_LENS in result or result.max_seq_len is not None:
-        result.max_seq_len = max((each.max_seq_len for each in batches if each.max_seq_len is not None), default=None)
+        result.max_seq_len = max(
+            (batch.max_seq_len for batch in batches if batch.max_seq_len is not None), default=None
+        )
     result.num_grad_updates = _mean_grad_updates(batches)
     return result
 
 
-def _gather_alike(batches: Sequence[SampleBatch]) -> dict[str, list[Any]] | None:
-    """Return parts by column where all batches have rows, one layout and the same columns; else None."""
+def _parts_of_uniform(batches: Sequence[SampleBatch]) -> dict[str, list[Any]] | None:
+    """Return the parts of each column if all batches have rows, one layout and the same columns; else None.
+
+    This is the usual case of hundreds of small batches, decided without a line of Python for each of them.
+    """
     first = batches[0]
     if not first or len(set(map(_LAYOUT, batches))) > 1 or len(set(map(dict.__len__, batches))) > 1:
         return None
     try:
-        gathered = {name: list(map(dict.__getitem__, batches, repeat(name))) for name in first}
+        parts = {name: list(map(dict.__getitem__, batches, repeat(name))) for name in first}
     except KeyError:
         return None
-    leading = next(iter(gathered.values()))
-    arrays = all(type(part) is np.ndarray for part in leading)
-    return gathered if arrays and not first.time_major and all(map(len, leading)) else None
+
+    # The lengths of the first column say whether every batch has rows.
+    leading = next(iter(parts.values()))
+    are_arrays = all(type(part) is np.ndarray for part in leading)
+    return parts if are_arrays and not first.time_major and all(map(len, leading)) else None
 
 
 def _mean_grad_updates(batches: Sequence[SampleBatch]) -> float | None:
-    """Return the mean of `num_grad_updates` over the rows of the batches that know it, None where none does."""
+    """Return the mean of `num_grad_updates` over the rows of the batches that have it; None if no batch has it."""
     if set(map(_GRAD_UPDATES, batches)) <= {None}:
         return None
     known = [(len(batch), value) for batch in batches if (value := batch.num_grad_updates) is not None]
-    rows = sum(count for count, _ in known)
-    return sum(count * value for count, value in known) / rows if rows else known[0][1]
+    num_rows = sum(count for count, _ in known)
+    return sum(count * value for count, value in known) / num_rows if num_rows else known[0][1]
 
 
 def _check_same_layout(filled: Sequence[tuple[int, SampleBatch]]) -> None:
+    """Raise `ValueError` unless all batches, given with their positions, have the layout of the first."""
     position, first = filled[0]
     for other_position, other in filled[1:]:
         for mark in ("zero_padded", "time_major", *["max_seq_len"] * first.zero_padded):
@@ -698,13 +809,14 @@ def _check_same_layout(filled: Sequence[tuple[int, SampleBatch]]) -> None:
 
 
 class MultiAgentBatch:
-    """The batches of several modules by module id, collected in `env_steps` environment steps.
+    """Batches of several modules by module id, which were collected in `env_steps` environment steps.
 
-    `len(batch)` is the number of environment steps, `batch[module_id]` a module's rows; iteration gives module ids.
+    `len(batch)` is the number of environment steps, and `batch[module_id]` the batch of a module. Iteration yields
+    module ids.
 
     Raises:
-        TypeError: a module id is no string, or a value is no `SampleBatch`.
-        ValueError: `env_steps` is negative or no whole number.
+        TypeError: a module id is not a string, or a value is not a `SampleBatch`.
+        ValueError: `env_steps` is negative or not a whole number.
     """
 
     __slots__ = ("_env_steps", "policy_batches")
@@ -719,11 +831,11 @@ class MultiAgentBatch:
         self._env_steps = check_whole("env_steps", env_steps, 0)
 
     def env_steps(self) -> int:
-        """Return the environment steps in which the rows were collected."""
+        """Return the number of environment steps in which the rows were collected."""
         return self._env_steps
 
     def agent_steps(self) -> int:
-        """Return the rows of all modules together."""
+        """Return the number of rows of all modules together."""
         return sum(batch.agent_steps() for batch in self.policy_batches.values())
 
     def __len__(self) -> int:
@@ -731,7 +843,7 @@ class MultiAgentBatch:
 
     @property
     def count(self) -> int:
-        """Environment steps."""
+        """Number of environment steps."""
         return self._env_steps
 
     def __getitem__(self, module_id: str) -> SampleBatch:
@@ -747,47 +859,48 @@ class MultiAgentBatch:
         return iter(self.policy_batches)
 
     def size_bytes(self) -> int:
-        """Return the bytes of all modules' leaves."""
+        """Return the memory of all leaves of all modules in bytes."""
         return sum(batch.size_bytes() for batch in self.policy_batches.values())
 
     def copy(self, shallow: bool = False) -> MultiAgentBatch:
-        """Return a copy; deep, or `shallow` with the same arrays."""
-        return MultiAgentBatch(
-            {module_id: batch.copy(shallow) for module_id, batch in self.policy_batches.items()},
-            self._env_steps,
-        )
+        """Return a deep copy, or with `shallow` a new batch of the same arrays."""
+        copies = {module_id: batch.copy(shallow) for module_id, batch in self.policy_batches.items()}
+        return MultiAgentBatch(copies, self._env_steps)
 
     def to_device(
         self, device: Device, pin_memory: bool = False, non_blocking: bool = False, *, keep_dtype: bool = False
     ) -> MultiAgentBatch:
-        """Make every module's columns tensors on `device`, in place; return self."""
+        """Turn the columns of every module into tensors on `device`, in place, and return self."""
         for batch in self.policy_batches.values():
             batch.to_device(device, pin_memory, non_blocking, keep_dtype=keep_dtype)
         return self
 
     def compress(self, bulk: bool = False, columns: Collection[str] = compressed.DEFAULT_COLUMNS) -> MultiAgentBatch:
-        """Compress columns of every module in place; return self. See `SampleBatch.compress`.
+        """Compress columns of every module in place, and return self. See `SampleBatch.compress`.
 
-        A module may lack a column that another has; `KeyError` where none has it.
+        A module may lack a column that another module has. `KeyError` if no module has it.
         """
         for batch, names in self._with_columns(columns):
             batch.compress(bulk, names)
         return self
 
     def decompress_if_needed(self, columns: Collection[str] = compressed.DEFAULT_COLUMNS) -> MultiAgentBatch:
-        """Bring compressed columns of every module back as they were, in place; return self."""
+        """Decompress columns of every module in place, and return self."""
         for batch, names in self._with_columns(columns):
             batch.decompress_if_needed(names)
         return self
 
     def _with_columns(self, columns: Collection[str]) -> list[tuple[SampleBatch, list[str]]]:
-        """Return each module's batch with those of the columns that it has."""
-        everywhere = {name for batch in self.policy_batches.values() for name in batch}
-        wanted = compressed.columns_to_compress(columns, everywhere)
+        """Return (batch, names of the given columns that it has) for each module."""
+        present: set[str] = set()
+        for batch in self.policy_batches.values():
+            present.update(batch)
+
+        wanted = compressed.columns_to_compress(columns, present)
         return [(batch, [name for name in wanted if name in batch]) for batch in self.policy_batches.values()]
 
     def as_multi_agent(self, module_id: str | None = None) -> MultiAgentBatch:
-        """Return self. `ValueError` for a `module_id`: the batches have theirs."""
+        """Return self. `ValueError` for a `module_id`, since each batch has its module id already."""
         if module_id is not None:
             raise ValueError(
                 f"module_id={module_id!r} is not allowed: this batch has the modules {list(self.policy_batches)}"
@@ -795,51 +908,54 @@ class MultiAgentBatch:
         return self
 
     def timeslices(self, k: int) -> list[MultiAgentBatch]:
-        """Return batches of `k` environment steps each (the last may have fewer).
+        """Return batches of `k` environment steps each; the last may have fewer.
 
-        An environment step is one `(eps_id, t)` over all modules; episodes keep the order in which they appear.
-        Every row lies in exactly one slice; modules without rows in a slice are left out of it. With `seq_lens`
-        sequences stay whole, as in slices of a `SampleBatch`: each lies in the slice of its last row, and the slice
-        counts the environment steps that no earlier slice has. Raises `ValueError` for `k < 1`, `KeyError` where a
-        module lacks `eps_id` or `t`.
+        An environment step is one pair `(eps_id, t)` over all modules. Episodes keep the order in which they appear.
+        Every row is in exactly one slice, and a slice leaves out modules that have no rows in it.
+
+        With `seq_lens` sequences stay whole: each is in the slice of its last row, and a slice counts the environment
+        steps that no earlier slice has.
+
+        Raises:
+            ValueError: `k` is below 1.
+            KeyError: a module lacks `eps_id` or `t`.
         """
         k = check_whole("k", k, 1)
         filled = {module_id: batch for module_id, batch in self.policy_batches.items() if len(batch)}
         if not filled:
             return []
+
+        steps_of_rows = _number_steps_of_modules(filled)
+        num_steps = 1 + max(int(steps.max()) for steps in steps_of_rows.values())
+        slices: list[dict[str, SampleBatch]] = [{} for _ in range(-(-num_steps // k))]
+        first_slice_of_step = np.full(num_steps, len(slices), dtype=np.int64)
+
         for module_id, batch in filled.items():
-            for name in (Columns.EPS_ID, Columns.T):
-                if name not in batch:
-                    raise KeyError(f"module {module_id!r} lacks column {name!r}; timeslices needs 'eps_id' and 't'")
-        flat = [batch.flat() for batch in filled.values()]
-        ids, times = ([to_numpy_leaf(batch[name]) for batch in flat] for name in (Columns.EPS_ID, Columns.T))
-        steps = dict(zip(filled, number_steps(ids, times)))
-        num_steps = 1 + max(int(rows.max()) for rows in steps.values())
-        parts: list[dict[str, SampleBatch]] = [{} for _ in range(-(-num_steps // k))]
-        slice_of_step = np.full(num_steps, len(parts), dtype=np.int64)
-        for module_id, batch in filled.items():
-            number, lengths = steps[module_id] // k, batch.get(_SEQ_LENS)
-            if lengths is None:
-                np.minimum.at(slice_of_step, steps[module_id], number)
-            else:
-                lengths = to_numpy_leaf(lengths)
-                real = np.flatnonzero(lengths)
-                batch = batch.take_sequences(real) if len(real) < len(lengths) else batch
-                number = number[np.cumsum(lengths[real]) - 1]
-                np.minimum.at(slice_of_step, steps[module_id], np.repeat(number, lengths[real]))
-            take = batch.take_rows if lengths is None else batch.take_sequences
-            order = np.argsort(number, kind="stable")
-            bounds = np.searchsorted(number[order], np.arange(len(parts) + 1))
-            in_order = bool(np.all(np.diff(number) >= 0))
-            for part, start, stop in zip(parts, bounds[:-1].tolist(), bounds[1:].tolist()):
-                if stop > start:
-                    part[module_id] = take(slice(start, stop) if in_order else order[start:stop])
-        counts = np.bincount(slice_of_step, minlength=len(parts)).tolist()
-        return [MultiAgentBatch(part, count) for part, count in zip(parts, counts) if part]
+            steps = steps_of_rows[module_id]
+            slice_of_row = steps // k
+            # Units are what a slice takes whole: rows, or sequences.
+            slice_of_unit = slice_of_row
+            take = batch.take_rows
+            if _SEQ_LENS in batch:
+                seq_lens = to_numpy_leaf(batch[_SEQ_LENS])
+                not_empty = np.flatnonzero(seq_lens)
+                if len(not_empty) < len(seq_lens):
+                    batch = batch.take_sequences(not_empty)
+                lengths = seq_lens[not_empty]
+                slice_of_unit = slice_of_row[np.cumsum(lengths) - 1]
+                slice_of_row = np.repeat(slice_of_unit, lengths)
+                take = batch.take_sequences
+
+            np.minimum.at(first_slice_of_step, steps, slice_of_row)
+            for number, units in _units_by_slice(slice_of_unit, len(slices)):
+                slices[number][module_id] = take(units)
+
+        step_counts = np.bincount(first_slice_of_step, minlength=len(slices)).tolist()
+        return [MultiAgentBatch(modules, count) for modules, count in zip(slices, step_counts) if modules]
 
     @staticmethod
     def wrap_as_needed(policy_batches: Mapping[str, SampleBatch], env_steps: int) -> SampleBatch | MultiAgentBatch:
-        """Return the plain `SampleBatch` where there is only the default module, else a `MultiAgentBatch`."""
+        """Return the `SampleBatch` of the default module if it is the only one, else a `MultiAgentBatch`."""
         if list(policy_batches) == [DEFAULT_MODULE_ID]:
             return policy_batches[DEFAULT_MODULE_ID]
         return MultiAgentBatch(policy_batches, env_steps)
@@ -848,7 +964,7 @@ class MultiAgentBatch:
     def concat_samples(
         batches: Sequence[SampleBatch | MultiAgentBatch], on_missing: OnMissing = "raise"
     ) -> MultiAgentBatch:
-        """Return all rows by module; environment steps add up. See `concat_samples_into_ma_batch`."""
+        """Return a batch with all rows by module; see the function `concat_samples_into_ma_batch`."""
         return concat_samples_into_ma_batch(batches, on_missing)
 
     def __repr__(self) -> str:
@@ -858,28 +974,58 @@ class MultiAgentBatch:
         return "\n".join(lines)
 
 
+def _number_steps_of_modules(batches: Mapping[str, SampleBatch]) -> dict[str, np.ndarray]:
+    """Return the number of the environment step of each row, by module; `KeyError` for a missing column."""
+    for module_id, batch in batches.items():
+        for name in (Columns.EPS_ID, Columns.T):
+            if name not in batch:
+                raise KeyError(f"module {module_id!r} lacks column {name!r}; timeslices needs 'eps_id' and 't'")
+    flat = [batch.flat() for batch in batches.values()]
+    episode_ids = [to_numpy_leaf(batch[Columns.EPS_ID]) for batch in flat]
+    times = [to_numpy_leaf(batch[Columns.T]) for batch in flat]
+    return dict(zip(batches, number_steps(episode_ids, times)))
+
+
+def _units_by_slice(slice_of_unit: np.ndarray, num_slices: int) -> Iterator[tuple[int, Slice | np.ndarray]]:
+    """Iterate over (number of a slice, its units) of the slices that have units.
+
+    Units that are sorted by slice give Python slices, from which batches make views.
+    """
+    order = np.argsort(slice_of_unit, kind="stable")
+    bounds = np.searchsorted(slice_of_unit[order], np.arange(num_slices + 1)).tolist()
+    is_sorted = bool(np.all(np.diff(slice_of_unit) >= 0))
+    for number, (start, stop) in enumerate(pairwise(bounds)):
+        if stop > start:
+            yield number, slice(start, stop) if is_sorted else order[start:stop]
+
+
 def concat_samples_into_ma_batch(
     batches: Sequence[SampleBatch | MultiAgentBatch], on_missing: OnMissing = "raise"
 ) -> MultiAgentBatch:
-    """Return all rows by module in one `MultiAgentBatch`; a `SampleBatch` counts as the default module's.
+    """Return one `MultiAgentBatch` with the rows of all batches by module.
 
-    Environment steps add up. Missing columns are treated as in `concat_samples`; `TypeError` for other values.
+    A `SampleBatch` belongs to the default module. Environment steps add up. Missing columns are treated as in
+    `concat_samples`.
+
+    Raises:
+        TypeError: a value is not a batch; names its position.
+        KeyError, ValueError: as in `concat_samples`.
     """
-    pieces: dict[str, list[SampleBatch]] = {}
+    parts_of_modules: dict[str, list[SampleBatch]] = {}
     env_steps = 0
     for position, batch in enumerate(batches):
         if not isinstance(batch, SampleBatch | MultiAgentBatch):
             raise TypeError(f"position {position} is a {type(batch).__name__}; a batch is needed")
-        whole = batch.as_multi_agent()
-        env_steps += whole.env_steps()
-        for module_id, part in whole.policy_batches.items():
-            pieces.setdefault(module_id, []).append(part)
-    joined = {module_id: concat_samples(parts, on_missing) for module_id, parts in pieces.items()}
+        by_module = batch.as_multi_agent()
+        env_steps += by_module.env_steps()
+        for module_id, part in by_module.policy_batches.items():
+            parts_of_modules.setdefault(module_id, []).append(part)
+    joined = {module_id: concat_samples(parts, on_missing) for module_id, parts in parts_of_modules.items()}
     return MultiAgentBatch(joined, env_steps)
 
 
 def convert_ma_batch_to_sample_batch(batch: SampleBatch | MultiAgentBatch) -> SampleBatch:
-    """Return the `SampleBatch` of the default module, where it is the only one; `ValueError` naming the others."""
+    """Return the `SampleBatch` of the default module; `ValueError` if the batch has other modules."""
     if isinstance(batch, SampleBatch):
         return batch
     if list(batch) != [DEFAULT_MODULE_ID]:
