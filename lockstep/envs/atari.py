@@ -1,11 +1,12 @@
-"""Atari games by their ids `ALE/Name-v5`, with frames as networks take them, from each of three back ends.
+"""Atari games by their ids `ALE/Name-v5`, preprocessed in the same way by three back ends.
 
-The profile of these ids is that of Machado et al. 2018 ("Revisiting the Arcade Learning Environment",
-https://arxiv.org/abs/1709.06009), for which gymnasium registers them: the last action is repeated with probability
-0.25 at each frame, which is all the randomness, so no random no-ops begin an episode; the loss of a life ends none; an
-episode is cut after 108,000 frames. As in Mnih et al. 2015 an action lasts 4 frames, and an observation is the maximum
-of the last two, in grey, 84 x 84. Rewards are the game's. Frames come one by one: `environment(frame_stack=4)` stacks
-them.
+The defaults are those of Machado et al. 2018 ("Revisiting the Arcade Learning Environment",
+https://arxiv.org/abs/1709.06009), for which gymnasium registers these ids. At each frame the last action is repeated
+with probability 0.25 ("sticky actions"). That is the only randomness, so episodes do not begin with random no-ops. The
+loss of a life does not end an episode, and an episode is cut off after 108,000 frames.
+
+As in Mnih et al. 2015, an action lasts 4 frames, and an observation is the maximum of the last two frames, in grey,
+84 x 84. Rewards are the game's, unclipped. Frames are not stacked; `environment(frame_stack=4)` stacks them.
 """
 
 from __future__ import annotations
@@ -28,37 +29,40 @@ from lockstep.options.checks import check_whole
 
 NAMESPACE = "ALE"
 RAW = "obs_type"
-"""an `env_config` with this option asks for the environment as gymnasium has it, frames or memory of the console"""
+"""Option of `env_config` that selects gymnasium's environment without preprocessing."""
 
 
 @dataclass(frozen=True)
 class AtariGame:
-    """A game and how it is preprocessed: all but `spec` may be set by `env_config`."""
+    """Atari game with its preprocessing. `env_config` may set every field except for `spec`."""
 
     spec: EnvSpec
+    """gymnasium's registration of the game's id."""
     frameskip: int = 4
-    """frames that an action lasts"""
+    """Number of frames that an action lasts."""
     repeat_action_probability: float = 0.25
-    """with which the console takes the action before in place of the new one, at each frame"""
+    """Probability, at each frame, that the console repeats the last action instead of taking the new one."""
     noop_max: int = 0
-    """random no-ops at the beginning of an episode, 1 to so many; 0: none (EnvPool makes one)"""
+    """Maximum number of random no-ops at the beginning of an episode. 0: none (EnvPool makes one)."""
     screen_size: int = 84
+    """Height and width of an observation in pixels."""
     full_action_space: bool = False
-    """all 18 actions instead of those that the game heeds"""
+    """Use all 18 actions instead of those that have an effect in the game."""
     episodic_life: bool = False
-    """the loss of a life ends an episode"""
+    """End an episode when a life is lost."""
     max_num_frames_per_episode: int = 108_000
+    """Number of frames after which an episode is cut off."""
     num_threads: int = 0
-    """of the vector; 0: as many as there are cores"""
+    """Number of threads of the vector. 0: one for each core."""
     render_mode: str | None = None
-    """for single environments"""
+    """Render mode of single environments; native vectors do not render."""
 
     @classmethod
     def of(cls, spec: EnvSpec, config: Mapping[str, Any]) -> Self | None:
-        """Return the game of an id; None for other environments, and where `config` asks for raw observations.
+        """Return the game of an id; None for other environments, and if `config` selects raw observations.
 
         Raises:
-            ValueError: an unknown option; suggests the closest.
+            ValueError: An option is unknown or has a value that is not allowed. Suggests the closest option.
         """
         if spec.namespace != NAMESPACE or spec.vector_entry_point is None or RAW in config:
             return None
@@ -76,9 +80,14 @@ class AtariGame:
         return game
 
     def single(self) -> gym.Env:
-        """Return one environment."""
+        """Make a single environment."""
         env = gym.make(
-            self.spec, frameskip=1, render_mode=self.render_mode, disable_env_checker=True, **self._of_console()
+            # `AtariPreprocessing` skips the frames, because it needs the last two of them for their maximum.
+            self.spec,
+            frameskip=1,
+            render_mode=self.render_mode,
+            disable_env_checker=True,
+            **self._console_options(),
         )
         env = AtariPreprocessing(
             env,
@@ -90,7 +99,7 @@ class AtariGame:
         return TimeLimit(env, self.max_episode_steps)
 
     def vector(self, num_envs: int) -> VectorBoundary:
-        """Return ale-py's vector environment behind the boundary."""
+        """Make ale-py's native vector environment."""
         env = gym.make_vec(
             self.spec,
             num_envs=num_envs,
@@ -105,20 +114,20 @@ class AtariGame:
             use_fire_reset=False,
             autoreset_mode="SameStep",
             num_threads=self.num_threads,
-            **self._of_console(),
+            **self._console_options(),
         )
         boundary = VectorEnvBoundary(SingleFrames(env, seeds_rows=True))  # type: ignore[arg-type]
         boundary.single_env_spec = replace(self.spec, max_episode_steps=self.max_episode_steps)
         return boundary
 
     def pool(self, num_envs: int) -> VectorBoundary:
-        """Return a pool of EnvPool behind the boundary. `ValueError` where EnvPool is missing or lacks the game."""
+        """Make a pool of EnvPool. `ValueError` if EnvPool is not installed or does not have the game."""
         options = {
             "stack_num": 1,
             "frame_skip": self.frameskip,
             "img_height": self.screen_size,
             "img_width": self.screen_size,
-            "noop_max": max(1, self.noop_max),
+            "noop_max": max(1, self.noop_max),  # at least one in EnvPool
             "episodic_life": self.episodic_life,
             "reward_clip": False,
             "use_fire_reset": False,
@@ -131,22 +140,29 @@ class AtariGame:
 
     @property
     def max_episode_steps(self) -> int:
-        """The longest episode in actions; the console, which counts frames, ends none later."""
+        """Maximum number of actions in an episode."""
+        # Rounded up, so that this limit is never before the limit in frames, which the console counts.
         return -(-self.max_num_frames_per_episode // self.frameskip)
 
-    def _of_console(self) -> dict[str, Any]:
+    def _console_options(self) -> dict[str, Any]:
+        """Return the keyword arguments of the emulator."""
         names = ("repeat_action_probability", "full_action_space", "max_num_frames_per_episode")
         return {name: getattr(self, name) for name in names}
 
 
 class SingleFrames:
-    """A vector environment whose observations are stacks of one frame, without the axis of the stack.
+    """Vector environment without the axis of the frame stack, for native vectors whose stacks have one frame.
 
-    `seeds_rows`: its reset takes an array with a seed for each row.
+    Not a `gymnasium.vector.VectorWrapper`, since pools of EnvPool are not gymnasium vectors.
+
+    Args:
+        env: The vector environment. Its attributes are this object's.
+        seeds_rows: True if its reset accepts an array with a seed for each row.
     """
 
     def __init__(self, env: Any, *, seeds_rows: bool = False) -> None:
-        self.env, self.seeds_rows = env, seeds_rows
+        self.env = env
+        self.seeds_rows = seeds_rows
         space = env.single_observation_space
         self.single_observation_space = spaces.Box(space.low[0], space.high[0], dtype=space.dtype.type)
 
@@ -154,13 +170,13 @@ class SingleFrames:
         return getattr(self.env, name)
 
     def reset(self, **options: object) -> tuple[Any, Any]:
-        """Reset; return frames `[B, height, width]` and infos."""
+        """Reset and return frames `[B, height, width]` and infos."""
         obs, infos = self.env.reset(**options)
         return obs[:, 0], infos
 
     def step(self, actions: Tree) -> tuple[Any, ...]:
-        """Step; observations are frames `[B, height, width]`."""
-        obs, *rest, infos = self.env.step(np.asarray(actions))
+        """Take a step. Observations are frames `[B, height, width]`."""
+        obs, *rewards_and_flags, infos = self.env.step(np.asarray(actions))
         if "final_obs" in infos:
             infos["final_obs"] = infos["final_obs"][:, 0]
-        return obs[:, 0], *rest, infos
+        return obs[:, 0], *rewards_and_flags, infos

@@ -1,4 +1,4 @@
-"""The section of a configuration that says which environment."""
+"""Configuration section about the environment."""
 
 from __future__ import annotations
 
@@ -14,40 +14,41 @@ if TYPE_CHECKING:
 
 @dataclass
 class EnvironmentSection(Section[ConfigT]):
-    """Which environment, and what its observations and actions go through."""
+    """Environment of a run, and the transforms of its observations, rewards and actions."""
 
     name = "environment"
-    shared = ("env",)  # a finished one is the caller's: what a copy of the configuration builds steps that very one
+    # A finished environment belongs to the caller: a copy of the configuration must step the same object.
+    shared = ("env",)
 
     env: Any = None
-    """id, class, function that makes one, or an environment"""
+    """Environment: an id, a class, a function that makes one, or a finished environment."""
     env_config: dict[str, Any] = option(factory=dict)
-    """keyword arguments for making one environment"""
+    """Keyword arguments for making one environment."""
     observation_space: Any = None
-    """`None`: asked of the environment"""
+    """Observation space. By default it is taken from the environment."""
     action_space: Any = None
-    """`None`: asked of the environment"""
+    """Action space. By default it is taken from the environment."""
     normalize_observations: bool = False
-    """shift and scale by running statistics (part of the policy, frozen in evaluation)"""
+    """Shift and scale observations by running statistics. They are part of the policy, and frozen in evaluation."""
     clip_observations: float = option(10.0, gt=0)
-    """bound of normalised observations"""
+    """Largest absolute value of normalised observations."""
     normalize_rewards: bool = False
-    """scale by the running deviation of the discounted return, for learning only"""
+    """Divide rewards by the running deviation of the discounted return, for learning only."""
     clip_rewards: float | None = option(10.0, gt=0)
-    """bound of normalised rewards"""
+    """Largest absolute value of normalised rewards. None: not clipped."""
     rescale_actions: bool = False
-    """the policy's [-1, 1] means the bounds of the action space; SAC, TD3, CQL, IQL and TD3+BC always act so"""
+    """Map the policy's range [-1, 1] to the bounds of the action space. SAC, TD3, CQL, IQL and TD3+BC always do so."""
     clip_actions: bool = True
-    """continuous actions are clipped to the bounds before the environment sees them"""
+    """Clip continuous actions to the bounds of the action space before the environment receives them."""
     frame_stack: int = option(1, ge=1)
-    """last observations on a new first axis, oldest first (images with channels: side by side along these), of a Dict
-    each Box but the action mask; 1: off"""
+    """Number of newest observations to stack on a new first axis, oldest first. Images with channels are stacked along
+    the channels, and a Dict has each of its Boxes stacked except for the action mask. 1: no stacking."""
 
     def __call__(self, env: EnvLike | None = None, **options: Unpack[EnvironmentOptions]) -> ConfigT:
-        """Set options; return the configuration."""
+        """Set options and return the configuration."""
         return self.change(options if env is None else {"env": env, **options})
 
     def validate(self) -> None:
-        """Refuse a section without an environment or spaces."""
+        """Raise `ValueError` if there is neither an environment nor an observation space."""
         if self.env is None and self.observation_space is None:
             raise ValueError('environment.env is not set; give an id such as "CartPole-v1", a class or a function')
