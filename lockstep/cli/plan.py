@@ -118,7 +118,7 @@ class Plan:
         amount = f"{trainer.step_per_test} steps" if episodes is None else f"{episodes} episodes"
         if trainer.evaluator.custom_function is not None:
             amount = getattr(trainer.evaluator.custom_function, "__name__", "a function of yours")
-        beside = ", beside training" if trainer.evaluator.beside_training else ""
+        beside = ", beside training" if trainer.evaluator.is_parallel else ""
         return f"{amount} every {every:,} steps, {how}{beside}{stop}{self._evaluation_share_text(every)}"
 
     def _evaluation_share_text(self, every: int) -> str:

@@ -16,7 +16,7 @@ from lockstep.options.section import settings_by_path
 from lockstep.recipes import Recipe, find_recipe
 from lockstep.recipes.families import Family, find_family
 from lockstep.runs.run import TrainResult, prepare_run
-from lockstep.trainer.build import stretched_schedules
+from lockstep.trainer.build import rescale_schedules
 from lockstep.trainer.callbacks import Callback
 
 RUNNERS, ENVS_PER_RUNNER = "env_runners.num_env_runners", "env_runners.num_envs_per_env_runner"
@@ -46,7 +46,7 @@ class Settings:
         if after is None or after == before:
             return
         length: int = check_whole("reporting.total_steps", after, 1)
-        stretched = stretched_schedules(self.config.training.options(), length / before)
+        stretched = rescale_schedules(self.config.training.options(), length / before)
         if stretched:
             self.config.set_section("training", stretched)
             paths = ", ".join(f"training.{name}" for name in stretched)

@@ -38,9 +38,9 @@ from lockstep.tracking import RunFolder, RunFolderError
 from lockstep.tracking.records import leaves
 from lockstep.tracking.run_folder import CHECKPOINTS, CONFIG, find_run
 from lockstep.tracking.statistics import EpochStats, InfoStats
-from lockstep.trainer.build import RunLength, Trainer, build_trainer, stretched_schedules, take_lock
+from lockstep.trainer.build import RunLength, Trainer, build_trainer, rescale_schedules, take_lock
 from lockstep.trainer.callbacks import Callback
-from lockstep.trainer.ranks import config_on_ranks, join, run_begun_before
+from lockstep.trainer.ranks import config_on_ranks, find_run_of_job, join
 from lockstep.trainer.run_state import REPLAY
 
 TOTAL = "reporting.total_steps"
@@ -211,7 +211,7 @@ def prepare_run(
     reducer = join(config)
 
     # Rank 0 decides for all ranks: on a file system that is slow to show new folders, they might decide differently.
-    restarted = run_begun_before(root, config.named_options()) if reducer.rank == 0 else None
+    restarted = find_run_of_job(root, config.named_options()) if reducer.rank == 0 else None
     restarted_path = reducer.first(None if restarted is None else str(restarted))
     if restarted_path is not None:
         return prepare_resume(restarted_path).build(callbacks, reducer=reducer)
@@ -678,6 +678,6 @@ def _follow_total(before: AlgorithmConfig, after: AlgorithmConfig, requested: Ma
         if old_options[name] == value and f"training.{name}" not in requested
     }
     factor = after.reporting.total_steps / before.reporting.total_steps
-    stretched = stretched_schedules(unchanged, factor, ended_at=before.reporting.total_steps)
+    stretched = rescale_schedules(unchanged, factor, ended_at=before.reporting.total_steps)
     after.set_section("training", stretched)
     return [f"training.{name}" for name in stretched]

@@ -1,4 +1,4 @@
-"""`BaseTrainer`: the loop over epochs, evaluation, the best score and the times of checkpoints."""
+"""`BaseTrainer`: the loop over epochs, with evaluations, the best score and checkpoints."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from lockstep.trainer.callbacks import (
     TrainerView,
     UpdateEnd,
     attach_callbacks,
-    tell,
+    notify_callbacks,
 )
 from lockstep.trainer.checks import check_collector, check_evaluation, check_policy
 from lockstep.trainer.counters import Counter, Counters, EpochStage
@@ -66,45 +66,50 @@ from lockstep.trainer.run_state import REPLAY, RunCheckpoint, RunState
 
 
 class RunPhase(Enum):
-    """What the next call of `next(trainer)` does."""
+    """Phase of a trainer's run, which decides what `next(trainer)` does."""
 
     NEW = auto()
-    """It resets the trainer and begins a run."""
+    """No run: the next call resets the trainer and begins one."""
     READY = auto()
-    """It begins the run after a reset, or continues the one that was restored."""
+    """The trainer was reset or restored: the next call begins or continues the run."""
     RUNNING = auto()
-    """It trains the next epoch."""
+    """The next call trains an epoch."""
     OVER = auto()
-    """It raises `StopIteration`: the run has ended."""
+    """The run has ended: the next call raises `StopIteration`."""
 
 
 class BaseTrainer(ABC):
-    """The part that all trainers share. Iterate over it epoch by epoch, or call `run()`.
+    """Base class of all trainers. Iterate over it epoch by epoch, or call `run()`.
 
-    Order of events: reset, first evaluation, then in each epoch `train_fn`, collect, update (until `step_per_epoch`
-    steps are done), evaluation, best score, `stop_fn`, checkpoint, `EpochStats`; at the end one more checkpoint with
-    the reason, whatever ended the run. Callbacks see frozen events.
+    A run begins with a reset and a first evaluation. Each epoch then repeats `train_fn`, collect and update until
+    `step_per_epoch` steps are done, and ends with the evaluation, best score, `stop_fn`, checkpoint and `EpochStats`.
+    Whatever ends the run, a last checkpoint with the reason follows. Callbacks receive frozen events.
 
-    A subclass changes the run by overriding a step that the loop calls: `training_step()`, which collects and learns,
-    `policy_update_fn(collect_stats)`, the learning in it, or `test_step()`, an evaluation.
+    A subclass changes the run by overriding a step that the loop calls: `training_step()`, which collects and learns;
+    `policy_update_fn(collect_stats)`, which is the learning in it; or `test_step()`, an evaluation.
 
-    Each trainer takes the options of its class as keywords. Those of all trainers are described in `RunOptions`, in
-    `lockstep.trainer.options`.
+    Each trainer takes the options of its `options_class` as keywords. Those of all trainers are described in
+    `RunOptions`, in `lockstep.trainer.options`.
 
-    Raises `ValueError` with the parameter's name, its value and what is allowed.
+    Raises:
+        ValueError: an option is wrong. The message contains its name, its value and what is allowed.
     """
 
     options_class: ClassVar[type[RunOptions]] = RunOptions
-    """Class of its options."""
+    """Class of the trainer's options."""
     learns_from_rollouts: ClassVar[bool] = False
-    elsewhere: ClassVar[Mapping[str, str]] = {}
-    """Options of other trainers, and what this one does instead."""
+    """Whether the trainer learns from whole rollouts. Otherwise it learns from samples of a buffer."""
+    inapplicable: ClassVar[Mapping[str, str]] = {}
+    """Options of other trainers, each with the reason why this trainer has no use for it. The reason continues a
+    sentence that begins with "it"."""
     step_per_collect: int | None = None
+    """Number of environment steps in a collect. None for trainers that collect whole episodes or nothing."""
     episode_per_collect: int | None = None
+    """Number of episodes in a collect. None for trainers that collect steps or nothing."""
     buffer: Any = None
-    """what is learned from"""
+    """Rollout store, replay buffer or recorded data that the policy learns from."""
     counters: Counters
-    """Progress of the run. Its values can be read and set as attributes of the trainer, too."""
+    """Progress of the run. Each of its values is also an attribute of the trainer."""
     epoch = Counter[int]()
     epoch_steps = Counter[int]()
     env_step = Counter[int]()
@@ -124,13 +129,13 @@ class BaseTrainer(ABC):
     samples_seen = Counter[int]()
 
     batch_size: int | None
-    """Rows of a gradient step; None for all of them."""
+    """Number of rows in a gradient step. None takes all."""
 
     def __init__(self, policy: Policy, options: RunOptions) -> None:
         self.policy = policy
         self.train_collector: CollectorLike | None = None
         self.collects = isinstance(options, CollectOptions)
-        """Whether the trainer collects what it learns from."""
+        """Whether the trainer collects its data."""
         if isinstance(options, CollectOptions):
             self.train_collector = options.train_collector
             self.step_per_collect = options.step_per_collect
@@ -150,6 +155,7 @@ class BaseTrainer(ABC):
         self.nan_policy = options.nan_policy
         self.resume_from_log = options.resume_from_log
         self.logger: BaseLogger = options.logger or LazyLogger()
+
         self.evaluator = Evaluator(policy, options)
         self.episode_per_test = self.evaluator.n_episode
         self.step_per_test = self.evaluator.n_step
@@ -159,7 +165,7 @@ class BaseTrainer(ABC):
         if options.test_in_train and self.stop_fn is None:
             warnings.warn("test_in_train=True is off: it needs a test_collector and a stop_fn", stacklevel=3)
 
-        # A checkpoint holds what the other callbacks have made of the same event.
+        # A checkpoint must contain the state of the other callbacks after the same event.
         savers_last = sorted(options.callbacks, key=lambda callback: isinstance(callback, CheckpointCallback))
         self.callbacks: list[Callback] = [LoggingCallback(self.logger), *savers_last]
         if options.verbose or options.show_progress:
@@ -170,22 +176,24 @@ class BaseTrainer(ABC):
         self._interrupt = DeferredInterrupt()
         self._phase = RunPhase.NEW
         self.attempt = 0
-        """How often the run has been started; part of a checkpoint's manifest, and raised by each start."""
+        """Number of times that the run was started. It is part of a checkpoint's manifest."""
         self.lock: RunLock | None = None
         """Lock of the run's folder, held from the start of the run to its end."""
-        self._holding = ExitStack()
+        self._held_lock = ExitStack()
         self.checkpoint_directory: Path | None = None
-        """Folder whose checkpoints are those of this run: each start counts after all that are there."""
-        self._zero()
+        """Folder of the run's checkpoints. `attempt` is higher than that of every checkpoint in it."""
+        self._reset_records()
 
     def _check_parts(self, options: RunOptions) -> None:
+        """Raise `ValueError` if policy, collectors and functions do not fit each other."""
         evaluator = self.evaluator
         check_policy(self.policy, type(self).__name__, from_rollouts=self.learns_from_rollouts, collects=self.collects)
         if self.train_collector is not None:
             check_collector("train_collector", self.train_collector, self.policy, self.reward_metric)
         if self.test_collector is not None:
-            evaluated = None if evaluator.beside_training else self.policy
-            check_collector("test_collector", self.test_collector, evaluated, self.reward_metric)
+            # A parallel evaluation acts with a copy of the policy.
+            expected_policy = None if evaluator.is_parallel else self.policy
+            check_collector("test_collector", self.test_collector, expected_policy, self.reward_metric)
         functions: dict[str, Callable[..., Any] | None] = {
             "stop_fn": self.stop_fn,
             "save_best_fn": self.save_best_fn,
@@ -193,7 +201,7 @@ class BaseTrainer(ABC):
             **evaluator.functions,
         }
         check_evaluation(
-            self.test_collector, self.train_collector, functions, evaluator.amounts, evaluator.beside_training
+            self.test_collector, self.train_collector, functions, evaluator.durations, evaluator.is_parallel
         )
 
     def _attach_callbacks(self, classes: Sequence[type]) -> None:
@@ -201,7 +209,8 @@ class BaseTrainer(ABC):
             attach_callbacks(self.callbacks, "train_collector", self.train_collector, classes)
         self.evaluator.attach_callbacks(self.callbacks, classes)
 
-    def _zero(self) -> None:
+    def _reset_records(self) -> None:
+        """Set counters, statistics and everything else that belongs to one run to the values of a new run."""
         self.counters = Counters()
         self.totals = Totals()
         self.best_stats: CollectStats | None = None
@@ -211,26 +220,30 @@ class BaseTrainer(ABC):
         for callback in self.callbacks:
             callback.metrics = self.metrics
         self.bad_batch: dict[str, Any] | None = None
-        """the rollout or sample whose update gave a loss or gradient that is not finite"""
+        """Rollout or sample whose update gave a loss or gradient that is not finite."""
         self._saved_at: tuple[int, ...] | None = None
+        """`counters.progress` at the last checkpoint."""
         self._is_stepping = False
+        """Whether a training step is running, at whose end changes of modules are made."""
         self._is_torn = False
-        """Whether a step has begun to change the state, and has not ended."""
-        self._waiting: list[Callable[[], None]] = []
-        """changes of modules that were asked for within a training step"""
+        """Whether a step has begun to change the state and has not finished. A run cannot continue from such a state
+        with identical results."""
+        self._pending_changes: list[Callable[[], None]] = []
+        """Changes of modules that were requested during a training step."""
         self._clock = time.monotonic()
+        """Time at which the run would have begun if it had never stopped."""
 
     # -- use ---
 
     def run(self, reset_collectors: bool = True, reset_buffer: bool = False) -> InfoStats:
-        """Run to the end. Ctrl-C ends the run in the same orderly way; any other error is raised after a last
-        checkpoint.
+        """Run to the end and return the statistics of the run.
 
+        Ctrl-C ends the run in the same way as its last epoch. Any other exception is raised after a last checkpoint.
         The run begins with `reset(reset_collectors, reset_buffer)`, unless the trainer was just reset or restored.
         """
         if self._phase is not RunPhase.READY:
             self.reset(reset_collectors, reset_buffer)
-        with self._ending_in_order():
+        with self._orderly_end():
             self._start()
             while self.stop_reason is None and not self.is_complete:
                 self._train_epoch()
@@ -238,7 +251,7 @@ class BaseTrainer(ABC):
         return self.info()
 
     def __iter__(self) -> Self:
-        self._leave()
+        self._end_abandoned_run()
         return self
 
     def __next__(self) -> EpochStats:
@@ -246,7 +259,7 @@ class BaseTrainer(ABC):
             raise StopIteration
         if self._phase is RunPhase.NEW:
             self.reset()
-        with self._ending_in_order():
+        with self._orderly_end():
             if self._phase is RunPhase.READY:
                 self._start()
             if self.stop_reason is None and not self.is_complete:
@@ -255,31 +268,36 @@ class BaseTrainer(ABC):
         raise StopIteration
 
     @contextmanager
-    def _ending_in_order(self) -> Iterator[None]:
-        """End the run with a last checkpoint at Ctrl-C, and at any other error before it is raised.
+    def _orderly_end(self) -> Iterator[None]:
+        """End the run with a last checkpoint after Ctrl-C, and before any other exception is raised.
 
-        A `KeyboardInterrupt` in the midst of a step (a second Ctrl-C, or one that an environment raises) leaves a state
-        from which the run cannot continue with identical results. Then no checkpoint is written, and the run
-        continues from the one before.
+        A `KeyboardInterrupt` in the middle of a step (a second Ctrl-C, or one that an environment raises) leaves a
+        state from which the run cannot continue with identical results. No checkpoint is written then, and the run
+        continues from the previous one.
         """
         try:
             yield
         except KeyboardInterrupt:
             self._end("interrupted", save=self.is_whole)
         except BaseException as error:
+            # SystemExit, too, must close the logger and release the lock. It is raised again below.
             try:
                 self._end("error", save=not isinstance(error, SystemExit))
             except Exception as second:
                 error.add_note(f"the run could not be ended in order either: {second}")
-            if isinstance(error, StopIteration):  # it would end a loop over the epochs without a word
+            if isinstance(error, StopIteration):  # `for stats in trainer` would end without an error
                 raise RuntimeError("a function of the run raised StopIteration") from error
             raise
 
     def reset(self, reset_collectors: bool = True, reset_buffer: bool = False) -> None:
         """Start a new run: reset all counters, statistics and the best score.
 
-        `reset_collectors`: begin new episodes and set the collectors' counters to zero; `reset_buffer`: empty the
-        replay buffer.
+        Args:
+            reset_collectors: begin new episodes and set the collectors' counters to 0.
+            reset_buffer: empty the replay buffer.
+
+        Raises:
+            ValueError: `reset_buffer` without `reset_collectors`.
         """
         check_flags(reset_collectors=reset_collectors, reset_buffer=reset_buffer)
         if reset_buffer and not reset_collectors:
@@ -289,32 +307,42 @@ class BaseTrainer(ABC):
             )
         if self._phase is RunPhase.READY:
             self._phase = RunPhase.NEW
-        self._leave()
-        self._zero()
+        self._end_abandoned_run()
+        self._reset_records()
         self.evaluator.forget()
         is_restored = self.resume_from_log and self._run_state.restore_logged()
         self.resume_from_log = False
         if not is_restored:
-            self.policy.timesteps[STEPS_SAMPLED] = self.position  # exploration and schedules begin where counters do
-            for collector in self._run_state.collectors().values() if reset_collectors else ():
-                has_replay = collector.buffer is not None and collector.buffer.is_sampled
-                is_rollout = collector is self.train_collector and not has_replay
-                collector.reset(reset_buffer=reset_buffer or is_rollout)
+            # Exploration and schedules depend on the steps, which may continue from the log's counters.
+            self.policy.timesteps[STEPS_SAMPLED] = self.position
+            if reset_collectors:
+                self._reset_collectors(reset_buffer)
         self._phase = RunPhase.READY
 
-    def _leave(self) -> None:
-        """End a run that was left before its end; the next iteration begins a new one."""
+    def _reset_collectors(self, reset_buffer: bool) -> None:
+        for collector in self._run_state.collectors().values():
+            has_replay = collector.buffer is not None and collector.buffer.is_sampled
+            # A rollout of the last run must not be learned from in this one; a replay buffer may be.
+            has_rollout = collector is self.train_collector and not has_replay
+            collector.reset(reset_buffer=reset_buffer or has_rollout)
+
+    def _end_abandoned_run(self) -> None:
+        """End a run whose iteration was abandoned. The next iteration begins a new one."""
         if self._phase is RunPhase.RUNNING:
             self._end("interrupted")
         if self._phase is RunPhase.OVER:
             self._phase = RunPhase.NEW
 
     def close(self) -> None:
-        """End the processes and the environments that were made for the run; one that was handed over stays open."""
-        if isinstance(self.policy.config.environment.env, str) or callable(self.policy.config.environment.env):
+        """End the run's processes, and close the environments that were made for it.
+
+        An environment object that the user has put into the configuration stays open.
+        """
+        env = self.policy.config.environment.env
+        if isinstance(env, str) or callable(env):
             for collector in self._run_state.collectors().values():
                 collector.close()
-        if not self.policy.learner_group.is_alone:  # an error ended the run, or its learners are lost
+        if not self.policy.learner_group.is_alone:
             self.policy.learner_group.shutdown()
         if self.lock is not None:
             self.lock.release()
@@ -322,27 +350,31 @@ class BaseTrainer(ABC):
     # -- the loop ---
 
     def _train_epoch(self) -> EpochStats:
-        """Collect and learn for an epoch, evaluate, write a checkpoint; return the statistics."""
+        """Train for an epoch, evaluate, write a checkpoint, and return the statistics of the epoch."""
         self.counters.begin_epoch()
         with self._interrupt:
             while self.epoch_steps < self.step_per_epoch and self.stop_reason is None and not self._has_all_steps:
                 if self.train_fn is not None:
                     self.train_fn(self.epoch, self.env_step)
+
                 self._is_stepping = True
                 try:
                     with self._changing_state():
                         *_, stop = self.training_step()
                 finally:
                     self._is_stepping = False
-                self._make_changes()
+                self._apply_pending_changes()
+
                 if stop and self.stop_reason is None:
                     self.stop_reason = "stop_fn"
+                # Between two steps the state is consistent, so a deferred Ctrl-C is raised here.
                 self._interrupt.check()
-                if self.stop_reason == "interrupted":  # a callback's request: the same as Ctrl-C
+                if self.stop_reason == "interrupted":  # a callback may request the same as Ctrl-C
                     raise KeyboardInterrupt
-            tested = self._test_epoch()
+
+            test_stats = self._evaluate_epoch()
             with self._changing_state():
-                stats = self._epoch_stats(tested)
+                stats = self._epoch_stats(test_stats)
                 self.history.append(stats)
                 self.counters.end_epoch(self.step_per_epoch)
                 self.totals = Totals()
@@ -353,127 +385,159 @@ class BaseTrainer(ABC):
 
     @abstractmethod
     def training_step(self) -> tuple[CollectStatsBase, TrainingStats | None, bool]:
-        """Collect once and learn once. Return the statistics of both (None: nothing was learned), and whether the run
-        is to stop.
+        """Collect once and update the policy once.
+
+        Returns the statistics of the collect, those of the update (None without one), and whether the run should stop.
         """
 
     @abstractmethod
     def policy_update_fn(self, collect_stats: CollectStatsBase) -> TrainingStats:
-        """Learn from what was collected, within a training step of the policy, and return the statistics."""
+        """Update the policy and return the statistics.
+
+        The caller has switched the policy to training. `collect_stats` are the statistics of the collect before.
+        """
 
     @contextmanager
     def _changing_state(self) -> Iterator[None]:
-        """Mark the state as torn until the block has ended; an error leaves the mark."""
+        """Mark the state as torn until the block has finished. After an exception the mark remains."""
         self._is_torn = True
         yield
         self._is_torn = False
 
     @property
     def is_whole(self) -> bool:
-        """Whether the run could go on from its present state: no step was left in its midst."""
+        """Whether the run can continue from its present state, because no step was interrupted."""
         return not self._is_torn
 
     @contextmanager
     def _keeping_bad_batch(self) -> Iterator[None]:
-        """Keep the data of a loss or gradient that is not finite as `bad_batch`."""
+        """Store the data of a loss or gradient that is not finite in `bad_batch`."""
         try:
             yield
         except FloatingPointError:
-            self.bad_batch = self._learned_from()
+            self.bad_batch = self._last_batch()
             raise
 
-    def _learned_from(self) -> dict[str, Any] | None:
-        """Return the columns of the policy's last batch, by module where there are several."""
+    def _last_batch(self) -> dict[str, Any] | None:
+        """Return the columns of the last update's batch, or for several agents the columns by module."""
         batch = self.policy.last_batch
         if isinstance(batch, MultiAgentBatch):
             return {module_id: dict(batch[module_id].items()) for module_id in batch}
         return None if batch is None else dict(batch.items())
 
     def test_step(self) -> tuple[CollectStats, bool]:
-        """Evaluate once. Return the statistics, and whether `stop_fn` is satisfied."""
-        self._begin_test()
-        return self._report_test()
+        """Evaluate once. Return the statistics and whether `stop_fn` is satisfied."""
+        self._begin_evaluation()
+        return self._report_evaluation()
 
-    def _begin_test(self) -> None:
-        tell(self.callbacks, "on_evaluate_start")
-        self.evaluator.begin(self.counters.where)
+    def _begin_evaluation(self) -> None:
+        notify_callbacks(self.callbacks, "on_evaluate_start")
+        self.evaluator.begin(self.counters.step_counts)
 
-    def _report_test(self) -> tuple[CollectStats, bool]:
-        """Wait for the evaluation under way, count and score it, and tell callbacks."""
+    def _report_evaluation(self) -> tuple[CollectStats, bool]:
+        """Wait for the pending evaluation, compare its score, and notify the callbacks.
+
+        Returns the statistics and whether `stop_fn` is satisfied.
+        """
         with self._changing_state():
-            found = self.evaluator.finish()
-        stats, where = with_reward_metric(self.reward_metric, found.stats).without_values(), found.where
-        tell(self.callbacks, "on_evaluate_end", stats)
+            result = self.evaluator.finish()
+        stats = with_reward_metric(self.reward_metric, result.stats).without_values()
+        notify_callbacks(self.callbacks, "on_evaluate_end", stats)
         self.counters.count_test(stats)
-        score = found.metrics["score"] if found.metrics else score_of(self.compute_score_fn, stats)
+
+        score = result.metrics["score"] if result.metrics else score_of(self.compute_score_fn, stats)
         is_best = not math.isnan(score) and (self.best_score is None or score > self.best_score)
-        self.last_test, self.last_test_at = stats, where[1] or where[2]
+        epoch, env_step, gradient_step = result.step_counts
+        self.last_test = stats
+        self.last_test_at = env_step or gradient_step
         if is_best:
-            self.best_score, self.best_stats, self.best_epoch = score, stats, where[0]
-        self._emit(EvaluationEnd(*where, stats=stats, score=score, is_best=is_best, metrics=found.metrics))
+            self.best_score = score
+            self.best_stats = stats
+            self.best_epoch = epoch
+        event = EvaluationEnd(
+            epoch, env_step, gradient_step, stats=stats, score=score, is_best=is_best, metrics=result.metrics
+        )
+        self._emit(event)
+
         if is_best and self.save_best_fn is not None:
             self.save_best_fn(self.evaluator.policy)
-        return stats, self.stop_fn is not None and bool(self.stop_fn(score))
+        is_satisfied = self.stop_fn is not None and bool(self.stop_fn(score))
+        return stats, is_satisfied
 
-    def _test(self) -> CollectStats:
-        self._end_test()
-        return self._stop_where_enough(*self.test_step())
-
-    def _stop_where_enough(self, stats: CollectStats, stop: bool) -> CollectStats:
-        if stop and self.stop_reason is None:
-            self.stop_reason = "stop_fn"
+    def _evaluate_now(self) -> CollectStats:
+        """Evaluate, wait for the result, and return the statistics."""
+        self._report_pending_evaluation()
+        stats, is_satisfied = self.test_step()
+        self._stop_if(is_satisfied)
         return stats
 
-    def _test_epoch(self) -> CollectStats | None:
-        """Evaluate where the epoch asks for it, and return the statistics. Beside training, report what went on
-        meanwhile and begin the next evaluation; only the last one is waited for.
+    def _stop_if(self, is_satisfied: bool) -> None:
+        """Request the end of the run if `stop_fn` is satisfied. An earlier reason remains."""
+        if is_satisfied and self.stop_reason is None:
+            self.stop_reason = "stop_fn"
+
+    def _evaluate_epoch(self) -> CollectStats | None:
+        """Evaluate at the end of an epoch, and return the statistics. None if no evaluation is due.
+
+        In a parallel evaluation, report the previous evaluation and begin the next one. Only at the end of the run is
+        the evaluation waited for.
         """
-        self._end_test()
+        self._report_pending_evaluation()
         is_last = self.stop_reason is not None or self.epoch >= self.max_epoch or self._has_all_steps
-        if self.test_collector is None or not (self.epoch % self.test_interval == 0 or is_last):
+        is_due = self.epoch % self.test_interval == 0 or is_last
+        if self.test_collector is None or not is_due:
             return None
-        if is_last or not self.evaluator.beside_training:
-            return self._test()
-        self._begin_test()
+        if is_last or not self.evaluator.is_parallel:
+            return self._evaluate_now()
+        self._begin_evaluation()
         return None
 
-    def _end_test(self) -> None:
-        """Report the evaluation that is under way beside training, if one is, with the epoch that it is of."""
+    def _report_pending_evaluation(self) -> None:
+        """Report the pending parallel evaluation, if there is one, and add its statistics to those of its epoch."""
         if self.evaluator.pending is None:
             return
         epoch = self.evaluator.pending[0]
-        stats = self._stop_where_enough(*self._report_test())
-        for i, each in enumerate(self.history):
-            if each.epoch == epoch:
-                self.history[i] = replace(each, test_collect_stat=stats)
+        stats, is_satisfied = self._report_evaluation()
+        self._stop_if(is_satisfied)
+        for i, epoch_stats in enumerate(self.history):
+            if epoch_stats.epoch == epoch:
+                self.history[i] = replace(epoch_stats, test_collect_stat=stats)
 
     def _count_collect(self, stats: CollectStats) -> None:
+        """Count a collect, notify the callbacks, and evaluate if `test_in_train` asks for it."""
         stats = with_reward_metric(self.reward_metric, stats)
         self.counters.count_collect(stats)
         self.totals.add_collect(stats)
         self.policy.timesteps[STEPS_SAMPLED] = self.env_step
-        self._emit(CollectEnd(*self.counters.where, stats=stats))
+        self._emit(CollectEnd(*self.counters.step_counts, stats=stats))
         if self.test_in_train and not self.tested_in_train and len(stats.returns):
             if self.stop_fn is not None and self.stop_fn(score_of(self.compute_score_fn, stats)):
                 self.tested_in_train = True
-                self._test()
+                self._evaluate_now()
 
     def _count_update(self, stats: TrainingStats) -> None:
+        """Count an update and notify the callbacks.
+
+        Raises:
+            FloatingPointError: a loss is not finite, and `nan_policy` is "stop".
+        """
         self.gradient_step += stats.gradient_steps
         self.totals.add_update(stats)
         self.seconds["update"] += stats.train_time
-        self._is_torn = False  # what follows only watches
-        self._emit(UpdateEnd(*self.counters.where, stats=stats))
+        self._is_torn = False  # the rest of the step only reports
+        self._emit(UpdateEnd(*self.counters.step_counts, stats=stats))
+
         bad = stats.bad_losses()
         if bad and self.nan_policy == "stop":
-            step = self.gradient_step - stats.gradient_steps + (stats.first_bad_step or stats.gradient_steps)
+            steps_before = self.gradient_step - stats.gradient_steps
+            step = steps_before + (stats.first_bad_step or stats.gradient_steps)
             raise FloatingPointError(
                 f"{bad[0]} is not finite at environment step {self.env_step}, gradient step {step}; "
-                "lower the learning rate, clip gradients, or check the rewards (nan_policy='ignore' goes on). "
+                "lower the learning rate, clip gradients, or check the rewards (nan_policy='ignore' continues). "
                 "The batch is in trainer.bad_batch, which checkpoints hold"
             )
 
-    # -- modules that come and go ---
+    # -- changes of modules ---
 
     def add_module(
         self,
@@ -484,41 +548,45 @@ class BaseTrainer(ABC):
         *,
         frozen: bool = False,
     ) -> None:
-        """Add a module: to the policy and its learners, see `Policy.add_module`, and to the replay buffers.
+        """Add a module to the policy, its learners and the replay buffers. See `Policy.add_module` for the arguments.
 
-        This and the next three are for between two epochs, and for callbacks, which call them of the trainer that they
-        see. What is asked for within a training step is done at its end.
+        This and the next three methods may be called between two epochs and by callbacks. During a training step the
+        change is delayed to its end.
         """
 
         def add() -> None:
             self.policy.add_module(module_id, module_spec, config_overrides, init_from, frozen=frozen)
             self._fit_replay()
 
-        self._change(add)
+        self._apply_between_steps(add)
 
     def remove_module(self, module_id: str) -> None:
-        """Remove a module everywhere; episodes under way in which it acts are left, and begun anew.
+        """Remove a module from the policy, its learners and the replay buffers.
 
-        `KeyError` for an unknown module, `ValueError` for the last one; nothing is changed then.
+        Running episodes in which it acts are abandoned and restarted.
+
+        Raises:
+            KeyError: there is no such module. Nothing is changed then.
+            ValueError: it is the only module. Nothing is changed then.
         """
 
         def remove() -> None:
             self.policy.remove_module(module_id)
             for collector in self._run_state.collectors().values():
-                if collector.policy is self.policy:  # an evaluation beside training has modules of its own
+                if collector.policy is self.policy:  # a parallel evaluation has its own modules
                     collector.leave_episodes_of(module_id)
             self._fit_replay()
 
-        self._change(remove)
+        self._apply_between_steps(remove)
 
     def set_policies_to_train(self, policies_to_train: PoliciesToTrain) -> None:
-        """Let these modules learn from the next update on; as `multi_agent(policies_to_train=)` takes them."""
-        self._change(partial(self.policy.set_policies_to_train, policies_to_train))
+        """Set the modules that learn from the next update on, in the form of `multi_agent(policies_to_train=)`."""
+        self._apply_between_steps(partial(self.policy.set_policies_to_train, policies_to_train))
 
     def set_policy_mapping_fn(self, policy_mapping_fn: PolicyMapping) -> None:
-        """Map agents so in all episodes that begin from now on; as `multi_agent(policy_mapping_fn=)` takes it.
+        """Set the policy mapping function for all new episodes, in the form of `multi_agent(policy_mapping_fn=)`.
 
-        A checkpoint does not hold a function: who resumes sets it again (in `on_run_start`), or gives it with the
+        A checkpoint does not contain functions. After a restore set it again (in `on_run_start`), or put it into the
         configuration.
         """
 
@@ -526,65 +594,87 @@ class BaseTrainer(ABC):
             self.policy.policy_mapping_fn = policy_mapping_fn
             self._fit_replay()
 
-        self._change(change)
+        self._apply_between_steps(change)
 
-    def _change(self, change: Callable[[], None]) -> None:
+    def _apply_between_steps(self, change: Callable[[], None]) -> None:
+        """Make a change of modules now, or during a training step at its end."""
         if not self.policy.is_multi_agent:
             raise ValueError(
                 "the policy is of one agent, whose module stays; name modules with multi_agent(policies=...)"
             )
         if self._is_stepping:
-            self._waiting.append(change)
+            self._pending_changes.append(change)
         else:
             change()
 
-    def _make_changes(self) -> None:
-        while self._waiting:
-            self._waiting.pop(0)()
+    def _apply_pending_changes(self) -> None:
+        while self._pending_changes:  # a change may request another one
+            change = self._pending_changes.pop(0)
+            change()
 
     def _fit_replay(self) -> None:
-        """Give each module that learns a replay buffer for the agents that it may act for."""
+        """Let the collector make a replay buffer for each learning module, with the agents that it may act for."""
         if self.train_collector is not None:
             self.train_collector.fit_replay()
 
     # -- beginning and end ---
 
     def _start(self) -> None:
-        """Begin a run, or go on with the one that was restored: `RunStart`, first evaluation."""
+        """Begin or continue a run: emit `RunStart` and make the first evaluation."""
         if self.lock is not None:
-            self._holding.enter_context(self.lock)
+            self._held_lock.enter_context(self.lock)
         self._phase = RunPhase.RUNNING
         self._is_torn = False
-        before = 0 if self.checkpoint_directory is None else newest_attempt(self.checkpoint_directory)
-        self.attempt = 1 + max(self.attempt, before)
+        newest = 0 if self.checkpoint_directory is None else newest_attempt(self.checkpoint_directory)
+        self.attempt = 1 + max(self.attempt, newest)
         self._clock = time.monotonic() - self.seconds["total"]
-        self._emit(RunStart(*self.counters.where, trainer=TrainerView(self)))
-        if self.counters.stage is EpochStage.UNREPORTED:
+        self._emit(RunStart(*self.counters.step_counts, trainer=TrainerView(self)))
+
+        if self.counters.stage is EpochStage.UNREPORTED:  # the run was stopped between a checkpoint and `EpochEnd`
             self._end_epoch()
-        is_first = self.max_epoch > 0 and self.epoch == 0 and self.stop_reason != "interrupted"
         self.evaluator.resume()
-        if self.test_collector is not None and is_first and self.last_test is None:
-            with self._interrupt:
-                if not self.evaluator.beside_training:
-                    self._test()
-                elif not self.evaluator.is_pending:
-                    self._begin_test()
-        if self.epoch_steps < 0 and not self.counters.in_epoch and not self._has_all_steps:
-            # an earlier `total_steps` cut the last epoch short, or a callback did where it was the last of the run
-            if self.history[-1].info_stat.stop_reason is None or self.epoch >= self.max_epoch:
-                self.counters.continue_epoch(self.step_per_epoch)
+        self._evaluate_first()
+        if self._lacks_steps:
+            self.counters.continue_epoch(self.step_per_epoch)
+
+    def _evaluate_first(self) -> None:
+        """Evaluate the initial policy in a new run."""
+        is_first = self.max_epoch > 0 and self.epoch == 0 and self.stop_reason != "interrupted"
+        if self.test_collector is None or not is_first or self.last_test is not None:
+            return
+        with self._interrupt:
+            if not self.evaluator.is_parallel:
+                self._evaluate_now()
+            elif not self.evaluator.is_pending:  # a restored run may have this evaluation pending
+                self._begin_evaluation()
+
+    @property
+    def _lacks_steps(self) -> bool:
+        """Whether the last epoch was cut short and should be continued.
+
+        This is so after a run with smaller `total_steps`, and after a callback has ended the last epoch of a run. An
+        earlier epoch that was ended by a callback stays short.
+        """
+        if self.epoch_steps >= 0 or self.counters.in_epoch or self._has_all_steps:
+            return False
+        return self.history[-1].info_stat.stop_reason is None or self.epoch >= self.max_epoch
 
     def _end_epoch(self) -> None:
-        """Emit `EpochEnd`: after the checkpoint, so a run that goes on from there emits it once more."""
+        """Emit `EpochEnd`. It follows the checkpoint, so a run that is restored from there emits it again."""
         self.counters.stage = EpochStage.BETWEEN
         stats = self.history[-1]
         if self.train_collector is not None and stats.train_collect_stat is not None and not self.env_episode:
             warn_endless(self.train_collector, self.env_step, stats.train_collect_stat.n_collected_steps)
-        self._emit(EpochEnd(*self.counters.where, stats=stats))
+        self._emit(EpochEnd(*self.counters.step_counts, stats=stats))
 
     def _end(self, reason: str, save: bool = True) -> None:
-        """Write the last checkpoint, emit `RunEnd` to every callback and close the logger; then raise the first failure
-        of these. An interrupted checkpoint is tried again.
+        """Write the last checkpoint, emit `RunEnd` to every callback and close the logger.
+
+        A failure of one part does not keep the others from being done. The first exception is raised at the end.
+
+        Args:
+            reason: reason for which the run ends.
+            save: whether to write a checkpoint.
         """
         if self._phase is RunPhase.OVER:
             return
@@ -593,8 +683,8 @@ class BaseTrainer(ABC):
         failures = []
         try:
             if save:
-                # Callbacks that asked for modules within the step which ends here have them in their states.
-                self._make_changes()
+                # The states of callbacks may already name modules that they requested in this step.
+                self._apply_pending_changes()
                 if self._saved_at != self.counters.progress:
                     self._checkpoint()
         except Exception as error:
@@ -602,7 +692,7 @@ class BaseTrainer(ABC):
             failures.append(error)
         self._phase = RunPhase.OVER
         self.evaluator.wait()
-        event = RunEnd(*self.counters.where, reason=self.stop_reason, info=self.info())
+        event = RunEnd(*self.counters.step_counts, reason=self.stop_reason, info=self.info())
         try:
             for callback in self.callbacks:
                 try:
@@ -613,11 +703,12 @@ class BaseTrainer(ABC):
             try:
                 self.logger.finalize()
             finally:
-                self._holding.close()
+                self._held_lock.close()
         if failures:
             raise failures[0]
 
     def _emit(self, event: Event) -> None:
+        """Pass an event to every callback. The first reason that one returns becomes the `stop_reason`."""
         for callback in self.callbacks:
             reason = callback.on_event(event)
             if reason is not None and not (isinstance(reason, str) and reason):
@@ -629,24 +720,27 @@ class BaseTrainer(ABC):
                 self.stop_reason = reason
 
     def _checkpoint(self) -> None:
-        """Write a checkpoint and record it; without one its counters, unless callbacks write and record checkpoints."""
+        """Write a checkpoint, and record its path and the counters in the log."""
         written = None
         if self.save_checkpoint_fn is not None and self.checkpoint_interval > 0:
-            written = self.save_checkpoint_fn(*self.counters.where)
+            written = self.save_checkpoint_fn(*self.counters.step_counts)
         path = None if written is None else Path(written)
-        is_of_error = path is not None and self.stop_reason == "error"
-        writes_itself = path is not None or not any(isinstance(each, CheckpointCallback) for each in self.callbacks)
-        if writes_itself and not is_of_error:  # a run that goes on from its log must not begin with an error's state
-            self.logger.save_data(*self.counters.where, lambda *_: path)
+
+        # A `CheckpointCallback` records its own checkpoints: a record without path would follow it and hide it. The
+        # checkpoint of an error is not recorded, because a run must not be resumed from such a state.
+        has_saver = any(isinstance(callback, CheckpointCallback) for callback in self.callbacks)
+        is_error = path is not None and self.stop_reason == "error"
+        if (path is not None or not has_saver) and not is_error:
+            self.logger.save_data(*self.counters.step_counts, lambda *_: path)
         self._saved_at = self.counters.progress
         if path is not None:
-            self._emit(CheckpointSaved(*self.counters.where, path=path))
+            self._emit(CheckpointSaved(*self.counters.step_counts, path=path))
 
     # -- reports ---
 
     @property
     def is_complete(self) -> bool:
-        """Whether the run has ended all its epochs, or made all its steps."""
+        """Whether the run has finished all its epochs or made all its steps."""
         return not self.counters.in_epoch and (self.epoch >= self.max_epoch or self._has_all_steps)
 
     @property
@@ -655,63 +749,66 @@ class BaseTrainer(ABC):
 
     @property
     def position(self) -> int:
-        """Environment steps so far; of a run that collects nothing, gradient steps."""
+        """Number of environment steps; in a run that collects nothing, number of gradient steps."""
         return self.counters.position
 
     @property
     def steps_in_all(self) -> int:
-        """Steps of the whole run if nothing ends it earlier, in whole collects."""
+        """Number of steps in the whole run if nothing ends it earlier. It consists of whole collects."""
         limit = self.max_epoch * self.step_per_epoch if self.total_steps is None else self.total_steps
-        left, collect = max(0, limit - self.position), self.step_per_collect or 1
-        return self.position + -(-left // collect) * collect
+        steps_left = max(0, limit - self.position)
+        steps_per_collect = self.step_per_collect or 1
+        return self.position + -(-steps_left // steps_per_collect) * steps_per_collect
 
     # -- plan ---
 
     @property
     def steps_left(self) -> int:
-        """Steps that the rest of the run makes if nothing ends it earlier."""
+        """Number of steps in the rest of the run if nothing ends it earlier."""
         return self.steps_in_all - self.position
 
     def describe_updates(self) -> dict[str, str]:
-        """Return what the rest of the run learns from and how often, in words, by subject."""
+        """Return a description of the data and the updates in the rest of the run, by subject."""
         return {}
 
     def work_left(self) -> tuple[float, float]:
-        """Return the number of gradient steps that the rest of the run takes, and of the rows that they read."""
+        """Return the numbers of gradient steps in the rest of the run, and of the rows that they read."""
         return 0, 0
 
     def choose_compiling(self, is_allowed: bool) -> bool:
-        """Choose and return whether gradient steps are compiled. The policy's configuration keeps it.
+        """Choose whether gradient steps are compiled, store the choice in the policy's configuration, and return it.
 
-        `is_allowed`: whether the algorithm takes `framework(compile=True)`; else "auto" means eager.
+        Args:
+            is_allowed: whether the algorithm supports `framework(compile=True)`. If not, "auto" chooses eager.
         """
-        framework, learners = self.policy.config.framework, self.policy.learner_group
+        framework = self.policy.config.framework
+        learners = self.policy.learner_group
         if learners.is_alone:
-            planned = self.work_left() if is_allowed else (0, 0)
-            framework.compile = learners.learner.choose_compiling(*planned)
-        else:  # several learners step eagerly
+            num_steps, num_rows = self.work_left() if is_allowed else (0, 0)
+            framework.compile = learners.learner.choose_compiling(num_steps, num_rows)
+        else:  # "auto" chooses eager for several learners
             framework.compile = framework.compile is True
         return framework.compile
 
     def first_and_last_update(self) -> tuple[int, int]:
-        """Return the positions of the run at its next and at its last update. Schedules use them."""
+        """Return the positions of the run at its next and at its last update, between which schedules are read."""
         return self.position, self.steps_in_all
 
-    def _collects_more(self) -> bool:
-        """Return whether a collect may have more steps than asked for: whole episodes, or rows that only reset."""
+    def _may_overshoot(self) -> bool:
+        """Return whether a collect may have more steps than requested: whole episodes, or rows that only reset."""
         next_step = getattr(getattr(self.train_collector, "env", None), "autoreset_mode", None) == "NEXT_STEP"
         return next_step or self.policy.config.env_runners.collects_whole_episodes
 
-    def _beyond_text(self) -> str:
-        """Return words about collects that go beyond the steps asked for."""
+    def _overshoot_text(self) -> str:
+        """Return a remark about collects with more steps than requested, or an empty string."""
         if self.policy.config.env_runners.collects_whole_episodes:
-            return " (a collect goes on to the end of its episodes, so it may have more steps)"
+            return " (a collect continues to the end of its episodes, so it may have more steps)"
         if self.total_steps is None or self.steps_in_all == self.total_steps:
             return ""
         return f" ({self.total_steps:,} were asked for; the last collect is not cut)"
 
     def info(self, with_history: bool = True) -> InfoStats:
-        """Return the run so far: counters, best score, seconds."""
+        """Return the statistics of the run so far: counters, best score and seconds."""
         best = None if self.best_stats is None else self.best_stats.returns_stat
         return InfoStats(
             gradient_step=self.gradient_step,
@@ -728,21 +825,27 @@ class BaseTrainer(ABC):
             history=tuple(self.history) if with_history else (),
         )
 
-    def _epoch_stats(self, test: CollectStats | None) -> EpochStats:
+    def _epoch_stats(self, test_stats: CollectStats | None) -> EpochStats:
+        """Return the statistics of the epoch, and take its metrics, which start again."""
         self.seconds["total"] = time.monotonic() - self._clock
         collected = None if self.train_collector is None else self.totals.collect_stats().without_values()
         training = self.totals.training_stats()
         metrics = named(self.metrics.report())
-        return EpochStats(self.epoch, collected, test, training, self.info(with_history=False), metrics)
+        return EpochStats(self.epoch, collected, test_stats, training, self.info(with_history=False), metrics)
 
     # -- random numbers ---
 
     def set_seed(self, seed: int | None) -> None:
-        """Give environments, exploration, evaluation, samples and minibatches streams of this seed, each by its name.
+        """Seed the named random streams of environments, exploration, evaluation, samples and minibatches.
 
-        The initial weights are drawn when the policy is built and stay as they are. `None`: collectors made by hand
-        without a seed get the policy's, so that the run can be repeated; all else has its streams already. Raises
-        `ValueError` for env runners, whose environments have the streams of their own configuration.
+        The initial weights do not change: they are drawn when the policy is built.
+
+        Args:
+            seed: the seed. With None only collectors that were made without a seed are seeded, with the policy's seed,
+                so that the run can be repeated.
+
+        Raises:
+            ValueError: a collector has env runners, whose environments take the seed from their configuration.
         """
         streams = RandomStreams(self.policy.config.debugging.seed if seed is None else seed)
         for name, collector in self._run_state.collectors().items():
@@ -767,32 +870,32 @@ class BaseTrainer(ABC):
     )
 
     def get_state(self) -> dict[str, Any]:
-        """Return counters, statistics, best score, collectors, callbacks and logger. The policy is saved next to it."""
+        """Return the state of counters, statistics, collectors, callbacks and logger, but not of the policy."""
         return self._run_state.get_state()
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from `get_state`: the next iteration goes on where that run was. Callbacks are matched by their
-        class, in order.
+        """Restore the state that `get_state` returned. The next iteration continues that run.
+
+        Callbacks are matched by class, in order. An exception of a callback's or logger's `set_state` is raised last,
+        after everything else was restored.
 
         Raises:
-            ValueError: the collectors of the state are of other environments, or of another number of them. Nothing is
+            ValueError: the collectors of the state have other environments, or another number of them. Nothing is
                 changed then.
-
-        What `set_state` of a callback or of a logger raises comes last, when all else is restored.
         """
-        self._leave()
+        self._end_abandoned_run()
         self._run_state.set_collectors(state)
-        self._zero()
+        self._reset_records()
         self._run_state.set_records(state)
         self._saved_at = self.counters.progress
         self._phase = RunPhase.READY
 
     def own_folders(self) -> dict[str, dict[str, Any]]:
-        """Return further folders of a checkpoint, for large things: each replay buffer."""
+        """Return additional checkpoint folders for large data: one for each replay buffer."""
         return self._run_state.replay_folders()
 
     def set_own_folders(self, folders: Mapping[str, Any]) -> None:
-        """Restore what `own_folders` returned, from all folders of a checkpoint.
+        """Restore the data of `own_folders` from all folders of a checkpoint.
 
         Raises:
             ValueError: the folders do not fit this trainer.
@@ -802,43 +905,47 @@ class BaseTrainer(ABC):
     def save_to_path(
         self, path: str | Path, *, attempt: int | None = None, carried: Mapping[str, Path] | None = None
     ) -> Path:
-        """Write a full checkpoint and return its path: policy and all its state in its own folders, the trainer's in
-        `trainer`.
+        """Write a full checkpoint and return its path.
 
-        Records that the logger holds back for its next interval are part of the state, so saving changes no record.
+        The policy has its own folders in it, the trainer's state is in the folder `trainer`. Records that the logger
+        holds back until its next interval are part of the state, so saving does not change what is logged.
 
         Args:
             path: folder of the checkpoint.
-            attempt: number of this start of the run; by default the trainer's own.
-            carried: see `write_checkpoint`.
+            attempt: number of this start of the run. Defaults to the trainer's `attempt`.
+            carried: files of the run to include, see `write_checkpoint`.
         """
-        return self._run_state.save(path, self.attempt if attempt is None else attempt, carried)
+        if attempt is None:
+            attempt = self.attempt
+        return self._run_state.save(path, attempt, carried)
 
     def checkpoint_folders(self) -> dict[str, dict[str, Any]]:
         """Return the folders of a full checkpoint."""
         return self._run_state.folders()
 
     def restore_from_path(self, path: str | Path | None, *, drop_replay: bool = False, trust: bool = False) -> None:
-        """Continue a run with identical results from a full checkpoint. Warns where this trainer has other options.
+        """Restore a run from a full checkpoint, so that it continues with identical results.
+
+        Warns if this trainer has other options than the run. An exception of a callback's or logger's `set_state` is
+        raised last, after everything else was restored; build another trainer then.
 
         Args:
             path: folder of the checkpoint.
-            drop_replay: leave out the replay buffer of the checkpoint, which may be damaged, and continue with an empty
+            drop_replay: ignore the replay buffer of the checkpoint, which may be damaged, and continue with an empty
                 one. Nothing is learned until it has filled to `learning_starts` again.
-            trust: take all objects that the checkpoint names.
+            trust: allow all classes and functions that the checkpoint names. See the documentation of checkpoints.
 
         Raises:
-            ValueError: the checkpoint is damaged or of a run of another shape, or `path` is None, which
-                `newest_checkpoint` returns where there is no checkpoint. Nothing is changed then.
-
-        What `set_state` of a callback or of a logger raises comes last, when all else is restored. Build another
-        trainer then.
+            ValueError: the checkpoint is damaged or does not fit this trainer, or `path` is None, which
+                `newest_checkpoint` returns if there is no checkpoint. Nothing is changed then.
         """
         if path is None:
-            raise ValueError("path=None: there is no checkpoint to go on from (newest_checkpoint found no intact one)")
+            raise ValueError(
+                "path=None: there is no checkpoint to continue from (newest_checkpoint found no intact one)"
+            )
         checkpoint = RunCheckpoint.read(path, without=[REPLAY] if drop_replay else ())
         self._run_state.check_algorithm(checkpoint)
-        self._leave()
+        self._end_abandoned_run()
         self._run_state.restore(checkpoint, drop_replay=drop_replay, trust=trust)
 
 

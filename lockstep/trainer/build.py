@@ -1,4 +1,4 @@
-"""`build_trainer`: from a configuration to a trainer, with or without a run's folder."""
+"""`build_trainer`: builds the trainer of a configuration, with or without a run's folder."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import copy
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,59 +23,82 @@ from lockstep.trainer.callbacks import Callback, check_callbacks
 from lockstep.trainer.offline import OfflineTrainer
 from lockstep.trainer.offpolicy import OffpolicyTrainer
 from lockstep.trainer.onpolicy import OnpolicyTrainer
-from lockstep.trainer.ranks import InStep, config_on_ranks, join
+from lockstep.trainer.ranks import RankSynchronizer, config_on_ranks, join
 
 Trainer = OnpolicyTrainer | OffpolicyTrainer | OfflineTrainer
-MOST_VECTOR_STEPS = 64
-"""In one off-policy collect by default, so that an interrupt and the end of a run never wait for long."""
+MAX_VECTOR_STEPS = 64
+"""Maximum number of vector steps in an off-policy collect by default, so that an interrupt and the end of a run never
+wait for long."""
 
 
 @dataclass(frozen=True)
 class RunLength:
-    """How a run is divided into updates and epochs, in environment steps (offline: gradient steps)."""
+    """Division of a run into updates and epochs, in environment steps (gradient steps for offline training)."""
 
     total_steps: int
+    """Number of steps of the whole run."""
     per_update: int
-    """steps in one collect"""
+    """Number of steps in one collect."""
     per_epoch: int
-    """steps in an epoch, a multiple of `per_update`"""
+    """Number of steps in an epoch, a multiple of `per_update`."""
 
     @classmethod
     def of(cls, config: AlgorithmConfig) -> RunLength:
-        """Return the length that a configuration asks for.
+        """Return the length that a configuration describes.
 
-        `per_update`: as configured, else a train batch (off-policy: the vector steps that make one gradient step due,
-        64 at most; offline: 1). `per_epoch`: as configured, else about a tenth of the run; where it can be, the epochs
-        divide the run, so that it ends with the update that reaches `total_steps`.
+        Where the configuration leaves the length of an epoch open, it is about a tenth of the run. If possible the
+        epochs divide the run, so that the run ends with the update that reaches `total_steps`.
         """
-        total, num_envs = config.reporting.total_steps, config.env_runners.num_envs
-        if config.is_offline:
-            per_update = 1
-        elif config.collects_while_learning:
-            per_update = config.steps_per_batch
-        else:
-            if config.is_off_policy:
-                due = int(1 / (config.replay.update_per_step * num_envs) + 1e-9)
-                default = min(max(1, due), MOST_VECTOR_STEPS)
-            else:
-                default = -(-config.training.train_batch_size // num_envs)
-            per_update = int((config.env_runners.rollout_fragment_length or default) * num_envs)
-        if config.reporting.steps_per_epoch is not None:
-            return cls(total, per_update, int(-(-config.reporting.steps_per_epoch // per_update) * per_update))
-        num_updates = -(-total // per_update)
+        total_steps = config.reporting.total_steps
+        per_update = _steps_per_update(config)
+        steps_per_epoch = config.reporting.steps_per_epoch
+        if steps_per_epoch is not None:
+            return cls(total_steps, per_update, _round_up(steps_per_epoch, per_update))
+
+        num_updates = -(-total_steps // per_update)
         divisors = [n for n in range(5, 21) if num_updates % n == 0]
-        num_epochs = min(divisors, key=lambda n: abs(n - 10)) if divisors else min(10, num_updates)
-        return cls(total, per_update, int(-(-num_updates // num_epochs) * per_update))
+        if divisors:
+            num_epochs = min(divisors, key=lambda n: abs(n - 10))
+        else:
+            num_epochs = min(10, num_updates)
+        updates_per_epoch = -(-num_updates // num_epochs)
+        return cls(total_steps, per_update, int(updates_per_epoch * per_update))
 
     @property
     def num_epochs(self) -> int:
-        """Epochs of a run: as few as have `total_steps`."""
+        """Number of epochs: the smallest that contains `total_steps`."""
         return -(-self.total_steps // self.per_epoch)
 
     @property
     def last_update(self) -> int:
-        """Steps before the last update begins to collect."""
+        """Number of steps before the last update begins to collect."""
         return max(0, -(-self.total_steps // self.per_update) - 1) * self.per_update
+
+
+def _round_up(number: float, multiple: int) -> int:
+    """Return the smallest multiple of `multiple` that is not below `number`."""
+    return int(-(-number // multiple) * multiple)
+
+
+def _steps_per_update(config: AlgorithmConfig) -> int:
+    """Return the number of steps in one collect.
+
+    By default it is a train batch, or off-policy the fewest vector steps for which a gradient step is due.
+    """
+    if config.is_offline:
+        return 1
+    if config.collects_while_learning:
+        return config.steps_per_batch
+
+    num_envs = config.env_runners.num_envs
+    if config.is_off_policy:
+        # The small summand keeps a rounding error from making the quotient one step too short.
+        steps_until_due = int(1 / (config.replay.update_per_step * num_envs) + 1e-9)
+        default = min(max(1, steps_until_due), MAX_VECTOR_STEPS)
+    else:
+        default = -(-config.training.train_batch_size // num_envs)
+    vector_steps = config.env_runners.rollout_fragment_length or default
+    return int(vector_steps * num_envs)
 
 
 def build_trainer(
@@ -87,72 +111,117 @@ def build_trainer(
 ) -> Trainer:
     """Build the trainer that the algorithm of a configuration needs, with its policy and collectors.
 
-    With `folder`: loggers, checkpoints and the best policy are written there; `resume` continues its records. Where
-    torchrun started this process it is one of several ranks, which `reducer` joins (None: they meet here); the first
-    of them writes.
+    Args:
+        config: configuration of the run.
+        folder: folder for logs, checkpoints and the best policy. None writes nothing.
+        callbacks: further callbacks, after those of the configuration.
+        resume: continue the records in `folder` instead of starting new ones.
+        reducer: connection to the other ranks if torchrun started several processes. By default it is made here. Only
+            the first rank writes.
+
+    Raises:
+        ValueError: the configuration has options that exclude each other, or that a run cannot have.
     """
     config = config_on_ranks(config)
-    config = config.with_agents() if folder is None else config  # else `prepare_run` did
+    if folder is None:  # otherwise `prepare_run` has added the agents
+        config = config.with_agents()
     _check_run(config, callbacks)
     if config.framework.compile is not False:
-        # The choice below is written into the configuration, and the user's own must not change. Its objects are kept:
-        # a module in `rl_module_spec` is trained itself, not a copy.
+        # The choice of compiling is written into the configuration below, and the user's own must not change. Only the
+        # sections are copied: a module in `rl_module_spec` is trained itself, not a copy.
         config = config.with_sections()
     length = RunLength.of(config)
     _warn_of_zero_rates(config.training.options(), length)
+
     config.set_num_threads()
     reducer = join(config) if reducer is None else reducer
-    if folder is not None and reducer.rank == 0:
-        take_lock(False, folder)
-    policy, training, evaluation = config.build_policy(reducer=reducer), config.training, config.evaluation
-    evaluate = evaluation.evaluation_interval > 0 and not (config.is_offline and config.environment.env is None)
-    try:
-        options: dict[str, Any] = {
-            "max_epoch": length.num_epochs,
-            "total_steps": config.reporting.total_steps,
-            "step_per_epoch": length.per_epoch,
-            "test_interval": evaluation.evaluation_interval or 1,
-            "stop_fn": None if evaluation.stop_return is None else partial(_has_reached, evaluation.stop_return),
-            "checkpoint_interval": config.checkpointing.checkpoint_interval,
-            "callbacks": [*(make() for make in config.callbacks.classes), *callbacks],
-        }
-        if reducer.world_size > 1:
-            options["callbacks"].append(InStep(reducer))
-        if evaluate:
-            options |= _evaluation_options(config, policy)
-        if folder is not None and reducer.rank == 0:
-            options["logger"] = _make_logger(config.reporting, folder, resume=resume)
-        if config.is_offline:
-            options["buffer"] = config.build_offline_data()
-            trainer: Trainer = OfflineTrainer(policy, batch_size=training.train_batch_size, **options)
-        else:
-            options |= {"train_collector": config.build_collector(policy), "step_per_collect": length.per_update}
-            options["reward_metric"] = config.multi_agent.reward_metric
-            if config.is_off_policy:
-                replay = config.replay
-                options |= {"update_per_step": replay.update_per_step, "learning_starts": replay.learning_starts}
-                trainer = OffpolicyTrainer(policy, batch_size=training.train_batch_size, **options)
-            else:
-                options["repeat_per_collect"] = training.num_epochs
-                trainer = OnpolicyTrainer(policy, batch_size=training.minibatch_size, **options)
-        if config.framework.compile is not False:
-            asked = config.framework.compile
-            config.framework.compile = trainer.choose_compiling(config.allows_compiling())
-            if folder is not None and reducer.rank == 0 and config.framework.compile is not asked:
-                folder.write_settings(config.named_options())  # a run that is resumed later keeps the choice
-    except BaseException:
-        if not policy.learner_group.is_alone:
-            policy.learner_group.shutdown()
+    written_folder = folder if reducer.rank == 0 else None  # other ranks only read
+    if written_folder is not None:
+        take_lock(False, written_folder)
+
+    policy = config.build_policy(reducer=reducer)
+    # An error or Ctrl-C before the trainer is complete would leave worker processes and a locked folder behind.
+    with ExitStack() as cleanup:
         if folder is not None:
-            folder.lock.release()
-        raise
+            cleanup.callback(folder.lock.release)
+        if not policy.learner_group.is_alone:
+            cleanup.callback(policy.learner_group.shutdown)
+
+        options = _trainer_options(config, policy, length, callbacks, reducer)
+        if written_folder is not None:
+            options["logger"] = _make_logger(config.reporting, written_folder, resume=resume)
+        trainer = _make_trainer(config, policy, length, options)
+        if config.framework.compile is not False:
+            configured = config.framework.compile
+            config.framework.compile = trainer.choose_compiling(config.allows_compiling())
+            if written_folder is not None and config.framework.compile is not configured:
+                # A run that is resumed later keeps the choice, and with it identical results.
+                written_folder.write_settings(config.named_options())
+        cleanup.pop_all()
+
     if folder is not None:
-        _keep_files(trainer, folder, config.checkpointing.num_to_keep, writes=reducer.rank == 0)
+        _set_savers(trainer, folder, config.checkpointing.num_to_keep, writes=reducer.rank == 0)
     return trainer
 
 
+def _trainer_options(
+    config: AlgorithmConfig,
+    policy: Policy,
+    length: RunLength,
+    callbacks: Sequence[Callback],
+    reducer: Reducer,
+) -> dict[str, Any]:
+    """Return the keywords that all three trainers take."""
+    stop_return = config.evaluation.stop_return
+    options: dict[str, Any] = {
+        "max_epoch": length.num_epochs,
+        "total_steps": config.reporting.total_steps,
+        "step_per_epoch": length.per_epoch,
+        "test_interval": config.evaluation.evaluation_interval or 1,
+        "stop_fn": None if stop_return is None else partial(_has_reached, stop_return),
+        "checkpoint_interval": config.checkpointing.checkpoint_interval,
+        "callbacks": [*(make() for make in config.callbacks.classes), *callbacks],
+    }
+    if reducer.world_size > 1:
+        options["callbacks"].append(RankSynchronizer(reducer))
+    has_test_env = not config.is_offline or config.environment.env is not None
+    if config.evaluation.evaluation_interval > 0 and has_test_env:
+        options |= _evaluation_options(config, policy)
+    return options
+
+
+def _make_trainer(config: AlgorithmConfig, policy: Policy, length: RunLength, options: Mapping[str, Any]) -> Trainer:
+    """Return the trainer for the kind of the algorithm: offline, off-policy or on-policy."""
+    training = config.training
+    if config.is_offline:
+        buffer = config.build_offline_data()
+        return OfflineTrainer(policy, batch_size=training.train_batch_size, buffer=buffer, **options)
+
+    collect_options: dict[str, Any] = {
+        "train_collector": config.build_collector(policy),
+        "step_per_collect": length.per_update,
+        "reward_metric": config.multi_agent.reward_metric,
+    }
+    if config.is_off_policy:
+        return OffpolicyTrainer(
+            policy,
+            batch_size=training.train_batch_size,
+            update_per_step=config.replay.update_per_step,
+            learning_starts=config.replay.learning_starts,
+            **collect_options,
+            **options,
+        )
+    return OnpolicyTrainer(
+        policy,
+        batch_size=training.minibatch_size,
+        repeat_per_collect=training.num_epochs,
+        **collect_options,
+        **options,
+    )
+
+
 def take_lock(take_over: bool, folder: RunFolder) -> None:
-    """Take the lock of a run's folder for this process, which trains the run from now on. See `RunLock.take`."""
+    """Lock a run's folder for this process, which trains the run from now on. See `RunLock.take`."""
     place = Place.of_process()
     folder.lock.take(take_over=take_over, job=place.run_id, restarts=place.num_restarts)
 
@@ -160,8 +229,10 @@ def take_lock(take_over: bool, folder: RunFolder) -> None:
 def _check_run(config: AlgorithmConfig, callbacks: Sequence[Callback]) -> None:
     """Raise `ValueError` for options that a run cannot have."""
     config.validate()
+    # The range of an option also holds for the values of its schedule, which are checked at ten steps of the run.
+    steps = [config.reporting.total_steps * tenths // 10 for tenths in range(1, 11)]
     for section in config.sections.values():
-        section.check_schedules([config.reporting.total_steps * tenths // 10 for tenths in range(1, 11)])
+        section.check_schedules(steps)
     check_callbacks(callbacks)
     if not config.is_offline and config.offline_data.input_ is not None:
         raise ValueError(
@@ -171,35 +242,37 @@ def _check_run(config: AlgorithmConfig, callbacks: Sequence[Callback]) -> None:
 
 
 def _evaluation_options(config: AlgorithmConfig, policy: Policy) -> dict[str, Any]:
-    """Return what a trainer needs to evaluate as configured. Beside training a copy of the policy is evaluated."""
+    """Return the keywords with which a trainer evaluates as configured."""
     section = config.evaluation
-    beside_training = section.evaluation_parallel_to_training
+    is_parallel = section.evaluation_parallel_to_training
+    # A parallel evaluation must not share weights with training.
+    evaluated_policy = copy.deepcopy(policy) if is_parallel else policy
     unit = "step" if section.evaluation_duration_unit == "timesteps" else "episode"
     return {
-        "test_collector": config.build_test_collector(copy.deepcopy(policy) if beside_training else policy),
+        "test_collector": config.build_test_collector(evaluated_policy),
         f"{unit}_per_test": section.evaluation_duration,
-        "evaluation_parallel_to_training": beside_training,
+        "evaluation_parallel_to_training": is_parallel,
         "custom_evaluation_function": section.custom_evaluation_function,
     }
 
 
-def _has_reached(wanted: float, score: float) -> bool:
-    return score >= wanted
+def _has_reached(threshold: float, score: float) -> bool:
+    return score >= threshold
 
 
-def _keep_files(trainer: Trainer, folder: RunFolder, num_to_keep: int, *, writes: bool) -> None:
-    """Have checkpoints and the best policy written into the folder of a run.
+def _set_savers(trainer: Trainer, folder: RunFolder, num_to_keep: int, *, writes: bool) -> None:
+    """Let a trainer write checkpoints and the best policy into the folder of a run.
 
-    Of several ranks one `writes`; the others tell it their part of the state.
+    Of several ranks only one `writes`. The others take part in saving, because each holds a part of the state.
     """
 
     def save_checkpoint(epoch: int, env_step: int, gradient_step: int) -> Path | None:
         if not writes:
-            trainer.checkpoint_folders()
+            trainer.checkpoint_folders()  # sends this rank's part of the state to the one that writes
             return None
         folder.lock.check()
         if trainer.stop_reason == "error":
-            # It may be torn, or hold weights that are no numbers: it must not push out a healthy one.
+            # The state may be inconsistent or contain NaN weights: it must not replace a good checkpoint.
             return trainer.save_to_path(folder.error_checkpoint, carried=folder.carried_best())
         path = trainer.save_to_path(folder.checkpoint_path(trainer.position), carried=folder.carried_best())
         prune_checkpoints(folder.checkpoints, num_to_keep)
@@ -209,38 +282,42 @@ def _keep_files(trainer: Trainer, folder: RunFolder, num_to_keep: int, *, writes
         folder.lock.check()
         policy.save_to_path(folder.best_policy)
 
+    trainer.save_checkpoint_fn = save_checkpoint
+    trainer.save_best_fn = save_best if writes else None
     if writes:
         trainer.checkpoint_directory = folder.checkpoints
         trainer.lock = folder.lock
         trainer.logger.set_guard(folder.lock.check)
-    trainer.save_checkpoint_fn, trainer.save_best_fn = save_checkpoint, save_best if writes else None
 
 
-def stretched_schedules(
+def rescale_schedules(
     options: Mapping[str, Any], factor: float, *, ended_at: int | None = None
 ) -> dict[str, list[list[float]]]:
-    """Return those options that are schedules, their steps multiplied so that they span a run of another length.
+    """Return the schedules among options, with steps scaled to a run of another length.
 
-    `ended_at`: only those whose last point is at this step.
+    Args:
+        options: options by name. Those that are not schedules are left out.
+        factor: new length of the run divided by the old one.
+        ended_at: take only schedules whose last point is at this step. None takes all.
     """
-    found = {}
+    schedules = {}
     for name, value in options.items():
-        if not isinstance(value, list) or len(value) < 2 or not all(isinstance(part, list | tuple) for part in value):
+        if not isinstance(value, list) or len(value) < 2 or not all(isinstance(point, list | tuple) for point in value):
             continue
         if ended_at is None or math.isclose(value[-1][0], ended_at):
-            found[name] = [[step * factor, level] for step, level in value]
-    return found
+            schedules[name] = [[step * factor, level] for step, level in value]
+    return schedules
 
 
 def _warn_of_zero_rates(options: Mapping[str, Any], length: RunLength) -> None:
-    """Warn where a learning rate is 0 before the last update."""
-    before_last = length.last_update
+    """Warn about a learning rate that is 0 before the last update."""
+    last_update = length.last_update
     for name, value in options.items():
-        if value is None or before_last == 0 or not (name == "lr" or name.endswith("_lr")):
+        if value is None or last_update == 0 or not (name == "lr" or name.endswith("_lr")):
             continue
-        if Schedule(value, f"training.{name}")(before_last) == 0.0:
+        if Schedule(value, f"training.{name}")(last_update) == 0.0:
             warnings.warn(
-                f"training.{name} is 0 at step {before_last:,} of {length.total_steps:,}, where updates are still to "
+                f"training.{name} is 0 at step {last_update:,} of {length.total_steps:,}, where updates are still to "
                 "come: they will change nothing. Give a schedule that ends with the run, or a shorter run",
                 RuntimeWarning,
                 stacklevel=3,
@@ -248,13 +325,16 @@ def _warn_of_zero_rates(options: Mapping[str, Any], length: RunLength) -> None:
 
 
 def _make_logger(section: ReportingSection, folder: RunFolder, *, resume: bool) -> BaseLogger:
-    """Make the loggers that are configured, writing into the run's folder (W&B and MLflow: under its name)."""
+    """Make the configured loggers, which write into the run's folder. W&B and MLflow use its name for the run."""
     run = folder.path
-    places: dict[str, dict[str, Any]] = {
+    defaults: dict[str, dict[str, Any]] = {
         "jsonl": {"path": folder.metrics_path, "resume": resume},
         "tensorboard": {"log_dir": run / "tensorboard"},
         "wandb": {"name": run.name, "dir": run, "config": folder.config},
         "mlflow": {"run_name": run.name, "config": folder.config},
     }
-    loggers = [LOGGERS[name](**{**places[name], **section.logger_config.get(name, {})}) for name in section.loggers]
+    loggers = []
+    for name in section.loggers:
+        options = {**defaults[name], **section.logger_config.get(name, {})}
+        loggers.append(LOGGERS[name](**options))
     return loggers[0] if len(loggers) == 1 else MultiLogger(loggers)

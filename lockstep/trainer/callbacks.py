@@ -1,4 +1,7 @@
-"""Events of a run, and callbacks that watch them. None can change the run but to ask for its end."""
+"""Events of a run, and the callbacks that receive them.
+
+A callback observes. The only way in which it changes the run is to request its end.
+"""
 
 from __future__ import annotations
 
@@ -22,35 +25,41 @@ from lockstep.tracking.statistics import CollectStats, EpochStats, InfoStats, Tr
 from lockstep.trainer.counters import Counters
 
 Stop = str | None
+"""Reason to stop the run, or None to continue."""
 STAGES = ("environment", "acting", "storing", "returns", "update", "evaluation", "waiting")
+"""Stages of a run whose seconds `Profiler` adds up."""
 
 # -- events ---
 
 
 @dataclass(frozen=True)
 class Event:
-    """The base of all events: where the run is."""
+    """Base class of all events: the position of the run."""
 
     method: ClassVar[str]
-    """of a callback: what handles the event, `on_collect_end` for `CollectEnd`"""
+    """Name of the callback's method that handles the event: `on_collect_end` for `CollectEnd`."""
     epoch: int
+    """Number of the epoch. 0 before the first."""
     env_step: int
+    """Number of environment steps for training."""
     gradient_step: int
+    """Number of gradient steps."""
 
     def __init_subclass__(cls) -> None:
-        cls.method = "on" + re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", cls.__name__)
+        snake_case = re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", cls.__name__)
+        cls.method = f"on{snake_case}"
 
     @property
     def position(self) -> int:
-        """Environment steps; of a run that collects nothing, gradient steps."""
+        """Number of environment steps; in a run that collects nothing, number of gradient steps."""
         return self.env_step or self.gradient_step
 
 
 class TrainerView:
-    """A trainer for reading: its public attributes and methods, but none that change the run.
+    """Read-only view of a trainer: its public attributes and methods except those that change the run.
 
-    Lists come as tuples, dicts as read-only mappings and the counters as a copy. Setting an attribute and calling a
-    method that changes the run raise `AttributeError`.
+    Lists are returned as tuples, dicts as read-only mappings and the counters as a copy. Setting an attribute, and
+    reading a method that changes the run, raise `AttributeError`.
     """
 
     CHANGES = frozenset(
@@ -68,9 +77,11 @@ class TrainerView:
             "restore_from_path",
         }
     )
+    """Methods that change the run. Those of modules (`add_module`, ...) are allowed: the trainer delays them to the end
+    of the training step."""
 
     def __init__(self, trainer: object) -> None:
-        object.__setattr__(self, "_trainer", trainer)
+        object.__setattr__(self, "_trainer", trainer)  # this class refuses assignments
 
     def __getattr__(self, name: str) -> Any:
         if name in self.CHANGES or name.startswith("_"):
@@ -92,9 +103,10 @@ class TrainerView:
 
 @dataclass(frozen=True)
 class RunStart(Event):
-    """The run begins or goes on; `trainer` shows it, and cannot be changed."""
+    """The run begins, or continues after it was restored."""
 
     trainer: TrainerView
+    """Read-only view of the trainer. Callbacks may keep it for later events."""
 
 
 @dataclass(frozen=True)
@@ -102,66 +114,80 @@ class CollectEnd(Event):
     """Data was collected."""
 
     stats: CollectStats
+    """Statistics of this collect."""
 
 
 @dataclass(frozen=True)
 class UpdateEnd(Event):
-    """The policy learned from it."""
+    """The policy was updated."""
 
     stats: TrainingStats
+    """Statistics of this update."""
 
 
 @dataclass(frozen=True)
 class EvaluationEnd(Event):
-    """The policy was evaluated. Epoch and steps are those of this policy; beside training they lie in the past."""
+    """The policy was evaluated.
+
+    Epoch and steps are those at which the evaluated policy was taken. With `evaluation_parallel_to_training` they are
+    earlier than the position of the run.
+    """
 
     stats: CollectStats
+    """Statistics of the evaluation's episodes."""
     score: float
+    """Score that is compared for the best policy."""
     is_best: bool
+    """Whether the score is the highest so far."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """of a `custom_evaluation_function`: its "score" and what else it returned"""
+    """Numbers that `custom_evaluation_function` returned, including its "score"."""
 
 
 @dataclass(frozen=True)
 class CheckpointSaved(Event):
-    """A checkpoint is on disk."""
+    """A checkpoint was written."""
 
     path: Path
+    """Folder of the checkpoint."""
 
 
 @dataclass(frozen=True)
 class EpochEnd(Event):
-    """An epoch is over."""
+    """An epoch has ended."""
 
     stats: EpochStats
+    """Statistics of the epoch."""
 
 
 @dataclass(frozen=True)
 class RunEnd(Event):
-    """The run is over: `max_epoch`, `stop_fn`, `interrupted`, `error`, or a callback's own reason."""
+    """The run has ended."""
 
     reason: str
+    """`max_epoch`, `stop_fn`, `interrupted`, `error`, or the reason that a callback returned."""
     info: InfoStats
+    """Statistics of the run."""
 
 
 # -- callbacks ---
 
 
 class Callback(EnvironmentCallback):
-    """Override the events you need, of the run and of environments (`EnvironmentCallback`). A string that an event of
-    the run returns asks the trainer to stop, with that reason.
+    """Base class of callbacks. Override the events you need, of the run and of environments (`EnvironmentCallback`).
 
-    Events of the run come from the trainer's process, and what is logged into `metrics` there is reported with the
-    epoch (`EpochStats.metrics`). Events of environments come from their processes: here they are events of this
-    instance, in env runners those of an instance that each makes of the class in the configuration.
+    To stop the run, return the reason as a string from an event of the run.
+
+    Events of the run are called in the trainer's process; values that are logged into `metrics` there are reported with
+    the epoch (`EpochStats.metrics`). Events of environments are called in the process that steps them: of this instance
+    in the trainer's process, and in each env runner of an instance that it makes from the class in the configuration.
     """
 
     def on_event(self, event: Event) -> Stop:
-        """Call `on_run_start`, `on_collect_end`, ... by the event's class."""
+        """Call the method for the event's class: `on_run_start`, `on_collect_end`, ..."""
         return getattr(self, event.method)(event)
 
     def on_run_start(self, event: RunStart) -> Stop:
-        """Handle the beginning of a run, or of the part of it that goes on."""
+        """Handle the beginning of a run, or its continuation from a checkpoint."""
 
     def on_collect_end(self, event: CollectEnd) -> Stop:
         """Handle the end of a collect."""
@@ -173,7 +199,7 @@ class Callback(EnvironmentCallback):
         """Handle the end of an evaluation."""
 
     def on_checkpoint_saved(self, event: CheckpointSaved) -> Stop:
-        """Handle a checkpoint that is on disk."""
+        """Handle a checkpoint that was written."""
 
     def on_epoch_end(self, event: EpochEnd) -> Stop:
         """Handle the end of an epoch."""
@@ -188,11 +214,11 @@ class Callback(EnvironmentCallback):
         """Handle the end of an evaluation, before its score is compared."""
 
     def on_checkpoint_loaded(self, path: Path) -> None:
-        """Handle a checkpoint from which the trainer has been restored."""
+        """Handle the checkpoint from which the trainer was restored."""
 
 
-def tell(callbacks: Sequence[Callback], event: str, *args: object) -> None:
-    """Call a method of each callback; what one raises goes on, with a note that names it."""
+def notify_callbacks(callbacks: Sequence[Callback], event: str, *args: object) -> None:
+    """Call the method named `event` of each callback. An exception gets a note with the name of the callback."""
     for callback in callbacks:
         try:
             getattr(callback, event)(*args)
@@ -204,25 +230,32 @@ def tell(callbacks: Sequence[Callback], event: str, *args: object) -> None:
 def attach_callbacks(
     callbacks: Sequence[Callback], name: str, collector: CollectorLike, classes: Sequence[type]
 ) -> None:
-    """Have a collector call the callbacks that handle events of environments.
+    """Register with a collector the callbacks that handle events of environments.
 
-    Env runners make instances of their own, of the `classes` of the configuration. `ValueError` for a callback that the
-    collector, which is the trainer's `name`, would not call.
+    Args:
+        callbacks: the trainer's callbacks.
+        name: name of the collector's parameter, for messages.
+        collector: the collector.
+        classes: callback classes of the configuration. Env runners make their own instances of these.
+
+    Raises:
+        ValueError: the collector steps environments in env runners, and a callback's class is not in `classes`, so it
+            would never be called.
     """
     handlers = [callback for callback in callbacks if overridden_events(callback)]
     if not collector.in_runners:
         collector.set_callbacks(handlers)
         return
-    lost = [callback for callback in handlers if type(callback) not in classes]
-    if lost:
+    unreachable = [callback for callback in handlers if type(callback) not in classes]
+    if unreachable:
         raise ValueError(
-            f"callbacks={lost!r} handle {overridden_events(lost[0])}, and the {name} collects in env runners, which "
-            "cannot be handed an object; give the class: config.callbacks(...)"
+            f"callbacks={unreachable!r} handle {overridden_events(unreachable[0])}, and the {name} collects in env "
+            "runners, which cannot be handed an object; give the class: config.callbacks(...)"
         )
 
 
 def check_callbacks(callbacks: object) -> None:
-    """Raise `ValueError` unless it is a list of callbacks, without methods that are named as events and are none."""
+    """Raise `ValueError` unless `callbacks` is a list of callbacks without misspelt names of events."""
     if not isinstance(callbacks, Sequence) or not all(isinstance(each, Callback) for each in callbacks):
         hint = "; put it into one, callbacks=[...]" if isinstance(callbacks, Callback) else ""
         raise ValueError(
@@ -234,12 +267,16 @@ def check_callbacks(callbacks: object) -> None:
 
 
 class LoggingCallback(Callback):
-    """Hands statistics to a logger. Whoever made the logger closes it: a trainer, after the last checkpoint."""
+    """Callback that passes the statistics of all events to a logger.
+
+    It does not close the logger: the trainer does, after the last checkpoint.
+    """
 
     def __init__(self, logger: BaseLogger) -> None:
         self.logger = logger
 
     def on_collect_end(self, event: CollectEnd) -> None:
+        # A plain `LazyLogger` drops every record. Its dicts would cost time in each training step of a short collect.
         if type(self.logger) is not LazyLogger:
             self.logger.log_train_data(event.stats.to_dict(), event.env_step)
 
@@ -248,7 +285,7 @@ class LoggingCallback(Callback):
             self.logger.log_update_data(event.stats.get_loss_stats_dict(), event.gradient_step)
 
     def on_evaluation_end(self, event: EvaluationEnd) -> None:
-        """Log in the scope `test/`, at environment steps; gradient steps where nothing is collected."""
+        """Log in the scope `test/`, at the environment step, or the gradient step of a run that collects nothing."""
         self.logger.log_test_data({**event.stats.to_dict(), **event.metrics}, event.position)
 
     def on_epoch_end(self, event: EpochEnd) -> None:
@@ -257,12 +294,14 @@ class LoggingCallback(Callback):
 
 
 class CheckpointCallback(Callback):
-    """Writes full checkpoints to `directory/step_<environment step>` (of a run that collects nothing: gradient step),
-    and keeps the newest `num_to_keep`.
+    """Callback that writes full checkpoints of a trainer that was made by hand.
 
-    After every `interval`-th epoch and at the end, whatever ended the run; the state at an error goes to
-    `directory/error`, which `newest_checkpoint` leaves out. For a trainer made by hand; one that is made with a run's
-    folder does so by itself. `restore_trainer(trainer, newest_checkpoint(directory))` goes on.
+    A checkpoint is written to `directory/step_<environment step>` (gradient step in a run that collects nothing) after
+    every `interval` epochs and at the end of the run, whatever ended it. The newest `num_to_keep` are kept. The state
+    at an error is written to `directory/error`, which `newest_checkpoint` ignores.
+
+    `restore_trainer(trainer, newest_checkpoint(directory))` continues the run. A trainer with a run's folder writes its
+    checkpoints there without this callback.
     """
 
     def __init__(self, directory: str | Path, *, interval: int = 1, num_to_keep: int = 3) -> None:
@@ -271,9 +310,12 @@ class CheckpointCallback(Callback):
         self._trainer: Any = None
         self._attempt = 0
         self._saved_at: tuple[int, int] | None = None
+        """Epoch and position of the last checkpoint of this start of the run."""
 
     def on_run_start(self, event: RunStart) -> None:
-        self._trainer, self._saved_at = event.trainer, None
+        self._trainer = event.trainer
+        self._saved_at = None
+        # Checkpoints of a later start are newer, even if it was restored from an early step.
         self._attempt = max(event.trainer.attempt, 1 + newest_attempt(self.directory))
 
     def on_epoch_end(self, event: EpochEnd) -> None:
@@ -281,7 +323,7 @@ class CheckpointCallback(Callback):
             self._save(event)
 
     def on_run_end(self, event: RunEnd) -> None:
-        """Save what is not saved yet of a run that began."""
+        """Write the last checkpoint, unless the newest one is of this position."""
         if self._trainer is None or self._saved_at == (event.epoch, event.position):
             return
         if event.reason == "error":
@@ -291,17 +333,22 @@ class CheckpointCallback(Callback):
 
     def _save(self, event: Event) -> None:
         path = self._trainer.save_to_path(self.directory / f"step_{event.position:012d}", attempt=self._attempt)
-        # named in the log, so that `resume_from_log` finds it; `restore_trainer` writes the same record again
+        # `resume_from_log` finds the checkpoint by this record. `restore_trainer` writes the same record again.
         self._trainer.logger.save_data(event.epoch, event.env_step, event.gradient_step, lambda *_: path)
         prune_checkpoints(self.directory, self.num_to_keep)
         self._saved_at = event.epoch, event.position
 
 
 class EarlyStop(Callback):
-    """Ends a run at a score, after evaluations without a better one, or after some seconds.
+    """Callback that stops a run at a score, after evaluations without a better score, or after some seconds.
 
-    `threshold`: score that is enough; `patience`: evaluations without a new best; `time_limit_s`: seconds of this
-    process. Give at least one.
+    Args:
+        threshold: score at which the run stops.
+        patience: number of evaluations without a new best score after which the run stops.
+        time_limit_s: seconds of the run in this process after which it stops.
+
+    Raises:
+        ValueError: none of the three is given, or one is out of range.
     """
 
     def __init__(
@@ -316,12 +363,14 @@ class EarlyStop(Callback):
         check_number("threshold", threshold, optional=True)
         check_number("time_limit_s", time_limit_s, optional=True, gt=0)
         self.patience: int | None = check_whole("patience", patience, 1, optional=True)
-        self.threshold, self.time_limit_s = threshold, time_limit_s
+        self.threshold = threshold
+        self.time_limit_s = time_limit_s
         self.num_without_best = 0
+        """Number of evaluations since the best score."""
         self._started = time.monotonic()
 
     def on_run_start(self, event: RunStart) -> None:
-        """Start the clock of this process; a new run (one that is not resumed) counts evaluations from zero."""
+        """Start the clock. The count of evaluations starts at 0 only in a new run, not in one that continues."""
         self._started = time.monotonic()
         if event.epoch == event.env_step == 0:
             self.num_without_best = 0
@@ -347,17 +396,29 @@ class EarlyStop(Callback):
 
 
 class Profiler(Callback):
-    """Adds up the seconds of a run by stage; `print_at_end` prints a table of them when the run ends.
+    """Callback that adds up the seconds of a run by stage.
 
-    `environment`: stepping; `acting`: choosing actions; `storing`: the rest of collection; `returns`: making a batch of
-    what was collected (values, returns, advantages; samples of a replay buffer); `update`: gradient steps;
-    `evaluation`; `waiting`: all else, as writing checkpoints, callbacks, and whoever iterates over the trainer.
+    The stages are:
+
+    - `environment`: steps of the environments.
+    - `acting`: choice of actions.
+    - `storing`: the rest of collection.
+    - `returns`: preparation of a batch: values, returns and advantages, or samples of a replay buffer.
+    - `update`: gradient steps.
+    - `evaluation`: evaluations.
+    - `waiting`: the rest: checkpoints, callbacks, and the program that iterates over the trainer.
+
+    Args:
+        print_at_end: print a table of the stages when the run ends.
     """
 
     def __init__(self, *, print_at_end: bool = False) -> None:
         self.print_at_end = print_at_end
         self.seconds = dict.fromkeys(STAGES, 0.0)
-        self._started, self._before = time.monotonic(), 0.0
+        """Seconds of each stage."""
+        self._started = time.monotonic()
+        self._seconds_before = 0.0
+        """Seconds of earlier starts of the run."""
 
     @property
     def total(self) -> float:
@@ -366,15 +427,16 @@ class Profiler(Callback):
 
     @property
     def shares(self) -> dict[str, float]:
-        """Each stage's share of the whole, which is 1; all are 0 before the run."""
-        total = self.total
-        return {name: seconds / total if total else 0.0 for name, seconds in self.seconds.items()}
+        """Share of each stage in the whole time. The shares sum to 1; before the run all are 0."""
+        total = self.total or 1.0
+        return {name: seconds / total for name, seconds in self.seconds.items()}
 
     def on_run_start(self, event: RunStart) -> None:
-        """Begin a new run at zero, and one that goes on where it was."""
+        """Start the clock: at 0 for a new run, at the saved seconds for one that continues."""
         if event.env_step == event.gradient_step == 0:
             self.seconds = dict.fromkeys(STAGES, 0.0)
-        self._started, self._before = time.monotonic(), self.total
+        self._started = time.monotonic()
+        self._seconds_before = self.total
 
     def on_collect_end(self, event: CollectEnd) -> None:
         stats = event.stats
@@ -391,7 +453,7 @@ class Profiler(Callback):
         self._add("evaluation", event.stats.collect_time)
 
     def on_run_end(self, event: RunEnd) -> None:
-        self._wait()
+        self._update_waiting()
         if self.print_at_end:
             for name, share in self.shares.items():
                 sys.stdout.write(f"{name:<12}{self.seconds[name]:>10.3f} s{share:>8.1%}\n")
@@ -399,15 +461,16 @@ class Profiler(Callback):
 
     def _add(self, stage: str, seconds: float) -> None:
         self.seconds[stage] += max(0.0, seconds)
-        self._wait()
+        self._update_waiting()
 
-    def _wait(self) -> None:
-        """Count what is left of the time on the wall clock as waiting."""
+    def _update_waiting(self) -> None:
+        """Set `waiting` to the seconds on the wall clock that no other stage accounts for."""
+        elapsed = self._seconds_before + time.monotonic() - self._started
         known = self.total - self.seconds["waiting"]
-        self.seconds["waiting"] = max(0.0, self._before + time.monotonic() - self._started - known)
+        self.seconds["waiting"] = max(0.0, elapsed - known)
 
     def get_state(self) -> Mapping[str, Any]:
-        self._wait()
+        self._update_waiting()
         return {"seconds": dict(self.seconds)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:

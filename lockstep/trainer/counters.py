@@ -1,4 +1,4 @@
-"""`Counters`: the progress of a run in numbers, and `EpochStage`: how far it is with its epoch."""
+"""`Counters`: the progress of a run in numbers, and `EpochStage`: its progress within an epoch."""
 
 from __future__ import annotations
 
@@ -11,99 +11,113 @@ from typing import Any, Generic, Protocol, TypeVar, overload
 from lockstep.tracking.statistics import CollectStats
 
 Value = TypeVar("Value")
+StepCounts = tuple[int, int, int]
+"""Epoch, environment steps and gradient steps."""
 
 
 class EpochStage(Enum):
-    """How far a run is with its epoch."""
+    """Progress of a run within an epoch."""
 
     BETWEEN = auto()
-    """No epoch has begun yet, or the last one is over."""
+    """No epoch has begun yet, or the last one has ended and was reported."""
     RUNNING = auto()
-    """An epoch has begun, and its statistics are not made yet."""
+    """An epoch has begun, and its statistics do not exist yet."""
     UNREPORTED = auto()
-    """An epoch is over and in the checkpoint, but callbacks have not received its `EpochEnd`."""
+    """An epoch has ended and is in the checkpoint, but callbacks have not received its `EpochEnd`.
+
+    The event comes after the checkpoint, so a run that is killed in between must emit it when it is resumed."""
 
 
 @dataclass(eq=False, repr=False)
 class Counters:
-    """Progress of a run: plain values, which a new run sets back and a checkpoint holds."""
+    """Progress of a run as plain values. A new run sets them to their defaults, and a checkpoint contains them."""
 
+    # Checkpoints store these values under the names of the fields: a renamed field cannot be read from older ones.
     epoch: int = 0
-    """Number of the epoch that is running, or of the last one."""
+    """Number of the running epoch or, between two epochs, of the last one. 0 before the first."""
     stage: EpochStage = EpochStage.BETWEEN
+    """Progress within the epoch."""
     epoch_steps: int = 0
-    """Steps of the running epoch. Between two epochs: the steps beyond `step_per_epoch`, or, as a negative number,
-    those that an epoch lacks that was cut short."""
+    """Number of steps in the running epoch. Between two epochs: the surplus over `step_per_epoch`, which counts for the
+    next epoch; negative if the last epoch was cut short."""
     env_step: int = 0
+    """Number of environment steps for training."""
     env_episode: int = 0
+    """Number of finished training episodes."""
     gradient_step: int = 0
+    """Number of gradient steps."""
     test_env_step: int = 0
-    """Environment steps of all evaluations."""
+    """Number of environment steps in all evaluations."""
     test_episode: int = 0
-    """Episodes of all evaluations."""
+    """Number of episodes in all evaluations."""
     last_test_at: int | None = None
     """`position` at the last evaluation."""
     tested_in_train: bool = False
     """Whether `test_in_train` has evaluated in this epoch."""
     best_score: float | None = None
+    """Highest score of an evaluation."""
     best_epoch: int | None = None
+    """Epoch of the evaluation with the highest score."""
     stop_reason: str | None = None
+    """Reason to stop the run. None while it should continue."""
     seconds: dict[str, float] = field(
         default_factory=lambda: dict.fromkeys(("total", "collect", "update", "test", "env", "act"), 0.0)
     )
+    """Seconds of the run by activity. `env` and `act` are parts of `collect`."""
     steps_learned_from: int = 0
-    """Off-policy: collected steps for which gradient steps are due."""
+    """Off-policy: number of collected steps for which gradient steps are due."""
     updates_made: int = 0
-    """Off-policy: gradient steps that were made for them."""
+    """Off-policy: number of gradient steps that were made for `steps_learned_from`."""
     learning_resumes_at: int = 0
-    """Off-policy: environment step before which nothing is learned, because the replay buffer was lost and fills
+    """Off-policy: environment step before which nothing is learned, because the replay buffer was lost and has to fill
     again."""
     samples_seen: int = 0
-    """Offline: transitions in all gradient steps."""
+    """Offline: number of transitions in all gradient steps."""
 
-    # -- where the run is ---
+    # -- position of the run ---
 
     @property
     def position(self) -> int:
-        """Environment steps so far; of a run that collects nothing, gradient steps."""
+        """Number of environment steps; in a run that collects nothing, number of gradient steps."""
         return self.env_step or self.gradient_step
 
     @property
-    def where(self) -> tuple[int, int, int]:
-        """Epoch, environment steps and gradient steps, as events have them."""
+    def step_counts(self) -> StepCounts:
+        """Epoch, environment steps and gradient steps: the first three fields of every event."""
         return self.epoch, self.env_step, self.gradient_step
 
     @property
     def progress(self) -> tuple[int, ...]:
-        """A value that changes whenever something happened that a checkpoint has to hold."""
-        return (*self.where, self.test_episode, self.in_epoch)
+        """A value that differs after everything that a new checkpoint has to contain."""
+        return (*self.step_counts, self.test_episode, self.in_epoch)
 
     @property
     def in_epoch(self) -> bool:
-        """Whether an epoch has begun and is not over."""
+        """Whether an epoch has begun and has not ended."""
         return self.stage is EpochStage.RUNNING
 
-    # -- what happens ---
+    # -- changes ---
 
     def begin_epoch(self) -> None:
-        """Count the next epoch, unless a restored run continues within one."""
+        """Begin the next epoch, unless the run was restored in the middle of one."""
         if not self.in_epoch:
             self.epoch += 1
             self.stage = EpochStage.RUNNING
 
     def continue_epoch(self, step_per_epoch: int) -> None:
-        """Reopen the last epoch, which was cut short, for the steps that it lacks."""
+        """Reopen the last epoch, which was cut short, for its missing steps."""
         self.stage = EpochStage.RUNNING
+        # `end_epoch` has subtracted the whole length, which left a negative number.
         self.epoch_steps += step_per_epoch
 
     def end_epoch(self, step_per_epoch: int) -> None:
-        """Close the epoch; its surplus steps count for the next one. Its end is reported after the checkpoint."""
+        """End the epoch. Its surplus steps count for the next one; callbacks are notified after the checkpoint."""
         self.stage = EpochStage.UNREPORTED
         self.tested_in_train = False
         self.epoch_steps -= step_per_epoch
 
     def count_collect(self, stats: CollectStats) -> None:
-        """Count the steps, episodes and seconds of a collect."""
+        """Add the steps, episodes and seconds of a collect."""
         self.env_step += stats.n_collected_steps
         self.epoch_steps += stats.n_collected_steps
         self.env_episode += stats.n_collected_episodes
@@ -112,7 +126,7 @@ class Counters:
         self.seconds["act"] += stats.act_time
 
     def count_test(self, stats: CollectStats) -> None:
-        """Count the steps, episodes and seconds of an evaluation."""
+        """Add the steps, episodes and seconds of an evaluation."""
         self.test_env_step += stats.n_collected_steps
         self.test_episode += stats.n_collected_episodes
         self.seconds["test"] += stats.collect_time
@@ -120,8 +134,9 @@ class Counters:
     # -- state ---
 
     def get_state(self) -> dict[str, Any]:
-        """Return the values by name. The stage is two flags, as in the checkpoints of all versions."""
+        """Return the values by name."""
         state = copy.deepcopy(vars(self))
+        # Checkpoints of all versions store the stage as two flags.
         stage = state.pop("stage")
         return {
             **state,
@@ -131,10 +146,7 @@ class Counters:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Counters:
-        """Return the counters that `get_state` described; those that an older version did not have are 0.
-
-        The reason for which that run ended is left out: the run that continues has not ended.
-        """
+        """Return the counters of a saved state. Values that an older version did not save keep their defaults."""
         counters = cls()
         for name in (vars(counters).keys() - {"stage"}) & state.keys():
             setattr(counters, name, copy.deepcopy(state[name]))
@@ -142,18 +154,18 @@ class Counters:
             counters.stage = EpochStage.RUNNING
         elif state["epoch_end_due"]:
             counters.stage = EpochStage.UNREPORTED
-        counters.stop_reason = None
+        counters.stop_reason = None  # the run that continues has not ended
         return counters
 
 
 class HasCounters(Protocol):
-    """A trainer, as far as its counters know it."""
+    """Protocol of a trainer with counters."""
 
     counters: Counters
 
 
 class Counter(Generic[Value]):
-    """An attribute of a trainer that is the value of this name in `trainer.counters`."""
+    """Attribute of a trainer that reads and sets the value with the same name in `trainer.counters`."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name

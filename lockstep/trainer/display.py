@@ -1,4 +1,4 @@
-"""`ProgressDisplay`: one live display of a run on a terminal, one plain line for each epoch elsewhere."""
+"""`ProgressDisplay`: progress of a run as a live display on a terminal, or as one line per epoch."""
 
 from __future__ import annotations
 
@@ -14,44 +14,63 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 REFRESH_SECONDS = 0.1
-"""least time between two drawings: watching costs nothing that can be measured"""
+"""Shortest time between two redraws, so that the display costs no measurable time."""
 
 
 class Progress(NamedTuple):
-    """How far a run has come."""
+    """Progress of a run."""
 
     step: int
+    """Number of steps so far."""
     total: int
+    """Number of steps in the whole run."""
     speed: float
-    """steps per second, evaluations included"""
+    """Steps per second, including the time of evaluations."""
     score: float | None = None
-    """mean return of the last evaluation"""
+    """Mean return of the last evaluation."""
     best: float | None = None
+    """Best score of an evaluation."""
 
     def left_text(self) -> str:
-        """Return the time that is left, `"0:42"`, or `"?"`."""
-        return "?" if self.speed <= 0 else clock_text(max(0, self.total - self.step) / self.speed)
+        """Return the estimated remaining time, such as `"0:42"`, or `"?"` if the speed is unknown."""
+        if self.speed <= 0:
+            return "?"
+        steps_left = max(0, self.total - self.step)
+        return clock_text(steps_left / self.speed)
 
 
 class ProgressDisplay(Callback):
-    """Shows steps, steps per second, return, length, losses and the time left.
+    """Callback that shows steps, steps per second, returns, episode lengths, losses and the remaining time.
 
-    `console`: rich's console; `None` makes one on stdout. `live`: `None` means live on a terminal, else one line for
-    each epoch with its evaluation, and one for each evaluation besides. `title` stands above the live display. rich is
-    loaded when the run begins.
+    Args:
+        console: console of the library rich. By default one on stdout is made.
+        live: whether to redraw one display. If not, each epoch and each evaluation outside an epoch's end is printed as
+            a line. Defaults to whether the console is a terminal.
+        title: text above the live display.
     """
 
     def __init__(self, console: Console | None = None, *, live: bool | None = None, title: str = "") -> None:
-        self.title, self.note = title, ""
-        self._console, self._wanted = console, live
+        self.title = title
+        self.note = ""
+        """Text below the live display."""
+        self._console = console
+        self._live_option = live
         self._live: Any = None
-        self._total, self._is_offline = 0, False
-        self._started, self._first_step, self._step, self._drawn = 0.0, 0, 0, 0.0
-        self._train, self._updates = CollectStats(), TrainingStats()
+        """The live display of the library rich, while it is on the screen."""
+        self._total = 0
+        self._is_offline = False
+        self._started = 0.0
+        self._first_step = 0
+        """Step at which the run began or continued in this process."""
+        self._step = 0
+        self._drawn_at = 0.0
+        self._train = CollectStats()
+        self._updates = TrainingStats()
         self._test: CollectStats | None = None
         self._best: tuple[float, int] | None = None
-        self._line_due = ""
-        """the line of an evaluation, until it is printed or an epoch's line has it"""
+        """Best score, and the step of its evaluation."""
+        self._pending_line = ""
+        """Line of the last evaluation. It is dropped if the line of its epoch follows, which contains the same."""
 
     @property
     def is_live(self) -> bool:
@@ -60,28 +79,34 @@ class ProgressDisplay(Callback):
 
     @property
     def seconds(self) -> float:
-        """Since the run began or went on in this process."""
+        """Seconds since the run began or continued in this process."""
         return time.monotonic() - self._started
 
     @property
     def progress(self) -> Progress:
-        """How far the run has come."""
-        stats = None if self._test is None else self._test.returns_stat
+        """Progress of the run."""
+        returns = None if self._test is None else self._test.returns_stat
+        score = None if returns is None else returns.mean
         best = None if self._best is None else self._best[0]
-        return Progress(self._step, self._total, self._speed(), None if stats is None else stats.mean, best)
+        return Progress(self._step, self._total, self._speed(), score, best)
 
     # -- events ---
 
     def on_run_start(self, event: RunStart) -> None:
+        # `import lockstep` must not load rich.
         from rich.console import Console
         from rich.live import Live
 
         trainer = event.trainer
         self._total = trainer.steps_in_all
         self._is_offline = trainer.train_collector is None
-        self._started, self._first_step, self._step = time.monotonic(), event.position, event.position
+        self._started = time.monotonic()
+        self._first_step = event.position
+        self._step = event.position
+
         self._console = self._console or Console(markup=False, highlight=False, emoji=False)
-        if self._console.is_terminal if self._wanted is None else self._wanted:
+        is_live = self._console.is_terminal if self._live_option is None else self._live_option
+        if is_live:
             self._live = Live(console=self._console, auto_refresh=False, get_renderable=self._render)
             self._live.start(refresh=True)
 
@@ -94,37 +119,39 @@ class ProgressDisplay(Callback):
     def on_update_end(self, event: UpdateEnd) -> None:
         self._step = event.position
         self._updates = event.stats
-        self._say_line_due()
+        self._print_pending_line()
         self._draw()
 
     def on_evaluation_end(self, event: EvaluationEnd) -> None:
-        """Keep the returns; a plain line shows those of an evaluation before or inside an epoch."""
-        self._say_line_due()
+        """Show the returns. Their line is delayed, because the line of the epoch may contain them."""
+        self._print_pending_line()
         self._test = event.stats
         if event.is_best:
             self._best = (event.score, event.position)
         self._draw()
-        self._line_due = f"{self._steps_text(event.position)}  evaluation {_episodes_text(event.stats)}"
+        self._pending_line = f"{self._steps_text(event.position)}  evaluation {_episodes_text(event.stats)}"
         if event.epoch == 0:
-            self._say_line_due()
+            self._print_pending_line()
 
     def on_epoch_end(self, event: EpochEnd) -> None:
-        self._line_due = ""
+        self._pending_line = ""
         if self._live is None:
             self.say(self.line(event.stats))
 
     def on_run_end(self, event: RunEnd) -> None:
-        self._say_line_due()
+        self._print_pending_line()
         if self._live is not None:
-            live, self._live = self._live, None
+            live = self._live
+            self._live = None
             live.refresh()
             live.stop()
 
     # -- text ---
 
     def line(self, epoch: EpochStats) -> str:
-        """Return one epoch as plain text."""
-        info, train = epoch.info_stat, epoch.train_collect_stat
+        """Return the statistics of an epoch as a line of text."""
+        info = epoch.info_stat
+        train = epoch.train_collect_stat
         parts = [self._steps_text(info.train_step or info.gradient_step)]
         if epoch.test_collect_stat is not None:
             parts.append(f"evaluation {_episodes_text(epoch.test_collect_stat)}")
@@ -136,13 +163,13 @@ class ProgressDisplay(Callback):
         parts += [f"{info.timing.update_speed:,.0f} steps/s", f"{self._left_text()} left"]
         return "  ".join(part for part in parts if part)
 
-    def _say_line_due(self) -> None:
-        if self._line_due and self._live is None:
-            self.say(self._line_due)
-        self._line_due = ""
+    def _print_pending_line(self) -> None:
+        if self._pending_line and self._live is None:
+            self.say(self._pending_line)
+        self._pending_line = ""
 
     def say(self, text: str) -> None:
-        """Print a line."""
+        """Print a line of text."""
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
 
@@ -151,15 +178,15 @@ class ProgressDisplay(Callback):
         return f"{step:>{len(total)},}/{total} steps"
 
     def _speed(self) -> float:
-        """Return the steps per second of this process since the run began or went on, evaluations included."""
+        """Return the steps per second in this process, including the time of evaluations."""
         return (self._step - self._first_step) / self.seconds if self.seconds > 0 else 0.0
 
     def _left_text(self) -> str:
         return self.progress.left_text()
 
     def _draw(self) -> None:
-        if self._live is not None and time.monotonic() - self._drawn >= REFRESH_SECONDS:
-            self._drawn = time.monotonic()
+        if self._live is not None and time.monotonic() - self._drawn_at >= REFRESH_SECONDS:
+            self._drawn_at = time.monotonic()
             self._live.refresh()
 
     def _render(self) -> Any:
@@ -175,27 +202,37 @@ class ProgressDisplay(Callback):
             f"{self._speed():,.0f} steps/s",
             f"{self._left_text()} left",
         )
+
         body = Table.grid(padding=(0, 2))
         if self._test is not None:
             best = "" if self._best is None else f"best {number_text(self._best[0])} at {self._best[1]:,}"
             body.add_row("evaluation", _episodes_text(self._test), best)
         if not self._is_offline:
             body.add_row("training", _episodes_text(self._train), _metrics_text(self._train))
+
         losses = Table.grid(padding=(0, 2))
         losses.add_row("update    ", _losses_text(self._updates) or "none yet")
-        parts: list[Any] = [Text(self.title, style="bold")] if self.title else []
-        return Group(*parts, head, body, losses, *([Text(self.note)] if self.note else []))
+
+        parts: list[Any] = [head, body, losses]
+        if self.title:
+            parts.insert(0, Text(self.title, style="bold"))
+        if self.note:
+            parts.append(Text(self.note))
+        return Group(*parts)
 
 
 def clock_text(seconds: float) -> str:
     """Return seconds as `m:ss` or `h:mm:ss`."""
-    whole = round(seconds)
-    hours, minutes = whole // 3600, whole // 60 % 60
-    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
+    whole_minutes, seconds_left = divmod(round(seconds), 60)
+    hours, minutes = divmod(whole_minutes, 60)
+    if hours:
+        return f"{hours}:{minutes:02}:{seconds_left:02}"
+    return f"{minutes}:{seconds_left:02}"
 
 
 def _episodes_text(stats: CollectStats) -> str:
-    returns, lens = stats.returns_stat, stats.lens_stat
+    returns = stats.returns_stat
+    lens = stats.lens_stat
     if returns is None or lens is None or returns.mean is None or returns.std is None:
         return "no episode ended yet"
     return f"return {number_text(returns.mean)} ± {number_text(returns.std, 3)}, length {number_text(lens.mean)}"
@@ -206,7 +243,8 @@ def _metrics_text(stats: CollectStats) -> str:
 
 
 def _losses_text(stats: TrainingStats) -> str:
-    shown = {n: v for n, v in stats.get_loss_stats_dict().items() if n == "entropy" or "loss" in n}
-    if len(shown) > 1:
-        shown.pop("total_loss", None)  # the sum of the others
-    return "  ".join(f"{name} {value:.4g}" for name, value in shown.items())
+    all_stats = stats.get_loss_stats_dict()
+    losses = {name: value for name, value in all_stats.items() if name == "entropy" or "loss" in name}
+    if len(losses) > 1:
+        losses.pop("total_loss", None)  # the sum of the other losses
+    return "  ".join(f"{name} {value:.4g}" for name, value in losses.items())

@@ -1,4 +1,4 @@
-"""Evaluation: `Evaluator`, and functions that score episodes, apply `reward_metric`, sum up a loop of your own."""
+"""Evaluation: `Evaluator`, scores and the reward metric, and functions for training loops that users write."""
 
 from __future__ import annotations
 
@@ -22,191 +22,227 @@ from lockstep.rollout.callbacks import overridden_events, states_of
 from lockstep.tracking import BaseLogger
 from lockstep.tracking.statistics import CollectStats, InfoStats, TimingStats
 from lockstep.trainer.callbacks import Callback, attach_callbacks
+from lockstep.trainer.counters import StepCounts
 from lockstep.trainer.options import EvaluatorOptions
 
 FEW_STEPS = 100
-"""steps in which an episode may well go on, where the environment is registered with no limit of its length"""
-
-
-Where = tuple[int, int, int]
-"""epoch, environment steps, gradient steps"""
+"""Number of steps after which `warn_endless` warns if the environment is registered without a limit of its episodes."""
 SNAPSHOT = "evaluation/"
-"""prefix of the folders of a checkpoint with the policy that is evaluated"""
+"""Prefix of the folders in a checkpoint that contain the policy under evaluation."""
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class EvaluationResult:
     """Result of an evaluation."""
 
-    where: Where
+    step_counts: StepCounts
     """Epoch and steps at which the evaluated policy was taken."""
     stats: CollectStats
+    """Statistics of the evaluation's episodes."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Numbers that a custom evaluation function returned, with its "score"."""
+    """Numbers that a custom evaluation function returned, including its "score"."""
 
 
 class Evaluator:
-    """Evaluates a policy with its `test_collector`, as `EvaluatorOptions` say.
+    """Evaluation of a policy with a `test_collector`, as `EvaluatorOptions` describes it.
 
-    Beside training an evaluation runs in a thread while the policy is trained. The collector then acts with a policy of
-    its own, which takes the state of the trained one when an evaluation begins; nothing is shared between the two, so
-    that training does not depend on when an evaluation ends.
+    With `evaluation_parallel_to_training` an evaluation runs in a thread while the policy is trained. The collector
+    then acts with its own copy of the policy, which takes over the state of the trained one when an evaluation begins.
+    The two share nothing, so training does not depend on when an evaluation ends.
     """
 
     def __init__(self, policy: Policy, options: EvaluatorOptions) -> None:
-        collector = options.test_collector
-        self.collector = collector
-        self.beside_training = options.evaluation_parallel_to_training
+        self.collector = options.test_collector
+        self.is_parallel = options.evaluation_parallel_to_training
         self.n_episode = options.episode_per_test
         self.n_step = options.step_per_test
         self.custom_function = options.custom_evaluation_function
         self.test_fn = options.test_fn
-        self._trained = policy
-        beside = collector is not None and self.beside_training
-        self.policy: Policy = getattr(collector, "policy", policy) if beside else policy
-        """the policy that is evaluated; beside training it stays as it was when the evaluation began"""
-        self.pending: Where | None = None
-        """Epoch and steps at which the policy was taken whose evaluation is running; None between evaluations."""
-        self._has_snapshot = False
-        self._state_before: dict[str, Any] = {}
+        self._trained_policy = policy
+        self.policy: Policy = policy
+        """The policy under evaluation. In a parallel evaluation it keeps the state of the evaluation's beginning."""
+        if self.collector is not None and self.is_parallel:
+            self.policy = getattr(self.collector, "policy", policy)
         self.callbacks: list[Callback] = []
-        """instances of its own, that are called for the environments of an evaluation beside training"""
-        self._callbacks_before: list[Any] = []
-        self._threads: ThreadPoolExecutor | None = None
-        self._result: Future[Evaluated] | None = None
+        """Instances of the callback classes that a parallel evaluation calls for its environments."""
+
+        self.pending: StepCounts | None = None
+        """Epoch and steps of the evaluation that has begun and was not reported yet."""
+        self._has_snapshot = False
+        """Whether `policy` already has the state of the pending evaluation, for example from a checkpoint."""
+        # The states before the pending evaluation. A checkpoint contains these, because a run that continues from it
+        # evaluates again from the beginning.
+        self._collector_state_before: dict[str, Any] = {}
+        self._callback_states_before: list[Any] = []
+        self._executor: ThreadPoolExecutor | None = None
+        self._future: Future[EvaluationResult] | None = None
 
     @property
-    def amounts(self) -> dict[str, int | None]:
-        """How long an evaluation is, by parameter."""
+    def durations(self) -> dict[str, int | None]:
+        """The two lengths of an evaluation, by parameter name."""
         return {"episode_per_test": self.n_episode, "step_per_test": self.n_step}
 
     @property
     def functions(self) -> dict[str, Callable[..., Any] | None]:
-        """What is called, by parameter."""
+        """The user's functions that an evaluation calls, by parameter name."""
         return {"test_fn": self.test_fn, "custom_evaluation_function": self.custom_function}
 
     def attach_callbacks(self, callbacks: Sequence[Callback], classes: Sequence[type]) -> None:
-        """Have the collector call the callbacks that handle events of environments; beside training instances of its
-        own, of the `classes` of the configuration.
+        """Register with the collector the callbacks that handle events of environments.
 
-        Raises `ValueError` for an object that training calls at the same time, and for evaluation's own env runners:
-        which of their episodes count is known only when all have played on.
+        A parallel evaluation makes its own instances of the callback classes.
+
+        Args:
+            callbacks: the trainer's callbacks.
+            classes: callback classes of the configuration.
+
+        Raises:
+            ValueError: training would call the same object at the same time, or the collector steps environments in
+                env runners for evaluation: they only know after the fact which episodes count.
         """
         if self.collector is None:
             return
-        told = [callback for callback in callbacks if overridden_events(callback)]
-        if told and self.collector.counts_afterwards:
+        handlers = [callback for callback in callbacks if overridden_events(callback)]
+        if handlers and self.collector.counts_afterwards:
             raise ValueError(
-                f"callbacks={told!r} handle {overridden_events(told[0])}, which is not allowed with "
+                f"callbacks={handlers!r} handle {overridden_events(handlers[0])}, which is not allowed with "
                 "evaluation_num_env_runners above 0: env runners play episodes that turn out not to count. Set it to "
                 "0, or leave the methods out"
             )
-        if self.beside_training:
-            shared = [callback for callback in told if type(callback) not in classes]
+        if self.is_parallel:
+            shared = [callback for callback in handlers if type(callback) not in classes]
             if shared:
                 raise ValueError(
                     f"callbacks={shared!r} handle {overridden_events(shared[0])}, which training and evaluation would "
                     "call at once with evaluation_parallel_to_training=True; give the class, of which evaluation makes "
                     "an instance of its own: config.callbacks(...)"
                 )
-            self.callbacks = told = [make() for make in classes if make in map(type, told)]
-        attach_callbacks(told, "test_collector", self.collector, classes)
+            handler_classes = [type(callback) for callback in handlers]
+            self.callbacks = [make() for make in classes if make in handler_classes]
+            handlers = self.callbacks
+        attach_callbacks(handlers, "test_collector", self.collector, classes)
 
-    def begin(self, where: Where) -> None:
-        """Begin to evaluate the policy as it is. `ValueError` without a collector."""
+    def begin(self, step_counts: StepCounts) -> None:
+        """Begin an evaluation of the policy's present state, or of the state that a checkpoint has restored.
+
+        Raises:
+            ValueError: there is no collector.
+        """
         if self.collector is None:
             raise ValueError("there is no test_collector to evaluate with")
-        self.pending = where
+        self.pending = step_counts
         if self.test_fn is not None:
-            self.test_fn(*where[:2])
-        if not self.beside_training:
-            return
-        if self._has_snapshot and set(self.policy.acting) != set(self._trained.acting):
+            self.test_fn(*step_counts[:2])
+        if not self.is_parallel:
+            return  # `finish` evaluates
+
+        self._take_snapshot(step_counts)
+        self._collector_state_before = self.collector.get_state()
+        self._callback_states_before = states_of(self.callbacks)
+        if self._executor is None:
+            # torch keeps the number of its threads for each thread that calls it: without this, evaluation would use
+            # all cores and slow training down.
+            set_threads = partial(torch.set_num_threads, torch.get_num_threads())
+            self._executor = ThreadPoolExecutor(1, "evaluation", initializer=set_threads)
+        self._future = self._executor.submit(self._evaluate, step_counts)
+
+    def _take_snapshot(self, step_counts: StepCounts) -> None:
+        """Give the evaluated policy the state of the trained one, unless it has the state of a checkpoint."""
+        if self._has_snapshot and set(self.policy.acting) != set(self._trained_policy.acting):
             warnings.warn(
-                f"an evaluation of epoch {where[0]} was under way, of a policy with the modules "
-                f"{sorted(self.policy.acting)}; now there are {sorted(self._trained.acting)}: who acted for whom is "
-                "not known any more, and the present policy is evaluated in its place",
+                f"an evaluation of epoch {step_counts[0]} was under way, of a policy with the modules "
+                f"{sorted(self.policy.acting)}; now there are {sorted(self._trained_policy.acting)}: who acted for "
+                "whom is not known any more, and the present policy is evaluated in its place",
                 RuntimeWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
             self._has_snapshot = False
         if not self._has_snapshot:
-            self.policy.set_state(self._trained.get_state())
+            self.policy.set_state(self._trained_policy.get_state())
             self._has_snapshot = True
-        if self.policy.is_multi_agent:
-            self.policy.policy_mapping_fn = self._trained.policy_mapping_fn
-        self._state_before, self._callbacks_before = self.collector.get_state(), states_of(self.callbacks)
-        if self._threads is None:  # torch counts its threads for each thread that calls it
-            set_threads = partial(torch.set_num_threads, torch.get_num_threads())
-            self._threads = ThreadPoolExecutor(1, "evaluation", initializer=set_threads)
-        self._result = self._threads.submit(self._evaluate, where)
+        if self.policy.is_multi_agent:  # a function, which is not part of the state
+            self.policy.policy_mapping_fn = self._trained_policy.policy_mapping_fn
 
-    def finish(self) -> Evaluated:
-        """Return what the evaluation under way found, when it has ended. Raises what it raised."""
+    def finish(self) -> EvaluationResult:
+        """Return the result of the pending evaluation, and wait for it if necessary.
+
+        Raises every exception of the evaluation.
+        """
         assert self.pending is not None
-        if self.beside_training:
+        if self.is_parallel:
             self.resume()
-            assert self._result is not None
-            found = self._result.result()
+            assert self._future is not None
+            result = self._future.result()
         else:
-            where, self.pending = self.pending, None
-            found = self._evaluate(where)
-        self.pending, self._result, self._has_snapshot = None, None, False
-        reducer = self._trained.learner_group.reducer
+            step_counts = self.pending
+            self.pending = None  # an evaluation that fails is not tried again
+            result = self._evaluate(step_counts)
+        self.pending = None
+        self._future = None
+        self._has_snapshot = False
+
+        reducer = self._trained_policy.learner_group.reducer
         if reducer.world_size == 1:
-            return found
-        state, metrics = reducer.first([found.stats.get_state(), dict(found.metrics)])  # each rank has evaluated
-        return replace(found, stats=CollectStats.from_state(state), metrics=metrics)
+            return result
+        # Every rank has evaluated. All take the first one's result, so that they make the same decisions.
+        state, metrics = reducer.first([result.stats.get_state(), dict(result.metrics)])
+        return replace(result, stats=CollectStats.from_state(state), metrics=metrics)
 
     def wait(self) -> None:
-        """Wait until nothing is under way. What was found is dropped; the next `begin` evaluates anew."""
-        if self._threads is not None:
-            self._threads.shutdown()
-            self._threads = None
-        self._result = None
+        """Wait for the running evaluation and drop its result. It is repeated when the run continues."""
+        if self._executor is not None:
+            self._executor.shutdown()
+            self._executor = None
+        self._future = None
 
-    def _evaluate(self, where: Where) -> Evaluated:
+    def _evaluate(self, step_counts: StepCounts) -> EvaluationResult:
         assert self.collector is not None
         if self.custom_function is None:
             if self.n_step is None:
-                return Evaluated(where, self.collector.collect(n_episode=self.n_episode))
+                return EvaluationResult(step_counts, self.collector.collect(n_episode=self.n_episode))
             self.collector.reset(reset_buffer=False, reset_stats=False)
-            return Evaluated(where, self.collector.collect(n_step=self.n_step))
+            return EvaluationResult(step_counts, self.collector.collect(n_step=self.n_step))
+
         num_steps, num_episodes, seconds = _counts_of(self.collector)
         result = self.custom_function(self.policy, self.collector)
         if isinstance(result, CollectStats):
-            return Evaluated(where, result)
-        now = _counts_of(self.collector)
-        stats = CollectStats(now[1] - num_episodes, now[0] - num_steps, now[2] - seconds)
-        return Evaluated(where, stats, _numbers_in(result))
+            return EvaluationResult(step_counts, result)
+
+        # The function returned numbers. Its steps and episodes are those that the collector has counted meanwhile.
+        steps_after, episodes_after, seconds_after = _counts_of(self.collector)
+        stats = CollectStats(episodes_after - num_episodes, steps_after - num_steps, seconds_after - seconds)
+        return EvaluationResult(step_counts, stats, _numbers_in(result))
 
     # -- state ---
 
-    def under_way(self) -> list[int] | None:
-        """Return epoch and steps of the evaluation that runs beside training, for a checkpoint."""
-        return list(self.pending) if self.beside_training and self.pending is not None else None
-
     @property
     def is_pending(self) -> bool:
-        """Whether an evaluation is under way beside training."""
-        return self.beside_training and self.pending is not None
+        """Whether a parallel evaluation has begun and was not reported yet."""
+        return self.is_parallel and self.pending is not None
+
+    def pending_state(self) -> list[int] | None:
+        """Return epoch and steps of the pending parallel evaluation, for a checkpoint."""
+        if not self.is_parallel or self.pending is None:
+            return None
+        return list(self.pending)
 
     def collector_state(self) -> dict[str, Any] | None:
-        """Return the collector's state, before the evaluation that is under way: it is to be made anew."""
+        """Return the state of the collector. During a parallel evaluation it is the state before its beginning."""
         if self.collector is None:
             return None
-        return self._state_before if self.is_pending else self.collector.get_state()
+        return self._collector_state_before if self.is_pending else self.collector.get_state()
 
     def callback_states(self) -> list[Any]:
-        """Return the states of its own callbacks, before the evaluation that is under way."""
-        return self._callbacks_before if self.is_pending else states_of(self.callbacks)
+        """Return the states of `callbacks`. During a parallel evaluation they are the states before its beginning."""
+        return self._callback_states_before if self.is_pending else states_of(self.callbacks)
 
     def set_state(self, pending: Sequence[int] | None) -> None:
-        """Take over epoch and steps of an evaluation that was under way; `resume` begins it.
+        """Restore a pending evaluation from its epoch and steps; `resume` begins it.
 
-        `ValueError` where this one does not evaluate beside training.
+        Raises:
+            ValueError: this evaluator does not evaluate in parallel to training.
         """
-        if pending is not None and not self.beside_training:
+        if pending is not None and not self.is_parallel:
             raise ValueError(
                 f"an evaluation of epoch {pending[0]} was under way beside training; go on with "
                 "evaluation_parallel_to_training=True"
@@ -214,52 +250,66 @@ class Evaluator:
         self.pending = None if pending is None else (pending[0], pending[1], pending[2])
 
     def forget(self) -> None:
-        """Drop what is under way: a new run begins."""
+        """Drop a pending evaluation, because a new run begins."""
         self.wait()
-        self.pending, self._has_snapshot = None, False
+        self.pending = None
+        self._has_snapshot = False
 
     def resume(self) -> None:
-        """Begin anew what was under way when the state was taken."""
-        if self.beside_training and self.pending is not None and self._result is None:
+        """Begin a pending evaluation that was restored from a checkpoint."""
+        if self.is_parallel and self.pending is not None and self._future is None:
             self.begin(self.pending)
 
-    def folders(self, where: Where) -> dict[str, dict[str, Any]]:
-        """Return the folders of a checkpoint at `where` with the policy whose evaluation is under way, if it is
-        another one than the policy of the checkpoint."""
-        is_the_same = self.pending == where and self.policy.weights_seq_no == self._trained.weights_seq_no
-        if is_the_same or not self.is_pending:
+    def folders(self, step_counts: StepCounts) -> dict[str, dict[str, Any]]:
+        """Return the checkpoint folders with the policy of the pending evaluation.
+
+        There are none if the policy of the checkpoint, which is saved at `step_counts`, is the same.
+        """
+        is_same = self.pending == step_counts and self.policy.weights_seq_no == self._trained_policy.weights_seq_no
+        if is_same or not self.is_pending:
             return {}
         return {f"{SNAPSHOT}{name}": folder for name, folder in self.policy.checkpoint_folders().items()}
 
-    def take_folders(
+    def set_folders(
         self, folders: Mapping[str, dict[str, Any]], *, trust: bool = False, file: str | Path = "the checkpoint"
     ) -> None:
-        """Take over the policy that `folders` returned, if there is one. `trust`, `file`: as `restore_from_path`."""
-        found = {name.removeprefix(SNAPSHOT): each for name, each in folders.items() if name.startswith(SNAPSHOT)}
-        self._has_snapshot = self.beside_training and bool(found)
-        if self._has_snapshot:
-            self.policy.set_checkpoint_folders(found, trust=trust, file=file)
+        """Restore the policy of a pending evaluation from all folders of a checkpoint.
 
-    def undo(self) -> Callable[[], None]:
-        """Return a function that undoes a later `set_state` and `take_folders`."""
+        Args:
+            folders: the folders, by name. Without those that `folders` returned nothing is restored.
+            trust: see `BaseTrainer.restore_from_path`.
+            file: name of the checkpoint, for messages.
+        """
+        snapshot = {}
+        for name, folder in folders.items():
+            if name.startswith(SNAPSHOT):
+                snapshot[name.removeprefix(SNAPSHOT)] = folder
+        self._has_snapshot = self.is_parallel and bool(snapshot)
+        if self._has_snapshot:
+            self.policy.set_checkpoint_folders(snapshot, trust=trust, file=file)
+
+    def make_undo(self) -> Callable[[], None]:
+        """Return a function that undoes a later `set_state` and `set_folders`."""
         pending = self.pending
         has_snapshot = self._has_snapshot
-        # Without a snapshot the policy is overwritten before it is used.
+        # Without a snapshot the policy is overwritten before its next use, so its state need not be kept.
         snapshot = self.policy.get_state() if has_snapshot else {}
 
-        def put_back() -> None:
+        def undo() -> None:
             self.pending = pending
             self._has_snapshot = has_snapshot
             if has_snapshot:
                 self.policy.set_state(snapshot)
 
-        return put_back
+        return undo
 
 
 def _numbers_in(result: object) -> dict[str, float]:
-    """Return the metrics that a custom evaluation function returned, its score among them.
+    """Return the metrics in the result of a custom evaluation function. A plain number becomes the "score".
 
-    Raises `TypeError` for something else than numbers, `ValueError` for a dict without a score.
+    Raises:
+        TypeError: the result contains something other than numbers.
+        ValueError: it is a dict without a "score".
     """
     metrics: dict[Any, Any] = dict(result) if isinstance(result, Mapping) else {"score": result}
     words = f"custom_evaluation_function returned {result!r}"
@@ -272,12 +322,17 @@ def _numbers_in(result: object) -> dict[str, float]:
 
 
 def mean_return(stats: CollectStats) -> float:
-    """Return the default score."""
+    """Return the mean return of the episodes, which is the default score."""
     return sum(stats.returns.tolist()) / len(stats.returns)
 
 
 def score_of(compute_score_fn: Callable[[CollectStats], float], stats: CollectStats) -> float:
-    """Return the score as a plain number. `ValueError` where no episode ended, `TypeError` for no number."""
+    """Return the score of an evaluation as a float. Warns if it is NaN, which is never the best score.
+
+    Raises:
+        ValueError: no episode ended in the evaluation.
+        TypeError: `compute_score_fn` did not return a number.
+    """
     if not len(stats.returns):
         raise ValueError(
             "the evaluation has no finished episode; raise episode_per_test (step_per_test, evaluation_duration), or "
@@ -298,13 +353,19 @@ def score_of(compute_score_fn: Callable[[CollectStats], float], stats: CollectSt
 
 
 def warn_endless(collector: CollectorLike, num_steps: int, num_new: int) -> None:
-    """Warn of episodes that may never end, where none ended in `num_steps` steps.
+    """Warn that episodes may never end, because none ended in the first steps of a run.
 
-    Warns once: when the newest `num_new` steps reach the limit of an episode's length in each environment, or
-    `FEW_STEPS` where none is known.
+    Warns once, when every environment has made as many steps as its longest episode may have (`FEW_STEPS` if that is
+    not known).
+
+    Args:
+        collector: collector of the training data.
+        num_steps: number of environment steps so far, in which no episode ended.
+        num_new: number of these that are new since the last call.
     """
-    enough = collector.num_envs * (getattr(collector.env, "max_episode_steps", None) or FEW_STEPS)
-    if num_steps - num_new < enough <= num_steps:
+    steps_per_env = getattr(collector.env, "max_episode_steps", None) or FEW_STEPS
+    threshold = collector.num_envs * steps_per_env
+    if num_steps - num_new < threshold <= num_steps:
         warnings.warn(
             f"no training episode ended in the first {num_steps} steps of {collector.num_envs} environments; if "
             f"episodes never end, {EPISODE_LIMIT_ADVICE}",
@@ -313,10 +374,14 @@ def warn_endless(collector: CollectorLike, num_steps: int, num_new: int) -> None
 
 
 def with_reward_metric(reward_metric: Callable[[Any], Any] | None, stats: CollectStats) -> CollectStats:
-    """Return the statistics with the returns that `reward_metric` makes of those of the agents, float64
-    [episode, agent]; unchanged without a metric, or where no episode ended.
+    """Return the statistics with the returns that `reward_metric` computes from the agents' returns.
 
-    Raises `TypeError` unless it returns numbers, `ValueError` unless it returns one for each episode.
+    The metric receives float64 returns of shape [episode, agent]. Without a metric, or if no episode ended, the
+    statistics are returned unchanged.
+
+    Raises:
+        TypeError: the metric did not return numbers.
+        ValueError: it did not return one number per episode.
     """
     if reward_metric is None or not stats.agent_returns:
         return stats
@@ -344,9 +409,16 @@ def test_episode(
     global_step: int | None = None,
     reward_metric: Callable[[Any], Any] | None = None,
 ) -> CollectStats:
-    """Call `test_fn(epoch, global_step)`, play `n_episode` new episodes and return their statistics.
+    """Play new episodes and return their statistics, for a training loop that a user writes.
 
-    `logger`: gets them in its scope `test/`, where `global_step` is given. `reward_metric`: as in `BaseTrainer`.
+    Args:
+        collector: collector of the evaluation.
+        test_fn: called as `test_fn(epoch, global_step)` before the episodes.
+        epoch: number of the epoch, for `test_fn`.
+        n_episode: number of episodes.
+        logger: receives the statistics in its scope `test/` if `global_step` is given.
+        global_step: environment step of the training.
+        reward_metric: see the option of this name in `RunOptions`.
     """
     if test_fn is not None:
         test_fn(epoch, global_step)
@@ -366,10 +438,17 @@ def gather_info(
     train_collector: CollectorLike | None = None,
     test_collector: CollectorLike | None = None,
 ) -> InfoStats:
-    """Return the statistics of a loop of your own, from its counts and those of its collectors (of a trainer:
-    `trainer.info()`).
+    """Return the statistics of a training loop that a user writes. A trainer returns its own with `trainer.info()`.
 
-    `start_time`: `time.time()` when it began. `policy_update_time`: seconds that its updates took.
+    Args:
+        start_time: `time.time()` at the beginning of the loop.
+        policy_update_time: seconds of all updates.
+        gradient_step: number of gradient steps.
+        best_score: highest score of an evaluation.
+        best_reward: mean return of that evaluation.
+        best_reward_std: standard deviation of the returns of that evaluation.
+        train_collector: collector of the training data.
+        test_collector: collector of the evaluations.
     """
     train_step, train_episode, collect_time = _counts_of(train_collector)
     test_step, test_episodes, test_time = _counts_of(test_collector)
@@ -380,12 +459,22 @@ def gather_info(
         update=policy_update_time,
         test=test_time,
     )
-    best = best_score, best_reward, best_reward_std
-    return InfoStats(gradient_step, *best, None, train_step, train_episode, test_step, test_episodes, timing)
+    return InfoStats(
+        gradient_step=gradient_step,
+        best_score=best_score,
+        best_reward=best_reward,
+        best_reward_std=best_reward_std,
+        best_epoch=None,
+        train_step=train_step,
+        train_episode=train_episode,
+        test_step=test_step,
+        test_episode=test_episodes,
+        timing=timing,
+    )
 
 
 def _counts_of(collector: Any) -> tuple[int, int, float]:
-    """Return steps, episodes and seconds since the collector was reset."""
+    """Return the collector's steps, episodes and seconds since its last reset; zeros without a collector."""
     if collector is None:
         return 0, 0, 0.0
     return collector.collect_step, collector.collect_episode, collector.collect_time

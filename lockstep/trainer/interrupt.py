@@ -1,4 +1,4 @@
-"""`DeferredInterrupt`: Ctrl-C, at a moment at which the state of a run is whole."""
+"""`DeferredInterrupt`: delays Ctrl-C until the state of a run is consistent."""
 
 from __future__ import annotations
 
@@ -9,37 +9,39 @@ from typing import Any
 
 
 class DeferredInterrupt:
-    """Within the context the first Ctrl-C only waits for `check()`, which raises it; a second one is raised at once.
+    """Context in which the first Ctrl-C is only noted, until `check()` raises it. A second Ctrl-C is raised at once.
 
-    So a run ends where its state is whole, and continues from there with identical results. Other handlers of SIGINT
-    than Python's own, and other threads than the main one, are left alone.
+    A run that ends at a `check()` has a consistent state and can continue with identical results. The context does
+    nothing outside the main thread, or if the program has installed its own handler of SIGINT.
     """
 
     _pending = False
-    _before: Any = None
+    _previous_handler: Any = None
 
     def __enter__(self) -> None:
         self._pending = False
+        # Python lets only the main thread set handlers. A handler that is not Python's own belongs to the program.
         is_main = threading.current_thread() is threading.main_thread()
         if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            self._before = signal.signal(signal.SIGINT, self._note)
+            self._previous_handler = signal.signal(signal.SIGINT, self._note)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._restore()
-        if kind is None:
+        self._restore_handler()
+        if kind is None:  # an error of the block must not be replaced by the interrupt
             self.check()
 
     def check(self) -> None:
-        """Raise the `KeyboardInterrupt` that came meanwhile, if one did."""
+        """Raise the noted `KeyboardInterrupt`, if there is one."""
         if self._pending:
             self._pending = False
             raise KeyboardInterrupt
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        """Note the signal, and let the next one interrupt at once."""
         self._pending = True
-        self._restore()
+        self._restore_handler()
 
-    def _restore(self) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
-            self._before = None
+    def _restore_handler(self) -> None:
+        if self._previous_handler is not None:
+            signal.signal(signal.SIGINT, self._previous_handler)
+            self._previous_handler = None

@@ -1,4 +1,4 @@
-"""`OfflineTrainer`: learn from data that are there already."""
+"""`OfflineTrainer`: learns from recorded data."""
 
 from __future__ import annotations
 
@@ -28,30 +28,34 @@ if TYPE_CHECKING:
 
 COLLECTS_NOTHING = "collects nothing; it learns from its buffer"
 UPDATES_AT_ONCE = 64
-"""gradient steps between two events: callbacks see their common statistics"""
-ROWS_OF_OLD_NOTE = 64
-"""rows that the note of version 0.2 is a hash of"""
+"""Maximum number of gradient steps from one `UpdateEnd` event to the next. The event has their common statistics."""
+ROWS_OF_OLD_HASH = 64
+"""Number of rows in the hash with which checkpoints of version 0.2 identify the data."""
 
 
 class OfflineTrainer(BaseTrainer):
-    """Trains a policy on what others have collected.
+    """Trainer that updates a policy with recorded data.
 
-    `buffer`: a `ReplayBuffer`, a `SampleBatch`, an `OfflineDataset`, the id of a local Minari dataset or the path of a
-    file (`lockstep.policy.offline_data.offline_source` says whose actions it holds). It goes once through
-    `policy.process_buffer`. `step_per_epoch` counts gradient steps, each on `batch_size` transitions: of a replay
-    buffer drawn with replacement, of other data without, pass after pass; `None`: on all of them, once each.
-    Of a policy with memory a step takes `batch_size` sequences of a replay buffer, see `policy.process_buffer`.
-    `env_step` stays 0; `samples_seen` and `dataset_passes` count, and schedules go by gradient steps. `train_fn` is
-    called before every 64 gradient steps (fewer at the end of an epoch), which are one event. `OfflineOptions`
-    describes its keywords.
+    `buffer` is a `ReplayBuffer`, a `SampleBatch`, an `OfflineDataset`, the id of a local Minari dataset or the path of
+    a file (`lockstep.policy.offline_data.offline_source` describes which actions it contains). It passes through
+    `policy.process_buffer` once.
 
-    Raises `MalformedBufferError` for data that are empty, have NaN or infinity, or do not fit the policy.
+    `step_per_epoch` counts gradient steps, each on `batch_size` transitions. Transitions of a replay buffer are drawn
+    with replacement, other data pass by pass without replacement; `batch_size=None` takes all of them in each step. For
+    a policy with memory a step takes `batch_size` sequences of a replay buffer, see `policy.process_buffer`.
+
+    `env_step` remains 0. `samples_seen` and `dataset_passes` count the data, and schedules depend on gradient steps.
+    `train_fn` and the event `UpdateEnd` come once for every 64 gradient steps, or fewer at the end of an epoch.
+    `OfflineOptions` describes the keywords.
+
+    Raises:
+        MalformedBufferError: the data are empty, contain NaN or infinity, or do not fit the policy.
     """
 
     options_class: ClassVar[type[OfflineOptions]] = OfflineOptions
     updates_now = 0
-    """gradient steps that `policy_update_fn` makes"""
-    elsewhere: ClassVar[Mapping[str, str]] = {
+    """Number of gradient steps that `policy_update_fn` makes in this training step."""
+    inapplicable: ClassVar[Mapping[str, str]] = {
         "train_collector": COLLECTS_NOTHING,
         "step_per_collect": COLLECTS_NOTHING,
         "episode_per_collect": COLLECTS_NOTHING,
@@ -63,20 +67,36 @@ class OfflineTrainer(BaseTrainer):
     }
 
     def __init__(self, policy: Policy, **keywords: Unpack[OfflineKeywords]) -> None:
-        if keywords.get("test_in_train") is False:
+        if keywords.get("test_in_train") is False:  # the default, which programs may set for all trainers
             keywords.pop("test_in_train")
-        options = options_from(type(self), self.options_class, self.elsewhere, keywords)
+        options = options_from(type(self), self.options_class, self.inapplicable, keywords)
         super().__init__(policy, options)
         self.batch_size = options.batch_size
+        self.buffer = self._prepare_data(options.buffer)
+        self._check_data()
+        if options.seed is not None:
+            self.buffer.seed_streams(options.seed)
+
+    def _prepare_data(self, source: Any) -> Any:
+        """Read the data, process them with the policy's `process_buffer`, and return the result.
+
+        Raises:
+            MalformedBufferError: they cannot be learned from.
+        """
         try:
-            named = policy.config.offline_data.input_
-            origin = str(named) if isinstance(named, str | Path) else ""
-            self.buffer = policy.process_buffer(offline_source(options.buffer, policy, origin))
+            # Messages about the data contain the file that the configuration names.
+            input_ = self.policy.config.offline_data.input_
+            origin = str(input_) if isinstance(input_, str | Path) else ""
+            return self.policy.process_buffer(offline_source(source, self.policy, origin))
         except (KeyError, ValueError) as error:
             if isinstance(error, MalformedBufferError):
                 raise
             raise MalformedBufferError(f"buffer cannot be learned from: {error}") from error
-        if isinstance(self.buffer, ReplayBuffer):  # the algorithm may have made another one
+
+    def _check_data(self) -> None:
+        """Raise `ValueError` if the data do not fit the policy's algorithm and networks."""
+        policy = self.policy
+        if isinstance(self.buffer, ReplayBuffer):  # `process_buffer` may have made one
             policy.acting[DEFAULT_MODULE_ID].check_action_form(self.buffer)
             if "replay" in policy.config.sections:
                 policy.config.replay.check_buffer(
@@ -91,35 +111,33 @@ class OfflineTrainer(BaseTrainer):
                 )
         if policy.is_stateful and self.batch_size is None:
             raise ValueError("batch_size=None is not allowed with a network that has a memory; say how many sequences")
-        if options.seed is not None:
-            self.buffer.seed_streams(options.seed)
 
     @property
     def dataset_passes(self) -> float:
-        """Mean number of times that a transition was learned from."""
+        """Average number of times that each transition was learned from."""
         return self.samples_seen / len(self.buffer)
 
     def training_step(self) -> tuple[CollectStatsBase, TrainingStats | None, bool]:
-        """Make some gradient steps; nothing is collected."""
-        nothing = CollectStatsBase()
-        due = min(UPDATES_AT_ONCE, self.step_per_epoch - self.epoch_steps)
+        """Make up to 64 gradient steps. The statistics of the collect are empty."""
+        no_collect = CollectStatsBase()
+        num_steps = min(UPDATES_AT_ONCE, self.step_per_epoch - self.epoch_steps)
         if self.total_steps is not None:
-            due = min(due, self.total_steps - self.gradient_step)
-        self.updates_now = due
+            num_steps = min(num_steps, self.total_steps - self.gradient_step)
+        self.updates_now = num_steps
         self.policy.timesteps[STEPS_SAMPLED] = self.gradient_step
         with self._keeping_bad_batch(), self.buffer.beta_at(self.gradient_step):
             with policy_within_training_step(self.policy):
-                training = self.policy_update_fn(nothing)
+                training = self.policy_update_fn(no_collect)
             self._count_update(training)
-        return nothing, training, self.stop_reason is not None
+        return no_collect, training, self.stop_reason is not None
 
     def _count_update(self, stats: TrainingStats) -> None:
         self.epoch_steps += self.updates_now
-        learned = self.updates_now * (self.batch_size or len(self.buffer))
-        if self.policy.is_stateful:  # of sequences the steps that count
+        num_samples = self.updates_now * (self.batch_size or len(self.buffer))
+        if self.policy.is_stateful:  # the rows are sequences, of which padding and burn-in do not count
             steps = stats.metrics["num_module_steps_trained"]
-            learned = round((steps.mean or 0.0) * steps.count)
-        self.samples_seen += learned
+            num_samples = round((steps.mean or 0.0) * steps.count)
+        self.samples_seen += num_samples
         super()._count_update(stats)
 
     def policy_update_fn(self, collect_stats: CollectStatsBase) -> TrainingStats:
@@ -133,47 +151,57 @@ class OfflineTrainer(BaseTrainer):
     # -- plan ---
 
     def describe_updates(self) -> dict[str, str]:
-        left, rows = self.steps_left, len(self.buffer)
-        size = self.batch_size or rows
+        left = self.steps_left
+        num_rows = len(self.buffer)
+        size = self.batch_size or num_rows
         return {
-            "gradient steps": f"{left:,} on {size:,} transitions each, {left * size / rows:.3g} passes",
-            "data": f"{rows:,} transitions ({type(self.buffer).__name__})",
+            "gradient steps": f"{left:,} on {size:,} transitions each, {left * size / num_rows:.3g} passes",
+            "data": f"{num_rows:,} transitions ({type(self.buffer).__name__})",
         }
 
     def work_left(self) -> tuple[float, float]:
         return self.steps_left, self.steps_left * (self.batch_size or len(self.buffer))
 
     def first_and_last_update(self) -> tuple[int, int]:
-        start, end = self.position, self.steps_in_all
-        return start, max(start, end - ((self.steps_left - 1) % self.step_per_epoch % UPDATES_AT_ONCE + 1))
+        start = self.position
+        # Schedules are read once for each group of gradient steps; the last group of an epoch may be smaller.
+        size_of_last_group = (self.steps_left - 1) % self.step_per_epoch % UPDATES_AT_ONCE + 1
+        return start, max(start, self.steps_in_all - size_of_last_group)
 
     # -- state ---
 
     def own_folders(self) -> dict[str, dict[str, Any]]:
-        """Return where drawing from the data stands, and a digest of the data. The data are not saved."""
-        return {"offline": {"state": {"data": self.data_note, "drawing": self.buffer.drawing_state()}}}
+        """Return the state of drawing from the data, and a digest of the data. The data are not saved."""
+        return {"offline": {"state": {"data": self.data_identity, "drawing": self.buffer.drawing_state()}}}
 
     def set_own_folders(self, folders: Mapping[str, Any]) -> None:
-        """Draw on from where `own_folders` was taken; raise `ValueError` for other data."""
+        """Restore the state of drawing from the data.
+
+        Raises:
+            ValueError: the run was made with other data, or is not offline.
+        """
         if "offline" not in folders:
             raise ValueError(f"the checkpoint is not of an offline run: it has {sorted(folders)}")
         state = folders["offline"]["state"]
-        # Version 0.2 noted a hash of 64 rows, without a digest. The next checkpoint has the digest.
-        of_all_rows = "digest" in state["data"]
-        if state["data"] != (self.data_note if of_all_rows else self._note_of_some_rows()):
+        saved_identity = state["data"]
+        # Checkpoints of version 0.2 have a hash of 64 rows in place of the digest.
+        has_digest = "digest" in saved_identity
+        identity = self.data_identity if has_digest else self._old_data_identity()
+        if saved_identity != identity:
             raise ValueError(
-                f"the run was made with other data ({state['data']['num_rows']} rows, these have {len(self.buffer)}); "
-                "go on with the same"
+                f"the run was made with other data ({saved_identity['num_rows']} rows, these have {len(self.buffer)}); "
+                "continue with the same"
             )
         self.buffer.set_drawing_state(state["drawing"])
 
     @cached_property
-    def data_note(self) -> dict[str, Any]:
-        """Number of rows, and a digest of all of them. It is taken when a checkpoint is first written or read."""
+    def data_identity(self) -> dict[str, Any]:
+        """Number of rows and a digest of all of them. The digest is computed for the first checkpoint only."""
         return {"num_rows": len(self.buffer), "digest": self.buffer.digest()}
 
-    def _note_of_some_rows(self) -> dict[str, Any]:
-        """Return what version 0.2 noted of the data: the number of rows, and a hash of some of them."""
-        buffer, num_rows = self.buffer, len(self.buffer)
-        some = np.unique(np.linspace(0, num_rows - 1, ROWS_OF_OLD_NOTE).astype(np.int64))
-        return {"num_rows": num_rows, "sha256": digest_of_rows([buffer[buffer.indices()[some]]])}
+    def _old_data_identity(self) -> dict[str, Any]:
+        """Return the identity of the data in the form of version 0.2: the number of rows and a hash of some of them."""
+        buffer = self.buffer
+        num_rows = len(buffer)
+        hashed = np.unique(np.linspace(0, num_rows - 1, ROWS_OF_OLD_HASH).astype(np.int64))
+        return {"num_rows": num_rows, "sha256": digest_of_rows([buffer[buffer.indices()[hashed]]])}

@@ -1,4 +1,4 @@
-"""`OffpolicyTrainer`: collect some steps, learn from samples of all that is remembered."""
+"""`OffpolicyTrainer`: collects some steps, and learns from samples of a replay buffer."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 
 
 class OffpolicyTrainer(BaseTrainer):
-    """Trains a policy on what it remembers.
+    """Trainer that updates a policy with samples of a replay buffer.
 
-    After each collect come `update_per_step` gradient steps for each collected step, each on a fresh sample of
-    `batch_size` transitions. The replay buffer is the train collector's and part of the checkpoint; where it has none,
-    one is made as the policy's configuration says. `OffpolicyOptions` describes its keywords.
+    After each collect it makes `update_per_step` gradient steps per collected step, each on a new sample of
+    `batch_size` transitions. The replay buffer is that of the train collector and is part of checkpoints. If the
+    collector has no buffer, one is made from the policy's configuration. `OffpolicyOptions` describes the keywords.
     """
 
     options_class: ClassVar[type[OffpolicyOptions]] = OffpolicyOptions
     updates_now = 0
-    """gradient steps that `policy_update_fn` makes"""
-    elsewhere: ClassVar[Mapping[str, str]] = {
+    """Number of gradient steps that `policy_update_fn` makes in this training step."""
+    inapplicable: ClassVar[Mapping[str, str]] = {
         "repeat_per_collect": "makes gradient steps by the number of collected steps; set update_per_step",
     }
 
     def __init__(self, policy: Policy, **keywords: Unpack[OffpolicyKeywords]) -> None:
-        options = options_from(type(self), self.options_class, self.elsewhere, keywords)
+        options = options_from(type(self), self.options_class, self.inapplicable, keywords)
         super().__init__(policy, options)
         self.batch_size = options.batch_size
         self.learning_starts = options.learning_starts
@@ -57,7 +57,8 @@ class OffpolicyTrainer(BaseTrainer):
                 f"Collector(..., buffer=VectorReplayBuffer(size, {train_collector.num_envs}))"
             )
         self.buffer = train_collector.buffer
-        """a `ReplayBuffer`; of several agents a `MultiAgentReplayBuffer`, of tensor environments a `TensorReplay`"""
+        """Replay buffer: a `ReplayBuffer`, a `MultiAgentReplayBuffer` for several agents, or a `TensorReplay` for
+        tensor environments."""
         if isinstance(self.buffer, ReplayBuffer):
             check_discounts(policy.config.training.gamma, self.buffer)
         policy.config.replay.check_buffer(
@@ -70,10 +71,15 @@ class OffpolicyTrainer(BaseTrainer):
                 stacklevel=2,
             )
         if options.buffer is not None:
-            self._begin_with(options.buffer)
+            self._add_initial_data(options.buffer)
 
-    def _begin_with(self, source: ReplayBuffer) -> None:
-        """Take in the transitions to begin with, once through the policy's `process_buffer`."""
+    def _add_initial_data(self, source: ReplayBuffer) -> None:
+        """Process the initial transitions with the policy's `process_buffer`, and add them to the replay buffer.
+
+        Raises:
+            ValueError: the replay buffer takes no initial transitions.
+            MalformedBufferError: there are no transitions, or they do not fit the replay buffer.
+        """
         if self.policy.is_multi_agent:
             raise ValueError("buffer is not allowed with several agents, who begin with nothing; leave it out")
         if isinstance(self.buffer, TensorReplay):
@@ -91,24 +97,28 @@ class OffpolicyTrainer(BaseTrainer):
                 f"process_buffer gave a {type(prepared).__name__}; OffpolicyTrainer needs a ReplayBuffer of it"
             )
         try:
-            self.buffer.update(prepared, replace_all=source is self.buffer)  # what was made of it takes its place
+            # If the collector's own buffer was given, the processed transitions replace the raw ones.
+            self.buffer.update(prepared, replace_all=source is self.buffer)
         except (KeyError, ValueError) as error:
             raise MalformedBufferError(f"buffer does not fit the train collector's: {error}") from error
 
     def training_step(self) -> tuple[CollectStatsBase, TrainingStats | None, bool]:
-        """Collect once, and make the gradient steps that are due for it, where there are any."""
+        """Collect once, and make the gradient steps that are due."""
         random = self.env_step < self.learning_starts
+        # A run that was restored without its replay buffer acts with the policy while the buffer fills again.
         refills = self.env_step < self.learning_resumes_at
         with policy_within_training_step(self.policy):
-            amounts: dict[str, Any] = {"n_step": self.step_per_collect, "n_episode": self.episode_per_collect}
+            arguments: dict[str, Any] = {"n_step": self.step_per_collect, "n_episode": self.episode_per_collect}
             if self.collector.launches_updates and self.learns_ahead and not (random or refills):
-                amounts["then"] = self._launch_update
-            stats = self.collector.collect(**amounts, random=random)
+                arguments["then"] = self._launch_update
+            stats = self.collector.collect(**arguments, random=random)
         if not random and not refills:
             self.steps_learned_from += stats.n_collected_steps
         self._count_collect(stats)
-        due = self._num_due(self.steps_learned_from)
-        self.updates_now, self.updates_made = due - self.updates_made, due
+
+        num_due = self._num_due(self.steps_learned_from)
+        self.updates_now = num_due - self.updates_made
+        self.updates_made = num_due
         if self.updates_now == 0:
             return stats, None, self.stop_reason is not None
         with self._keeping_bad_batch():
@@ -119,71 +129,86 @@ class OffpolicyTrainer(BaseTrainer):
 
     @property
     def learns_ahead(self) -> bool:
-        """Whether an update on a device begins before the host has read what was collected; see `OnpolicyTrainer`."""
-        plain = type(self).policy_update_fn is OffpolicyTrainer.policy_update_fn
-        return plain and not (self.test_in_train and self.stop_fn is not None)
+        """Whether an update on a device is launched before the host has read the collect's statistics.
+
+        See `OnpolicyTrainer.learns_ahead` for the reasons against it.
+        """
+        has_own_update = type(self).policy_update_fn is not OffpolicyTrainer.policy_update_fn
+        may_evaluate_between = self.test_in_train and self.stop_fn is not None
+        return not has_own_update and not may_evaluate_between
 
     def _launch_update(self) -> None:
-        """Begin the update that is due after the collect that is under way."""
+        """Launch the gradient steps that are due after the running collect."""
         collector: Any = self.collector
-        collected = collector.num_steps * collector.num_envs
-        due = self._num_due(self.steps_learned_from + collected) - self.updates_made
-        if due > 0 and self.batch_size is not None:
-            self.policy.timesteps[STEPS_SAMPLED] = self.env_step + collected
-            launch_update(self.policy, self.batch_size, self.buffer, due)
+        num_collected = collector.num_steps * collector.num_envs
+        num_steps = self._num_due(self.steps_learned_from + num_collected) - self.updates_made
+        if num_steps > 0 and self.batch_size is not None:
+            self.policy.timesteps[STEPS_SAMPLED] = self.env_step + num_collected
+            launch_update(self.policy, self.batch_size, self.buffer, num_steps)
 
     def policy_update_fn(self, collect_stats: CollectStatsBase) -> TrainingStats:
-        """Make `updates_now` gradient steps, each on a fresh sample of `buffer`."""
+        """Make `updates_now` gradient steps, each on a new sample of `buffer`."""
         return self.policy.update(self.batch_size or 0, self.buffer, repeat=self.updates_now)
 
     def _num_due(self, steps: int) -> int:
-        """Return the gradient steps due for so many steps; one product, so that no fraction is lost to rounding."""
+        """Return the total number of gradient steps that are due after a number of collected steps."""
+        # One product for the whole run: sums of fractions would lose steps to rounding.
         return math.floor(self.update_per_step * steps + 1e-9)
 
-    def _learned_from(self) -> dict[str, Any] | None:
+    def _last_batch(self) -> dict[str, Any] | None:
         if self.buffer.device is None:
-            return super()._learned_from()
+            return super()._last_batch()
         sampled = self.policy.learner_group.learner.device_update.sampled
         return {name: column.cpu().clone() for name, column in sampled.items()}
 
     @property
     def gradient_steps_left(self) -> int:
-        """Gradient steps that the rest of the run makes if nothing ends it earlier."""
-        collect, left = self.step_per_collect or 1, self.steps_in_all - self.env_step
-        random = min(left, -(-max(0, self.learning_starts - self.env_step) // collect) * collect)
-        return self._num_due(self.steps_learned_from + left - random) - self.updates_made
+        """Number of gradient steps in the rest of the run if nothing ends it earlier."""
+        steps_left = self.steps_in_all - self.env_step
+        random_steps = min(steps_left, self._random_steps_left(self.step_per_collect or 1))
+        return self._num_due(self.steps_learned_from + steps_left - random_steps) - self.updates_made
+
+    def _random_steps_left(self, steps_per_collect: int) -> int:
+        """Return the number of steps with random actions in the rest of the run, in whole collects."""
+        missing = max(0, self.learning_starts - self.env_step)
+        return -(-missing // steps_per_collect) * steps_per_collect
 
     # -- plan ---
 
     def describe_updates(self) -> dict[str, str]:
-        about = "about " if self._collects_more() else ""
+        about = "about " if self._may_overshoot() else ""
         rows = f"{self.batch_size:,}" if self.batch_size else "all"
         return {
             "updates": f"{self.update_per_step:g} gradient steps for each of {self.steps_left:,} environment steps, "
-            f"after {self.learning_starts:,} random ones{self._beyond_text()}",
+            f"after {self.learning_starts:,} random ones{self._overshoot_text()}",
             "gradient steps": f"{about}{self.gradient_steps_left:,} on {rows} transitions each",
             "replay buffer": f"{self.buffer.maxsize:,} transitions, {len(self.buffer):,} in it{self._memory_text()}",
         }
 
     def _memory_text(self) -> str:
-        """Return words about the memory of the replay buffer once it has rows; nothing where it is not known."""
-        states = [state for part in self.policy.acting.values() for state in part.get_initial_state(1).values()]
+        """Return a remark about the memory of the full replay buffer, or an empty string if it is not known."""
+        state_bytes = 0
+        for module in self.policy.acting.values():
+            state_bytes += sum(state.nbytes for state in module.get_initial_state(1).values())
         spaces = self.collector.observation_space, self.collector.env.action_space
-        size = self.buffer.expected_bytes(*spaces, sum(state.nbytes for state in states))
+        size = self.buffer.expected_bytes(*spaces, state_bytes)
         if size is None:
             return ""
         files = "in files of " if self.policy.config.replay.storage == "memmap" else ""
         return f", {files}{size_text(size)}"
 
     def work_left(self) -> tuple[float, float]:
-        steps = self.gradient_steps_left
-        return steps, steps * (self.batch_size or len(self.buffer))
+        num_steps = self.gradient_steps_left
+        return num_steps, num_steps * (self.batch_size or len(self.buffer))
 
     def first_and_last_update(self) -> tuple[int, int]:
-        collect = self.step_per_collect
-        if collect is None:
+        steps_per_collect = self.step_per_collect
+        if steps_per_collect is None:
             return super().first_and_last_update()
-        random = -(-max(0, self.learning_starts - self.env_step) // collect) * collect
-        rate, learned_from = self.update_per_step, self.steps_learned_from
-        missing = (math.floor(rate * learned_from) + 1) / rate - learned_from
-        return self.position + random + max(1, math.ceil(missing / collect - 1e-9)) * collect, self.steps_in_all
+
+        # The next gradient step is due when the product of rate and collected steps reaches the next whole number.
+        rate = self.update_per_step
+        steps_until_due = (math.floor(rate * self.steps_learned_from) + 1) / rate - self.steps_learned_from
+        num_collects = max(1, math.ceil(steps_until_due / steps_per_collect - 1e-9))
+        random_steps = self._random_steps_left(steps_per_collect)
+        return self.position + random_steps + num_collects * steps_per_collect, self.steps_in_all

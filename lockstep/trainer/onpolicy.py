@@ -1,4 +1,4 @@
-"""`OnpolicyTrainer`: collect a rollout, learn from all of it, forget it."""
+"""`OnpolicyTrainer`: collects a rollout, learns from all of it, and drops it."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 
 
 class OnpolicyTrainer(BaseTrainer):
-    """Trains a policy on what it has just done.
+    """Trainer that updates a policy from its most recent rollout.
 
-    Each collect makes one update of `repeat_per_collect` passes over its rollout, in minibatches of `batch_size`.
-    `OnpolicyOptions` describes its keywords.
+    Each collect is followed by one update: `repeat_per_collect` passes over the rollout, in minibatches of `batch_size`
+    rows. `OnpolicyOptions` describes the keywords.
     """
 
     options_class: ClassVar[type[OnpolicyOptions]] = OnpolicyOptions
     learns_from_rollouts = True
-    elsewhere: ClassVar[Mapping[str, str]] = {
+    inapplicable: ClassVar[Mapping[str, str]] = {
         "buffer": "learns from its train_collector's rollouts only",
         "learning_starts": "learns from every rollout",
         "update_per_step": "makes one update for each collect; set repeat_per_collect",
     }
 
     def __init__(self, policy: Policy, **keywords: Unpack[OnpolicyKeywords]) -> None:
-        options = options_from(type(self), self.options_class, self.elsewhere, keywords)
+        options = options_from(type(self), self.options_class, self.inapplicable, keywords)
         super().__init__(policy, options)
         if options.batch_size == "auto":
-            with_memory = all(part.is_stateful for part in policy.acting.values())
-            self.batch_size = 8 if with_memory else 64
+            have_memory = all(module.is_stateful for module in policy.acting.values())
+            self.batch_size = 8 if have_memory else 64
         else:
             self.batch_size = options.batch_size
         self.repeat_per_collect = options.repeat_per_collect
@@ -51,6 +51,7 @@ class OnpolicyTrainer(BaseTrainer):
             train_collector.buffer = EpisodeStore()
         elif train_collector.buffer is None:
             num_envs = train_collector.num_envs
+            # Collects of whole episodes have no fixed length: the store grows when it is full.
             num_steps = -(-self.step_per_collect // num_envs) if self.step_per_collect else 128
             train_collector.buffer = RolloutStore(
                 num_steps, num_envs, train_collector.observation_space, train_collector.env.action_space
@@ -58,17 +59,18 @@ class OnpolicyTrainer(BaseTrainer):
         if train_collector.buffer.is_sampled:
             raise ValueError("OnpolicyTrainer learns from rollouts, train_collector has a replay buffer; leave it out")
         self.buffer = train_collector.buffer
-        """a `RolloutStore`; of several agents an `EpisodeStore`"""
+        """Store of the rollout: a `RolloutStore`, or an `EpisodeStore` for several agents."""
 
     def training_step(self) -> tuple[CollectStatsBase, TrainingStats | None, bool]:
-        """Collect a rollout and learn from it; then the store is empty again, while episodes go on."""
+        """Collect a rollout and update the policy with it. Afterwards the store is empty, while episodes continue."""
         try:
             with policy_within_training_step(self.policy):
-                amounts: dict[str, Any] = {"n_step": self.step_per_collect, "n_episode": self.episode_per_collect}
+                arguments: dict[str, Any] = {"n_step": self.step_per_collect, "n_episode": self.episode_per_collect}
                 if self.collector.launches_updates and self.learns_ahead:
-                    amounts["then"] = self._launch_update
-                stats = self.collector.collect(**amounts)
+                    arguments["then"] = self._launch_update
+                stats = self.collector.collect(**arguments)
             self._count_collect(stats)
+
             with self._keeping_bad_batch():
                 with policy_within_training_step(self.policy):
                     training = self.policy_update_fn(stats)
@@ -79,40 +81,42 @@ class OnpolicyTrainer(BaseTrainer):
 
     @property
     def learns_ahead(self) -> bool:
-        """Whether an update of a rollout on a device begins before the host has read what was collected.
-
-        Not where a subclass updates in its own way, or where the policy is tested in between.
-        """
-        plain = type(self).policy_update_fn is OnpolicyTrainer.policy_update_fn
-        return plain and not (self.test_in_train and self.stop_fn is not None)
+        """Whether the update of a rollout on a device is launched before the host has read the collect's statistics."""
+        # A subclass with its own `policy_update_fn` must see the policy before the update, and so must an evaluation
+        # between collect and update. The method is compared because a subclass cannot be expected to declare this.
+        has_own_update = type(self).policy_update_fn is not OnpolicyTrainer.policy_update_fn
+        may_evaluate_between = self.test_in_train and self.stop_fn is not None
+        return not has_own_update and not may_evaluate_between
 
     def _launch_update(self) -> None:
-        """Begin the update of the rollout that is being collected."""
+        """Launch the update of the rollout that is being collected."""
         self.policy.timesteps[STEPS_SAMPLED] = self.env_step + len(self.buffer)
         shuffle = self.policy.config.training.shuffle_batch_per_epoch
         options = UpdateOptions(self.policy.timesteps, self.repeat_per_collect, self.batch_size, shuffle)
         self.policy.learner_group.learner.device_update.launch(self.buffer, options)
 
     def policy_update_fn(self, collect_stats: CollectStatsBase) -> TrainingStats:
-        """Learn from the rollout in `buffer`: `repeat_per_collect` passes in minibatches."""
+        """Update the policy with the rollout in `buffer`: `repeat_per_collect` passes in minibatches."""
         return self.policy.update(0, self.buffer, self.batch_size, self.repeat_per_collect)
 
-    def _learned_from(self) -> dict[str, Any]:
-        """Return a copy of the rollout."""
+    def _last_batch(self) -> dict[str, Any]:
+        """Return a copy of the rollout's columns."""
         return self.buffer.columns()
 
     # -- plan ---
 
     @property
-    def _steps_of_update(self) -> int:
-        """Environment steps that one update learns from."""
+    def _steps_per_update(self) -> int:
+        """Number of environment steps that one update learns from."""
         return self.step_per_collect or self.buffer.num_steps * self.collector.num_envs
 
     def describe_updates(self) -> dict[str, str]:
-        left, per_update, buffer = self.steps_left, self._steps_of_update, self.buffer
+        left = self.steps_left
+        per_update = self._steps_per_update
+        buffer = self.buffer
         num_updates = math.ceil(left / per_update)
         facts = {
-            "updates": f"{num_updates:,} of {per_update:,} environment steps, {left:,} in all{self._beyond_text()}",
+            "updates": f"{num_updates:,} of {per_update:,} environment steps, {left:,} in all{self._overshoot_text()}",
             "gradient steps": self._minibatches_text(num_updates, per_update),
         }
         if buffer.num_bytes is not None:
@@ -122,19 +126,22 @@ class OnpolicyTrainer(BaseTrainer):
         return facts
 
     def _minibatches_text(self, num_updates: int, per_update: int) -> str:
-        """Return words about the number of gradient steps, and about the rows that fill no minibatch."""
-        policy, minibatch = self.policy, self.batch_size
+        """Return a description of the gradient steps, and of the rows that fill no minibatch."""
+        policy = self.policy
+        minibatch = self.batch_size
         passes = f"for each update {count_text(self.repeat_per_collect, 'pass', 'passes')} over"
         if minibatch is not None and (policy.is_multi_agent or policy.is_stateful):
             rows = "rows of the module that has most" if policy.is_multi_agent else "sequences"
             return f"{passes} minibatches of {minibatch:,} {rows}, as many as the episodes fill"
+
         per_pass = minibatches_per_pass({"": per_update}, minibatch)
         size = min(minibatch or per_update, per_update)
         left_out = per_update - per_pass * size
+
         number = f"{num_updates * self.repeat_per_collect * per_pass:,}"
         if getattr(policy.config.training, "target_kl", None) is not None:
             number = f"at most {number}"
-        elif self._collects_more():
+        elif self._may_overshoot():
             number = f"about {number}"
         text = f"{number}: {passes} {count_text(per_pass, 'minibatch', 'minibatches')} of {size:,}"
         if left_out:
@@ -143,7 +150,7 @@ class OnpolicyTrainer(BaseTrainer):
 
     def work_left(self) -> tuple[float, float]:
         rows = self.steps_left * self.repeat_per_collect
-        return rows / (self.batch_size or self._steps_of_update), rows
+        return rows / (self.batch_size or self._steps_per_update), rows
 
     def first_and_last_update(self) -> tuple[int, int]:
         start, end = super().first_and_last_update()

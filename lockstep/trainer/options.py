@@ -1,4 +1,4 @@
-"""Options of trainers: each one is a field with its type, its range, its default and its meaning."""
+"""Options of the trainers. Each option is a field with its type, range, default and description."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from lockstep.tracking.statistics import CollectStats
 from lockstep.trainer.callbacks import Callback, check_callbacks
 
 EpochFn = Callable[[int, int], None]
+"""Function of the epoch and the environment step."""
 
 
 @dataclass(kw_only=True)
 class EvaluatorOptions(Section[Any]):
     """Options of `Evaluator`, which all trainers have.
 
-    Options of trainers are sections without a configuration: a trainer makes them of its keywords and reads them once.
-    Every wrong value is a `ValueError`, also one of another type.
+    The options of a trainer are a section that belongs to no configuration. The trainer makes it from its keywords and
+    reads it once. Every wrong value raises `ValueError`, including a value of a wrong type.
     """
 
     test_collector: CollectorLike | None = None
@@ -35,24 +36,25 @@ class EvaluatorOptions(Section[Any]):
     episode_per_test: int | None = option(None, ge=1)
     """Number of episodes of an evaluation. With a `test_collector`, give this or `step_per_test`."""
     step_per_test: int | None = option(None, ge=1)
-    """Number of environment steps of an evaluation, of which the episodes count that end within them."""
+    """Number of environment steps of an evaluation. Only episodes that end within these steps count."""
     custom_evaluation_function: Callable[[Any, Any], Any] | None = None
-    """Called as `custom_evaluation_function(policy, collector)` in place of collecting. It returns `CollectStats`, a
-    number (the score), or a dict of numbers with a "score"."""
+    """Function that replaces the collect of an evaluation, called as `custom_evaluation_function(policy, collector)`.
+    It returns `CollectStats`, a number (the score), or a dict of numbers with a "score"."""
     evaluation_parallel_to_training: bool = False
     """Evaluate in a thread while the policy is trained. The evaluation of an epoch is then reported at the end of the
-    next one. The `test_collector` needs a policy of its own, a copy."""
+    next epoch. The `test_collector` must act with a copy of the policy."""
     test_fn: EpochFn | None = None
     """Called as `test_fn(epoch, env_step)` before each evaluation."""
 
     def __setattr__(self, name: str, value: object) -> None:
+        # Sections raise `TypeError` for a wrong type; trainers promise `ValueError` for every wrong value.
         try:
             super().__setattr__(name, value)
         except TypeError as error:
             raise ValueError(str(error)) from None
 
     def prepare(self, name: str, value: object) -> Any:
-        """Return Python's int for NumPy's; raise `ValueError` for something else than a collector."""
+        """Check that a collector is one, and convert NumPy integers to Python's."""
         if name == "test_collector" and value is not None:
             _check_collector(name, value)
         return int(value) if isinstance(value, np.integer) else value
@@ -65,47 +67,48 @@ class RunOptions(EvaluatorOptions):
     max_epoch: int = option(ge=0)
     """Maximum number of epochs. 0 trains nothing."""
     step_per_epoch: int = option(ge=1)
-    """Environment steps of an epoch; gradient steps where nothing is collected."""
+    """Number of environment steps in an epoch; number of gradient steps for a trainer that collects nothing."""
     total_steps: int | None = option(None, ge=1)
-    """Maximum number of steps. The run ends with the update that reaches them, so its last epoch may be shorter."""
+    """Maximum number of steps. The run ends with the update that reaches it, so its last epoch may be shorter."""
     test_interval: int = option(1, ge=1)
-    """Epochs between two evaluations."""
+    """Number of epochs from one evaluation to the next."""
     train_fn: EpochFn | None = None
     """Called as `train_fn(epoch, env_step)` before each collect."""
     stop_fn: Callable[[float], bool] | None = None
-    """Called as `stop_fn(score)` after each evaluation. Where it returns True the run ends."""
+    """Called as `stop_fn(score)` after each evaluation. The run ends when it returns True."""
     compute_score_fn: Callable[[CollectStats], float] | None = None
-    """Score of an evaluation, which is compared for the best policy. `None`: the mean return."""
+    """Function that returns the score of an evaluation, which is compared for the best policy. Defaults to the mean
+    return."""
     save_best_fn: Callable[[Any], None] | None = None
     """Called as `save_best_fn(policy)` after each evaluation with a new best score."""
     save_checkpoint_fn: SaveCheckpointFn | None = None
     """Called as `save_checkpoint_fn(epoch, env_step, gradient_step)` every `checkpoint_interval` epochs and at the end
-    of the run. It returns the path of what it has written."""
+    of the run. It returns the path of the checkpoint."""
     checkpoint_interval: int = option(1, ge=0)
-    """Epochs between two checkpoints. 0 writes none."""
+    """Number of epochs from one checkpoint to the next. 0 writes no checkpoints."""
     reward_metric: Callable[[Any], Any] | None = None
-    """Return of an episode of several agents: `reward_metric(returns[episode, agent]) -> returns[episode]`. `None`: the
-    sum over the agents."""
+    """Function from the agents' returns to one return per episode: `reward_metric(returns[episode, agent]) ->
+    returns[episode]`. Defaults to the sum over the agents."""
     logger: BaseLogger | None = None
-    """Logger of all records. `None`: nothing is recorded."""
+    """Logger of all records. By default nothing is recorded."""
     callbacks: Sequence[Callback] = ()
     """Callbacks that observe the run and may end it."""
     seed: int | None = option(None, ge=0)
-    """Seed of all random numbers but the initial weights, as `debugging(seed=)` of a configuration."""
+    """Seed of all random numbers except the initial weights, like `debugging(seed=)` of a configuration."""
     test_in_train: bool = False
     """Evaluate once more in an epoch whose training return satisfies `stop_fn`."""
     resume_from_log: bool = False
-    """Continue from the logger's last save in the first run: from its full checkpoint with everything, else from its
-    three counters."""
+    """Continue the first run from the logger's last save: with the whole state if that is a full checkpoint, otherwise
+    with its three counters only."""
     verbose: bool = False
     """Print a line for each epoch."""
     show_progress: bool = False
     """Show a live display on a terminal."""
     nan_policy: Literal["stop", "ignore"] = "stop"
-    """What happens at a loss that is not finite: "stop" ends the run, "ignore" continues."""
+    """Reaction to a loss that is not finite: "stop" ends the run, "ignore" continues."""
 
     def prepare(self, name: str, value: object) -> Any:
-        """Raise `ValueError` for something else than callbacks or a logger, in words that say what to do."""
+        """Check that `callbacks` and `logger` are such objects, with messages that say what to do."""
         if name == "callbacks":
             check_callbacks(value)
         if name == "logger" and not isinstance(value, BaseLogger | None):
@@ -113,7 +116,7 @@ class RunOptions(EvaluatorOptions):
         return super().prepare(name, value)
 
     def validate(self) -> None:
-        """Raise `ValueError` where the run is to continue from a logger that keeps nothing."""
+        """Raise `ValueError` if the run should continue from a logger that keeps no records."""
         if self.resume_from_log and (self.logger is None or isinstance(self.logger, LazyLogger)):
             raise ValueError("resume_from_log=True needs a logger that keeps records; give that of the earlier run")
 
@@ -125,18 +128,18 @@ class CollectOptions(RunOptions):
     train_collector: CollectorLike
     """Collector of the data that the policy learns from."""
     step_per_collect: int | None = option(None, ge=1)
-    """Environment steps of a collect. Give this or `episode_per_collect`."""
+    """Number of environment steps in a collect. Give this or `episode_per_collect`."""
     episode_per_collect: int | None = option(None, ge=1)
-    """Whole episodes of a collect. Give this or `step_per_collect`."""
+    """Number of whole episodes in a collect. Give this or `step_per_collect`."""
 
     def prepare(self, name: str, value: object) -> Any:
-        """Raise `ValueError` for something else than a collector."""
+        """Check that `train_collector` is a collector."""
         if name == "train_collector":
             _check_collector(name, value)
         return super().prepare(name, value)
 
     def validate(self) -> None:
-        """Raise `ValueError` unless exactly one number says how much to collect."""
+        """Raise `ValueError` unless exactly one of the two lengths of a collect is given."""
         super().validate()
         exactly_one(step_per_collect=self.step_per_collect, episode_per_collect=self.episode_per_collect)
 
@@ -146,10 +149,10 @@ class OnpolicyOptions(CollectOptions):
     """Options of `OnpolicyTrainer`."""
 
     batch_size: int | Literal["auto"] | None = option(ge=1)
-    """Rows of a minibatch. `None`: the whole rollout at once; "auto": 64 rows, or 8 sequences of networks with
-    memory."""
+    """Number of rows in a minibatch. None takes the whole rollout at once; "auto" takes 64 rows, or 8 sequences if the
+    networks have a memory."""
     repeat_per_collect: int = option(ge=1)
-    """Passes over each rollout."""
+    """Number of passes over each rollout."""
 
 
 @dataclass(kw_only=True)
@@ -157,16 +160,16 @@ class OffpolicyOptions(CollectOptions):
     """Options of `OffpolicyTrainer`."""
 
     batch_size: int | None = option(ge=1)
-    """Transitions of a gradient step. `None`: all of the buffer, each once."""
+    """Number of transitions in a gradient step. None takes the whole buffer, each transition once."""
     update_per_step: float = option(1.0, gt=0, finite=True)
-    """Gradient steps for each collected step. A fraction is carried over to the next collect."""
+    """Number of gradient steps for each collected step. A fraction is carried over to the next collect."""
     learning_starts: int = option(0, ge=0)
-    """Number of first steps, which take random actions and are not learned from at once."""
+    """Number of environment steps with random actions before the first gradient step."""
     buffer: ReplayBuffer | None = None
-    """Transitions to begin with. They go once through `policy.process_buffer`."""
+    """Initial transitions. They pass through `policy.process_buffer` once."""
 
     def prepare(self, name: str, value: object) -> Any:
-        """Raise `MalformedBufferError` for something else than a replay buffer."""
+        """Check that `buffer` is a replay buffer; raise `MalformedBufferError` otherwise."""
         if name == "buffer" and not isinstance(value, ReplayBuffer | None):
             kind = type(value).__name__
             raise MalformedBufferError(f"buffer is a {kind}; give a ReplayBuffer with transitions, or leave it out")
@@ -178,13 +181,15 @@ class OfflineOptions(RunOptions):
     """Options of `OfflineTrainer`."""
 
     buffer: Any
-    """Data to learn from: a `ReplayBuffer`, a `SampleBatch`, an `OfflineDataset`, the id of a local Minari dataset or
-    the path of a file."""
+    """Recorded data to learn from: a `ReplayBuffer`, a `SampleBatch`, an `OfflineDataset`, the id of a local Minari
+    dataset or the path of a file."""
     batch_size: int | None = option(ge=1)
-    """Transitions of a gradient step, sequences for a policy with memory. `None`: all of the data, each once."""
+    """Number of transitions in a gradient step, or of sequences for a policy with memory. None takes all of the data,
+    each transition once."""
 
 
 def _check_collector(name: str, value: object) -> None:
+    """Raise `ValueError` for an object that lacks members of the protocol `CollectorLike`, and name them."""
     missing = [member for member in _collector_members() if not hasattr(value, member)]
     if "collect" in missing:
         raise ValueError(f"{name}={value!r} is not allowed; it must be a lockstep.Collector")
@@ -196,48 +201,52 @@ def _check_collector(name: str, value: object) -> None:
 
 
 def _collector_members() -> list[str]:
-    """Return the names of what a trainer needs of a collector, sorted."""
-    return sorted(name for name in {**CollectorLike.__annotations__, **vars(CollectorLike)} if name[0] != "_")
+    """Return the sorted names of the public attributes and methods of the protocol `CollectorLike`."""
+    members = {**CollectorLike.__annotations__, **vars(CollectorLike)}
+    return sorted(name for name in members if name[0] != "_")
 
 
 OptionsT = TypeVar("OptionsT", bound=RunOptions)
 
 
 def options_from(
-    trainer: type, kind: type[OptionsT], elsewhere: Mapping[str, str], keywords: Mapping[str, object]
+    trainer: type, options_class: type[OptionsT], inapplicable: Mapping[str, str], keywords: Mapping[str, object]
 ) -> OptionsT:
-    """Return the options that a trainer is given as keywords.
+    """Return a trainer's options, made from its keywords.
 
     Args:
         trainer: class of the trainer, for messages.
-        kind: class of its options.
-        elsewhere: options of other trainers, and what this one does instead. They are left out where they are None.
+        options_class: class of its options.
+        inapplicable: options of other trainers, each with the reason why this one has no use for it. Their value may be
+            None, so that one set of keywords fits several trainers.
         keywords: options by name.
 
     Raises:
-        TypeError: an option that no trainer has, or one without default that is not given.
-        ValueError: an option of another trainer, a wrong value, or options that do not go together.
+        TypeError: an option that no trainer has, or an option without default is missing.
+        ValueError: an option of another trainer, a wrong value, or options that exclude each other.
     """
-    given: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in keywords.items():
-        if name in elsewhere:
+        if name in inapplicable:
             if value is not None:
-                raise ValueError(f"{name} does not apply to {trainer.__name__}: it {elsewhere[name]}")
-        elif name in kind.declared():
-            given[name] = value
+                raise ValueError(f"{name} does not apply to {trainer.__name__}: it {inapplicable[name]}")
+        elif name in options_class.declared():
+            values[name] = value
         else:
-            known = sorted({"policy", *kind.declared()})
+            known = sorted({"policy", *options_class.declared()})
             raise TypeError(f"{trainer.__name__} has no parameter {name!r}; {suggestion(name, known)}")
 
-    missing = [name for name in required_options(kind) if name not in given]
+    missing = [name for name in required_options(options_class) if name not in values]
     if missing:
         raise TypeError(f"{trainer.__name__} needs {', '.join(missing)}; give {missing[0]}=...")
 
-    options = kind(**given)
+    options = options_class(**values)
     options.validate()
     return options
 
 
-def required_options(kind: type[RunOptions]) -> list[str]:
+def required_options(options_class: type[RunOptions]) -> list[str]:
     """Return the names of the options without default."""
-    return [each.name for each in fields(kind) if each.default is MISSING and each.default_factory is MISSING]
+    return [
+        field.name for field in fields(options_class) if field.default is MISSING and field.default_factory is MISSING
+    ]

@@ -1,4 +1,4 @@
-"""A run on ranks: what a configuration must say for it, how ranks stay in step, and which run they go on with."""
+"""Training on several ranks: their configuration, their common end, and the run that they continue."""
 
 from __future__ import annotations
 
@@ -18,39 +18,50 @@ from lockstep.tracking.run_folder import CONFIG, RunFolderError
 from lockstep.trainer.callbacks import Callback, CheckpointSaved, Event, RunEnd, RunStart, Stop, TrainerView
 
 
-def config_on_ranks(config: AlgorithmConfig, number: int | None = None) -> AlgorithmConfig:
-    """Return the configuration of a run in one process, which every rank makes; unchanged in a process alone.
+def config_on_ranks(config: AlgorithmConfig, num_ranks: int | None = None) -> AlgorithmConfig:
+    """Return the configuration with which each rank builds its part of a run. For one rank it is `config` itself.
 
-    `number`: of ranks; None: as this process was started. `ValueError` for another number of learners, for processes on
-    Ray, and for environments that cannot be split.
+    Args:
+        config: configuration of the whole run.
+        num_ranks: number of ranks. Defaults to the number with which torchrun started this process.
+
+    Raises:
+        ValueError: the configuration asks for another number of learners, for env runners on Ray, or for a number of
+            environments that the ranks cannot share evenly.
     """
-    number = Place.of_process().world_size if number is None else number
-    if number == 1:
+    if num_ranks is None:
+        num_ranks = Place.of_process().world_size
+    if num_ranks == 1:
         return config
-    asked = config.learners.num_learners
-    if asked not in (0, number):
+
+    num_learners = config.learners.num_learners
+    if num_learners not in (0, num_ranks):
         raise ValueError(
-            f"learners.num_learners={asked} is not allowed on {number} ranks, each of which has one; leave it out, or "
-            f"start {asked} ranks"
+            f"learners.num_learners={num_learners} is not allowed on {num_ranks} ranks, each of which has one; leave "
+            f"it out, or start {num_learners} ranks"
         )
-    for name, value in (
+    runner_options = (
         ("env_runners.num_env_runners", config.env_runners.num_env_runners),
         ("evaluation.evaluation_num_env_runners", config.evaluation.evaluation_num_env_runners),
-    ):
+    )
+    for name, value in runner_options:
         if value:
             raise ValueError(f"{name}={value} is not allowed on ranks, each of which steps its share; leave it out")
+
     num_envs = config.env_runners.num_envs
-    if num_envs % number and not config.is_offline:
+    if num_envs % num_ranks and not config.is_offline:
         raise ValueError(
-            f"{num_envs} environments cannot be split evenly over {number} ranks; give num_envs="
-            f"{-(-num_envs // number) * number}, or start a number of ranks that divides them"
+            f"{num_envs} environments cannot be split evenly over {num_ranks} ranks; give num_envs="
+            f"{-(-num_envs // num_ranks) * num_ranks}, or start a number of ranks that divides them"
         )
+    # In each rank the learner is in the process itself. The ranks reduce over the process group of torchrun.
     return config.copy().learners(num_learners=0)
 
 
 def join(config: AlgorithmConfig) -> Reducer:
-    """Return what joins this process with the other ranks; where there are none, of one alone."""
-    place, device = Place.of_process(), torch.device(config.framework.device)
+    """Return the reducer that connects this process with the other ranks, or one for a single process."""
+    place = Place.of_process()
+    device = torch.device(config.framework.device)
     has_own_gpu = False
     if device.type == "cuda" and place.world_size > 1:
         num_gpus = torch.cuda.device_count()
@@ -59,49 +70,66 @@ def join(config: AlgorithmConfig) -> Reducer:
     return join_ranks(
         place,
         timeout_s=config.learners.learner_timeout_s,
+        # Ranks that meet after a collect also wait for the slowest environments.
         meeting_timeout_s=max(config.learners.learner_timeout_s, config.env_runners.sample_timeout_s),
         backend="nccl" if has_own_gpu else "gloo",  # NCCL refuses ranks that share a GPU
     )
 
 
-class InStep(Callback):
-    """Ends the run on all ranks after the same event, whichever of them was asked to stop. The last callback of all."""
+class RankSynchronizer(Callback):
+    """Callback that ends the run on all ranks after the same event, whichever rank was asked to stop.
+
+    It must be the last callback, because it reads the stop reason that the others have set.
+    """
 
     def __init__(self, reducer: Reducer) -> None:
         self._reducer = reducer
         self._trainer: TrainerView | None = None
 
     def on_event(self, event: Event) -> Stop:
-        if isinstance(event, CheckpointSaved | RunEnd):  # not on all ranks, or none goes on
+        # Only the first rank saves checkpoints, and a run that failed on one rank ends there alone: a rank that waited
+        # for the others at these events would wait forever.
+        if isinstance(event, CheckpointSaved | RunEnd):
             return None
         if isinstance(event, RunStart):
             self._trainer = event.trainer
-        reasons = self._reducer.gather(None if self._trainer is None else self._trainer.stop_reason)
+        reason = None if self._trainer is None else self._trainer.stop_reason
+        reasons = self._reducer.gather(reason)
         return next((reason for reason in reasons if reason is not None), None)
 
 
-def run_begun_before(root: str | Path, config: Mapping[str, Any]) -> Path | None:
-    """Return the newest run of this configuration that the same job of torchrun began, to go on with; None for none.
+def find_run_of_job(root: str | Path, config: Mapping[str, Any]) -> Path | None:
+    """Return the newest run that this torchrun job has begun with a configuration, or None if there is none.
 
-    A run that has ended is one only for ranks that are started again.
+    A restarted job continues this run. A run that has ended counts only if torchrun has restarted the ranks.
+
+    Args:
+        root: folder that contains the folders of runs.
+        config: settings of the run, as its `config.json` contains them.
     """
     place = Place.of_process()
     if place.run_id is None:
         return None
-    wanted, found = json.loads(json.dumps(without_signature(config))), None
+    expected = json.loads(json.dumps(without_signature(config)))
+    newest = None
     for file in sorted(Path(root).glob(f"*/{CONFIG}"), key=lambda file: file.stat().st_mtime):
         try:
             folder = RunFolder.open(file.parent)
         except RunFolderError:
             continue
-        is_same = folder.info.get("run_id") == place.run_id and _is_of(folder.config, wanted)
-        if is_same and folder.newest_checkpoint() is not None:
-            found = folder.path if place.num_restarts or folder.ended_at() is None else None
-    return found
+        is_of_job = folder.info.get("run_id") == place.run_id
+        if is_of_job and _are_equal(folder.config, expected) and folder.newest_checkpoint() is not None:
+            may_continue = place.num_restarts or folder.ended_at() is None
+            newest = folder.path if may_continue else None
+    return newest
 
 
-def _is_of(settings: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Return whether a run's settings are those wanted, of which `compile="auto"` was decided when the run began."""
-    if wanted["framework"]["compile"] == "auto":
-        wanted = {**wanted, "framework": {**wanted["framework"], "compile": settings["framework"]["compile"]}}
-    return settings == wanted
+def _are_equal(settings: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
+    """Return whether a run has the expected settings.
+
+    `compile="auto"` matches both values: the run has stored the choice that was made when it began.
+    """
+    if expected["framework"]["compile"] == "auto":
+        chosen = settings["framework"]["compile"]
+        expected = {**expected, "framework": {**expected["framework"], "compile": chosen}}
+    return settings == expected

@@ -1,4 +1,4 @@
-"""`RunState` and `RunCheckpoint`: what of a run is saved, and how another trainer continues from it."""
+"""`RunState` and `RunCheckpoint`: saving the state of a run, and restoring it in another trainer."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from lockstep.tracking.history import HistoryPieces, joined_history
 from lockstep.tracking.metrics import Metrics
 from lockstep.tracking.statistics import CollectStats, EpochStats
 from lockstep.tracking.totals import Totals
-from lockstep.trainer.callbacks import Callback, tell
+from lockstep.trainer.callbacks import Callback, notify_callbacks
 from lockstep.trainer.counters import Counters
 from lockstep.trainer.evaluation import Evaluator
 
 HISTORY = "history"
-"""Folder of a checkpoint with the statistics of all epochs."""
+"""Name of the checkpoint folder with the statistics of all epochs."""
 REPLAY = "replay"
-"""Folder of a checkpoint with the replay buffer; of several agents it has one for each module."""
+"""Name of the checkpoint folder with the replay buffer. For several agents it contains a folder for each module."""
 OPTIONS = (
     "batch_size",
     "step_per_epoch",
@@ -38,11 +38,11 @@ OPTIONS = (
     "update_per_step",
     "learning_starts",
 )
-"""Options of a trainer on which the bits of a run depend: a trainer that continues it should have the same."""
+"""Trainer options that affect the results of a run. A trainer that continues the run should have the same values."""
 
 
 class SavableTrainer(Protocol):
-    """A trainer, as far as the state of its run knows it (`BaseTrainer`, which is above this file)."""
+    """Protocol of a trainer whose run can be saved. `BaseTrainer` implements it; it imports this file."""
 
     policy: Policy
     train_collector: CollectorLike | None
@@ -62,51 +62,55 @@ class SavableTrainer(Protocol):
 
     @property
     def is_complete(self) -> bool:
-        """Whether the run has made all its epochs or steps."""
+        """Whether the run has finished all its epochs or made all its steps."""
         ...
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state."""
+        """Restore the state of a run."""
         ...
 
     def own_folders(self) -> dict[str, dict[str, Any]]:
-        """Return the folders of large things."""
+        """Return additional checkpoint folders for large data."""
         ...
 
     def set_own_folders(self, folders: Mapping[str, Any]) -> None:
-        """Restore the large things from their folders."""
+        """Restore the large data from all folders of a checkpoint."""
         ...
 
     def checkpoint_folders(self) -> dict[str, dict[str, Any]]:
-        """Return all folders of a checkpoint."""
+        """Return all folders of a full checkpoint."""
         ...
 
 
 @dataclass(frozen=True)
 class RunCheckpoint:
-    """Checkpoint of a whole run, read and verified."""
+    """Contents of a verified checkpoint of a whole run."""
 
     path: Path
+    """Folder of the checkpoint."""
     folders: dict[str, dict[str, Any]]
+    """Contents of its folders, by name."""
 
     @classmethod
     def read(cls, path: str | Path, without: Sequence[str] = ()) -> RunCheckpoint:
-        """Read a checkpoint, leaving out the folders `without`.
+        """Read and verify a checkpoint, except for the folders `without`.
 
         Raises:
-            ValueError: it is damaged, or not of a whole run.
+            ValueError: the checkpoint is damaged, or contains only a policy.
         """
         folders = read_checkpoint(path, without=without)
         if "trainer" not in folders:
             raise ValueError(f"{path} holds a policy only, not a whole run; give a folder below `checkpoints/`")
         state = folders["trainer"]["state"]
-        if not isinstance(state["history"], list):  # in version 0.2 the history is part of the state
+        # In version 0.2 the history is a list in the state itself; since then it is a number of epochs, and the
+        # statistics are in a folder.
+        if not isinstance(state["history"], list):
             state["history"] = joined_history(folders.pop(HISTORY, {}), state["history"])
         return cls(Path(path), folders)
 
     @property
     def state(self) -> dict[str, Any]:
-        """The trainer's state."""
+        """State of the trainer."""
         state: dict[str, Any] = self.folders["trainer"]["state"]
         return state
 
@@ -117,9 +121,9 @@ class RunCheckpoint:
 
 
 class RunState:
-    """What of a trainer's run is saved and restored. The values themselves are attributes of the trainer.
+    """Saved state of a trainer's run: which attributes of the trainer are saved, and how they are restored.
 
-    `BaseTrainer` leads the run and decides when its state may be taken or replaced.
+    `BaseTrainer` owns the attributes, and decides when its state may be saved or replaced.
     """
 
     def __init__(self, trainer: SavableTrainer) -> None:
@@ -129,7 +133,7 @@ class RunState:
     # -- state of the trainer ---
 
     def get_state(self) -> dict[str, Any]:
-        """Return counters, statistics, collectors, callbacks and logger."""
+        """Return the state of counters, statistics, collectors, callbacks and logger."""
         history = [stats.get_state() for stats in self.trainer.history]
         return {**self._state_without_history(), "history": history}
 
@@ -144,7 +148,7 @@ class RunState:
             **trainer.totals.get_state(),
             "train_collector": None if collector is None else collector.get_state(),
             "test_collector": trainer.evaluator.collector_state(),
-            "evaluated_meanwhile": trainer.evaluator.under_way(),
+            "evaluated_meanwhile": trainer.evaluator.pending_state(),
             **self._replay_agents(),
             "callbacks": states_of(trainer.callbacks),
             "evaluation_callbacks": trainer.evaluator.callback_states(),
@@ -154,7 +158,7 @@ class RunState:
         }
 
     def set_records(self, state: Mapping[str, Any]) -> None:
-        """Restore all but the collectors, in a trainer whose records are those of a new run."""
+        """Restore the state except for the collectors. The trainer must have the empty records of a new run."""
         trainer = self.trainer
         trainer.counters = Counters.from_state(state["counters"])
         trainer.best_stats = None if state["best"] is None else CollectStats.from_state(state["best"])
@@ -162,18 +166,20 @@ class RunState:
         trainer.totals = Totals()
         trainer.totals.set_state(state)
         trainer.history = [EpochStats.from_state(stats) for stats in state["history"]]
+        # Older checkpoints have neither "evaluation_callbacks" nor "metrics".
         restore_callbacks(trainer.callbacks, state["callbacks"])
         restore_callbacks(trainer.evaluator.callbacks, state.get("evaluation_callbacks", ()))
         if "metrics" in state:
             trainer.metrics.set_state(state["metrics"])
-        kept_by = state["logger_class"]
+
+        saved_class = state["logger_class"]
         logger = trainer.logger
-        if kept_by == type(logger).__name__:
+        if saved_class == type(logger).__name__:
             logger.set_state(state["logger"])
-        elif not isinstance(logger, LazyLogger):
+        elif not isinstance(logger, LazyLogger):  # which keeps no records
             warnings.warn(
-                f"the records of this run were kept by a {kept_by}; the {type(logger).__name__} of this one begins a "
-                "new record",
+                f"the records of this run were kept by a {saved_class}; the {type(logger).__name__} of this one begins "
+                "a new record",
                 RuntimeWarning,
                 stacklevel=4,
             )
@@ -181,7 +187,7 @@ class RunState:
     # -- collectors ---
 
     def collectors(self) -> dict[str, CollectorLike]:
-        """Return the collectors that the trainer has, by the name of its parameter."""
+        """Return the trainer's collectors, by parameter name."""
         pairs = (
             ("train_collector", self.trainer.train_collector),
             ("test_collector", self.trainer.test_collector),
@@ -189,12 +195,12 @@ class RunState:
         return {name: collector for name, collector in pairs if collector is not None}
 
     def set_collectors(self, state: Mapping[str, Any]) -> None:
-        """Restore the collectors and the evaluation that was under way.
+        """Restore the collectors and the pending evaluation.
 
         Raises:
-            ValueError: they are of other environments, or of another number of them. Nothing is changed then.
+            ValueError: the state has other environments, or another number of them. Nothing is changed then.
         """
-        with self._put_back_where_refused():
+        with self._undo_on_error():
             self._set_collectors(state)
 
     def _set_collectors(self, state: Mapping[str, Any]) -> None:
@@ -202,46 +208,56 @@ class RunState:
             saved = state[name]
             if saved is None:
                 continue
-            there = "env runners" if "group" in saved else f"{len(saved['lengths'])} environments"
-            runners = collector.in_runners and ("group" in saved or not collector.takes_state_of_one)
-            here = "env runners" if runners else f"{collector.num_envs} environments"
-            if there != here:
-                raise ValueError(f"the {name} of the checkpoint has {there}, this one has {here}; resume with the same")
+            is_of_runners = "group" in saved
+            saved_kind = "env runners" if is_of_runners else f"{len(saved['lengths'])} environments"
+            # Some collectors with env runners can also restore the state of a collector in one process.
+            needs_runners = collector.in_runners and (is_of_runners or not collector.takes_state_of_one)
+            kind = "env runners" if needs_runners else f"{collector.num_envs} environments"
+            if saved_kind != kind:
+                raise ValueError(
+                    f"the {name} of the checkpoint has {saved_kind}, this one has {kind}; resume with the same"
+                )
             collector.set_state(saved)
         self.trainer.evaluator.set_state(state.get("evaluated_meanwhile"))
 
     @contextmanager
-    def _put_back_where_refused(self) -> Iterator[None]:
-        """Put several buffers, the policy, the collectors and the evaluation back where a state is refused.
+    def _undo_on_error(self) -> Iterator[None]:
+        """Restore the present state of policy, collectors, evaluation and replay buffers if the block fails.
 
-        One buffer is not copied, which may be most of the memory: it is restored last, and refuses before it changes.
+        A single replay buffer is not copied, because it may be most of the memory. It is restored last, and checks its
+        state before it changes.
         """
         replays = self._replays().values()
-        parts = [*(replays if len(replays) > 1 else ()), self.trainer.policy, *self.collectors().values()]
-        before: list[tuple[Any, Any]] = []
+        parts: list[Any] = [self.trainer.policy, *self.collectors().values()]
+        if len(replays) > 1:
+            parts = [*replays, *parts]
+        states_before: list[tuple[Any, Any]] = []
         for part in parts:
-            with suppress(ValueError):  # a collector that holds data has no state
-                before.append((part, part.get_state()))
-        undo_evaluation = self.trainer.evaluator.undo()
+            with suppress(ValueError):  # a collector that holds a rollout cannot return its state
+                states_before.append((part, part.get_state()))
+        undo_evaluation = self.trainer.evaluator.make_undo()
+
+        is_restored = False
         try:
             yield
-        except BaseException:
-            for part, state in before:
-                part.set_state(state)
-            undo_evaluation()
-            raise
+            is_restored = True
+        finally:
+            if not is_restored:  # also after Ctrl-C: a half restored trainer must not train on
+                for part, state in states_before:
+                    part.set_state(state)
+                undo_evaluation()
 
     # -- replay buffers ---
 
     def replay_folders(self) -> dict[str, dict[str, Any]]:
-        """Return the folder of each replay buffer."""
+        """Return the checkpoint folder of each replay buffer."""
         return {folder: buffer.checkpoint_state() for folder, buffer in self._replays().items()}
 
     def set_replay_folders(self, folders: Mapping[str, Any]) -> None:
-        """Restore each replay buffer from its folder, of all folders of a checkpoint.
+        """Restore each replay buffer from all folders of a checkpoint.
 
         Raises:
-            ValueError: a folder is missing, or does not fit the buffer.
+            ValueError: the folder of a buffer is missing, or does not fit it.
         """
         self._fit_replay_to(folders["trainer"].get("state", {}))
         replays = self._replays()
@@ -251,36 +267,47 @@ class RunState:
             buffer.set_state(folders[folder])
 
     def _replays(self) -> dict[str, ReplayBuffer | TensorReplay]:
-        """Return the replay buffers by their folders: of several agents one for each module."""
+        """Return the replay buffers by checkpoint folder. For several agents there is one for each module."""
         buffer = self.trainer.buffer
         if buffer is None:
             return {}
-        return {f"{REPLAY}/{name}" if name else REPLAY: replay for name, replay in buffer.replays().items()}
+        replays = {}
+        for module_id, replay in buffer.replays().items():
+            folder = f"{REPLAY}/{module_id}" if module_id else REPLAY
+            replays[folder] = replay
+        return replays
 
     def _replay_agents(self) -> dict[str, Any]:
-        """Return the agents whose transitions the buffer of each module keeps, by their numbers."""
+        """Return the agents whose transitions the buffer of each module contains, as indices among all agents."""
         buffer = self.trainer.buffer
         collector = self.trainer.train_collector
         if buffer is None or buffer.agents is None or collector is None:
             return {}
-        names = list(collector.observation_space)
-        return {"replay_agents": [[mid, list(map(names.index, each))] for mid, each in buffer.agents.items()]}
+        all_agents = list(collector.observation_space)
+        # Ids of agents may be of any type, which JSON does not keep; indices are saved in their place.
+        indices = []
+        for module_id, agents in buffer.agents.items():
+            indices.append([module_id, [all_agents.index(agent) for agent in agents]])
+        return {"replay_agents": indices}
 
     def _fit_replay_to(self, state: Mapping[str, Any]) -> None:
-        """Give each module the replay buffer for the agents that it had when the state was taken."""
-        agents = state.get("replay_agents")
+        """Make the replay buffers for the agents that each module had when the state was saved."""
+        saved = state.get("replay_agents")
         collector = self.trainer.train_collector
-        if agents is not None and collector is not None and collector.agents_of_modules:
-            names = list(collector.observation_space)
-            collector.fit_replay({module_id: [names[i] for i in numbers] for module_id, numbers in agents})
+        if saved is not None and collector is not None and collector.agents_of_modules:
+            all_agents = list(collector.observation_space)
+            agents_of_modules = {}
+            for module_id, indices in saved:
+                agents_of_modules[module_id] = [all_agents[i] for i in indices]
+            collector.fit_replay(agents_of_modules)
 
     # -- checkpoints ---
 
     def folders(self) -> dict[str, dict[str, Any]]:
         """Return the folders of a full checkpoint.
 
-        The statistics of past epochs are a folder of their own, in pieces that checkpoints share: written with each
-        checkpoint, they would soon be most of what a long run writes.
+        The statistics of past epochs have their own folder, in pieces that checkpoints share. In a long run they would
+        otherwise become most of the data that is written.
         """
         trainer = self.trainer
         state = {**self._state_without_history(), "history": len(trainer.history)}
@@ -289,14 +316,14 @@ class RunState:
             "trainer": {"state": state, "made_by": {"algorithm": trainer.policy.config.algorithm}},
             HISTORY: dict(self._history_pieces.by_name(trainer.history)),
             **trainer.own_folders(),
-            **trainer.evaluator.folders(trainer.counters.where),
+            **trainer.evaluator.folders(trainer.counters.step_counts),
         }
         if trainer.bad_batch is not None:
             folders["bad_batch"] = {"batch": trainer.bad_batch}
         return folders
 
     def save(self, path: str | Path, attempt: int, carried: Mapping[str, Path] | None) -> Path:
-        """Write a full checkpoint and return its path; see `BaseTrainer.save_to_path`."""
+        """Write a full checkpoint and return its path. See `BaseTrainer.save_to_path`."""
         counters = self.trainer.counters
         return write_checkpoint(
             path,
@@ -313,7 +340,7 @@ class RunState:
         )
 
     def check_algorithm(self, checkpoint: RunCheckpoint) -> None:
-        """Raise `ValueError` unless the checkpoint is of a run of this policy's algorithm."""
+        """Raise `ValueError` if the checkpoint is from a run of another algorithm."""
         algorithm = self.trainer.policy.config.algorithm
         if checkpoint.algorithm != algorithm:
             raise ValueError(
@@ -329,16 +356,20 @@ class RunState:
         drop_replay: bool = False,
         trust: bool = False,
     ) -> None:
-        """Continue from a checkpoint of this algorithm, in a trainer that is not running.
+        """Restore a checkpoint of this algorithm, in a trainer that is not running.
 
-        `keep_record`: the logger's last save is of this checkpoint. Other arguments: `BaseTrainer.restore_from_path`.
+        Args:
+            checkpoint: the checkpoint.
+            keep_record: keep the logger's last record of a save, because it is that of this checkpoint.
+            drop_replay: see `BaseTrainer.restore_from_path`.
+            trust: see `BaseTrainer.restore_from_path`.
         """
         trainer = self.trainer
         path = checkpoint.path
         state = checkpoint.state
-        with self._put_back_where_refused():
+        with self._undo_on_error():
             trainer.policy.set_checkpoint_folders(checkpoint.folders, trust=trust, file=path)
-            trainer.evaluator.take_folders(checkpoint.folders, trust=trust, file=path)
+            trainer.evaluator.set_folders(checkpoint.folders, trust=trust, file=path)
             self._set_collectors(state)
             if drop_replay:
                 self._fit_replay_to(state)
@@ -346,36 +377,38 @@ class RunState:
                     replay.reset()
             else:
                 trainer.set_own_folders(checkpoint.folders)
-        # `set_state` sets the collectors a second time. Where environments could not be restored they write boundaries,
-        # and the first ones were overwritten when the buffer was restored.
+        # `set_state` restores the collectors a second time. Collectors whose environments cannot be restored mark the
+        # end of the running episodes in the buffer, and restoring the buffer has overwritten the first marks.
         trainer.set_state(state)
         if drop_replay:
             learning_starts = getattr(trainer, "learning_starts", 0)
             trainer.counters.learning_resumes_at = trainer.counters.env_step + learning_starts
         trainer.attempt = int(read_manifest(path).get("attempt", 0))
         self._warn_of_other_options(state["options"])
-        self._keep_record(path, state["counters"]["stop_reason"], keep_record)
+        self._record_checkpoint(path, state["counters"]["stop_reason"], keep_record)
         self._report_cut_episodes()
-        tell(trainer.callbacks, "on_checkpoint_loaded", path)
+        notify_callbacks(trainer.callbacks, "on_checkpoint_loaded", path)
 
-    def _keep_record(self, path: Path, reason: str | None, keep_record: bool) -> None:
-        """Let the logger's record have exactly the saves of a run that never stopped."""
+    def _record_checkpoint(self, path: Path, reason: str | None, keep_record: bool) -> None:
+        """Make the log contain the same saves as that of a run that was never stopped."""
         trainer = self.trainer
         ended_early = reason in ("interrupted", "error") or (reason == "max_epoch" and not trainer.is_complete)
         if ended_early and not keep_record:
-            trainer.logger.drop_save()  # a run that never stopped has no such checkpoint
-        else:  # a kill may have come between the checkpoint and its record; a record that exists is not doubled
-            trainer.logger.save_data(*trainer.counters.where, lambda *_: path)
+            trainer.logger.drop_save()  # this checkpoint exists only because the run was stopped
+        else:
+            # The process may have been killed between the checkpoint and its record. The logger does not repeat a
+            # record that exists.
+            trainer.logger.save_data(*trainer.counters.step_counts, lambda *_: path)
 
     def _report_cut_episodes(self) -> None:
-        """Warn and log that environments could not be restored, so that their episodes end at the checkpoint."""
+        """Warn and log that running episodes end at the checkpoint because environments could not be restored."""
         collector = self.trainer.train_collector
         if collector is None or not collector.episodes_cut:
             return
         cut = collector.episodes_cut
         warnings.warn(
             f"the state of the {collector.env.backend!r} environments is not in the checkpoint: {cut} running "
-            "episodes end there (nothing is estimated across), and the run is not bit by bit the one that would "
+            "episodes end there (nothing is estimated across), and the run is not bit for bit the one that would "
             "never have stopped",
             RuntimeWarning,
             stacklevel=4,
@@ -383,10 +416,10 @@ class RunState:
         self.trainer.logger.remark("env_step", self.trainer.counters.env_step, {"save/episodes_cut": cut})
 
     def restore_logged(self) -> bool:
-        """Continue from the logger's last save, in a trainer that is not running.
+        """Restore the logger's last save, in a trainer that is not running.
 
-        Returns True where the save names a full checkpoint, of which everything is restored. Otherwise only its three
-        counters are.
+        Returns whether the save has a full checkpoint. If so the whole state is restored, otherwise only the three
+        counters of the save.
 
         Raises:
             ValueError: the full checkpoint does not fit this trainer.
@@ -408,39 +441,43 @@ class RunState:
                 self.restore(checkpoint, keep_record=True)
                 return True
         counters.epoch, counters.env_step, counters.gradient_step = logger.restore_data()
-        if path is not None or any(counters.where):
+        if path is not None or any(counters.step_counts):
             warnings.warn(f"resume_from_log: only the counters are restored, as {reason}", RuntimeWarning, stacklevel=2)
         return False
 
     # -- options ---
 
     def _options(self) -> dict[str, Any]:
-        """Return the options on which the bits of the run depend. Functions are left out."""
-        found = {name: getattr(self.trainer, name) for name in OPTIONS if hasattr(self.trainer, name)}
+        """Return the options of trainer, policy and replay buffers that affect the results of the run.
+
+        Functions are left out.
+        """
+        options = {name: getattr(self.trainer, name) for name in OPTIONS if hasattr(self.trainer, name)}
         config = self.trainer.policy.config
-        options = {
+        policy_options = {
             **config.training.options(),
             **config.framework.options(),
             "algorithm_config_overrides_per_module": config.rl_module.algorithm_config_overrides_per_module,
         }
-        for name, value in options.items():
-            with suppress(ValueError):  # it holds a function that has no name
-                found[f"policy.{name}"] = to_plain(name, value)
+        for name, value in policy_options.items():
+            with suppress(ValueError):  # the value contains a function without a name
+                options[f"policy.{name}"] = to_plain(name, value)
         for folder, replay in self._replays().items():
-            found |= {f"{folder}.{name}": value for name, value in replay.drawing_options().items()}
-        return {name: value for name, value in found.items() if not callable(value)}
+            for name, value in replay.drawing_options().items():
+                options[f"{folder}.{name}"] = value
+        return {name: value for name, value in options.items() if not callable(value)}
 
     def _warn_of_other_options(self, saved: Mapping[str, Any]) -> None:
-        """Warn where options of the trainer, its policy or its buffer are not those of the run that continues."""
-        others = []
+        """Warn if options of the trainer, its policy or its replay buffers differ from the saved ones."""
+        changes = []
         for name, value in self._options().items():
-            before = saved.get(name, value)
-            if value != before:
-                others.append(f"{name}={value!r} (was {before!r})")
-        if others:
+            saved_value = saved.get(name, value)
+            if value != saved_value:
+                changes.append(f"{name}={value!r} (was {saved_value!r})")
+        if changes:
             warnings.warn(
-                f"the run goes on with other options than it had: {', '.join(others)}; from here it is not bit by bit "
-                "the run that would never have stopped",
+                f"the run continues with other options than it had: {', '.join(changes)}; from here it is not bit for "
+                "bit the run that would never have stopped",
                 ConfiguredValueWarning,
                 stacklevel=4,
             )

@@ -47,7 +47,7 @@ NEVER_WRITTEN = {
     "ActingGraph": "a network that is exported",
     "StopsWithPool": "a callback with arguments",
     "Interruption": "a callback with arguments",
-    "InStep": "a callback with arguments",
+    "RankSynchronizer": "a callback with arguments",
     "VideoCallback": "a callback with arguments",
 }
 """Classes in no `__all__`, of a kind that options take by class, and why no file names them."""

@@ -46,7 +46,7 @@ def test_a_saved_state_holds_the_flags_of_its_stage(stage, tested):
     assert counters.stage is stage
     assert counters.tested_in_train is tested
     assert counters.stop_reason is None
-    assert counters.where == (2, 192, 12)
+    assert counters.step_counts == (2, 192, 12)
     assert {**counters.get_state(), "stop_reason": "interrupted"} == saved
 
 

@@ -129,7 +129,7 @@ def test_an_evaluation_that_runs_is_dropped_if_the_buffer_is_refused(folder):
     other = beside_training(replay=VectorReplayBuffer(10, 2))
     with pytest.raises(ValueError, match="state is of a buffer of size="):
         restore_trainer(other, write_checkpoint(folder / "checkpoint", folders))
-    assert other.evaluator.under_way() is None
+    assert other.evaluator.pending_state() is None
     assert not other.evaluator._has_snapshot
 
 

@@ -119,7 +119,7 @@ def test_random_steps_for_the_whole_run_are_told_at_construction():
 
 
 def test_nothing_to_restore_from_is_told_as_such():
-    with pytest.raises(ValueError, match="path=None: there is no checkpoint to go on from"):
+    with pytest.raises(ValueError, match="path=None: there is no checkpoint to continue from"):
         restore_trainer(off(), None)
 
 
