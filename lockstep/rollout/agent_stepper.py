@@ -421,7 +421,7 @@ class AgentStepper(Stepper):
         self.episodes.returns[:], self.episodes.lengths[:] = state["returns"], state["lengths"]
         self._agent_returns[:] = state["agent_returns"]
         self.episodes.left_open = bool(state["left_open"])
-        self._writer.go_on(np.flatnonzero(self._is_running).tolist())
+        self._writer.continue_episodes(np.flatnonzero(self._is_running).tolist())
 
 
 def agents_of_modules(

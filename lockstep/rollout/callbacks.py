@@ -1,4 +1,4 @@
-"""`EnvironmentCallback`: handlers of the events of environments, and `EnvironmentEvents`, which calls them."""
+"""Callbacks for events of environments: `EnvironmentCallback`, and `EnvironmentEvents`, which calls them."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ class EnvironmentCallback:
     @property
     def metrics(self) -> Metrics:
         """The metrics to log into: the calling collector's during an event, the trainer's at other times."""
-        found: Metrics = self.__dict__.setdefault("_metrics", Metrics())
-        return found
+        # Created on first use: subclasses need not call `super().__init__()`.
+        metrics: Metrics = self.__dict__.setdefault("_metrics", Metrics())
+        return metrics
 
     @metrics.setter
     def metrics(self, metrics: Metrics) -> None:
@@ -71,17 +72,24 @@ class EnvironmentCallback:
 
 
 EPISODE_EVENTS = ("on_episode_start", "on_episode_step", "on_episode_end", "on_sample_end")
+"""Events for which episodes have to be recorded."""
 EVENTS = ("on_environment_created", *EPISODE_EVENTS)
+"""All events of environments."""
 
 
 def overridden_events(callback: EnvironmentCallback | type[EnvironmentCallback]) -> list[str]:
     """Return the names of the environment events that a callback, or a callback class, overrides."""
-    methods = {event: getattr(callback, event) for event in EVENTS}
-    own = {event: getattr(method, "__func__", method) for event, method in methods.items()}
-    return [event for event, method in own.items() if method is not getattr(EnvironmentCallback, event)]
+    overridden = []
+    for event in EVENTS:
+        method = getattr(callback, event)
+        # The method of an object is bound; `__func__` is the function that the class defines.
+        function = getattr(method, "__func__", method)
+        if function is not getattr(EnvironmentCallback, event):
+            overridden.append(event)
+    return overridden
 
 
-ELSEWHERE = {
+FOREIGN_EVENTS = {
     "on_algorithm_init": "on_run_start",
     "on_train_result": "on_epoch_end",
     "on_learn_on_batch": "on_update_end",
@@ -99,7 +107,7 @@ def misspelt_event(callback: object) -> str | None:
 
     `callback` is a callback or a callback class.
     """
-    return misspelt_method(callback, ("on_",), ELSEWHERE)
+    return misspelt_method(callback, ("on_",), FOREIGN_EVENTS)
 
 
 def states_of(callbacks: Sequence[EnvironmentCallback]) -> list[Any]:
@@ -109,34 +117,43 @@ def states_of(callbacks: Sequence[EnvironmentCallback]) -> list[Any]:
 
 def restore_callbacks(callbacks: Sequence[EnvironmentCallback], saved: Sequence[Any]) -> None:
     """Restore the states that `states_of` returned. Callbacks are matched by class name, in order."""
-    left = list(saved)
+    unused = list(saved)
     for callback in callbacks:
-        entry = next((entry for entry in left if entry[0] == type(callback).__name__), None)
+        entry = next((entry for entry in unused if entry[0] == type(callback).__name__), None)
         if entry is not None:
-            left.remove(entry)
+            unused.remove(entry)
             callback.set_state(entry[1])
 
 
 class EpisodeView:
     """Read-only view of an episode. Methods that would change the episode raise `AttributeError`."""
 
-    CHANGES = frozenset(
+    MUTATING_METHODS = frozenset(
         (
-            *("add_env_reset", "add_env_step", "concat_episode", "put_column", "set_observations", "set_actions"),
-            *("set_rewards", "set_extra_model_outputs"),
+            "add_env_reset",
+            "add_env_step",
+            "concat_episode",
+            "put_column",
+            "set_observations",
+            "set_actions",
+            "set_rewards",
+            "set_extra_model_outputs",
         )
     )
+    """Methods of episodes that would change the episode."""
     __slots__ = ("_episode",)
 
     def __init__(self, episode: Episode) -> None:
         object.__setattr__(self, "_episode", episode)
 
+    # Callbacks that users wrote test `isinstance(episode, SingleAgentEpisode)`. The view cannot be a subclass: it would
+    # have columns of its own, and has to show the columns of an episode that grows.
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         return type(object.__getattribute__(self, "_episode"))
 
     def __getattr__(self, name: str) -> Any:
-        if name in self.CHANGES or name.startswith("_"):
+        if name in self.MUTATING_METHODS or name.startswith("_"):
             raise AttributeError(
                 f"a callback reads an episode and cannot call {name}(); change a copy, such as episode[:]"
             )
@@ -156,26 +173,42 @@ class EpisodeView:
 
 
 class EnvironmentEvents:
-    """Calls the callbacks of one collector. All of them log into one `Metrics` object.
+    """Dispatcher of the events of one collector to its callbacks. All callbacks log into one `Metrics` object.
 
     After each call a callback gets its own metrics (those of the trainer) back. An exception that a callback raises is
     passed on unchanged, with a note that names the class, the method and the environment.
 
-    Raises `ValueError` for a callback with a method whose name looks like an event but is not one.
+    Args:
+        callbacks: The callbacks.
+        runner: The collector or env runner that is passed to the callbacks.
+
+    Raises:
+        ValueError: A callback has a method whose name looks like an event but is not one.
     """
 
     def __init__(self, callbacks: Sequence[EnvironmentCallback], runner: Any) -> None:
         for callback in callbacks:
-            if words := misspelt_event(callback):
-                raise ValueError(f"callbacks: {words}")
-        self.callbacks, self.runner = list(callbacks), runner
+            if message := misspelt_event(callback):
+                raise ValueError(f"callbacks: {message}")
+        self.callbacks = list(callbacks)
+        self.runner = runner
         self.metrics = Metrics()
-        handled = [(callback, overridden_events(callback)) for callback in callbacks]
-        self._handlers = {event: [each for each, events in handled if event in events] for event in EVENTS}
-        self.needs_episodes = any(self._handlers[event] for event in EPISODE_EVENTS)
-        self.needs_infos = any(each.needs_infos for event in EPISODE_EVENTS for each in self._handlers[event])
+        """Metrics that the callbacks log into during an event."""
+        self._handlers: dict[str, list[EnvironmentCallback]] = {event: [] for event in EVENTS}
+        """Callbacks that override an event, by event."""
+        for callback in callbacks:
+            for event in overridden_events(callback):
+                self._handlers[event].append(callback)
+        self.needs_episodes = False
+        """Whether episodes have to be recorded."""
+        self.needs_infos = False
+        """Whether the recorded episodes have to contain the environments' infos."""
+        for event in EPISODE_EVENTS:
+            handlers = self._handlers[event]
+            self.needs_episodes |= bool(handlers)
+            self.needs_infos |= any(callback.needs_infos for callback in handlers)
         self._pieces: list[tuple[Episode, int]] = []
-        """episodes with steps in this collect, each with its length at the beginning of the collect"""
+        """Episodes with steps in this collect, each with its length at the beginning of the collect."""
         self._has_reported_environments = False
 
     @property
@@ -186,15 +219,19 @@ class EnvironmentEvents:
     def call(self, event: str, *args: Any, env_index: int | None = None) -> None:
         """Call all callbacks that override an event, in their order."""
         for callback in self._handlers[event]:
-            before, callback.metrics = callback.metrics, self.metrics
+            trainer_metrics = callback.metrics
+            callback.metrics = self.metrics
             try:
-                getattr(callback, event)(*args, *(() if env_index is None else (env_index,)))
+                if env_index is None:
+                    getattr(callback, event)(*args)
+                else:
+                    getattr(callback, event)(*args, env_index)
             except Exception as error:
                 where = "" if env_index is None else f" of environment {env_index}"
                 error.add_note(f"in {type(callback).__name__}.{event}{where}")
                 raise
             finally:
-                callback.metrics = before
+                callback.metrics = trainer_metrics
 
     def created(self, envs: Sequence[Any]) -> None:
         """Report the environments to the callbacks. Only the first call has an effect."""
@@ -249,7 +286,7 @@ class EnvironmentEvents:
         return {"metrics": self.metrics.get_state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from `get_state`."""
+        """Restore the state that `get_state` returned."""
         self.metrics.set_state(state["metrics"])
 
 
@@ -257,21 +294,29 @@ class EpisodeRecorder:
     """Records the episodes of a vector of environments for callbacks, and reports their events to `events`.
 
     Only episodes that count in a collect are recorded. The recording of an episode begins with its first step. If an
-    episode is running when the recorder is made, recording of that row begins with its next episode.
+    episode is running when the recorder is constructed, recording of that row begins with its next episode.
+
+    Args:
+        events: Dispatcher that the events are reported to.
+        env: The environments.
     """
 
     def __init__(self, events: EnvironmentEvents, env: VectorBoundary) -> None:
-        self.events, self.env = events, env
+        self.events = events
+        self.env = env
         self._episodes: list[SingleAgentEpisode | None] = [None] * env.num_envs
+        """Running episode of each row; None if it is not recorded."""
         self._views: list[Any] = [None] * env.num_envs
+        """Views of the running episodes that the callbacks get."""
         self._firsts: list[tuple[Any, dict[str, Any]] | None] = [None] * env.num_envs
-        """first observation and info of the next episode in each row; None if not known"""
+        """First observation and info of the next episode in each row; None if not known."""
         self._resets_later = env.has_invalid_rows and env.autoreset_mode == "NEXT_STEP"
+        """Whether the first observation of the next episode comes one step after the end of an episode."""
         if events.needs_infos:
             env.keep_infos()
 
     def begin(self, obs: Any) -> None:
-        """Begin a new episode in each row. `obs`: the first observations."""
+        """Note that a new episode begins in each row. `obs`: the first observations `[B, ...]`."""
         for b in range(self.env.num_envs):
             self._episodes[b] = None
             self._firsts[b] = self._first(obs, b)
@@ -285,10 +330,11 @@ class EpisodeRecorder:
     ) -> Callable[[Any], StepResult]:
         """Return a function that calls `env_step` and records the step.
 
-        `counting`: bool `[B]`, the rows whose episodes count; None: all rows.
+        `counting`: bool `[B]`, the rows whose episodes count; None if all count. It may change between two steps.
         """
 
         def step(actions: Any) -> StepResult:
+            # Before the step: afterwards episodes that end with it do not count any more.
             counted = range(self.env.num_envs) if counting is None else np.flatnonzero(counting).tolist()
             self.start(counted)
             result = env_step(actions)
@@ -309,11 +355,25 @@ class EpisodeRecorder:
         self.events.metrics.end_step()
 
     def take(
-        self, b: int, action: Any, obs: Any, reward: Any, *, terminated: bool, truncated: bool, following: Any = None
+        self, b: int, action: Any, obs: Any, reward: Any, *, terminated: bool, truncated: bool, next_obs: Any = None
     ) -> None:
-        """Add a step to the episode of row `b`. `following`: the observations of all rows after the step."""
-        episode, is_over = self._episodes[b], terminated or truncated
-        self._firsts[b] = None if not is_over or self._resets_later else self._first(following, b)
+        """Add a step to the running episode of a row.
+
+        Args:
+            b: The row.
+            action: The action as the environment took it.
+            obs: Observation after the step, of this episode.
+            reward: Reward of the step.
+            terminated: Whether the episode terminated with the step.
+            truncated: Whether the episode was truncated with the step.
+            next_obs: Observations of all rows that are acted on next. If the episode ended, row `b` is the first
+                observation of the next episode, unless the row resets later.
+        """
+        episode = self._episodes[b]
+        is_over = terminated or truncated
+        self._firsts[b] = None
+        if is_over and not self._resets_later:
+            self._firsts[b] = self._first(next_obs, b)
         if episode is None:
             return
         info = None if self.env.infos is None else self.env.infos.step_infos[b]
@@ -332,19 +392,29 @@ class EpisodeRecorder:
         self._firsts[b] = self._first(obs, b)
 
     def _take(self, counted: set[int], actions: Any, result: StepResult) -> None:
-        rows, finals = (np.empty(0, np.int64), None) if result.final_obs is None else result.final_obs
-        place = {int(b): i for i, b in enumerate(rows)}
+        """Add a vector step to the running episodes of the rows that count."""
+        final_rows, final_obs = (np.empty(0, np.int64), None) if result.final_obs is None else result.final_obs
+        final_index = {int(b): i for i, b in enumerate(final_rows)}
         for b in range(self.env.num_envs):
-            if result.valid is not None and not result.valid[b]:  # lost rows too
+            # A row that only reset its environment, or whose environment was lost: no step, but a first observation.
+            if result.valid is not None and not result.valid[b]:
                 self.drop(b, result.obs)
                 continue
             if b not in counted:
                 self.leave(b)
-            obs = _row(finals, place[b]) if b in place else _row(result.obs, b)
-            flags = {"terminated": bool(result.terminateds[b]), "truncated": bool(result.truncateds[b])}
-            self.take(b, _row(actions, b), obs, result.rewards[b], **flags, following=result.obs)
+            obs = _row(final_obs, final_index[b]) if b in final_index else _row(result.obs, b)
+            self.take(
+                b,
+                _row(actions, b),
+                obs,
+                result.rewards[b],
+                terminated=bool(result.terminateds[b]),
+                truncated=bool(result.truncateds[b]),
+                next_obs=result.obs,
+            )
 
     def _first(self, obs: Any, b: int) -> tuple[Any, dict[str, Any]]:
+        """Return the first observation and info of the episode that begins in row `b`."""
         return _row(obs, b), {} if self.env.infos is None else self.env.infos.reset_infos[b]
 
     def get_state(self) -> dict[str, Any]:
@@ -355,14 +425,15 @@ class EpisodeRecorder:
         }
 
     def set_state(self, state: Mapping[str, Any] | None) -> None:
-        """Continue from `get_state`. Without a state, recording begins with the next episode of each row."""
-        nothing = [None] * self.env.num_envs
-        running, firsts = (nothing, nothing) if state is None else (state["running"], state["firsts"])
+        """Restore the state that `get_state` returned. Without a state, recording begins with the next episodes."""
+        unknown = [None] * self.env.num_envs
+        running = unknown if state is None else state["running"]
+        firsts = unknown if state is None else state["firsts"]
         self._episodes = [None if saved is None else SingleAgentEpisode.from_state(saved) for saved in running]
         self._views = [None if episode is None else EpisodeView(episode) for episode in self._episodes]
         self._firsts = [None if first is None else (first[0], first[1]) for first in firsts]
 
 
 def _row(tree: Any, b: int) -> Any:
-    """Return a copy of one row."""
+    """Return a copy of row `b` of each leaf."""
     return map_tree(lambda leaf: np.array(leaf[b]), tree)

@@ -1,4 +1,4 @@
-"""The sections of a configuration that collection and evaluation read."""
+"""Configuration sections of collection (`EnvRunnersSection`) and of evaluation (`EvaluationSection`)."""
 
 from __future__ import annotations
 
@@ -15,57 +15,62 @@ if TYPE_CHECKING:
 
 @dataclass
 class EnvRunnersSection(Section[ConfigT]):
-    """How data is collected."""
+    """Options of collection."""
 
     name = "env_runners"
 
     num_env_runners: int = option(0, ge=0)
-    """0: in this process; m: m processes (needs the extra `ray`)"""
+    """Number of processes that collect, each with environments of its own (needs the extra `ray`); 0 collects in this
+    process."""
     num_envs_per_env_runner: int = option(8, ge=1)
-    """environments of each runner; `num_envs` of `lockstep train` and `lockstep.train` counts those of all runners"""
+    """Number of environments of each runner. `num_envs` of `lockstep train` and `lockstep.train` is the number of
+    environments of all runners."""
     vectorize_mode: Literal["auto", "sync", "async", "vector", "envpool"] = "auto"
-    """who steps the environments; "auto": our own vectoriser in this process"""
+    """Implementation that steps the environments of a runner; "auto" is Lockstep's own vectoriser in the runner's
+    process."""
     rollout_fragment_length: int | None = option(None, ge=1)
-    """vector steps before an update (asynchronous: in a fragment); `None`: the train batch divided by the number of
-    environments of all runners; where a replay buffer is learned from, those that make one gradient step due, at most
-    64"""
+    """Number of vector steps before an update; with asynchronous sampling, of one fragment. Defaults to the train batch
+    size divided by the number of environments of all runners; with a replay buffer, to the number of vector steps that
+    make one gradient step due, at most 64."""
     batch_mode: Literal["truncate_episodes", "complete_episodes"] = "truncate_episodes"
-    """"complete_episodes": a collect goes on until it has its steps in whole episodes, which begin with it"""
+    """Whether a collect cuts episodes at its end. With "complete_episodes" a collect begins new episodes and lasts
+    until it has its steps in whole episodes."""
     explore: bool = True
-    """draw actions while collecting; False takes the most likely ones"""
+    """Whether actions are sampled while collecting; otherwise the most likely ones are taken."""
     exploration: Literal["epsilon", "normal", "ou", "gsde", "noisy"] | None = None
-    """how actions are drawn: "epsilon" or "noisy" weights (DQN and its kin), "normal" or "ou" noise (TD3, SAC), "gsde"
-    (PPO, A2C, SAC); `None`: as the algorithm does by itself"""
+    """Exploration method: "epsilon" or "noisy" weights (DQN and its variants), "normal" or "ou" noise (TD3, SAC),
+    "gsde" (PPO, A2C, SAC). Defaults to the method of the algorithm."""
     exploration_config: dict[str, Any] = option(factory=dict)
-    """options of the exploration by name: `epsilon`; `scale`; `sigma`, `theta`, `dt`; `sample_freq`, `log_std_init`;
-    `sigma` of noisy weights"""
+    """Options of the exploration method by name: `epsilon` of "epsilon"; `scale` of "normal"; `sigma`, `theta`, `dt` of
+    "ou"; `sample_freq`, `log_std_init` of "gsde"; `sigma` of "noisy"."""
     step_timeout: float | None = option(None, gt=0)
-    """seconds that a step of an environment in its own process may take"""
+    """Longest time in seconds that a step of an environment in its own process may take. Defaults to no limit."""
     sample_timeout_s: float = option(60.0, gt=0)
-    """seconds that a runner in another process may take for a fragment; after that it counts as hanging"""
+    """Longest time in seconds that a runner in another process may take for a fragment. After that it counts as hanging
+    and is replaced."""
     max_requests_in_flight_per_env_runner: int = option(1, ge=1)
-    """fragments that one runner is asked for ahead, in asynchronous sampling"""
+    """Largest number of fragments that are requested from one runner at a time, in asynchronous sampling."""
     num_cpus_per_env_runner: float = option(1.0, ge=0)
-    """processors that Ray keeps free for each runner"""
+    """Number of processors that Ray reserves for each runner."""
     num_gpus_per_env_runner: float = option(0.0, ge=0)
-    """the same of GPUs"""
+    """Number of GPUs that Ray reserves for each runner."""
     custom_resources_per_env_runner: dict[str, float] = option(factory=dict, ge=0)
-    """other resources of a cluster that each runner takes, by name"""
+    """Other resources of the cluster that Ray reserves for each runner, by name."""
     env_to_module_connector: Callable[..., Any] | None = None
-    """`f(observation_space, action_space)` returns a `Connector` or a list of them, which observations go through
-    before those that options ask for (frame stack, normalisation)"""
+    """Function `f(observation_space, action_space)` that returns a `Connector` or a list of connectors. Observations
+    pass through them before the connectors that options add (frame stack, normalisation)."""
     module_to_env_connector: Callable[..., Any] | None = None
-    """`f(observation_space, action_space)` returns a `Connector` or a list of them, which actions go through before
-    they are rescaled or clipped for the environment"""
+    """Function `f(observation_space, action_space)` that returns a `Connector` or a list of connectors. Actions pass
+    through them before they are rescaled or clipped for the environment."""
     add_default_connectors: bool = True
-    """False: only your connectors; actions are neither rescaled nor clipped"""
+    """Whether options add connectors; otherwise only yours are used, and actions are neither rescaled nor clipped."""
 
     def __call__(self, **options: Unpack[EnvRunnersOptions]) -> ConfigT:
         """Set options; return the configuration."""
         return self.change(options)
 
     def validate(self) -> None:
-        """Refuse options of an exploration that is not there, or does not have them."""
+        """Raise `ValueError` for options of an exploration that is not set, or that does not have them."""
         if self.exploration is not None:
             check_exploration(self.exploration, self.exploration_config)
         elif self.exploration_config:
@@ -76,60 +81,65 @@ class EnvRunnersSection(Section[ConfigT]):
 
     @property
     def collects_whole_episodes(self) -> bool:
-        """Whether a collect by steps has whole episodes only."""
+        """Whether a collect of steps consists of whole episodes."""
         return self.batch_mode == "complete_episodes"
 
     @property
     def num_envs(self) -> int:
-        """Environments of all runners."""
+        """Number of environments of all runners."""
         return max(1, self.num_env_runners) * self.num_envs_per_env_runner
 
     def split(self, num_envs: int) -> int:
-        """Return how many of `num_envs` environments each runner has. `ValueError`, with the numbers that can, where
-        they cannot be split evenly."""
+        """Return the number of environments of each runner if all have `num_envs` environments.
+
+        Raises `ValueError` with possible numbers if they cannot be split evenly.
+        """
         runners = max(1, self.num_env_runners)
-        each, left = divmod(num_envs, runners)
-        if left:
-            below = f"{each * runners} or " if each else ""
+        num_each, remainder = divmod(num_envs, runners)
+        if remainder:
+            below = f"{num_each * runners} or " if num_each else ""
             fitting = ", ".join(str(n) for n in range(1, num_envs + 1) if num_envs % n == 0)
             raise ValueError(
                 f"{num_envs} environments cannot be split evenly over {runners} env runners "
-                f"(env_runners.num_env_runners); give num_envs={below}{(each + 1) * runners}, or a number of env "
+                f"(env_runners.num_env_runners); give num_envs={below}{(num_each + 1) * runners}, or a number of env "
                 f"runners that divides {num_envs}: {fitting}"
             )
-        return each
+        return num_each
 
 
 @dataclass
 class EvaluationSection(Section[ConfigT]):
-    """Evaluation on environments and random streams of its own."""
+    """Options of evaluation, which has its own environments and random streams."""
 
     name = "evaluation"
 
     evaluation_interval: int = option(1, ge=0)
-    """epochs between evaluations; 0: none"""
+    """Number of epochs between two evaluations; 0 evaluates never."""
     evaluation_duration: int = option(20, ge=1)
-    """how long an evaluation is, in `evaluation_duration_unit`"""
+    """Length of an evaluation, in units of `evaluation_duration_unit`."""
     evaluation_duration_unit: Literal["episodes", "timesteps"] = "episodes"
-    """"timesteps": the episodes that end within so many steps count, of which short ones are the more"""
+    """Unit of `evaluation_duration`. With "timesteps" the episodes that end within so many steps count, which favours
+    short episodes."""
     evaluation_num_envs: int = option(8, ge=1)
-    """environments of all evaluation's env runners; of those more than its episodes none are made"""
+    """Number of environments of all evaluation runners; never more than the number of episodes."""
     evaluation_num_env_runners: int = option(0, ge=0)
-    """0: in this process; m: m processes (needs the extra `ray`), with the bits of one"""
+    """Number of processes that evaluate (needs the extra `ray`), with the results of one process; 0 evaluates in this
+    process."""
     evaluation_parallel_to_training: bool = False
-    """evaluate the policy of an epoch while the next epoch trains"""
+    """Whether the policy of an epoch is evaluated while the next epoch trains."""
     evaluation_config: dict[str, Any] = option(factory=dict)
-    """other settings for evaluation by path: `{"environment.env_config": {...}, "env_runners.explore": True}`"""
+    """Settings that differ in evaluation, by path: `{"environment.env_config": {...}, "env_runners.explore": True}`."""
     custom_evaluation_function: Callable[..., Any] | None = None
-    """`f(policy, collector)` in place of an evaluation; returns `CollectStats`, a score, or a dict with a "score" """
+    """Function `f(policy, collector)` that replaces the evaluation; returns `CollectStats`, a score, or a dict with the
+    key "score"."""
     evaluation_explore: bool = False
-    """draw actions in evaluation too"""
+    """Whether actions are sampled in evaluation; otherwise the most likely ones are taken."""
     epsilon: float = option(0.0, ge=0, le=1)
-    """of DQN and its kin: the probability of a chance action in evaluation"""
+    """Probability of a random action in evaluation, for DQN and its variants."""
     stop_return: float | None = None
-    """end the run when an evaluation's mean return reaches this"""
+    """Mean return of an evaluation at which the run ends. Defaults to no end by return."""
     max_episode_steps: int | None = option(None, ge=1)
-    """Truncate an episode of evaluation after this number of steps. `None`: the environment's own limit alone."""
+    """Number of steps after which an episode of evaluation is truncated. Defaults to the environment's own limit."""
 
     def __call__(self, **options: Unpack[EvaluationOptions]) -> ConfigT:
         """Set options; return the configuration."""
@@ -137,18 +147,18 @@ class EvaluationSection(Section[ConfigT]):
 
     @property
     def num_envs(self) -> int:
-        """Environments of all evaluation's env runners: no more than there are episodes."""
+        """Number of environments of all evaluation runners; never more than the number of episodes."""
         if self.evaluation_duration_unit == "timesteps":
             return self.evaluation_num_envs
         return min(self.evaluation_num_envs, self.evaluation_duration)
 
     @property
     def num_processes(self) -> int:
-        """Env runners in other processes; none where nothing is evaluated."""
+        """Number of evaluation runners in other processes; 0 if the run does not evaluate."""
         return self.evaluation_num_env_runners if self.evaluation_interval else 0
 
     def validate(self) -> None:
-        """Refuse environments that cannot be split evenly over the env runners."""
+        """Raise `ValueError` for environments that cannot be split evenly over the env runners."""
         if self.evaluation_num_env_runners and self.num_envs % self.evaluation_num_env_runners:
             raise ValueError(
                 f"evaluation.evaluation_num_env_runners={self.evaluation_num_env_runners} cannot share {self.num_envs} "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -22,53 +23,59 @@ from lockstep.rollout.stepper import CHUNK
 
 
 class EvaluationSink(FragmentSink):
-    """Decides which episodes count, over the environments of all runners, and stores nothing.
+    """Sink for evaluation: decides which episodes count, over the environments of all runners, and stores nothing.
 
-    The first episodes that start count, however long they last: returns and lengths are those of one `Collector` of all
-    environments, to the last bit. Runners take up to 128 vector steps at a time, so that an evaluation may continue for
-    up to 127 vector steps after its end.
+    The first episodes that start count, however long they last: returns and lengths are bit for bit those of one
+    `Collector` of all environments. A runner takes up to 128 vector steps before it reports which episodes ended, so
+    that an evaluation may take up to 127 vector steps more than it needs.
     """
 
     def collect(self, sample: Sample, n_step: int | None, n_episode: int | None, version: int) -> CollectResult:
-        """Sample until there are `n_step` steps, or `n_episode` episodes, with which new ones begin."""
+        """Sample `n_step` steps, or `n_episode` episodes that begin with this collect, and return the episodes."""
         amount = exactly_one(n_step=n_step, n_episode=n_episode)
         if n_episode is None:
             return self._collect_steps(sample, amount)
         return self._collect_episodes(sample, amount)
 
     def _collect_steps(self, sample: Sample, n_step: int) -> CollectResult:
-        collected = CollectResult([], 0, [], len(self.group), [], [])
-        while collected.num_steps < n_step:
-            left = n_step - collected.num_steps
-            fragments = sample(min(CHUNK * self.num_envs, left), None)
-            for fragment, i in in_order_of_ends(fragments):
-                collected.count(fragment, i)
-            collected.parts += [fragment.stats for fragment in fragments]
-            collected.num_steps += sum(map(len, fragments))
-        return collected
+        """Sample `n_step` steps; the episodes that end within them count."""
+        result = CollectResult([], 0, [], len(self.group), [], [])
+        while result.num_steps < n_step:
+            num_left = n_step - result.num_steps
+            fragments = sample(min(CHUNK * self.num_envs, num_left), None)
+            for fragment, i in by_end(fragments):
+                result.add_episode(fragment, i)
+            result.parts += [fragment.stats for fragment in fragments]
+            result.num_steps += sum(map(len, fragments))
+        return result
 
     def _collect_episodes(self, sample: Sample, n_episode: int) -> CollectResult:
-        collected = CollectResult([], 0, [], len(self.group), [], [])
+        """Sample until the first `n_episode` episodes that start have ended.
+
+        This is the rule of `RunningEpisodes`, applied afterwards: no runner knows the episodes of the other runners.
+        """
+        result = CollectResult([], 0, [], len(self.group), [], [])
         self.group.renew()
         counting = np.arange(self.num_envs) < n_episode
         to_start = n_episode - self.num_envs
-        counted = np.zeros(self.num_envs, np.int64)
+        num_counted = np.zeros(self.num_envs, np.int64)
         steps_without_end = 0
         has_warned = False
         while counting.any():
             fragments = sample(CHUNK * self.num_envs, None)
-            collected.parts += [fragment.stats for fragment in fragments]
+            result.parts += [fragment.stats for fragment in fragments]
             steps_without_end += CHUNK
-            for fragment, i in in_order_of_ends(fragments):
+            for fragment, i in by_end(fragments):
                 b = int(fragment.ended_in_env[i])
                 if not counting[b]:
                     continue
-                collected.count(fragment, i)
-                counted[b] += 1
+                result.add_episode(fragment, i)
+                num_counted[b] += 1
                 steps_without_end = 0
                 if to_start <= 0:
                     counting[b] = False
                 to_start -= 1
+
             if steps_without_end > MAX_EPISODE_STEPS:
                 raise RuntimeError(
                     f"no episode has ended in {steps_without_end} steps of {self.num_envs} environments; "
@@ -79,22 +86,24 @@ class EvaluationSink(FragmentSink):
                 warn_of_long_episode(steps_without_end)
 
         self.group.renew()
-        collected.num_steps = sum(length for _, length in collected.episodes)
+        result.num_steps = sum(length for _, length in result.episodes)
         if self.agents_of_modules:
-            # Only the episodes that count have a seed: the next collect begins with the episodes that come then.
-            self.group.foreach_env_runner(MultiAgentEnvRunner.seed_after_counted, counted)
-        return collected
+            # Runners of several agents seed each episode by its number in its environment, and they have begun episodes
+            # that did not count. One collector would not have begun these, and the next evaluation has to get the seeds
+            # that it would get there.
+            self.group.foreach_env_runner(MultiAgentEnvRunner.seed_after_counted, num_counted)
+        return result
 
     def renew(self) -> None:
-        """Begin new episodes everywhere now, as a `Collector` does: the next ones have other seeds."""
+        """Begin new episodes in all environments at once, as a `Collector` does. They get the next seeds."""
         self.group.reset()
 
     @property
     def buffer(self) -> None:
-        """None: nothing is stored."""
+        """Always None: an evaluation stores nothing."""
 
     def set_buffer(self, buffer: Buffer | None) -> None:
-        """Raise `ValueError` for a buffer."""
+        """Raise `ValueError` unless `buffer` is None."""
         if buffer is not None:
             raise ValueError(f"buffer={buffer!r} is not allowed; env runners of evaluation store nothing")
 
@@ -104,7 +113,7 @@ class EvaluationSink(FragmentSink):
     def fit_replay(self, agents: Mapping[str, Sequence[Any]] | None) -> None:
         """Do nothing: there is no buffer."""
 
-    def restored(self, fragments: Sequence[Mapping[str, Any]]) -> list[StoredFragment]:
+    def restore_fragments(self, fragments: Sequence[Mapping[str, Any]]) -> list[StoredFragment]:
         """Return an empty list: an evaluation leaves no fragment behind."""
         return []
 
@@ -115,10 +124,11 @@ class EvaluationSink(FragmentSink):
         """Do nothing: the runners have the whole state."""
 
 
-def in_order_of_ends(fragments: Sequence[UnstoredFragment]) -> list[tuple[UnstoredFragment, int]]:
-    """Return the fragment of each ended episode and its index there, by vector step and then by environment."""
+def by_end(fragments: Sequence[UnstoredFragment]) -> list[tuple[UnstoredFragment, int]]:
+    """Return each ended episode as its fragment and its index in it, sorted by vector step and then by environment."""
     ended = []
     for fragment in fragments:
         for i, (step, env) in enumerate(zip(fragment.ended_in_step.tolist(), fragment.ended_in_env.tolist())):
             ended.append((step, env, fragment, i))
-    return [(fragment, i) for _, _, fragment, i in sorted(ended, key=lambda each: each[:2])]
+    ended.sort(key=itemgetter(0, 1))
+    return [(fragment, i) for _, _, fragment, i in ended]

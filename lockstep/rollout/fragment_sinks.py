@@ -1,4 +1,4 @@
-"""`FragmentSink`: what a collector over env runners makes of their fragments."""
+"""`FragmentSink`: the part of a collector over env runners that stores or counts their fragments."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ from lockstep.rollout.schedules import SampleSchedule
 from lockstep.tracking.statistics import CollectStats
 
 Sample = Callable[[int | None, int | None], Sequence[Any]]
-"""`sample(n_step, n_episode)`: the next fragments of the schedule"""
+"""Function `sample(n_step, n_episode)` that returns the next fragments of the schedule."""
 
 
 @dataclass
 class CollectResult:
-    """The episodes and steps of one collect."""
+    """Episodes and number of steps of one collect."""
 
     episodes: list[tuple[float, int]]
     """Return and length of each episode that ended and counts."""
     num_steps: int
+    """Number of steps that count."""
     parts: list[CollectStats]
-    """Statistics of each fragment."""
-    at_once: int
-    """Number of `parts` that were sampled at the same time."""
+    """Statistics of each fragment of the collect."""
+    num_parallel: int
+    """Number of runners that sampled at the same time."""
     agent_returns: list[tuple[float, ...]]
-    """Returns of the single agents in each episode; empty for one agent"""
+    """Returns of the single agents in each episode; empty for one agent."""
     agent_modules: list[tuple[str, ...]]
-    """Module that acted for each agent in each episode; empty for one agent"""
+    """Module that acted for each agent in each episode; empty for one agent."""
 
-    def count(self, fragment: UnstoredFragment, i: int) -> None:
-        """Add the `i`-th episode of a fragment to those that count."""
+    def add_episode(self, fragment: UnstoredFragment, i: int) -> None:
+        """Add the `i`-th episode of a fragment."""
         stats = fragment.stats
         self.episodes.append((float(stats.returns[i]), int(stats.lens[i])))
         if stats.agent_returns:
@@ -44,9 +45,10 @@ class CollectResult:
 
 
 def checked_agents_of_modules(policy: LearningPolicy, schedule: SampleSchedule) -> Mapping[str, list[Any]]:
-    """Return the agents that each module acts for with the runners, by module id; empty for one agent.
+    """Return the agents of each module in the runners' environments, by module id; empty for one agent.
 
-    Raises `ValueError` where the policy was made for other environments.
+    Raises:
+        ValueError: The policy was made for environments with other spaces.
     """
     envs = schedule.group.envs
     if policy.is_multi_agent:
@@ -56,11 +58,11 @@ def checked_agents_of_modules(policy: LearningPolicy, schedule: SampleSchedule) 
 
 
 class FragmentSink(ABC):
-    """What a collector over env runners makes of fragments.
+    """Base class of the sinks for fragments: a sink samples as many as a collect needs, and stores or counts them.
 
     Args:
-        schedule: decides which fragments make a collect.
-        agents_of_modules: as `checked_agents_of_modules` returns them.
+        schedule: Schedule that decides which fragments make a collect.
+        agents_of_modules: Agents of each module, as `checked_agents_of_modules` returns them.
     """
 
     def __init__(self, schedule: SampleSchedule, agents_of_modules: Mapping[str, list[Any]]) -> None:
@@ -70,25 +72,29 @@ class FragmentSink(ABC):
 
     @abstractmethod
     def collect(self, sample: Sample, n_step: int | None, n_episode: int | None, version: int) -> CollectResult:
-        """Return what a collect of `n_step` steps or `n_episode` episodes has brought.
+        """Sample and take in the fragments of one collect, and return its episodes and steps.
 
-        `version` is the version of the policy's present weights. Raises as `sample`.
+        Args:
+            sample: Function that returns the next fragments. What it raises is passed on.
+            n_step: Number of steps; None to collect episodes.
+            n_episode: Number of episodes; None to collect steps.
+            version: Version of the policy's present weights.
         """
 
     @abstractmethod
     def renew(self) -> None:
-        """Begin new episodes everywhere."""
+        """Begin new episodes in all environments."""
 
     # -- the buffer ---
 
     @property
     @abstractmethod
     def buffer(self) -> Buffer | None:
-        """Where steps are stored; None: nowhere."""
+        """Buffer that steps are stored in; None if they are not stored."""
 
     @abstractmethod
     def set_buffer(self, buffer: Buffer | None) -> None:
-        """Store steps in `buffer` from now on. `ValueError` for a buffer that does not fit."""
+        """Store later steps in `buffer`. Raises `ValueError` for a buffer that does not fit."""
 
     @abstractmethod
     def reset_buffer(self, keep_statistics: bool) -> None:
@@ -96,11 +102,11 @@ class FragmentSink(ABC):
 
     @abstractmethod
     def fit_replay(self, agents: Mapping[str, Sequence[Any]] | None) -> None:
-        """Give each module that learns a replay buffer for these agents. None: for the agents with its spaces."""
+        """Give each module that learns a replay buffer for these agents. Defaults to the agents with its spaces."""
 
     @abstractmethod
-    def restored(self, fragments: Sequence[Mapping[str, Any]]) -> list[StoredFragment]:
-        """Return the fragments whose states these are."""
+    def restore_fragments(self, fragments: Sequence[Mapping[str, Any]]) -> list[StoredFragment]:
+        """Return fragments from their states, as `get_state` of their class returned them."""
 
     @abstractmethod
     def get_state(self) -> Mapping[str, Any] | None:
@@ -108,4 +114,4 @@ class FragmentSink(ABC):
 
     @abstractmethod
     def set_state(self, state: Mapping[str, Any] | None) -> None:
-        """Continue from `get_state`."""
+        """Restore the state that `get_state` returned."""

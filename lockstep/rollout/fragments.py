@@ -1,4 +1,4 @@
-"""`Fragment`: what one env runner collected in one call; and how fragments become one rollout."""
+"""Fragments: the steps or episodes that one env runner sampled in one call, and their conversion to a rollout."""
 
 from __future__ import annotations
 
@@ -17,50 +17,55 @@ from lockstep.tracking.statistics import CollectStats
 
 @dataclass
 class Fragment:
-    """Columns `[T, k, ...]` of the `k` environments of one runner.
+    """Steps of one agent: columns `[T, k, ...]` of the `k` environments of one runner.
 
-    Of a remote runner they lie in the object store and must not be written to.
+    The columns of a remote runner are in Ray's object store and must not be written to. The names of the fields are
+    keys of checkpoints.
     """
 
     runner: int
-    """index of the runner"""
+    """Index of the runner."""
     weights_seq_no: int
-    """version of the weights that acted"""
+    """Version of the weights that acted."""
     begins: np.ndarray
-    """[k] bool, environments whose episodes begin with the first row: nothing before it belongs to them"""
+    """`[k]` bool, environments that begin a new episode with the first row: it does not continue earlier fragments."""
     obs: Tree
-    """[T + 1, k, ...]"""
+    """`[T + 1, k, ...]` observations; the last row follows the last step."""
     actions: np.ndarray
-    """[T, k, ...] as learned from"""
+    """`[T, k, ...]` actions as learned from."""
     rewards: np.ndarray
+    """`[T, k]` rewards."""
     terminateds: np.ndarray
+    """`[T, k]` bool."""
     truncateds: np.ndarray
+    """`[T, k]` bool."""
     valid: np.ndarray | None
-    """[T, k] bool, the rows that are transitions that count; None: all"""
+    """`[T, k]` bool, rows that are transitions and count; None if all rows do."""
     final_index: np.ndarray
-    """[n] flat rows `t * k + b` at which episodes ended, ascending"""
+    """`[n]` flat rows `t * k + b` at which episodes ended, ascending."""
     final_obs: Tree
-    """[n, ...] their true last observations; None for n = 0"""
+    """`[n, ...]` true last observations of these episodes; None if no episode ended."""
     t_started: np.ndarray
-    """[k] steps of the running episodes before the first row"""
+    """`[k]` number of steps of the running episodes before the first row."""
     starts: np.ndarray | None
-    """[T, k] bool, of a recurrent policy: rows before which it forgot"""
+    """`[T, k]` bool, rows before which a recurrent policy reset its state; None for other policies."""
     state_in: Tree
-    """of a recurrent policy: its state before the first row, `{name: [k, ...]}`"""
+    """Recurrent state before the first row, `{name: [k, ...]}`; None for a policy without recurrent layers."""
     stats: CollectStats
+    """Statistics of the sample."""
     action_logp: np.ndarray | None = None
-    """[T, k] log-probability of each action when it was taken; None unless the runner was asked for it"""
+    """`[T, k]` log-probability of each action under the weights that acted; None unless the runner has `with_logp`."""
     states: Tree = None
-    """`{name: [T, k, ...]}` recurrent state before each row; None unless the runner was asked for it"""
+    """Recurrent state before each row, `{name: [T, k, ...]}`; None unless the runner has `with_states`."""
 
     @property
     def num_steps(self) -> int:
-        """T, vector steps."""
+        """Number of vector steps, T."""
         return len(self.rewards)
 
     @property
     def num_envs(self) -> int:
-        """Number of environments of this runner."""
+        """Number of environments of the runner, k."""
         return int(self.rewards.shape[1])
 
     def __len__(self) -> int:
@@ -69,7 +74,7 @@ class Fragment:
 
     @property
     def ended(self) -> np.ndarray:
-        """[k] bool, environments whose episode ended with the last row."""
+        """`[k]` bool, environments whose episode ended with the last row."""
         ended = np.zeros(self.num_envs, bool)
         last = self.final_index - (self.num_steps - 1) * self.num_envs
         ended[last[last >= 0]] = True
@@ -77,21 +82,25 @@ class Fragment:
 
     @property
     def ended_in_step(self) -> np.ndarray:
-        """[n] the vector step in which each episode ended."""
+        """`[n]` vector step in which each episode ended."""
         return self.final_index // self.num_envs
 
     @property
     def still_open(self) -> np.ndarray:
-        """Environments whose last row is a transition of an episode that goes on after it."""
+        """Environments whose last row is a transition of an episode that has not ended."""
         counts = ~self.ended if self.valid is None else self.valid[-1] & ~self.ended
         return np.flatnonzero(counts)
 
     @classmethod
     def of(cls, store: RolloutStore, runner: int, begins: np.ndarray, stats: CollectStats) -> Fragment:
-        """Return what is in `store`, as views on it."""
+        """Return the contents of `store` as a fragment of views."""
         size = store.size
-        order = np.argsort(np.concatenate([*store.final_index, np.empty(0, np.int64)]), kind="stable")
-        finals = zip_trees(np.concatenate, store.final_obs, "obs") if store.final_obs else None
+        final_index = np.concatenate([*store.final_index, np.empty(0, np.int64)])
+        # The store has one entry for each cause of an end (an end in the environment, a cut), not one ascending list.
+        order = np.argsort(final_index, kind="stable")
+        final_obs = None
+        if store.final_obs:
+            final_obs = rows_of(zip_trees(np.concatenate, store.final_obs, "obs"), order)
         return cls(
             runner=runner,
             weights_seq_no=store.weights_seq_no,
@@ -102,8 +111,8 @@ class Fragment:
             terminateds=store.terminateds[:size],
             truncateds=store.truncateds[:size],
             valid=None if store.all_valid else store.valid[:size].copy(),
-            final_index=np.concatenate([*store.final_index, np.empty(0, np.int64)])[order],
-            final_obs=None if finals is None else rows_of(finals, order),
+            final_index=final_index[order],
+            final_obs=final_obs,
             t_started=store.t_started.copy(),
             starts=np.concatenate(store.starts) if store.starts else None,
             state_in=store.state_in,
@@ -113,11 +122,11 @@ class Fragment:
         )
 
     def has_acted(self, module_id: str) -> bool:
-        """Return True: the one module of one agent takes all steps."""
+        """Return True: with one agent, its one module takes all steps."""
         return True
 
     def episodes(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> RolloutEpisodes:
-        """Return the pieces of episodes in this fragment, as `RolloutStore.episodes()` does."""
+        """Return the episodes and pieces of episodes of this fragment, in the form of `RolloutStore.episodes`."""
         return rollout_of([self], observation_space, action_space).episodes()
 
     def get_state(self) -> dict[str, Any]:
@@ -131,11 +140,19 @@ class Fragment:
         return cls(**{**state, "stats": CollectStats.from_state(state["stats"])})
 
     def write_to(self, store: RolloutStore, envs: slice, first: int, num_steps: int) -> None:
-        """Write all rows into columns `envs` of a store, from row `first` on, where `num_steps` rows have room."""
+        """Write the steps into columns `envs` of a store.
+
+        Args:
+            store: The store.
+            envs: Environments of the store that are those of this fragment.
+            first: Row of the store for the fragment's first row.
+            num_steps: Number of rows of the longest fragment that is written beside this one.
+        """
         size = self.num_steps
         rows = slice(first, first + size)
         for target, source in zip(leaves(store.obs), leaves(self.obs)):
             target[rows, envs] = source[:size]
+            # The last observation belongs behind the rows of the longest fragment, where the next ones continue.
             target[first + num_steps, envs] = source[size]
         for name in ("actions", "rewards", "terminateds", "truncateds"):
             getattr(store, name)[rows, envs] = getattr(self, name)
@@ -145,18 +162,23 @@ class Fragment:
 
 @dataclass
 class AgentFragment:
-    """(Pieces of) episodes of several agents, of the `k` environments of one runner."""
+    """Episodes of several agents, and pieces of episodes, of the `k` environments of one runner.
+
+    The names of the fields are keys of checkpoints.
+    """
 
     runner: int
-    """index of the runner"""
+    """Index of the runner."""
     num_envs: int
+    """Number of environments of the runner, k."""
     weights_seq_no: int
-    """version of the weights that acted"""
+    """Version of the weights that acted."""
     pieces: list[tuple[MultiAgentEpisode, int]]
-    """each with the index of its environment among those of all runners, one environment's after another's"""
+    """Each piece with the index of its environment among those of all runners, sorted by environment."""
     ended_in_step: np.ndarray
-    """[n] the vector step in which each episode ended"""
+    """`[n]` vector step in which each episode ended."""
     stats: CollectStats
+    """Statistics of the sample."""
 
     def __len__(self) -> int:
         """Number of environment steps."""
@@ -181,15 +203,16 @@ class AgentFragment:
 
 @dataclass
 class UnstoredFragment:
-    """The episodes that ended in a sample of a runner that stores nothing. `stats` has their returns and lengths."""
+    """Ended episodes of a runner that stores no steps, for evaluation. `stats` has their returns and lengths."""
 
     runner: int
-    """index of the runner"""
+    """Index of the runner."""
     ended_in_step: np.ndarray
-    """[n] the vector step in which each episode ended"""
+    """`[n]` vector step in which each episode ended."""
     ended_in_env: np.ndarray
-    """[n] the index of its environment among those of all runners"""
+    """`[n]` index of each episode's environment among those of all runners."""
     stats: CollectStats
+    """Statistics of the sample."""
 
     def __len__(self) -> int:
         """Number of transitions."""
@@ -197,16 +220,17 @@ class UnstoredFragment:
 
 
 StoredFragment = Fragment | AgentFragment
-"""A fragment with the steps of a runner."""
+"""Fragment with the steps of a runner."""
 AnyFragment = StoredFragment | UnstoredFragment
-"""What a sample of a runner returns. All fragments of a group are of one kind."""
+"""Result of a runner's sample. All fragments of a group are of the same class."""
 
 
 def rollout_of(
     fragments: Sequence[Fragment], observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
 ) -> RolloutStore:
-    """Return the environments of all fragments side by side, in this order; shorter fragments are filled up with rows
-    that do not count.
+    """Return a rollout with the environments of all fragments side by side, in the order of the fragments.
+
+    Fragments that are shorter than the longest are padded with rows that do not count.
     """
     num_envs = sum(fragment.num_envs for fragment in fragments)
     longest = max(fragment.num_steps for fragment in fragments)
@@ -216,67 +240,102 @@ def rollout_of(
 
 
 def append_fragments(fragments: Sequence[Fragment], store: RolloutStore, *, by_runner: bool = False) -> None:
-    """Write fragments side by side behind the rows that are in `store`, in their order, or `by_runner`: each where the
-    runner of its index has its environments, of which some may be missing.
+    """Write fragments side by side behind the rows of a store, as one collector of all environments would.
 
-    Where a fragment begins new episodes the ones under way in `store` are left (`RolloutStore.cut`).
+    If a fragment begins new episodes, the running ones of its environments in the store are cut (`RolloutStore.cut`).
+
+    Args:
+        fragments: The fragments.
+        store: The store that is written into.
+        by_runner: Whether each fragment is written to the environments of its runner, some of which may be missing.
+            Otherwise fragments get the store's environments in the order of `fragments`.
     """
-    columns, stop = [], 0
-    for fragment in fragments:
-        start = fragment.runner * fragment.num_envs if by_runner else stop
-        columns.append(slice(start, stop := start + fragment.num_envs))
-    first, num_steps = store.size, max(fragment.num_steps for fragment in fragments)
-    begun = np.concatenate([envs.start + np.flatnonzero(f.begins) for f, envs in zip(fragments, columns)])
-    if begun.size:
-        (store.cut if store.size else store.renew_episodes)(begun)
+    env_slices = _env_slices(fragments, by_runner)
+    first = store.size
+    num_steps = max(fragment.num_steps for fragment in fragments)
+
+    begun = [envs.start + np.flatnonzero(fragment.begins) for fragment, envs in zip(fragments, env_slices)]
+    begun_envs = np.concatenate(begun)
+    if begun_envs.size:
+        if store.size:
+            store.cut(begun_envs)
+        else:
+            store.renew_episodes(begun_envs)
+
     store.ensure_room(first + num_steps)
     t_started = np.array(store.t_started)
-    for fragment, envs in zip(fragments, columns):
+    for fragment, envs in zip(fragments, env_slices):
         t_started[envs] = fragment.t_started
     store.begin_collect(t_started)
     if first == 0:
-        store.weights_seq_no = max(fragment.weights_seq_no for fragment in fragments)
-        if len({fragment.weights_seq_no for fragment in fragments}) > 1:
-            store.versions = np.full(store.num_envs, store.weights_seq_no)
-            for fragment, envs in zip(fragments, columns):
-                store.versions[envs] = fragment.weights_seq_no
-        states = [fragment.state_in for fragment in fragments]
-        store.state_in = (
-            None
-            if states[0] is None
-            else {
-                name: _joined([state[name][None] for state in states], columns, 1, store.num_envs)[0]
-                for name in states[0]
-            }
-        )
-    if store.actions.shape[1] == 0:  # none were written yet
+        _write_weights_and_states(fragments, env_slices, store)
+
+    if store.actions.shape[1] == 0:
+        # The column of actions has no shape before the first write.
         store.make_actions(fragments[0].actions.shape[2:], fragments[0].actions.dtype)
     if sum(fragment.rewards.size for fragment in fragments) < num_steps * store.num_envs:
-        _write_nothing(first, first + num_steps, store)
-    for fragment, envs in zip(fragments, columns):
+        _write_padding(first, first + num_steps, store)
+    for fragment, envs in zip(fragments, env_slices):
         fragment.write_to(store, envs, first, num_steps)
-    for index, obs in _last_observations(fragments, columns, store.num_envs):
+
+    for index, obs in _last_observations(fragments, env_slices, store.num_envs):
         store.final_index.append(first * store.num_envs + index)
         store.final_obs.append(obs)
-        t, where = divmod(store.final_index[-1], store.num_envs)
-        left = where[~(store.terminateds[t, where] | store.truncateds[t, where])]
-        if left.size:
-            store.abandon_episodes(int(t[0]) + 1, left)
+        # An episode that is neither terminated nor truncated here was cut: its environment was lost or reset, or its
+        # fragment is shorter than the rollout. The rows after it are not its own.
+        t, envs_ended = divmod(store.final_index[-1], store.num_envs)
+        cut_envs = envs_ended[~(store.terminateds[t, envs_ended] | store.truncateds[t, envs_ended])]
+        if cut_envs.size:
+            store.abandon_episodes(int(t[0]) + 1, cut_envs)
+
     if fragments[0].starts is not None:
-        store.starts.append(_joined([f.starts for f in fragments], columns, num_steps, store.num_envs))
+        starts = [fragment.starts for fragment in fragments]
+        store.starts.append(_side_by_side(starts, env_slices, num_steps, store.num_envs))
     if store.keeps_states:
-        kept = {
-            name: _joined([f.states[name] for f in fragments], columns, num_steps, store.num_envs)
+        states = {
+            name: _side_by_side(
+                [fragment.states[name] for fragment in fragments], env_slices, num_steps, store.num_envs
+            )
             for name in fragments[0].states
         }
-        store.states += [{name: leaf[t] for name, leaf in kept.items()} for t in range(num_steps)]
+        store.states += [{name: leaf[t] for name, leaf in states.items()} for t in range(num_steps)]
     if first == 0 and all(fragment.action_logp is not None for fragment in fragments):
-        store.action_logp = _joined([f.action_logp for f in fragments], columns, num_steps, store.num_envs)
+        logp = [fragment.action_logp for fragment in fragments]
+        store.action_logp = _side_by_side(logp, env_slices, num_steps, store.num_envs)
+
     store.end(first + num_steps, rows_of(store.obs, first + num_steps))
 
 
-def _write_nothing(first: int, stop: int, store: RolloutStore) -> None:
-    """Write rows that do not count, where fragments lack some."""
+def _env_slices(fragments: Sequence[Fragment], by_runner: bool) -> list[slice]:
+    """Return for each fragment the environments of the store that it is written to; see `append_fragments`."""
+    env_slices = []
+    stop = 0
+    for fragment in fragments:
+        start = fragment.runner * fragment.num_envs if by_runner else stop
+        stop = start + fragment.num_envs
+        env_slices.append(slice(start, stop))
+    return env_slices
+
+
+def _write_weights_and_states(fragments: Sequence[Fragment], env_slices: Sequence[slice], store: RolloutStore) -> None:
+    """Write the versions of the weights, and the recurrent states before the first row, into an empty store."""
+    versions = {fragment.weights_seq_no for fragment in fragments}
+    store.weights_seq_no = max(versions)
+    if len(versions) > 1:
+        store.versions = np.full(store.num_envs, store.weights_seq_no)
+        for fragment, envs in zip(fragments, env_slices):
+            store.versions[envs] = fragment.weights_seq_no
+
+    store.state_in = None
+    if fragments[0].state_in is not None:
+        store.state_in = {}
+        for name in fragments[0].state_in:
+            states = [fragment.state_in[name][None] for fragment in fragments]
+            store.state_in[name] = _side_by_side(states, env_slices, 1, store.num_envs)[0]
+
+
+def _write_padding(first: int, stop: int, store: RolloutStore) -> None:
+    """Fill rows with zeros that do not count. Fragments are then written over them, as far as there are fragments."""
     for column in (store.actions, store.rewards, store.terminateds, store.truncateds, store.valid):
         column[first:stop] = 0
     for leaf in leaves(store.obs):
@@ -285,36 +344,43 @@ def _write_nothing(first: int, stop: int, store: RolloutStore) -> None:
 
 
 def _last_observations(
-    fragments: Sequence[Fragment], columns: Sequence[slice], num_envs: int
+    fragments: Sequence[Fragment], env_slices: Sequence[slice], num_envs: int
 ) -> Iterator[tuple[np.ndarray, Tree]]:
-    """Yield flat rows after which an episode is left, and the observations that followed: one piece for each vector
-    step, environments ascending, as one collector of all of them writes.
+    """Yield the flat rows with which episodes end, and the observations after these rows.
+
+    There is one pair for each vector step, with ascending environments: the form in which one collector of all
+    environments writes them, so that the bits of the rollout are the same.
     """
-    pieces_index, pieces_obs = [], []
+    all_indices = []
+    all_obs = []
     longest = max(fragment.num_steps for fragment in fragments)
-    for fragment, envs in zip(fragments, columns):
-        left = [(fragment.final_index, fragment.final_obs)]
-        if fragment.num_steps < longest:  # no row follows its last one: what is under way there is cut
+    for fragment, envs in zip(fragments, env_slices):
+        ends = [(fragment.final_index, fragment.final_obs)]
+        if fragment.num_steps < longest:
+            # Padding follows the last row of a shorter fragment, so its running episodes are cut there.
             open_envs = fragment.still_open
             last_row = (fragment.num_steps - 1) * fragment.num_envs
-            left.append((last_row + open_envs, rows_of(fragment.obs, (-1, open_envs))))
-        for index, obs in left:
+            ends.append((last_row + open_envs, rows_of(fragment.obs, (-1, open_envs))))
+        for index, obs in ends:
             if index.size:
                 t, b = np.divmod(index, fragment.num_envs)
-                pieces_index.append(t * num_envs + envs.start + b)
-                pieces_obs.append(obs)
-    if not pieces_index:
+                all_indices.append(t * num_envs + envs.start + b)
+                all_obs.append(obs)
+    if not all_indices:
         return
-    index, obs = np.concatenate(pieces_index), zip_trees(np.concatenate, pieces_obs, "obs")
+
+    index = np.concatenate(all_indices)
+    obs = zip_trees(np.concatenate, all_obs, "obs")
     order = np.argsort(index, kind="stable")
     index = index[order]
-    for rows in np.split(np.arange(len(index)), np.flatnonzero(np.diff(index // num_envs)) + 1):
+    first_of_steps = np.flatnonzero(np.diff(index // num_envs)) + 1
+    for rows in np.split(np.arange(len(index)), first_of_steps):
         yield index[rows], rows_of(obs, order[rows])
 
 
-def _joined(parts: Sequence[Any], columns: Sequence[slice], num_steps: int, num_envs: int) -> np.ndarray:
-    """Return `[T, B, ...]` of parts `[t, k, ...]`, zeros where there is none."""
-    joined = np.zeros((num_steps, num_envs, *parts[0].shape[2:]), parts[0].dtype)
-    for part, envs in zip(parts, columns):
-        joined[: len(part), envs] = part
-    return joined
+def _side_by_side(parts: Sequence[Any], env_slices: Sequence[slice], num_steps: int, num_envs: int) -> np.ndarray:
+    """Return one column `[num_steps, num_envs, ...]` of the columns `[t, k, ...]` of fragments, padded with zeros."""
+    column = np.zeros((num_steps, num_envs, *parts[0].shape[2:]), parts[0].dtype)
+    for part, envs in zip(parts, env_slices):
+        column[: len(part), envs] = part
+    return column

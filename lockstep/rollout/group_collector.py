@@ -53,18 +53,18 @@ class GroupCollector(CollectorTraits):
         self._begin(policy, schedule, storage_sink(policy, schedule), buffer)
 
     def _begin(
-        self, policy: LearningPolicy, schedule: SampleSchedule, purpose: FragmentSink, buffer: Buffer | None
+        self, policy: LearningPolicy, schedule: SampleSchedule, sink: FragmentSink, buffer: Buffer | None
     ) -> None:
         """Construct the collector of a schedule and a purpose."""
         self.policy = policy
         self.schedule = schedule
-        self.sink = purpose
+        self.sink = sink
         self.group = schedule.group
         envs = self.group.envs
         backend = envs.backend if self.group.is_local else f"{envs.backend} in {len(self.group)} env runners"
         self.env = replace(envs, num_envs=self.group.num_envs, backend=backend)
         self.observation_space = envs.stacked_observation_space
-        self.agents_of_modules = purpose.agents_of_modules
+        self.agents_of_modules = sink.agents_of_modules
         self.episodes_cut = 0
         """running episodes that the last `set_state` could not continue"""
         self.buffer = buffer
@@ -116,8 +116,8 @@ class GroupCollector(CollectorTraits):
             len(collected.episodes),
             collected.num_steps,
             seconds,
-            sum(part.env_time for part in parts) / collected.at_once,
-            sum(part.act_time for part in parts) / collected.at_once,
+            sum(part.env_time for part in parts) / collected.num_parallel,
+            sum(part.act_time for part in parts) / collected.num_parallel,
             *returns_and_lens(collected.episodes),
             sum(part.env_restarts for part in parts),
             agents=parts[0].agents,
@@ -200,7 +200,7 @@ class GroupCollector(CollectorTraits):
         if "metrics" in state:
             self.metrics.set_state(state["metrics"])
         self.sink.set_state(state["buffer"])
-        self.schedule.set_state(state, self.sink.restored(state.get("waiting", ())))
+        self.schedule.set_state(state, self.sink.restore_fragments(state.get("waiting", ())))
 
     # -- what the runners have from their configuration ---
 

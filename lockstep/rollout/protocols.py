@@ -1,4 +1,4 @@
-"""What collection needs of a policy, and what a trainer needs of a collector."""
+"""Protocols of the policies that collectors use, and of the collectors that trainers use."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from lockstep.state.streams import RandomStreams
 from lockstep.tracking.statistics import CollectStats
 
 State = dict[str, np.ndarray]
-"""of a recurrent module: `{name: [rows, ...]}`"""
+"""State of a recurrent module: `{name: [rows, ...]}`."""
 
 
 class ActingLike(Protocol):
-    """A policy that acts. `acting` has its parts by module id; without it the policy itself is its only part."""
+    """Policy that acts. Its attribute `acting` has the acting parts by module id; a policy without that attribute is
+    its own and only part."""
 
     @property
     def weights_seq_no(self) -> int:
@@ -27,13 +28,14 @@ class ActingLike(Protocol):
 
     @property
     def is_exploring(self) -> bool:
-        """Is the policy within a training step, where it draws its actions?"""
+        """Whether the policy is within a training step, where it samples its actions."""
 
 
 class LearningPolicy(ActingLike, Protocol):
-    """A policy whose modules learn in this process, beside a collector of several agents or over env runners."""
+    """Policy whose modules learn in this process, for a collector of several agents or over env runners."""
 
     is_multi_agent: bool
+    """Whether the policy acts for several agents."""
 
     @property
     def acting(self) -> Mapping[str, Any]:
@@ -41,7 +43,7 @@ class LearningPolicy(ActingLike, Protocol):
 
     @property
     def policy_mapping_fn(self) -> Callable[..., str] | None:
-        """`f(agent, episode)` -> module id, for episodes that begin now."""
+        """Function `f(agent, episode)` that returns a module id, for episodes that begin now."""
 
     @property
     def policy_mapping_fns(self) -> Sequence[Callable[..., str] | None]:
@@ -52,62 +54,71 @@ class LearningPolicy(ActingLike, Protocol):
 
 
 class ActingPart(ActingLike, Protocol):
-    """What acts with one module: a part of a policy, or the whole policy of an env runner."""
+    """Part of a policy that acts with one module, or the whole policy of an env runner."""
 
     is_stateful: bool
+    """Whether the module has recurrent layers."""
     observation_space: Any
+    """Observation space of the environment."""
     action_space: Any
+    """Action space of the environment."""
 
     @property
     def recorded(self) -> ObsPipeline:
-        """What raw observations go through before they are stored and acted on; a collector copies it."""
+        """Connectors that raw observations pass through before they are stored and acted on. A collector copies
+        them."""
 
     @property
     def seen_space(self) -> Any:
-        """The space of the observations that are stored and acted on."""
+        """Space of the observations that are stored and acted on."""
 
     @property
     def random_space(self) -> Any:
-        """The space that random actions are drawn from, which `from_env` takes."""
+        """Space that random actions are drawn from, and that `from_env` takes actions of."""
 
     @property
     def act(self) -> Callable[[Any, np.ndarray | None], np.ndarray]:
-        """`act(obs, noise)`: actions as learned from, for observations `[B, ...]` as they are stored; without noise the
-        most likely ones. Taken anew for each collect, because parameters may be replaced between collects.
+        """Function `act(obs, noise)` that returns actions as learned from, for stored observations `[B, ...]`.
+
+        Without noise it returns the most likely actions. A collector reads this property in each collect, because
+        parameters may be replaced between two collects.
         """
 
     def act_with_logp(self, obs: Any, noise: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """Return actions as `act` does, and the log-probability of each, `[B]`."""
+        """Return the actions that `act` returns, and the log-probability of each, `[B]`."""
 
     def act_with_state(self, obs: Any, noise: np.ndarray | None, state: State) -> tuple[np.ndarray, State]:
         """Return actions of a recurrent module, and the state after them."""
 
     def get_initial_state(self, num_rows: int) -> State:
-        """Return the state of a recurrent module where episodes begin."""
+        """Return the state of a recurrent module at the beginning of an episode, for `num_rows` rows."""
 
     def draw_noise(
         self, rng: np.random.Generator, leading_shape: tuple[int, ...], epsilon: float | None = None
     ) -> np.ndarray:
-        """Draw random numbers for `act`, for many steps at once."""
+        """Return random numbers for `act`, `[*leading_shape, ...]`, for many steps at once.
+
+        `epsilon` replaces the policy's own probability of a random action.
+        """
 
     def to_env(self, actions: np.ndarray) -> np.ndarray:
-        """Return actions as the environment takes them."""
+        """Return actions as the environment takes them, for actions as learned from."""
 
     def from_env(self, actions: np.ndarray) -> np.ndarray:
         """Return actions as learned from, for actions of `random_space`."""
 
     def check_spaces(self, observation_space: Any, action_space: Any) -> None:
-        """Raise `ValueError` unless the environment's spaces fit."""
+        """Raise `ValueError` unless the spaces of an environment fit the policy."""
 
     def set_weights(self, weights: ActingWeights) -> None:
-        """Act with these from now on."""
+        """Act with these weights from now on."""
 
     def action_logp(self, obs: Any, actions: np.ndarray) -> np.ndarray:
-        """Return the log-probability `[N]` of actions `[N, ...]` as learned from, for stored observations."""
+        """Return the log-probabilities `[N]` of actions `[N, ...]` as learned from, given stored observations."""
 
 
 class CollectorTraits:
-    """Answers to what a trainer asks of a collector, as they are for most. `CollectorLike` says what they mean."""
+    """Default values of the traits by which a trainer treats collectors differently; `CollectorLike` documents them."""
 
     may_evaluate: ClassVar[bool] = True
     launches_updates: ClassVar[bool] = False
@@ -117,15 +128,15 @@ class CollectorTraits:
     agents_of_modules: Mapping[str, list[Any]] = MappingProxyType({})
 
     def fit_replay(self, agents: Mapping[str, Sequence[Any]] | None = None) -> None:
-        """Do nothing: the one module of a policy of one agent keeps its replay buffer."""
+        """Do nothing: with one agent, the one module keeps its replay buffer."""
 
     def leave_episodes_of(self, module_id: str) -> None:
-        """Do nothing: the one module of a policy of one agent is never removed."""
+        """Do nothing: with one agent, the one module is never removed."""
 
 
 @runtime_checkable
 class CollectorLike(Protocol):
-    """What a trainer needs of a collector, wherever its environments are; `Collector` documents the methods."""
+    """Collector that a trainer can use, wherever its environments are; `Collector` documents the methods."""
 
     may_evaluate: ClassVar[bool]
     """Whether an evaluation with this collector can be repeated."""
@@ -135,7 +146,7 @@ class CollectorLike(Protocol):
     """Whether the environments are those of env runners. Random streams and callbacks are then made in the runners'
     processes from the configuration; objects of this process do not reach them."""
     counts_afterwards: ClassVar[bool]
-    """Whether it is decided after the steps which of the episodes count, so that no callback can watch only those."""
+    """Whether the collector decides after the steps which episodes count, so that callbacks cannot watch only those."""
     takes_state_of_one: ClassVar[bool]
     """Whether `set_state` takes the state of a collector whose environments are all in one process."""
 
@@ -145,11 +156,11 @@ class CollectorLike(Protocol):
 
     @property
     def env(self) -> Any:
-        """The environments; has `num_envs`, `backend`, `autoreset_mode`, `observation_space`, `action_space`."""
+        """The environments, with `num_envs`, `backend`, `autoreset_mode`, `observation_space` and `action_space`."""
 
     @property
     def agents_of_modules(self) -> Mapping[str, list[Any]]:
-        """Agents that each module acts for, by module id; empty where there is one agent."""
+        """Agents of each module, by module id; empty for an environment with a single agent."""
 
     @property
     def num_envs(self) -> int:
@@ -165,11 +176,12 @@ class CollectorLike(Protocol):
 
     @property
     def observation_space(self) -> Any:
-        """Space of the observations as they are stored."""
+        """Space of the stored observations."""
 
     @property
     def buffer(self) -> Any:
-        """Where steps are stored: `RolloutStore`, `ReplayBuffer`, their kinds for several agents, or None."""
+        """Buffer that steps are stored in: `RolloutStore`, `ReplayBuffer`, `EpisodeStore`, `MultiAgentReplayBuffer` or
+        None."""
 
     @buffer.setter
     def buffer(self, buffer: Any) -> None: ...
@@ -178,41 +190,46 @@ class CollectorLike(Protocol):
         """Collect `n_step` steps or `n_episode` whole episodes."""
 
     def reset(self, reset_buffer: bool = True, reset_stats: bool = True) -> None:
-        """Begin new episodes everywhere."""
+        """Begin new episodes in all environments; empty the buffer and the counters if requested."""
 
     def reseed(self, streams: RandomStreams) -> None:
-        """Use these random streams from the next reset on. `ValueError` for env runners."""
+        """Replace the random streams, from the next reset on. Raises `ValueError` for env runners."""
 
     def set_callbacks(self, callbacks: Sequence[EnvironmentCallback]) -> None:
-        """Call these callbacks for what happens in the environments. `ValueError` for callbacks that it cannot call."""
+        """Replace the callbacks that handle events of the environments. Raises `ValueError` if they cannot be
+        called."""
 
     def fit_replay(self, agents: Mapping[str, Sequence[Any]] | None = None) -> None:
-        """Give each module that learns a replay buffer for these agents. None: for the agents with its spaces."""
+        """Give each module that learns a replay buffer for these agents. Defaults to the agents with its spaces."""
 
     def leave_episodes_of(self, module_id: str) -> None:
-        """Abandon the running episodes in which this module acts. New ones begin there with the next steps."""
+        """Abandon the running episodes in which this module acts. New ones begin in their environments."""
 
     def get_state(self) -> dict[str, Any]:
-        """Return all that the next collect depends on."""
+        """Return the state that the next collect depends on."""
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from `get_state`."""
+        """Restore the state that `get_state` returned."""
 
     def close(self) -> None:
         """Close the environments."""
 
 
 def acting_parts(policy: object) -> Mapping[str, Any]:
-    """Return the acting parts of a policy by module id; of one without `acting`, itself as its only part."""
+    """Return the acting parts of a policy by module id; a policy without `acting` is its own only part."""
     return getattr(policy, "acting", None) or {DEFAULT_MODULE_ID: policy}
 
 
 def sole_part(policy: Any) -> Any:
-    """Return the acting part of a policy with one module. `ValueError` for several, or where it cannot act."""
+    """Return the acting part of a policy with one module.
+
+    Raises `ValueError` for a policy with several modules, or an object that cannot act.
+    """
     parts = acting_parts(policy)
     if len(parts) != 1:
         raise ValueError(f"policy has the modules {sorted(parts)}; collect with a MultiAgentCollector")
     part = next(iter(parts.values()))
-    if not hasattr(type(part), "act"):  # asked of the class: of a part, `act` may have to be made
+    # Of the class: `act` of an object is a property that may have to build the functions that act.
+    if not hasattr(type(part), "act"):
         raise ValueError(f"policy={policy!r} is not allowed; it must be a lockstep.Policy (config.build_policy())")
     return part

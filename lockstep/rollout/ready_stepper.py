@@ -1,8 +1,9 @@
-"""`ReadyStepper`: waits for no environment that is slow; what is ready is stored and acts again."""
+"""`ReadyStepper`: steps each environment as soon as it is ready, without waiting for slower ones."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -23,12 +24,14 @@ from lockstep.state.streams import RandomStreams
 
 
 class ReadyStepper(VectorStepper):
-    """Steps whichever environments are ready, each of which is in a process of its own.
+    """Steps each environment as soon as it is ready. Each environment is in a process of its own.
 
-    The environments are at different steps, so that transitions go into a `ReplayBuffer` as they arrive.
+    The environments are at different steps, so their transitions have no place in time-major columns: each is added to
+    a `ReplayBuffer` when it arrives.
 
-    Raises `ValueError` for environments in this process, a recurrent policy, one that takes stacks of frames,
-    and a buffer that is no `ReplayBuffer`.
+    Raises:
+        ValueError: The environments are in this process, the policy has recurrent layers, correlated exploration noise
+            or connectors with a memory, or the buffer is not a `ReplayBuffer`.
     """
 
     env: WorkerVectorEnv
@@ -42,29 +45,29 @@ class ReadyStepper(VectorStepper):
                 "AsyncCollector needs environments in processes of their own, with plain actions; give "
                 "make_vector(env, num_envs=n, mode='async')"
             )
-        if getattr(sole_part(policy), "is_stateful", False):
+        part = sole_part(policy)
+        if getattr(part, "is_stateful", False):
             raise ValueError("AsyncCollector takes no recurrent policy; use Collector")
-        exploration = getattr(sole_part(policy), "exploration", None)
+        exploration = getattr(part, "exploration", None)
         if exploration is not None and exploration.initial_state(1):
             raise ValueError(
                 "AsyncCollector takes no exploration that goes on from step to step (env_runners.exploration='ou', "
                 "'gsde'); use Collector"
             )
-        recorded = getattr(sole_part(policy), "recorded", None)
-        if recorded is not None and recorded.has_memory:
-            names = [type(connector).__name__ for connector in recorded.connectors if connector.has_memory]
+        pipeline = getattr(part, "recorded", None)
+        if pipeline is not None and pipeline.has_memory:
+            names = [type(connector).__name__ for connector in pipeline.connectors if connector.has_memory]
             raise ValueError(
                 f"AsyncCollector follows no connectors with a memory, and the policy has {', '.join(names)}; use "
                 "Collector, or environments that stack frames (gymnasium.wrappers.FrameStackObservation)"
             )
         super().__init__(policy, env, streams)
-        stored = env.observation_space if recorded is None or recorded.is_identity else recorded.observation_space
-        self._acted_on = map_tree(np.copy, allocate(stored, env.num_envs))
-        """the observation that each environment's action under way was chosen for"""
-        self._sent: dict[int, Any] = {}
-        """by row: the action under way as the environment takes it, where a callback reads episodes"""
+        self._acted_on = map_tree(np.copy, allocate(self.observation_space, env.num_envs))
+        """`[B, ...]` stored observation that each environment's action under way was chosen for."""
+        self._env_actions: dict[int, Any] = {}
+        """Action under way as the environment takes it, by row; filled only if a callback reads episodes."""
         self._actions: np.ndarray | None = None
-        """[B, ...] actions under way, as learned from"""
+        """`[B, ...]` actions under way as learned from; None before the first action."""
 
     def _store_for(self, buffer: RolloutStore | ReplayBuffer | None, raise_on_nan: bool) -> RolloutStore | None:
         if isinstance(buffer, RolloutStore):
@@ -72,24 +75,31 @@ class ReadyStepper(VectorStepper):
         return super()._store_for(buffer, raise_on_nan)
 
     def run(self, most: int) -> int:
-        """Act where environments are idle, wait until some are ready, and store what they answer."""
+        """Act in the idle environments, wait until some environments are ready, and store their transitions.
+
+        Returns the number of transitions that count.
+        """
         counting = self.episodes.counting
         idle = set(range(self.num_envs)) - set(self.env.in_flight)
         self._send([row for row in sorted(idle) if counting is None or counting[row]])
+
+        # In a collect by steps no more than `most` answers are taken, so that it has exactly the requested number. The
+        # other answers wait for the next collect.
+        max_answers = most if counting is None else self.num_envs
         began = time.perf_counter()
-        arrived = self.env.receive(most if counting is None else self.num_envs)
+        answers = self.env.receive(max_answers)
         self.env_time += time.perf_counter() - began
-        steps = self._take_in(arrived)
+        num_steps = self._take_in(answers)
         if self.mode.on_step_hook is not None:
-            self.mode.on_step_hook(arrived)
-        return steps
+            self.mode.on_step_hook(answers)
+        return num_steps
 
     def _send(self, rows: list[int]) -> None:
-        """Choose actions for these rows and hand them over; keep what they acted on until the answer comes."""
+        """Choose actions for these environments and send them; keep their observations until the answers arrive."""
         if not rows:
             return
         began = time.perf_counter()
-        obs = self._recorded_of(rows_of(self.env.observations, rows))
+        obs = self._record(rows_of(self.env.observations, rows))
         part = self._part
         if self.mode.random:
             actions = self._random_actions(obs, len(rows))
@@ -101,76 +111,114 @@ class ReadyStepper(VectorStepper):
             self._actions = np.zeros((self.num_envs, *actions.shape[1:]), actions.dtype)
         self._actions[rows] = actions
         write_rows(self._acted_on, rows, obs)
-        sent = part.to_env(actions)
+
+        env_actions = part.to_env(actions)
         if self.recorder is not None:
             self.recorder.start(rows)
-            self._sent.update(zip(rows, sent))
+            self._env_actions.update(zip(rows, env_actions))
         self.act_time += time.perf_counter() - began
-        self.env.send(rows, sent)
+        self.env.send(rows, env_actions)
 
-    def _recorded_of(self, obs: Any) -> Any:
+    def _record(self, obs: Any) -> Any:
+        """Return observations as they are stored and acted on."""
         return obs if self.recorded is None else self.recorded(obs)
 
     def _take_in(self, arrived: list[RowStepResult]) -> int:
-        """Store transitions, end episodes; return how many count."""
-        counting, writer = self.episodes.counting, self.store
+        """Store transitions and end episodes, and return the number of transitions that count."""
+        counting = self.episodes.counting
+        writer = self.store
         if self.recorder is not None:
-            self._record(arrived, self.recorder)
-        lost = np.array([answer.row for answer in arrived if answer.lost], np.int64)
-        answers = [answer for answer in arrived if not answer.lost]
-        real = [answer for answer in answers if counting is None or counting[answer.row]]
+            self._report_steps(arrived, self.recorder)
+
+        answers = []
+        counted = []
+        uncounted = []
+        lost_rows = []
+        for answer in arrived:
+            if answer.lost:
+                lost_rows.append(answer.row)
+                continue
+            answers.append(answer)
+            if counting is None or counting[answer.row]:
+                counted.append(answer)
+            else:
+                uncounted.append(answer)
+
+        # A lost environment was started again: its unfinished episode does not count and is cut.
+        lost = np.array(lost_rows, np.int64)
         self.episodes.returns[lost] = 0.0
         self.episodes.lengths[lost] = 0
         if writer is not None:
             if lost.size:
                 writer.buffer.cut(lost)
-            others = [answer for answer in answers if counting is not None and not counting[answer.row]]
-            if others:  # under way before the collect: their episodes have a gap there
-                rows = np.array([answer.row for answer in others])
-                writer.leave_out(rows, np.array([answer.final_obs is not None for answer in others]))
-            if real:
-                self._add(real, writer)
+            if uncounted:
+                # Steps that were under way before a collect by episodes began. They are not stored, so the episodes
+                # have a gap there.
+                rows = np.array([answer.row for answer in uncounted])
+                writer.leave_out(rows, np.array([answer.final_obs is not None for answer in uncounted]))
+            if counted:
+                self._add(counted, writer)
+
         for answer in answers:
             self.episodes.returns[answer.row] += answer.reward
             self.episodes.lengths[answer.row] += 1
             if answer.final_obs is not None:
-                self.episodes.end(answer.row, 0)  # environments are at different steps: there is no vector step
-        return len(real)
+                # The environments are at different steps: there is no vector step in which the episode ended.
+                self.episodes.end(answer.row, 0)
+        return len(counted)
 
-    def _record(self, arrived: list[RowStepResult], recorder: EpisodeRecorder) -> None:
-        counting, following = self.episodes.counting, self.env.observations
+    def _report_steps(self, arrived: list[RowStepResult], recorder: EpisodeRecorder) -> None:
+        """Record the steps for the callbacks, which are notified of them."""
+        counting = self.episodes.counting
+        next_obs = self.env.observations
         for answer in arrived:
             b = answer.row
             if answer.lost:
-                recorder.drop(b, following)
+                recorder.drop(b, next_obs)
                 continue
             if counting is not None and not counting[b]:
                 recorder.leave(b)
-            obs = rows_of(following, b) if answer.final_obs is None else rows_of(answer.final_obs, 0)
-            flags = {"terminated": answer.terminated, "truncated": answer.truncated}
-            recorder.take(b, self._sent[b], map_tree(np.array, obs), answer.reward, **flags, following=following)
+            obs = rows_of(next_obs, b) if answer.final_obs is None else rows_of(answer.final_obs, 0)
+            recorder.take(
+                b,
+                self._env_actions[b],
+                map_tree(np.array, obs),
+                answer.reward,
+                terminated=answer.terminated,
+                truncated=answer.truncated,
+                next_obs=next_obs,
+            )
         recorder.events.metrics.end_step()
 
     def _add(self, answers: list[RowStepResult], writer: ReplayWriter) -> None:
-        """Add the transitions to the replay buffer; raise `MalformedBufferError` for values that are not finite."""
+        """Add transitions to the replay buffer. Raises `MalformedBufferError` for values that are not finite."""
         rows = np.array([answer.row for answer in answers], np.int64)
-        following = rows_of(self.env.observations, rows)
+        # Where an episode ended, the environment's observation is the first of the next episode already.
+        next_obs = rows_of(self.env.observations, rows)
         for k, answer in enumerate(answers):
             if answer.final_obs is not None:
-                write_rows(following, [k], answer.final_obs)
-        following = self._recorded_of(following)
+                write_rows(next_obs, [k], answer.final_obs)
+        next_obs = self._record(next_obs)
         batch = {
             Columns.OBS: rows_of(self._acted_on, rows),
             Columns.ACTIONS: np.asarray(self._actions)[rows],
             Columns.REWARDS: np.array([answer.reward for answer in answers], np.float32),
             Columns.TERMINATEDS: np.array([answer.terminated for answer in answers]),
             Columns.TRUNCATEDS: np.array([answer.truncated for answer in answers]),
-            Columns.NEXT_OBS: following,
+            Columns.NEXT_OBS: next_obs,
         }
         if self.mode.raise_on_nan:
-            for column in (Columns.OBS, Columns.ACTIONS, Columns.NEXT_OBS, Columns.REWARDS):  # causes first
-                for name, leaf in named_leaves(column, batch[column]):
-                    where = first_not_finite(leaf)
-                    if where is not None:
-                        refuse_row(name, self.episodes.num_steps + int(where[0]), int(rows[where[0]]), leaf[where[0]])
+            self._check_finite(batch, rows)
         writer.add(batch, rows)
+
+    def _check_finite(self, batch: Mapping[str, Any], rows: np.ndarray) -> None:
+        """Raise `MalformedBufferError` for the first value of transitions that is not finite.
+
+        The columns are checked in the order of cause and effect: a NaN in an observation leads to a NaN action.
+        """
+        for column in (Columns.OBS, Columns.ACTIONS, Columns.NEXT_OBS, Columns.REWARDS):
+            for name, leaf in named_leaves(column, batch[column]):
+                index = first_not_finite(leaf)
+                if index is not None:
+                    i = int(index[0])
+                    refuse_row(name, self.episodes.num_steps + i, int(rows[i]), leaf[i])

@@ -1,10 +1,12 @@
-"""Schedules: which fragments of env runners make the next collect (`SynchronousSampling`, `FixedLag`, `FirstReady`)."""
+"""Schedules, which decide which fragments of env runners make the next collect: `SynchronousSampling`, `FixedLag` and
+`FirstReady`."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,18 +17,18 @@ from lockstep.rollout.protocols import LearningPolicy
 from lockstep.rollout.runner_group import EnvRunnerGroup
 
 WAIT_S = 1.0
-"""seconds of one wait for a fragment"""
+"""Duration in seconds of one wait for a fragment."""
 
 
 class SampleSchedule(ABC):
-    """Asks the runners of a group for fragments, and decides which fragments make the next collect.
+    """Base class of the schedules, which request fragments from the runners of a group and choose those of a collect.
 
-    A collector calls `check_amount` and `publish` at the beginning of each collect; its purpose then calls `fragments`,
+    A collector calls `check_amount` and `publish` at the beginning of each collect. Its sink then calls `fragments`,
     once or several times.
     """
 
     by_runner: ClassVar[bool] = True
-    """Whether each fragment is stored where its runner has its environments, rather than in the order of arrival."""
+    """Whether each fragment is stored in the columns of its runner's environments, rather than in order of arrival."""
 
     def __init__(self, group: EnvRunnerGroup) -> None:
         self.group = group
@@ -46,41 +48,48 @@ class SampleSchedule(ABC):
 
     @abstractmethod
     def fragments(self, n_step: int | None, n_episode: int | None, *, random: bool) -> Sequence[AnyFragment]:
-        """Return the next fragments, all of one kind.
+        """Return the next fragments, all of the same class.
 
-        Raises as the group's methods.
+        Args:
+            n_step: Number of steps; None to collect episodes.
+            n_episode: Number of episodes; None to collect steps.
+            random: Whether actions are drawn uniformly from the action space.
+
+        Raises:
+            ValueError, EnvRunnerError, EnvironmentStepError: As `EnvRunnerGroup.sample` and `EnvRunnerGroup.ready`.
         """
 
     @abstractmethod
     def drop_all(self) -> None:
-        """Drop all fragments that are under way or wait."""
+        """Drop all fragments that are requested or waiting."""
 
     @abstractmethod
     def drop_episodes_of(self, module_id: str) -> None:
-        """Drop the fragments under way or waiting in which this module acts."""
+        """Drop the requested and waiting fragments in which this module acts."""
 
     @abstractmethod
     def get_stats(self) -> dict[str, int]:
-        """Return the numbers of steps by what became of them."""
+        """Return the numbers of sampled, collected, dropped and waiting steps, by metric name."""
 
     @abstractmethod
     def get_state(self) -> dict[str, Any]:
-        """Wait for the fragments under way; return the entries that the schedule adds to the collector's state."""
+        """Wait for the requested fragments, and return the entries that the schedule adds to the collector's state."""
 
     @abstractmethod
     def set_state(self, state: Mapping[str, Any], waiting: list[StoredFragment]) -> None:
-        """Continue from the collector's state, in which the fragments `waiting` were not handed over yet."""
+        """Restore the collector's state. `waiting`: the fragments of that state that were not collected yet."""
 
 
 class SynchronousSampling(SampleSchedule):
-    """All runners sample together with the policy's present weights, and the policy waits for them."""
+    """Schedule in which all runners sample with the policy's present weights while the policy waits for them."""
 
     def check_amount(self, n_step: int | None, n_episode: int | None, random: bool) -> None:
         """Raise `ValueError` unless exactly one of the two is passed, a whole number above 0."""
         exactly_one(n_step=n_step, n_episode=n_episode)
 
     def publish(self, policy: LearningPolicy) -> None:
-        """Make all runners act with the policy's present weights. They are not copied: nothing learns meanwhile."""
+        """Make all runners act with the policy's present weights, without a copy: the policy does not learn
+        meanwhile."""
         self.group.set_weights(policy.acting_weights(copy=False))
 
     def fragments(self, n_step: int | None, n_episode: int | None, *, random: bool) -> list[AnyFragment]:
@@ -88,33 +97,40 @@ class SynchronousSampling(SampleSchedule):
         return self.group.sample(n_step, n_episode, random=random)
 
     def drop_all(self) -> None:
-        """Do nothing: between two collects no fragment is under way."""
+        """Do nothing: between two collects no fragment is requested."""
 
     def drop_episodes_of(self, module_id: str) -> None:
-        """Do nothing: between two collects no fragment is under way."""
+        """Do nothing: between two collects no fragment is requested."""
 
     def get_stats(self) -> dict[str, int]:
-        """Return nothing: each step that is sampled is handed over."""
+        """Return an empty dict: each sampled step is collected."""
         return {}
 
     def get_state(self) -> dict[str, Any]:
-        """Return nothing: between two collects no fragment is under way."""
+        """Return an empty dict: between two collects no fragment is requested."""
         return {}
 
     def set_state(self, state: Mapping[str, Any], waiting: list[StoredFragment]) -> None:
-        """Do nothing: the runners have the whole state."""
+        """Do nothing: the whole state is that of the runners."""
 
 
 class AsynchronousSampling(SampleSchedule):
-    """Runners sample while the policy learns. Subclasses decide which fragments make the next rollout.
+    """Base class of the schedules in which runners sample while the policy learns.
 
-    A rollout is `fragments_per_batch` fragments side by side, of `fragment_length` vector steps of one runner each.
-    Each step is sampled once, and then handed over in a rollout, dropped, or waiting. `get_stats` has the numbers.
+    A rollout is `fragments_per_batch` fragments side by side, each of `fragment_length` vector steps of one runner.
+    Subclasses choose the fragments of the next rollout. Each step is sampled once, and is then waiting until it is
+    collected or dropped: `sampled = collected + dropped + waiting`, in each of the numbers that `get_stats` returns.
+
+    Args:
+        group: The runners.
+        fragment_length: Number of vector steps of a fragment.
+        fragments_per_batch: Number of fragments of a rollout.
+        max_lag: Largest number of updates by which the weights that acted may be older than the policy's.
     """
 
     by_runner = False
     fixed_lag: ClassVar[bool] = False
-    """Whether each rollout is acted by the weights of `max_lag` updates before."""
+    """Whether each rollout is acted by the weights of exactly `max_lag` updates before."""
 
     def __init__(self, group: EnvRunnerGroup, fragment_length: int, fragments_per_batch: int, max_lag: int) -> None:
         super().__init__(group)
@@ -124,17 +140,17 @@ class AsynchronousSampling(SampleSchedule):
         self.envs_per_runner = group.envs.num_envs
         """Number of environments of one runner."""
         self.waiting: list[StoredFragment] = []
-        """Fragments that were sampled and not handed over."""
+        """Fragments that are neither collected nor dropped."""
         self.published = -1
-        """Version of the weights that the runners have; -1: not known"""
+        """Version of the weights that the runners have; -1 if not known."""
         self._num_rollouts = 0
-        """number of rollouts that were handed over"""
+        """Number of rollouts that were collected."""
         self._counts = {"sampled": 0, "collected": 0, "dropped": 0}
-        """steps by what became of them: sampled = collected + dropped + waiting"""
+        """Numbers of sampled, collected and dropped steps."""
 
     @property
     def num_envs(self) -> int:
-        """Number of environments side by side in one rollout. Those of one runner may be there several times."""
+        """Number of environments side by side in one rollout, in which a runner's may occur several times."""
         return self.fragments_per_batch * self.envs_per_runner
 
     @property
@@ -157,7 +173,7 @@ class AsynchronousSampling(SampleSchedule):
             )
 
     def publish(self, policy: LearningPolicy) -> None:
-        """Make each runner act with the policy's weights from its next request on, if these are other weights."""
+        """Make each runner act with the policy's weights from its next request on, if the weights have changed."""
         self.group.check_open()
         version = policy.weights_seq_no
         if version != self.published:
@@ -167,7 +183,7 @@ class AsynchronousSampling(SampleSchedule):
     def fragments(self, n_step: int | None, n_episode: int | None, *, random: bool) -> list[StoredFragment]:
         """Return the fragments of the next rollout.
 
-        Fragments that wait are kept where an environment or a runner raises.
+        If an environment or a runner raises, the waiting fragments are kept for the next call.
         """
         chosen = self._choose()
         self._num_rollouts += 1
@@ -176,44 +192,46 @@ class AsynchronousSampling(SampleSchedule):
 
     @abstractmethod
     def _choose(self) -> list[StoredFragment]:
-        """Return the fragments of the next rollout, which wait no longer, and keep the runners at work."""
+        """Remove the fragments of the next rollout from `waiting` and return them. Requests the fragments after
+        them."""
 
     def take(self, fragments: list[StoredFragment]) -> None:
-        """Let these fragments wait, and count their steps as sampled."""
+        """Append fragments to `waiting`, and count their steps as sampled."""
         self.waiting += fragments
         self._counts["sampled"] += sum(map(len, fragments))
 
-    def _drop(self, is_of_no_use: Callable[[StoredFragment], bool]) -> None:
-        """Drop waiting fragments, and count their steps."""
-        kept = []
+    def _drop(self, is_useless: Callable[[StoredFragment], bool]) -> None:
+        """Drop the waiting fragments for which `is_useless` is True, and count their steps."""
+        useful = []
         for fragment in self.waiting:
-            if is_of_no_use(fragment):
+            if is_useless(fragment):
                 self._counts["dropped"] += len(fragment)
             else:
-                kept.append(fragment)
-        self.waiting = kept
+                useful.append(fragment)
+        self.waiting = useful
 
     def _drop_older_than(self, version: float) -> None:
+        """Drop the waiting fragments of weights older than `version`, and count their steps."""
         self._drop(lambda fragment: fragment.weights_seq_no < version)
 
     def drop_all(self) -> None:
-        """Drop all fragments that are under way or wait, and count their steps."""
+        """Drop all requested and waiting fragments, and count their steps."""
         self.group.check_open()
         self.take(self.group.drain())
         self._drop_older_than(np.inf)
 
     def drop_episodes_of(self, module_id: str) -> None:
-        """Drop the fragments under way or waiting in which this module acts, and count their steps."""
+        """Drop the requested and waiting fragments in which this module acts, and count their steps."""
         self.take(self.group.drain())
         self._drop(lambda fragment: fragment.has_acted(module_id))
 
     def get_stats(self) -> dict[str, int]:
-        """Return the numbers of steps by what became of them."""
+        """Return the numbers of sampled, collected, dropped and waiting steps, by metric name."""
         counts = {**self._counts, "waiting": sum(map(len, self.waiting))}
         return {f"num_steps_{name}": number for name, number in counts.items()}
 
     def get_state(self) -> dict[str, Any]:
-        """Wait for the fragments under way; return the waiting fragments and the counters."""
+        """Wait for the requested fragments, and return the waiting fragments and the counters."""
         self.take(self.group.drain())
         return {
             "waiting": [fragment.get_state() for fragment in self.waiting],
@@ -222,7 +240,7 @@ class AsynchronousSampling(SampleSchedule):
         }
 
     def set_state(self, state: Mapping[str, Any], waiting: list[StoredFragment]) -> None:
-        """Continue from the collector's state: its waiting fragments are handed over first."""
+        """Restore the collector's state. The next rollouts take its waiting fragments first."""
         self.waiting = list(waiting)
         self._counts = {name: int(state["counts"][name]) for name in self._counts}
         self._num_rollouts = int(state["num_rollouts"])
@@ -230,56 +248,58 @@ class AsynchronousSampling(SampleSchedule):
 
 
 class FixedLag(AsynchronousSampling):
-    """The rollout of update u is acted by the weights of update u - `max_lag` exactly.
+    """Schedule in which the rollout of update u is acted by the weights of exactly update u - `max_lag`.
 
-    The first rollouts are acted by the weights at the start. Each collect asks for the rollout that is `max_lag`
-    updates away, each runner has the same share of each, and the fragments are in the runners' order: so the run is
-    the same, to the last bit, in every repetition and for every number of runners that share the same environments.
+    The first `max_lag` rollouts are acted by the initial weights. Each collect requests the fragments of the rollout
+    that is collected `max_lag` updates later. Each runner samples the same share of each rollout, and fragments are in
+    the order of the runners. So repetitions of a run are equal bit for bit, and so are runs whose environments are
+    split over other numbers of runners.
     """
 
     fixed_lag = True
 
     def _choose(self) -> list[StoredFragment]:
-        """Return the fragments of the rollout whose turn it is, in the order of their runners, and ask for those of the
-        rollout that is `max_lag` updates away."""
+        # Fragment number i, counted over the whole run, is always sampled by runner i modulo the number of runners.
         number = self.fragments_per_batch
         num_runners = len(self.group)
         first = self._num_rollouts * number
-        wanted = Counter(place % num_runners for place in range(first, first + number * (self.max_lag + 1)))
+        requested = Counter(i % num_runners for i in range(first, first + number * (self.max_lag + 1)))
         waiting = Counter(fragment.runner for fragment in self.waiting)
         for index in range(num_runners):
-            # After the first collects this is the last rollout only. At the start, after an error and after a restore
-            # others are missing too.
-            for _ in range(wanted[index] - waiting[index] - self.group.num_asked(index)):
+            # In the middle of a run these are the fragments of the last of these rollouts. At the start, after an error
+            # and after a restore, fragments of the rollouts before it are missing too.
+            for _ in range(requested[index] - waiting[index] - self.group.num_asked(index)):
                 self.group.ask(index, self.steps_per_fragment)
 
-        needed = Counter(place % num_runners for place in range(first, first + number))
+        needed = Counter(i % num_runners for i in range(first, first + number))
         while needed - Counter(fragment.runner for fragment in self.waiting):
             self.take(self.group.ready(WAIT_S))
 
+        # The waiting fragments of one runner are in the order in which it sampled them.
         chosen: list[tuple[int, int, StoredFragment]] = []
-        kept = []
-        taken = Counter[int]()
-        for fragment in self.waiting:  # those of one runner are in its order
-            if taken[fragment.runner] < needed[fragment.runner]:
-                chosen.append((taken[fragment.runner], fragment.runner, fragment))
-                taken[fragment.runner] += 1
+        still_waiting = []
+        num_chosen = Counter[int]()
+        for fragment in self.waiting:
+            runner = fragment.runner
+            if num_chosen[runner] < needed[runner]:
+                chosen.append((num_chosen[runner], runner, fragment))
+                num_chosen[runner] += 1
             else:
-                kept.append(fragment)
-        self.waiting = kept
-        return [fragment for _, _, fragment in sorted(chosen, key=lambda each: each[:2])]
+                still_waiting.append(fragment)
+        self.waiting = still_waiting
+        chosen.sort(key=itemgetter(0, 1))
+        return [fragment for _, _, fragment in chosen]
 
 
 class FirstReady(AsynchronousSampling):
-    """A rollout is whichever fragments are ready first.
+    """Schedule in which a rollout consists of the fragments that are ready first.
 
-    No step is handed over whose weights are more than `max_lag` updates behind the policy; a fragment that is, is
-    dropped. So that this is rare, no more fragments are asked for than can be trained on in time (back-pressure: at
-    most `fragments_per_batch * (max_lag + 1)` under way or waiting): runners rest while the learner is behind.
+    Fragments whose weights are more than `max_lag` updates older than the policy's are dropped. To make this rare, at
+    most `fragments_per_batch * (max_lag + 1)` fragments are requested or waiting at a time (back-pressure): that is as
+    many as the learner can use in time. Runners are idle while the learner is behind.
     """
 
     def _choose(self) -> list[StoredFragment]:
-        """Return the fragments that are ready first, and keep the runners at work."""
         number = self.fragments_per_batch
         oldest = self.published - self.max_lag
         self._drop_older_than(oldest)
@@ -287,16 +307,18 @@ class FirstReady(AsynchronousSampling):
             self.ask(number * (self.max_lag + 1))
             self.take(self.group.ready(WAIT_S))
             self._drop_older_than(oldest)
-        chosen, self.waiting = self.waiting[:number], self.waiting[number:]
-        self.ask(number * self.max_lag)  # for the time in which the policy learns
+        chosen = self.waiting[:number]
+        self.waiting = self.waiting[number:]
+        # The runners sample these while the policy learns from the chosen ones.
+        self.ask(number * self.max_lag)
         return sorted(chosen, key=lambda fragment: fragment.runner)
 
     def ask(self, limit: int) -> None:
-        """Ask idle runners for fragments while less than `limit` are under way or waiting."""
-        room = limit - len(self.waiting) - self.group.num_in_flight
-        most = self.group.section.max_requests_in_flight_per_env_runner
-        for _ in range(room):
-            asked, index = min((self.group.num_asked(i), i) for i in range(len(self.group)))
-            if asked >= most:
+        """Request fragments, from the least busy runners first, until `limit` fragments are requested or waiting."""
+        num_missing = limit - len(self.waiting) - self.group.num_in_flight
+        max_requests = self.group.section.max_requests_in_flight_per_env_runner
+        for _ in range(num_missing):
+            num_requests, index = min((self.group.num_asked(i), i) for i in range(len(self.group)))
+            if num_requests >= max_requests:
                 break
             self.group.ask(index, self.steps_per_fragment)

@@ -1,5 +1,5 @@
-"""`StorageSink`: writes the fragments of env runners into a buffer, of one agent (`StepStorageSink`) or several
-(`EpisodeStorageSink`)."""
+"""Sinks that write fragments of env runners into a buffer: `StepStorageSink` for one agent, `EpisodeStorageSink` for
+several."""
 
 from __future__ import annotations
 
@@ -25,43 +25,52 @@ from lockstep.rollout.schedules import SampleSchedule
 
 
 class StorageSink(FragmentSink):
-    """Writes fragments into a buffer, the environments of the runners side by side, for training.
+    """Base class of sinks for training: writes fragments into a buffer, the runners' environments side by side.
 
-    Without a buffer only returns and lengths are kept. Subclasses write the fragments of one agent, or of several.
+    Without a buffer only returns and lengths of the episodes are kept.
     """
 
     def collect(self, sample: Sample, n_step: int | None, n_episode: int | None, version: int) -> CollectResult:
-        """Write the next fragments into the buffer; no row is left behind where that fails."""
+        """Write the fragments of one collect into the buffer, and return its episodes and steps.
+
+        If sampling fails, nothing is written.
+        """
         fragments = sample(n_step, n_episode)
         self.write(fragments, version)
         parts = [fragment.stats for fragment in fragments]
-        episodes = [episode for part in parts for episode in zip(part.returns, part.lens)]
-        agent_returns = [returns for part in parts for returns in part.agent_returns]
-        agent_modules = [names for part in parts for names in part.agent_modules]
+        episodes: list[tuple[float, int]] = []
+        agent_returns: list[tuple[float, ...]] = []
+        agent_modules: list[tuple[str, ...]] = []
+        for part in parts:
+            episodes += zip(part.returns, part.lens)
+            agent_returns += part.agent_returns
+            agent_modules += part.agent_modules
 
-        # In the order in which they ended. Of whole episodes others ended too, which do not count.
+        # Sort the episodes by the step in which they ended, as one collector of all environments returns them. In a
+        # collect of whole episodes `ended_in_step` has other episodes too, and then the runners' order stays.
         if all(len(fragment.ended_in_step) == len(fragment.stats.returns) for fragment in fragments):
             order = np.argsort(np.concatenate([fragment.ended_in_step for fragment in fragments]), kind="stable")
             episodes = [episodes[i] for i in order]
-            agent_returns = [agent_returns[i] for i in order if agent_returns]
-            agent_modules = [agent_modules[i] for i in order if agent_modules]
+            if agent_returns:
+                agent_returns = [agent_returns[i] for i in order]
+                agent_modules = [agent_modules[i] for i in order]
         num_steps = sum(part.n_collected_steps for part in parts)
         return CollectResult(episodes, num_steps, parts, len(parts), agent_returns, agent_modules)
 
     @abstractmethod
     def write(self, fragments: Sequence[Any], version: int) -> None:
-        """Write fragments of this purpose's kind into the buffer. `version`: of the policy's present weights."""
+        """Write fragments into the buffer. `version`: version of the policy's present weights."""
 
     def renew(self) -> None:
-        """Begin new episodes everywhere with the next collect; nothing is estimated across this boundary."""
+        """Begin new episodes in all environments with the next collect; running episodes are cut."""
         self.group.renew()
 
 
 class StepStorageSink(StorageSink):
     """Writes fragments of one agent into a `RolloutStore` or a `ReplayBuffer`.
 
-    Where the schedule is `by_runner`, each fragment is written where its runner has its environments; otherwise in the
-    order in which they come.
+    If the schedule is `by_runner`, each fragment is written to the environments of its runner. Otherwise fragments are
+    written side by side in the order in which they arrive.
     """
 
     def __init__(self, policy: LearningPolicy, schedule: SampleSchedule) -> None:
@@ -69,15 +78,15 @@ class StepStorageSink(StorageSink):
         self._part = sole_part(policy)
         self._by_runner = schedule.by_runner
         self._store: RolloutStore | None = None
-        """What steps are written into: the buffer itself, or a `ReplayWriter` in front of a `ReplayBuffer`."""
+        """Store that steps are written into: the buffer itself, or a `ReplayWriter` in front of a `ReplayBuffer`."""
         self._ended = np.ones(self.num_envs, bool)
-        """[B] whether the next row of an environment begins an episode"""
+        """`[B]` whether the next row of each environment begins an episode."""
 
     def write(self, fragments: Sequence[Fragment], version: int) -> None:
         """Write the fragments side by side behind the rows in the buffer."""
         if self._store is not None:
             append_fragments(fragments, self._store, by_runner=self._by_runner)
-            _drop_logp_of(version, self._store)
+            _drop_present_logp(version, self._store)
         if self._by_runner:
             for fragment in fragments:
                 first = fragment.runner * fragment.num_envs
@@ -85,12 +94,12 @@ class StepStorageSink(StorageSink):
 
     @property
     def buffer(self) -> RolloutStore | ReplayBuffer | None:
-        """Where steps are stored, a `ReplayBuffer` with one for each environment; None: nowhere."""
+        """Buffer that steps are stored in; a `ReplayBuffer` has one sub-buffer for each environment."""
         buffer: RolloutStore | ReplayBuffer | None = None if self._store is None else self._store.buffer
         return buffer
 
     def set_buffer(self, buffer: Buffer | None) -> None:
-        """Store steps in `buffer` from now on. `ValueError` for a buffer that does not fit."""
+        """Store later steps in `buffer`. Raises `ValueError` for a buffer that does not fit."""
         is_other = buffer is not self.buffer
         self._store = store_for(
             self._part,
@@ -99,7 +108,7 @@ class StepStorageSink(StorageSink):
             self.group.envs.stacked_observation_space,
             self.group.envs.action_space,
             num_steps=1,
-            raise_on_nan=False,  # the runners have looked for NaN
+            raise_on_nan=False,  # the runners have checked the values already
         )
         if is_other and self._store is not None:
             self._store.begin_in_mid_episode(self._ended)
@@ -110,23 +119,30 @@ class StepStorageSink(StorageSink):
             self._store.reset_buffer(~self._ended, keep_statistics)
 
     def fit_replay(self, agents: Mapping[str, Sequence[Any]] | None) -> None:
-        """Do nothing: the one module of a policy of one agent keeps its replay buffer."""
+        """Do nothing: with one agent, the one module keeps its replay buffer."""
 
-    def restored(self, fragments: Sequence[Mapping[str, Any]]) -> list[StoredFragment]:
-        """Return the fragments whose states these are."""
+    def restore_fragments(self, fragments: Sequence[Mapping[str, Any]]) -> list[StoredFragment]:
+        """Return fragments from their states, as `get_state` of their class returned them."""
         return [Fragment.from_state(saved) for saved in fragments]
 
     def get_state(self) -> Mapping[str, Any] | None:
-        """Return the state of the buffer's writer. `ValueError` while there is data to be learned from."""
+        """Return the state of the buffer's writer. Raises `ValueError` if the buffer has data not learned from yet."""
         check_no_data(self.buffer)
         return None if self._store is None else self._store.get_state()
 
     def set_state(self, state: Mapping[str, Any] | None) -> None:
-        """Continue from `get_state` of as many environments; with others, without what is in the buffer."""
-        self._ended[:] = False  # some may have: a few more stacks of frames than need be are not drawn then
-        if self._store is not None and state is not None:
-            if len(state.get("episode_ids", self._ended)) == self.num_envs:
-                self._store.set_state(state)
+        """Restore the state that `get_state` returned.
+
+        The state of another number of environments is ignored: new episodes begin then.
+        """
+        # Which environments had ended is not saved. False is the safe side: a row that is taken for the middle of an
+        # episode only loses its first stacks of frames, while one that is taken for the beginning gets wrong ones.
+        self._ended[:] = False
+        if self._store is None or state is None:
+            return
+        num_envs = len(state.get("episode_ids", self._ended))
+        if num_envs == self.num_envs:
+            self._store.set_state(state)
 
 
 class EpisodeStorageSink(StorageSink):
@@ -141,17 +157,17 @@ class EpisodeStorageSink(StorageSink):
         self._writer = PieceWriter(policy.acting, self.agents_of_modules, spaces, self.group.num_envs)
 
     def write(self, fragments: Sequence[AgentFragment], version: int) -> None:
-        """Write the fragments into the buffer. Each step has the version of the weights that acted itself."""
+        """Write the fragments into the buffer. `version` is not used: the steps carry the version that acted."""
         self._writer.begin()
         self._writer.add([piece for fragment in fragments for piece in fragment.pieces])
 
     @property
     def buffer(self) -> AgentBuffer | None:
-        """Where pieces of episodes are stored; None: nowhere."""
+        """Buffer that episodes and pieces of episodes are stored in; None if they are not stored."""
         return self._writer.buffer
 
     def set_buffer(self, buffer: Buffer | None) -> None:
-        """Store pieces of episodes in `buffer` from now on. `ValueError` for a buffer that does not fit."""
+        """Store later pieces of episodes in `buffer`. Raises `ValueError` for a buffer that does not fit."""
         self._writer.set_buffer(buffer)
 
     def reset_buffer(self, keep_statistics: bool) -> None:
@@ -160,27 +176,29 @@ class EpisodeStorageSink(StorageSink):
             self.buffer.reset()
 
     def fit_replay(self, agents: Mapping[str, Sequence[Any]] | None) -> None:
-        """Give each module that learns a replay buffer for these agents. None: for the agents with its spaces."""
+        """Give each module that learns a replay buffer for these agents. Defaults to the agents with its spaces."""
         self._writer.fit_replay(agents)
 
-    def restored(self, fragments: Sequence[Mapping[str, Any]]) -> list[StoredFragment]:
-        """Return the fragments whose states these are."""
+    def restore_fragments(self, fragments: Sequence[Mapping[str, Any]]) -> list[StoredFragment]:
+        """Return fragments from their states, as `get_state` of their class returned them."""
         return [AgentFragment.from_state(saved) for saved in fragments]
 
     def get_state(self) -> None:
-        """Return None: pieces of episodes tell where they belong. `ValueError` while there is data to be learned
-        from."""
+        """Return None: each piece of an episode says where it belongs, so the writer needs no state.
+
+        Raises `ValueError` if the buffer has data not learned from yet.
+        """
         check_no_data(self.buffer)
 
     def set_state(self, state: Mapping[str, Any] | None) -> None:
-        """Continue the episodes under way in what the buffer has of them."""
-        self._writer.go_on(range(self.group.num_envs))
+        """Let the next pieces continue the episodes in the buffer."""
+        self._writer.continue_episodes(range(self.group.num_envs))
 
 
 def storage_sink(policy: LearningPolicy, schedule: SampleSchedule) -> StorageSink:
-    """Return the purpose that stores the steps of a policy's agent, or agents.
+    """Return the sink that stores the fragments of a schedule, for one agent or for several.
 
-    Raises `ValueError` where the policy was made for other environments than those of the schedule's runners.
+    Raises `ValueError` if the policy was made for environments with other spaces than those of the runners.
     """
     agents_of_modules = checked_agents_of_modules(policy, schedule)
     if agents_of_modules:
@@ -188,12 +206,17 @@ def storage_sink(policy: LearningPolicy, schedule: SampleSchedule) -> StorageSin
     return StepStorageSink(policy, schedule)
 
 
-def _drop_logp_of(version: int, store: RolloutStore) -> None:
-    """Remove the log-probabilities of steps that the present weights acted.
+def _drop_present_logp(version: int, store: RolloutStore) -> None:
+    """Remove the log-probabilities of steps that were acted by the present weights, of version `version`.
 
-    They become NaN, or the whole column becomes None if all steps are of the present weights.
+    They become NaN, or the whole column becomes None if all steps were. The learner then computes them itself, with the
+    bits of a synchronous run: the importance ratio of such a step is exactly 1.
     """
-    if store.action_logp is not None:
-        versions = np.array(store.weights_seq_no) if store.versions is None else store.versions
-        is_present = versions == version
-        store.action_logp = None if is_present.all() else np.where(is_present, np.float32("nan"), store.action_logp)
+    if store.action_logp is None:
+        return
+    versions = np.array(store.weights_seq_no) if store.versions is None else store.versions
+    is_present = versions == version
+    if is_present.all():
+        store.action_logp = None
+    else:
+        store.action_logp = np.where(is_present, np.float32("nan"), store.action_logp)
