@@ -1,4 +1,4 @@
-"""Tiny environments with exact answers: probes, counting environments, and ones without a state."""
+"""Tiny environments with exact answers: probes, counting environments, and control tasks without velocities."""
 
 from lockstep.envs.toys.counting import CountingEnv, CountingVectorEnv
 from lockstep.envs.toys.probes import PROBES, BitFlipping, Probe, SparseMaze, goal_functions, register_environments

@@ -1,8 +1,8 @@
-"""Environments that count their own steps: what a transition must look like is known beforehand.
+"""Environments that count their own steps, so that every correct transition is known in advance.
 
-The observation is `[step of the episode, number of the episode]`, the reward `10 * step + action` (with the step after
-the action), and the length and kind of ending of each episode are chosen. Whoever stores a transition that crosses an
-ending, loses a final observation or keeps a reset row shows it at once.
+The observation is `[step of the episode, number of the episode]`, and the reward is `10 * step + action` with the step
+after the action. The length of each episode and the way it ends are arguments. A test then sees at once if a stored
+transition crosses the end of an episode, a final observation is lost, or a reset row is stored.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Obs = Any
 
 
 class CountingEnv(gym.Env[Any, Any]):
-    """Counts its steps; episode `k` ends as `episodes[(offset + k) % len(episodes)]` says.
+    """Environment that counts its steps. Episode `k` ends as `episodes[(offset + k) % len(episodes)]` specifies.
 
     A reset with a seed begins again with episode 0; a reset without one begins the next episode.
 
     Args:
-        episodes: pairs of (length in steps, "terminate", "truncate" or "both").
-        offset: where in `episodes` this environment begins, so that the rows of a vector differ.
-        nested: the observation as a dict with a tuple in it instead of one array.
+        episodes: Pairs of (length in steps, "terminate", "truncate" or "both").
+        offset: Index in `episodes` at which this environment begins, so that the rows of a vector differ.
+        nested: Give the observation as a dict with a tuple in it instead of one array.
 
     Attributes:
         observation_space: Box (2,) float32, or the nested form of the same two numbers.
@@ -56,7 +56,7 @@ class CountingEnv(gym.Env[Any, Any]):
         self.running = False
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin the next episode, or episode 0 where a seed is given."""
+        """Begin the next episode, or episode 0 if there is a seed."""
         super().reset(seed=seed)
         self.episode_number = 0 if seed is not None else self.episode_number + 1
         self.step_number = 0
@@ -64,14 +64,15 @@ class CountingEnv(gym.Env[Any, Any]):
         return self._observation(), {}
 
     def step(self, action: Action) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
-        """Count one step more; a step after the end raises `RuntimeError`."""
+        """Count one more step. A step after the end of an episode raises `RuntimeError`."""
         if not self.running:
             raise RuntimeError("the counting environment was stepped after its end, or before a reset")
         self.step_number += 1
         length, ending = self.episodes[(self.offset + self.episode_number) % len(self.episodes)]
         done = self.step_number >= length
         self.running = not done
-        terminated, truncated = done and ending != "truncate", done and ending != "terminate"
+        terminated = done and ending != "truncate"
+        truncated = done and ending != "terminate"
         info = {"length": self.step_number} if done else {}
         return self._observation(), 10.0 * self.step_number + int(action), terminated, truncated, info
 
@@ -84,14 +85,14 @@ class CountingEnv(gym.Env[Any, Any]):
 
 
 class CountingVectorEnv(VectorEnv):
-    """Counts as `num_envs` `CountingEnv`s, row `b` with offset `b`, as one native vector environment.
+    """Native vector environment that counts like `num_envs` `CountingEnv`s, with offset `b` in row `b`.
 
     Args:
-        num_envs: number of rows.
-        episodes: as for `CountingEnv`.
-        autoreset_mode: how finished rows are reset.
-        plain_final_obs: in SAME_STEP mode, give `infos["final_obs"]` as one plain array (as `AtariVectorEnv` does)
-            instead of an array of objects.
+        num_envs: Number of rows.
+        episodes: Length and ending of each episode; see `CountingEnv`.
+        autoreset_mode: How finished rows are reset.
+        plain_final_obs: In SAME_STEP mode, give `infos["final_obs"]` as one plain array (like `AtariVectorEnv`) instead
+            of an array of objects.
     """
 
     state_attributes = ("_steps", "_episodes", "_ended")
@@ -129,25 +130,29 @@ class CountingVectorEnv(VectorEnv):
         return self._observations(), {}
 
     def _begin(self, mask: npt.NDArray[np.bool_]) -> None:
+        """Begin the next episode in the rows of the mask."""
         self._episodes[mask] += 1
         self._steps[mask] = 0
         self._ended[mask] = False
 
     def step(self, actions: npt.NDArray[np.int64]) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Count one step more in every row; rows that had ended are reset first in NEXT_STEP mode."""
-        resetting = self._ended.copy()
+        """Count one more step in every row. In NEXT_STEP mode, rows that have ended are reset instead."""
+        reset_rows = self._ended.copy()
         if self.autoreset_mode is AutoresetMode.NEXT_STEP:
-            self._begin(resetting)
-        elif resetting.any():
-            raise RuntimeError(f"rows {np.flatnonzero(resetting).tolist()} were stepped after their end")
-        stepping = ~resetting
-        self._steps[stepping] += 1
-        which = (np.arange(self.num_envs) + self._episodes) % len(self.episodes)
-        lengths = np.array([length for length, _ in self.episodes])[which]
-        done = stepping & (self._steps >= lengths)
-        endings = np.array([ending for _, ending in self.episodes])[which]
-        terminated, truncated = done & (endings != "truncate"), done & (endings != "terminate")
-        rewards = np.where(stepping, 10.0 * self._steps + np.asarray(actions), 0.0)
+            self._begin(reset_rows)
+        elif reset_rows.any():
+            raise RuntimeError(f"rows {np.flatnonzero(reset_rows).tolist()} were stepped after their end")
+        stepped_rows = ~reset_rows
+        self._steps[stepped_rows] += 1
+
+        index = (np.arange(self.num_envs) + self._episodes) % len(self.episodes)
+        lengths = np.array([length for length, _ in self.episodes])[index]
+        endings = np.array([ending for _, ending in self.episodes])[index]
+        done = stepped_rows & (self._steps >= lengths)
+        terminated = done & (endings != "truncate")
+        truncated = done & (endings != "terminate")
+        rewards = np.where(stepped_rows, 10.0 * self._steps + np.asarray(actions), 0.0)
+
         infos = self._infos(done)
         self._ended = done.copy()
         if self.autoreset_mode is AutoresetMode.SAME_STEP and done.any():
@@ -155,6 +160,7 @@ class CountingVectorEnv(VectorEnv):
         return self._observations(), rewards, terminated, truncated, infos
 
     def _infos(self, done: npt.NDArray[np.bool_]) -> dict[str, Any]:
+        """Return the infos of a step in gymnasium's form. Called before ended rows are reset."""
         if not done.any():
             return {}
         info = {"length": self._steps.copy(), "_length": done.copy()}
@@ -181,7 +187,7 @@ def _observation_space(nested: bool) -> spaces.Space:
 
 
 def _checked_episodes(episodes: Sequence[Ending]) -> tuple[Ending, ...]:
-    """Return the episodes as a tuple; `ValueError` for no episode, a length below 1 or an unknown ending."""
+    """Return the episodes as a tuple. `ValueError` for no episode, a length below 1 or an unknown ending."""
     if not episodes or any(length < 1 or ending not in ENDINGS for length, ending in episodes):
         raise ValueError(f"episodes={episodes!r}: give pairs of a length of at least 1 and an ending of {ENDINGS}.")
     return tuple((int(length), str(ending)) for length, ending in episodes)

@@ -1,18 +1,19 @@
-"""Probe environments: one thing to learn each, with the exact answer; and bit flipping, the smallest one with goals.
+"""Probe environments, each with one thing to learn and its exact answer, and small environments with one difficulty.
 
-An algorithm that fails a probe is wrong, and which probe it fails tells where: the value's regression
-(`ConstantProbe`), the way of the observation to the value (`ObservationProbe`), discounting and bootstrapping
-(`DiscountProbe`), the policy's gradient (`ActionProbe`), both together (`ObservationActionProbe`), whether truncation
-bootstraps where termination does not (`TruncationProbe`), and whether a recurrent network remembers (`MemoryProbe`).
+An algorithm that fails a probe is wrong, and the probe that it fails shows where: the regression of the value
+(`ConstantProbe`), the path from the observation to the value (`ObservationProbe`), discounting and bootstrapping
+(`DiscountProbe`), the policy gradient (`ActionProbe`), both together (`ObservationActionProbe`), bootstrapping after
+truncation but not after termination (`TruncationProbe`), and the memory of a recurrent network (`MemoryProbe`).
 
 Every probe has
 
     observations            every observation that is acted on, as tuples of floats
-    exact_value(obs, gamma) the value of the best policy there (any policy, where actions do not matter)
-    best_action(obs)        the best action; None where actions do not matter
+    exact_value(obs, gamma) value of an observation under the best policy (any policy, if actions do not matter)
+    best_action(obs)        the best action; None if actions do not matter
     best_return             the undiscounted mean return of an episode under the best policy
 
-and, as an id, `lockstep/<name>-v0` (see `register_environments`).
+and the id `lockstep/<name>-v0` (see `register_environments`). `BitFlipping` needs learning from reached goals, and
+`SparseMaze` needs exploration.
 """
 
 from __future__ import annotations
@@ -28,28 +29,32 @@ from gymnasium import spaces
 from lockstep.options.checks import check_whole
 
 BEST_CONTINUOUS = 0.5
-"""The best action of the continuous probes, to be multiplied by the observation where that matters."""
+"""Best action of the continuous probes; with an observation of -1 or 1, it is multiplied by the observation."""
 Obs = npt.NDArray[np.float32]
 Action = Any
 StepAnswer = tuple[Obs, float, bool, bool, dict[str, Any]]
 Bits = npt.NDArray[np.float32]
 Info = Any
-"""One info, or an array of them; not looked at."""
+"""An info or an array of infos, which is not used."""
 GoalFunction = Callable[[Any, Any, Any], Any]
-"""`f(achieved_goal [N, ...], desired_goal [N, ...], info) -> [N]`"""
+"""Function `f(achieved_goal [N, ...], desired_goal [N, ...], info) -> [N]`."""
 
 
 class Probe(gym.Env[Obs, Action]):
-    """Base of the probes: observations are Box (1,), actions Discrete(2) or Box (1,) within [-1, 1].
+    """Base class of the probes: observations are Box (1,), actions Discrete(2) or Box (1,) within [-1, 1].
 
-    An episode has one step, unless a probe says otherwise, and its last observation is the first one.
+    By default an episode has one step, whose last observation equals the first one.
     """
 
     metadata = {"render_modes": []}
     observations: ClassVar[tuple[tuple[float], ...]] = ((0.0,),)
+    """Every observation that is acted on."""
     best_return: ClassVar[float] = 1.0
+    """Undiscounted mean return of an episode under the best policy."""
     continuous: ClassVar[bool] = False
+    """True for actions in Box (1,)."""
     state_attributes: ClassVar[tuple[str, ...]] = ("current",)
+    """Names of the attributes that are the environment's state; see `lockstep.envs.env_state`."""
 
     def __init__(self) -> None:
         self.observation_space = spaces.Box(-1.0, 1.0, (1,), dtype=np.float32)
@@ -73,11 +78,13 @@ class Probe(gym.Env[Obs, Action]):
         return 1.0
 
     def best_action(self, observation: Sequence[float]) -> Action:
-        """Return the best action at an observation; None where actions do not matter."""
+        """Return the best action at an observation; None if actions do not matter."""
         return None
 
     def _first(self) -> float:
-        return self.observations[int(self.np_random.integers(len(self.observations)))][0]
+        """Draw the first observation of an episode."""
+        index = int(self.np_random.integers(len(self.observations)))
+        return self.observations[index][0]
 
     def _observe(self) -> Obs:
         return np.array([self.current], dtype=np.float32)
@@ -87,11 +94,11 @@ class Probe(gym.Env[Obs, Action]):
 
 
 class ConstantProbe(Probe):
-    """Observation 0, reward 1, one step: the value is 1. Fails where the value does not learn at all."""
+    """Probe with observation 0, reward 1 and one step. The value is 1. Fails if the value is not learned at all."""
 
 
 class ObservationProbe(Probe):
-    """Observation -1 or 1, reward equal to it: the value is the observation."""
+    """Probe with observation -1 or 1 and a reward equal to it. The value is the observation."""
 
     observations = ((-1.0,), (1.0,))
     best_return = 0.0
@@ -104,7 +111,7 @@ class ObservationProbe(Probe):
 
 
 class DiscountProbe(Probe):
-    """Observation 0, then 1; reward 0, then 1: the values are gamma and 1."""
+    """Probe with observation 0, then 1, and reward 0, then 1. The values are gamma and 1."""
 
     observations = ((0.0,), (1.0,))
 
@@ -122,7 +129,7 @@ class DiscountProbe(Probe):
 
 
 class ActionProbe(Probe):
-    """Reward 1 for action 1, -1 for action 0: the value under the best policy is 1."""
+    """Probe with reward 1 for action 1 and -1 for action 0. The value under the best policy is 1."""
 
     def best_action(self, observation: Sequence[float]) -> Action:
         return 1
@@ -132,7 +139,7 @@ class ActionProbe(Probe):
 
 
 class ActionProbeContinuous(Probe):
-    """Reward `1 - (action - 0.5)^2`: the best action is 0.5, its value 1."""
+    """Probe with reward `1 - (action - 0.5)^2`. The best action is 0.5, and its value is 1."""
 
     continuous = True
 
@@ -145,7 +152,7 @@ class ActionProbeContinuous(Probe):
 
 
 class ObservationActionProbe(ActionProbe):
-    """Observation -1 or 1; reward 1 for action 0 at -1 and action 1 at 1, else -1: the value is 1."""
+    """Probe with observation -1 or 1. Reward 1 for action 0 at -1 and action 1 at 1, else -1. The value is 1."""
 
     observations = ((-1.0,), (1.0,))
 
@@ -154,7 +161,7 @@ class ObservationActionProbe(ActionProbe):
 
 
 class ObservationActionProbeContinuous(ActionProbeContinuous):
-    """Observation -1 or 1; reward `1 - (action - 0.5 observation)^2`: the value is 1."""
+    """Probe with observation -1 or 1 and reward `1 - (action - 0.5 observation)^2`. The value is 1."""
 
     observations = ((-1.0,), (1.0,))
 
@@ -163,11 +170,12 @@ class ObservationActionProbeContinuous(ActionProbeContinuous):
 
 
 class TruncationProbe(Probe):
-    """One step, reward 1, and the last observation is the first one: -1 terminates, 1 truncates.
+    """Probe with one step and reward 1. Observation -1 terminates the episode, observation 1 truncates it.
 
-    A terminated episode is worth its reward, 1. A truncated one would have gone on for ever at the same observation: it
-    is worth `1 / (1 - gamma)`. Who bootstraps both gets `1 / (1 - gamma)` twice, who bootstraps none 1 twice, and who
-    takes the first observation of the next episode for the last one of this gets a mixture.
+    The last observation equals the first one. A terminated episode is worth its reward, 1. A truncated one would have
+    continued for ever at the same observation, so it is worth `1 / (1 - gamma)`. An algorithm that bootstraps after
+    both learns `1 / (1 - gamma)` twice, and one that bootstraps after neither learns 1 twice. One that bootstraps from
+    the first observation of the next episode learns a mixture.
     """
 
     observations = ((-1.0,), (1.0,))
@@ -181,36 +189,46 @@ class TruncationProbe(Probe):
 
 
 class MemoryProbe(ObservationActionProbe):
-    """The first observation, -1 or 1, has to be remembered for `delay` steps in which the observation is 0.
+    """Probe whose first observation, -1 or 1, must be remembered for `delay` steps in which the observation is 0.
 
     Only the last of `delay + 1` actions counts: reward 1 for action 0 after -1 and action 1 after 1, else -1. Without
     memory nothing is better than a guess, whose mean return is 0.
     """
 
     delay: ClassVar[int] = 3
+    """Number of steps between the observation and the action that depends on it."""
     state_attributes = ("current", "cue", "t")
 
     def _first(self) -> float:
-        self.cue, self.t = super()._first(), 0
+        self.cue = super()._first()
+        self.t = 0
         return self.cue
 
     def step(self, action: Action) -> StepAnswer:
-        self.current, self.t = 0.0, self.t + 1
-        last = self.t > self.delay
-        reward = (1.0 if int(action) == self.best_action([self.cue]) else -1.0) if last else 0.0
-        return self._observe(), reward, last, False, {}
+        self.current = 0.0
+        self.t += 1
+        is_last = self.t > self.delay
+        reward = 0.0
+        if is_last:
+            reward = 1.0 if int(action) == self.best_action([self.cue]) else -1.0
+        return self._observe(), reward, is_last, False, {}
 
     def exact_value(self, observation: Sequence[float], gamma: float) -> float:
-        """Return the value at the first observation: the reward comes `delay` steps later."""
+        """Return the value of the first observation; the reward follows `delay` steps later."""
         return gamma**self.delay
 
 
 class CompositeProbe(Probe):
-    """A nested action with a mask for each choice; the best action is another one at each observation, and is worth 1.
+    """Probe with a nested action and a mask for each choice.
+
+    The best action depends on the observation, and its value is 1.
 
     The action is `{"arm": (gear, steering), "lights": (first, second)}`: Discrete, Box and MultiDiscrete. The reward is
-    a third for each choice that is right, minus the squared distance of the steering from `0.5 observation`. Raises
-    `ValueError` for an action that the mask forbids. The mask is built like the action; `flat_mask=True`: a vector.
+    a third for each correct choice, minus the squared distance of the steering from `0.5 observation`. An action that
+    the mask forbids raises `ValueError`.
+
+    Args:
+        flat_mask: Give the mask as one vector instead of a structure like the action's.
     """
 
     observations = ((-1.0,), (1.0,))
@@ -223,8 +241,8 @@ class CompositeProbe(Probe):
         self.action_space = spaces.Dict(arm=arm, lights=spaces.MultiDiscrete([2, 3]))
         masks = spaces.Dict(arm=spaces.Tuple([spaces.MultiBinary(3)]), lights=spaces.MultiBinary(5))
         mask = spaces.MultiBinary(8) if flat_mask else masks
-        seen: Any = spaces.Dict(observations=box, action_mask=mask)
-        self.observation_space = seen
+        with_mask: Any = spaces.Dict(observations=box, action_mask=mask)
+        self.observation_space = with_mask
 
     def best_action(self, observation: Sequence[float]) -> Action:
         right = int(float(observation[0]) > 0.0)
@@ -232,21 +250,24 @@ class CompositeProbe(Probe):
         return {"arm": (2 + right, steering), "lights": np.array([right, 1 + right])}
 
     def _allowed(self) -> npt.NDArray[np.int8]:
-        """Return the mask of the gears, the first and the second light."""
+        """Return the mask of the 3 gears, the 2 states of the first and the 3 states of the second light."""
         return np.array([0, 1, 1, 1, 1, 1, 1, 0] if self.current < 0.0 else [1, 0, 1, 0, 1, 1, 1, 1], np.int8)
 
     def _observe(self) -> Any:
         mask = self._allowed()
-        both = mask if self.flat_mask else {"arm": (mask[:3],), "lights": mask[3:]}
-        return {"observations": super()._observe(), "action_mask": both}
+        action_mask = mask if self.flat_mask else {"arm": (mask[:3],), "lights": mask[3:]}
+        return {"observations": super()._observe(), "action_mask": action_mask}
 
     def _reward(self, action: Action) -> float:
-        mask, best = self._allowed(), self.best_action([self.current])
-        (gear, steering), (first, second) = action["arm"], action["lights"]
+        mask = self._allowed()
+        best = self.best_action([self.current])
+        gear, steering = action["arm"]
+        first, second = action["lights"]
         if not self.action_space.contains(action) or not (mask[gear - 1] and mask[3 + first] and mask[5 + second]):
             raise ValueError(f"{action} is not allowed; the mask is {mask}")
-        right = int(gear == best["arm"][0]) + int((action["lights"] == best["lights"]).sum())
-        return right / 3.0 - float(steering[0] - best["arm"][1][0]) ** 2
+        best_gear, best_steering = best["arm"]
+        correct = int(gear == best_gear) + int((action["lights"] == best["lights"]).sum())
+        return correct / 3.0 - float(steering[0] - best_steering[0]) ** 2
 
 
 PROBES: tuple[type[Probe], ...] = (
@@ -259,26 +280,29 @@ PROBES: tuple[type[Probe], ...] = (
     ObservationActionProbeContinuous,
     TruncationProbe,
 )
-"""The probes that every algorithm learns with any network."""
+"""Probes that every algorithm solves with any network."""
 MEMORY_PROBES: tuple[type[Probe], ...] = (MemoryProbe,)
-"""The probes that only a network with memory learns."""
+"""Probes that only a network with memory solves."""
 COMPOSITE_PROBES: tuple[type[Probe], ...] = (CompositeProbe,)
-"""The probes of algorithms that take a Dict of actions."""
+"""Probes for algorithms that support Dict action spaces."""
 
 
 # -- goals ---
 
 
 class BitFlipping(gym.Env[Any, Any]):
-    """Make some bits equal to others, flipping one in each step (Andrychowicz et al. 2017, arXiv:1707.01495).
+    """Bits that must become equal to a goal, flipping one in each step (Andrychowicz et al. 2017, arXiv:1707.01495).
 
-    Reward -1 for each step, 0 for the one that reaches the goal, which terminates the episode; truncated after
-    `num_bits` steps. Beginning and goal are drawn anew for each episode, different ones. For more than about 12 bits
-    the goal is never met by chance, so that nothing is learned from the goals that were wanted, only from those that
-    were reached.
+    The reward is -1 in each step, and 0 in the step that reaches the goal, which terminates the episode. An episode is
+    truncated after `num_bits` steps. Each episode draws new bits and a goal that differs from them. With more than
+    about 12 bits the goal is never reached by chance, so that nothing is learned from the desired goals; hindsight
+    replay learns from the goals that were reached instead.
 
-    Observations are dicts with `observation` and `achieved_goal` (the bits) and `desired_goal`, zeros and ones. With
-    `num_bits` n the best return is `1 - d` where d bits differ, about `1 - n / 2` in the mean.
+    Observations are dicts with `observation` and `achieved_goal` (the bits) and `desired_goal`, all zeros and ones. The
+    best return is `1 - d` if d bits differ, about `1 - num_bits / 2` in the mean.
+
+    Args:
+        num_bits: Number of bits.
     """
 
     metadata = {"render_modes": []}
@@ -294,7 +318,7 @@ class BitFlipping(gym.Env[Any, Any]):
         self.t = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Draw new bits and another goal."""
+        """Draw new bits and a goal that differs from them."""
         super().reset(seed=seed)
         self.t = 0
         self.bits, self.goal = self.np_random.integers(0, 2, (2, self.num_bits)).astype(np.float32)
@@ -305,18 +329,18 @@ class BitFlipping(gym.Env[Any, Any]):
 
     def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Flip the bit `action`."""
-        self.bits = self.bits.copy()
+        self.bits = self.bits.copy()  # the last observation has the same array
         self.bits[action] = 1.0 - self.bits[action]
         self.t += 1
         reached = bool(self.compute_terminated(self.bits, self.goal, {}))
         return self._observe(), 0.0 if reached else -1.0, reached, not reached and self.t >= self.num_bits, {}
 
     def compute_reward(self, achieved_goal: Bits, desired_goal: Bits, info: Info) -> npt.NDArray[Any]:
-        """Return 0 where the goal `[..., n]` is reached, else -1; `[...]`."""
+        """Return the rewards `[...]` of goals `[..., n]`: 0 where the goal is reached, else -1."""
         return np.where(self.compute_terminated(achieved_goal, desired_goal, info), 0.0, -1.0)
 
     def compute_terminated(self, achieved_goal: Bits, desired_goal: Bits, info: Info) -> npt.NDArray[Any]:
-        """Return where the goal `[..., n]` is reached, bool `[...]`."""
+        """Return bool `[...]`, True where the goal `[..., n]` is reached."""
         return np.asarray((np.asarray(achieved_goal) == np.asarray(desired_goal)).all(-1))
 
     def _observe(self) -> dict[str, npt.NDArray[np.float32]]:
@@ -327,14 +351,18 @@ class BitFlipping(gym.Env[Any, Any]):
 
 
 class SparseMaze(gym.Env[Any, Any]):
-    """Find the way out of a maze; reward 1 at its end, and 0 everywhere before.
+    """Maze whose only reward, 1, is at its exit.
 
-    The `size` x `size` cells form a tree, the same for each `layout`: there is one way from the first cell to the exit,
-    the cell that is farthest from it, with dead ends beside it. An episode terminates at the exit and is truncated
-    after four times as many steps as the way has, in which an agent that moves at random does not get there.
+    The `size` x `size` cells form a tree. So exactly one path leads from the first cell to the exit, which is the cell
+    farthest from it; all other branches are dead ends. An episode terminates at the exit, and is truncated after four
+    times the length of the path, in which an agent that moves at random does not arrive.
 
-    Observations are the number of the cell, Discrete(`size * size`); actions are up, right, down and left. A step into
+    Observations are the number of the cell, Discrete(`size * size`). Actions are up, right, down and left. A step into
     a wall changes nothing.
+
+    Args:
+        size: Number of rows and of columns.
+        layout: Seed of the maze.
     """
 
     metadata = {"render_modes": []}
@@ -345,49 +373,63 @@ class SparseMaze(gym.Env[Any, Any]):
         self.observation_space = spaces.Discrete(size * size)
         self.action_space = spaces.Discrete(4)
         self.next_cells = self._carve(np.random.default_rng(check_whole("layout", layout, 0)))
-        """`[cells, 4]`, where each action leads"""
+        """Cell that each action leads to, int64 `[cells, 4]`."""
         distances = self._distances()
-        self.exit, self.distance = int(distances.argmax()), int(distances.max())
-        """the cell to be reached, and its distance from the first one in steps"""
-        self.cell = self.t = 0
+        self.exit = int(distances.argmax())
+        """Number of the cell to be reached."""
+        self.distance = int(distances.max())
+        """Number of steps from the first cell to the exit."""
+        self.cell = 0
+        self.t = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
-        """Go back to the first cell."""
+        """Return to the first cell."""
         super().reset(seed=seed)
-        self.cell = self.t = 0
+        self.cell = 0
+        self.t = 0
         return self.cell, {}
 
     def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
-        """Move where there is no wall."""
+        """Move to the next cell, unless there is a wall."""
         self.cell = int(self.next_cells[self.cell, action])
         self.t += 1
-        found = self.cell == self.exit
-        return self.cell, float(found), found, not found and self.t >= 4 * self.distance, {}
+        at_exit = self.cell == self.exit
+        truncated = not at_exit and self.t >= 4 * self.distance
+        return self.cell, float(at_exit), at_exit, truncated, {}
 
     def _carve(self, rng: np.random.Generator) -> npt.NDArray[np.int64]:
-        """Return `next_cells` of a maze made by a walk that goes back where it is stuck (depth-first search)."""
+        """Return `next_cells` of a random maze (depth-first search).
+
+        A walk continues to a random neighbour that it has not visited, opening the wall between them. At a dead end it
+        goes back along its path.
+        """
         cells = np.arange(self.size * self.size)
-        next_cells, seen, way = np.repeat(cells[:, None], 4, axis=1), {0}, [0]
-        while way:
-            row, column = divmod(way[-1], self.size)
-            around = ((row - 1, column), (row, column + 1), (row + 1, column), (row, column - 1))
-            fresh = [
+        next_cells = np.repeat(cells[:, None], 4, axis=1)  # at first every action leads into a wall
+        visited = {0}
+        path = [0]
+        while path:
+            row, column = divmod(path[-1], self.size)
+            neighbours = ((row - 1, column), (row, column + 1), (row + 1, column), (row, column - 1))
+            moves = [
                 (action, r * self.size + c)
-                for action, (r, c) in enumerate(around)
-                if 0 <= r < self.size and 0 <= c < self.size and r * self.size + c not in seen
+                for action, (r, c) in enumerate(neighbours)
+                if 0 <= r < self.size and 0 <= c < self.size and r * self.size + c not in visited
             ]
-            if not fresh:
-                way.pop()
+            if not moves:
+                path.pop()
                 continue
-            action, cell = fresh[rng.integers(len(fresh))]
-            next_cells[way[-1], action], next_cells[cell, (action + 2) % 4] = cell, way[-1]
-            seen.add(cell)
-            way.append(cell)
+            action, cell = moves[rng.integers(len(moves))]
+            opposite = (action + 2) % 4
+            next_cells[path[-1], action] = cell
+            next_cells[cell, opposite] = path[-1]
+            visited.add(cell)
+            path.append(cell)
         return next_cells
 
     def _distances(self) -> npt.NDArray[np.int64]:
-        """Return how many steps each cell is from the first one."""
-        distances, front = np.full(self.size * self.size, -1), np.array([0])
+        """Return the distance of each cell from the first one in steps, `[cells]` (breadth-first search)."""
+        distances = np.full(self.size * self.size, -1)
+        front = np.array([0])
         for steps in range(len(distances)):
             distances[front] = steps
             reached = np.unique(self.next_cells[front])
@@ -396,12 +438,12 @@ class SparseMaze(gym.Env[Any, Any]):
 
 
 def goal_functions(env: gym.Env[Any, Any]) -> tuple[GoalFunction, GoalFunction | None]:
-    """Return `compute_reward` of an environment with goals and, where it has one, `compute_terminated`.
+    """Return the methods `compute_reward` and `compute_terminated` of an environment with goals.
 
-    gymnasium-robotics names them so.
+    The names are gymnasium-robotics'. The second is None if the environment does not have it.
 
     Raises:
-        ValueError: it has no `compute_reward`.
+        ValueError: The environment has no `compute_reward`.
     """
     base: Any = env.unwrapped
     compute_reward = getattr(base, "compute_reward", None)
@@ -415,17 +457,18 @@ def goal_functions(env: gym.Env[Any, Any]) -> tuple[GoalFunction, GoalFunction |
 
 
 def register_environments() -> None:
-    """Make the ids `lockstep/<name>-v0` of the environments of this package known to gymnasium.
+    """Register the ids `lockstep/<name>-v0` of the environments of this package with gymnasium.
 
-    May be called again. `make_vector` calls this for ids that begin with `lockstep/`.
+    May be called again. `make_vector` calls it for ids that begin with `lockstep/`.
     """
     probes = PROBES + MEMORY_PROBES + COMPOSITE_PROBES
     entry_points = {probe.__name__: f"{__name__}:{probe.__name__}" for probe in probes}
     entry_points["Counting"] = "lockstep.envs.toys.counting:CountingEnv"
     for name in ("BitFlipping", "SparseMaze"):
         entry_points[name] = f"{__name__}:{name}"
-    lengths = {"StatelessCartPole": 500, "StatelessPendulum": 200}
-    entry_points |= {name: f"lockstep.envs.toys.stateless:{name}" for name in lengths}
+    time_limits = {"StatelessCartPole": 500, "StatelessPendulum": 200}
+    entry_points |= {name: f"lockstep.envs.toys.stateless:{name}" for name in time_limits}
     for name, entry_point in entry_points.items():
-        if f"lockstep/{name}-v0" not in gym.registry:
-            gym.register(f"lockstep/{name}-v0", entry_point=entry_point, max_episode_steps=lengths.get(name))
+        env_id = f"lockstep/{name}-v0"
+        if env_id not in gym.registry:
+            gym.register(env_id, entry_point=entry_point, max_episode_steps=time_limits.get(name))

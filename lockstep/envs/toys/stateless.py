@@ -1,6 +1,6 @@
-"""CartPole and Pendulum whose velocities are not observed: easy with a memory, out of reach without one.
+"""CartPole and Pendulum without velocities in the observation: easy with a memory, impossible without one.
 
-Their names are those that RLlib's examples have; `lockstep/StatelessCartPole-v0`, `lockstep/StatelessPendulum-v0`.
+The names are from RLlib's examples. The ids are `lockstep/StatelessCartPole-v0` and `lockstep/StatelessPendulum-v0`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gymnasium.envs.classic_control import CartPoleEnv, PendulumEnv
 
 
 class _Stateless(gym.ObservationWrapper[Any, Any, Any]):
-    """Shows some numbers of the observation only."""
+    """Wrapper that keeps some numbers of the observation. `shown`: their indices."""
 
     def __init__(self, env: gym.Env[Any, Any], shown: Sequence[int]) -> None:
         super().__init__(env)
@@ -24,19 +24,19 @@ class _Stateless(gym.ObservationWrapper[Any, Any, Any]):
         self.observation_space = gym.spaces.Box(bounds.low[self.shown], bounds.high[self.shown], dtype=bounds.dtype)
 
     def observation(self, observation: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Return what is shown."""
+        """Return the numbers that are kept."""
         return observation[self.shown]
 
 
 class StatelessCartPole(_Stateless):
-    """CartPole-v1 that shows the cart's place and the pole's angle."""
+    """CartPole-v1 that observes only the position of the cart and the angle of the pole."""
 
     def __init__(self, render_mode: str | None = None) -> None:
         super().__init__(CartPoleEnv(render_mode=render_mode), (0, 2))
 
 
 class StatelessPendulum(_Stateless):
-    """Pendulum-v1 that shows the cosine and the sine of the angle."""
+    """Pendulum-v1 that observes only the cosine and the sine of the angle."""
 
     def __init__(self, render_mode: str | None = None) -> None:
         super().__init__(PendulumEnv(render_mode=render_mode), (0, 1))
