@@ -1,4 +1,4 @@
-"""The sections of a configuration about what a run leaves behind."""
+"""Sections of a configuration about the records, checkpoints, seeds and callbacks of a run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 CALLBACK = Kind(
     "a subclass of lockstep.trainer.Callback",
-    foreign_bases=("lockstep.trainer:Callback",),  # which is above this folder
+    foreign_bases=("lockstep.trainer:Callback",),  # a text, because the trainer is on a higher floor
     takes_others=False,
 )
 LOGGERS: dict[str, type[BaseLogger]] = {
@@ -29,35 +29,37 @@ LOGGERS: dict[str, type[BaseLogger]] = {
     "wandb": WandbLogger,
     "mlflow": MLflowLogger,
 }
+"""Classes of loggers by the names that options have for them."""
 LoggerName = Literal["jsonl", "tensorboard", "wandb", "mlflow"]
 
 
 @dataclass
 class ReportingSection(Section[ConfigT]):
-    """Loggers and epochs."""
+    """Options of the section `reporting`: length of the run, epochs and loggers."""
 
     name = "reporting"
 
     total_steps: int = option(100_000, ge=1)
-    """environment steps (offline: gradient steps) of the whole run, which ends with the update that reaches them"""
+    """Number of environment steps of the run (offline: gradient steps). The update that reaches it is the last."""
     steps_per_epoch: int | None = option(None, ge=1)
-    """the same between evaluations, rounded up to whole updates (the last epoch may be shorter); `None`: about a tenth
-    of the run"""
+    """Number of such steps between two evaluations, rounded up to whole updates; the last epoch may be shorter.
+    Defaults to about a tenth of the run."""
     loggers: list[LoggerName] = option(factory=lambda: ["jsonl"])
-    """where records go, by name"""
+    """Names of the loggers that write the run's records."""
     logger_config: Mapping[LoggerName, Mapping[str, Any]] = option(factory=dict)
-    """arguments of the loggers' classes by name: `{"wandb": {"project": "poles"}, "jsonl": {"train_interval": 100}}`"""
+    """Arguments of the loggers' classes, by the loggers' names:
+    `{"wandb": {"project": "poles"}, "jsonl": {"train_interval": 100}}`."""
 
     def __call__(self, **options: Unpack[ReportingOptions]) -> ConfigT:
-        """Set options; return the configuration."""
+        """Set options, and return the configuration."""
         return self.change(options)
 
     def validate(self) -> None:
-        """Refuse arguments that a logger does not have."""
+        """Check that the loggers have the arguments in `logger_config`. `ValueError` for an unknown one."""
         for name, arguments in self.logger_config.items():
             logger = LOGGERS[name]
             known = [*inspect.signature(logger).parameters, *inspect.signature(BaseLogger).parameters]
-            known.remove("intervals")
+            known.remove("intervals")  # the `**intervals` of a logger, which are arguments of `BaseLogger`
             for argument in arguments:
                 if argument not in known:
                     raise ValueError(
@@ -68,56 +70,57 @@ class ReportingSection(Section[ConfigT]):
 
 @dataclass
 class CheckpointingSection(Section[ConfigT]):
-    """Checkpoints of a run."""
+    """Options of the section `checkpointing`."""
 
     name = "checkpointing"
 
     checkpoint_interval: int = option(1, ge=0)
-    """epochs between checkpoints; one is always written at the end. 0: never, so that the run cannot be resumed"""
+    """Number of epochs between two checkpoints; there always is one at the end. 0 writes none, so that the run cannot
+    be resumed."""
     num_to_keep: int = option(3, ge=1)
-    """older ones are deleted; the best policy is kept apart"""
+    """Number of checkpoints that are kept; older ones are deleted. The best policy is stored separately."""
 
     def __call__(self, **options: Unpack[CheckpointingOptions]) -> ConfigT:
-        """Set options; return the configuration."""
+        """Set options, and return the configuration."""
         return self.change(options)
 
 
 @dataclass
 class DebuggingSection(Section[ConfigT]):
-    """Seeds."""
+    """Options of the section `debugging`."""
 
     name = "debugging"
 
     seed: int = option(0, ge=0)
-    """one seed for the tree of all random streams"""
+    """Seed of all random streams of the run."""
 
     def __call__(self, **options: Unpack[DebuggingOptions]) -> ConfigT:
-        """Set options; return the configuration."""
+        """Set options, and return the configuration."""
         return self.change(options)
 
 
 @dataclass
 class CallbacksSection(Section[ConfigT]):
-    """Who watches the run."""
+    """Options of the section `callbacks`."""
 
     name = "callbacks"
 
     callbacks_class: type | list[type] | None = None
-    """a subclass of `lockstep.trainer.Callback`, or several; the trainer makes one of each, without arguments (those
-    with arguments are given to `build_trainer(callbacks=[...])`)"""
+    """Subclass of `lockstep.trainer.Callback`, or several. The trainer makes one object of each, without arguments.
+    Callbacks that need arguments are given to `build_trainer(callbacks=[...])`."""
 
     def __call__(self, callbacks_class: type | list[type] | None = None) -> ConfigT:
-        """Set options; return the configuration."""
+        """Set options, and return the configuration."""
         return self.change({"callbacks_class": callbacks_class})
 
     @property
     def classes(self) -> list[type]:
-        """All of them, in order."""
-        return _listed(self.callbacks_class)
+        """The classes of callbacks, in order."""
+        return _as_list(self.callbacks_class)
 
     def prepare(self, name: str, value: object) -> Any:
-        """Refuse with `TypeError` what is no class of callbacks."""
-        for each in _listed(value):
+        """Return the value of an option. `TypeError` for one that is not a class of callbacks."""
+        for each in _as_list(value):
             if not CALLBACK.fits(each):
                 raise TypeError(
                     f"callbacks.callbacks_class={each!r} is not allowed; it must be a subclass of "
@@ -126,5 +129,8 @@ class CallbacksSection(Section[ConfigT]):
         return value
 
 
-def _listed(classes: object) -> list[Any]:
-    return [] if classes is None else list(classes) if isinstance(classes, Iterable) else [classes]
+def _as_list(classes: object) -> list[Any]:
+    """Return one class or several as a list, empty for None."""
+    if classes is None:
+        return []
+    return list(classes) if isinstance(classes, Iterable) else [classes]

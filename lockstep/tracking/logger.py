@@ -1,8 +1,7 @@
-"""Loggers: where the records of a run go.
+"""Loggers: the base class, and those that need no service.
 
-The trainer hands over dicts of statistics; a logger thins them out by intervals without losing any (what
-comes between two writes is aggregated), names them under a scope (`train/ test/ update/ info/ save/`) and
-writes them.
+The trainer hands over dicts of statistics. A logger writes them at intervals without losing any (records between two
+writes are aggregated), under the names of their scope (`train/`, `test/`, `update/`, `info/`, `save/`).
 """
 
 import contextlib
@@ -24,26 +23,31 @@ from lockstep.options.checks import check_whole
 from lockstep.tracking.records import aggregate, flatten, to_strict_json
 
 SaveCheckpointFn = Callable[[int, int, int], Any]
-"""`(epoch, env_step, gradient_step) -> path` of the checkpoint that it wrote."""
+"""Function `(epoch, env_step, gradient_step) -> path` that writes a checkpoint."""
 
 RestoredData = dict[str, dict[str, list[Any]]]
-"""Name with its scope -> `{"step": [...], "value": [...]}`."""
+"""Logged values by scoped name: `{"step": [...], "value": [...]}`."""
 
 STEP_TYPES = {"train": "env_step", "test": "env_step", "update": "gradient_step", "info": "epoch"}
+"""Kind of step that each scope counts."""
 _TIMED = re.compile(r"(?:^|[/_])(?:time|speed|path|wall_s)$|timing/|seconds")
+"""Names of values that differ between two runs with the same seed."""
 
 
 @dataclass
 class _Scope:
-    """Records of one scope that wait, and when it was written last."""
+    """Pending records of one scope."""
 
     last_written: int | None = None
+    """Step at which the scope was written last; None before the first time."""
     pending: list[dict[str, Any]] = field(default_factory=list)
+    """Records since then."""
     pending_step: int = 0
+    """Step of the newest pending record."""
 
 
 class Intervals(TypedDict, total=False):
-    """Keywords of `BaseLogger`, which loggers hand on to it."""
+    """Keywords of `BaseLogger`, which the constructors of loggers pass on to it."""
 
     train_interval: int
     test_interval: int
@@ -52,15 +56,18 @@ class Intervals(TypedDict, total=False):
 
 
 class BaseLogger(ABC):
-    """Base of all loggers: a subclass writes `write`, and where it can, `restore_data`.
+    """Base of all loggers. A subclass implements `write`, and `restore_data` if it can read what it has written.
+
+    Arrays and lists are left out of the records.
 
     Args:
-        train_interval, test_interval: environment steps between two records of that scope (the first is
-            written at once). What comes in between is aggregated into the next record and never lost.
-        update_interval: the same in gradient steps.
-        info_interval: the same in epochs.
+        train_interval, test_interval: number of environment steps between two records of that scope. The first record
+            is written at once. Records in between are aggregated into the next one.
+        update_interval: the same for updates, in gradient steps.
+        info_interval: the same for epochs, in epochs.
 
-    Arrays and lists are left out of the records. Raises `ValueError`: an interval below 1.
+    Raises:
+        ValueError: an interval is below 1.
     """
 
     def __init__(
@@ -76,10 +83,10 @@ class BaseLogger(ABC):
         self._scopes = {name: _Scope() for name in intervals}
         self._guard: Callable[[], None] | None = None
 
-    # What the trainer calls
+    # ---- interface for the trainer ----
 
     def set_guard(self, guard: Callable[[], None]) -> None:
-        """Have `guard` called before anything is written; it raises where nothing may be written any more."""
+        """Set a function that is called before each write. It raises when this process may no longer write."""
         self._guard = guard
 
     def log_train_data(self, data: Mapping[str, Any], env_step: int) -> None:
@@ -101,46 +108,56 @@ class BaseLogger(ABC):
     def save_data(
         self, epoch: int, env_step: int, gradient_step: int, save_checkpoint_fn: SaveCheckpointFn | None = None
     ) -> None:
-        """Have a checkpoint written (if a function is given) and record the counters and its path (`save/`)."""
-        path = save_checkpoint_fn(epoch, env_step, gradient_step) if save_checkpoint_fn is not None else None
+        """Write a checkpoint with the function, if there is one, and record the counters and its path (`save/`)."""
+        path = None
+        if save_checkpoint_fn is not None:
+            path = save_checkpoint_fn(epoch, env_step, gradient_step)
         self.record_save(epoch, env_step, gradient_step, path)
 
     def drop_save(self) -> None:  # noqa: B027 (a logger that cannot does nothing)
-        """Take back the record of the checkpoint that `set_state` went back to, if the logger can: the run goes on from
-        where it was ended early.
+        """Remove the record of the checkpoint that `set_state` has restored, if the logger can.
+
+        A run that was ended early writes a checkpoint at its end. When the run continues from there, a run without the
+        interruption would not have that record.
         """
 
     def restore_data(self) -> tuple[int, int, int]:
-        """Return `(epoch, env_step, gradient_step)` of the last save on record; zeros where there is none."""
+        """Return `(epoch, env_step, gradient_step)` of the last recorded save, zeros if there is none."""
         return 0, 0, 0
 
     def last_checkpoint(self) -> str | None:
-        """Return the path of the last save on record; None without one."""
+        """Return the path of the last recorded save, None if there is none."""
         return None
 
     def restore_logged_data(self, path: str | os.PathLike[str]) -> RestoredData:
-        """Return what was logged to `path` earlier: scoped name -> `{"step": [...], "value": [...]}`.
+        """Return the values logged to `path` earlier, by scoped name: `{"step": [...], "value": [...]}`.
 
-        A logger that keeps nothing returns an empty dict.
+        A logger that stores nothing returns an empty dict.
         """
         return {}
 
     @abstractmethod
     def write(self, step_type: str, step: int, data: Mapping[str, Any]) -> None:
-        """Write one record now: `data` maps scoped names (`train/returns_stat/mean`) to values."""
+        """Write one record at once.
+
+        Args:
+            step_type: kind of step, one of the values of `STEP_TYPES`.
+            step: step of the record.
+            data: values by scoped names (`train/returns_stat/mean`).
+        """
 
     def remark(self, step_type: str, step: int, data: Mapping[str, Any]) -> None:
-        """Write a record that only a resumed run has, and one that never stopped has not."""
+        """Write a record that only a resumed run has. A logger that counts records does not count it."""
         self.check_guard()
         self.write(step_type, step, data)
 
     def flush(self) -> None:
-        """Write what is waiting for the next interval."""
+        """Write all pending records."""
         for scope in self._scopes:
             self._flush_scope(scope)
 
     def finalize(self) -> None:
-        """Write what is waiting and release files; logging more afterwards opens them again."""
+        """Write all pending records and close files. Later records open them again."""
         self.flush()
 
     def __enter__(self) -> Self:
@@ -151,40 +168,41 @@ class BaseLogger(ABC):
     ) -> None:
         self.finalize()
 
-    # State
+    # ---- state ----
 
     def get_state(self) -> dict[str, Any]:
-        """Return the records that wait and the positions of the intervals; subclasses add where their files stand."""
+        """Return the pending records and the steps of the last writes. Subclasses add the positions in their files."""
         return {"scopes": {name: asdict(scope) for name, scope in self._scopes.items()}}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from `get_state`, so that a resumed run leaves the records of one that never stopped."""
+        """Restore a state of `get_state`. A resumed run then has the records of a run without the interruption."""
         self._scopes = {name: _Scope(**copy.deepcopy(saved)) for name, saved in state["scopes"].items()}
 
-    # For subclasses
+    # ---- interface for subclasses ----
 
     def record_save(self, epoch: int, env_step: int, gradient_step: int, path: object) -> None:
-        """Record the counters and the path of a checkpoint that was written (scope `save/`)."""
+        """Record the counters and the path of a checkpoint (scope `save/`)."""
         self.check_guard()
         counters = {"save/epoch": epoch, "save/env_step": env_step, "save/gradient_step": gradient_step}
         self.write("env_step", env_step, {**counters, "save/path": None if path is None else str(path)})
 
     def check_guard(self) -> None:
-        """Call the guard, if there is one."""
+        """Call the function of `set_guard`, if there is one."""
         if self._guard is not None:
             self._guard()
 
     def _continue_from(self, epoch: int, env_step: int, gradient_step: int) -> None:
+        """Set the intervals as if all scopes had been written at these counters, and drop pending records."""
         steps = {"env_step": env_step, "gradient_step": gradient_step, "epoch": epoch}
         for name, scope in self._scopes.items():
             scope.last_written = steps[STEP_TYPES[name]] or None
             scope.pending = []
 
     def log(self, name: str, data: Mapping[str, Any], step: int) -> None:
-        """Record data in the scope `train`, `test`, `update` or `info`; it may wait for the scope's interval."""
+        """Record data in the scope `train`, `test`, `update` or `info`, which may wait for the scope's interval."""
         scope = self._scopes[name]
         last = scope.last_written
-        if last is not None and step < last:  # a new run with the same logger
+        if last is not None and step < last:  # another run has begun with the same logger
             self._flush_scope(name)
             last = None
         scope.pending.append(flatten(data))
@@ -193,6 +211,7 @@ class BaseLogger(ABC):
             self._flush_scope(name)
 
     def _flush_scope(self, name: str) -> None:
+        """Write the pending records of a scope as one."""
         scope = self._scopes[name]
         if not scope.pending:
             return
@@ -204,19 +223,19 @@ class BaseLogger(ABC):
 
 
 class LazyLogger(BaseLogger):
-    """Keeps nothing; checkpoints are still written when the trainer saves."""
+    """Logger that records nothing. Checkpoints are still written when the trainer saves."""
 
     def write(self, step_type: str, step: int, data: Mapping[str, Any]) -> None:
         """Do nothing."""
 
     def log(self, name: str, data: Mapping[str, Any], step: int) -> None:
-        """Do nothing; no record waits."""
+        """Do nothing. There are no pending records."""
 
 
 class MultiLogger(BaseLogger):
-    """Hands everything to several loggers, each with its own intervals.
+    """Logger that passes every call on to several loggers, each with its own intervals.
 
-    Raises `ValueError`: no logger was given.
+    Raises `ValueError`: there is no logger.
     """
 
     def __init__(self, loggers: Sequence[BaseLogger]) -> None:
@@ -243,15 +262,16 @@ class MultiLogger(BaseLogger):
 
     def restore_data(self) -> tuple[int, int, int]:
         """Return the counters of the first logger that has any."""
-        found = [logger.restore_data() for logger in self.loggers]  # each goes back to its last save
-        return next((counters for counters in found if any(counters)), (0, 0, 0))
+        # All loggers are asked, because each one also goes back to its last save.
+        restored = [logger.restore_data() for logger in self.loggers]
+        return next((counters for counters in restored if any(counters)), (0, 0, 0))
 
     def last_checkpoint(self) -> str | None:
         """Return the path of the first logger that knows one."""
         return next((path for logger in self.loggers if (path := logger.last_checkpoint())), None)
 
     def restore_logged_data(self, path: str | os.PathLike[str]) -> RestoredData:
-        """Return the records of the first logger that finds any at `path`."""
+        """Return the values of the first logger that finds any at `path`."""
         return next((data for logger in self.loggers if (data := logger.restore_logged_data(path))), {})
 
     def flush(self) -> None:
@@ -259,7 +279,7 @@ class MultiLogger(BaseLogger):
             logger.flush()
 
     def finalize(self) -> None:
-        """Finalize all, also when one fails; a failure is raised afterwards."""
+        """Finalize all loggers, even if one of them fails. The error is raised afterwards."""
         with contextlib.ExitStack() as stack:
             for logger in reversed(self.loggers):
                 stack.callback(logger.finalize)
@@ -268,7 +288,7 @@ class MultiLogger(BaseLogger):
         return {"loggers": [logger.get_state() for logger in self.loggers]}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue each logger from its state; `ValueError` for the state of another number of loggers."""
+        """Restore the state of each logger. `ValueError` for the state of another number of loggers."""
         if len(state["loggers"]) != len(self.loggers):
             raise ValueError(f"expected the states of {len(self.loggers)} loggers, got {len(state['loggers'])}")
         for logger, saved in zip(self.loggers, state["loggers"]):
@@ -284,34 +304,32 @@ class MultiLogger(BaseLogger):
 
 
 def torch_param_hash(module: nn.Module) -> str:
-    """Return the SHA-256 over the names, shapes, dtypes and bytes of all parameters and buffers of a module.
+    """Return the SHA-256 of the names, shapes, dtypes and bytes of all parameters and buffers of a module.
 
-    Buffers that are left out of `state_dict` count too; shared ones count under each of their names. The device, the
-    training flag and `requires_grad` have no part in it.
+    Buffers that are left out of `state_dict` are included, and shared tensors are included under each of their names.
+    The device, the training flag and `requires_grad` make no difference.
     """
     sha = hashlib.sha256()
-    named = [
-        *(("parameter", *item) for item in module.named_parameters(remove_duplicate=False)),
-        *(("buffer", *item) for item in module.named_buffers(remove_duplicate=False)),
-    ]
-    for kind, name, tensor in sorted(named, key=lambda item: item[:2]):
+    parameters = [("parameter", *item) for item in module.named_parameters(remove_duplicate=False)]
+    buffers = [("buffer", *item) for item in module.named_buffers(remove_duplicate=False)]
+    for kind, name, tensor in sorted([*parameters, *buffers], key=lambda item: item[:2]):
         sha.update(f"{kind} {name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         sha.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return sha.hexdigest()
 
 
 class TraceLogger(BaseLogger):
-    """Keeps every record that a trainer hands over as one line of text, without what a clock says.
+    """Logger that stores every record of a trainer as a line of text, without values that depend on a clock.
 
-    With modules, each update's line also has the hash of their parameters and buffers. Two runs with one seed have
-    equal `lines`; `first_difference` tells where two have not.
+    With modules, the line of each update also has the hash of their parameters and buffers. Two runs with the same seed
+    have equal `lines`; `first_difference` finds the first line that differs.
 
         trace = TraceLogger(policy.module)
         OnpolicyTrainer(policy, logger=trace, ...).run()
         trace.digest()
 
     Args:
-        modules: a module, or several by name.
+        modules: module whose parameters are hashed, or several by name.
     """
 
     def __init__(self, modules: nn.Module | Mapping[str, nn.Module] | None = None) -> None:
@@ -320,23 +338,27 @@ class TraceLogger(BaseLogger):
         self.lines: list[str] = []
 
     def log(self, name: str, data: Mapping[str, Any], step: int) -> None:
-        """Keep the record at once, whatever the interval: nothing is aggregated in a trace."""
-        hashes = self.modules if name == "update" else {}
-        self._note(name, step, {**flatten(data), **{f"hash/{key}": torch_param_hash(m) for key, m in hashes.items()}})
+        """Store the record at once, whatever the interval is: a trace does not aggregate."""
+        values = flatten(data)
+        if name == "update":
+            for key, module in self.modules.items():
+                values[f"hash/{key}"] = torch_param_hash(module)
+        self._add_line(name, step, values)
 
     def write(self, step_type: str, step: int, data: Mapping[str, Any]) -> None:
-        self._note(step_type, step, flatten(data))
+        self._add_line(step_type, step, flatten(data))
 
-    def _note(self, scope: str, step: int, values: Mapping[str, Any]) -> None:
-        kept = {name: value for name, value in values.items() if not _TIMED.search(name)}
-        self.lines.append(f"{scope} {step} {json.dumps(to_strict_json(kept), sort_keys=True)}")
+    def _add_line(self, scope: str, step: int, values: Mapping[str, Any]) -> None:
+        """Add a record to the lines."""
+        untimed = {name: value for name, value in values.items() if not _TIMED.search(name)}
+        self.lines.append(f"{scope} {step} {json.dumps(to_strict_json(untimed), sort_keys=True)}")
 
     def digest(self) -> str:
         """Return the SHA-256 of all lines."""
         return hashlib.sha256("\n".join(self.lines).encode()).hexdigest()
 
     def first_difference(self, other: "TraceLogger") -> str | None:
-        """The first line that differs, of both; None where there is none."""
+        """Return the first line that differs, as both traces have it; None if the traces are equal."""
         for number, (left, right) in enumerate(zip(self.lines, other.lines), start=1):
             if left != right:
                 return f"line {number}:\n  {left}\n  {right}"

@@ -1,4 +1,4 @@
-"""Records of a run: flat names, aggregation between two writes, and strict JSON for them."""
+"""Records of a run: flat names, aggregation between two writes, and conversion to strict JSON."""
 
 import json
 import math
@@ -17,14 +17,21 @@ _LAST = (
     *("epoch", "env_step", "gradient_step", "step", "episode", "train_step", "train_episode", "test_step"),
     *("test_episode", "samples_seen", "dataset_passes", "weights_seq_no", "num_trainable_parameters", "epsilon"),
 )
+"""Names of values that describe the run at one moment: of several records the last one counts."""
 
 
 def flatten(data: Mapping[str, Any], prefix: str = "", *, exclude_arrays: bool = True) -> dict[str, Any]:
-    """Return nested names joined by `/`, values as plain Python: numbers, bools, text, None, and lists of numbers.
+    """Return nested values as one flat dict, with names joined by `/`.
 
-    Arrays with more or fewer than one element, lists and tuples are left out with `exclude_arrays`.
+    Values become plain Python: numbers, bools, text, None, and lists of these. An array of one element is a number.
 
-    Raises `TypeError`: a value can be neither logged nor left out.
+    Args:
+        data: values by name, which may be nested.
+        prefix: beginning of all names.
+        exclude_arrays: whether arrays of another size, lists and tuples are left out.
+
+    Raises:
+        TypeError: a value cannot be logged.
     """
     flat: dict[str, Any] = {}
     for name, value in data.items():
@@ -39,8 +46,9 @@ def flatten(data: Mapping[str, Any], prefix: str = "", *, exclude_arrays: bool =
 
 
 def leaves(options: Mapping[str, Any], prefix: str = "", *, value_key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield what is in nested dicts by path, `a.b`. An empty dict is a value, and so is one whose only key is
-    `value_key`.
+    """Yield the values of nested dicts with their paths `a.b`.
+
+    An empty dict is a value, and so is a dict whose only key is `value_key`.
     """
     for name, value in options.items():
         if isinstance(value, Mapping) and value and set(value) != {value_key}:
@@ -50,6 +58,7 @@ def leaves(options: Mapping[str, Any], prefix: str = "", *, value_key: str = "")
 
 
 def _loggable(value: object, key: str) -> Any:
+    """Return a value as plain Python. `TypeError`, which names `key`, for a value that cannot be logged."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, torch.Tensor):
@@ -66,12 +75,15 @@ def _loggable(value: object, key: str) -> Any:
 
 
 def reduction_of(key: str) -> str:
-    """Return how several values of one name become one: `mean`, `sum`, `max`, `min` or `last`.
+    """Return how several values of one name become one value: `mean`, `sum`, `max`, `min` or `last`.
 
-    The last part of the name decides: `max` and `min` are themselves; `count`, `env_restarts`, `collect_time` and what
-    begins with `n_` or `num_` add up, unless it ends in `_lifetime`; lifetime counters, positions (`epoch`, `env_step`,
-    ...), what is of the whole run so far (`timing/...`), `epsilon` (`epsilon/...` by module) and `best_...` keep the
-    last; all other are averaged.
+    The last part of the name decides:
+
+    - `max` and `min` are their own reductions.
+    - `last` is that of lifetime counters (`..._lifetime`), positions (`epoch`, `env_step`, ...), times of the whole run
+      (`timing/...`), `epsilon` (`epsilon/...` by module) and `best_...`.
+    - `sum` is that of `count`, `env_restarts`, `collect_time` and names that begin with `n_` or `num_`.
+    - All others are averaged.
     """
     group, name = _split(key)
     if name in ("max", "min"):
@@ -84,13 +96,17 @@ def reduction_of(key: str) -> str:
 
 
 def aggregate(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return several flat records as one, in the order of first appearance; None stands for "no value" and is
-    skipped.
+    """Return several flat records as one, with names in the order of their first appearance.
 
-    A `mean` or `std` that has a `count` beside it is weighted by it, so that means over collects of different length
-    are the mean over all their episodes, and the deviation is that of the pooled sequence. A `median` is the mean of
-    the medians, weighted in the same way: the median of the whole cannot be had from them. `collect_speed` is that of
-    all steps in all seconds; what is averaged beside `num_module_steps_trained` is weighted by these rows.
+    None means "no value" and is skipped. How the values of a name are combined is that of `reduction_of`, and means are
+    weighted where their weights are known:
+
+    - A `mean` or `std` with a `count` in the same group is weighted by it. So means over collects of different length
+      are the mean over all their episodes, and the deviation is that of all episodes together.
+    - A `median` is the mean of the medians with the same weights; the median of all episodes cannot be computed from
+      them.
+    - `collect_speed` is all steps divided by all seconds.
+    - Means with a `num_module_steps_trained` in the same group are weighted by these rows.
     """
     if len(records) == 1:
         return dict(records[0])
@@ -99,6 +115,7 @@ def aggregate(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _aggregate_one(records: Sequence[Mapping[str, Any]], key: str, reduction: str) -> Any:
+    """Return the value of one name from those of several records."""
     present = [record for record in records if record.get(key) is not None]
     values: list[Any] = [record[key] for record in present]
     if not values:
@@ -109,42 +126,51 @@ def _aggregate_one(records: Sequence[Mapping[str, Any]], key: str, reduction: st
         return sum(values)
     if reduction in ("max", "min"):
         return float(getattr(np, reduction)(values)) if len(values) > 1 else values[0]
+
     group, name = _split(key)
-    numbers, weights = np.array(values, np.float64), _weights(present, group, name)
+    numbers = np.array(values, np.float64)
+    weights = _weights(present, group, name)
+    means = [record.get(f"{group}mean") for record in present]
+    has_means = all(isinstance(mean, int | float) for mean in means)
     with np.errstate(invalid="ignore", over="ignore"):
-        means = [record.get(f"{group}mean") for record in present]
-        if name == "std" and weights is not None and all(isinstance(mean, int | float) for mean in means):
+        if name == "std" and weights is not None and has_means:
+            # Variance of the pooled episodes: E[std_i^2 + (mean_i - mean)^2].
             centre = np.average(np.array(means, np.float64), weights=weights)
-            second = np.average(numbers**2 + (np.array(means, np.float64) - centre) ** 2, weights=weights)
-            return float(np.sqrt(second))
+            variance = np.average(numbers**2 + (np.array(means, np.float64) - centre) ** 2, weights=weights)
+            return float(np.sqrt(variance))
         return float(np.average(numbers, weights=weights))
 
 
 def _split(key: str) -> tuple[str, str]:
-    """Return `a/b/` and `c` of `a/b/c`."""
+    """Return the group and the last part of a name: `a/b/` and `c` for `a/b/c`."""
     group, slash, name = key.rpartition("/")
     return group + slash, name
 
 
 def _weights(records: Sequence[Mapping[str, Any]], group: str, name: str) -> np.ndarray | None:
-    """Return the weights of the records' means: episodes, seconds, rows learned from; None if they are not known."""
+    """Return the weights of the records' means (episodes, seconds or rows), None if they are not known."""
     if name in ("mean", "median", "std"):
         key = f"{group}count"
-    elif group == "returns/":  # of one of several agents
+    elif group == "returns/":  # mean return of one of several agents, without a count of its own
         key = "returns_stat/count"
+    elif name == "collect_speed":
+        key = f"{group}collect_time"
     else:
-        key = f"{group}{'collect_time' if name == 'collect_speed' else 'num_module_steps_trained'}"
+        key = f"{group}num_module_steps_trained"
     weights: list[Any] = [record.get(key) for record in records]
-    known = all(isinstance(weight, int | float) and weight >= 0 for weight in weights)
-    return np.array(weights, np.float64) if known and sum(weights) > 0 else None
+    are_known = all(isinstance(weight, int | float) and weight >= 0 for weight in weights)
+    return np.array(weights, np.float64) if are_known and sum(weights) > 0 else None
 
 
 def to_strict_json(value: object) -> Any:
-    """Return `value` with NaN and infinities as the texts "NaN", "Infinity", "-Infinity", which strict JSON can
-    hold.
+    """Return a value with NaN and infinities as the texts "NaN", "Infinity" and "-Infinity".
+
+    Strict JSON has no numbers for them.
     """
     if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+        if math.isnan(value):
+            return "NaN"
+        return "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, Mapping):
         return {str(key): to_strict_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -155,7 +181,7 @@ def to_strict_json(value: object) -> Any:
 
 
 def from_strict_json(value: object) -> Any:
-    """Return the inverse of `to_strict_json` for what JSON can hold."""
+    """Return a value from JSON with the texts of `to_strict_json` as NaN and infinities again."""
     if isinstance(value, str):
         return _NON_FINITE.get(value, value)
     if isinstance(value, dict):
@@ -166,10 +192,11 @@ def from_strict_json(value: object) -> Any:
 
 
 def write_json(path: str | os.PathLike[str], value: object) -> None:
-    """Write one JSON file at once: a reader sees the old content or the new, never a part.
+    """Write a JSON file atomically: a reader sees the old content or the new, never a part.
 
-    Raises `TypeError`: `value` holds something that JSON cannot. `OSError`: as the system says it; the old content
-    stays.
+    Raises:
+        TypeError: JSON cannot hold the value.
+        OSError: the file cannot be written. The old content stays.
     """
     text = json.dumps(to_strict_json(value), indent=2, allow_nan=False)
     with replacing_file(Path(path)) as temporary:
@@ -177,20 +204,26 @@ def write_json(path: str | os.PathLike[str], value: object) -> None:
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Return the records of a `metrics.jsonl` (or of the run folder that holds one), NaN and infinities as floats.
+    """Return the records of a `metrics.jsonl`, with NaN and infinities as floats.
 
-    Each record: `scope` ("train", "test", ...), `step_type` ("env_step", "gradient_step", "epoch"), `step`,
-    `wall_s` (seconds since the run began, stops not counted), `data` (name -> value). Damaged lines at the end of the
-    file are left out: a kill tears the last line, and a power failure may leave zeros in place of the last ones.
+    A record has `scope` ("train", "test", ...), `step_type` ("env_step", "gradient_step", "epoch"), `step`, `wall_s`
+    (seconds since the run began, without the time between an end and a resumption) and `data` (values by name).
 
-    Raises `ValueError`: a line before an intact one is damaged; its number is named. `FileNotFoundError`: there is no
-    such file.
+    Damaged lines at the end of the file are left out: a kill truncates the last line, and a power failure may leave
+    zeros in place of the last ones.
+
+    Args:
+        path: the file, or the run folder that holds it.
+
+    Raises:
+        ValueError: a line before an intact one is damaged; the message has its number.
+        FileNotFoundError: there is no such file.
     """
     file = Path(path)
     if file.is_dir():
         file = file / "metrics.jsonl"
     records: list[dict[str, Any]] = []
-    damage: ValueError | None = None
+    damage: ValueError | None = None  # raised only if an intact line follows
     for number, line in enumerate(file.read_bytes().split(b"\n"), start=1):
         if not line.strip():
             continue
@@ -206,7 +239,7 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def parse_record(line: bytes) -> dict[str, Any]:
-    """Return the record in a line of a `metrics.jsonl`, NaN and infinities as texts. `ValueError`: it is damaged."""
+    """Return the record in a line of a `metrics.jsonl`, with NaN and infinities as texts. `ValueError` if damaged."""
     record = json.loads(line)
     if not isinstance(record, dict) or not {"scope", "step_type", "step", "data"} <= set(record):
         raise ValueError("no record with scope, step_type, step and data")

@@ -1,4 +1,4 @@
-"""`Totals`: collects and updates put together, as an epoch's statistics are."""
+"""`Totals`: statistics of several collects and updates as those of one, for example of an epoch."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from lockstep.tracking.metrics import Metrics, named
 from lockstep.tracking.statistics import CollectStats, SequenceSummaryStats, SeriesAndSeconds, TrainingStats
 
 MOST_WAITING = 64
-"""Updates whose metrics wait until they are put together. In between a gradient step empties the processor's caches, so
-that many updates at once cost far less than the same number one by one."""
+"""Number of updates whose metrics wait until they are added. Between two updates a gradient step empties the
+processor's caches, so that adding many updates at once costs far less than adding the same number one by one."""
 
 
 class Totals:
-    """Collects and updates put together one after another, in time that grows with their number alone.
+    """Totals of collects and updates. The time to add one does not depend on how many there are already.
 
-    An epoch has both. Whoever puts only collects or only updates together leaves the other ones out.
+    An epoch has both kinds; totals of only collects or only updates leave the other kind empty.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,8 @@ class Totals:
         self.gradient_steps = 0
         self._first_bad_step: int | None = None
         self._series: dict[str, array[float]] = {}
-        """Value of each learner metric in each gradient step: an array, as an epoch may have 100,000 updates."""
+        """Value of each learner metric in each gradient step. An epoch may have 100,000 updates: an array takes a
+        quarter of the memory of a list."""
         self._stage_seconds: dict[str, float] = {}
         self._waiting: list[TrainingStats] = []
         """Updates that are not yet in `_series` and `_stage_seconds`."""
@@ -62,10 +63,11 @@ class Totals:
             self._logged.add(stats.logged)
 
     def collect_stats(self) -> CollectStats:
-        """Return all collects as one."""
+        """Return the statistics of all collects as those of one."""
         episodes = {name: tuple(values) for name, values in self._episodes.items()}
         metrics: dict[str, Any] = {}
         if self._metrics:
+            # Metrics that span collects have their last report; the others are computed from all values of the epoch.
             metrics["metrics"] = {**self._metrics, **named(self._logged.current_numbers())}
             metrics["logged"] = self._logged.part()
         return CollectStats(
@@ -89,7 +91,7 @@ class Totals:
             self.series_and_seconds()
 
     def training_stats(self) -> TrainingStats:
-        """Return all updates as one, over all their gradient steps."""
+        """Return the statistics of all updates as those of one, over all their gradient steps."""
         series, seconds = self.series_and_seconds()
         metrics = {name: SequenceSummaryStats.from_sequence(values) for name, values in series.items()}
         return TrainingStats(self.train_time, self.gradient_steps, metrics, dict(seconds), self._first_bad_step)
@@ -111,7 +113,7 @@ class Totals:
     # -- state ---
 
     def get_state(self) -> dict[str, Any]:
-        """Return the totals as plain values and arrays, under the keys of all versions."""
+        """Return the totals as plain values and arrays. The keys are those of earlier versions."""
         series, seconds = self.series_and_seconds()
         return {
             "collected": self.collect_stats().get_state(),
@@ -125,7 +127,7 @@ class Totals:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Set what `get_state` returned, in totals that are empty. Other keys of `state` are ignored."""
+        """Restore a state of `get_state` in totals that are empty. Other keys of `state` are ignored."""
         self.add_collect(CollectStats.from_state(state["collected"]))
         updates = state["updates"]
         self.train_time = updates["train_time"]
@@ -136,7 +138,7 @@ class Totals:
 
 
 def merge_training_stats(parts: Sequence[TrainingStats]) -> TrainingStats:
-    """Return several updates as one, over all their gradient steps."""
+    """Return the statistics of several updates as those of one, over all their gradient steps."""
     totals = Totals()
     for part in parts:
         totals.add_update(part)
