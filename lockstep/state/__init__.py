@@ -1,4 +1,4 @@
-"""What every object with state needs: checkpoints, named random streams, schedules."""
+"""Checkpoints, names in files and the trust in them, and named random streams: for every object with state."""
 
 from lockstep.options.schedules import ConfiguredValueWarning, Schedule, ScheduleLike
 from lockstep.state.checkpoint import (

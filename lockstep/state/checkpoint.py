@@ -1,12 +1,19 @@
-"""Checkpoints: trees of state as a directory of JSON and safetensors files under a manifest.
+"""Checkpoints: directories of JSON and safetensors files with a manifest, which hold trees of state.
 
-A checkpoint is written beside its place under a hidden name, every file and directory is synced to the
-disk, the manifest (sizes and SHA-256 of all files) comes last, and one rename puts the whole in place. A
-process that is killed at any moment leaves the old state or the new one, never a mixture. Nothing is ever
-unpickled.
+A checkpoint is written in this order, so that a process that is killed at any moment leaves the old state or the new
+one, never a mixture:
 
-Every folder inside a checkpoint has a manifest of its own and is thereby a checkpoint that can be moved,
-checked and read by itself (one module out of a group, say).
+1. All files are written under a hidden name next to the target. A reader never looks there.
+2. The manifest, with the sizes and SHA-256 of all files, is written last: a directory without one is not a checkpoint,
+   and one whose files differ from its manifest is damaged.
+3. Every file and directory is synced to the disk. A rename may reach the disk before the content that was written
+   earlier, and a power failure would then leave a checkpoint of empty files under its final name.
+4. One rename puts the whole directory in place.
+
+Nothing is ever unpickled: reading a checkpoint runs no code from it.
+
+Every folder inside a checkpoint has its own manifest. So it is a checkpoint itself, which can be moved, verified and
+read alone (one module of a group, for example).
 """
 
 import contextlib
@@ -45,14 +52,19 @@ from lockstep.state.tree import (
 )
 
 FORMAT = 2
-"""Format 1 (Lockstep 0.2) has neither `attempt` and `steps` nor a checksum of the manifest itself; it is read too."""
+"""Format of new checkpoints. Format 1 (Lockstep 0.2) can be read as well. It has no `attempt` and `steps`, and no
+checksum of the manifest."""
 FIRST_READABLE_VERSION = (0, 2)
+"""First version (major, minor) of Lockstep whose checkpoints can be read."""
 MANIFEST = "manifest.json"
+"""Name of the manifest's file."""
 CHECKSUM = "sha256"
+"""Key of the manifest's checksum of itself."""
 ERROR = "error"
-"""Name of the checkpoint of a run that ended with an error, beside the healthy ones."""
+"""Name of the checkpoint of a run that ended with an error, next to the checkpoints of healthy states."""
 VERIFIED_EACH_TIME = 256 << 20
-"""Bytes of a shared file up to which it is verified before every sharing; a larger one once in a process."""
+"""Largest size in bytes of a shared file that is verified each time it is shared. A larger one is verified once in a
+process, because reading it takes longer than a training step may wait."""
 
 
 class CheckpointError(ValueError):
@@ -61,34 +73,38 @@ class CheckpointError(ValueError):
 
 @dataclass
 class _SharedFile:
-    """A file of an earlier checkpoint, which the next one may get under a second name."""
+    """File of an earlier checkpoint that later ones may share by hard links."""
 
     path: Path
     inode: int
+    """Inode when the file was written. Another one is another file under the same name."""
     changed_ns: int
+    """Time of the last change when the file was written."""
     entry: dict[str, Any]
     """Size and SHA-256, as in the manifest."""
     is_verified: bool = False
-    """Whether the content has been read back and compared in this process."""
+    """Whether the content was read back and compared in this process."""
 
     def link_to(self, path: Path) -> bool:
-        """Give the file the second name `path`; return False where that is not possible or the file is damaged."""
+        """Link the file to the second name `path`. Return whether that was possible and the file is intact."""
         if not self._is_intact():
             return False
         try:
             os.link(self.path, path)
         except OSError:
             return False
-        found = path.stat()
-        if (found.st_ino, found.st_mtime_ns) == (self.inode, self.changed_ns):
+        # Checked after the link, which another process cannot replace: `self.path` may have been between the two steps.
+        status = path.stat()
+        if (status.st_ino, status.st_mtime_ns) == (self.inode, self.changed_ns):
             return True
-        path.unlink()  # another file has taken its place
+        path.unlink()
         return False
 
     def _is_intact(self) -> bool:
-        """Return whether the file can be read and holds what was written.
+        """Return whether the file can be read and holds the content that was written.
 
-        A damaged file must not be shared, or one rotten bit would be in every later checkpoint.
+        A damaged file must not be shared: one flipped bit would be in every later checkpoint, and no intact one would
+        be left to resume from.
         """
         if self.entry["size"] > VERIFIED_EACH_TIME and self.is_verified:
             return True
@@ -102,33 +118,36 @@ class _SharedFile:
 
 
 class SealedTree(dict[str, Any]):
-    """A dict of state of which the owner promises: as long as this object is used, it does not change.
+    """Dict of state whose owner promises that it does not change as long as this object is used.
 
-    When it is written to a checkpoint as a top-level key, it remembers its files. The next checkpoint on the same
-    file system gets them under a second name (a hard link), which costs next to nothing; each is verified first. Where
-    that does not work (the older checkpoint is gone, damaged, or on another disk) they are written again. It is read
-    as a dict.
+    When it is written to a checkpoint as a top-level key, it remembers its files. The next checkpoint on the same file
+    system shares these files by hard links, which takes almost no time; each file is verified first. If that is not
+    possible (the older checkpoint is deleted, damaged, or on another disk), the dict is written again. It is read back
+    as a plain dict.
     """
 
     __slots__ = ("_files",)
 
     def __init__(self, *content: Any, **more: object) -> None:
         super().__init__(*content, **more)
+        # By suffix: a top-level key has up to two files, `.json` and `.safetensors`.
         self._files: dict[str, _SharedFile] = {}
 
     def content(self) -> Mapping[str, Any]:
-        """Return what is written: the dict itself. A subclass may make it only when it is needed."""
+        """Return the content to write: the dict itself. A subclass may compute it only when it is needed."""
         return self
 
     def link_to(self, base: Path) -> dict[str, dict[str, Any]] | None:
-        """Give the files written before a second name: `base` and their suffix.
+        """Link the files that were written before to new names: `base` with their suffixes.
 
-        Returns size and SHA-256 by suffix, or None where the files must be written again.
+        Returns:
+            Size and SHA-256 of each file by suffix, or None if the files must be written again.
         """
         entries: dict[str, dict[str, Any]] = {}
         for suffix, file in self._files.items():
             path = base.with_name(base.name + suffix)
             if not file.link_to(path):
+                # All files or none: the writer creates new files, and refuses names that exist.
                 for linked in entries:
                     base.with_name(base.name + linked).unlink()
                 self._files = {}
@@ -137,21 +156,28 @@ class SealedTree(dict[str, Any]):
         return entries or None
 
     def remember_files(self, base: Path, entries: Mapping[str, dict[str, Any]]) -> None:
-        """Remember that the files at `base` (and the suffixes of `entries`) hold this tree."""
-        before, self._files = self._files, {}
+        """Remember the files that hold this dict: `base` with the suffixes of `entries`.
+
+        Args:
+            base: Path of the files without suffix.
+            entries: Size and SHA-256 of each file by suffix.
+        """
+        before = self._files
+        self._files = {}
         for suffix, entry in entries.items():
             path = base.with_name(base.name + suffix)
             try:
-                found = path.stat()
+                status = path.stat()
             except OSError:
                 self._files = {}
                 return
-            is_verified = suffix in before and before[suffix].inode == found.st_ino and before[suffix].is_verified
-            self._files[suffix] = _SharedFile(path, found.st_ino, found.st_mtime_ns, dict(entry), is_verified)
+            # A link to a verified file is the same content, which need not be verified again.
+            is_verified = suffix in before and before[suffix].inode == status.st_ino and before[suffix].is_verified
+            self._files[suffix] = _SharedFile(path, status.st_ino, status.st_mtime_ns, dict(entry), is_verified)
 
 
 class SealedArrays(SealedTree):
-    """A `SealedTree` that is a flat dict of arrays."""
+    """`SealedTree` that is a flat dict of arrays."""
 
     __slots__ = ()
 
@@ -165,34 +191,41 @@ def write_checkpoint(
     attempt: int = 0,
     carried: Mapping[str, Path] | None = None,
 ) -> Path:
-    """Write trees of state as one checkpoint directory and return its absolute path.
+    """Write trees of state as one checkpoint directory, and return its absolute path.
 
-    `folders` maps a folder inside the checkpoint ("" is its root, "learner/rl_module/p0" a nested one) to a
-    tree. Each top-level key `k` of a tree becomes `k.safetensors` where its value is a non-empty flat dict
-    of arrays, else `k.json` (with `k.safetensors` beside it when there are arrays inside). `metadata`
-    (plain JSON values) goes into the manifest. What `read_checkpoint` returns equals what was given, types
-    included; dict subclasses come back as dict, tensors on the CPU.
+    Each top-level key `k` of a tree becomes the file `k.safetensors` if its value is a non-empty flat dict of arrays.
+    Otherwise it becomes `k.json`, with `k.safetensors` next to it if there are arrays in the value. `read_checkpoint`
+    returns equal trees with the same types, except that subclasses of dict become dicts and tensors are on the CPU.
 
-    `steps` and `attempt` order the checkpoints of a run: `newest_checkpoint` returns the one with the most steps of
-    the newest attempt. `carried`: other checkpoints by name, kept inside this one under hard links (copied where links
-    are not possible); a damaged one is left out with a warning. They are not read with it: `carried_checkpoint` returns
-    their path.
-
-    `path` None: a new folder below the system's folder for temporary files.
-    An older checkpoint at `path` is replaced at once (atomically where the system can swap two names); any
-    other non-empty file or directory there is refused.
+    Args:
+        path: Directory of the checkpoint. An older checkpoint there is replaced (atomically if the system can swap two
+            names); anything else there that is not empty is refused. None makes a new folder for temporary files.
+        folders: Trees of state by folder inside the checkpoint. `""` is its root, `"learner/rl_module/p0"` a nested
+            folder.
+        metadata: Plain JSON values for the manifest.
+        steps: Number of steps of the run. With `attempt` it orders the checkpoints of a run: `newest_checkpoint`
+            returns the one with the most steps of the newest attempt.
+        attempt: Number of times that the run was resumed.
+        carried: Other checkpoints by name, to be kept inside this one by hard links (or as copies if links are not
+            possible). A damaged one is left out with a warning. They are not read with this checkpoint;
+            `carried_checkpoint` returns their path.
 
     Raises:
-        CheckpointError: a value that has no safe form on disk, an illegal name, something else at `path`,
-            or the disk's refusal (full, read-only, no such place). Nothing half-written is left.
+        CheckpointError: A value has no safe form on disk, a name is illegal, something else is at `path`, or the disk
+            refuses (full, read-only, no such place). Nothing unfinished is left.
     """
-    path = Path(tempfile.mkdtemp(prefix="lockstep_")) / "checkpoint" if path is None else path
+    if path is None:
+        path = Path(tempfile.mkdtemp(prefix="lockstep_")) / "checkpoint"
     target = Path(path).absolute()
     _check_target(target)
     temporary = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        # Before writing, because the leftovers of a killed save may fill the disk.
         clear_stale(target.parent)
+
+        # The content goes to a hidden directory in the same folder, and so on the same file system, where a rename is
+        # atomic.
         temporary = temporary_sibling(target)
         temporary.mkdir()
         files: dict[str, dict[str, Any]] = {}
@@ -200,6 +233,8 @@ def write_checkpoint(
             for part in folder.split("/") if folder else ():
                 _check_name(part, f"folder {folder!r}")
             _write_folder(temporary, folder, tree, files)
+
+        # The manifests come after all files, whose checksums they hold.
         facts = {
             "format": FORMAT,
             "lockstep_version": __version__,
@@ -210,8 +245,13 @@ def write_checkpoint(
             "carried": _carry_all(temporary, carried or {}),
         }
         _write_manifests(temporary, list(folders), files, facts)
+
+        # Everything must be on the disk before the rename, which makes it the newest checkpoint: see the top of this
+        # file.
         sync_tree(temporary)
         move_into_place(temporary, target)
+
+        # After the rename, because the files are remembered by their final paths.
         _remember_sealed(target, folders, files)
     except StateTypeError as error:
         raise CheckpointError(f"cannot write checkpoint {target}: {error}") from error
@@ -224,27 +264,32 @@ def write_checkpoint(
             "are untouched. Free space or choose another place, then save again."
         ) from error
     finally:
+        # Also after a KeyboardInterrupt. After the rename there is nothing at this path any more.
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
     return target
 
 
 def read_checkpoint(path: str | os.PathLike[str], *, without: Collection[str] = ()) -> dict[str, StateTree]:
-    """Return the trees of a checkpoint, or of any folder inside one, as `write_checkpoint` was given them.
+    """Return the trees of a checkpoint, or of a folder inside one, as `write_checkpoint` was given them.
 
-    Every file is checked against the manifest before it is understood. Folders named in `without`, and those inside
-    them, are neither looked at nor returned.
+    Args:
+        path: Directory of the checkpoint.
+        without: Folders that are neither verified nor returned, with all folders inside them.
 
     Raises:
-        CheckpointError: no checkpoint there, a damaged one (the file is named), or one of a newer format.
+        CheckpointError: There is no checkpoint, it is damaged (the message names the file), or it has a newer format.
     """
     root = readable_path(Path(path).absolute())
     manifest = _read_manifest(root)
+
+    # Every file is verified before any is parsed, from the same bytes: a file may change between two reads.
     contents: dict[PurePosixPath, bytes] = {}
     for name, entry in _entries(manifest, without):
         content = _read_verified(root, name, entry)
         if PurePosixPath(name).name != MANIFEST:
             contents[PurePosixPath(name)] = content
+
     folders: dict[str, StateTree] = {}
     for folder, keys in manifest["folders"].items():
         if _is_within(folder, without):
@@ -252,10 +297,11 @@ def read_checkpoint(path: str | os.PathLike[str], *, without: Collection[str] = 
         folders[folder] = {}
         for key in keys:
             base = PurePosixPath(folder)
+            # `pop`, so that a file's bytes are freed when its arrays exist.
+            text = contents.pop(base / f"{key}.json", None)
+            tensors = contents.pop(base / f"{key}.safetensors", None)
             try:
-                value = _parse_entry(
-                    contents.pop(base / f"{key}.json", None), contents.pop(base / f"{key}.safetensors", None)
-                )
+                value = _parse_entry(text, tensors)
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
                 raise CheckpointError(f"checkpoint {root}: cannot understand {str(base / key)!r}: {error}") from error
             folders[folder][key] = value
@@ -263,14 +309,18 @@ def read_checkpoint(path: str | os.PathLike[str], *, without: Collection[str] = 
 
 
 def verify_checkpoint(path: str | os.PathLike[str], *, without: Collection[str] = ()) -> dict[str, Any]:
-    """Check every file of a checkpoint by size and SHA-256 and return its manifest.
+    """Check the size and SHA-256 of every file of a checkpoint, and return its manifest.
 
-    The manifest's keys: `format`, `lockstep_version`, `created_ns` (since 1970), `attempt`, `steps`, `metadata`,
-    `folders` (folder -> top-level keys), `files` (name -> size, sha256), `carried` (name -> size and sha256 of that
-    checkpoint's manifest), `sha256` (of all of these). Folders named in `without` are not looked at.
+    The keys of the manifest are `format`, `lockstep_version`, `created_ns` (nanoseconds since 1970), `attempt`,
+    `steps`, `metadata`, `folders` (top-level keys of each folder), `files` (`size` and `sha256` of each file),
+    `carried` (`size` and `sha256` of the manifest of each carried checkpoint), and `sha256` (of all other entries).
+
+    Args:
+        path: Directory of the checkpoint.
+        without: Folders that are not verified, with all folders inside them.
 
     Raises:
-        CheckpointError: as `read_checkpoint`.
+        CheckpointError: As for `read_checkpoint`.
     """
     root = readable_path(Path(path).absolute())
     manifest = _read_manifest(root)
@@ -280,47 +330,52 @@ def verify_checkpoint(path: str | os.PathLike[str], *, without: Collection[str] 
 
 
 def damaged_files(path: str | os.PathLike[str]) -> dict[str, str]:
-    """Return the files of a checkpoint that are damaged, missing or unreadable, each with the reason.
+    """Return the names of the files of a checkpoint that are damaged, missing or unreadable, each with the reason.
 
     Raises:
-        CheckpointError: the manifest itself cannot be read.
+        CheckpointError: The manifest itself cannot be read.
     """
     root = readable_path(Path(path).absolute())
-    found = {}
+    reasons = {}
     for name, entry in _read_manifest(root)["files"].items():
         try:
             _read_verified(root, name, entry)
         except CheckpointError as error:
-            found[name] = str(error)
-    return found
+            reasons[name] = str(error)
+    return reasons
 
 
 def carried_checkpoint(path: str | os.PathLike[str], name: str) -> Path | None:
-    """Return the path of the checkpoint that `path` carries under `name`, verified; None where it carries none.
+    """Return the path of the checkpoint that the one at `path` carries under `name`, or None if it carries none.
+
+    The carried checkpoint is verified.
 
     Raises:
-        CheckpointError: one of the two is damaged.
+        CheckpointError: One of the two checkpoints is damaged.
     """
     root = readable_path(Path(path).absolute())
     entry = _read_manifest(root).get("carried", {}).get(name)
     if entry is None:
         return None
+    # Its manifest must be the one that was carried: an intact checkpoint put there later is not.
     _read_verified(root, f"{name}/{MANIFEST}", entry)
     verify_checkpoint(root / name)
     return root / name
 
 
 def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the manifest of a checkpoint (see `verify_checkpoint`) without looking at its other files.
+    """Return the manifest of a checkpoint (see `verify_checkpoint`) without reading its other files.
 
     Raises:
-        CheckpointError: as `read_checkpoint`.
+        CheckpointError: As for `read_checkpoint`.
     """
     return _read_manifest(readable_path(Path(path).absolute()))
 
 
 def copy_checkpoint(source: str | os.PathLike[str], target: Path) -> None:
-    """Put the checkpoint `source` at `target` too, by hard links where possible; replace a checkpoint there.
+    """Copy the checkpoint `source` to `target`, by hard links if possible. A checkpoint there is replaced.
+
+    The order of the steps is that of `write_checkpoint`.
 
     Raises:
         CheckpointError: `source` is damaged, or `target` cannot be written.
@@ -340,10 +395,11 @@ def copy_checkpoint(source: str | os.PathLike[str], target: Path) -> None:
 
 
 def newest_checkpoint(directory: str | os.PathLike[str], *, without: Collection[str] = ()) -> Path | None:
-    """Return the newest intact checkpoint among the directories in `directory`; None where there is none.
+    """Return the newest intact checkpoint among the directories in `directory`, or None if there is none.
 
-    The newest is the one with the most steps of the newest attempt, whatever the clock said; see `checkpoints_in`.
-    A damaged or foreign directory is named by a warning and passed over. Folders named in `without` are not looked at.
+    The newest is the one with the most steps of the newest attempt, whatever the clock said when it was written (see
+    `checkpoints_in`). A damaged or foreign directory is passed over with a warning that names it. Folders in `without`
+    are not verified.
     """
     for candidate in checkpoints_in(directory):
         try:
@@ -356,24 +412,28 @@ def newest_checkpoint(directory: str | os.PathLike[str], *, without: Collection[
 
 
 def checkpoints_in(directory: str | os.PathLike[str], *, unreadable_first: bool = True) -> list[Path]:
-    """Return the directories in `directory` that may be checkpoints, newest first; none is verified.
+    """Return the directories in `directory` that may be checkpoints, newest first, without verifying them.
 
-    Ordered by attempt, then by steps; where both are equal, by the time of writing. Those without a readable manifest
-    come first, so that whoever wants the newest hears of them; or last. Left out: hidden ones (a save that was
-    killed), and `error`, the state of a run at the error that ended it.
+    They are ordered by attempt, then by steps, then by the time of writing. Hidden directories (of a save that was
+    killed) and `error` (the state of a run at the error that ended it) are left out.
+
+    Args:
+        directory: Folder of the checkpoints.
+        unreadable_first: Whether directories without a readable manifest come first, so that a search for the newest
+            checkpoint reports them. Otherwise they come last.
     """
     parent = Path(directory).absolute()
     if not parent.is_dir():
         return []
-    found = [child for child in parent.iterdir() if child.is_dir() and not child.name.startswith(".")]
-    found += interrupted_replacements(parent)
-    unreadable = 1 if unreadable_first else -1
-    candidates = (child for child in found if child.name != ERROR)
-    return sorted(candidates, key=lambda child: _age_key(child, unreadable), reverse=True)
+    candidates = [child for child in parent.iterdir() if child.is_dir() and not child.name.startswith(".")]
+    candidates += interrupted_replacements(parent)
+    candidates = [child for child in candidates if child.name != ERROR]
+    unreadable_rank = 1 if unreadable_first else -1
+    return sorted(candidates, key=lambda child: _age_key(child, unreadable_rank), reverse=True)
 
 
 def newest_attempt(directory: str | os.PathLike[str]) -> int:
-    """Return the number of the newest attempt that has a checkpoint in `directory`; 0 where there is none."""
+    """Return the number of the newest attempt with a checkpoint in `directory`, or 0 if there is none."""
     attempts = [0]
     parent = Path(directory)
     for child in (*checkpoints_in(parent), parent / ERROR):
@@ -382,15 +442,18 @@ def newest_attempt(directory: str | os.PathLike[str]) -> int:
     return max(attempts)
 
 
-def _age_key(path: Path, unreadable: int) -> tuple[int, int, int, int, str]:
-    """Return attempt, steps and time of a checkpoint behind a zero, or zeros behind `unreadable`."""
+def _age_key(path: Path, unreadable_rank: int) -> tuple[int, int, int, int, str]:
+    """Return the key by which checkpoints are sorted: rank (0, or `unreadable_rank`), attempt, steps, time and name.
+
+    The name makes the order the same in every file system, if all else is equal.
+    """
     try:
         manifest = read_manifest(path)
     except CheckpointError:
-        return unreadable, 0, 0, 0, path.name
+        return unreadable_rank, 0, 0, 0, path.name
     metadata = manifest["metadata"]
     steps = manifest.get("steps")
-    if steps is None:  # format 1
+    if steps is None:  # format 1, where trainers wrote the steps to the metadata
         steps = metadata.get("env_step") or metadata.get("gradient_step") or 0
     return 0, int(manifest.get("attempt", 0)), int(steps), int(manifest["created_ns"]), path.name
 
@@ -399,6 +462,7 @@ def _age_key(path: Path, unreadable: int) -> tuple[int, int, int, int, str]:
 
 
 def _check_target(target: Path) -> None:
+    """Raise `CheckpointError` if there is something at `target` that a checkpoint must not replace."""
     if target.is_dir():
         if (target / MANIFEST).exists() or not any(target.iterdir()):
             return
@@ -411,8 +475,13 @@ def _check_target(target: Path) -> None:
 
 
 def _check_name(name: object, what: str) -> None:
-    legal = isinstance(name, str) and 0 < len(name.encode("utf-8", "replace")) <= 200 and name.isprintable()
-    if not legal or str(name)[0] == "." or str(name).endswith(" ") or any(mark in str(name) for mark in '/\\:*?"<>|'):
+    """Raise `CheckpointError` unless `name` is a legal file name on every system.
+
+    The limit of 200 bytes leaves room for a suffix within the 255 bytes that file systems allow.
+    """
+    is_short_text = isinstance(name, str) and 0 < len(name.encode("utf-8", "replace")) <= 200 and name.isprintable()
+    text = str(name)
+    if not is_short_text or text[0] == "." or text.endswith(" ") or any(mark in text for mark in '/\\:*?"<>|'):
         raise CheckpointError(
             f"cannot write a checkpoint with the {what}: names become file names, so they must be printable "
             'text of at most 200 bytes without / \\ : * ? " < > | and without a dot in front'
@@ -420,6 +489,7 @@ def _check_name(name: object, what: str) -> None:
 
 
 def _write_folder(root: Path, folder: str, tree: Mapping[str, Any], files: dict[str, dict[str, Any]]) -> None:
+    """Write a tree to a folder below `root`, and add size and SHA-256 of each of its files to `files`, by name."""
     directory = root / folder
     directory.mkdir(parents=True, exist_ok=True)
     for key, value in tree.items():
@@ -427,21 +497,29 @@ def _write_folder(root: Path, folder: str, tree: Mapping[str, Any], files: dict[
         if key == PurePosixPath(MANIFEST).stem:
             raise CheckpointError(f"the key {key!r} is taken by the checkpoint's own manifest: use another name")
         base = f"{folder}/{key}" if folder else key
-        written = value.link_to(root / base) if isinstance(value, SealedTree) else None
-        if written is None:
-            written = _write_value(root / base, key, value.content() if isinstance(value, SealedTree) else value)
+        written = None
+        if isinstance(value, SealedTree):
+            written = value.link_to(root / base)
+            if written is None:
+                written = _write_value(root / base, key, value.content())
+        else:
+            written = _write_value(root / base, key, value)
         for suffix, entry in written.items():
             files[f"{base}{suffix}"] = entry
 
 
 def _write_value(base: Path, key: str, value: object) -> dict[str, dict[str, Any]]:
-    """Write one top-level key as `base` with a suffix; return size and SHA-256 of its files by suffix."""
+    """Write the value of a top-level key to the files `base` with a suffix.
+
+    Returns:
+        Size and SHA-256 of each file by suffix.
+    """
     written = {}
     arrays: dict[str, Array] = {}
     if isinstance(value, Mapping) and _is_flat(value):
         arrays = dict(value)
     else:
-        # Without indentation, because only such text is written by Python's fast encoder.
+        # Without indentation, because Python's fast encoder only writes such text.
         text = json.dumps(encode(value, key, arrays), allow_nan=False)
         written[".json"] = _write_file(base.with_name(f"{base.name}.json"), [text.encode("ascii")])
     if arrays:
@@ -453,16 +531,21 @@ def _write_value(base: Path, key: str, value: object) -> dict[str, dict[str, Any
 def _remember_sealed(
     target: Path, folders: Mapping[str, Mapping[str, Any]], files: Mapping[str, dict[str, Any]]
 ) -> None:
+    """Let each `SealedTree` remember its files in the checkpoint `target`, for the next checkpoint to share."""
     for folder, tree in folders.items():
         for key, value in tree.items():
-            if isinstance(value, SealedTree):
-                base = f"{folder}/{key}" if folder else key
-                names = {suffix: f"{base}{suffix}" for suffix in (".json", ".safetensors")}
-                value.remember_files(target / base, {suffix: files[n] for suffix, n in names.items() if n in files})
+            if not isinstance(value, SealedTree):
+                continue
+            base = f"{folder}/{key}" if folder else key
+            entries = {}
+            for suffix in (".json", ".safetensors"):
+                if f"{base}{suffix}" in files:
+                    entries[suffix] = files[f"{base}{suffix}"]
+            value.remember_files(target / base, entries)
 
 
 def _is_flat(value: object) -> bool:
-    """Return whether this is a non-empty dict from text to arrays, which needs no JSON beside its safetensors file."""
+    """Return whether this is a non-empty dict from text to arrays, for which a safetensors file is enough."""
     return (
         isinstance(value, Mapping)
         and len(value) > 0
@@ -472,6 +555,10 @@ def _is_flat(value: object) -> bool:
 
 
 def _write_file(path: Path, chunks: Iterable[Any]) -> dict[str, Any]:
+    """Write the chunks to a new file, and return its size and SHA-256.
+
+    The digest is computed from the chunks and not from the file: so an error of the disk is found when it is read.
+    """
     digest = hashlib.sha256()
     size = 0
     with open(path, "xb") as file:
@@ -483,7 +570,7 @@ def _write_file(path: Path, chunks: Iterable[Any]) -> dict[str, Any]:
 
 
 def _carry_all(root: Path, carried: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
-    """Put other checkpoints below `root` by their names; return size and SHA-256 of the manifest of each."""
+    """Link other checkpoints into `root` under their names, and return size and SHA-256 of the manifest of each."""
     entries = {}
     for name, source in carried.items():
         _check_name(name, f"carried checkpoint {name!r}")
@@ -499,7 +586,7 @@ def _carry_all(root: Path, carried: Mapping[str, Path]) -> dict[str, dict[str, A
 
 
 def _link_checkpoint(source: Path, target: Path) -> None:
-    """Verify the checkpoint `source` and give its files a second name below the new directory `target`."""
+    """Verify the checkpoint `source`, and link its files into the new directory `target`."""
     source = readable_path(source.absolute())
     names = [*verify_checkpoint(source)["files"], MANIFEST]
     for directory in sorted({(target / name).parent for name in names}):
@@ -514,13 +601,25 @@ def _link_checkpoint(source: Path, target: Path) -> None:
 def _write_manifests(
     root: Path, folders: list[str], files: dict[str, dict[str, Any]], facts: Mapping[str, Any]
 ) -> None:
-    """Write a manifest for each folder and each folder above one, deepest first, so that each covers those below."""
+    """Write a manifest to each folder, to each folder above one, and to the root.
+
+    The deepest folders come first: a manifest is a file that those above it list in turn, so that one read of the
+    outermost manifest verifies all.
+
+    Args:
+        root: Directory of the checkpoint.
+        folders: Its folders.
+        files: Size and SHA-256 of each file by name. The manifests are added.
+        facts: All other entries of a manifest.
+    """
+    # The top-level keys of each folder, from the names of its files.
     keys: dict[str, list[str]] = {folder: [] for folder in folders}
     for name in files:
         folder, _, file = name.rpartition("/")
         key = file.rpartition(".")[0]
         if key not in keys[folder]:
             keys[folder].append(key)
+
     above = {str(parent) for folder in folders for parent in PurePosixPath(folder).parents}
     places = {"" if place == "." else place for place in above} | set(folders) | {""}
     for place in sorted(places, key=lambda name: (-len(PurePosixPath(name).parts), name)):
@@ -540,7 +639,11 @@ def _write_manifests(
 
 
 def manifest_checksum(manifest: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of everything in a manifest but its own checksum, whatever the layout of its text."""
+    """Return the SHA-256 of all entries of a manifest except its checksum.
+
+    It does not depend on the layout of the text or the order of keys. The first round trip through JSON makes the
+    values what a reader gets (tuples become lists, number keys become text).
+    """
     plain = json.loads(json.dumps({name: value for name, value in manifest.items() if name != CHECKSUM}))
     return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode("ascii")).hexdigest()
 
@@ -549,6 +652,12 @@ def manifest_checksum(manifest: Mapping[str, Any]) -> str:
 
 
 def _read_manifest(root: Path) -> dict[str, Any]:
+    """Return the manifest in the directory `root`.
+
+    Raises:
+        CheckpointError: There is no manifest, it is damaged or foreign, or it has a format or version that this version
+            of Lockstep cannot read.
+    """
     file = root / MANIFEST
     try:
         manifest = json.loads(file.read_bytes())
@@ -568,7 +677,7 @@ def _read_manifest(root: Path) -> dict[str, Any]:
         )
     if version not in (1, FORMAT) or not _is_sound(manifest):
         raise CheckpointError(f"no lockstep checkpoint at {root}: its {MANIFEST} is foreign or damaged")
-    # Format 1 has no checksum. One that has it nevertheless is a damaged manifest of format 2.
+    # Format 1 has no checksum. If a manifest says 1 but has entries of format 2, its `format` is damaged.
     if version == FORMAT or CHECKSUM in manifest or "attempt" in manifest:
         if manifest.get(CHECKSUM) != manifest_checksum(manifest):
             raise CheckpointError(
@@ -579,7 +688,7 @@ def _read_manifest(root: Path) -> dict[str, Any]:
 
 
 def _check_version(root: Path, manifest: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint of a development version, whose options and networks have other names."""
+    """Raise `CheckpointError` for a checkpoint of a development version, which has other options and networks."""
     written_by = str(manifest.get("lockstep_version"))
     numbers = re.match(r"(\d{1,9})\.(\d{1,9})", written_by)
     if numbers is not None and (int(numbers[1]), int(numbers[2])) < FIRST_READABLE_VERSION:
@@ -595,14 +704,16 @@ def _is_within(name: str, folders: Collection[str]) -> bool:
 
 
 def _entries(manifest: Mapping[str, Any], without: Collection[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield name, size and SHA-256 of the files that are not inside the folders `without`."""
+    """Yield each file's name and entry (size and SHA-256), except for files inside the folders `without`."""
     for name, entry in manifest["files"].items():
         if not _is_within(name, without):
             yield name, entry
 
 
 def _is_sound(manifest: dict[str, Any]) -> bool:
-    files, folders = manifest.get("files"), manifest.get("folders")
+    """Return whether the entries of a manifest have the types that readers rely on."""
+    files = manifest.get("files")
+    folders = manifest.get("folders")
     return (
         isinstance(manifest.get("created_ns"), int)
         and isinstance(manifest.get("metadata"), dict)
@@ -617,6 +728,12 @@ def _is_sound(manifest: dict[str, Any]) -> bool:
 
 
 def _read_verified(root: Path, name: str, entry: Mapping[str, Any]) -> bytes:
+    """Return the content of a file of a checkpoint.
+
+    Raises:
+        CheckpointError: The file is missing, cannot be read, or differs from its `entry` in size or SHA-256.
+    """
+    # A manifest is data from a stranger: it must not make Lockstep read files elsewhere.
     inside = PurePosixPath(name)
     if inside.is_absolute() or ".." in inside.parts:
         raise CheckpointError(f"damaged checkpoint {root}: its manifest points outside, to {name!r}")
@@ -634,6 +751,7 @@ def _read_verified(root: Path, name: str, entry: Mapping[str, Any]) -> bytes:
 
 
 def _parse_entry(text: bytes | None, tensors: bytes | None) -> Any:
+    """Return the value of a top-level key from the contents of its `.json` and `.safetensors` files."""
     arrays = {} if tensors is None else parse_tensor_file(tensors)
     if text is not None:
         return decode(json.loads(text), arrays)

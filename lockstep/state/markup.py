@@ -1,4 +1,4 @@
-"""Numbers and texts as pages, pictures and terminals show them; texts from files are escaped."""
+"""Texts for pages, pictures and terminals: numbers as people read them, and escaped texts from files."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import SupportsFloat
 
 
 def number_text(number: SupportsFloat | None, digits: int = 4) -> str:
-    """Return a number as people read it: `13,380`, `412.3`, with `digits` significant digits or all whole ones.
+    """Return a number as people read it, such as `"13,380"` or `"412.3"`; None is `"none"`.
 
-    None is "none".
+    Args:
+        number: The number.
+        digits: Number of significant digits. A number with more digits before the point has all of these.
     """
     if number is None:
         return "none"
@@ -21,26 +23,26 @@ def number_text(number: SupportsFloat | None, digits: int = 4) -> str:
 
 
 def one_line(text: object) -> str:
-    """Return a text on one line: a line break would begin another block of a page."""
+    """Return a text on one line, because a line break would begin another block of a page."""
     return " ".join(str(text).split())
 
 
 def markdown_text(text: object) -> str:
-    """Return a text as Markdown that shows it as it is, within a line or a cell of a table.
+    """Return Markdown that shows a text letter by letter, within a line or a cell of a table.
 
-    Tags, links, code and emphasis become letters. Brackets stay where they make no link, so that lists of numbers can
-    be read in the source too.
+    The characters of tags, links, code and emphasis are escaped. Brackets that do not make a link are left, so that
+    lists of numbers are readable in the source as well.
     """
     plain = html.escape(one_line(text), quote=False)
     return re.sub(r"[\\`*|]|\](?=\()", r"\\\g<0>", plain)
 
 
 def markdown_code(text: object) -> str:
-    """Return a text as a span of code in Markdown, within a line or a cell of a table."""
+    """Return Markdown that shows a text as code, within a line or a cell of a table."""
     plain = one_line(text).replace("`", "'").replace("|", r"\|")
     return f"`{plain}`"
 
 
 def picture_text(text: object) -> str:
-    """Return a text as matplotlib draws it letter by letter: dollar signs would begin a formula."""
+    """Return a text that matplotlib draws letter by letter. Dollar signs are escaped, because they begin a formula."""
     return one_line(text).replace("$", r"\$")

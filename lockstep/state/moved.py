@@ -1,4 +1,4 @@
-"""Public names that have moved or changed: the old name still works, with a `DeprecationWarning`."""
+"""Access to old public names: an object whose name has moved or changed is still found, with a `DeprecationWarning`."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 
 def moved_name(module: str, name: str, places: Mapping[str, str]) -> Any:
-    """Return the object of an old name, for the `__getattr__` of a module (PEP 562).
+    """Return the object that an old name stands for, for the `__getattr__` of a module (PEP 562).
 
     Args:
-        module: `__name__` of the module that has the old name.
+        module: `__name__` of the module that had the name.
         name: The old name.
-        places: For each old name the module that has the object now, or `module:name` if its name has changed too.
+        places: For each old name the module that has the object now, or `module:name` if the name has changed as well.
 
     Raises:
-        AttributeError: the name is not in `places`.
+        AttributeError: The name is not in `places`.
     """
     if name not in places:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")

@@ -1,11 +1,12 @@
-"""How classes and functions are named in files.
+"""Names of classes and functions in files.
 
-An object of Lockstep has the name of the shortest public folder that lists it in `__all__`, for example
-`lockstep.modules:DefaultSACModule`. So its file may be renamed or moved, and every file that names it can still be
-read. Files of earlier versions name the file too; `current_name` translates them by the table in `old_names.py`.
-All other objects have the name `module:Class`, and those of the running script `__main__:Class`.
+An object of Lockstep is named after the shortest public folder that lists it in `__all__`, for example
+`lockstep.modules:DefaultSACModule`. So its source file may be renamed or moved, and every file that names the object
+can still be read. Files of earlier versions name the source file as well; `current_name` translates such a name by the
+table in `old_names.py`. All other objects have the name `module:Class`, and objects of the running script
+`__main__:Class`.
 
-`state/trust.py` turns names into objects.
+This file turns objects into names. `state/trust.py` turns names into objects.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from typing import Any, cast
 from lockstep.state.old_names import OLD_NAMES
 
 OWN_PACKAGES = ("lockstep", "lockstep_sb3")
-"""The library, and the packages in `packages/` of its repository, of which files name the public folders too."""
+"""The library, and the packages in `packages/` of its repository, whose objects are named after public folders too."""
 SCRIPT_MODULES = ("__main__", "__mp_main__")
-"""Names of the running script as a module; the second is the one in processes that `multiprocessing` spawns."""
+"""Module names of the running script: in the first process, and in processes that `multiprocessing` spawns."""
 
 
 def import_path(option: str, value: object) -> str:
-    """Return the name of a class or function that is the value of an option.
+    """Return the name in files of a class or function that is the value of an option.
 
     Raises:
-        ValueError: it has no name by which it can be imported. The message names the option.
+        ValueError: The value has no name by which it can be imported. The message names the option.
     """
     name = getattr(value, "__qualname__", "")
     if name and "<" not in name and getattr(value, "__module__", ""):
@@ -45,7 +46,7 @@ def import_path(option: str, value: object) -> str:
 
 
 def name_of(value: Callable[..., Any]) -> str:
-    """Return the name of a class or function in files: see the top of this file."""
+    """Return the name of a class or function in files, as the top of this file describes."""
     if is_of_script(value):
         return script_name(value)
     module, qualified = value.__module__, value.__qualname__
@@ -55,14 +56,15 @@ def name_of(value: Callable[..., Any]) -> str:
 
 
 def current_name(name: str) -> str:
-    """Return the name that an object of Lockstep has today; other names are returned as they are."""
+    """Return the current name for an old name of an object of Lockstep. Other names are returned unchanged."""
+    # A loop, because an object may have moved several times.
     while name in OLD_NAMES:
         name = OLD_NAMES[name]
     return name
 
 
 def with_current_names(tree: object) -> Any:
-    """Return a tree of plain values in which each text that is an old name is replaced by the name of today."""
+    """Return a tree of plain values in which the current name replaces each text that is an old name."""
     if isinstance(tree, Mapping):
         return {key: with_current_names(part) for key, part in tree.items()}
     if isinstance(tree, list | tuple):
@@ -71,44 +73,46 @@ def with_current_names(tree: object) -> Any:
 
 
 def is_of_lockstep(name: str) -> bool:
-    """Return whether a name is that of a module of Lockstep or of a distribution beside it, or of an object in one."""
+    """Return whether a name belongs to one of `OWN_PACKAGES`: the name of a module, or of an object in a module."""
     return name.partition(":")[0].partition(".")[0] in OWN_PACKAGES
 
 
 def load_library() -> None:
-    """Import all folders that hold what a configuration or a file may name, as any public name of `lockstep` does.
+    """Import all folders with objects that a configuration or a file may name.
 
-    `import lockstep` alone imports none, and `import lockstep.modules` only the floors below. What depends on all that
-    exists (names in files, algorithms by name) calls this first, so that it never depends on what a user has imported.
+    `import lockstep` alone imports none of them, and `import lockstep.modules` only the floors below. Code that looks
+    through all objects (for names in files, or algorithms by name) calls this first. Otherwise its result would depend
+    on the modules that the user happens to have imported.
     """
-    # Not an import, which would go up: the package is there before any of its files, and loads itself.
+    # Not an import statement, which would import from a higher floor. Any public name makes the package load itself.
     _ = sys.modules["lockstep"].Policy
 
 
 def _public_folder(value: Callable[..., Any]) -> str | None:
-    """Return the shortest name of a folder of Lockstep whose `__all__` has an object, or the class around it.
+    """Return the shortest name of a folder of Lockstep whose `__all__` lists an object, or the class around it.
 
-    Folders beyond those that `load_library` imports count only if they are imported: looking must not import more.
+    Folders beyond those that `load_library` imports count only if they are imported already: the search must not import
+    more.
     """
     load_library()
-    parts = value.__qualname__.split(".")
-    outermost = getattr(sys.modules.get(value.__module__), parts[0], None)
-    if functools.reduce(lambda found, part: getattr(found, part, None), parts[1:], outermost) is not value:
-        return None  # another object has this name now
+    first, *others = value.__qualname__.split(".")
+    outermost = getattr(sys.modules.get(value.__module__), first, None)
+    if functools.reduce(lambda container, part: getattr(container, part, None), others, outermost) is not value:
+        return None  # the module has another object under this name
 
-    return _folder_that_lists(outermost, parts[0])
+    return _folder_that_lists(outermost, first)
 
 
 @functools.cache
 def _folder_that_lists(outermost: object, name: str) -> str | None:
-    """Return the shortest name of a folder of Lockstep whose `__all__` has an object; None where none has it.
+    """Return the shortest name of a folder of Lockstep whose `__all__` lists an object, or None if no folder does.
 
-    Each class in a file is looked up among thousands of modules, so that what was found is kept.
+    The result is cached, because each class in a file is searched for among thousands of modules.
     """
     folders = []
     for folder, module in list(sys.modules.items()):
-        # Modules of other packages are left out first, because they are most.
-        # `__dict__`, because a folder may answer old names by a `__getattr__` that warns.
+        # The first test leaves out modules of other packages, which are most of them. `__dict__` instead of `getattr`,
+        # because a folder may have a `__getattr__` that warns about old names.
         if not folder.startswith(OWN_PACKAGES) or getattr(module, "__dict__", {}).get(name) is not outermost:
             continue
         if is_of_lockstep(folder) and hasattr(module, "__path__") and name in getattr(module, "__all__", ()):
@@ -126,7 +130,7 @@ def is_of_script(value: object) -> bool:
 
 
 def names_script(name: object) -> bool:
-    """Return whether a name is that of an object in the script that wrote it."""
+    """Return whether a name in a file belongs to an object of the script that wrote the file."""
     return isinstance(name, str) and re.split("[:.]", name, maxsplit=1)[0] in SCRIPT_MODULES
 
 
@@ -136,14 +140,17 @@ def script_name(value: Callable[..., Any]) -> str:
 
 
 def script_source(value: Callable[..., Any]) -> dict[str, Any]:
-    """Return where an object of the running script is defined: `file` and `text`; None what Python cannot tell."""
+    """Return the source of an object of the running script as `{"file": .., "text": ..}`; None for an unknown one."""
     try:
         file = inspect.getsourcefile(value)
-    except (OSError, TypeError):  # a class of a notebook or of an interactive session, which are no files
+    except (OSError, TypeError):
+        # A class of a notebook or an interactive session has no source file, but its methods name their cell. The class
+        # cannot be cut out of the cell, so the text is the whole cell.
         functions = [part for part in vars(value).values() if inspect.isfunction(part)]
-        file = functions[0].__code__.co_filename if functions else None
-        # The class cannot be cut out of its cell, so the whole cell is noted.
-        return {"file": file, "text": "".join(linecache.getlines(file)) or None if file else None}
+        if not functions:
+            return {"file": None, "text": None}
+        cell = functions[0].__code__.co_filename
+        return {"file": cell, "text": "".join(linecache.getlines(cell)) or None}
     try:
         text = inspect.getsource(value)
     except (OSError, TypeError):

@@ -1,14 +1,14 @@
-"""Names that objects of Lockstep had in files of earlier versions, and their names of today.
+"""Old names of Lockstep's objects in files of earlier versions, with their current names.
 
 Until version 0.2 files named the module that defined a class or function, for example in the `spec.json` of a module
-and the `recipe.json` of a learner. The table has each of these paths of all that such a file can name: networks,
+and the `recipe.json` of a learner. The table has these paths for every object that such a file can name: networks,
 learners, sections of options, connectors, callbacks, environments and functions of public folders.
 
-**When a public name moves** to another folder, add one line, its name until then and its new one. Names are looked up
-until one is not in the table, so that no other line changes. A file that is renamed needs no line: files do not name
-it any more (`state/names.py`).
+**When a public name moves** to another folder, add one line with the old and the new name. Names are looked up until
+one is not in the table, so no other line changes. A source file that is renamed needs no line, because files no longer
+name it (`state/names.py`).
 
-This is text, because it names folders on higher floors.
+The table holds texts instead of objects, because it names folders on higher floors.
 """
 
 # ruff: noqa: E501 (one name a line, however long)
@@ -271,4 +271,4 @@ OLD_NAMES: dict[str, str] = {
     "lockstep.trainer:SeedProgress": "lockstep.runs:SeedProgress",
     "lockstep.trainer:run_seeds": "lockstep.runs:run_seeds",
 }
-"""Old name -> name of today, or the next old one."""
+"""Old name -> current name, or the next old one."""

@@ -1,4 +1,8 @@
-"""Putting a finished file or directory in its place at once, whatever interrupts."""
+"""Atomic replacement of files and directories, which a kill or power failure at any moment does not damage.
+
+New content is written under a hidden name next to its target, made durable (`fsync`), and renamed. The order matters: a
+rename that reaches the disk before the content would leave an empty file under the final name after a power failure.
+"""
 
 import contextlib
 import ctypes
@@ -13,35 +17,42 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 _PREFIX = ".lockstep-tmp"
-SYNCS_AT_ONCE = 8
-"""Files of a new directory that are synced side by side."""
+"""Prefix of a file or directory that is being written."""
 _REPLACED = ".lockstep-old"
-"""Prefix of an old directory that was moved aside while the new one takes its place."""
+"""Prefix of an old directory that was renamed while the new one takes its place."""
+SYNCS_AT_ONCE = 8
+"""Number of files of a new directory that are synced at the same time."""
 
 
 def _host() -> str:
+    """Return the name of this machine without the character that separates the fields of a hidden name."""
     return socket.gethostname().replace("~", "-")[:60]
 
 
 def temporary_sibling(target: Path) -> Path:
-    """Return a hidden, unused name beside `target` that tells which machine and process it belongs to."""
+    """Return an unused hidden path next to `target`, in the same directory.
+
+    A rename is atomic only within one file system. The name has the machine and the process in it, so that others can
+    see whether the writer is still alive (`clear_stale`).
+    """
     return target.with_name(f"{_PREFIX}~{_host()}~{os.getpid()}~{secrets.token_hex(6)}")
 
 
 def _machine() -> str:
-    """Return a short text for this machine: with it and a long name, a hidden name is still a legal file name."""
+    """Return a short text for this machine. It is short because the hidden name also holds the target's whole name."""
     return hashlib.sha256(_host().encode()).hexdigest()[:12]
 
 
-def _moved_aside(target: Path) -> Path:
-    """Return the hidden name under which this process keeps the old `target` while it is replaced."""
+def _old_path(target: Path) -> Path:
+    """Return the hidden path of the old `target` while this process replaces it."""
     return target.with_name(f"{_REPLACED}~{_machine()}~{os.getpid()}~{target.name}")
 
 
 def clear_stale(directory: Path) -> None:
-    """Remove half-written files of dead processes of this machine from `directory`.
+    """Remove unfinished files of dead processes of this machine from `directory`.
 
-    An old directory that such a process had moved aside, and not yet replaced, gets its name back.
+    An old directory that such a process had renamed, but not yet replaced, gets its name back. Files of other machines
+    are left: whether a process there is alive cannot be seen from here.
     """
     for leftover in directory.glob(f"{_PREFIX}~*"):
         fields = leftover.name.split("~")
@@ -57,11 +68,12 @@ def clear_stale(directory: Path) -> None:
         if leftover.with_name(name).exists():
             _remove(leftover)
         else:
-            with contextlib.suppress(OSError):  # another process may have done it meanwhile
+            with contextlib.suppress(OSError):  # another process may have done it in the meantime
                 os.rename(leftover, leftover.with_name(name))
 
 
 def _remove(leftover: Path) -> None:
+    """Remove a file or a directory, if it exists."""
     if leftover.is_dir():
         shutil.rmtree(leftover, ignore_errors=True)
     else:
@@ -69,38 +81,40 @@ def _remove(leftover: Path) -> None:
 
 
 def readable_path(target: Path) -> Path:
-    """Return where the content of the directory `target` is: there, or moved aside by a replacement under way.
+    """Return the path at which the directory `target` can be read: itself, or its old content under a hidden name.
 
     Between the two renames of a replacement (see `move_into_place`), and after a kill between them, only the old
-    directory exists, under a hidden name.
+    directory exists, under a hidden name. If there is neither, the result is `target`.
     """
     if target.exists():
         return target
-    aside = sorted(target.parent.glob(f"{_REPLACED}~*~*~{glob.escape(target.name)}"))
-    return aside[-1] if aside else target
+    old_paths = sorted(target.parent.glob(f"{_REPLACED}~*~*~{glob.escape(target.name)}"))
+    return old_paths[-1] if old_paths else target
 
 
 def interrupted_replacements(directory: Path) -> list[Path]:
-    """Return the directories that are missing in `directory` but whose old content is still there, moved aside."""
+    """Return the directories missing in `directory` whose old content still exists, under a hidden name."""
     names = {leftover.name.split("~", 3)[3] for leftover in directory.glob(f"{_REPLACED}~*~*~*")}
     return [directory / name for name in sorted(names) if not (directory / name).exists()]
 
 
 def _is_alive(process_id: int) -> bool:
+    """Return whether a process of this machine is running."""
     try:
         os.kill(process_id, 0)
     except ProcessLookupError:
         return False
     except OSError:
-        return True
+        return True  # a process of another user
     return True
 
 
 def sync_tree(root: Path) -> None:
-    """Make a new directory and all that was written below it durable.
+    """Make a new directory durable, with all files and directories below it.
 
-    A file with a second name is left out: it was synced when it got its first one. The others are synced side by side,
-    which a journaling file system answers with a few commits instead of one for each file.
+    Directories are synced as well: without that, a power failure may lose the name of a file whose content is on the
+    disk. A file with a second name (a hard link) is left out: it was synced when it got its first one. The others are
+    synced at the same time, which a journaling file system answers with a few commits instead of one for each file.
     """
     paths = []
     for folder, _, names in os.walk(root):
@@ -112,7 +126,7 @@ def sync_tree(root: Path) -> None:
 
 
 def sync_path(path: Path) -> None:
-    """Make the content of a file, or the names in a directory, durable."""
+    """Make the content of a file, or the list of names of a directory, durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -121,34 +135,37 @@ def sync_path(path: Path) -> None:
 
 
 def move_into_place(temporary: Path, target: Path) -> None:
-    """Rename a finished directory to `target`; one that is there already is replaced and deleted.
+    """Rename a finished directory to `target`. A directory with that name is replaced and deleted.
 
-    Where the system cannot swap two names in one step, the old directory is first renamed out of the way. A kill
-    between the two renames leaves `target` missing: readers then find the old one with `readable_path`, and the next
-    writer gives it its name back (`clear_stale`).
+    If the system cannot swap two names in one step, the old directory is first renamed to a hidden name. A kill between
+    the two renames leaves no `target`: readers then find the old directory with `readable_path`, and the next writer
+    gives it its name back (`clear_stale`).
     """
     try:
-        os.rename(temporary, target)  # an empty directory in the way is replaced by this too
+        os.rename(temporary, target)  # this also replaces an empty directory
     except OSError:
         if not target.is_dir():
             raise
+        # A directory with content cannot be renamed over. After the swap, `temporary` is the old directory.
         if not _exchange(temporary, target):
-            aside = _moved_aside(target)
-            _remove(aside)
-            os.rename(target, aside)
+            old = _old_path(target)
+            _remove(old)
+            os.rename(target, old)
             try:
                 os.rename(temporary, target)
             except OSError:
-                os.rename(aside, target)
+                os.rename(old, target)
                 raise
-            temporary = aside
+            temporary = old
+        # The new name must be durable before the old content is deleted: until then a power failure may undo the
+        # renames, and the old content would be needed.
         sync_path(target.parent)
         shutil.rmtree(temporary, ignore_errors=True)
     sync_path(target.parent)
 
 
 def _exchange(first: Path, second: Path) -> bool:
-    """Swap two names in one step (Linux's renameat2); False where that is not to be had."""
+    """Swap two names in one step (Linux's renameat2), and return whether the system could do that."""
     at_working_directory, exchange = -100, 2
     with contextlib.suppress(OSError, AttributeError):
         rename = ctypes.CDLL(None).renameat2
@@ -160,11 +177,11 @@ def _exchange(first: Path, second: Path) -> bool:
 
 @contextlib.contextmanager
 def replacing_file(path: Path) -> Iterator[Path]:
-    """Give a name beside `path` to write a file under; it takes the place of `path` when the block ends well.
+    """Context that yields a path to write a file at, and renames it to `path` if the block ends without an error.
 
     Raises:
-        OSError: naming `path` (no directory to write in, a full disk); the old file stays and nothing
-            half-written is left.
+        OSError: The file cannot be written (no directory, a full disk). The message names `path`. The old file stays,
+            and nothing unfinished is left.
     """
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path} cannot be written: there is no directory {path.parent}")
@@ -172,6 +189,7 @@ def replacing_file(path: Path) -> Iterator[Path]:
     temporary = temporary_sibling(path)
     try:
         yield temporary
+        # The content must be durable before the rename: see the top of this file.
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)

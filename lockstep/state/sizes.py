@@ -1,8 +1,8 @@
 """Limits for the sizes that files claim, checked before memory is allocated.
 
-A header, a note or a configuration is a few bytes long and can claim an array of any size. Where the file itself
-bounds the size (the bytes of a tensor), the reader compares the claim with these bytes. Where it does not (a
-compressed column, a space, a network), the claim may be as large as the memory that is available.
+A header, metadata or a configuration is a few bytes long and can claim an array of any size. If the file itself bounds
+the size (the bytes of a tensor), the reader compares the claim with these bytes. If it does not (a compressed column, a
+space, a network), the claim may be as large as the available memory.
 """
 
 from __future__ import annotations
@@ -23,23 +23,31 @@ from numpy.lib import format as npy
 from torch.overrides import TorchFunctionMode
 
 ALWAYS_ALLOWED = 32 << 20
-"""Bytes that may be claimed without a look at the memory."""
-_LONGEST_HEADER = 1 << 16
+"""Number of bytes that may be claimed without a look at the memory."""
+_MAX_HEADER_SIZE = 1 << 16
+"""Largest header of an `.npy` file, in bytes. numpy evaluates the header as a Python literal."""
+_MIN_TENSOR_BYTES = 4096
+"""Number of bytes that a tensor counts at least: the memory of a small layer and its Python objects."""
 _READ_HEADER = {
     (1, 0): npy.read_array_header_1_0,
     (2, 0): npy.read_array_header_2_0,
 }
+"""Readers of the header of an `.npy` file, by format version."""
 
 
 class ClaimedSizeError(ValueError):
-    """A file claims more than it holds, or more than the memory that is available."""
+    """A file claims more bytes than it holds, or more than the available memory."""
 
 
 def count_of(what: str, shape: Iterable[object]) -> int:
     """Return the number of elements of a shape that a file claims.
 
+    Args:
+        what: Name of the array, for the message.
+        shape: The claimed lengths, which may be anything that a file can hold.
+
     Raises:
-        ClaimedSizeError: a length is negative or not a whole number.
+        ClaimedSizeError: A length is negative or not a whole number.
     """
     lengths = list(shape)
     for length in lengths:
@@ -49,14 +57,14 @@ def count_of(what: str, shape: Iterable[object]) -> int:
 
 
 def check_claim(what: str, claimed: int) -> None:
-    """Check that `claimed` bytes fit into the memory that is available.
+    """Check that `claimed` bytes fit into the available memory.
 
     Args:
-        what: name of the thing that claims them, for the message.
-        claimed: bytes, all copies that the reader makes included.
+        what: Name of the thing that claims them, for the message.
+        claimed: Number of bytes, including all copies that the reader makes.
 
     Raises:
-        ClaimedSizeError: more is claimed than is available.
+        ClaimedSizeError: More is claimed than is available.
     """
     if claimed <= ALWAYS_ALLOWED:
         return
@@ -68,25 +76,25 @@ def check_claim(what: str, claimed: int) -> None:
 
 
 def check_holds(what: str, claimed: int, held: int) -> None:
-    """Check that a file holds the bytes that its header or note claims.
+    """Check that a file holds exactly the bytes that its header or metadata claims.
 
     Raises:
-        ClaimedSizeError: more or fewer are claimed.
+        ClaimedSizeError: More or fewer bytes are claimed.
     """
     if claimed != held:
         raise ClaimedSizeError(f"{what} claims {claimed:,} bytes, the file holds {held:,} bytes of it")
 
 
 def check_archive(path: Path) -> None:
-    """Check the arrays of an `.npz` file, without reading them, by the archive's directory and by their own headers.
+    """Check the sizes of the arrays of an `.npz` file, without reading them.
 
-    Python's reader never yields more than the directory claims for a member, so that a member that unpacks to more
-    ends as a damaged one.
+    They are in the archive's directory and in the header of each array. Python's reader never yields more bytes of a
+    member than the directory claims, so a member that unpacks to more is later reported as damaged.
 
     Raises:
-        ClaimedSizeError: together they need more memory than is available, or an array claims another size than its
-            member has.
-        zipfile.BadZipFile: the file is not an archive.
+        ClaimedSizeError: The arrays together need more memory than is available, or an array claims another size than
+            its member has.
+        zipfile.BadZipFile: The file is not an archive.
     """
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
@@ -97,35 +105,40 @@ def check_archive(path: Path) -> None:
 
 
 def check_array_header(what: str, file: IO[bytes], size: int) -> None:
-    """Check the header of an `.npy` file of `size` bytes that begins at the position of `file`.
+    """Check the header of an `.npy` file that begins at the position of `file`.
+
+    Args:
+        what: Name of the array, for messages.
+        file: The open file.
+        size: Size of the `.npy` file in bytes.
 
     Raises:
-        ClaimedSizeError: the header claims another size than the file has.
-        ValueError: the header is damaged, or of a kind that Lockstep does not write.
+        ClaimedSizeError: The header claims another size than the file has.
+        ValueError: The header is damaged, or of a kind that Lockstep does not write.
     """
     version = npy.read_magic(file)
     if version not in _READ_HEADER:
         raise ValueError(f"{what} has a header of version {version}; known are {sorted(_READ_HEADER)}")
-    shape, _, dtype = _READ_HEADER[version](file, max_header_size=_LONGEST_HEADER)
+    shape, _, dtype = _READ_HEADER[version](file, max_header_size=_MAX_HEADER_SIZE)
     if dtype.hasobject:
         raise ValueError(f"{what} holds Python objects, which are never read")
     check_holds(what, count_of(what, shape) * dtype.itemsize, size - file.tell())
 
 
 def bytes_of(what: str, shape: Iterable[object], dtype: np.dtype) -> int:
-    """Return the bytes of an array whose shape a file claims.
+    """Return the size in bytes of an array whose shape a file claims.
 
     Raises:
-        ClaimedSizeError: a length is negative or not a whole number.
+        ClaimedSizeError: A length is negative or not a whole number.
     """
     return count_of(what, shape) * dtype.itemsize
 
 
 class _Claims:
-    """Bytes that the tensors of one file's networks have claimed so far, and those that are allowed."""
+    """Counter of the bytes that the tensors of one file's networks claim, with a limit."""
 
     def __init__(self) -> None:
-        # Half: drawing initial weights takes copies, and layers are objects of Python with buffers of their own.
+        # Half of the memory: drawing initial weights makes copies, and layers are Python objects with buffers.
         self.allowed = max(available_memory() // 2, ALWAYS_ALLOWED)
         self.claimed = 0
 
@@ -133,10 +146,10 @@ class _Claims:
         """Count a new tensor, before it is allocated.
 
         Raises:
-            ClaimedSizeError: all tensors so far need more than is available.
+            ClaimedSizeError: All tensors so far need more memory than is allowed.
         """
-        # A layer is a Python object too: 10^15 layers of one number each must also end here.
-        self.claimed += max(num_bytes, _LEAST_OF_A_TENSOR)
+        # A layer is a Python object as well: 10^15 layers of one number each must also be refused here.
+        self.claimed += max(num_bytes, _MIN_TENSOR_BYTES)
         if self.claimed > self.allowed:
             raise ClaimedSizeError(
                 f"its networks, up to {what}, claim {self.claimed:,} bytes of memory; {self.allowed:,} bytes, "
@@ -145,18 +158,17 @@ class _Claims:
 
 
 _claims: ContextVar[_Claims | None] = ContextVar("_claims", default=None)
-"""Of the file that something is being built from, if any."""
+"""Counter of the file from which an object is being built, if any."""
 
 
 @contextmanager
 def claims_of(file: str | os.PathLike[str]) -> Iterator[None]:
-    """Context in which something is built from `file`: its sizes are checked, and errors about them name the file.
-
-    Within the context of another file, such as a run's folder, this one changes nothing.
+    """Context for building an object from `file`: the sizes that the file claims are checked.
 
     Raises:
-        ClaimedSizeError: the file claims more memory than is available.
+        ClaimedSizeError: The file claims more memory than is available. The message names the file.
     """
+    # Within the context of another file, such as the run's folder that this one is in, the outer one counts.
     if _claims.get() is not None:
         yield
         return
@@ -172,15 +184,16 @@ def claims_of(file: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def checked_tensors() -> AbstractContextManager[Any]:
-    """Return the context for building a network: its tensors are counted within `claims_of` a file, only there."""
+    """Return the context for building a network. It counts the network's tensors within `claims_of` a file."""
     claims = _claims.get()
     return nullcontext() if claims is None else _CountedTensors(claims)
 
 
 class _CountedTensors(TorchFunctionMode):
-    """Context that counts new tensors on the CPU before they are allocated; other devices refuse by themselves.
+    """Context that counts new tensors on the CPU before they are allocated.
 
-    A layer of torch allocates its weights with one of a few functions, so that layers of every kind are covered.
+    A layer of torch allocates its weights with one of a few functions, so layers of every kind are covered. Other
+    devices raise an error themselves when their memory is full; a process on the CPU would be killed.
     """
 
     def __init__(self, claims: _Claims) -> None:
@@ -196,7 +209,10 @@ class _CountedTensors(TorchFunctionMode):
     ) -> Any:
         options = kwargs or {}
         if func in _FACTORIES:
-            device = torch.get_default_device() if options.get("device") is None else torch.device(options["device"])
+            if options.get("device") is None:
+                device = torch.get_default_device()
+            else:
+                device = torch.device(options["device"])
             shape = _shape_of_new(func, args, options)
             if device.type == "cpu" and all(isinstance(length, int) for length in shape):
                 dtype = options.get("dtype") or torch.get_default_dtype()
@@ -206,11 +222,11 @@ class _CountedTensors(TorchFunctionMode):
 
 
 _FACTORIES = (torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn)
-_LEAST_OF_A_TENSOR = 4096
+"""Functions of torch that allocate the weights of layers."""
 
 
 def _shape_of_new(func: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]) -> list[Any]:
-    """Return the shape that a factory of torch is called with: `size=`, one sequence, or lengths one by one."""
+    """Return the shape in a call of a torch factory, which is `size=`, one sequence, or one length an argument."""
     if "size" in options:
         return list(options["size"])
     if func is torch.full or (args and isinstance(args[0], list | tuple)):
@@ -219,24 +235,30 @@ def _shape_of_new(func: Callable[..., Any], args: Sequence[Any], options: Mappin
 
 
 def available_memory() -> int:
-    """Return the bytes of memory that this process can still take, by the system, its container and its own limit."""
+    """Return the number of bytes that this process can still allocate.
+
+    That is the smallest of three limits: of the system, of the container (cgroup), and of the process (`ulimit -v`).
+    """
     limits = [_free_memory()]
+
     group = Path("/sys/fs/cgroup")
-    most = _number_in(group / "memory.max")
+    maximum = _number_in(group / "memory.max")
     used = _number_in(group / "memory.current")
-    if most is not None and used is not None:
-        limits.append(most - used + _cached_files(group / "memory.stat"))
+    if maximum is not None and used is not None:
+        limits.append(maximum - used + _cached_files(group / "memory.stat"))
+
     if sys.platform != "win32":
         import resource
 
         soft, _ = resource.getrlimit(resource.RLIMIT_AS)
         if soft != resource.RLIM_INFINITY:
             limits.append(soft - _address_space())
+
     return max(min(limits), 0)
 
 
 def _free_memory() -> int:
-    """Return the memory that the system can give without swapping; all of it where the system does not say."""
+    """Return the number of bytes that the system can give without swapping, or of all memory if that is unknown."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             for line in file:
@@ -251,7 +273,7 @@ def _free_memory() -> int:
 
 
 def _cached_files(statistics: Path) -> int:
-    """Return the bytes of a container's memory that hold copies of files, which the system gives up when needed."""
+    """Return the number of bytes of a container's memory that cache files. The system frees these when needed."""
     try:
         lines = statistics.read_text().splitlines()
         counts = {name: int(number) for name, number in (line.split() for line in lines)}
@@ -261,7 +283,7 @@ def _cached_files(statistics: Path) -> int:
 
 
 def _address_space() -> int:
-    """Return the bytes of address space that this process has; 0 where the system does not say."""
+    """Return the number of bytes of this process's address space, or 0 if the system does not report it."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
@@ -270,6 +292,7 @@ def _address_space() -> int:
 
 
 def _number_in(path: Path) -> int | None:
+    """Return the whole number in a file, or None if there is none."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):  # no such file, or the word "max"

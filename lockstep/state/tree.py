@@ -1,11 +1,11 @@
-"""Trees of state as JSON and a safetensors file beside it, and back without loss.
+"""Lossless conversion of state trees to JSON with a safetensors file for the arrays, and back.
 
-JSON stays plain where it can (`{"lr": 0.1}` is `{"lr": 0.1}`). What JSON cannot say is an object with one `$` key:
-`$tuple`, `$dict` (keys that are not text, or begin with `$`), `$float` (infinite, NaN), `$int` (wider than 64 bits, in
-hex), `$numpy` (a numpy scalar), `$array` (the name of an array in the file beside it).
+Plain values are plain JSON: `{"lr": 0.1}` is stored as `{"lr": 0.1}`. A value that JSON cannot express becomes an
+object with one `$` key: `$tuple`, `$dict` (keys that are not text, or begin with `$`), `$float` (infinite, NaN), `$int`
+(wider than 64 bits, in hex), `$numpy` (a numpy scalar), `$array` (the name of an array in the safetensors file).
 
-The other file is plain safetensors, readable by any tool. What safetensors cannot say (was it a numpy array or a torch
-tensor? which numpy type has no name there?) stands as JSON in the header's metadata.
+The safetensors file can be read by any tool. Facts that safetensors cannot express are JSON in the header's metadata:
+whether an entry was a numpy array or a torch tensor, and numpy types that have no name there.
 """
 
 import json
@@ -21,9 +21,10 @@ from safetensors.torch import load as load_safetensors
 from lockstep.state.sizes import bytes_of, check_holds
 
 Array: TypeAlias = np.ndarray | torch.Tensor
+"""An array that a tree of state can hold."""
 
 JsonValue: TypeAlias = Any
-"""What `json.loads` returns: None, bool, int, float, str, and lists and dicts (with text as keys) of these."""
+"""Value that `json.loads` returns: None, bool, int, float, str, or a list or dict (with text keys) of these."""
 
 StateTree: TypeAlias = dict[str, Any]
 """Nested state: dicts (text or int keys), lists and tuples over None, bool, int, float, str, numpy scalars, numpy
@@ -32,6 +33,7 @@ arrays and torch tensors."""
 _ALLOWED = "dict (str or int keys), list, tuple, None, bool, int, float, str, numpy scalars and arrays, tensors"
 
 _KINDS_KEY = "lockstep"
+"""Key in the header's metadata with the kind of each array: `{"is": "tensor"}`, with `dtype` and `shape` if needed."""
 _TYPES: tuple[tuple[str, torch.dtype, str | None], ...] = (
     ("F64", torch.float64, "<f8"),
     ("F32", torch.float32, "<f4"),
@@ -49,18 +51,21 @@ _TYPES: tuple[tuple[str, torch.dtype, str | None], ...] = (
     ("F8_E4M3", torch.float8_e4m3fn, None),
     ("F8_E5M2", torch.float8_e5m2, None),
 )
-"""names in safetensors, and what has them in torch and numpy"""
+"""Names of types in safetensors, with their torch dtype and numpy type."""
 _TORCH_NAMES = {dtype: name for name, dtype, _ in _TYPES}
 _NUMPY_NAMES = {kind: name for name, _, kind in _TYPES if kind}
 
 
 def is_array(value: object) -> bool:
-    """Return whether `value` is stored as an array: a torch tensor, a numpy array or memory map, no other subclass."""
+    """Return whether `value` is stored as an array.
+
+    That is a torch tensor, a numpy array or a memory map. Other subclasses of numpy arrays would not come back as such.
+    """
     return isinstance(value, torch.Tensor) or type(value) in (np.ndarray, np.memmap)
 
 
 def why_not_storable(value: Array) -> str | None:
-    """Return the reason why this array cannot be written, or None where it can."""
+    """Return the reason why an array cannot be written, or None if it can."""
     if isinstance(value, torch.Tensor):
         if value.layout is not torch.strided or value.is_quantized or value.device.type == "meta":
             return f"a tensor with layout {value.layout} on device {value.device}"
@@ -70,8 +75,15 @@ def why_not_storable(value: Array) -> str | None:
 
 
 def _flatten(value: Array) -> tuple[str, list[int], Any, dict[str, Any]]:
-    """Return safetensors name, shape, bytes (a flat uint8 array) and the kind entry for one array."""
+    """Return the entry of an array in a safetensors file.
+
+    Returns:
+        `(type name, shape, bytes, kind)`: the first two for the header, the bytes as a flat uint8 array, and the
+        array's entry in the header's metadata. An array whose type has no name in safetensors is stored as bytes (U8),
+        and its type and shape are in the kind.
+    """
     if isinstance(value, torch.Tensor):
+        # Conjugate and negative views are lazy: their memory does not hold the values yet.
         plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
         # An empty tensor may have strides that cannot be viewed as bytes.
         raw = plain.reshape(-1).view(torch.uint8).numpy() if plain.numel() else np.empty(0, np.uint8)
@@ -80,6 +92,7 @@ def _flatten(value: Array) -> tuple[str, list[int], Any, dict[str, Any]]:
             return name, list(plain.shape), raw, {"is": "tensor"}
         kind = {"is": "tensor", "dtype": str(plain.dtype).removeprefix("torch."), "shape": list(plain.shape)}
         return "U8", [raw.size], raw, kind
+
     shape = list(value.shape)
     flat = np.ascontiguousarray(value).reshape(-1)
     raw = flat.view(np.uint8) if flat.dtype.itemsize and flat.size else np.empty(0, np.uint8)
@@ -90,17 +103,17 @@ def _flatten(value: Array) -> tuple[str, list[int], Any, dict[str, Any]]:
 
 
 def tensor_file_chunks(arrays: Mapping[str, Array]) -> Iterator[Any]:
-    """Yield the bytes of a safetensors file with these arrays, piece by piece, so that no copy of all is made.
+    """Yield the bytes of a safetensors file with these arrays, in chunks, so that the whole file is never in memory.
 
-    Views that share memory are written apart, each with its own values. Device, gradient flag and memory
-    order are not kept: what is read lies on the CPU in C order.
+    Views that share memory are written separately, each with its own values. Device, gradient flag and memory order
+    are not stored: arrays are read to the CPU in C order.
     """
     kinds: dict[str, Any] = {}
     entries = []
     for name, value in arrays.items():
         dtype, shape, raw, kinds[name] = _flatten(value)
         entries.append((name, dtype, shape, raw))
-    # Widest type first keeps every array aligned to its own item size, as the format asks.
+    # Widest type first aligns every array to its item size, as the format requires.
     widths = {"64": 8, "32": 4, "16": 2}
     entries.sort(key=lambda entry: -widths.get(entry[1][-2:], 1))
     header: dict[str, Any] = {"__metadata__": {_KINDS_KEY: json.dumps(kinds)}}
@@ -109,26 +122,34 @@ def tensor_file_chunks(arrays: Mapping[str, Array]) -> Iterator[Any]:
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + raw.size]}
         offset += raw.size
     text = json.dumps(header).encode("ascii")
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-len(text) % 8)  # so that the first array is aligned
     yield len(text).to_bytes(8, "little") + text
     for _, _, _, raw in entries:
         yield memoryview(raw)
 
 
 def _restore(tensor: torch.Tensor, kind: Mapping[str, Any]) -> Array:
+    """Return the array that `_flatten` was given, from the tensor in the file and the kind in the metadata.
+
+    Raises:
+        ValueError: The kind names no type, a type of Python objects, or a size that the tensor does not have.
+    """
     if kind["is"] == "tensor":
         if "dtype" not in kind:
             return tensor
         dtype = getattr(torch, kind["dtype"], None)
         if not isinstance(dtype, torch.dtype):
             raise ValueError(f"unknown torch type {kind['dtype']!r}")
-        return (tensor.view(dtype) if tensor.numel() else torch.empty(0, dtype=dtype)).reshape(kind["shape"])
+        flat = tensor.view(dtype) if tensor.numel() else torch.empty(0, dtype=dtype)
+        return flat.reshape(kind["shape"])
+
     array = tensor.numpy()
     if "dtype" not in kind:
         return array
     numpy_dtype = np.dtype(kind["dtype"])
     if numpy_dtype.hasobject:
         raise ValueError("arrays of Python objects are never read")
+    # Before the allocation: a file of a few bytes may claim any shape.
     what = f"an array of {kind['dtype']} of shape {kind['shape']}"
     check_holds(what, bytes_of(what, kind["shape"], numpy_dtype), array.size)
     restored = np.empty(kind["shape"], numpy_dtype)
@@ -138,14 +159,15 @@ def _restore(tensor: torch.Tensor, kind: Mapping[str, Any]) -> Array:
 
 
 def parse_tensor_file(content: bytes) -> dict[str, Array]:
-    """Return the arrays of a safetensors file, in the order in which they were given to the writer.
+    """Return the arrays of a safetensors file, in the order in which the writer was given them.
 
     Raises:
-        ValueError: the content is no valid safetensors file with Lockstep's note in its header.
+        ValueError: The content is not a valid safetensors file, or lacks Lockstep's metadata in its header.
     """
     try:
         tensors = load_safetensors(content)
         size = int.from_bytes(content[:8], "little")
+        # The metadata is read here as well, because the safetensors library does not return it.
         kinds = json.loads(json.loads(content[8 : 8 + size])["__metadata__"][_KINDS_KEY])
         if set(kinds) != set(tensors):
             raise ValueError("its header and its note of types name different arrays")
@@ -155,14 +177,19 @@ def parse_tensor_file(content: bytes) -> dict[str, Array]:
 
 
 class StateTypeError(ValueError):
-    """A tree of state holds something that cannot be written."""
+    """A value in a tree of state cannot be written."""
 
 
 def encode(value: object, where: str, arrays: dict[str, Array]) -> Any:
-    """Return `value` as something JSON can hold; arrays found inside go to `arrays` under a name made of their path.
+    """Return `value` as a value that JSON can hold.
+
+    Args:
+        value: The value.
+        where: Path of the value in its tree, for messages and names of arrays.
+        arrays: Dict that the arrays in `value` are added to, under their paths.
 
     Raises:
-        StateTypeError: a leaf or key of a kind that cannot be written; the message says where it stands.
+        StateTypeError: A leaf or key has a type that cannot be written. The message names its path.
     """
     if value is None or isinstance(value, bool) or type(value) is str:
         return value
@@ -183,6 +210,7 @@ def encode(value: object, where: str, arrays: dict[str, Array]) -> Any:
         reason = why_not_storable(array)
         if reason is None:
             name = where if where.isprintable() else f"array {len(arrays)}"
+            # Paths may collide: {"a/b": x} and {"a": {"b": y}} have the same one.
             while name in arrays or name == "__metadata__":
                 name += "+"
             arrays[name] = array
@@ -195,6 +223,7 @@ def encode(value: object, where: str, arrays: dict[str, Array]) -> Any:
 
 
 def _encode_scalar(value: np.generic, where: str) -> Any:
+    """Return a numpy scalar as JSON, with its type and its bytes in hex: decimal digits would not restore its bits."""
     if isinstance(value, np.str_):
         return {"$numpy": "str", "value": str(value)}
     if value.dtype.kind not in "biufcmM":
@@ -203,6 +232,7 @@ def _encode_scalar(value: np.generic, where: str) -> Any:
 
 
 def _encode_dict(value: Mapping[Any, Any], where: str, arrays: dict[str, Array]) -> Any:
+    """Return a dict as a JSON object or, if its keys are not plain text, as a list of pairs under `$dict`."""
     for key in value:
         if type(key) not in (str, int):
             raise StateTypeError(f"state at {where!r} has the key {key!r}; keys must be str or int")
@@ -215,13 +245,18 @@ def _encode_dict(value: Mapping[Any, Any], where: str, arrays: dict[str, Array])
 def decode(value: JsonValue, arrays: Mapping[str, Array]) -> Any:
     """Return the value that `encode` was given.
 
+    Args:
+        value: The JSON value.
+        arrays: The arrays of the safetensors file, by name.
+
     Raises:
-        ValueError: the JSON was not written by `encode`, or names an array that `arrays` does not have.
+        ValueError: The JSON was not written by `encode`, or names an array that `arrays` does not have.
     """
     if isinstance(value, list):
         return [decode(item, arrays) for item in value]
     if not isinstance(value, dict):
         return value
+    # `encode` never writes another key first in an object with a tag, and no other key that begins with "$".
     tag = next(iter(value), "")
     if not tag.startswith("$"):
         return {key: decode(item, arrays) for key, item in value.items()}
