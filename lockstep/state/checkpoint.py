@@ -205,7 +205,7 @@ def write_checkpoint(
         metadata: Plain JSON values for the manifest.
         steps: Number of steps of the run. With `attempt` it orders the checkpoints of a run: `newest_checkpoint`
             returns the one with the most steps of the newest attempt.
-        attempt: Number of times that the run was resumed.
+        attempt: Number of the attempt at this run. It grows each time that the run is resumed.
         carried: Other checkpoints by name, to be kept inside this one by hard links (or as copies if links are not
             possible). A damaged one is left out with a warning. They are not read with this checkpoint;
             `carried_checkpoint` returns their path.

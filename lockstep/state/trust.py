@@ -1,15 +1,16 @@
-"""Which objects a file may name, and how a name becomes an object.
+"""Trust in files: which objects a file may name, and how a name becomes an object.
 
-A file from a stranger is data. It may name a class of the kind that an option expects, in a module that is installed.
-Everything else (functions, other objects, modules in the current folder) needs the user's word or the user's own
-signature. Names are turned into objects in this file alone (`state/names.py` turns objects into names):
+A file from a stranger is data. It may name a class of the kind that an option expects, in an installed module:
+importing an installed module runs only code that the user has installed. For everything else (functions, other objects,
+modules in the current folder) the user must trust the file, by the argument `trust=True` or by a signature of the
+user's own key. Only this file turns names into objects (`state/names.py` turns objects into names):
 
-- `import_object` finds what the user has typed, without any check;
-- `FileNames` finds what a file names, with the checks above;
-- `NameInFile` is a name that is looked up later: it remembers its file, and `find_named` asks for the same checks then.
+- `import_object` finds an object that the user has typed, without any check.
+- `FileNames` finds an object that a file names, with the checks above.
+- `NameInFile` is a name that is looked up later. It remembers its file, and `find_named` then applies the same checks.
 
-An object of the running script (`__main__`) has a name that means something else in every other script. A file that
-names one gets it only from `handed_in`.
+The name of an object of the running script (`__main__:Class`) means another object in every other script. So a file
+that names one gets it only from `handed_in`.
 """
 
 from __future__ import annotations
@@ -49,51 +50,54 @@ from lockstep.state.names import (
 )
 
 TRUST_VARIABLE = "LOCKSTEP_TRUST"
-"""Environment variable with the user's word, for jobs that a scheduler starts again."""
+"""Environment variable by which the user trusts all files, for jobs that a scheduler starts again."""
 HOW_TO_TRUST = f"pass trust=True (on the command line --trust, for jobs that a scheduler starts {TRUST_VARIABLE}=1)"
+"""Part of messages that says how to trust a file."""
 SIGNATURE = "signature"
-"""Key of a dict that holds the signature over the names and arguments in it."""
+"""Key of a dict whose value is the signature over the names and arguments in the dict."""
 SIGNATURES = "signatures.json"
-"""File in a folder with signatures of files below it that hold none themselves. `lockstep trust` writes it."""
+"""Name of a file with the signatures of files below its folder, which `lockstep trust` writes. Files that were written
+without a key hold none themselves."""
 
 SCRIPT = "script"
-"""Key of a configuration with the sources of its objects that are defined in the script that ran."""
+"""Key of a configuration whose value are the sources of objects that the script defined."""
 CLASS_KEYS = ("module_class", "learner_class", "class")
-"""Keys whose text names a class, and never another object."""
+"""Keys whose text names a class and never another object."""
 NAME_KEYS = ("__import__", "encoder", "env", "rl_module_spec", *CLASS_KEYS)
 """Keys whose text names an object."""
 ARGUMENT_KEYS = ("env_config", "encoder_config", "optimizer_kwargs", "learner_config_dict", "evaluation_config")
-"""Keys whose value is handed to a named object."""
+"""Keys whose value is an argument of a named object, which may do anything with it."""
 PETTINGZOO = ("pettingzoo", "mpe2")
-"""Packages whose modules have a function `env` or `parallel_env` that a file may name."""
+"""Packages of environments whose modules a file may name. Each has a function `env` or `parallel_env`."""
 KNOWN_ENVIRONMENTS = ("ALE/", "MinAtar/", "lockstep/", "tensor/", *(f"{package}." for package in PETTINGZOO))
-"""Beginnings of the ids and module names of environments in packages that Lockstep knows."""
+"""Beginnings of the ids and module names of environments that need no trust: Lockstep knows their packages."""
 
 
 class UntrustedError(ValueError):
-    """A file names, or holds, something that it may hold only if the user trusts it. The message says what to do."""
+    """A file names an object, or holds a value, that needs the user's trust. The message says what to do."""
 
 
 class NotHandedInError(UntrustedError):
-    """A file names an object of the script that wrote it. No word of the user helps; the object must be handed in."""
+    """A file names an object of the script that wrote it. Trust does not help: the object must be handed in."""
 
 
 class WrongKindError(UntrustedError):
-    """A file names an object of another kind than its option takes. No word of the user helps."""
+    """A file names an object of another kind than its option accepts. Trust does not help."""
 
 
-# -- the user's word and signature ---
+# -- the user's trust and signature ---
 
 
 def trusts_files(trust: bool = False) -> bool:
-    """Return whether the user has given the word: as an argument, or by `LOCKSTEP_TRUST=1`."""
+    """Return whether the user trusts files: by the argument `trust`, or by `LOCKSTEP_TRUST=1`."""
     return bool(trust) or os.environ.get(TRUST_VARIABLE, "") not in ("", "0")
 
 
 def signature_of(payload: object) -> str | None:
-    """Return the user's signature over `payload`, plain values with arrays; None where there is no key.
+    """Return the user's signature over `payload`, which consists of plain values and arrays.
 
-    The key is made at first use, in the user's configuration folder, readable by its owner only.
+    The key is created on first use, in the user's configuration folder, readable by its owner only. Without a place for
+    a key the result is None.
     """
     key = _user_key(create=True)
     return None if key is None else _authenticate(key, payload)
@@ -102,21 +106,28 @@ def signature_of(payload: object) -> str | None:
 def is_signature(payload: object, signature: object, file: str | Path | None = None) -> bool:
     """Return whether the user has signed `payload`.
 
-    `signature`: what `signature_of` returned when it was written. `file`: where it was read, above which a
-    `signatures.json` may hold the signature instead.
+    Args:
+        payload: Plain values and arrays.
+        signature: The result of `signature_of` that is stored with the payload, or anything else from the file.
+        file: Path of the file. A `signatures.json` above it may hold the signature instead.
     """
     key = _user_key(create=False)
     if key is None:
         return False
     expected = _authenticate(key, payload)
-    found = [signature, *_signatures_above(file)]
-    return any(isinstance(each, str) and hmac.compare_digest(each.encode(), expected.encode()) for each in found)
+    candidates = [signature, *_signatures_above(file)]
+    # `compare_digest` takes the same time for every text: a guess cannot be improved letter by letter.
+    return any(isinstance(each, str) and hmac.compare_digest(each.encode(), expected.encode()) for each in candidates)
 
 
 def write_signatures(folder: str | Path, payloads: Sequence[object]) -> Path:
-    """Sign payloads that were read from files in `folder`, in the folder's `signatures.json`, and return its path.
+    """Sign payloads that were read from files in `folder`, and add the signatures to its `signatures.json`.
 
-    Raises `ValueError` where the user has no key.
+    Returns:
+        The path of `signatures.json`.
+
+    Raises:
+        ValueError: There is no place for the user's key.
     """
     signatures = [signature_of(payload) for payload in payloads]
     path = Path(folder) / SIGNATURES
@@ -131,14 +142,20 @@ def write_signatures(folder: str | Path, payloads: Sequence[object]) -> Path:
 
 
 def _authenticate(key: bytes, payload: object) -> str:
+    """Return the signature of `payload` with a key: an HMAC of its canonical form."""
     text = json.dumps(["lockstep", _canonical(payload)], ensure_ascii=True)
     return hmac.new(key, text.encode("ascii"), hashlib.sha256).hexdigest()
 
 
 def _canonical(value: object) -> Any:
-    """Return `value` in a form whose JSON is the same before it is written to a file and after it is read."""
+    """Return `value` in a form whose JSON is equal before the value is written to a file and after it is read.
+
+    A round trip turns tuples into lists, number keys into text and numpy scalars into numbers, and loses the order of
+    keys.
+    """
     if isinstance(value, Mapping):
-        return {"dict": sorted(([str(key), _canonical(part)] for key, part in value.items()), key=lambda pair: pair[0])}
+        pairs = [[str(key), _canonical(part)] for key, part in value.items()]
+        return {"dict": sorted(pairs, key=lambda pair: pair[0])}
     if isinstance(value, list | tuple):
         return [_canonical(part) for part in value]
     if isinstance(value, np.generic):
@@ -151,31 +168,38 @@ def _canonical(value: object) -> Any:
 
 
 def _signatures_above(file: str | Path | None) -> list[str]:
-    """Return the signatures in the nearest `signatures.json` at or above `file`, within a run's depth of folders."""
+    """Return the signatures in the nearest `signatures.json` at or above `file`.
+
+    Five folders up are enough for any file of a run. A higher folder, such as the home folder, is not searched.
+    """
     if file is None:
         return []
-    place = Path(file).absolute()
-    for folder in (place, *place.parents[:5]):
+    path = Path(file).absolute()
+    for folder in (path, *path.parents[:5]):
         if (folder / SIGNATURES).is_file():
             return _signatures_in(folder / SIGNATURES)
     return []
 
 
 def _signatures_in(path: Path) -> list[str]:
+    """Return the signatures in a `signatures.json`, or an empty list if it is missing or damaged."""
     try:
-        found = json.loads(path.read_bytes())["signatures"]
+        signatures = json.loads(path.read_bytes())["signatures"]
     except (OSError, ValueError, KeyError, TypeError):
         return []
-    return [each for each in found if isinstance(each, str)] if isinstance(found, list) else []
+    if not isinstance(signatures, list):
+        return []
+    return [each for each in signatures if isinstance(each, str)]
 
 
 _KEY_BYTES = 32
+"""Length of a key."""
 _KEYS: dict[Path, bytes] = {}
-"""Keys by the path of their file."""
+"""Keys that were read in this process, by the path of their file."""
 
 
 def _key_path() -> Path | None:
-    """Return the path of the user's key; None without a home folder."""
+    """Return the path of the user's key, or None without a home folder."""
     configured = os.environ.get("XDG_CONFIG_HOME", "")
     if os.path.isabs(configured):
         return Path(configured) / "lockstep" / "trust.key"
@@ -187,6 +211,7 @@ def _key_path() -> Path | None:
 
 
 def _user_key(*, create: bool) -> bytes | None:
+    """Return the user's key, which is made if there is none and `create`; otherwise None."""
     path = _key_path()
     if path is None:
         return None
@@ -201,15 +226,22 @@ def _user_key(*, create: bool) -> bytes | None:
 
 
 def _read_key(path: Path) -> bytes | None:
-    """Return the key in a file that belongs to the user alone; None for any other file."""
+    """Return the key in a file that only the user can read and write, or None for any other file.
+
+    A key that others can write is worthless: they could sign files in the user's name.
+    """
     try:
+        # No symbolic link: it may lead to another user's file.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
     except OSError:
         return None
     with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        owned = not hasattr(os, "geteuid") or (found.st_uid == os.geteuid() and not found.st_mode & 0o077)
-        key = file.read(_KEY_BYTES + 1) if owned and stat.S_ISREG(found.st_mode) else b""
+        # The status of the open file: the path may lead to another file by now.
+        status = os.fstat(descriptor)
+        is_private = not hasattr(os, "geteuid") or (status.st_uid == os.geteuid() and not status.st_mode & 0o077)
+        key = b""
+        if is_private and stat.S_ISREG(status.st_mode):
+            key = file.read(_KEY_BYTES + 1)  # one more, so that a longer file is refused
     if len(key) == _KEY_BYTES:
         return key
     warnings.warn(
@@ -222,7 +254,10 @@ def _read_key(path: Path) -> bytes | None:
 
 
 def _make_key(path: Path) -> bytes | None:
-    """Make the key, or return the one that another process has just made; None where none can be kept."""
+    """Create the key file and return the key, or the key that another process has just created.
+
+    The result is None if no file can be created.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
@@ -230,7 +265,8 @@ def _make_key(path: Path) -> bytes | None:
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(secrets.token_bytes(_KEY_BYTES))
-            os.link(temporary, path)  # unlike a rename it never replaces the key of another process
+            # Complete before it has its name, and unlike a rename a link never replaces the key of another process.
+            os.link(temporary, path)
         except FileExistsError:
             pass
         finally:
@@ -244,19 +280,25 @@ def _make_key(path: Path) -> bytes | None:
 
 
 def named_objects(tree: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return all names in a tree with their paths, and the arguments that are handed to what they name."""
+    """Return all names of objects in a tree with their paths, and the arguments of these objects with theirs.
+
+    This is the payload of a signature: a signed name with other arguments could do anything else.
+    """
     return list(_entries(tree, ""))
 
 
 def _entries(tree: object, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the path and value of each name and argument in a tree."""
     if isinstance(tree, list | tuple):
         for index, part in enumerate(tree):
             yield from _entries(part, f"{path}[{index}]")
     if not isinstance(tree, Mapping):
         return
+    # `model_config` is an argument of the user's module, or else options of Lockstep's own, which are only data.
     has_own_module = any(tree.get(key) is not None for key in ("module_class", "rl_module_spec"))
     for key in sorted(tree, key=str):
-        value, where = tree[key], f"{path}.{key}"
+        value = tree[key]
+        where = f"{path}.{key}"
         option = str(key).rpartition(".")[2]
         is_argument = option in ARGUMENT_KEYS or (option == "model_config" and has_own_module)
         if (is_argument and value) or (option in NAME_KEYS and isinstance(value, str)):
@@ -266,14 +308,14 @@ def _entries(tree: object, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def names_module(name: str) -> bool:
-    """Return whether a name may say which module to import. An id that stands alone does not."""
+    """Return whether a name contains the name of a module. A plain id of a registered environment does not."""
     return any(mark in name for mark in ":/.")
 
 
 def _need_signature(entries: Sequence[tuple[str, Any]]) -> bool:
-    """Return whether there is a name that a file may hold only for a user who has signed it.
+    """Return whether one of the names in a file needs a signature.
 
-    Lockstep's own classes of modules, learners and sections, which every checkpoint names, need no signature, nor do
+    Lockstep's own classes of modules, learners and sections need none, because every checkpoint names them. Neither do
     environments of packages that Lockstep knows.
     """
     for path, value in entries:
@@ -287,15 +329,16 @@ def _need_signature(entries: Sequence[tuple[str, Any]]) -> bool:
 
 
 def signed(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tree with the user's signature over its names, where it has some that need one.
+    """Return the tree with the user's signature over its names, if one of them needs a signature.
 
-    A tree with a name that came from a stranger's file, and that the user has not trusted, is not signed.
+    A tree with a name from a stranger's file that the user has not trusted is returned without a signature: else
+    copying a file would be enough to have it signed.
     """
-    plain = without_signature(tree)
-    entries = named_objects(plain)
+    unsigned = without_signature(tree)
+    entries = named_objects(unsigned)
+    plain = {key: _as_text(value) for key, value in unsigned.items()}
     if any(isinstance(value, NameInFile) and not value.names.is_trusted for _, value in entries):
-        return {key: _as_text(value) for key, value in plain.items()}
-    plain = {key: _as_text(value) for key, value in plain.items()}
+        return plain
     if not _need_signature(entries):
         return plain
     signature = signature_of(entries)
@@ -303,7 +346,7 @@ def signed(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_text(tree: object) -> Any:
-    """Return the tree with plain text in the place of names that remember their file."""
+    """Return the tree with plain text instead of names that remember their file."""
     if isinstance(tree, Mapping):
         return {key: _as_text(part) for key, part in tree.items()}
     if isinstance(tree, list | tuple):
@@ -312,7 +355,7 @@ def _as_text(tree: object) -> Any:
 
 
 def without_signature(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tree without its signature and the sources of a script, to be compared or shown."""
+    """Return the tree without its signature and the sources of a script, to compare or show it."""
     return {key: value for key, value in tree.items() if key not in (SIGNATURE, SCRIPT)}
 
 
@@ -323,10 +366,11 @@ _HANDED_IN: ContextVar[Mapping[str, Any]] = ContextVar("handed_in", default=Mapp
 
 @contextmanager
 def handed_in(*objects: Callable[..., Any]) -> Iterator[None]:
-    """Let files that are read in this block name these classes and functions of the running script.
+    """Context in which files may name these classes and functions of the running script.
 
-    A file names an object of a script as `__main__:Class`. Without this it is never looked up, because another script
-    has other objects of that name. Further checks are those for other objects.
+    A file names an object of a script as `__main__:Class`. Outside of this context such a name is never looked up,
+    because another script has other objects with that name. The kind of the object and the trust in the file are
+    checked as for any other object.
     """
     names = {script_name(each): each for each in objects if is_of_script(each)}
     token = _HANDED_IN.set({**_HANDED_IN.get(), **names})
@@ -341,18 +385,22 @@ def handed_in(*objects: Callable[..., Any]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Kind:
-    """The classes that an option may name in a file without the user's word."""
+    """Kind of classes that a file may name for an option without the user's trust."""
 
     words: str
-    """The kind in an error message, e.g. "a subclass of torch.nn.Module"."""
+    """The kind in an error message, for example `"a subclass of torch.nn.Module"`."""
     bases: tuple[type, ...] = ()
+    """Base classes; each subclass of one of them is of this kind."""
     foreign_bases: tuple[str, ...] = ()
-    """Further base classes by name, of packages that need not be installed, or of folders above that of the option."""
+    """Names of further base classes, in packages that need not be installed or in folders above that of the option."""
     takes_others: bool = True
-    """Whether the option takes other objects too, such as functions, which need the word."""
+    """Whether the option also accepts other objects, such as functions, which need trust."""
 
     def fits(self, found: object) -> bool:
-        """Return whether an object is such a class. Its bases are looked at, no method of it is called."""
+        """Return whether an object is a class of this kind.
+
+        Only its bases are looked at. No code of the class runs, not even that of a metaclass.
+        """
         if not isinstance(found, type):
             return False
         bases = type.__getattribute__(found, "__mro__")
@@ -360,24 +408,25 @@ class Kind:
 
 
 class FileNames:
-    """Finds the objects that one file names.
+    """Access to the objects that one file names, with the checks for that file.
 
     Args:
-        file: the file or folder, for messages and for the signatures that lie beside it.
-        tree: the names and arguments of the file as a dict; its key "signature" may hold the user's signature.
-        trust: the user's word.
+        file: The file or folder, for messages and for the signatures next to it.
+        tree: Names and arguments of the file. Its key `"signature"` may hold the user's signature.
+        trust: Whether the user trusts the file.
     """
 
     def __init__(self, file: str | Path, tree: Mapping[str, Any], trust: bool = False) -> None:
         self.file = file
         self.is_trusted = trusts_files(trust) or _is_signed_tree(tree, file)
         self.sources: Mapping[str, Any] = tree.get(SCRIPT) or {}
+        # A copy: names may be looked up after the context of `handed_in` has ended.
         self._handed_in = dict(_HANDED_IN.get())
         if self.is_trusted:
             _add_current_folder()
 
     def of_part(self, tree: Mapping[str, Any]) -> FileNames:
-        """Return the names of a part of the file, which may have a signature of its own."""
+        """Return the access to the names in a part of the file, which may have its own signature."""
         if self.is_trusted:
             return self
         part = FileNames(self.file, tree)
@@ -385,15 +434,18 @@ class FileNames:
         return part
 
     def find(self, option: str, name: object, kind: Kind | None) -> Any:
-        """Return the object `module:Class` that the file names for an option.
+        """Return the object that the file names for an option.
 
-        `kind`: the classes that need no word; None where every object needs it.
+        Args:
+            option: Name of the option, for messages.
+            name: `module:Class`, or anything else that the file has in its place.
+            kind: Classes that need no trust. None if every object needs it.
 
         Raises:
-            UntrustedError: it needs the word.
-            NotHandedInError: it was defined in the script that wrote the file, and is not handed in.
-            WrongKindError: the option never takes such an object.
-            ImportError, AttributeError, ValueError: there is no such object.
+            UntrustedError: The object needs the user's trust.
+            NotHandedInError: The object was defined in the script that wrote the file, and is not handed in.
+            WrongKindError: The option never accepts such an object.
+            ImportError, AttributeError, ValueError: There is no such object.
         """
         if not isinstance(name, str):
             raise ValueError(f"{option} in {self.file} must be the name of an object, 'module:Class', not {name!r}")
@@ -403,7 +455,8 @@ class FileNames:
         if self.is_trusted:
             return import_object(name)
         module_name, _, qualified = name.partition(":")
-        if kind is None:  # nothing is imported for an object that may not be used
+        if kind is None:
+            # Refused without an import, which would run code for an object that may not be used.
             self._check_module_exists(module_name)
             raise self.refusal(option, name)
         try:
@@ -427,6 +480,7 @@ class FileNames:
         return self._checked(option, name, found, kind)
 
     def _not_handed_in(self, option: str, name: str) -> NotHandedInError:
+        """Return the error about an object of the script that wrote the file."""
         source = self.sources.get(name)
         file = source.get("file") if isinstance(source, Mapping) else None
         qualified = name.partition(":")[2]
@@ -439,7 +493,7 @@ class FileNames:
         )
 
     def _checked(self, option: str, name: str, found: object, kind: Kind) -> Any:
-        """Return an object that a file names if the kind fits."""
+        """Return the object if it is of the kind. Otherwise raise `UntrustedError` or `WrongKindError`."""
         if kind.fits(found):
             return found
         if kind.takes_others:
@@ -450,7 +504,7 @@ class FileNames:
         )
 
     def text(self, option: str, name: object) -> Any:
-        """Return a text that may name an object, to be looked up later with the checks for this file."""
+        """Return a text of the file, as a `NameInFile` if it may name an object: it is checked when it is looked up."""
         if not isinstance(name, str) or not names_module(name):
             return name
         if self.is_trusted and not names_script(name):
@@ -460,7 +514,7 @@ class FileNames:
     def refusal(
         self, option: str, name: str, why: str = "which is not a class of the kind that is expected"
     ) -> Exception:
-        """Return the error about an object that needs the user's word."""
+        """Return the error about an object that needs the user's trust."""
         return UntrustedError(
             f"{option} in {self.file} names the object {str(name)!r}, {why}. A file may name it only if you trust the "
             f"file, since what it names is run: {HOW_TO_TRUST}. Runs of your own are recognised by your signature; "
@@ -468,6 +522,10 @@ class FileNames:
         )
 
     def _check_module_exists(self, module_name: str) -> None:
+        """Raise `ModuleNotFoundError` if the module's package is not installed, without importing it.
+
+        Then the advice is to install it, and not to trust the file.
+        """
         top = module_name.partition(".")[0]
         if top in sys.modules or is_in_current_folder(top):
             return
@@ -480,17 +538,24 @@ class FileNames:
 
 
 class NameInFile(str):
-    """A name that a file gives and that is looked up later, with the checks for that file."""
+    """Name of an object in a file that is looked up later, with the checks for that file.
+
+    It is a text, so that it can be an option's value like a name that the user has typed.
+    """
 
     names: FileNames
+    """Access to the names of the file."""
     option: str
+    """Option that has the name, for messages."""
     is_object: bool
-    """whether the file names an object in the form `{"__import__": name}`"""
+    """Whether the file names the object in the form `{"__import__": name}`."""
 
     def __new__(cls, name: str, names: FileNames, option: str, is_object: bool = False) -> NameInFile:
-        made = super().__new__(cls, name)
-        made.names, made.option, made.is_object = names, option, is_object
-        return made
+        self = super().__new__(cls, name)
+        self.names = names
+        self.option = option
+        self.is_object = is_object
+        return self
 
     def __copy__(self) -> NameInFile:
         return self
@@ -503,22 +568,24 @@ class NameInFile(str):
 
 
 def find_named(option: str, name: str, kind: Kind) -> Any:
-    """Return the object `module:Class`: freely where the user has typed the name, checked where a file gives it."""
-    return name.names.find(name.option, name, kind) if isinstance(name, NameInFile) else import_object(name)
+    """Return the object `module:Class`. A name from a file is checked, a name that the user has typed is not."""
+    if isinstance(name, NameInFile):
+        return name.names.find(name.option, name, kind)
+    return import_object(name)
 
 
 def find_class(option: str, name: str, kind: Kind, otherwise: str) -> Any:
-    """Return the class of a kind that the user has typed or a file gives.
+    """Return a class of some kind, whose name the user has typed or a file holds.
 
     Args:
-        option: the option in error messages; a name in a file has its own.
+        option: Name of the option, for messages. A name in a file has its own.
         name: `module:Class`.
-        kind: the classes that the option takes, and nothing else.
-        otherwise: the end of each error message: what the user can do instead.
+        kind: Kind of the class. The option accepts nothing else.
+        otherwise: End of each error message: what the user can do instead.
 
     Raises:
-        UntrustedError: a file may not name it.
-        ValueError: it cannot be imported, or is not such a class.
+        UntrustedError: The file may not name the class.
+        ValueError: It cannot be imported, or is not a class of the kind.
     """
     try:
         found = find_named(option, name, kind)
@@ -526,7 +593,8 @@ def find_class(option: str, name: str, kind: Kind, otherwise: str) -> Any:
         raise type(error)(f"{error}; {otherwise}") from None
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"the class {name} cannot be imported ({error}); {otherwise}") from error
-    if not kind.fits(found):  # only a name that is typed or trusted gets here
+    # `find_named` checks only names from files that are not trusted.
+    if not kind.fits(found):
         raise ValueError(
             f"{name} is not {kind.words}; {otherwise} (a file that names it is foreign, or its class has changed)"
         )
@@ -534,29 +602,34 @@ def find_class(option: str, name: str, kind: Kind, otherwise: str) -> Any:
 
 
 def module_named(module_name: str, name: str) -> Any:
-    """Return the module that `name` is about, imported from where the name allows it."""
+    """Import and return a module that is a part of `name`.
+
+    If the user has typed the name, the module may be in the current folder; if a file holds it, it may not.
+    """
     if isinstance(name, NameInFile):
-        return import_installed(module_name)  # never the running script
+        return import_installed(module_name)
     _add_current_folder()
     return importlib.import_module(module_name)
 
 
 def import_object(name: str) -> Any:
-    """Return the object at `module:Class`, without any check: for names that the user has typed, trusted or signed."""
+    """Return the object `module:Class` without any check, for names that the user has typed, trusted or signed."""
     module, _, qualified = current_name(str(name)).partition(":")
     _add_current_folder()
     return functools.reduce(getattr, qualified.split("."), importlib.import_module(module))
 
 
 def _is_signed_tree(tree: Mapping[str, Any], file: str | Path) -> bool:
+    """Return whether the tree has names that need a signature, and the user's signature over them."""
     entries = named_objects(without_signature(tree))
     return _need_signature(entries) and is_signature(entries, tree.get(SIGNATURE), file)
 
 
 def _member(module: ModuleType, qualified: str) -> Any:
-    """Return an object of a module, or one inside of a class, of which no property or descriptor is asked.
+    """Return an object of a module, or an attribute of a class in it, without running a property or descriptor.
 
-    What is inside of anything else, such as another module, is not looked up: then the answer is None.
+    The attribute of any other object, such as another module, is not looked up: the result is None. Otherwise
+    `module:os.system` would lead into every module that the first one has imported.
     """
     first, *others = qualified.split(".")
     found: Any = getattr(module, first)
@@ -568,31 +641,36 @@ def _member(module: ModuleType, qualified: str) -> Any:
 
 
 def _a_kind(found: object) -> str:
+    """Return the kind of an object in words, for messages."""
     if isinstance(found, type):
         return "a class"
-    return "a module" if isinstance(found, ModuleType) else "a function" if callable(found) else "an object"
+    if isinstance(found, ModuleType):
+        return "a module"
+    return "a function" if callable(found) else "an object"
 
 
-# -- where modules come from ---
+# -- modules: installed, or in the current folder ---
 
 _searches_current_folder = False
 
 
 def search_current_folder() -> None:
-    """Look for modules in the current folder too, for names that are typed, trusted or signed: `lockstep` does so."""
+    """Search the current folder as well for modules of typed, trusted or signed names. The command `lockstep` does so."""
     global _searches_current_folder
     _searches_current_folder = True
 
 
 def _add_current_folder() -> None:
+    """Append the current folder to `sys.path`, if `search_current_folder` was called."""
     if _searches_current_folder and (folder := _current_folder()) and folder not in sys.path:
         sys.path.append(folder)
 
 
 def import_installed(name: str) -> Any:
-    """Import a module that is installed or lies on `sys.path`; the current folder does not count.
+    """Import and return a module that is installed or on `sys.path`, but not in the current folder.
 
-    Neither does it for what the module imports itself. Modules that are there already are returned as they are.
+    The modules that it imports in turn may not be in the current folder either: a file from a stranger may come in a
+    folder with a `json.py` next to it. A module that is imported already is returned.
     """
     if not name or not all(map(str.isidentifier, name.split("."))) or names_script(name):
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
@@ -603,12 +681,14 @@ def import_installed(name: str) -> Any:
 
 
 def is_in_current_folder(module_name: str) -> bool:
-    """Return whether the current folder has a module of this name; it is not imported."""
-    top, folder = module_name.partition(".")[0], _current_folder()
+    """Return whether the current folder has a module of this name, without importing it."""
+    top = module_name.partition(".")[0]
+    folder = _current_folder()
     return bool(top and folder) and importlib.machinery.PathFinder.find_spec(top, [folder]) is not None  # type: ignore[list-item]
 
 
 def _current_folder() -> str | None:
+    """Return the path of the current folder, or None if it was deleted."""
     try:
         return os.getcwd()
     except OSError:
@@ -620,15 +700,21 @@ def _is_same_folder(path: str, folder: str) -> bool:
 
 
 class _OutsideCurrentFolder:
-    """Import hook that finds modules for one thread as Python does, but for those in the current folder."""
+    """Import hook that finds modules as Python does, except for those in the current folder.
+
+    It applies to one thread: other threads may be importing the user's own modules.
+    """
 
     def __init__(self, folder: str) -> None:
-        self.folder, self.thread = folder, threading.get_ident()
+        self.folder = folder
+        self.thread = threading.get_ident()
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
         if threading.get_ident() != self.thread or name.partition(".")[0] == "lockstep":
             return None
-        allowed = [entry for entry in (sys.path if path is None else path) if not self._is_below(entry, name)]
+        search_path = sys.path if path is None else path
+        allowed = [entry for entry in search_path if not self._is_below(entry, name)]
+        # The finders that Python would ask, in their order. Only `PathFinder` searches folders.
         for finder in sys.meta_path:
             if isinstance(finder, _OutsideCurrentFolder):
                 continue
@@ -636,10 +722,12 @@ class _OutsideCurrentFolder:
             spec = finder.find_spec(name, allowed if is_path_finder else path, target)
             if spec is not None:
                 return spec
+        # Not None, with which Python would ask the other finders itself, including the current folder.
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
     def _is_below(self, entry: str, name: str) -> bool:
-        """Return whether the package's outermost folder, found through `entry`, is in the current folder."""
+        """Return whether the outermost package of module `name`, found through `entry`, is in the current folder."""
+        # The path of a package `a.b` is one folder deeper than that of `a`.
         for _ in range(name.count(".")):
             entry = os.path.dirname(entry)
         return _is_same_folder(entry, self.folder)
@@ -647,12 +735,13 @@ class _OutsideCurrentFolder:
 
 @contextmanager
 def _outside_current_folder() -> Iterator[None]:
+    """Context in which this thread imports no module from the current folder."""
     folder = _current_folder()
     if folder is None:
         yield
         return
     hook: Any = _OutsideCurrentFolder(folder)
-    sys.meta_path = [hook, *sys.meta_path]  # a new list: other threads may be walking the old one
+    sys.meta_path = [hook, *sys.meta_path]  # a new list: other threads may be iterating over the old one
     try:
         yield
     finally:
@@ -660,7 +749,7 @@ def _outside_current_folder() -> Iterator[None]:
 
 
 class _NamesInMemory(FileNames):
-    """Finds the objects that a state of this process names, those of its own script too."""
+    """Access to the objects that a state of this process names, without any check. It includes those of the script."""
 
     def find(self, option: str, name: object, kind: Kind | None) -> Any:
         return import_object(str(name))
@@ -670,4 +759,4 @@ class _NamesInMemory(FileNames):
 
 
 IN_MEMORY = _NamesInMemory("this process", {}, trust=True)
-"""Finds the objects that a state names which no file has held."""
+"""Access to the objects that a state names which was never in a file."""
