@@ -655,7 +655,7 @@ _searches_current_folder = False
 
 
 def search_current_folder() -> None:
-    """Search the current folder as well for modules of typed, trusted or signed names. The command `lockstep` does so."""
+    """Search the current folder as well for modules of typed, trusted or signed names. The command line does so."""
     global _searches_current_folder
     _searches_current_folder = True
 
