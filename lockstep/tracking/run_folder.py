@@ -1,4 +1,4 @@
-"""The folder of one run: what was asked for, what happened, what came out."""
+"""`RunFolder`: the folder of one run, with its configuration, records, checkpoints and summary."""
 
 import contextlib
 import importlib.metadata
@@ -44,31 +44,33 @@ _PACKAGES = (
     "box2d",
     "pettingzoo",
 )
+"""Packages whose versions a run records."""
 
-
-CONFIG, METRICS = "config.json", "metrics.jsonl"
-CHECKPOINTS, BEST = "checkpoints", "best"
+CONFIG = "config.json"
+METRICS = "metrics.jsonl"
+CHECKPOINTS = "checkpoints"
+BEST = "best"
 OBJECT = "__import__"
-"""Key in config.json of a class or function, which is named by module and name."""
+"""Key in config.json for a class or function, whose value is its module and name."""
 NAMED_RUNS = 5
-"""runs that an error names, at most"""
+"""Number of runs that an error message names at most."""
 
 
 class RunFolderError(ValueError):
-    """A run's folder cannot be understood. The message says which and why."""
+    """Error for a run folder that cannot be read. The message says which folder and why."""
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python, Lockstep and the packages that can change a result; none is imported."""
-    found = {"python": platform.python_version(), "platform": platform.platform(), "lockstep": __version__}
+    """Return the versions of Python, Lockstep and all packages that can change a result, without importing them."""
+    result = {"python": platform.python_version(), "platform": platform.platform(), "lockstep": __version__}
     for package in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found
+            result[package] = importlib.metadata.version(package)
+    return result
 
 
 def git_revision(directory: str | os.PathLike[str] = ".") -> str | None:
-    """Return the commit checked out in a directory, with `-dirty` after it when files differ; None without git."""
+    """Return the commit that is checked out in a directory, with `-dirty` if files differ; None without git."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=5, check=True)
@@ -78,20 +80,30 @@ def git_revision(directory: str | os.PathLike[str] = ".") -> str | None:
 
 
 class RunFolder:
-    """The folder of one run.
+    """Folder of one run, made by `create` and opened again by `open`.
 
-    `config.json` (who, what, with which versions), `metrics.jsonl`, `checkpoints/`, `best/`, `summary.json`,
-    `curve.png`. Made by `create`, found again by `open`. Attributes: `path`, those of its parts (`metrics_path`,
-    `checkpoints`, `best`, `summary_path`, `curve_path`), `algo`, `env`, `seed`, `config` (the full config as JSON
-    values, without the user's signature), `info` (all of config.json).
+    It holds `config.json` (algorithm, environment, options and versions), `metrics.jsonl`, `checkpoints/`, `best/`,
+    `summary.json` and `curve.png`.
+
+    Attributes:
+        path: the folder.
+        metrics_path, checkpoints, best, summary_path, curve_path: paths of its parts.
+        algo: name of the algorithm.
+        env: name of the environment.
+        seed: seed of the run.
+        config: whole configuration as JSON values, without the user's signature.
+        info: whole content of config.json.
+        lock: lock that is held by the process that trains the run.
     """
 
     def __init__(self, path: Path, info: Mapping[str, Any]) -> None:
         self.path = path
-        self.metrics_path, self.summary_path = path / METRICS, path / "summary.json"
-        self.checkpoints, self.best, self.curve_path = path / CHECKPOINTS, path / BEST, path / "curve.png"
+        self.metrics_path = path / METRICS
+        self.checkpoints = path / CHECKPOINTS
+        self.best = path / BEST
+        self.summary_path = path / "summary.json"
+        self.curve_path = path / "curve.png"
         self.lock = RunLock(path)
-        """Held by the process that trains the run."""
         self.info = dict(info)
         self.algo = str(info["algo"])
         self.env = str(info["env"])
@@ -113,12 +125,20 @@ class RunFolder:
         init_from: str | None = None,
         run_id: str | None = None,
     ) -> "RunFolder":
-        """Make `root/<algo>_<env>_s<seed>_<time>/` with its config.json and return it.
+        """Make the folder `root/<algo>_<env>_s<seed>_<time>/` with its config.json, and return the run.
 
-        Two runs that start within one second get different folders. `run_id`: of the job that is to go on with it.
+        Two runs that start within one second get different folders.
 
-        Raises `OSError`: the folder cannot be made or written. `TypeError`: the config is not plain JSON. No part of
-        it is left.
+        Args:
+            root: folder of all runs.
+            algo, env, seed: algorithm, environment and seed, which name the folder.
+            config: whole configuration as JSON values.
+            init_from: checkpoint that the initial weights come from.
+            run_id: id of the job that continues the run when it is started again.
+
+        Raises:
+            OSError: the folder cannot be made or written. No part of it is left.
+            TypeError: the configuration is not plain JSON. No part of the folder is left.
         """
         created = time.time()
         stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(created))
@@ -144,16 +164,16 @@ class RunFolder:
                 (path / inner).mkdir()
             write_json(path / CONFIG, info)
             (path / METRICS).touch()
-        except BaseException:
+        except BaseException:  # also for an interrupt from the keyboard: half a folder would be taken for a run
             shutil.rmtree(path, ignore_errors=True)
             raise
         return cls(path, info)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "RunFolder":
-        """Return the run in an existing folder, or the only one in a folder of runs.
+        """Return the run in an existing folder, or the only run in a folder of runs.
 
-        Raises `RunFolderError`: there is no run, or there are several, or its config.json is damaged.
+        Raises `RunFolderError`: there is no run or several, or its config.json is damaged.
         """
         root = find_run(path).absolute()
         try:
@@ -167,59 +187,62 @@ class RunFolder:
         return cls(root, info)
 
     def settings(self) -> dict[str, Any]:
-        """Return the options by path; also where its weights came from, and what was changed on the way."""
-        found = {path: value for path, value in leaves(self.config, value_key=OBJECT) if value != {}}
+        """Return the options by path, with `init_from` and the changes of options during the run (`changed`)."""
+        settings = {path: value for path, value in leaves(self.config, value_key=OBJECT) if value != {}}
         if self.info.get("init_from") is not None:
-            found["init_from"] = self.info["init_from"]
-        changes = [
-            f"{path}={change['after']} from step {entry['step']}"
-            for entry in self.info.get("history") or ()
-            for path, change in entry["changes"].items()
-        ]
+            settings["init_from"] = self.info["init_from"]
+        changes = []
+        for entry in self.info.get("history") or ():
+            for path, change in entry["changes"].items():
+                changes.append(f"{path}={change['after']} from step {entry['step']}")
         if changes:
-            found["changed"] = "; ".join(changes)
-        return found
+            settings["changed"] = "; ".join(changes)
+        return settings
 
     @property
     def task(self) -> str:
-        """The environment, with its options where it has any."""
+        """Name of the environment, followed by its options."""
         options = (self.config.get("environment") or {}).get("env_config") or {}
         return " ".join([self.env, *(f"{name}={value}" for name, value in sorted(options.items()))])
 
     @property
     def is_offline(self) -> bool:
-        """Whether the run learns from recorded data; its steps are gradient steps then."""
+        """Whether the run learns from recorded data, so that its steps are gradient steps."""
         return bool((self.config.get("offline_data") or {}).get("input_"))
 
     def checkpoint_path(self, env_step: int) -> Path:
-        """Return the path of the checkpoint at an environment step; names sort by step."""
+        """Return the path of the checkpoint at an environment step. Names of checkpoints sort by step."""
         return self.checkpoints / f"step_{env_step:012d}"
 
     @property
     def error_checkpoint(self) -> Path:
-        """Path of the checkpoint at the error that ended the run, apart from the healthy ones."""
+        """Path of the checkpoint that is written when an error ends the run, separate from the regular ones."""
         return self.checkpoints / ERROR
 
     @property
     def best_policy(self) -> Path:
-        """Path of the policy of the best evaluation."""
+        """Path of the policy that had the best evaluation."""
         return self.best / "policy"
 
     def newest_checkpoint(self) -> Path | None:
-        """Return the newest intact checkpoint; damaged ones are named by warnings."""
+        """Return the newest intact checkpoint, None if there is none. A warning names each damaged one."""
         return newest_checkpoint(self.checkpoints)
 
     def carried_best(self) -> dict[str, Path]:
-        """Return what each checkpoint carries of `best/`, for `write_checkpoint`."""
+        """Return the parts of `best/` that a checkpoint carries, by name, for `write_checkpoint`."""
         has_best = (readable_path(self.best_policy) / MANIFEST).exists()
         return {BEST: self.best_policy} if has_best else {}
 
     def restore_best(self, checkpoint: Path, *, has_best: bool) -> None:
-        """Make `best/policy` the best policy at a checkpoint from which the run goes on.
+        """Restore `best/policy` to the best policy at the time of a checkpoint.
 
-        A run that was killed later may have left a better one, which the run that goes on with other settings never
-        has. `has_best`: whether there was an evaluation before the checkpoint. A checkpoint of 0.2 carries no policy:
-        then `best/policy` stays as it is.
+        The run may have found a better one after the checkpoint. A run that continues from there with other settings
+        may never reach it, and must not report it as its own.
+
+        Args:
+            checkpoint: checkpoint from which the run continues. Checkpoints of version 0.2 carry no policy; with them
+                `best/policy` stays as it is.
+            has_best: whether there was an evaluation before the checkpoint.
         """
         if read_manifest(checkpoint)["format"] == 1:
             return
@@ -232,15 +255,18 @@ class RunFolder:
             if not has_best:
                 shutil.rmtree(readable_path(self.best_policy), ignore_errors=True)
             return
+        # Equal manifests mean equal files, which need not be copied.
         with contextlib.suppress(OSError):
             if (readable_path(self.best_policy) / MANIFEST).read_bytes() == (carried / MANIFEST).read_bytes():
                 return
         copy_checkpoint(carried, self.best_policy)
 
     def record_changes(self, config: Mapping[str, Any], entry: Mapping[str, Any]) -> None:
-        """Write another config into config.json, and what has changed into its `history` (once).
+        """Write a changed configuration to config.json, with an entry in its `history` that describes the change.
 
-        Raises `OSError`: it cannot be written; it stays as it was.
+        An entry that is the last one already is not added again: the run may have been killed after this call.
+
+        Raises `OSError`: config.json cannot be written, and stays as it was.
         """
         self.lock.check()
         history = list(self.info.get("history", ()))
@@ -248,14 +274,16 @@ class RunFolder:
             history.append(dict(entry))
         info = {**self.info, "config": dict(config), "history": history}
         write_json(self.path / CONFIG, info)
-        self.info, self.config = info, without_signature(config)
+        self.info = info
+        self.config = without_signature(config)
 
     def write_settings(self, config: Mapping[str, Any]) -> None:
-        """Write the settings with what was chosen when the trainer was built, before the run begins or goes on.
+        """Write the configuration with the defaults that were chosen when the trainer was built.
 
-        Loggers that were made with `config` see it too: they read it when their first record begins a run elsewhere.
+        `config` is changed in place. Loggers of services have the same object, and read it when they send their first
+        record.
 
-        Raises `OSError`: they cannot be written; config.json stays as it was.
+        Raises `OSError`: config.json cannot be written, and stays as it was.
         """
         info = {**self.info, "config": dict(config)}
         write_json(self.path / CONFIG, info)
@@ -264,23 +292,23 @@ class RunFolder:
         self.config.update(without_signature(config))
 
     def has_recorded(self, entry: Mapping[str, Any]) -> bool:
-        """Return whether the last entry of the history is this one, whenever it was made."""
+        """Return whether the last entry of the history has the same step and changes."""
         last = (self.info.get("history") or [{}])[-1]
         return all(last.get(name) == entry[name] for name in ("step", "changes"))
 
     def write_summary(self, summary: Mapping[str, Any]) -> Path:
-        """Write summary.json at once: what is given, with seed, versions and git revision beside it.
+        """Write a summary to summary.json, with the seed, versions and git revision of the run.
 
-        Raises `OSError`: it cannot be written; an older summary stays as it was.
+        Raises `OSError`: it cannot be written, and an older summary stays as it was.
         """
         self.lock.check()
         fields = ("algo", "env", "seed", "created", "git_revision", "versions")
-        keep = {key: self.info.get(key) for key in fields}
-        write_json(self.summary_path, {**keep, **summary})
+        of_run = {key: self.info.get(key) for key in fields}
+        write_json(self.summary_path, {**of_run, **summary})
         return self.summary_path
 
     def ended_at(self) -> tuple[int, int] | None:
-        """Return environment and gradient steps at the end that was noted; None for a run that may go on."""
+        """Return environment and gradient steps at the end of the run, None for a run that may continue."""
         try:
             summary = self.read_summary()
         except RunFolderError:
@@ -303,22 +331,24 @@ class RunFolder:
 
 
 def find_run(path: str | os.PathLike[str]) -> Path:
-    """Return the folder of the run in `path`: its only run, or `path` itself where it is a run or holds none.
+    """Return the folder of the only run in a folder of runs, or `path` itself if it is a run or holds none.
 
-    Raises `RunFolderError` naming the runs in it where there are several.
+    Raises `RunFolderError`, which names the runs, if there are several.
     """
     folder = Path(path)
     runs = [] if (folder / CONFIG).exists() else sorted(file.parent for file in folder.glob(f"*/{METRICS}"))
     if len(runs) > 1:
-        named = ", ".join(run.name for run in runs[:NAMED_RUNS]) + (", ..." if len(runs) > NAMED_RUNS else "")
+        named = ", ".join(run.name for run in runs[:NAMED_RUNS])
+        if len(runs) > NAMED_RUNS:
+            named += ", ..."
         raise RunFolderError(f"{folder} is no run: it has no {CONFIG}; it holds {len(runs)} runs, give one: {named}")
     return runs[0] if runs else folder
 
 
 def stage_seconds(summary: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """Return `(seconds, share)` by stage of a run that has ended, largest first, from its summary.
+    """Return `(seconds, share)` of each stage of a run that has ended, the longest first, from its summary.
 
-    "checkpoints, logs" takes what no stage explains.
+    The time that belongs to no stage is that of "checkpoints, logs".
     """
     stages = {name: float(value) for name, value in (summary.get("seconds_by_stage") or {}).items()}
     total = max(float(summary["timing"]["total_time"]), sum(stages.values()))
@@ -330,15 +360,18 @@ def stage_seconds(summary: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
 def prune_checkpoints(directory: Path, keep: int) -> None:
     """Delete all but the newest `keep` (at least 1) of the checkpoints `step_*` in a directory.
 
-    Newest by attempt and steps, see `newest_checkpoint`; those without a readable manifest are the first to go.
+    The order is that of `newest_checkpoint`, by attempt and steps. Checkpoints without a readable manifest are the
+    oldest.
     """
-    found = [path for path in checkpoints_in(directory, unreadable_first=False) if path.name.startswith("step_")]
-    for old in found[keep:]:
+    checkpoints = [path for path in checkpoints_in(directory, unreadable_first=False) if path.name.startswith("step_")]
+    for old in checkpoints[keep:]:
         shutil.rmtree(readable_path(old), ignore_errors=True)
 
 
 def _make_unused(parent: Path, name: str) -> Path:
-    path, number = parent / name, 1
+    """Make and return a new folder with this name, or with a number after it if the name is taken."""
+    path = parent / name
+    number = 1
     while True:
         try:
             path.mkdir()

@@ -1,4 +1,7 @@
-"""The TensorBoard logger. tensorboard (an extra) is imported when the first record is written."""
+"""`TensorboardLogger`: records as TensorBoard event files.
+
+tensorboard, an extra, is imported when the first record is written.
+"""
 
 import json
 import os
@@ -12,19 +15,21 @@ from lockstep.tracking.records import flatten
 
 _EVENTS = "events.out.tfevents.*"
 _COUNTERS = "save/counters"
+"""Tag of the counters of a save."""
 
 
 class TensorboardLogger(BaseLogger):
-    """Writes numbers as scalars and text as text to TensorBoard event files.
+    """Logger that writes numbers as scalars and text as text to TensorBoard event files.
 
-    A tag is the scoped name (`test/returns_stat/mean`), its step the one of its scope. The state holds the
-    length of each event file: `set_state` cuts away what was written after the checkpoint.
+    A tag is the scoped name (`test/returns_stat/mean`), and its step is that of its scope. The state holds the length
+    of each event file: `set_state` cuts away all records after the checkpoint.
 
     Args:
-        log_dir: directory of the event files; made when needed.
-        intervals: as `BaseLogger`.
+        log_dir: directory of the event files, which is made when it is needed.
+        intervals: options of `BaseLogger`.
 
-    Raises `ImportError`: at the first record, when tensorboard is not installed.
+    Raises:
+        ImportError: at the first record, if tensorboard is not installed.
     """
 
     def __init__(self, log_dir: str | os.PathLike[str], **intervals: Unpack[Intervals]) -> None:
@@ -33,7 +38,7 @@ class TensorboardLogger(BaseLogger):
         self._writer: Any = None
 
     def write(self, step_type: str, step: int, data: Mapping[str, Any]) -> None:
-        """Write each value of `data` under its name; None is left out."""
+        """Write each value of `data` under its name. None is left out."""
         writer = self._open()
         for name, value in flatten(data).items():
             if isinstance(value, str):
@@ -42,7 +47,7 @@ class TensorboardLogger(BaseLogger):
                 writer.add_scalar(name, float(value), global_step=step)
 
     def flush(self) -> None:
-        """Write what is waiting, through to the event file."""
+        """Write all pending records, and flush the event file."""
         super().flush()
         if self._writer is not None:
             self._writer.flush()
@@ -52,9 +57,9 @@ class TensorboardLogger(BaseLogger):
         self._close()
 
     def restore_data(self) -> tuple[int, int, int]:
-        """Return `(epoch, env_step, gradient_step)` of the last save on record; zeros where there is none.
+        """Return `(epoch, env_step, gradient_step)` of the last recorded save, zeros if there is none.
 
-        What was recorded after that save stays.
+        Records after that save stay where they are.
         """
         counters = self._last_text(_COUNTERS)
         if counters is None:
@@ -67,29 +72,33 @@ class TensorboardLogger(BaseLogger):
         return self._last_text("save/path")
 
     def _last_text(self, name: str) -> str | None:
-        accumulator, tag = self._read(self.log_dir), f"{name}/text_summary"
+        """Return the newest text under a name, None if there is none."""
+        accumulator = self._read(self.log_dir)
+        tag = f"{name}/text_summary"  # how TensorBoard calls it
         if accumulator is None or tag not in accumulator.Tags()["tensors"]:
             return None
         return str(accumulator.Tensors(tag)[-1].tensor_proto.string_val[0].decode())
 
     def restore_logged_data(self, path: str | os.PathLike[str]) -> RestoredData:
-        """Return every scalar in the event files at `path`: tag -> `{"step": [...], "value": [...]}` (float32)."""
+        """Return all scalars in the event files at `path`, by tag: `{"step": [...], "value": [...]}`, as float32."""
         accumulator = self._read(path)
         restored: RestoredData = {}
-        for tag in [] if accumulator is None else accumulator.Tags()["scalars"]:
+        if accumulator is None:
+            return restored
+        for tag in accumulator.Tags()["scalars"]:
             events = accumulator.Scalars(tag)
             restored[tag] = {"step": [e.step for e in events], "value": [e.value for e in events]}
         return restored
 
     def _read(self, path: str | os.PathLike[str]) -> Any:
-        """Return TensorBoard's reader of the event files at `path`; None where there are none."""
+        """Return TensorBoard's reader of the event files at `path`, None if there are no such files."""
         if self._writer is not None:
             self._writer.flush()
         if not any(Path(path).glob(_EVENTS)):
             return None
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-        accumulator = EventAccumulator(os.fspath(path), size_guidance={"scalars": 0})
+        accumulator = EventAccumulator(os.fspath(path), size_guidance={"scalars": 0})  # 0: all of them
         accumulator.Reload()
         return accumulator
 
@@ -101,7 +110,10 @@ class TensorboardLogger(BaseLogger):
         return {**super().get_state(), "files": files}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to where the event files stood; later ones are deleted, new records go to a new file."""
+        """Restore a state of `get_state`: cut the event files to their lengths and delete later ones.
+
+        New records go to a new file, because TensorBoard's writer cannot continue one.
+        """
         super().set_state(state)
         self._close()
         for file in self.log_dir.glob(_EVENTS):
@@ -112,16 +124,18 @@ class TensorboardLogger(BaseLogger):
                 os.truncate(file, length)
 
     def record_save(self, epoch: int, env_step: int, gradient_step: int, path: object) -> None:
-        """Record the counters as text too: scalars are float32, which holds no large number exactly."""
+        """Record the counters as scalars and as text: scalars are float32, which is not exact above 2^24."""
         super().record_save(epoch, env_step, gradient_step, path)
         self._open().add_text(_COUNTERS, json.dumps([epoch, env_step, gradient_step]), global_step=env_step)
 
     def _close(self) -> None:
+        """Close the writer, if there is one."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
 
     def _open(self) -> Any:
+        """Return TensorBoard's writer, made on first use."""
         if self._writer is None:
             try:
                 from torch.utils.tensorboard import SummaryWriter

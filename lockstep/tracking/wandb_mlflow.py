@@ -1,6 +1,7 @@
-"""Loggers of services, W&B and MLflow: records cannot be taken back there, so they are numbered and none is doubled.
+"""Loggers that send records to the services W&B and MLflow.
 
-wandb and mlflow (extras) are imported when the first record is written.
+Services cannot take records back. Therefore records are numbered, and a resumed run sends none a second time. wandb and
+mlflow, which are extras, are imported when the first record is sent.
 """
 
 import json
@@ -19,22 +20,25 @@ from lockstep.tracking.records import flatten
 
 COUNTERS = ("epoch", "env_step", "gradient_step")
 _AXES = {**STEP_TYPES, "save": "env_step"}
+"""Step over which W&B draws each scope."""
 _PROGRESS = ("lockstep.progress.even", "lockstep.progress.odd")
 """Two tags are written in turn: if a kill truncates one, the other still holds the progress."""
 _LONGEST_TEXT = 5000
+"""Number of characters of a tag or parameter that MLflow accepts."""
 _MOST_PARAMS = 100
+"""Number of parameters in one request that MLflow accepts."""
 
 
 class NumberedLogger(BaseLogger):
-    """Base of the loggers of W&B and MLflow.
+    """Base of the loggers of services.
 
-    The run there keeps how many records it has. A run that is resumed from a checkpoint makes the records after it
-    anew, with the numbers they had: those that are there already are not sent again.
+    The service stores the number of records that a run has. A run that is resumed from a checkpoint produces the
+    records after the checkpoint again, with the same numbers, and those that the service has already are not sent.
 
     Args:
-        run_id: the run to continue there; None begins one.
-        config: what the run was made with; shown beside it, as it stands when the first record is sent.
-        intervals: as `BaseLogger`.
+        run_id: the service's run to continue. None: a new run.
+        config: configuration of the run, shown next to it. Its content is read when the first record is sent.
+        intervals: options of `BaseLogger`.
     """
 
     def __init__(
@@ -43,36 +47,44 @@ class NumberedLogger(BaseLogger):
         super().__init__(**intervals)
         self.run_id = run_id
         self.config = {} if config is None else config
-        self._number: int | None = None  # of the next record; None: after those that are there
-        self._num_there: int | None = None  # None: not asked yet
-        self._save: list[Any] | None = None  # the last save on record: counters, records up to it, path
-        self._remarks: dict[str, dict[str, Any]] = {}  # by step type: wait for the next record that is sent
+        self._number: int | None = None
+        """Number of the next record. None: the number of records that the service has."""
+        self._num_sent: int | None = None
+        """Number of records that the service has. None: not known yet."""
+        self._save: list[Any] | None = None
+        """Last recorded save: three counters, number of records up to it, path."""
+        self._remarks: dict[str, dict[str, Any]] = {}
+        """Values by step type that are sent with the next record."""
 
     def write(self, step_type: str, step: int, data: Mapping[str, Any]) -> None:
-        """Send one record, unless the run has it already; None is left out, and so are arrays."""
-        if self._num_there is None:
-            kept = self._progress()
-            self._num_there, self._save = int(kept.get("records", 0)), kept.get("save")
-        number = self._num_there if self._number is None else self._number
+        """Send one record, unless the service has it already. None and arrays are left out."""
+        if self._num_sent is None:
+            progress = self._progress()
+            self._num_sent = int(progress.get("records", 0))
+            self._save = progress.get("save")
+        number = self._num_sent if self._number is None else self._number
         self._number = number + 1
-        if number < self._num_there:
+        if number < self._num_sent:
             return
+
         values = {name: value for name, value in flatten(data).items() if value is not None}
         if "save/epoch" in values:
             self._save = [*(int(values[f"save/{name}"]) for name in COUNTERS), number + 1, values.get("save/path")]
-        progress = {"records": number + 1, **({} if self._save is None else {"save": self._save})}
+        progress = {"records": number + 1}
+        if self._save is not None:
+            progress["save"] = self._save
         remarks = self._remarks.pop(step_type, {})
         self._send(number, step_type, int(step), {**remarks, **values}, progress)
-        self._num_there = number + 1
+        self._num_sent = number + 1
 
     def remark(self, step_type: str, step: int, data: Mapping[str, Any]) -> None:
-        """Send it with the next record of that step type, without a number: later records keep theirs."""
+        """Send values with the next record of that step type. They get no number, so that later records keep theirs."""
         self._remarks.setdefault(step_type, {}).update(flatten(data))
 
     def restore_data(self) -> tuple[int, int, int]:
-        """Return `(epoch, env_step, gradient_step)` of the last save on record; zeros where there is none.
+        """Return `(epoch, env_step, gradient_step)` of the last recorded save, zeros if there is none.
 
-        What was recorded after that save stays as it is, and is not recorded a second time.
+        Records after that save stay as they are, and are not sent a second time.
         """
         save = self._progress().get("save")
         if save is None:
@@ -88,7 +100,8 @@ class NumberedLogger(BaseLogger):
     def get_state(self) -> dict[str, Any]:
         """Return the state of the base, with the run's id and the number of the next record.
 
-        Sends what is waiting: at a run's end it would take the numbers of what follows where the run goes on.
+        Pending records are sent first. A run that is ended early sends them at its end in any case. Its continuation
+        would then have other records under their numbers, which the service would not get.
         """
         self.flush()
         return {**super().get_state(), "run_id": self.run_id, "number": self._number or 0}
@@ -98,46 +111,49 @@ class NumberedLogger(BaseLogger):
         if state["run_id"] != self.run_id:
             self._close()
             self.run_id = state["run_id"]
-        self._number, self._num_there = int(state["number"]), None
+        self._number = int(state["number"])
+        self._num_sent = None
 
     def finalize(self) -> None:
-        """Send what is waiting and end the run there; logging more afterwards takes it up again."""
+        """Send all pending records, and end the service's run. Later records continue it."""
         super().finalize()
         self._close()
 
     @abstractmethod
     def _progress(self) -> Mapping[str, Any]:
-        """Return `records`: how many the run has; `save`: the counters of the last save and the records up to it."""
+        """Return the stored progress: `records`, their number, and `save`, the last recorded save."""
 
     @abstractmethod
     def _send(
         self, number: int, step_type: str, step: int, values: dict[str, Any], progress: Mapping[str, Any]
     ) -> None:
-        """Send one record together with the new progress."""
+        """Send one record, and store the new progress with it."""
 
     @abstractmethod
     def _close(self) -> None:
-        """End the run there."""
+        """End the service's run, if it is open."""
 
 
 class MLflowLogger(NumberedLogger):
-    """Sends records to a run of MLflow: numbers as metrics over their scope's step, text as tags.
+    """Logger that sends records to a run of MLflow: numbers as metrics over the steps of their scopes, text as tags.
 
-    One request for each record, which holds the number of records too. Where a kill came between its metrics, those
-    that arrived are known by their times when the record is sent again.
+    A record is one request, which also holds the number of records. MLflow does not store a request as a whole. If a
+    kill has left a part of it, the metrics that have arrived are recognised by their time when the record is sent
+    again.
 
     Args:
-        experiment_name: made where there is none.
-        run_name: shown in the list of runs.
-        tracking_uri: a server, a database (`sqlite:///mlflow.db`) or a folder; None: as MLflow is set up
-            (`MLFLOW_TRACKING_URI`). MLflow 3 takes folders on request only (`MLFLOW_ALLOW_FILE_STORE`): naming one here
-            is that request.
-        run_id: the run to continue; None begins one.
-        config: the run's parameters.
+        experiment_name: name of the experiment, which is made if it does not exist.
+        run_name: name in MLflow's list of runs.
+        tracking_uri: a server, a database (`sqlite:///mlflow.db`) or a folder. None: MLflow's own setting
+            (`MLFLOW_TRACKING_URI`). MLflow 3 accepts folders on request only (`MLFLOW_ALLOW_FILE_STORE`); naming one
+            here is that request.
+        run_id: run to continue. None: a new run.
+        config: parameters of the run.
         tags: further tags.
-        intervals: as `BaseLogger`.
+        intervals: options of `BaseLogger`.
 
-    Raises `ImportError`: at the first record, when mlflow is not installed.
+    Raises:
+        ImportError: at the first record, if mlflow is not installed.
     """
 
     def __init__(
@@ -152,17 +168,20 @@ class MLflowLogger(NumberedLogger):
         **intervals: Unpack[Intervals],
     ) -> None:
         super().__init__(run_id, config, **intervals)
-        self.experiment_name, self.run_name = experiment_name, run_name
+        self.experiment_name = experiment_name
+        self.run_name = run_name
         self.tracking_uri = None if tracking_uri is None else os.fspath(tracking_uri)
         self.tags = dict(tags or {})
         self._connected: Any = None
         self._is_running = False
-        self._last_time = 0  # of the last record that is there as a whole, in milliseconds
-        self._may_be_cut = False  # the next record may be there in parts
+        self._last_time = 0
+        """Time of the last record that MLflow has as a whole, in milliseconds."""
+        self._may_be_partial = False
+        """Whether MLflow may have a part of the next record already."""
 
     @property
     def client(self) -> Any:
-        """MLflow's client."""
+        """MLflow's client, made on first use."""
         if self._connected is None:
             uri = self.tracking_uri
             if uri is not None and ("://" not in uri or uri.startswith("file:")):
@@ -175,7 +194,7 @@ class MLflowLogger(NumberedLogger):
         return self._connected
 
     def restore_logged_data(self, path: str | os.PathLike[str]) -> RestoredData:
-        """Return every number in the run of the id `path`: scoped name -> `{"step": [...], "value": [...]}`."""
+        """Return all numbers in the run with the id `path`, by scoped name: `{"step": [...], "value": [...]}`."""
         restored: RestoredData = {}
         for name in self.client.get_run(os.fspath(path)).data.metrics:
             history = self.client.get_metric_history(os.fspath(path), name)
@@ -197,10 +216,11 @@ class MLflowLogger(NumberedLogger):
                 stacklevel=4,
             )
             self.run_id = None
-            return {"records": self._number or 0}  # the numbers go on; those before are not sent again
-        kept = max((_parsed(tags.get(name)) for name in _PROGRESS), key=lambda tag: int(tag.get("records", 0)))
-        self._last_time, self._may_be_cut = int(kept.get("time", 0)), True
-        return kept
+            return {"records": self._number or 0}  # numbers continue, and earlier records are not sent again
+        newest = max((_parsed(tags.get(name)) for name in _PROGRESS), key=lambda tag: int(tag.get("records", 0)))
+        self._last_time = int(newest.get("time", 0))
+        self._may_be_partial = True
+        return newest
 
     def _send(
         self, number: int, step_type: str, step: int, values: dict[str, Any], progress: Mapping[str, Any]
@@ -208,32 +228,37 @@ class MLflowLogger(NumberedLogger):
         self._begin()
         from mlflow.entities import Metric, RunTag
 
+        # Times increase from record to record, also on a machine whose clock is behind: `_has_arrived` compares them.
         now = max(int(time.time() * 1000), self._last_time + 1)
         numbers = {name: float(v) for name, v in values.items() if isinstance(v, int | float)}
-        if self._may_be_cut:
+        if self._may_be_partial:
             numbers = {name: v for name, v in numbers.items() if not self._has_arrived(name, step)}
         metrics = [Metric(name, v, now, step) for name, v in numbers.items()]
         tags = [RunTag(name, v[:_LONGEST_TEXT]) for name, v in values.items() if isinstance(v, str)]
         tags.append(RunTag(_PROGRESS[number % 2], json.dumps({**progress, "time": now})))
         self.client.log_batch(self.run_id, metrics=metrics, tags=tags)
-        self._last_time, self._may_be_cut = now, False
+        self._last_time = now
+        self._may_be_partial = False
 
     def _has_arrived(self, name: str, step: int) -> bool:
-        """Return whether this metric of the next record came from a process that was killed while it sent it."""
+        """Return whether MLflow has this metric of the next record, from a process that was killed in the request."""
         history = self.client.get_metric_history(self.run_id, name)
         return any(metric.step == step and metric.timestamp > self._last_time for metric in history)
 
     def _begin(self) -> None:
-        """Begin a new run, or mark the one there is as running."""
+        """Begin a new run, or mark the existing one as running."""
         if self._is_running:
             return
         client = self.client
         from mlflow.entities import Param
 
         if self.run_id is None:
-            found = client.get_experiment_by_name(self.experiment_name)
-            experiment = client.create_experiment(self.experiment_name) if found is None else found.experiment_id
-            self.run_id = client.create_run(experiment, run_name=self.run_name, tags=self.tags).info.run_id
+            experiment = client.get_experiment_by_name(self.experiment_name)
+            if experiment is None:
+                experiment_id = client.create_experiment(self.experiment_name)
+            else:
+                experiment_id = experiment.experiment_id
+            self.run_id = client.create_run(experiment_id, run_name=self.run_name, tags=self.tags).info.run_id
             flat = flatten(self.config, exclude_arrays=False)
             params = [Param(name, str(value)[:_LONGEST_TEXT]) for name, value in flat.items()]
             for start in range(0, len(params), _MOST_PARAMS):
@@ -249,6 +274,7 @@ class MLflowLogger(NumberedLogger):
 
 
 def _parsed(tag: str | None) -> dict[str, Any]:
+    """Return the progress in a tag, nothing for a tag that is missing or was truncated."""
     try:
         return dict(json.loads(tag or "{}"))
     except ValueError:
@@ -256,22 +282,24 @@ def _parsed(tag: str | None) -> dict[str, Any]:
 
 
 class WandbLogger(NumberedLogger):
-    """Sends records to a run of Weights & Biases.
+    """Logger that sends records to a run of Weights & Biases.
 
-    Names are the scoped ones (`test/returns_stat/mean`); each scope is drawn over its own step: `env_step`,
-    `gradient_step` or `epoch`. How many records the run has is kept in `wandb/lockstep-<run_id>.json` below `dir`, and
-    online by the service too.
+    Names are the scoped ones (`test/returns_stat/mean`). Each scope is drawn over its own step: `env_step`,
+    `gradient_step` or `epoch`. The number of records is stored in `wandb/lockstep-<run_id>.json` below `dir`, and
+    online by the service as well.
 
     Args:
-        project, name, entity: as `wandb.init` takes them.
-        run_id: the run to continue; None begins one.
-        config: the run's configuration.
-        dir: where wandb keeps its files; None: the environment variable `WANDB_DIR`, else the working directory.
-        mode: "online", "offline" or "disabled"; None: as wandb is set up (`WANDB_MODE`).
-        settings: further settings of wandb by name.
-        intervals: as `BaseLogger`.
+        project, name, entity: arguments of `wandb.init`.
+        run_id: run to continue. None: a new run.
+        config: configuration of the run.
+        dir: directory of wandb's files. None: the environment variable `WANDB_DIR`, or else the working directory.
+        mode: "online", "offline" or "disabled". None: wandb's own setting (`WANDB_MODE`).
+        settings: further settings of wandb, by name.
+        intervals: options of `BaseLogger`.
 
-    Raises `ValueError`: an unknown mode. `ImportError`: at the first record, when wandb is not installed.
+    Raises:
+        ValueError: the mode is unknown.
+        ImportError: at the first record, if wandb is not installed.
     """
 
     def __init__(
@@ -287,17 +315,21 @@ class WandbLogger(NumberedLogger):
         settings: Mapping[str, Any] | None = None,
         **intervals: Unpack[Intervals],
     ) -> None:
-        super().__init__(run_id or uuid.uuid4().hex[:8], config, **intervals)  # no generator of training is asked
+        # The id is that of `uuid`, not of a random stream of the run: two runs with one seed need different ids.
+        super().__init__(run_id or uuid.uuid4().hex[:8], config, **intervals)
         if mode is not None:
             check_choice("mode", mode, ("online", "offline", "disabled"))
-        self.project, self.name, self.entity, self.mode = project, name, entity, mode
+        self.project = project
+        self.name = name
+        self.entity = entity
+        self.mode = mode
         self.dir = Path(dir or os.environ.get("WANDB_DIR") or ".").absolute()
         self.settings = dict(settings or {})
         self._run: Any = None
 
     @property
     def run(self) -> Any:
-        """wandb's run, begun when it is first asked for."""
+        """wandb's run, begun on first use."""
         if self._run is not None:
             return self._run
         try:
@@ -306,8 +338,9 @@ class WandbLogger(NumberedLogger):
             raise ImportError(f"WandbLogger needs wandb: {install_hint('wandb')}") from error
         self.dir.mkdir(parents=True, exist_ok=True)
         mode: Any = self.mode or os.environ.get("WANDB_MODE")
+        # wandb names its folders by the second, and overwrites one that exists.
         while any(self.dir.glob(f"wandb/*run-{time.strftime('%Y%m%d_%H%M%S')}-{self.run_id}")):
-            time.sleep(0.05)  # wandb names its folders by the second, and writes over one that is there
+            time.sleep(0.05)
         run = wandb.init(
             project=self.project,
             name=self.name,
@@ -329,14 +362,16 @@ class WandbLogger(NumberedLogger):
 
     @property
     def _progress_path(self) -> Path:
+        """File with the progress of the run."""
         return self.dir / "wandb" / f"lockstep-{self.run_id}.json"
 
     def _progress(self) -> Mapping[str, Any]:
         try:
-            kept: dict[str, Any] = json.loads(self._progress_path.read_bytes())
+            progress: dict[str, Any] = json.loads(self._progress_path.read_bytes())
         except (FileNotFoundError, ValueError):
-            kept = {}
-        return {**kept, "records": max(int(kept.get("records", 0)), int(self.run.step))}
+            progress = {}
+        # Online the service may know more records than this machine, where the run may not have been before.
+        return {**progress, "records": max(int(progress.get("records", 0)), int(self.run.step))}
 
     def _send(
         self, number: int, step_type: str, step: int, values: dict[str, Any], progress: Mapping[str, Any]
