@@ -1,4 +1,4 @@
-"""`EnvRunner`: environments, a collector and a network that only acts, as one unit that can live in any process."""
+"""`EnvRunner`: environments, a collector and a policy that only acts, as a unit that can be in any process."""
 
 from __future__ import annotations
 
@@ -23,29 +23,46 @@ from lockstep.state.streams import RandomStreams
 
 @dataclass(frozen=True)
 class RunnersEnv:
-    """The environments of one runner or of all, to look at."""
+    """Description of the environments of one runner, or of all runners."""
 
     num_envs: int
+    """Number of environments."""
     backend: str
+    """Implementation that steps the environments."""
     autoreset_mode: str
+    """Name of gymnasium's autoreset mode."""
     max_episode_steps: int | None
+    """Number of steps after which an episode is truncated; None without a limit."""
     observation_space: Any
+    """Space of the environments' observations; for several agents a dict of spaces by agent."""
     stacked_observation_space: Any
-    """of observations as they are stored"""
+    """Space of the stored observations, such as stacks of frames."""
     action_space: Any
+    """Action space of the environments; for several agents a dict of spaces by agent."""
 
 
 class EnvRunner:
-    """Samples fragments of experience.
+    """Unit that samples fragments of experience: environments, and a policy that acts but does not learn.
 
-    `env`: the runner's own environments. `policy` acts with weights from elsewhere; nothing is learned
-    here. `index` and `num_runners`: its place among runners of equally many environments each; environment `b` of
-    runner `i` is number `i * num_envs + b` of all, and its random numbers depend on that number only, so that m runners
-    of k environments see what one runner of m * k sees. `generation`: how often the runner was replaced; each begins
-    with random streams of its own. `whole_episodes`: no episode is cut at the end of a sample. `with_logp`: fragments
-    say how likely each action was when it was taken (not for a policy with memory). `with_states`: they have the state
-    of a policy with memory before each row. `callbacks`: those of this process.
-    `epsilon`: as a `Collector`'s. `stores=False`: for evaluation; its samples are `UnstoredFragment`s.
+    Environment `b` of runner `i` is number `i * num_envs + b` of all environments, and its random numbers depend on
+    that number only. So m runners of k environments sample the same steps as one runner of m * k environments.
+
+    Args:
+        policy: Policy that acts. Its weights are set from outside.
+        env: The runner's environments.
+        index: Index of the runner.
+        num_runners: Number of runners, each with the same number of environments.
+        generation: Number of the random streams; each generation of a runner has different ones.
+        streams: Random streams of all runners.
+        explore: Whether actions are sampled; otherwise the most likely ones are taken.
+        epsilon: Probability of a random action; see `Collector`.
+        stores: Whether steps are stored. Without, for evaluation, samples are `UnstoredFragment`s.
+        with_logp: Whether fragments contain the log-probability of each action under the weights that acted. Not for
+            policies with recurrent layers.
+        with_states: Whether fragments contain the recurrent state before each row.
+        whole_episodes: Whether samples consist of whole episodes.
+        raise_on_nan: Whether values that are not finite raise `MalformedBufferError`.
+        callbacks: Callbacks of this process.
     """
 
     def __init__(
@@ -66,7 +83,9 @@ class EnvRunner:
         raise_on_nan: bool = True,
         callbacks: Sequence[EnvironmentCallback] = (),
     ) -> None:
-        self.policy, self.index, self.with_logp = policy, index, with_logp
+        self.policy = policy
+        self.index = index
+        self.with_logp = with_logp
         self.collector: Any = Collector(
             policy,
             env,
@@ -79,21 +98,24 @@ class EnvRunner:
         )
         self.callbacks = [callback for callback in callbacks if overridden_events(callback)]
         self.collector.set_callbacks(self.callbacks, runner=self)
-        spaces = self.collector.observation_space, env.action_space
-        self.store: Any = RolloutStore(1, env.num_envs, *spaces) if stores else None  # it grows
+        self.store: Any = None
+        """Store of the steps of a sample; None if they are not stored."""
+        if stores:
+            # With room for one vector step: it grows with the first sample.
+            self.store = RolloutStore(1, env.num_envs, self.collector.observation_space, env.action_space)
         self.collector.buffer = self.store
         if self.store is not None:
             self.store.keeps_states = with_states
 
     @staticmethod
     def _streams(streams: RandomStreams | None, index: int, generation: int) -> RandomStreams:
-        """Return the random streams of all runners, or where it replaces another one streams of its own."""
+        """Return the random streams of a runner: those of all runners, or those of its generation."""
         streams = streams or RandomStreams(0)
         return streams.child(f"replaced/{index}/{generation}") if generation else streams
 
     @property
     def num_envs(self) -> int:
-        """Environments of this runner."""
+        """Number of environments of this runner."""
         return self.collector.num_envs
 
     def apply(
@@ -104,8 +126,15 @@ class EnvRunner:
         state: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Any:
-        """Return `func(runner, *args, **options)`. `weights`: act with these from now on; `ValueError` for others.
-        `state`: go on from this one."""
+        """Call `func(runner, *args, **options)`, and return its result.
+
+        Args:
+            func: Function of a runner.
+            args: Positional arguments of `func`.
+            weights: Weights to act with from now on. Weights of another network raise `ValueError`.
+            state: State that is restored first.
+            options: Keyword arguments of `func`.
+        """
         if weights is not None:
             self.policy.set_weights(weights)
         if state is not None:
@@ -113,12 +142,14 @@ class EnvRunner:
         return func(self, *args, **options)
 
     def apply_with_state(self, func: Callable[..., Any], *args: Any, **options: Any) -> tuple[Any, Any]:
-        """Return what `apply` returns, and the state afterwards, from which a successor goes on; None where the
-        environments cannot tell theirs.
+        """Return the result of `apply`, and the state afterwards, which a successor of this runner can restore.
+
+        The state is None if the environments do not support saving theirs.
         """
-        value, state = self.apply(func, *args, **options), self.get_state()
-        is_whole = state["collector"]["env"] is not None or not self.collector.is_begun
-        return value, state if is_whole else None
+        value = self.apply(func, *args, **options)
+        state = self.get_state()
+        is_complete = state["collector"]["env"] is not None or not self.collector.is_begun
+        return value, state if is_complete else None
 
     def sample(
         self,
@@ -128,15 +159,23 @@ class EnvRunner:
         random: bool = False,
         renew: bool = False,
     ) -> Any:
-        """Return the next fragment: `num_timesteps` steps over all environments (rounded up to whole vector steps), or
-        `num_episodes` whole episodes that begin now. Its columns are views on the runner's memory, good until the next
-        sample; `fragment.episodes(...)` gives episodes.
+        """Return the next fragment: of `num_timesteps` steps, or of `num_episodes` whole episodes that begin now.
 
-        A runner that stores nothing returns an `UnstoredFragment`, and rows that only reset an environment are part of
-        its `num_timesteps`: so all runners have made the same vector steps.
+        The columns of the fragment are views on the runner's memory, which the next sample overwrites.
 
-        `random`: actions from the action space. `renew`: new episodes first.
-        Raises as `Collector.collect`; the next sample begins new episodes then.
+        A runner that stores nothing returns an `UnstoredFragment`. Rows that only reset an environment are then part of
+        `num_timesteps`, so that all runners are at the same vector step.
+
+        If an exception is raised, the next sample begins new episodes.
+
+        Args:
+            num_timesteps: Number of steps over all environments, rounded up to whole vector steps.
+            num_episodes: Number of whole episodes over all environments.
+            random: Whether actions are drawn uniformly from the action space.
+            renew: Whether new episodes begin first.
+
+        Raises:
+            ValueError, MalformedBufferError, EnvironmentStepError: As `Collector.collect`.
         """
         if self.store is None:
             return self._sample_unstored(num_timesteps, num_episodes, random=random, renew=renew)
@@ -147,11 +186,12 @@ class EnvRunner:
         store.clear()
         if num_timesteps is not None:
             store.ensure_room(-(-num_timesteps // self.num_envs))
-        before = store.episode_ids.copy()
+        ids_before = store.episode_ids.copy()
         stats = self.collector.collect(num_timesteps, num_episodes, **options)
         if self.with_logp:
             store.action_logp = self._logp()
-        return Fragment.of(store, self.index, store.episode_ids != before, stats)
+        begins = store.episode_ids != ids_before
+        return Fragment.of(store, self.index, begins, stats)
 
     def _sample_unstored(
         self, num_timesteps: int | None, num_episodes: int | None, *, random: bool, renew: bool
@@ -171,7 +211,10 @@ class EnvRunner:
         )
 
     def _logp(self) -> np.ndarray:
-        """Return `[T, k]` log-probabilities, all rows in one batch, under the weights that have acted."""
+        """Return the log-probabilities `[T, k]` of the stored actions under the weights that acted.
+
+        All rows are one batch after the sample, which is faster than a batch for each vector step.
+        """
         store = self.store
         rows = store.size * store.num_envs
         obs = map_tree(lambda leaf: leaf[: store.size].reshape(rows, *leaf.shape[2:]), store.obs)
@@ -180,11 +223,11 @@ class EnvRunner:
         return logp.reshape(store.size, store.num_envs)
 
     def reset(self) -> None:
-        """Begin new episodes now."""
+        """Begin new episodes in all environments now."""
         self.collector.reset(reset_buffer=False, reset_stats=False)
 
     def describe(self) -> RunnersEnv:
-        """Return what the environments are."""
+        """Return the description of the environments."""
         env = self.collector.env
         return RunnersEnv(
             env.num_envs,
@@ -197,13 +240,17 @@ class EnvRunner:
         )
 
     def get_state(self) -> dict[str, Any]:
-        """Return environments (as far as they can tell their state), running episodes, random streams, counters."""
+        """Return the state of the collector and of the callbacks. Stored steps are not part of it.
+
+        Environments that do not support saving their state are left out of it.
+        """
         if self.store is not None:
-            self.store.clear()  # what was sampled belongs to who sampled it
+            # The steps were returned with the sample. `Collector.get_state` refuses a buffer with data.
+            self.store.clear()
         return {"collector": self.collector.get_state(), "callbacks": states_of(self.callbacks)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from `get_state`; environments without a state begin new episodes."""
+        """Restore the state that `get_state` returned. Environments without a state begin new episodes."""
         if self.store is not None:
             self.store.clear()
         self.collector.set_state(state["collector"])
@@ -215,7 +262,7 @@ class EnvRunner:
 
 
 class MultiAgentEnvRunner(EnvRunner):
-    """Samples (pieces of) episodes of several agents, as `AgentFragment`s; see `EnvRunner`."""
+    """Env runner for several agents. Its fragments are `AgentFragment`s; `EnvRunner` documents the parameters."""
 
     def __init__(
         self,
@@ -234,7 +281,9 @@ class MultiAgentEnvRunner(EnvRunner):
         raise_on_nan: bool = True,
         callbacks: Sequence[EnvironmentCallback] = (),
     ) -> None:
-        self.policy, self.index, self.with_logp = policy, index, with_logp
+        self.policy = policy
+        self.index = index
+        self.with_logp = with_logp
         self.collector = MultiAgentCollector(
             policy,
             env,
@@ -250,10 +299,10 @@ class MultiAgentEnvRunner(EnvRunner):
         self.collector.set_callbacks(self.callbacks, runner=self)
         self.store = self.collector.buffer = EpisodeStore() if stores else None
         self._begun_before = self.collector.stepper.begun.copy()
-        """[k] episodes that were begun in each environment before this evaluation"""
+        """`[k]` number of episodes that had begun in each environment before the present evaluation."""
 
     def leave_episodes_of(self, module_id: str) -> None:
-        """Leave the episodes under way in which this module acts; new ones begin there with the next steps."""
+        """Abandon the running episodes in which this module acts. New ones begin in their environments."""
         self.collector.leave_episodes_of(module_id)
 
     def _sample_unstored(
@@ -263,12 +312,12 @@ class MultiAgentEnvRunner(EnvRunner):
             self._begun_before = self.collector.stepper.begun.copy()
         return super()._sample_unstored(num_timesteps, num_episodes, random=random, renew=renew)
 
-    def seed_after_counted(self, counted: np.ndarray) -> None:
-        """Seed the next episodes as if only those that counted had begun in this evaluation.
+    def seed_after_counted(self, num_counted: np.ndarray) -> None:
+        """Seed the next episodes as if only the episodes that counted had begun in this evaluation.
 
-        `counted`: episodes that counted, of each environment of all runners.
+        `num_counted`: `[B]` number of episodes that counted, for each environment of all runners.
         """
-        self.collector.stepper.begun[:] = self._begun_before + counted[self.collector.stepper.rows]
+        self.collector.stepper.begun[:] = self._begun_before + num_counted[self.collector.stepper.rows]
 
     def _sample(self, num_timesteps: int | None, num_episodes: int | None, **options: Any) -> AgentFragment:
         self.store.clear()
@@ -283,5 +332,6 @@ class MultiAgentEnvRunner(EnvRunner):
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         super().set_state(state)
-        # States of earlier versions were saved between evaluations, the next of which notes them again.
+        # States of earlier versions do not have this entry. They were saved between two evaluations, and the next
+        # evaluation sets it again.
         self._begun_before[:] = state.get("begun_before", self.collector.stepper.begun)

@@ -1,4 +1,4 @@
-"""`GroupCollector`, `AsyncGroupCollector`, `EvaluationCollector`: env runners as a collector, for a trainer."""
+"""Collectors over env runners, for trainers: `GroupCollector`, `AsyncGroupCollector` and `EvaluationCollector`."""
 
 from __future__ import annotations
 
@@ -27,16 +27,21 @@ from lockstep.tracking.statistics import CollectStats, returns_and_lens
 
 
 class GroupCollector(CollectorTraits):
-    """Collects with all runners of a group, in step, as a `Collector` of all their environments would, or (of several
-    agents) a `MultiAgentCollector`.
+    """Collector whose steps are taken by the runners of a group, all at the same time.
 
-    Each collect sends the policy's weights with the request, waits for the fragments, and writes them into `buffer`,
-    the environments of the runners side by side. The buffer's owner empties it; without one only returns and lengths
-    are kept. Callbacks are called in the runners' processes, each of which has instances of its own; `metrics` reports
-    what all of them log.
+    It collects what one `Collector` of all the runners' environments would collect; for several agents, what one
+    `MultiAgentCollector` would. Each collect sends the policy's weights with the requests, waits for the fragments, and
+    writes them into `buffer`, the environments of the runners side by side. Without a buffer only returns and lengths
+    are kept. Callbacks are called in the runners' processes, each of which has its own instances; `metrics` reports the
+    values that all of them log.
 
-    This is the one collector over env runners. Its `schedule` decides which fragments make a collect, and its `purpose`
-    what becomes of them. Subclasses only choose the two.
+    This is the base class of the collectors over env runners. Its `schedule` decides which fragments make a collect,
+    and its `sink` stores or counts them. Subclasses only choose the two.
+
+    Args:
+        policy: The policy, whose weights the runners act with.
+        group: The env runners.
+        buffer: Buffer that steps are stored in.
     """
 
     in_runners = True
@@ -55,7 +60,7 @@ class GroupCollector(CollectorTraits):
     def _begin(
         self, policy: LearningPolicy, schedule: SampleSchedule, sink: FragmentSink, buffer: Buffer | None
     ) -> None:
-        """Construct the collector of a schedule and a purpose."""
+        """Construct the collector from a schedule and a sink."""
         self.policy = policy
         self.schedule = schedule
         self.sink = sink
@@ -66,19 +71,20 @@ class GroupCollector(CollectorTraits):
         self.observation_space = envs.stacked_observation_space
         self.agents_of_modules = sink.agents_of_modules
         self.episodes_cut = 0
-        """running episodes that the last `set_state` could not continue"""
+        """Number of running episodes that the last `set_state` could not continue."""
         self.buffer = buffer
         self.reset_stat()
 
     @property
     def num_envs(self) -> int:
-        """Environments side by side in one collect."""
+        """Number of environments side by side in one collect."""
         return self.schedule.num_envs
 
     @property
     def buffer(self) -> Buffer | None:
-        """Where steps are stored: a `RolloutStore`, or a `ReplayBuffer` with one for each environment; of several
-        agents an `EpisodeStore` or a `MultiAgentReplayBuffer`. May be replaced between collects, as a collector's.
+        """Buffer that steps are stored in: a `RolloutStore`, or a `ReplayBuffer` with one sub-buffer for each
+        environment; for several agents an `EpisodeStore` or a `MultiAgentReplayBuffer`. It may be replaced between two
+        collects.
         """
         return self.sink.buffer
 
@@ -89,10 +95,17 @@ class GroupCollector(CollectorTraits):
     # -- collecting ---
 
     def collect(self, n_step: int | None = None, n_episode: int | None = None, *, random: bool = False) -> CollectStats:
-        """Collect `n_step` steps (rounded up to whole vector steps of all environments) or `n_episode` episodes, of
-        which each runner plays its share; the collect after that begins new episodes.
+        """Collect `n_step` steps or `n_episode` episodes, store them, and return the statistics of the collect.
 
-        Raises as `EnvRunnerGroup.sample`; no row is left behind then, and the next collect begins new episodes.
+        If an exception is raised, no step of the collect is stored, and the next collect begins new episodes.
+
+        Args:
+            n_step: Number of steps, rounded up to whole vector steps of all environments.
+            n_episode: Number of episodes, of which each runner collects its share. The next collect begins new
+            episodes. random: Whether actions are drawn uniformly from the action space.
+
+        Raises:
+            ValueError, EnvRunnerError, EnvironmentStepError, MalformedBufferError: As `EnvRunnerGroup.sample`.
         """
         self.schedule.check_amount(n_step, n_episode, random)
         started = time.perf_counter()
@@ -103,23 +116,27 @@ class GroupCollector(CollectorTraits):
         return self._statistics(collected, time.perf_counter() - started)
 
     def _statistics(self, collected: CollectResult, seconds: float) -> CollectStats:
-        """Add episodes and steps to the counters; return the statistics of all runners.
+        """Add the episodes and steps to the counters, and return the statistics of the collect.
 
-        Seconds in environments and acting are means over the runners, which sample at the same time; `seconds` are
-        those of the whole collect.
+        Args:
+            collected: The episodes and steps.
+            seconds: Duration of the collect.
         """
         parts = collected.parts
         epsilon: dict[str, float] = {}
         for part in parts:
             epsilon.update(part.epsilon)
+        returns, lens = returns_and_lens(collected.episodes)
         stats = CollectStats(
-            len(collected.episodes),
-            collected.num_steps,
-            seconds,
-            sum(part.env_time for part in parts) / collected.num_parallel,
-            sum(part.act_time for part in parts) / collected.num_parallel,
-            *returns_and_lens(collected.episodes),
-            sum(part.env_restarts for part in parts),
+            n_collected_episodes=len(collected.episodes),
+            n_collected_steps=collected.num_steps,
+            collect_time=seconds,
+            # Means over the runners: they sample at the same time, and the sum could exceed the duration.
+            env_time=sum(part.env_time for part in parts) / collected.num_parallel,
+            act_time=sum(part.act_time for part in parts) / collected.num_parallel,
+            returns=returns,
+            lens=lens,
+            env_restarts=sum(part.env_restarts for part in parts),
             agents=parts[0].agents,
             agent_returns=tuple(collected.agent_returns),
             agent_modules=tuple(collected.agent_modules),
@@ -132,15 +149,19 @@ class GroupCollector(CollectorTraits):
         return stats
 
     def get_stats(self) -> dict[str, int]:
-        """Return steps by what became of them, where the runners sample while the policy learns, and the runners'
-        numbers (`EnvRunnerGroup.get_stats`)."""
+        """Return the numbers of `EnvRunnerGroup.get_stats`; if runners sample while the policy learns, also the numbers
+        of sampled, collected, dropped and waiting steps."""
         return {**self.schedule.get_stats(), **self.group.get_stats()}
 
     # -- resets ---
 
     def reset(self, reset_buffer: bool = True, reset_stats: bool = True) -> None:
-        """Begin new episodes everywhere with the next collect; empty buffer and counters if asked. Fragments that wait
-        or are under way are dropped, and counted."""
+        """Begin new episodes in all environments with the next collect. Requested and waiting fragments are dropped.
+
+        Args:
+            reset_buffer: Whether the buffer is emptied.
+            reset_stats: Whether the counters are set to zero.
+        """
         self.schedule.drop_all()
         self.reset_env()
         if reset_buffer:
@@ -149,23 +170,22 @@ class GroupCollector(CollectorTraits):
             self.reset_stat()
 
     def reset_env(self) -> None:
-        """Begin new episodes everywhere: with the next collect, in an evaluation now. Nothing is estimated across this
-        boundary."""
+        """Begin new episodes in all environments: with the next collect, or at once in an evaluation."""
         self.sink.renew()
 
     def reset_buffer(self, keep_statistics: bool = False) -> None:
-        """Empty the buffer."""
+        """Empty the buffer. `keep_statistics`: see `ReplayBuffer.reset`."""
         self.sink.reset_buffer(keep_statistics)
 
     def reset_stat(self) -> None:
-        """Set the counters to zero."""
+        """Set the counters of steps, episodes and seconds to zero, and discard what callbacks have logged."""
         self.collect_step = 0
         self.collect_episode = 0
         self.collect_time = 0.0
         self.metrics = Metrics()
 
     def close(self) -> None:
-        """End the runners and their environments. Collects and resets raise `RuntimeError` from then on."""
+        """End the runners and their environments. Later collects and resets raise `RuntimeError`."""
         self.group.shutdown()
 
     __reduce__ = no_copies_of_collectors
@@ -173,27 +193,35 @@ class GroupCollector(CollectorTraits):
     # -- state ---
 
     def get_state(self) -> dict[str, Any]:
-        """Return the runners' states (environments as far as they can tell theirs) and counters. Waits for fragments
-        under way, and returns those that wait too.
+        """Return the states of the runners, the waiting fragments and the counters. Waits for requested fragments.
 
-        `ValueError` while there is data to be learned from.
+        Raises:
+            ValueError: The buffer has data that is not learned from yet.
         """
-        of_buffer = self.sink.get_state()
-        of_schedule = self.schedule.get_state()  # before the group's: the runners finish what they were asked for
+        buffer_state = self.sink.get_state()
+        # Before the group's state: the schedule waits for the requested fragments, and the runners' states change
+        # until then.
+        schedule_state = self.schedule.get_state()
         return {
             "group": self.group.get_state(),
             "counters": [self.collect_step, self.collect_episode, self.collect_time],
-            "buffer": of_buffer,
+            "buffer": buffer_state,
             "metrics": self.metrics.get_state(),
-            **of_schedule,
+            **schedule_state,
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from `get_state`; with another number of runners, new episodes begin (a boundary)."""
+        """Restore the state that `get_state` returned. With another number of runners, new episodes begin instead.
+
+        Raises `ValueError` for the state of a collector in one process.
+        """
         if "group" not in state:
             raise ValueError("the state is of a collector in one process; resume with env_runners.num_env_runners=0")
-        runners = [saved["collector"] for saved in state["group"]["runners"]]
-        lost = runners if len(runners) != len(self.group) else [saved for saved in runners if saved["env"] is None]
+        runner_states = [saved["collector"] for saved in state["group"]["runners"]]
+        if len(runner_states) == len(self.group):
+            lost = [saved for saved in runner_states if saved["env"] is None]
+        else:
+            lost = runner_states
         self.episodes_cut = sum(int(np.count_nonzero(saved["lengths"])) for saved in lost)
         self.group.set_state(state["group"])
         self.collect_step, self.collect_episode, self.collect_time = state["counters"]
@@ -202,39 +230,41 @@ class GroupCollector(CollectorTraits):
         self.sink.set_state(state["buffer"])
         self.schedule.set_state(state, self.sink.restore_fragments(state.get("waiting", ())))
 
-    # -- what the runners have from their configuration ---
+    # -- settings that runners take from their configuration ---
 
     def reseed(self, streams: RandomStreams) -> None:
-        """Raise `ValueError`: env runners have the random streams of their configuration."""
+        """Raise `ValueError`: the random streams of env runners are those of their configuration."""
         raise ValueError("streams do not reach env runners, which have those of their configuration; leave them out")
 
     def set_callbacks(self, callbacks: Sequence[EnvironmentCallback]) -> None:
-        """Raise `ValueError` for callbacks: env runners make those of their configuration."""
+        """Raise `ValueError` for callbacks: env runners construct the callbacks of their configuration."""
         if callbacks:
             raise ValueError(
                 f"callbacks={callbacks!r} do not reach env runners, which cannot be handed an object; give the class: "
                 "config.callbacks(...)"
             )
 
-    # -- modules that come and go ---
+    # -- modules that are added and removed in a run ---
 
     def fit_replay(self, agents: Mapping[str, Sequence[Any]] | None = None) -> None:
-        """Give each module that learns a replay buffer for these agents. None: for the agents with its spaces."""
+        """Give each module that learns a replay buffer for these agents. Defaults to the agents with its spaces."""
         self.sink.fit_replay(agents)
 
     def leave_episodes_of(self, module_id: str) -> None:
-        """Abandon the running episodes in which this module acts. New ones begin there with the next steps. Fragments
-        of such episodes that wait are dropped, and counted."""
+        """Abandon the running episodes in which this module acts, and begin new ones with the next steps.
+
+        Waiting fragments of such episodes are dropped.
+        """
         self.schedule.drop_episodes_of(module_id)
         self.group.foreach_env_runner(MultiAgentEnvRunner.leave_episodes_of, module_id)
 
 
 class EvaluationCollector(GroupCollector):
-    """Collects with all runners of a group and stores nothing: returns and lengths, those of one `Collector` of all
-    environments to the last bit. See `EvaluationSink`.
+    """Collector over env runners for evaluation. It stores nothing, and returns the returns and lengths of episodes.
 
-    A collect of `n_step` steps is rounded up to whole vector steps of all environments; one of `n_episode` episodes
-    begins new ones, and counts the first that start.
+    They are bit for bit those of one `Collector` of all environments; see `EvaluationSink`. A collect of `n_step` steps
+    is rounded up to whole vector steps of all environments. A collect of `n_episode` episodes begins new episodes, and
+    the first that start count.
     """
 
     counts_afterwards = True
@@ -245,22 +275,29 @@ class EvaluationCollector(GroupCollector):
 
 
 class AsyncGroupCollector(GroupCollector):
-    """Collects from runners that continue to sample while the policy learns.
+    """Collector over env runners that sample while the policy learns.
 
-    `fragment_length` vector steps make a fragment of one runner, `fragments_per_batch` of them the rollout of one
-    `collect`, side by side: its `num_envs` is that many times the environments of a runner. A rollout always has
-    `steps_per_collect` steps: another `n_step`, `n_episode` and `random` are refused with `ValueError`. Each collect
-    publishes the policy's new weights, which each runner takes with its next request.
+    A rollout, the result of one `collect`, consists of `fragments_per_batch` fragments side by side, each of
+    `fragment_length` vector steps of one runner. So `num_envs` is `fragments_per_batch` times the number of
+    environments of a runner. A rollout always has `steps_per_collect` steps: another `n_step`, `n_episode` and `random`
+    raise `ValueError`. Each collect publishes the policy's weights, and each runner takes them with its next request.
 
-    `fixed_lag`: the rollout of update u is acted by the weights of update u - `max_lag` exactly, and the run is the
-    same, to the last bit, in every repetition and for every number of runners (see `FixedLag`). `max_lag=0`: collecting
-    and learning take turns, and the run is the synchronous one. Without `fixed_lag` the rollout is whichever fragments
-    are ready first, none of which is more than `max_lag` updates behind the policy (see `FirstReady`).
+    Fragments of older weights contain the log-probabilities under the weights that acted
+    (`RolloutStore.action_logp`; for several agents the extra model output `action_logp`), so that V-trace can correct
+    for the lag. An agent's action may be older than its fragment: it is part of the fragment with the agent's next
+    observation. `EnvRunnerGroup` describes how lost runners are replaced. If an environment raises, waiting fragments
+    are kept.
 
-    Fragments of older weights carry the log-probabilities of the policy that acted (`RolloutStore.action_logp`, of
-    several agents the extra model output `action_logp`), so that V-trace can correct for it. An action that waits for
-    its agent's next observation comes with the fragment that has it, and may be older. For runners that are lost see
-    `EnvRunnerGroup`. Where an environment raises, fragments that wait are kept.
+    Args:
+        policy: The policy, whose weights the runners act with.
+        group: The env runners.
+        buffer: Buffer that steps are stored in.
+        fragment_length: Number of vector steps of a fragment.
+        fragments_per_batch: Number of fragments of a rollout.
+        max_lag: Largest number of updates by which the weights that acted may be older than the policy's. With 0,
+            collecting and learning alternate, and the run equals a synchronous one.
+        fixed_lag: Whether the lag is always `max_lag`. The run can then be repeated bit for bit, with any number of
+            runners (`FixedLag`). Otherwise a rollout consists of the fragments that are ready first (`FirstReady`).
     """
 
     may_evaluate = False
@@ -277,8 +314,8 @@ class AsyncGroupCollector(GroupCollector):
         max_lag: int,
         fixed_lag: bool = True,
     ) -> None:
-        chosen = FixedLag if fixed_lag or max_lag == 0 else FirstReady
-        schedule = chosen(group, fragment_length, fragments_per_batch, max_lag)
+        schedule_class = FixedLag if fixed_lag or max_lag == 0 else FirstReady
+        schedule = schedule_class(group, fragment_length, fragments_per_batch, max_lag)
         self._begin(policy, schedule, storage_sink(policy, schedule), buffer)
 
     @property
@@ -293,12 +330,13 @@ class AsyncGroupCollector(GroupCollector):
 
     @property
     def max_lag(self) -> int:
-        """Number of updates by which the weights that acted are behind the policy, at most or (`fixed_lag`) always."""
+        """Number of updates by which the weights that acted are older than the policy's: at most, or always
+        (`fixed_lag`)."""
         return self.schedule.max_lag
 
     @property
     def fixed_lag(self) -> bool:
-        """Whether each rollout is acted by the weights of `max_lag` updates before."""
+        """Whether each rollout is acted by the weights of exactly `max_lag` updates before."""
         return self.schedule.fixed_lag
 
     @property

@@ -1,4 +1,4 @@
-"""`EnvRunnerGroup`: one or many env runners that sample together, in step or as each becomes ready."""
+"""`EnvRunnerGroup`: env runners, in this process or in many, that sample together or each as soon as it is ready."""
 
 from __future__ import annotations
 
@@ -20,47 +20,50 @@ from lockstep.rollout.errors import EnvRunnerError, RunnerLostError
 from lockstep.rollout.fragments import AnyFragment, StoredFragment
 
 INLINE_BYTES = 98_304
-"""weights up to this size travel with the request for samples instead of through the object store"""
+"""Size in bytes up to which weights are sent with each request, instead of through Ray's object store."""
 START_S = 120.0
-"""seconds that a new runner may take for its first answer, beside `sample_timeout_s`"""
+"""Time in seconds that a new runner may take for its first answer, in addition to `sample_timeout_s`."""
 BuildRunner = Callable[..., EnvRunner]
-"""`build(index=..., num_runners=..., generation=...)`: a runner with environments of its own"""
+"""Function `build(index=..., num_runners=..., generation=...)` that returns a runner with its own environments."""
 Call = Any
-"""a call under way"""
+"""Handle of a call that a backend has begun."""
 
 
 class RunnerBackend(Protocol):
-    """Where the runners of a group live. Calls of one runner are worked off in the order in which they were made."""
+    """The place where the runners of a group live. Each runner executes its calls in the order in which they were
+    made."""
 
     is_local: bool
+    """Whether the runner is in this process."""
 
     def __len__(self) -> int:
         """Number of runners."""
 
     def put(self, value: Any) -> Any:
-        """Put `value` where all runners can fetch it; return what to hand to `call`."""
+        """Store `value` where all runners can read it; return the reference to pass to `call`."""
 
     def call(self, index: int, func: Callable[..., Any], *args: Any, **options: Any) -> Call:
-        """Begin `func(runner, *args, **options)` on one runner; return at once."""
+        """Begin `func(runner, *args, **options)` on one runner, and return its handle without waiting."""
 
     def wait(self, calls: Sequence[Call], timeout_s: float) -> list[Call]:
-        """Return those of `calls` that have ended, as soon as there is one; none after `timeout_s` seconds."""
+        """Return the ended ones of `calls` as soon as there is one; an empty list after `timeout_s` seconds."""
 
     def result(self, call: Call) -> Any:
-        """Return what an ended call returned, or raise what it raised; `RunnerLostError` where its runner is lost."""
+        """Return the result of an ended call, or raise its exception; `RunnerLostError` if its runner is lost."""
 
     def replace(self, index: int, generation: int) -> None:
-        """End a runner, if it still lives, and start another one in its place."""
+        """End a runner, if it is still alive, and start another one in its place."""
 
     def process_ids(self) -> list[int]:
-        """Return the processes of the runners, in order."""
+        """Return the process ids of the runners, in order."""
 
     def shutdown(self) -> None:
         """End all processes."""
 
 
 class LocalRunner:
-    """One runner in this process. A call is made when its result is asked for, which is a copy."""
+    """Backend with one runner in this process. A call is made when its result is requested, and the result is
+    copied."""
 
     is_local = True
 
@@ -75,7 +78,7 @@ class LocalRunner:
         return value
 
     def call(self, index: int, func: Callable[..., Any], *args: Any, **options: Any) -> Call:
-        """Keep the call."""
+        """Return a function that makes the call."""
         return partial(func, self.runner, *args, **options)
 
     def wait(self, calls: Sequence[Call], timeout_s: float) -> list[Call]:
@@ -83,14 +86,14 @@ class LocalRunner:
         return list(calls)
 
     def result(self, call: Call) -> Any:
-        """Make the call."""
+        """Make the call, and return a copy of its result: the runner overwrites its columns in the next sample."""
         return copy.deepcopy(call())
 
     def replace(self, index: int, generation: int) -> None:
         """Do nothing: this process cannot be lost."""
 
     def process_ids(self) -> list[int]:
-        """Return none: there is no other process."""
+        """Return an empty list: there is no other process."""
         return []
 
     def shutdown(self) -> None:
@@ -100,40 +103,73 @@ class LocalRunner:
 
 @dataclass(eq=False)
 class _Request:
-    """What a runner was asked for, so that its successor can be asked for it."""
+    """A request to one runner. It is kept until it is answered, so that a successor of the runner can answer it."""
 
     index: int
+    """Index of the runner."""
     func: Callable[..., Any]
     args: tuple[Any, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
-    is_waited_for: bool = True
-    """does a call of the group wait for it, rather than `ready` return it?"""
+    is_blocking: bool = True
+    """Whether a method of the group waits for the answer; otherwise `ready` returns it."""
     is_done: bool = False
     value: Any = None
+    """The answer, once the request is done."""
     publication: int | None = None
-    """number of the weights that it is answered with, those of when it was first made"""
+    """Number of the publication whose weights answer the request. It is fixed when the request is sent first, so that a
+    successor answers with the same weights."""
     weights: Any = None
+    """Weights of that publication, as a backend's `put` returned them."""
+
+
+@dataclass
+class _RunnerRecord:
+    """The group's knowledge of one runner."""
+
+    generation: int = 0
+    """Number of the random streams of the runner; it grows where a successor cannot continue the state."""
+    publication: int = 0
+    """Number of the publication whose weights the runner was sent last."""
+    has_answered: bool = False
+    """Whether the present process has answered a request."""
+    is_successor: bool = False
+    """Whether the present process replaced a lost one and has not answered yet."""
+    state: Any = None
+    """State of the runner after its last answer; None if it is not known."""
+    state_to_restore: Any = None
+    """State of a lost runner, which its successor gets with its first request."""
+    last_answer: float = field(default_factory=time.monotonic)
+    """Time of the runner's last answer, or of the last request that it got while it was idle."""
 
 
 class EnvRunnerGroup:
-    """Samples with all runners of a backend.
+    """All env runners of a backend, as one source of samples.
 
-    `sample` asks all runners for their share and waits: the fragments come in the order of the runners, and with one
-    seed they are the same whatever the number of runners is, as far as numpy's products of matrices of other heights
-    are (single actions in the last bit of a Gaussian policy may differ). `ask` asks one runner and does not wait;
-    `ready` returns the fragments that have come.
+    Sampling: `sample` requests a share from each runner and waits; fragments are in the order of the runners. With one
+    seed they are the same for any number of runners, as far as numpy's matrix products do not depend on the number of
+    rows (single actions of a Gaussian policy may differ in the last bit). `ask` requests a fragment from one runner
+    without waiting; `ready` returns the fragments that have arrived.
 
-    `set_weights` puts the weights once where all runners can fetch them; each takes them with its next request, so
-    that a version costs no round trip of its own. Normalisers of observations have their statistics from the learner,
-    which sees the raw rows of all runners, and travel with the weights; runners keep none of their own. Scaling of
-    rewards is the learner's alone. Nothing has to be merged.
+    Weights: `set_weights` stores the weights once where all runners can read them. Each runner takes them with its next
+    request, so that new weights cost no round trip. The learner computes the statistics of observation normalisers, as
+    it sees the raw rows of all runners, and they travel with the weights; runners need no statistics of their own.
+    Rewards are scaled in the learner only. So no statistics have to be merged.
 
-    A runner that dies, or takes longer than `section.sample_timeout_s`, is replaced. Each answer brings the runner's
-    state; its successor goes on from the last one and is asked for the same with the same weights, so that the run is,
-    to the last bit, the undisturbed one. Where environments cannot tell their state, and where the successor is lost
-    before it has answered, too (what it was asked for may be what ends its process), the next one has random streams of
-    its own and begins new episodes. Beyond `limits`: `EnvRunnerError`. What an environment raises is raised here; the
-    next sample begins new episodes on that runner (after `sample`: on all).
+    Lost runners: a runner that dies, or takes longer than `section.sample_timeout_s`, is replaced. Each answer contains
+    the runner's state. The successor restores the last state and answers the same requests with the same weights, so
+    that the run continues bit for bit as without the loss. If the environments do not support saving their state, the
+    successor has new random streams and begins new episodes; and so does the next one if a successor is lost before its
+    first answer, because the request itself may be the cause.
+
+    Args:
+        backend: The place where the runners live.
+        section: Options of collection.
+        limits: Limits of the replacements.
+
+    Raises:
+        EnvRunnerError: From any method that waits for answers: more runners were lost than `limits` allow. What an
+            environment raises is raised in the same methods. The next sample then begins new episodes on that runner
+            (after `sample`: on all runners).
     """
 
     def __init__(
@@ -144,62 +180,54 @@ class EnvRunnerGroup:
         self._backend = backend
         self._weights: Any = None
         self._version: int | None = None
+        """Version of the weights; None before the first `set_weights`."""
         self._publication = 0
-        self._generations = [0] * len(backend)
-        self._has_weights = [0] * len(backend)
-        """number of the publication that each runner was sent last"""
-        self._is_new = [True] * len(backend)
-        self._states: list[Any] = [None] * len(backend)
-        """of each runner after its last answer; None: not known, or nothing was answered yet"""
-        self._left_behind: list[Any] = [None] * len(backend)
-        """state of a lost runner, which its successor takes with its first request"""
-        self._is_successor = [False] * len(backend)
-        """did a runner take the place of a lost one, and has not answered yet?"""
-        self._heard = [time.monotonic()] * len(backend)
-        """when each runner last gave an answer, or was asked while it was idle"""
+        """Number of calls of `set_weights`."""
+        self._runners = [_RunnerRecord() for _ in range(len(backend))]
         self._to_renew: set[int] = set()
-        """runners whose next fragment begins new episodes"""
+        """Runners that begin new episodes with their next fragment."""
         self._in_flight: dict[Call, _Request] = {}
+        """Requests that are not answered yet, by the handle of their call."""
         self._finished: list[StoredFragment] = []
-        """fragments that `ready` has not returned yet"""
+        """Fragments that have arrived and were not returned by `ready` yet."""
         self._is_shut_down = False
         self.num_lost_requests = 0
-        """requests whose runner was lost; each was made again to its successor"""
+        """Number of requests whose runner was lost. Each was sent again to the successor."""
         try:
             self.envs: RunnersEnv = self.foreach_env_runner(EnvRunner.describe)[0]
-            """those of one runner"""
-        except BaseException:
+            """Description of the environments of one runner."""
+        except BaseException:  # KeyboardInterrupt too: nobody else knows the processes
             self.shutdown()
             raise
 
-    # -- what it is ---
+    # -- properties ---
 
     @property
     def is_local(self) -> bool:
-        """Is the runner in this process?"""
+        """Whether the runner is in this process."""
         return self._backend.is_local
 
     def __len__(self) -> int:
-        """Number of runners; 1 when local."""
+        """Number of runners; 1 for a runner in this process."""
         return len(self._backend)
 
     @property
     def num_envs(self) -> int:
-        """Environments of all runners."""
+        """Number of environments of all runners."""
         return len(self) * self.envs.num_envs
 
     @property
     def num_in_flight(self) -> int:
-        """Requests of `ask` under way."""
+        """Number of requests of `ask` that are not answered yet."""
         return len(self._in_flight)
 
     @property
     def num_restarts(self) -> int:
-        """Runners that were replaced."""
+        """Number of replaced runners."""
         return self._restarts.num_restarts
 
     def get_stats(self) -> dict[str, int]:
-        """Return numbers of runners, replacements, requests under way and lost, and the version of the weights."""
+        """Return the numbers of runners, replacements, open and lost requests, and the version of the weights."""
         return {
             "num_env_runners": 0 if self.is_local else len(self),
             "num_restarts": self.num_restarts,
@@ -209,7 +237,7 @@ class EnvRunnerGroup:
         }
 
     def process_ids(self) -> list[int]:
-        """Return the processes of the runners, in order; none for a local one."""
+        """Return the process ids of the runners, in order; an empty list for a runner in this process."""
         return self._backend.process_ids()
 
     def check_open(self) -> None:
@@ -220,16 +248,20 @@ class EnvRunnerGroup:
     # -- weights ---
 
     def set_weights(self, weights: ActingWeights) -> None:
-        """Make each runner act with these from its next request on.
+        """Make each runner act with these weights from its next request on.
 
-        The weights are taken over at once: what they were made from may change afterwards.
+        The weights are copied: their owner may change them afterwards.
         """
         self.check_open()
         is_small = weights.num_bytes <= INLINE_BYTES or self.is_local
-        self._weights = replace(weights, flat=weights.flat.copy()) if is_small else self._backend.put(weights)
-        self._version, self._publication = weights.version, self._publication + 1
+        if is_small:
+            self._weights = replace(weights, flat=weights.flat.copy())
+        else:
+            self._weights = self._backend.put(weights)
+        self._version = weights.version
+        self._publication += 1
 
-    # -- sampling in step ---
+    # -- synchronous sampling ---
 
     def sample(
         self,
@@ -238,14 +270,22 @@ class EnvRunnerGroup:
         *,
         random: bool = False,
     ) -> list[Any]:
-        """Return one fragment of each runner, in their order: together `num_timesteps` steps (rounded up to whole
-        vector steps of all environments) or `num_episodes` whole episodes.
+        """Return one fragment of each runner, in the order of the runners, after waiting for all of them.
 
-        A fragment is a `Fragment`, of several agents an `AgentFragment`; runners that store nothing give
-        `UnstoredFragment`s.
-        Of episodes each runner plays its share, so that none is preferred for being short; runners without a share are
-        left out. The sample after it begins new episodes. Raises `ValueError` unless exactly one of the two is passed
-        and no request of `ask` is under way.
+        Fragments are of the class `Fragment`, or `AgentFragment` for several agents; runners that store nothing return
+        `UnstoredFragment`s. With `num_episodes` each runner collects its share of the episodes, so that short episodes
+        are not favoured. Runners without a share are left out, and the next sample begins new episodes.
+
+        Args:
+            num_timesteps: Number of steps of all fragments together, rounded up to whole vector steps of all
+                environments.
+            num_episodes: Number of whole episodes of all fragments together.
+            random: Whether actions are drawn uniformly from the action space.
+
+        Raises:
+            ValueError: Not exactly one of the two amounts is passed, or a request of `ask` is not answered yet.
+            EnvRunnerError, EnvironmentStepError, MalformedBufferError: See the class. Exceptions are those of
+                `EnvRunner.sample`.
         """
         if self._in_flight:
             raise ValueError(f"{self.num_in_flight} asynchronous requests are under way; call drain() before sample()")
@@ -253,47 +293,52 @@ class EnvRunnerGroup:
         number = len(self)
         shares: list[tuple[int | None, int | None]]
         if num_timesteps is not None:
-            shares = [(-(-num_timesteps // self.num_envs) * self.num_envs // number, None)] * number
+            num_vector_steps = -(-num_timesteps // self.num_envs)
+            shares = [(num_vector_steps * self.num_envs // number, None)] * number
         else:
-            episodes = num_episodes or 0
-            shares = [(None, episodes // number + (i < episodes % number)) for i in range(number)]
+            num_each, remainder = divmod(num_episodes or 0, number)
+            shares = [(None, num_each + (i < remainder)) for i in range(number)]
+
         options = {"random": random, "renew": bool(self._to_renew)}
-        self.renew()  # unless all ends well
+        # If one runner fails, the others have taken steps that nobody collects: all of them must begin new episodes.
+        self.renew()
         requests = [
             _Request(i, EnvRunner.sample, share, options) for i, share in enumerate(shares) if share != (None, 0)
         ]
         fragments: list[AnyFragment] = self._gather(requests)
-        if num_episodes is None:  # else others are in the middle of episodes that are nowhere
+        if num_episodes is None:
+            # After whole episodes this stays: other environments are in the middle of episodes that are not stored.
             self._to_renew.clear()
         return fragments
 
     def reset(self) -> None:
-        """Begin new episodes everywhere now."""
-        self.renew()  # unless all ends well
+        """Begin new episodes in all environments now."""
+        self.renew()  # in case the reset fails on one of the runners
         self.foreach_env_runner(EnvRunner.reset)
         self._to_renew.clear()
 
     def renew(self) -> None:
-        """Begin new episodes everywhere with the next fragments."""
+        """Begin new episodes in all environments with the next fragments."""
         self.check_open()
         self._to_renew = set(range(len(self)))
 
     def foreach_env_runner(self, func: Callable[..., Any], *args: Any) -> list[Any]:
-        """Return `[func(runner, *args)]`, in order, after the requests under way."""
+        """Call `func(runner, *args)` on each runner after its open requests, and return the results in order."""
         return self._gather([_Request(i, func, args) for i in range(len(self))])
 
     def _gather(self, requests: Sequence[_Request]) -> list[Any]:
-        """Return the result of each request, in order."""
+        """Send requests, wait for all answers, and return them in the order of the requests."""
         for request in requests:
             self._send(request)
         try:
             while not all(request.is_done for request in requests):
                 self._receive(math.inf)
         finally:
-            self._in_flight = {call: other for call, other in self._in_flight.items() if not other.is_waited_for}
+            # If one request has raised, the answers to the others of this call are of no use any more.
+            self._in_flight = {call: request for call, request in self._in_flight.items() if not request.is_blocking}
         return [request.value for request in requests]
 
-    # -- sampling as runners become ready ---
+    # -- asynchronous sampling ---
 
     def ask(
         self,
@@ -303,31 +348,39 @@ class EnvRunnerGroup:
         *,
         random: bool = False,
     ) -> None:
-        """Ask one runner for a fragment of `num_timesteps` steps or `num_episodes` episodes; `ready` returns it."""
+        """Request a fragment from one runner, without waiting; `ready` returns it.
+
+        Args:
+            index: Index of the runner.
+            num_timesteps: Number of steps of the fragment.
+            num_episodes: Number of whole episodes of the fragment, instead of steps.
+            random: Whether actions are drawn uniformly from the action space.
+        """
         exactly_one(num_timesteps=num_timesteps, num_episodes=num_episodes)
         options = {"random": random, "renew": index in self._to_renew}
         self._to_renew.discard(index)
-        self._send(_Request(index, EnvRunner.sample, (num_timesteps, num_episodes), options, is_waited_for=False))
+        self._send(_Request(index, EnvRunner.sample, (num_timesteps, num_episodes), options, is_blocking=False))
 
     def num_asked(self, index: int) -> int:
-        """Return the number of requests under way on one runner."""
+        """Return the number of open requests to one runner."""
         return sum(request.index == index for request in self._in_flight.values())
 
     def ready(self, timeout_s: float = 0.0) -> list[StoredFragment]:
-        """Return the fragments that have come, those of one runner in its order; each tells its `weights_seq_no`.
+        """Return the fragments that have arrived, the fragments of a runner in the order in which it sampled them.
 
-        Waits up to `timeout_s` seconds for the first one, if any is under way.
+        Waits up to `timeout_s` seconds for the first fragment, if any is requested.
         """
         until = time.monotonic() + timeout_s
         while self._in_flight:
             self._receive(until)
             if self._finished or time.monotonic() >= until:
                 break
-        finished, self._finished = self._finished, []
+        finished = self._finished
+        self._finished = []
         return finished
 
     def drain(self) -> list[StoredFragment]:
-        """Wait for all requests under way; return their fragments."""
+        """Wait for all requested fragments, and return them."""
         while self._in_flight:
             self._receive(math.inf)
         return self.ready()
@@ -335,33 +388,42 @@ class EnvRunnerGroup:
     # -- requests ---
 
     def _send(self, request: _Request) -> None:
+        """Send a request to its runner, with the weights and the state that the runner needs and does not have."""
         self.check_open()
-        i, options = request.index, dict(request.options)
+        i = request.index
+        runner = self._runners[i]
+        options = dict(request.options)
         if request.publication is None:
-            request.publication, request.weights = self._publication, self._weights
-        if request.publication != self._has_weights[i]:
-            options["weights"], self._has_weights[i] = request.weights, request.publication
-        if self._left_behind[i] is not None:
-            options["state"], self._left_behind[i] = self._left_behind[i], None
+            request.publication = self._publication
+            request.weights = self._weights
+        if request.publication != runner.publication:
+            options["weights"] = request.weights
+            runner.publication = request.publication
+        if runner.state_to_restore is not None:
+            options["state"] = runner.state_to_restore
+            runner.state_to_restore = None
         if self.num_asked(i) == 0:
-            self._heard[i] = time.monotonic()
+            # The runner was idle, and its time for an answer begins now.
+            runner.last_answer = time.monotonic()
         apply = EnvRunner.apply if self.is_local else EnvRunner.apply_with_state
         self._in_flight[self._backend.call(i, apply, request.func, *request.args, **options)] = request
 
     def _receive(self, until: float) -> None:
-        """Wait until a call has ended, or until then; take in what has ended, replace runners that are lost or late."""
-        late = min(self._deadline(request.index) for request in self._in_flight.values())
-        for call in self._backend.wait(list(self._in_flight), max(0.0, min(until, late) - time.monotonic())):
-            if call in self._in_flight:  # else it is of a runner that was replaced since
-                self._take(call)
+        """Wait until a call has ended or the time is `until`; take the answers, and replace lost and late runners."""
+        next_deadline = min(self._deadline(request.index) for request in self._in_flight.values())
+        timeout_s = max(0.0, min(until, next_deadline) - time.monotonic())
+        for call in self._backend.wait(list(self._in_flight), timeout_s):
+            # The calls of a runner that was replaced in this loop are not in flight any more.
+            if call in self._in_flight:
+                self._take_answer(call)
         for i in {request.index for request in self._in_flight.values()}:
             if time.monotonic() >= self._deadline(i):
                 self._replace(
                     i, f"it gave no answer in env_runners.sample_timeout_s={self.section.sample_timeout_s:g} seconds"
                 )
 
-    def _take(self, call: Call) -> None:
-        """Take in what an ended call returned. Raises what it raised."""
+    def _take_answer(self, call: Call) -> None:
+        """Take the answer of an ended call, or raise the exception of the call. A lost runner is replaced."""
         request = self._in_flight[call]
         i = request.index
         try:
@@ -370,6 +432,8 @@ class EnvRunnerGroup:
             self._replace(i, str(lost))
             return
         except BaseException as error:
+            # KeyboardInterrupt too: a local runner steps environments within `result`, and an unfinished call that
+            # stayed in flight would be made again.
             del self._in_flight[call]
             error.add_note(f"in env runner {i} of {len(self)}")
             self._note_answer(i, None)
@@ -378,56 +442,74 @@ class EnvRunnerGroup:
         request.value, state = (answer, None) if self.is_local else answer
         request.is_done = True
         self._note_answer(i, state)
-        if not request.is_waited_for:
+        if not request.is_blocking:
             self._finished.append(request.value)
 
     def _note_answer(self, index: int, state: Any) -> None:
-        self._heard[index], self._states[index] = time.monotonic(), state
-        self._is_new[index] = self._is_successor[index] = False
+        """Note that a runner has answered. `state`: its state afterwards; None if it is not known."""
+        runner = self._runners[index]
+        runner.last_answer = time.monotonic()
+        runner.state = state
+        runner.has_answered = True
+        runner.is_successor = False
 
     def _deadline(self, index: int) -> float:
-        return self._heard[index] + self.section.sample_timeout_s + (START_S if self._is_new[index] else 0.0)
+        """Return the time at which a runner without an answer counts as hanging."""
+        runner = self._runners[index]
+        start_s = 0.0 if runner.has_answered else START_S
+        return runner.last_answer + self.section.sample_timeout_s + start_s
 
     def _replace(self, index: int, reason: str) -> None:
-        """Start another runner in the place of a lost one, and ask it for what that one was asked for."""
-        refused = self._restarts.take(index)
-        if refused is not None:
+        """Start a successor of a lost runner, and send it the open requests of the lost one."""
+        refusal = self._restarts.take(index)
+        if refusal is not None:
             raise EnvRunnerError(
-                f"env runner {index} of {len(self)} was lost ({reason}) and is not replaced: {refused} "
+                f"env runner {index} of {len(self)} was lost ({reason}) and is not replaced: {refusal} "
                 "(fault_tolerance); look at what ends its process (memory? the environment?), or allow more"
             )
-        left = None if self._is_successor[index] else self._states[index]
-        if self._is_successor[index] or (left is None and not self._is_new[index]):
-            self._generations[index] += 1
-        self._left_behind[index], self._states[index], self._has_weights[index] = left, None, 0
-        self._is_new[index] = self._is_successor[index] = True
-        lost = {call: request for call, request in self._in_flight.items() if request.index == index}
-        for call in lost:
+
+        runner = self._runners[index]
+        # A successor that is lost before its first answer may have been ended by the request itself. The next one gets
+        # no state and other random streams, so that it does not run into the same step again.
+        state = None if runner.is_successor else runner.state
+        is_state_unknown = runner.has_answered and state is None
+        if runner.is_successor or is_state_unknown:
+            runner.generation += 1
+        runner.state_to_restore = state
+        runner.state = None
+        runner.publication = 0
+        runner.has_answered = False
+        runner.is_successor = True
+
+        lost_requests = {call: request for call, request in self._in_flight.items() if request.index == index}
+        for call in lost_requests:
             del self._in_flight[call]
-        self.num_lost_requests += len(lost)
-        self._backend.replace(index, self._generations[index])
-        for request in lost.values():
+        self.num_lost_requests += len(lost_requests)
+        self._backend.replace(index, runner.generation)
+        for request in lost_requests.values():
             self._send(request)
 
     # -- state, end ---
 
     def get_state(self) -> dict[str, Any]:
-        """Return the state of each runner, between two samples; exact where environments can tell theirs."""
+        """Return the state of each runner. Environments that do not support saving their state are left out of it."""
         states = self.foreach_env_runner(EnvRunner.get_state)
-        return {"runners": states, "generations": list(self._generations), "renew": sorted(self._to_renew)}
+        generations = [runner.generation for runner in self._runners]
+        return {"runners": states, "generations": generations, "renew": sorted(self._to_renew)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from `get_state`. A group of another number of runners begins new episodes instead."""
-        runners = state["runners"]
-        if len(runners) != len(self):
+        """Restore the state that `get_state` returned. With another number of runners, new episodes begin instead."""
+        runner_states = state["runners"]
+        if len(runner_states) != len(self):
             self.renew()
             return
         self._to_renew = set(state["renew"])
-        self._generations = list(state["generations"])
-        self._gather([_Request(i, EnvRunner.set_state, (saved,)) for i, saved in enumerate(runners)])
+        for runner, generation in zip(self._runners, state["generations"]):
+            runner.generation = generation
+        self._gather([_Request(i, EnvRunner.set_state, (saved,)) for i, saved in enumerate(runner_states)])
 
     def shutdown(self) -> None:
-        """End all runners and their environments; what is under way is lost. A second call does nothing."""
+        """End all runners and their environments. Open requests are lost; a second call does nothing."""
         if not self._is_shut_down:
             self._is_shut_down = True
             self._in_flight.clear()

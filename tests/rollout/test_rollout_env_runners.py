@@ -281,7 +281,7 @@ def test_a_runner_whose_successor_is_lost_as_well_begins_anew():
         group._backend.replace = partial(lose_once_more, group._backend)
         fragments = group.sample(40)
         assert [f.t_started.tolist() for f in fragments] == [[10, 10], [0, 0]]
-        assert (group.num_restarts, group._generations) == (2, [0, 1])
+        assert (group.num_restarts, [runner.generation for runner in group._runners]) == (2, [0, 1])
         group._backend.lost.add(1)
         assert [f.t_started.tolist() for f in group.sample(40)] == [[20, 20], [10, 10]]
 
