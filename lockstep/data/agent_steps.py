@@ -1,7 +1,9 @@
-"""One agent in an episode of several: its own steps, when they came in environment time, and what waits.
+"""`AgentSteps`: the steps of one agent in an episode of several agents, with their environment times.
 
-Env step t leads from time t to time t + 1: the actions of step t answer observations of time t or before, and the
-observations, rewards and flags that it brings have time t + 1.
+Env step t leads from time t to time t + 1. The actions of step t answer observations of time t or earlier; the
+observations, rewards and flags that the step returns have time t + 1.
+
+An action is *pending* until the next observation of its agent, which closes the agent's step.
 """
 
 from __future__ import annotations
@@ -34,20 +36,24 @@ from lockstep.data.trees import (
 from lockstep.data.values import as_reward
 
 AgentID = Any
-"""Name of an agent: what the environment calls it, mostly text."""
+"""Name of an agent in the environment, mostly text."""
 AgentDict = Mapping[AgentID, Any]
-"""A value for each agent."""
+"""One value for each agent."""
 ALL = "__all__"
+"""Key of the flags that hold for all agents."""
 COMMON = "__common__"
-"""key of infos that belong to no agent; they are not stored"""
+"""Key of infos that belong to no agent. They are not stored."""
 
 
 class MultiAgentEnvError(ValueError):
-    """An environment (or whoever feeds the episode) gave data that cannot be: names the agent and the env step."""
+    """Error for data of an environment that is inconsistent; names the agent and the env step."""
 
 
 def as_agent_dict(data: AgentDict | bool | None, name: str) -> AgentDict:
-    """Return `data`; nothing for None and False, `{"__all__": True}` for True. Else `TypeError`."""
+    """Return `data` as a dict by agent.
+
+    None and False become an empty dict, and True becomes `{"__all__": True}`. `TypeError` for another value.
+    """
     if data is None or isinstance(data, bool):
         return {ALL: True} if data else {}
     if not isinstance(data, Mapping):
@@ -56,7 +62,7 @@ def as_agent_dict(data: AgentDict | bool | None, name: str) -> AgentDict:
 
 
 def spaces_by_agent(space: object, name: str) -> dict[AgentID, Any]:
-    """Return agent id -> space of a dict or a Dict space, nothing for None; `TypeError` for another kind."""
+    """Return the spaces of a dict or Dict space by agent id; nothing for None. `TypeError` for another value."""
     inner = {} if space is None else getattr(space, "spaces", space)
     if not isinstance(inner, Mapping):
         raise TypeError(f"{name} is {space!r}; a dict (or Dict space) of agent id -> space is needed")
@@ -66,29 +72,45 @@ def spaces_by_agent(space: object, name: str) -> dict[AgentID, Any]:
 def flags_by_step(
     flags: AgentDict, observations: Sequence[AgentDict], actions: Sequence[AgentDict], rewards: Sequence[AgentDict]
 ) -> list[dict[AgentID, bool]]:
-    """Return the flags of each env step: an agent's in the step of its last data, that of `__all__` in the last."""
+    """Distribute the flags at the end of an episode over its env steps.
+
+    An agent's flag belongs to the last step with data of the agent, and `__all__` to the last step.
+    """
     steps = [*zip(observations[1:], actions, rewards)]
-    result = [{ALL: False} for _ in steps]
+    result: list[dict[AgentID, bool]] = [{ALL: False} for _ in steps]
     result[-1:] = [{ALL: flags[ALL]} if ALL in flags else {}]
-    for agent in [agent for agent, flag in flags.items() if flag and agent != ALL]:
-        last = max([0, *(i for i, parts in enumerate(steps) if any(agent in part for part in parts))])
-        result[last][agent] = True
+    for agent, flag in flags.items():
+        if flag and agent != ALL:
+            steps_with_data = [i for i, parts in enumerate(steps) if any(agent in part for part in parts)]
+            result[max([0, *steps_with_data])][agent] = True
     return result
 
 
-def by_agent(new_data: Any, length: int, name: str) -> tuple[dict[AgentID, list[Any]], dict[AgentID, np.ndarray]]:
-    """Return a list of dicts by env step as lists by agent, and at which indices each agent has a value."""
+def lists_by_agent(new_data: Any, length: int, name: str) -> tuple[dict[AgentID, list[Any]], dict[AgentID, np.ndarray]]:
+    """Turn a list of dicts, one for each env step, into lists by agent.
+
+    Returns:
+        The values of each agent, and a bool mask `[length]` of the env steps at which the agent has a value.
+
+    Raises:
+        TypeError: `new_data` is not a list of dicts.
+        IndexError: the list has another length.
+    """
     if not isinstance(new_data, list) or not all(isinstance(item, Mapping) for item in new_data):
         raise TypeError("with return_list=True new_data is a list with one dict of agent id -> value for each index")
     if len(new_data) != length:
         raise IndexError(f"new_data has {len(new_data)} dicts of {name} for {length} env steps")
-    agents = dict.fromkeys(agent for item in new_data for agent in item)
+
+    agents: dict[AgentID, None] = {}  # a set would lose the order
+    for item in new_data:
+        agents.update(dict.fromkeys(item))
     rows = {agent: [item[agent] for item in new_data if agent in item] for agent in agents}
-    return rows, {agent: np.array([agent in item for item in new_data]) for agent in agents}
+    masks = {agent: np.array([agent in item for item in new_data]) for agent in agents}
+    return rows, masks
 
 
 class EnvStep(NamedTuple):
-    """The data that one env step brought, by agent."""
+    """Data of one env step, by agent."""
 
     observations: AgentDict = {}
     actions: AgentDict = {}
@@ -99,23 +121,27 @@ class EnvStep(NamedTuple):
     truncateds: AgentDict = {}
 
     def flags(self, agent: AgentID) -> tuple[bool, bool]:
-        """Return (terminated, truncated) of an agent; `__all__` speaks for agents without a flag of their own."""
+        """Return (terminated, truncated) of an agent. `__all__` holds for agents whose own flags are not set."""
         terminated, truncated = self.own_flags(agent)
         if terminated or truncated:
             return terminated, truncated
         return bool(self.terminateds.get(ALL)), bool(self.truncateds.get(ALL))
 
     def own_flags(self, agent: AgentID) -> tuple[bool, bool]:
-        """Return (terminated, truncated) of an agent without those of `__all__`."""
+        """Return (terminated, truncated) of an agent, without the flags of `__all__`."""
         return bool(self.terminateds.get(agent)), bool(self.truncateds.get(agent))
 
     def agents(self) -> list[AgentID]:
-        """Return the agents that data came for, or a flag that is set."""
-        flags = [agent for named in self[5:] for agent, flag in named.items() if flag and agent != ALL]
-        return [*(agent for data in self[:5] for agent in data if agent != COMMON), *flags]
+        """Return the agents that have data in the step, or a flag that is set."""
+        agents = []
+        for data in self[:5]:
+            agents += [agent for agent in data if agent != COMMON]
+        for flags in self[5:]:
+            agents += [agent for agent, flag in flags.items() if flag and agent != ALL]
+        return agents
 
 
-class Waiting(NamedTuple):
+class PendingAction(NamedTuple):
     """An action that no observation has followed yet, with its model outputs."""
 
     action: Any
@@ -124,38 +150,40 @@ class Waiting(NamedTuple):
 
 @dataclass(slots=True)
 class AgentSteps:
-    """An agent's steps as a `SingleAgentEpisode`, the environment time of each, and what waits to be closed."""
+    """Steps of one agent: its `SingleAgentEpisode`, the environment times, and the pending action and rewards."""
 
     agent: AgentID
     episode: SingleAgentEpisode | None = None
-    """None before the agent's first observation"""
+    """The agent's own episode; None before its first observation."""
     times: list[int] = field(default_factory=list)
-    """time of each stored observation, lookback included"""
-    waiting: Waiting | None = None
+    """Environment time of each stored observation, lookback included."""
+    pending: PendingAction | None = None
+    """The action that answers the last observation, until the next observation comes."""
     partial_rewards: list[tuple[int, float]] = field(default_factory=list)
-    """(time, reward) of the rewards that came without an observation that closes a step"""
-    acted_late: dict[int, int] = field(default_factory=dict)
-    """time of an observation -> env step of its action, where that came later than at once"""
+    """(Time, reward) of the rewards that came without an observation that closes a step."""
+    late_actions: dict[int, int] = field(default_factory=dict)
+    """Time of an observation -> env step of the action that answers it, for actions that came in a later step."""
     ended_at: int | None = None
-    """time at which the agent was done"""
+    """Time at which the agent was done."""
 
     @property
-    def own(self) -> SingleAgentEpisode:
-        """The agent's own episode, which must have begun."""
+    def begun_episode(self) -> SingleAgentEpisode:
+        """The agent's episode, which must have its first observation."""
         assert self.episode is not None
         return self.episode
 
     @property
     def can_act(self) -> bool:
-        """Whether the agent has not answered its last observation."""
-        return self.episode is not None and self.ended_at is None and self.waiting is None
+        """Whether the agent is not done and has not answered its last observation."""
+        return self.episode is not None and self.ended_at is None and self.pending is None
 
     # ---- growing -----------------------------------------------------------------------------------------
 
     def problem_with(self, step: EnvStep) -> str | None:
-        """Return why the agent's part of a step cannot be, in words; None where it can."""
+        """Return in words why the agent's data in a step is inconsistent; None if it is consistent."""
         agent = self.agent
-        acts, observes = agent in step.actions, agent in step.observations
+        acts = agent in step.actions
+        observes = agent in step.observations
         for name, data in zip(EnvStep._fields[:5], step):
             if agent in data:
                 if self.ended_at is not None:
@@ -166,6 +194,7 @@ class AgentSteps:
             as_reward(step.rewards.get(agent, 0.0))
         except ValueError as error:
             return str(error)
+
         if acts:
             return self._action_problem(step, observes) or self._end_problem(step, observes)
         if agent in step.extra_model_outputs:
@@ -178,32 +207,35 @@ class AgentSteps:
         return self._end_problem(step, observes)
 
     def _action_problem(self, step: EnvStep, observes: bool) -> str | None:
+        """Return why the agent cannot take its action; None if it can."""
         if self.episode is None:
             return "it acted without having observed anything"
-        if self.waiting is not None:
+        if self.pending is not None:
             return (
-                f"it acted again, but its action {self.waiting.action!r} after the observation of t={self.times[-1]} "
+                f"it acted again, but its action {self.pending.action!r} after the observation of t={self.times[-1]} "
                 "still waits for an observation"
             )
+
         extras = step.extra_model_outputs.get(self.agent)
         if extras is not None and not isinstance(extras, Mapping):
             return f"extra model outputs are a {type(extras).__name__}; a dict is needed"
         if len(self.times) > 1 and (frozenset(extras or ()) or None) != self.episode.extra_keys:
             before = sorted(self.episode.extra_keys or ())
             return f"extra model outputs have the keys {sorted(extras or ())} and had {before} before"
+
         if observes and self.agent not in step.rewards:
             return "it acted and received an observation, but no reward"
         return None
 
     def _end_problem(self, step: EnvStep, observes: bool) -> str | None:
-        """Return what is wrong with an end that leaves an action open, or with infos without an observation."""
+        """Return why the agent's end or infos do not fit a step without an observation; None if they do."""
         if observes or self.ended_at is not None:
             return None
         terminated, truncated = step.flags(self.agent)
-        waits = self.waiting is not None or self.agent in step.actions
-        if self.agent in step.infos and not (waits and (terminated or truncated)):
+        is_pending = self.pending is not None or self.agent in step.actions
+        if self.agent in step.infos and not (is_pending and (terminated or truncated)):
             return "an info came without an observation; infos belong to observations"
-        if truncated and not terminated and waits:
+        if truncated and not terminated and is_pending:
             return (
                 "it was truncated after an action and without a last observation, from whose value it must be "
                 "bootstrapped; give the observation"
@@ -211,37 +243,45 @@ class AgentSteps:
         return None
 
     def apply(self, step: EnvStep, now: int) -> bool:
-        """Take the agent's part of a step that leads to time `now`; return whether the agent ends with it."""
+        """Add the agent's data of a step that leads to time `now`. Return whether the agent ends in the step."""
         terminated, truncated = step.flags(self.agent)
         ends = terminated or truncated
         reward = as_reward(step.rewards.get(self.agent, 0.0))
+
         if self.agent in step.actions:
-            self.waiting = Waiting(step.actions[self.agent], step.extra_model_outputs.get(self.agent))
+            self.pending = PendingAction(step.actions[self.agent], step.extra_model_outputs.get(self.agent))
             if self.times[-1] != now - 1:
-                self.acted_late[self.times[-1]] = now - 1
-        if self.waiting is not None and (ends or self.agent in step.observations):
-            self._close_step(self.waiting, step, reward)
+                self.late_actions[self.times[-1]] = now - 1
+
+        if self.pending is not None and (ends or self.agent in step.observations):
+            self._close_step(self.pending, step, reward)
             self.times.append(now)
         elif reward:
             self.partial_rewards.append((now, reward))
+
         if ends and self.episode is not None:
-            self.episode.is_terminated, self.episode.is_truncated = terminated, truncated
+            self.episode.is_terminated = terminated
+            self.episode.is_truncated = truncated
+        # `__all__` does not end agents that have not appeared yet.
         if ends and (self.episode is not None or any(step.own_flags(self.agent))):
-            self.ended_at = now  # `__all__` says nothing of agents that were never there
+            self.ended_at = now
         return ends
 
-    def _close_step(self, waiting: Waiting, step: EnvStep, reward: float) -> None:
-        """Give the waiting action its observation; one that ends without any repeats the last (it is never used)."""
-        seen = self.agent in step.observations
-        observation = step.observations[self.agent] if seen else self.own.get_observations(-1)
-        reward += self.waiting_reward()
+    def _close_step(self, pending: PendingAction, step: EnvStep, reward: float) -> None:
+        """Add the pending action to the episode, with its next observation and the rewards since the last one."""
+        if self.agent in step.observations:
+            observation = step.observations[self.agent]
+        else:
+            # The agent terminated without a last observation: any will do, since its value counts as 0.
+            observation = self.begun_episode.get_observations(-1)
+        reward += self.pending_reward()
         info = step.infos.get(self.agent)
-        self.own.add_env_step(observation, waiting.action, reward, info, extra_model_outputs=waiting.extras)
-        self.waiting = None
+        self.begun_episode.add_env_step(observation, pending.action, reward, info, extra_model_outputs=pending.extras)
+        self.pending = None
 
     # ---- reading -----------------------------------------------------------------------------------------
 
-    def waiting_reward(self) -> float:
+    def pending_reward(self) -> float:
         """Return the sum of the rewards since the last observation."""
         last = self.times[-1] if self.times else None
         total = 0.0
@@ -252,185 +292,227 @@ class AgentSteps:
         return total
 
     def hanging_rewards(self, begin: int, end: int) -> float:
-        """Return the rewards since the last observation, and those before the first that came after `begin`."""
+        """Return the sum of the rewards that belong to no closed step of the piece from time `begin` to `end`.
+
+        These are the rewards since the last observation, and those before the first that came after `begin`.
+        """
         first = self.times[0] if self.times else end
         last = self.times[-1] if self.times else first
-        carried = begin if self.ended_at is not None or not self.times else last  # a live agent's are still to come
-        return sum(r for t, r in self.partial_rewards if begin < t <= first or t > max(last, carried))
+        # A live agent closes its step later, with all rewards since its last observation. Those of an agent that is
+        # done or not there count in the piece in which they came.
+        since = begin if self.ended_at is not None or not self.times else last
+        return sum(r for t, r in self.partial_rewards if begin < t <= first or t > max(last, since))
 
     def num_rows(self, name: str) -> int:
-        """Return how many rows a column has: stored ones, and for actions one that waits."""
-        stored = self.own.len_lookback_buffer + len(self.own)
-        return stored + (name in (OBSERVATIONS, INFOS) or self.waiting is not None)
+        """Return the number of rows of a column: stored rows, and the pending one."""
+        num_steps = self.begun_episode.len_lookback_buffer + len(self.begun_episode)
+        return num_steps + (name in (OBSERVATIONS, INFOS) or self.pending is not None)
 
-    def own_positions(self, name: str, indices: Indices, negative: bool, fill: bool) -> np.ndarray:
-        """Return the positions of the agent's own steps in a column."""
-        label, rows = f"{name} of agent {self.agent!r}", self.num_rows(name)
-        return position_array(indices, self.own.len_lookback_buffer, rows, negative, fill=fill, name=label)
+    def own_positions(self, name: str, indices: Indices, neg_index_as_lookback: bool, fill: bool) -> np.ndarray:
+        """Return the positions in a column for indices that count the agent's own steps."""
+        label = f"{name} of agent {self.agent!r}"
+        lookback = self.begun_episode.len_lookback_buffer
+        return position_array(indices, lookback, self.num_rows(name), neg_index_as_lookback, fill=fill, name=label)
 
     def positions_at(self, name: str, times: np.ndarray, begin: int) -> np.ndarray:
-        """Return the row of a column for each time from `begin` on, -1 where there is none."""
-        known, rows = self.times, min(len(self.times), self.num_rows(name))
-        if len(times) == 1:  # without a look at all of them
-            time = int(times[0])
-            at = bisect_left(known, time)
-            found = at < rows and known[at] == time and time >= begin
-            return np.array([at if found else -1])
-        own = np.asarray(known, dtype=np.int64)
-        positions = np.searchsorted(own, times)
-        inside = (positions < rows) & (times >= begin)
-        inside[inside] = own[positions[inside]] == times[inside]
-        return np.where(inside, positions, -1)
+        """Return the position in a column for each time, or -1 if the agent has nothing at the time.
 
-    def column(self, name: str, key: str | None, hot: bool = False) -> Tree:
-        """Return a whole column, with what waits as its last row; a list for infos."""
-        waits = self.waiting if name not in (OBSERVATIONS, INFOS) else None
+        Times before `begin` count as -1.
+        """
+        known = self.times
+        num_rows = min(len(known), self.num_rows(name))
+        if len(times) == 1:  # the usual case of one env step, without an array of all times
+            time = int(times[0])
+            position = bisect_left(known, time)
+            is_known = position < num_rows and known[position] == time and time >= begin
+            return np.array([position if is_known else -1])
+
+        known_array = np.asarray(known, dtype=np.int64)
+        positions = np.searchsorted(known_array, times)
+        is_found = (positions < num_rows) & (times >= begin)
+        is_found[is_found] = known_array[positions[is_found]] == times[is_found]
+        return np.where(is_found, positions, -1)
+
+    def column(self, name: str, key: str | None, one_hot_discrete: bool = False) -> Tree:
+        """Return a whole column, with the pending value as its last row; a list for infos."""
+        pending = self.pending if name not in (OBSERVATIONS, INFOS) else None
         try:
             if name == EXTRAS and len(self.times) < 2:
-                tree = None if key is None else self.own.stored_column(EXTRAS).get(key)
+                tree = None if key is None else self.begun_episode.stored_column(EXTRAS).get(key)
             else:
-                tree = self.own.stored_column(name, key)
-            if waits is not None:
-                rows = stack_rows(name, [self._waiting_value(waits, name, key)])
+                tree = self.begun_episode.stored_column(name, key)
+            if pending is not None:
+                rows = stack_rows(name, [self._pending_value(pending, name, key)])
                 tree = rows if tree is None else concat_trees([tree, rows], name)
         except KeyError as error:
             raise self.named(error) from None
-        if hot:
-            space = self.own.observation_space if name == OBSERVATIONS else self.own.action_space
-            return one_hot(tree, space, name)
+
+        if one_hot_discrete:
+            return one_hot(tree, self._space_of(name), name)
         return np.empty(0, dtype=np.float32) if tree is None else tree
 
-    def _waiting_value(self, waiting: Waiting, name: str, key: str | None) -> Any:
+    def _space_of(self, name: str) -> Any:
+        return self.begun_episode.observation_space if name == OBSERVATIONS else self.begun_episode.action_space
+
+    def _pending_value(self, pending: PendingAction, name: str, key: str | None) -> Any:
         if name == REWARDS:
-            return self.waiting_reward()
+            return self.pending_reward()
         if name == ACTIONS:
-            return waiting.action
-        extras = dict(waiting.extras or {})
+            return pending.action
+        extras = dict(pending.extras or {})
         if key is not None and key not in extras:
             raise KeyError(f"no extra model output {key!r}; there are {sorted(extras)}")
         return extras if key is None else extras[key]
 
     def named(self, error: Exception) -> Exception:
-        """Return the error with the agent's name before it."""
+        """Return an error of the same type whose message begins with the agent."""
         return type(error)(f"agent {self.agent!r}: {error.args[0]}")
 
     def batch_columns(self, episode_id: str, module_id: str) -> dict[str, Any]:
-        """Return the agent's closed steps as columns of a batch, with env times as `t`."""
-        steps, before = len(self.own), self.own.len_lookback_buffer
-        plain = isinstance(self.agent, str | int)
+        """Return the agent's closed steps as columns of a batch. `t` is the environment time."""
+        num_steps = len(self.begun_episode)
+        first = self.begun_episode.len_lookback_buffer
+        if isinstance(self.agent, str | int):
+            agent_ids = np.full(num_steps, self.agent)
+        else:
+            agent_ids = object_rows([self.agent] * num_steps)  # numpy would take a tuple apart
         return {
-            **self.own.get_data_dict(),
-            Columns.T: np.asarray(self.times[before : before + steps], dtype=np.int64),
-            Columns.EPS_ID: np.full(steps, episode_id),
-            Columns.AGENT_ID: np.full(steps, self.agent) if plain else object_rows([self.agent] * steps),
-            Columns.MODULE_ID: np.full(steps, module_id),
+            **self.begun_episode.get_data_dict(),
+            Columns.T: np.asarray(self.times[first : first + num_steps], dtype=np.int64),
+            Columns.EPS_ID: np.full(num_steps, episode_id),
+            Columns.AGENT_ID: agent_ids,
+            Columns.MODULE_ID: np.full(num_steps, module_id),
         }
 
     def own_times(self, begin: int, end: int, skipped: str) -> list[int | str]:
-        """Return the own time of the observation at each time from `begin` to `end`, or `skipped`."""
+        """Return, for each time from `begin` to `end`, the own step of the observation at that time, or `skipped`."""
         row: list[int | str] = [skipped] * (end - begin + 1)
+        first = self.begun_episode.t_started - self.begun_episode.len_lookback_buffer
         for position, time in enumerate(self.times):
             if time >= begin:
-                row[time - begin] = self.own.t_started - self.own.len_lookback_buffer + position
+                row[time - begin] = first + position
         return row
 
     def mark_at(self, time: int) -> str:
-        """Return the mark of a time line: `x` an observation, `-` an action waits, `T` and `U` the end."""
-        index = bisect_right(self.times, time) - 1
+        """Return the mark of a time line: `x` for an observation, `-` for a pending action, `T` and `U` for the end."""
         if time == self.ended_at:
-            return "T" if self.own.is_terminated else "U" if self.own.is_truncated else "x"
+            if self.begun_episode.is_terminated:
+                return "T"
+            return "U" if self.begun_episode.is_truncated else "x"
+
+        index = bisect_right(self.times, time) - 1
         if index < 0 or (self.ended_at is not None and time > self.ended_at):
             return ""
         if self.times[index] == time:
             return "x"
-        acted = self.acted_late.get(self.times[index], self.times[index]) < time
-        return "-" if acted and (index < len(self.times) - 1 or self.waiting is not None) else ""
+        has_acted = self.late_actions.get(self.times[index], self.times[index]) < time
+        return "-" if has_acted and (index < len(self.times) - 1 or self.pending is not None) else ""
 
     # ---- writing -----------------------------------------------------------------------------------------
 
     def replaced(self, name: str, key: str | None, positions: np.ndarray, rows: Tree) -> tuple[Tree, Any]:
-        """Return the column with new rows, and the new value of what waits (None: as it is); nothing is changed."""
-        single, steps = self.own, len(self.times) - 1 + (name == OBSERVATIONS)
-        waits = positions == steps
-        kept = map_tree(lambda leaf: leaf[~waits], rows)
-        last = None
+        """Return a column with new rows at `positions`, and the new pending value; nothing is changed.
+
+        The column is None if only the pending value is new, and the pending value is None if it stays.
+        """
+        single = self.begun_episode
+        num_rows = len(self.times) - 1 + (name == OBSERVATIONS)
+        is_pending = positions == num_rows
+        stored_rows = map_tree(lambda leaf: leaf[~is_pending], rows)
+        pending_value = None
         try:
-            if waits.any():
-                last = self._replaced_waiting(name, key, map_tree(lambda leaf: leaf[waits][-1:], rows))
+            if is_pending.any():
+                pending_value = self._replaced_pending(name, key, map_tree(lambda leaf: leaf[is_pending][-1:], rows))
+
             if name == EXTRAS and key not in single.stored_column(EXTRAS) and len(self.times) > 1:
-                wanted = len(single) + (self.waiting is not None)
-                if len(positions) != wanted:
-                    raise KeyError(f"no extra model output {key!r}; a new one takes all {wanted} values at once")
-                return single.replaced_column(name, key, kept, None, True), last
-            if waits.all():
-                return None, last
-            return single.replaced_column(name, key, kept, positions[~waits] - single.len_lookback_buffer, True), last
+                num_values = len(single) + (self.pending is not None)
+                if len(positions) != num_values:
+                    raise KeyError(f"no extra model output {key!r}; a new one takes all {num_values} values at once")
+                return single.replaced_column(name, key, stored_rows, None, True), pending_value
+
+            if is_pending.all():
+                return None, pending_value
+            indices = positions[~is_pending] - single.len_lookback_buffer
+            return single.replaced_column(name, key, stored_rows, indices, True), pending_value
         except (ValueError, IndexError, KeyError) as error:
             raise self.named(error) from None
 
-    def _replaced_waiting(self, name: str, key: str | None, rows: Tree) -> Any:
-        """Return the checked new value of what waits, in the kind of numbers of the old one."""
-        if self.waiting is not None and name == ACTIONS:
-            rows = zip_trees(in_stored_dtype, [rows, stack_rows(name, [self.waiting.action])], name)
-        space = {OBSERVATIONS: self.own.observation_space, ACTIONS: self.own.action_space}.get(name)
+    def _replaced_pending(self, name: str, key: str | None, rows: Tree) -> Any:
+        """Return the new pending value after a check, in the dtype of the old one."""
+        if self.pending is not None and name == ACTIONS:
+            rows = zip_trees(in_stored_dtype, [rows, stack_rows(name, [self.pending.action])], name)
+        space = self._space_of(name) if name in (OBSERVATIONS, ACTIONS) else None
         check_in_space(rows, space, key or name)
         return rows_of(rows, 0)
 
-    def put(self, name: str, key: str | None, column: Tree, last: Any, now: int) -> None:
-        """Store what `replaced` returned."""
+    def store(self, name: str, key: str | None, column: Tree, pending_value: Any, now: int) -> None:
+        """Store the column and the pending value that `replaced` returned."""
         if column is not None:
-            self.own.put_column(name, key, column)
-        if last is None or self.waiting is None:
+            self.begun_episode.put_column(name, key, column)
+        if pending_value is None or self.pending is None:
             return
         if name == ACTIONS:
-            self.waiting = Waiting(last, self.waiting.extras)
+            self.pending = PendingAction(pending_value, self.pending.extras)
         elif name == EXTRAS:
-            self.waiting = Waiting(self.waiting.action, {**(self.waiting.extras or {}), str(key): last})
+            self.pending = PendingAction(self.pending.action, {**(self.pending.extras or {}), str(key): pending_value})
         elif name == REWARDS:
-            before = [entry for entry in self.partial_rewards if entry[0] <= self.times[-1]]
-            self.partial_rewards = [*before, (now, float(last))]
+            # The parts of the old sum give way to one reward.
+            earlier = [entry for entry in self.partial_rewards if entry[0] <= self.times[-1]]
+            self.partial_rewards = [*earlier, (now, float(pending_value))]
 
     # ---- pieces ------------------------------------------------------------------------------------------
 
     def piece(self, begin: int, end: int, lookback: int) -> AgentSteps | None:
-        """Return the agent from time `begin` to `end` and in the lookback before; None where it is not there."""
+        """Return the agent's steps from time `begin` to `end`, with `lookback` env steps before them.
+
+        None if the agent has no data in this time.
+        """
         ended_at = self.ended_at if self.ended_at is not None and self.ended_at <= end else None
         last = bisect_right(self.times, end) - 1
         if self.episode is None or last < 0:
             rewards = [entry for entry in self.partial_rewards if begin < entry[0] <= end]
-            there = rewards or ended_at is not None
-            return AgentSteps(self.agent, partial_rewards=rewards, ended_at=ended_at) if there else None
+            has_data = rewards or ended_at is not None
+            return AgentSteps(self.agent, partial_rewards=rewards, ended_at=ended_at) if has_data else None
+
+        # The last observation at or before `begin` is the one that the first step of the piece begins with.
         first = max(bisect_right(self.times, begin) - 1, 0)
         oldest = bisect_left(self.times, begin - lookback, 0, first)
         if ended_at is not None and ended_at <= begin and oldest == first:
-            return AgentSteps(self.agent, ended_at=ended_at)  # gone before, and out of sight
-        before = self.episode.len_lookback_buffer
-        part = self.episode.slice(slice(first - before, last - before), len_lookback_buffer=first - oldest)
+            return AgentSteps(self.agent, ended_at=ended_at)  # done before the piece and its lookback
+
+        offset = self.episode.len_lookback_buffer
+        part = self.episode.slice(slice(first - offset, last - offset), len_lookback_buffer=first - oldest)
         if ended_at is None:
-            part.is_terminated = part.is_truncated = False
+            part.is_terminated = False
+            part.is_truncated = False
+
         times = self.times[oldest : last + 1]
-        waiting = None
-        if ended_at is None and self.acted_late.get(times[-1], times[-1]) < end:
-            waiting = deepcopy(self.waiting if last == len(self.times) - 1 else self._step_at(last))
+        pending = None
+        if ended_at is None and self.late_actions.get(times[-1], times[-1]) < end:
+            # The agent has answered the last observation of the piece before the piece ends.
+            pending = deepcopy(self.pending if last == len(self.times) - 1 else self._action_at(last))
         rewards = [entry for entry in self.partial_rewards if min(times[0], begin) < entry[0] <= end]
-        late = {time: step for time, step in self.acted_late.items() if times[0] <= time and step < end}
-        return AgentSteps(self.agent, part, times, waiting, rewards, late, ended_at)
+        late_actions = {time: step for time, step in self.late_actions.items() if times[0] <= time and step < end}
+        return AgentSteps(self.agent, part, times, pending, rewards, late_actions, ended_at)
 
-    def _step_at(self, position: int) -> Waiting:
-        """Return action and model outputs of a stored step, as they waited before it was closed."""
-        extras = {key: rows_of(tree, position) for key, tree in self.own.stored_column(EXTRAS).items()}
-        return Waiting(rows_of(self.own.stored_column(ACTIONS), position), extras or None)
+    def _action_at(self, position: int) -> PendingAction:
+        """Return the action and model outputs of a stored step as they were before the step was closed."""
+        extras = {key: rows_of(tree, position) for key, tree in self.begun_episode.stored_column(EXTRAS).items()}
+        return PendingAction(rows_of(self.begun_episode.stored_column(ACTIONS), position), extras or None)
 
-    def look_back(self, start: int) -> SingleAgentEpisode:
-        """Make the steps before time `start` the lookback of the agent's episode; return it."""
-        before = max(bisect_right(self.times, start) - 1, 0)
-        moved = self.own.slice(slice(before, None), len_lookback_buffer=before)
-        moved.t_started, moved.t = self.own.t_started, self.own.t_started + len(moved)
+    def move_start(self, start: int) -> SingleAgentEpisode:
+        """Make the steps before time `start` the lookback of the agent's episode, and return the episode."""
+        lookback = max(bisect_right(self.times, start) - 1, 0)
+        moved = self.begun_episode.slice(slice(lookback, None), len_lookback_buffer=lookback)
+        # Own steps are counted from the start on, not from the first lookback step.
+        num_steps = len(moved)
+        moved.t_started = self.begun_episode.t_started
+        moved.t = moved.t_started + num_steps
         self.episode = moved
         return moved
 
     def check_contiguous(self, other: AgentSteps | None, now: int) -> None:
-        """Raise `ValueError` unless the agent in the next piece, which begins at `now`, goes on where it stands."""
+        """Raise `ValueError` unless `other` continues the agent's steps in the piece that begins at time `now`."""
         following = None if other is None else other.episode
         if self.ended_at is not None and following is not None and len(following):
             raise ValueError(f"agent {self.agent!r} was done at t={self.ended_at} and has steps in the second piece")
@@ -442,16 +524,21 @@ class AgentSteps:
             self.episode.check_contiguous(following)
         except ValueError as error:
             raise self.named(error) from None
-        if self.waiting is not None:
-            goes_on = following.get_actions(0) if len(following) else other.waiting and other.waiting.action
-            if goes_on is None or not trees_equal(goes_on, self.waiting.action):
+
+        if self.pending is not None:
+            # The pending action is the first one of the other piece, closed there or still pending.
+            if len(following):
+                next_action = following.get_actions(0)
+            else:
+                next_action = other.pending and other.pending.action
+            if next_action is None or not trees_equal(next_action, self.pending.action):
                 raise ValueError(
-                    f"agent {self.agent!r} waits with action {self.waiting.action!r}, the second piece begins with "
-                    f"{goes_on!r}"
+                    f"agent {self.agent!r} waits with action {self.pending.action!r}, the second piece begins with "
+                    f"{next_action!r}"
                 )
 
-    def follow(self, other: AgentSteps, boundary: int) -> None:
-        """Go on with the steps of the next piece, which begins at time `boundary`, unless the agent is done."""
+    def extend(self, other: AgentSteps, boundary: int) -> None:
+        """Append the steps of the next piece, which begins at time `boundary`. An agent that is done stays as it is."""
         if self.ended_at is not None:
             return
         if self.episode is None and other.episode is not None:
@@ -459,55 +546,65 @@ class AgentSteps:
             self.times = [*other.times]
         elif self.episode is not None and other.episode is not None:
             self.episode.concat_episode(other.episode)
+            # The first observation of the other piece is the last one of this piece.
             self.times += other.times[other.episode.len_lookback_buffer + 1 :]
         self.partial_rewards += [entry for entry in other.partial_rewards if entry[0] > boundary]
-        self.acted_late.update(other.acted_late)
-        self.waiting, self.ended_at = other.waiting, other.ended_at
+        self.late_actions.update(other.late_actions)
+        self.pending = other.pending
+        self.ended_at = other.ended_at
 
     # ---- checks and state --------------------------------------------------------------------------------
 
     def validate(self, now: int, module_id: str) -> None:
-        """Raise `ValueError`, with agent and values, where an invariant does not hold at time `now`."""
-        single, times, name = self.own, self.times, f"agent {self.agent!r}"
+        """Raise `ValueError`, naming agent and values, if an invariant does not hold at time `now`."""
+        single = self.begun_episode
+        times = self.times
+        name = f"agent {self.agent!r}"
         try:
             single.validate()
         except ValueError as error:
             raise self.named(error) from None
-        steps = single.len_lookback_buffer + len(single)
-        if len(times) != steps + 1:
-            raise ValueError(f"{name}: {steps} steps need one more observation, there are {times}")
-        if any(b <= a for a, b in pairwise(times)) or times[-1] > now:
+
+        num_steps = single.len_lookback_buffer + len(single)
+        if len(times) != num_steps + 1:
+            raise ValueError(f"{name}: {num_steps} steps need one more observation, there are {times}")
+        if any(later <= earlier for earlier, later in pairwise(times)) or times[-1] > now:
             raise ValueError(f"{name}: times {times} must grow and end at t={now} or before")
-        if (self.ended_at is not None) != single.is_done or (single.is_done and self.waiting is not None):
+        if (self.ended_at is not None) != single.is_done or (single.is_done and self.pending is not None):
             raise ValueError(
-                f"{name}: is_done={single.is_done}, but it ended at t={self.ended_at}; {self.waiting} waits"
+                f"{name}: is_done={single.is_done}, but it ended at t={self.ended_at}; {self.pending} waits"
             )
         if single.module_id != module_id:
             raise ValueError(f"{name}: modules {single.module_id!r} and {module_id!r}")
 
     def get_state(self) -> dict[str, Any]:
-        """Return plain values, arrays, and infos."""
-        waiting = self.waiting
+        """Return the state of the agent: plain values, arrays, and infos."""
+        # Stored keys keep their names: "waiting" is the pending action, "acted_late" are the late actions.
+        waiting = None
+        if self.pending is not None:
+            waiting = deepcopy({"action": self.pending.action, "extras": self.pending.extras})
         return {
             "agent_id": self.agent,
             "episode": None if self.episode is None else self.episode.get_state(),
             "times": [*self.times],
-            "waiting": None if waiting is None else deepcopy({"action": waiting.action, "extras": waiting.extras}),
+            "waiting": waiting,
             "partial_rewards": [[time, reward] for time, reward in self.partial_rewards],
-            "acted_late": [[time, step] for time, step in self.acted_late.items()],
+            "acted_late": [[time, step] for time, step in self.late_actions.items()],
             "ended_at": self.ended_at,
         }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> AgentSteps:
-        """Return the agent that `get_state` described."""
-        waiting, episode = state["waiting"], state["episode"]
-        return cls(
+        """Return the agent of a state of `get_state`."""
+        agent = cls(
             state["agent_id"],
-            None if episode is None else SingleAgentEpisode.from_state(episode),
-            [*state["times"]],
-            None if waiting is None else Waiting(**deepcopy(waiting)),
-            [(time, reward) for time, reward in state["partial_rewards"]],
-            dict(state["acted_late"]),
-            state["ended_at"],
+            times=[*state["times"]],
+            partial_rewards=[(time, reward) for time, reward in state["partial_rewards"]],
+            late_actions=dict(state["acted_late"]),
+            ended_at=state["ended_at"],
         )
+        if state["episode"] is not None:
+            agent.episode = SingleAgentEpisode.from_state(state["episode"])
+        if state["waiting"] is not None:
+            agent.pending = PendingAction(**deepcopy(state["waiting"]))
+        return agent

@@ -1,4 +1,7 @@
-"""`MultiAgentEpisode`: a (piece of an) episode of several agents, who may act at once or in turns, come and go."""
+"""`MultiAgentEpisode`: an episode of several agents, or a piece of it.
+
+Agents may act together or in turns, and may appear and leave at any time.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ from lockstep.data.agent_steps import (
     EnvStep,
     MultiAgentEnvError,
     as_agent_dict,
-    by_agent,
     flags_by_step,
+    lists_by_agent,
     spaces_by_agent,
 )
 from lockstep.data.columns import DEFAULT_MODULE_ID
@@ -30,7 +33,7 @@ from lockstep.data.episode import (
     OBSERVATIONS,
     REWARDS,
     SingleAgentEpisode,
-    Write,
+    WriteOptions,
     check_follows,
     check_state,
 )
@@ -40,14 +43,15 @@ from lockstep.data.spaces import describe_space, space_from
 from lockstep.data.trees import as_rows, num_items, read_list, read_tree, rows_of, stack_rows
 from lockstep.options.checks import check_whole
 
-Slice = slice  # the method of this name hides the type in the class
+Slice = slice  # inside the class, annotations with `slice` would mean the method of that name
 MappingFn = Callable[[AgentID, "MultiAgentEpisode"], str]
-"""Returns the module that acts for an agent in an episode."""
+"""Function that returns the module that acts for an agent in an episode."""
 AgentIDs = Collection[AgentID] | AgentID | None
+"""One agent or several; None for all agents."""
 
 
-class ReadAgents(TypedDict, total=False):
-    """Options of all getters."""
+class AgentReadOptions(TypedDict, total=False):
+    """Keyword arguments that all getters share."""
 
     env_steps: bool
     neg_index_as_lookback: bool
@@ -55,14 +59,14 @@ class ReadAgents(TypedDict, total=False):
     return_list: bool
 
 
-class ReadDiscreteAgents(ReadAgents, total=False):
-    """Options of the getters of observations and actions."""
+class SpaceReadOptions(AgentReadOptions, total=False):
+    """Keyword arguments of the getters of observations and actions, which have a space."""
 
     one_hot_discrete: bool
 
 
-class WriteAgents(Write, total=False):
-    """Options of all setters."""
+class AgentWriteOptions(WriteOptions, total=False):
+    """Keyword arguments that all setters share."""
 
     agent_ids: AgentIDs
     env_steps: bool
@@ -70,32 +74,35 @@ class WriteAgents(Write, total=False):
 
 
 _STATE = ("id_", "env_t", "env_t_started", "is_terminated", "is_truncated", "is_reset")
+"""Attributes that the state of an episode holds under their own names."""
 
 
 class MultiAgentEpisode:
-    """T environment steps of several agents: one `SingleAgentEpisode` for each, and when its observations came.
+    """T environment steps of several agents: one `SingleAgentEpisode` for each, with the times of its observations.
 
-    Time counts environment steps: the reset has time 0, and env step t leads from time t to t + 1. An agent's step
-    begins with an observation, which it answers with an action, and is closed by its next observation; rewards in
-    between are summed. Until then action and rewards wait (they "hang"). A step belongs to the piece of an episode
-    in which it is closed. Rewards before an agent's first observation belong to no step and are kept apart.
+    Time counts environment steps: the reset has time 0, and env step t leads from time t to t + 1.
+
+    An agent's step begins with an observation, which the agent answers with an action. The agent's next observation
+    closes the step; the rewards in between are summed. Until then the action is *pending*, and the rewards are
+    *hanging*. A step belongs to the piece of an episode in which it is closed. Rewards before an agent's first
+    observation belong to no step and are stored separately.
 
     Args:
-        id_: name of the episode, which all its pieces share; a new one by default.
-        observations, infos: L + T + 1 dicts agent id -> value, the reset first; actions, rewards,
-            extra_model_outputs: L + T dicts, those of each env step.
-        observation_space, action_space: agent id -> space; then only these agents are allowed.
-        terminateds, truncateds: flags at the end; an agent's own count from the last step in which it has data.
-        env_t_started: time at which this piece begins, lookback not counted (default 0).
-        agent_t_started: agent id -> the agent's own step at that time (default 0).
-        len_lookback_buffer: number of the given steps that are lookback (`"auto"`: all).
-        agent_episode_ids, agent_module_ids: agent id -> id of its episode, of its module.
-        agent_to_module_mapping_fn: `f(agent_id, episode) -> module id`, asked once for each agent; by default
+        id_: Name of the episode, which all its pieces share. Defaults to a new unique name.
+        observations, infos: L + T + 1 dicts by agent id; the first is that of the reset.
+        actions, rewards, extra_model_outputs: L + T dicts by agent id, one for each env step.
+        observation_space, action_space: Spaces by agent id. With them only these agents are allowed.
+        terminateds, truncateds: Flags at the end. An agent's flag belongs to the last step with data of the agent.
+        env_t_started: Time at which the T steps begin. Defaults to 0.
+        agent_t_started: Own step of each agent at that time, by agent id. Defaults to 0.
+        len_lookback_buffer: L, the number of lookback steps among the given ones. `"auto"` makes all of them lookback.
+        agent_episode_ids, agent_module_ids: Id of the episode and of the module of each agent.
+        agent_to_module_mapping_fn: Function `f(agent_id, episode) -> module id`, called once for each agent. By default
             all agents have `"default_policy"`.
 
     Raises:
         ValueError: the lengths do not fit.
-        MultiAgentEnvError: data that cannot be (a `ValueError`).
+        MultiAgentEnvError: the data of an agent is inconsistent. It is a `ValueError`.
     """
 
     __slots__ = (
@@ -145,23 +152,31 @@ class MultiAgentEpisode:
         agent_to_module_mapping_fn: MappingFn | None = None,
     ) -> None:
         self.id_ = uuid4().hex if id_ is None else id_
-        self.observation_space, self.action_space = observation_space, action_space
+        self.observation_space = observation_space
+        self.action_space = action_space
         self._observation_spaces = spaces_by_agent(observation_space, "observation_space")
         self._action_spaces = spaces_by_agent(action_space, "action_space")
         self.agent_to_module_mapping_fn = agent_to_module_mapping_fn
         self._modules: dict[AgentID, str] = dict(agent_module_ids or {})
-        """pieces share it: it is replaced, not changed"""
+        """Module of each agent. Pieces share this dict, so it is replaced and never changed."""
         self._agent_episode_ids = dict(agent_episode_ids or {})
         self._agent_t_started = dict(agent_t_started or {})
         self.agent_episodes: dict[AgentID, SingleAgentEpisode] = {}
-        """of the agents that have an observation in this piece"""
+        """Episodes of the agents that have an observation in this piece."""
         self._agents: dict[AgentID, AgentSteps] = {}
-        """of all agents that data came for"""
+        """Steps of all agents that have data, also of those without an observation yet."""
         self.custom_data: dict[str, Any] = {}
-        self.is_reset = self.is_terminated = self.is_truncated = False
-        self._duration, self._start_time, self._last_time = 0.0, 0.0, 0.0
-        self.env_t = self.env_t_started = env_t_started or 0
+
+        self.is_reset = False
+        self.is_terminated = False
+        self.is_truncated = False
+        self._duration = 0.0
+        self._start_time = 0.0
+        self._last_time = 0.0
+        self.env_t_started = env_t_started or 0
+        self.env_t = self.env_t_started
         self._lookback = 0
+
         steps = {ACTIONS: actions, REWARDS: rewards, EXTRAS: extra_model_outputs}
         flags = [as_agent_dict(terminateds, "terminateds"), as_agent_dict(truncateds, "truncateds")]
         num_steps = _check_lists({OBSERVATIONS: observations, INFOS: infos, **steps}, flags)
@@ -174,9 +189,11 @@ class MultiAgentEpisode:
     def add_env_reset(
         self, observations: Mapping[AgentID, Any], infos: Mapping[AgentID, Mapping[str, Any]] | None = None
     ) -> None:
-        """Add the first observations; agents that are not there appear later. Once, before any step.
+        """Add the first observations. Other agents may appear in later steps.
 
-        `ValueError` a second time, `MultiAgentEnvError` for an unknown agent or an observation outside its space.
+        Raises:
+            ValueError: the episode has been reset already.
+            MultiAgentEnvError: an agent is unknown, or its observation is outside its space.
         """
         if self.is_reset:
             raise ValueError(f"episode {self.id_} has been reset already and is at t={self.env_t}")
@@ -197,19 +214,20 @@ class MultiAgentEpisode:
         truncateds: Mapping[AgentID, bool] | bool | None = None,
         extra_model_outputs: Mapping[AgentID, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Add one environment step: the agents in `actions` acted, and the rest came back.
+        """Add one environment step: the actions that agents took, and the data that the environment returned.
 
-        `__all__` in a flag's dict (or a plain bool) speaks for every agent that has no flag of its own. Where
-        neither dict has `__all__`, the episode ends with its last agent: truncated if all that end in that step
-        are, else terminated. An agent that terminates while its action waits repeats its last observation.
+        `__all__` in a dict of flags, or a plain bool, holds for every agent that has no flag of its own. If neither
+        dict has `__all__`, the episode ends with its last agent: truncated if all agents that end in that step are
+        truncated, else terminated. If an agent terminates without a last observation while its action is pending, its
+        previous observation is repeated.
 
         Raises:
-            MultiAgentEnvError: naming agent and step, with nothing changed, for: data for an agent that is done
-                or unknown; an action of an agent that has observed nothing since its last one; a second observation
-                without an action; an action and an observation without a reward; a reward that is no number; a
-                truncation after an action without a last observation; infos without observation, model outputs
-                without action; a step before the reset or after the end.
-            TypeError: values that are no dicts.
+            MultiAgentEnvError: the data is inconsistent; names the agent and the step, and nothing is changed. Causes
+                are: an agent that is done or unknown; an action without an observation since the last action; a second
+                observation without an action; an action and an observation without a reward; a reward that is not a
+                number; a truncation after an action without a last observation; infos without an observation; model
+                outputs without an action; a step before the reset or after the end.
+            TypeError: an argument is not a dict.
         """
         data = (observations, actions, rewards, infos, extra_model_outputs, terminateds, truncateds)
         step = EnvStep(*map(as_agent_dict, data, EnvStep._fields))
@@ -221,18 +239,21 @@ class MultiAgentEpisode:
         self._last_time = time.perf_counter()
 
     def _problem(self, agent: AgentID, reason: str) -> MultiAgentEnvError:
-        able = [agent for agent, steps in self._agents.items() if steps.can_act]
+        can_act = [agent for agent, steps in self._agents.items() if steps.can_act]
         return MultiAgentEnvError(
-            f"agent {agent!r} in env step {self.env_t} of episode {self.id_}: {reason}; able to act are {able}"
+            f"agent {agent!r} in env step {self.env_t} of episode {self.id_}: {reason}; able to act are {can_act}"
         )
 
     def _checked_agents(self, step: EnvStep) -> list[AgentID]:
-        """Return the agents known so far and those of a step; `MultiAgentEnvError` for data that cannot be."""
+        """Return the known agents and those of a step; `MultiAgentEnvError` if the step is inconsistent."""
         agents = list(dict.fromkeys([*self._agents, *step.agents()]))
         for agent in agents:
-            known, space = self._agents.get(agent), self._observation_spaces.get(agent)
+            known = self._agents.get(agent)
             steps = known or AgentSteps(agent)
             reason = (None if known else self._name_problem(agent)) or steps.problem_with(step)
+
+            # The agent's episode would refuse its first observation later, when other agents have been changed already.
+            space = self._observation_spaces.get(agent)
             if reason is None and space is not None and steps.episode is None and agent in step.observations:
                 observation = step.observations[agent]
                 if not space.contains(observation):
@@ -242,7 +263,7 @@ class MultiAgentEpisode:
         return agents
 
     def _name_problem(self, agent: AgentID) -> str | None:
-        """Return why an agent without data so far cannot appear; None where it can."""
+        """Return why an agent without data so far cannot appear; None if it can."""
         if agent == ALL:
             return "data came under '__all__', which is for flags only"
         for spaces in (self._observation_spaces, self._action_spaces):
@@ -251,33 +272,35 @@ class MultiAgentEpisode:
         return None
 
     def _apply(self, step: EnvStep, agents: Sequence[AgentID]) -> None:
-        """Add a checked step."""
+        """Add a step after its checks."""
         self.env_t += 1
         ended = []
         for agent in agents:
             steps = self._agents.get(agent)
             if steps is None:
                 if not (agent in step.observations or step.rewards.get(agent) or any(step.own_flags(agent))):
-                    continue  # a reward of 0, which says that nothing happened
-                steps = self._agents[agent] = AgentSteps(agent)
+                    continue  # a reward of 0 for an agent that has not appeared yet
+                steps = AgentSteps(agent)
+                self._agents[agent] = steps
             if steps.ended_at is not None:
                 continue
             if steps.episode is None and agent in step.observations:
                 self._begin_agent(agent, step)
             if steps.apply(step, self.env_t):
                 ended.append(agent)
+
         self.is_terminated = bool(step.terminateds.get(ALL))
         self.is_truncated = bool(step.truncateds.get(ALL))
-        left_open = ALL not in step.terminateds and ALL not in step.truncateds
+        has_flag_for_all = ALL in step.terminateds or ALL in step.truncateds
         singles = self.agent_episodes.values()
-        if left_open and ended and singles and all(single.is_done for single in singles):
-            # the environment leaves it to us; what ends last says how
+        if not has_flag_for_all and ended and singles and all(single.is_done for single in singles):
+            # The environment does not say whether the episode ends: it ends with its last agents, and as they do.
             self.is_terminated = any(step.flags(agent)[0] for agent in ended)
             self.is_truncated = not self.is_terminated
 
     def _begin_agent(self, agent: AgentID, step: EnvStep) -> None:
-        """Add an agent with its first observation, which came now."""
-        single = self.agent_episodes[agent] = SingleAgentEpisode(
+        """Add an agent with its first observation, at the present time."""
+        single = SingleAgentEpisode(
             self._agent_episode_ids.get(agent),
             agent_id=agent,
             module_id=self.module_for(agent),
@@ -287,6 +310,7 @@ class MultiAgentEpisode:
             t_started=self._agent_t_started.get(agent, 0),
         )
         single.add_env_reset(step.observations[agent], step.infos.get(agent))
+        self.agent_episodes[agent] = single
         steps = self._agents.setdefault(agent, AgentSteps(agent))
         steps.episode = single
         steps.times.append(self.env_t)
@@ -299,13 +323,18 @@ class MultiAgentEpisode:
         flags: Sequence[AgentDict],
         lookback: int,
     ) -> None:
-        """Add the given env steps one by one, then move the start behind the lookback."""
+        """Add the given env steps one by one, then turn the first ones into lookback."""
         num_steps = len(observations) - 1
         start = self.env_t_started
-        self.env_t = self.env_t_started = start - lookback
-        actions, rewards = steps[ACTIONS] or [], steps[REWARDS] or []
-        infos, extras = infos or [{}] * (num_steps + 1), steps[EXTRAS] or [{}] * num_steps
+        self.env_t_started = start - lookback
+        self.env_t = self.env_t_started
+
+        actions = steps[ACTIONS] or []
+        rewards = steps[REWARDS] or []
+        infos = infos or [{}] * (num_steps + 1)
+        extras = steps[EXTRAS] or [{}] * num_steps
         terminateds, truncateds = (flags_by_step(named, observations, actions, rewards) for named in flags)
+
         self.add_env_reset(observations[0], infos[0])
         for i in range(num_steps):
             self.add_env_step(
@@ -317,58 +346,62 @@ class MultiAgentEpisode:
                 truncateds=truncateds[i],
                 extra_model_outputs=extras[i],
             )
-        self.env_t_started, self._lookback = start, lookback
-        for agent in self.agent_episodes:
-            self.agent_episodes[agent] = self._agents[agent].look_back(start)
 
-    # ---- sizes and marks ---------------------------------------------------------------------------------
+        self.env_t_started = start
+        self._lookback = lookback
+        for agent in self.agent_episodes:
+            self.agent_episodes[agent] = self._agents[agent].move_start(start)
+
+    # ---- sizes and flags ---------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return self.env_t - self.env_t_started
 
     @property
     def len_lookback_buffer(self) -> int:
-        """Number of env steps before the first that can be looked back at."""
+        """Number of lookback env steps, L."""
         return self._lookback
 
     @property
     def is_done(self) -> bool:
-        """Whether the episode was terminated or truncated for all."""
+        """Whether the episode was terminated or truncated for all agents."""
         return self.is_terminated or self.is_truncated
 
     @property
     def is_numpy(self) -> bool:
-        """Whether all agents' steps lie in arrays (reading packs them)."""
+        """Whether all agents' steps are in arrays. Reading packs them."""
         return bool(self.agent_episodes) and all(single.is_numpy for single in self.agent_episodes.values())
 
     @property
     def agent_ids(self) -> set[AgentID]:
-        """The agents that have an observation in this piece."""
+        """Ids of the agents that have an observation in this piece."""
         return set(self.agent_episodes)
 
     @property
     def agent_episode_ids(self) -> dict[AgentID, str]:
-        """Agent id -> id of its `SingleAgentEpisode`."""
+        """Id of the `SingleAgentEpisode` of each agent, by agent id."""
         return {agent: single.id_ for agent, single in self.agent_episodes.items()}
 
     @property
     def agent_module_ids(self) -> dict[AgentID, str]:
-        """Agent id -> id of its module, of all agents that were asked for so far."""
+        """Module of each agent that has been mapped so far, by agent id."""
         return dict(self._modules)
 
     @property
     def agent_t_started(self) -> dict[AgentID, int]:
-        """Agent id -> the agent's own step at which this piece begins."""
+        """Own step of each agent at which this piece begins, by agent id."""
         return {agent: single.t_started for agent, single in self.agent_episodes.items()}
 
     @property
     def env_t_to_agent_t(self) -> dict[AgentID, list[int | str]]:
-        """Agent id -> for each time from the lookback on, the agent's own time of its observation, or `"S"`."""
-        begin, tag = self.env_t_started - self._lookback, self.SKIP_ENV_TS_TAG
+        """For each agent id a list over all times, lookback included: the agent's own step of its observation at that
+        time, or `"S"` (`SKIP_ENV_TS_TAG`) if it has none."""
+        begin = self.env_t_started - self._lookback
+        tag = self.SKIP_ENV_TS_TAG
         return {agent: self._agents[agent].own_times(begin, self.env_t, tag) for agent in self.agent_episodes}
 
     def module_for(self, agent_id: AgentID) -> str:
-        """Return the module of an agent, which the mapping function says the first time."""
+        """Return the module of an agent. The mapping function is called for its first use only."""
         if agent_id not in self._modules:
             mapping = self.agent_to_module_mapping_fn
             module_id = DEFAULT_MODULE_ID if mapping is None else mapping(agent_id, self)
@@ -378,25 +411,29 @@ class MultiAgentEpisode:
         return self._modules[agent_id]
 
     def get_terminateds(self) -> dict[AgentID, bool]:
-        """Return agent id -> terminated, and `__all__`."""
-        return {**{agent: one.is_terminated for agent, one in self.agent_episodes.items()}, ALL: self.is_terminated}
+        """Return whether each agent, and the episode (`__all__`), was terminated."""
+        flags = {agent: single.is_terminated for agent, single in self.agent_episodes.items()}
+        return {**flags, ALL: self.is_terminated}
 
     def get_truncateds(self) -> dict[AgentID, bool]:
-        """Return agent id -> truncated, and `__all__`."""
-        return {**{agent: one.is_truncated for agent, one in self.agent_episodes.items()}, ALL: self.is_truncated}
+        """Return whether each agent, and the episode (`__all__`), was truncated."""
+        flags = {agent: single.is_truncated for agent, single in self.agent_episodes.items()}
+        return {**flags, ALL: self.is_truncated}
 
     def get_agents_to_act(self) -> set[AgentID]:
         """Return the agents that are not done and have not answered their last observation."""
-        return set() if self.is_done else {agent for agent, steps in self._agents.items() if steps.can_act}
+        if self.is_done:
+            return set()
+        return {agent for agent, steps in self._agents.items() if steps.can_act}
 
     def get_agents_that_stepped(self) -> set[AgentID]:
-        """Return the agents whose last observation came now, at time `env_t`, done or not."""
+        """Return the agents whose last observation has the present time `env_t`, whether they are done or not."""
         return {agent for agent in self.agent_episodes if self._agents[agent].times[-1] == self.env_t}
 
     def get_return(self, include_hanging_rewards: bool = False) -> float:
         """Return the sum of the rewards of all agents' closed steps, without lookback.
 
-        `include_hanging_rewards` adds those that wait: since an agent's last observation, and before its first.
+        `include_hanging_rewards` adds the rewards since each agent's last observation and those before its first.
         """
         total = sum(single.get_return() for single in self.agent_episodes.values())
         if include_hanging_rewards:
@@ -404,11 +441,11 @@ class MultiAgentEpisode:
         return total
 
     def get_duration_s(self) -> float:
-        """Return the seconds from the reset to the last added step; pieces joined together add up."""
+        """Return the seconds from the reset to the last step that was added. Joined pieces add up."""
         return self._duration + self._last_time - self._start_time
 
     def env_steps(self) -> int:
-        """Return T."""
+        """Return the number of environment steps, T."""
         return len(self)
 
     def agent_steps(self) -> int:
@@ -416,21 +453,25 @@ class MultiAgentEpisode:
         return sum(len(single) for single in self.agent_episodes.values())
 
     def validate(self) -> None:
-        """Raise `ValueError`, with agent and values, where an invariant does not hold."""
+        """Raise `ValueError`, naming agent and values, if an invariant of the episode does not hold."""
         if self._lookback < 0 or self.env_t < self.env_t_started:
             raise ValueError(f"t={self.env_t_started}..{self.env_t} with {self._lookback} of lookback")
         for agent in self.agent_episodes:
             self._agents[agent].validate(self.env_t, self.module_for(agent))
 
     def __repr__(self) -> str:
-        end = "terminated" if self.is_terminated else "truncated" if self.is_truncated else "open"
+        end = "open"
+        if self.is_terminated:
+            end = "terminated"
+        elif self.is_truncated:
+            end = "truncated"
         agents = {agent: len(single) for agent, single in self.agent_episodes.items()}
         return f"MultiAgentEpisode({self.id_!r}, t={self.env_t_started}..{self.env_t}, {end}, steps {agents})"
 
     def print(self) -> None:
-        """Print a time line: one row for each agent, one column for each time.
+        """Print a time line with a row for each agent and a column for each time.
 
-        `x` is an observation, `-` a time at which an action waits, `T` and `U` the end (terminated, truncated).
+        `x` is an observation, `-` a pending action, and `T` or `U` the end (terminated or truncated).
         """
         times = range(self.env_t_started - self._lookback, self.env_t + 1)
         width = max(len(str(time)) for time in (times[0], times[-1])) + 1
@@ -443,44 +484,63 @@ class MultiAgentEpisode:
     # ---- reading -----------------------------------------------------------------------------------------
 
     def get_observations(
-        self, indices: Indices = None, agent_ids: AgentIDs = None, **how: Unpack[ReadDiscreteAgents]
+        self, indices: Indices = None, agent_ids: AgentIDs = None, **options: Unpack[SpaceReadOptions]
     ) -> Any:
-        """Return observations `{agent: column}` at `indices`, which are env steps (T + 1 of them).
+        """Return the observations `{agent: column}` of env steps, of which there are T + 1.
 
-        An agent's column has a row for each index at which it observed; agents without any are left out. With
-        `fill` each agent has a row for each index. An int gives single rows. `return_list=True` gives one dict for
-        each index. With `env_steps=False` the indices are each agent's own steps. Indices, `neg_index_as_lookback`,
-        `fill` and `one_hot_discrete` are as in `SingleAgentEpisode.get_observations`.
+        An agent's column has a row for each index at which the agent observed. Agents without any are left out.
+
+        Args:
+            indices: Indices of env steps, as in `SingleAgentEpisode.get_observations`. An int returns single rows.
+            agent_ids: Agents to return. Defaults to all agents.
+            env_steps: False: the indices count each agent's own steps.
+            fill: Value for indices at which an agent has no observation. With it all columns have a row for each index.
+            return_list: Return one dict `{agent: row}` for each index.
+            neg_index_as_lookback, one_hot_discrete: As in `SingleAgentEpisode.get_observations`.
 
         Raises:
-            IndexError: outside of the episode, without `fill`.
-            KeyError: an unknown agent.
-            ValueError: `return_list` with the agents' own steps.
+            IndexError: an index is out of range, and there is no `fill`.
+            KeyError: an agent is unknown.
+            ValueError: `return_list` is combined with the agents' own steps.
         """
-        return self._get(OBSERVATIONS, None, indices, agent_ids, **how)
+        return self._get(OBSERVATIONS, None, indices, agent_ids, **options)
 
-    def get_infos(self, indices: Indices = None, agent_ids: AgentIDs = None, **how: Unpack[ReadAgents]) -> Any:
+    def get_infos(
+        self, indices: Indices = None, agent_ids: AgentIDs = None, **options: Unpack[AgentReadOptions]
+    ) -> Any:
         """Return infos, as lists; see `get_observations`."""
-        return self._get(INFOS, None, indices, agent_ids, **how)
+        return self._get(INFOS, None, indices, agent_ids, **options)
 
     def get_actions(
-        self, indices: Indices = None, agent_ids: AgentIDs = None, **how: Unpack[ReadDiscreteAgents]
+        self, indices: Indices = None, agent_ids: AgentIDs = None, **options: Unpack[SpaceReadOptions]
     ) -> Any:
-        """Return actions (T env steps); see `get_observations`.
+        """Return actions, of which there are T env steps; see `get_observations`.
 
-        An action has the index of the observation that it answers. One that waits for the next observation counts.
+        An action has the index of the observation that it answers. A pending action counts.
         """
-        return self._get(ACTIONS, None, indices, agent_ids, **how)
+        return self._get(ACTIONS, None, indices, agent_ids, **options)
 
-    def get_rewards(self, indices: Indices = None, agent_ids: AgentIDs = None, **how: Unpack[ReadAgents]) -> Any:
-        """Return rewards of the actions, with their indices: each the sum until the agent's next observation."""
-        return self._get(REWARDS, None, indices, agent_ids, **how)
+    def get_rewards(
+        self, indices: Indices = None, agent_ids: AgentIDs = None, **options: Unpack[AgentReadOptions]
+    ) -> Any:
+        """Return rewards; see `get_observations`.
+
+        A reward has the index of its action. It is the sum of the rewards up to the agent's next observation.
+        """
+        return self._get(REWARDS, None, indices, agent_ids, **options)
 
     def get_extra_model_outputs(
-        self, key: str | None = None, indices: Indices = None, agent_ids: AgentIDs = None, **how: Unpack[ReadAgents]
+        self,
+        key: str | None = None,
+        indices: Indices = None,
+        agent_ids: AgentIDs = None,
+        **options: Unpack[AgentReadOptions],
     ) -> Any:
-        """Return model outputs under `key` with the indices of the actions; None: a dict of all for each agent."""
-        return self._get(EXTRAS, key, indices, agent_ids, **how)
+        """Return the extra model outputs `key`, or for each agent a dict of all outputs; see `get_observations`.
+
+        Outputs have the indices of their actions.
+        """
+        return self._get(EXTRAS, key, indices, agent_ids, **options)
 
     def _get(
         self,
@@ -495,80 +555,95 @@ class MultiAgentEpisode:
         one_hot_discrete: bool = False,
         return_list: bool = False,
     ) -> Any:
-        filled = fill is not None
-        times, single = self._times(name, indices, neg_index_as_lookback, filled, env_steps, return_list)
-        read: dict[AgentID, tuple[np.ndarray, Any]] = {}
-        for agent in self._chosen(agent_ids):
+        has_fill = fill is not None
+        times, is_single = self._times(name, indices, neg_index_as_lookback, has_fill, env_steps, return_list)
+        found: dict[AgentID, tuple[np.ndarray, Any]] = {}
+        """For each agent a mask of the indices at which it has data, and the rows there."""
+        for agent in self._selected(agent_ids):
             steps = self._agents[agent]
             if env_steps:
                 positions = steps.positions_at(name, times, self.env_t_started - self._lookback)
             else:
-                positions = steps.own_positions(name, indices, neg_index_as_lookback, filled)
-            found = np.full(len(positions), True) if filled else positions >= 0
-            positions = positions[found]
+                positions = steps.own_positions(name, indices, neg_index_as_lookback, has_fill)
+            has_data = np.full(len(positions), True) if has_fill else positions >= 0
+            positions = positions[has_data]
             column = steps.column(name, key, one_hot_discrete) if len(positions) else {}
             if isinstance(column, list):
-                read[agent] = found, read_list(column, positions, fill)
+                found[agent] = has_data, read_list(column, positions, fill)
             elif not isinstance(column, dict) or column:
-                read[agent] = found, read_tree(column, positions, fill, steps.num_rows(name))
+                found[agent] = has_data, read_tree(column, positions, fill, steps.num_rows(name))
+
         if return_list:
             result: list[dict[AgentID, Any]] = [{} for _ in range(len(times))]
-            for agent, (found, rows) in read.items():
-                for row, index in enumerate(np.flatnonzero(found).tolist()):
+            for agent, (has_data, rows) in found.items():
+                for row, index in enumerate(np.flatnonzero(has_data).tolist()):
                     result[index][agent] = rows_of(rows, row)
             return result
-        return {agent: rows_of(rows, 0) if single else rows for agent, (_, rows) in read.items()}
+        return {agent: rows_of(rows, 0) if is_single else rows for agent, (_, rows) in found.items()}
 
-    def _chosen(self, agent_ids: AgentIDs) -> list[AgentID]:
-        """Return the agents asked for; `KeyError` for one that has no observation in this episode."""
+    def _selected(self, agent_ids: AgentIDs) -> list[AgentID]:
+        """Return the selected agents as a list; `KeyError` for one that has no observation in this episode."""
         if agent_ids is None:
             return [*self.agent_episodes]
-        alone = isinstance(agent_ids, str) or not isinstance(agent_ids, Collection)
-        alone = alone or (isinstance(agent_ids, tuple) and agent_ids in self.agent_episodes)
-        chosen = [agent_ids] if alone else [*agent_ids]
-        unknown = [agent for agent in chosen if agent not in self.agent_episodes]
+        # Text is the id of one agent, and so is a tuple that the episode knows.
+        is_one = isinstance(agent_ids, str) or not isinstance(agent_ids, Collection)
+        is_one = is_one or (isinstance(agent_ids, tuple) and agent_ids in self.agent_episodes)
+        agents = [agent_ids] if is_one else [*agent_ids]
+        unknown = [agent for agent in agents if agent not in self.agent_episodes]
         if unknown:
             raise KeyError(f"no agent {unknown[0]!r} in episode {self.id_}; its agents are {[*self.agent_episodes]}")
-        return chosen
+        return agents
 
     def _times(
-        self, name: str, indices: Indices, negative: bool, fill: bool, env_steps: bool, return_list: bool
+        self,
+        name: str,
+        indices: Indices,
+        neg_index_as_lookback: bool,
+        fill: bool,
+        env_steps: bool,
+        return_list: bool,
     ) -> tuple[np.ndarray, bool]:
-        """Return the times that env-step `indices` mean (none for agents' own steps), and whether they are one int."""
-        single = isinstance(indices, int | np.integer)
+        """Return the times of env-step `indices`, and whether `indices` is a single int.
+
+        With `env_steps=False` there are no times.
+        """
+        is_single = isinstance(indices, int | np.integer)
         if not env_steps:
             if return_list:
                 raise ValueError("return_list=True needs env_steps=True: agents' own steps have no common index")
-            return np.empty(0, np.int64), single
-        stored = self._lookback + len(self) + (name in (OBSERVATIONS, INFOS))
-        positions = position_array(indices, self._lookback, stored, negative, fill=fill, name=name)
-        return positions + (self.env_t_started - self._lookback), single
+            return np.empty(0, np.int64), is_single
+        num_stored = self._lookback + len(self) + (name in (OBSERVATIONS, INFOS))
+        positions = position_array(indices, self._lookback, num_stored, neg_index_as_lookback, fill=fill, name=name)
+        return positions + (self.env_t_started - self._lookback), is_single
 
     # ---- writing -----------------------------------------------------------------------------------------
 
-    def set_observations(self, *, new_data: Any, **where: Unpack[WriteAgents]) -> None:
-        """Replace observations by `new_data`, which has the form in which the getter with these arguments gives them.
+    def set_observations(self, *, new_data: Any, **where: Unpack[AgentWriteOptions]) -> None:
+        """Replace observations. After an error the episode is unchanged.
 
-        `at_indices` are the getter's indices; `agent_ids` limits the agents that are set. On an error nothing is
-        changed.
+        Args:
+            new_data: New observations, in the form in which the getter with the same arguments returns them.
+            at_indices: Indices, as in the getter. Defaults to all without lookback.
+            agent_ids: Agents whose observations are replaced. Defaults to those in `new_data`.
+            env_steps, neg_index_as_lookback, return_list: As in `get_observations`.
 
         Raises:
-            IndexError: lengths do not fit.
-            ValueError: a value outside the agent's space.
-            KeyError: an agent that is not there.
+            IndexError: there are more or fewer new values than indices.
+            ValueError: a new value is outside the agent's space.
+            KeyError: an agent is missing.
         """
         self._set(OBSERVATIONS, None, new_data, **where)
 
-    def set_actions(self, *, new_data: Any, **where: Unpack[WriteAgents]) -> None:
-        """Replace actions, waiting ones too; see `set_observations`."""
+    def set_actions(self, *, new_data: Any, **where: Unpack[AgentWriteOptions]) -> None:
+        """Replace actions, pending ones included; see `set_observations`."""
         self._set(ACTIONS, None, new_data, **where)
 
-    def set_rewards(self, *, new_data: Any, **where: Unpack[WriteAgents]) -> None:
-        """Replace rewards, those of waiting actions too; see `set_observations`."""
+    def set_rewards(self, *, new_data: Any, **where: Unpack[AgentWriteOptions]) -> None:
+        """Replace rewards, those of pending actions included; see `set_observations`."""
         self._set(REWARDS, None, new_data, **where)
 
-    def set_extra_model_outputs(self, *, key: str, new_data: Any, **where: Unpack[WriteAgents]) -> None:
-        """Replace outputs under `key`; a new key takes a value for every step. See `set_observations`."""
+    def set_extra_model_outputs(self, *, key: str, new_data: Any, **where: Unpack[AgentWriteOptions]) -> None:
+        """Replace the extra model outputs `key`; see `set_observations`. A new key takes a value for every step."""
         self._set(EXTRAS, key, new_data, **where)
 
     def _set(
@@ -583,110 +658,136 @@ class MultiAgentEpisode:
         neg_index_as_lookback: bool = False,
         return_list: bool = False,
     ) -> None:
-        """Replace columns; everything is checked before anything is changed."""
-        times, single = self._times(name, at_indices, neg_index_as_lookback, False, env_steps, return_list)
-        at: dict[AgentID, np.ndarray] = {}
+        """Replace columns. Everything is checked before anything is changed."""
+        times, is_single = self._times(name, at_indices, neg_index_as_lookback, False, env_steps, return_list)
+        has_value: dict[AgentID, np.ndarray] = {}
+        """Mask of the times at which the list of dicts has a value, by agent."""
         if return_list:
-            new_data, at = by_agent(new_data, len(times), name)
-            single = False
+            new_data, has_value = lists_by_agent(new_data, len(times), name)
+            is_single = False
         if not isinstance(new_data, Mapping):
             raise TypeError(f"new_data is a {type(new_data).__name__}; a dict of agent id -> new {name} is needed")
+
         changes = []
-        for agent in self._chosen([*new_data] if agent_ids is None else agent_ids):
+        for agent in self._selected([*new_data] if agent_ids is None else agent_ids):
             if agent not in new_data:
                 raise KeyError(f"new_data has no agent {agent!r}; it has {[*new_data]}")
             steps = self._agents[agent]
             if not env_steps:
                 positions = steps.own_positions(name, at_indices, neg_index_as_lookback, False)
             else:
-                must = at.get(agent, np.full(len(times), single))
+                # A time that was named for this agent must have data; a slice skips times without data.
+                is_named = has_value.get(agent, np.full(len(times), is_single))
                 positions = steps.positions_at(name, times, self.env_t_started - self._lookback)
-                lacking = times[must & (positions < 0)]
+                lacking = times[is_named & (positions < 0)]
                 if len(lacking):
                     raise IndexError(f"agent {agent!r} has no {name} at t={lacking[0]}, which cannot be set")
-                positions = positions[must if return_list else positions >= 0]
-            rows = stack_rows(name, [new_data[agent]]) if single else as_rows(new_data[agent], name)
+                positions = positions[is_named if return_list else positions >= 0]
+
+            rows = stack_rows(name, [new_data[agent]]) if is_single else as_rows(new_data[agent], name)
             if num_items(rows) != len(positions):
                 raise IndexError(f"agent {agent!r}: {num_items(rows)} new {name} for {len(positions)} places")
             if len(positions):
-                changes.append((steps, *steps.replaced(name, key, positions, rows)))
-        for steps, column, last in changes:
-            steps.put(name, key, column, last, self.env_t)
+                column, pending_value = steps.replaced(name, key, positions, rows)
+                changes.append((steps, column, pending_value))
+
+        for steps, column, pending_value in changes:
+            steps.store(name, key, column, pending_value, self.env_t)
 
     # ---- pieces ------------------------------------------------------------------------------------------
 
     def cut(self, len_lookback_buffer: int = 0) -> MultiAgentEpisode:
-        """Return the successor: same id, `env_t_started = env_t`, the last env steps as lookback.
+        """Return the successor of this piece, to which the next steps of the episode are added.
 
-        It holds each live agent's last observation, also where that is older than the lookback, with the action and
-        the rewards that wait. `ValueError` where the episode is done or has not been reset.
+        It has the same id, `env_t_started = env_t`, and the last `len_lookback_buffer` env steps as lookback. It holds
+        the last observation of each live agent, even if it is older than the lookback, with the pending action and
+        rewards.
+
+        Raises:
+            ValueError: the episode is done or has not been reset.
         """
         if self.is_done or not self.is_reset:
             state = f"ended at t={self.env_t}" if self.is_done else "has no observation yet; call add_env_reset first"
             raise ValueError(f"episode {self.id_} has no successor: it {state}")
-        wanted = check_whole("len_lookback_buffer", len_lookback_buffer, 0)
-        return self._piece(len(self), len(self), min(wanted, self._lookback + len(self)))
+        lookback = check_whole("len_lookback_buffer", len_lookback_buffer, 0)
+        return self._piece(len(self), len(self), min(lookback, self._lookback + len(self)))
 
     def slice(self, slice_: Slice, *, len_lookback_buffer: int | None = None) -> MultiAgentEpisode:
-        """Return env steps `slice_` as a new episode of views: what the episode was after them, begun before them.
+        """Return the env steps of a slice as a new episode of views.
 
-        Each agent's step lies in the slice in which it is closed. An action that waits at the end of the slice waits
-        in it, with the rewards that had come by then. The slice is done only if it reaches the end of a done
-        episode. Lookback as in `SingleAgentEpisode.slice`. `ValueError` for a step other than 1.
+        An agent's step belongs to the slice in which it is closed. An action that is pending at the end of the slice is
+        pending in it, with the rewards up to there. The slice is done only if it reaches the end of a done episode.
+
+        Args:
+            slice_: Env steps to return.
+            len_lookback_buffer: Number of lookback steps, as far as there are steps. Defaults to that of this episode.
+
+        Raises:
+            ValueError: the slice has another step than 1.
         """
         start, stop = run_of_steps(slice_, len(self))
-        wanted = check_whole("len_lookback_buffer", len_lookback_buffer, 0, optional=True)
-        return self._piece(
-            start, max(start, stop), min(self._lookback if wanted is None else wanted, self._lookback + start)
-        )
+        lookback = check_whole("len_lookback_buffer", len_lookback_buffer, 0, optional=True)
+        if lookback is None:
+            lookback = self._lookback
+        return self._piece(start, max(start, stop), min(lookback, self._lookback + start))
 
     def __getitem__(self, key: int | Slice) -> MultiAgentEpisode:
         return self.slice(slice(*run_of_steps(key, len(self))))
 
     def _piece(self, start: int, stop: int, lookback: int) -> MultiAgentEpisode:
-        """Return env steps `start:stop` with `lookback` of them before, as views."""
-        begin, end = self.env_t_started + start, self.env_t_started + stop
+        """Return env steps `start:stop` with `lookback` env steps before them, as views."""
+        begin = self.env_t_started + start
+        end = self.env_t_started + stop
         part = copy(self)
-        part.env_t_started, part.env_t = begin, end
+        part.env_t_started = begin
+        part.env_t = end
         part.custom_data = deepcopy(self.custom_data)
         if stop < len(self):
-            part.is_terminated = part.is_truncated = False
+            part.is_terminated = False
+            part.is_truncated = False
         pieces = [steps.piece(begin, end, lookback) for steps in self._agents.values()]
-        part._hold([piece for piece in pieces if piece is not None], lookback, now=self._last_time)
+        part._set_agents([piece for piece in pieces if piece is not None], lookback, now=self._last_time)
         return part
 
-    def _hold(self, agents: Sequence[AgentSteps], lookback: int, *, now: float = 0.0, duration: float = 0.0) -> None:
-        """Take the agents of a piece or of a state."""
+    def _set_agents(
+        self, agents: Sequence[AgentSteps], lookback: int, *, now: float = 0.0, duration: float = 0.0
+    ) -> None:
+        """Replace the agents and times by those of a piece or of a state."""
         self._agents = {steps.agent: steps for steps in agents}
         self.agent_episodes = {steps.agent: steps.episode for steps in agents if steps.episode is not None}
         self._lookback = lookback
-        self._duration, self._start_time, self._last_time = duration, now, now
+        self._duration = duration
+        self._start_time = now
+        self._last_time = now
 
     def concat_episode(self, other: MultiAgentEpisode) -> None:
-        """Append `other` in place: same id, `env_t_started` equal to this `env_t`, agents that fit together.
+        """Append the episode `other`, which must continue this one, in place.
 
-        `ValueError`, changing nothing, where that is not so (naming agent and values) or where this one is done.
+        Raises:
+            ValueError: this episode is done, the ids differ, or `other` begins at another time or with other
+                observations than this episode ends; names agent and values, and nothing is changed.
         """
-        theirs = other._agents
-        self._check_contiguous(other, theirs)
-        for agent, steps in theirs.items():
-            mine = self._agents.setdefault(agent, AgentSteps(agent))
-            mine.follow(steps, self.env_t)
-            if mine.episode is not None:
-                self.agent_episodes.setdefault(agent, mine.episode)
+        other_agents = other._agents
+        self._check_contiguous(other, other_agents)
+        for agent, other_steps in other_agents.items():
+            steps = self._agents.setdefault(agent, AgentSteps(agent))
+            steps.extend(other_steps, self.env_t)
+            if steps.episode is not None:
+                self.agent_episodes.setdefault(agent, steps.episode)
         self.env_t = other.env_t
-        self.is_terminated, self.is_truncated = other.is_terminated, other.is_truncated
+        self.is_terminated = other.is_terminated
+        self.is_truncated = other.is_truncated
         self._modules = {**self._modules, **other._modules}
         self._duration += other.get_duration_s()
         self.custom_data.update(other.custom_data)
 
-    def _check_contiguous(self, other: MultiAgentEpisode, theirs: Mapping[AgentID, AgentSteps]) -> None:
+    def _check_contiguous(self, other: MultiAgentEpisode, other_agents: Mapping[AgentID, AgentSteps]) -> None:
         check_follows(self.id_, self.env_t, self.is_done, other.id_, other.env_t_started)
         if not (self.is_reset and other.is_reset):
             raise ValueError("both pieces need an observation; call add_env_reset first")
         for agent, steps in self._agents.items():
-            steps.check_contiguous(theirs.get(agent), self.env_t)
-        for agent, steps in theirs.items():
+            steps.check_contiguous(other_agents.get(agent), self.env_t)
+        for agent, steps in other_agents.items():
             if steps.times and agent not in self.agent_episodes and steps.times[0] <= self.env_t:
                 raise ValueError(
                     f"agent {agent!r} is missing in the first piece and has an observation of t={steps.times[0]}"
@@ -695,17 +796,17 @@ class MultiAgentEpisode:
     # ---- other forms -------------------------------------------------------------------------------------
 
     def to_numpy(self) -> MultiAgentEpisode:
-        """Pack all agents' steps into arrays; return self."""
+        """Pack the steps of all agents into arrays, and return self."""
         for single in self.agent_episodes.values():
             single.to_numpy()
         return self
 
     def get_sample_batch(self) -> MultiAgentBatch:
-        """Return the agents' steps by module, one agent's rows after another's.
+        """Return the agents' closed steps by module, agent after agent. `env_steps()` of the batch is T.
 
-        Columns of `SingleAgentEpisode.get_data_dict`, with `eps_id` the id of this episode and `t` the env time of
-        the observation (so that rows of one env step can be found over all modules), and `agent_id`, `module_id`.
-        `env_steps()` is T. Agents without a closed step are left out.
+        The columns are those of `SingleAgentEpisode.get_data_dict`, and `agent_id` and `module_id`. `eps_id` is the id
+        of this episode, and `t` the environment time of the observation, so that rows of one env step can be matched
+        across modules.
         """
         modules: dict[str, list[SampleBatch]] = {}
         for agent, single in self.agent_episodes.items():
@@ -716,7 +817,10 @@ class MultiAgentEpisode:
         return MultiAgentBatch({key: concat_samples(parts) for key, parts in modules.items()}, len(self))
 
     def get_state(self) -> dict[str, Any]:
-        """Return all of the episode but the mapping function, for `from_state`: plain values, arrays, and infos."""
+        """Return the state of the episode for `from_state`: plain values, arrays and infos.
+
+        The mapping function is not part of it.
+        """
         return {
             **{name: getattr(self, name) for name in _STATE},
             "len_lookback_buffer": self._lookback,
@@ -734,9 +838,10 @@ class MultiAgentEpisode:
     def from_state(
         cls, state: Mapping[str, Any], agent_to_module_mapping_fn: MappingFn | None = None
     ) -> MultiAgentEpisode:
-        """Return the episode that `get_state` described. The function maps agents that appear later.
+        """Return the episode of a state of `get_state`. The function maps agents that appear later.
 
-        `KeyError` naming what a foreign state lacks.
+        Raises:
+            KeyError: the state is foreign; names the keys that it lacks.
         """
         check_state(state, (*_STATE, "agents", "len_lookback_buffer"), "a multi-agent episode")
         episode = cls(
@@ -752,21 +857,26 @@ class MultiAgentEpisode:
             setattr(episode, name, state[name])
         episode.custom_data = deepcopy(state["custom_data"])
         agents = [AgentSteps.from_state(part) for part in state["agents"]]
-        episode._hold(agents, state["len_lookback_buffer"], duration=state["duration_s"])
+        episode._set_agents(agents, state["len_lookback_buffer"], duration=state["duration_s"])
         return episode
 
 
 def _check_lists(lists: Mapping[str, Sequence[AgentDict] | None], flags: Sequence[AgentDict]) -> int:
-    """Return the number of env steps in the lists; `ValueError` or `TypeError` naming those that do not fit."""
-    times = len(lists[OBSERVATIONS] or ())
-    num_steps = max(times - 1, 0)
+    """Return the number of env steps in the lists of an episode.
+
+    Raises:
+        ValueError: the lists have lengths that do not fit, or there are flags but no step.
+        TypeError: an argument is a dict instead of a list of dicts.
+    """
+    num_times = len(lists[OBSERVATIONS] or ())
+    num_steps = max(num_times - 1, 0)
     for name, data in lists.items():
         if isinstance(data, Mapping):
             raise TypeError(f"{name} must be a list with one dict of agent id -> value for each time")
-        wanted = times if name in (OBSERVATIONS, INFOS) else num_steps
-        left_out = data is None and name in (INFOS, EXTRAS)
-        if len(data or ()) != wanted and not left_out:
-            raise ValueError(f"{times} observations need {wanted} {name}, but there are {len(data or ())}")
+        wanted = num_times if name in (OBSERVATIONS, INFOS) else num_steps
+        is_optional = data is None and name in (INFOS, EXTRAS)
+        if len(data or ()) != wanted and not is_optional:
+            raise ValueError(f"{num_times} observations need {wanted} {name}, but there are {len(data or ())}")
     if not num_steps and any(any(named.values()) for named in flags):
         raise ValueError("flags are given without a step at which the episode could have ended")
     return num_steps

@@ -75,9 +75,9 @@ def test_pieces_and_states_share_nothing_that_can_change_with_their_source(make)
     state["custom_data"]["seen"]["rooms"].append(3)
     part.agent_episodes["a"].get_infos(-1)["at"] = "elsewhere"
     for track in part._agents.values():
-        if track.waiting is not None:
-            track.waiting.action[0] = -1
-            track.waiting.extras["logits"][0] = -1
+        if track.pending is not None:
+            track.pending.action[0] = -1
+            track.pending.extras["logits"][0] = -1
     assert episode.custom_data == {"seen": {"rooms": [1]}}
     assert episode.get_infos() == {"a": [{"at": 0}, {"at": 1}]}
     assert waiting.tolist() == [7]
