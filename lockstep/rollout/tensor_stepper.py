@@ -16,7 +16,7 @@ from lockstep.data.columns import Columns
 from lockstep.data.row_share import RowShare
 from lockstep.data.tensor_rollout import TensorRollout
 from lockstep.envs.errors import step_error
-from lockstep.envs.tensor import TensorBoundary, TensorEnv, arrived_at
+from lockstep.envs.tensor import TensorBoundary, TensorEnv, final_observations
 from lockstep.modules.action_dist import ActionDist
 from lockstep.ops.graphs import CapturedFunction
 from lockstep.replay import TensorReplay
@@ -317,7 +317,7 @@ class TensorStepper(Stepper):
                 backend = self.env.backend
                 raise step_error(error, backend=backend, env_index=None, action=sent, during="step") from error
             buffer.end_step(
-                t, actions, rewards, dones, {**extras, "final_obs": arrived_at(acted_on, obs, dones, extras)}
+                t, actions, rewards, dones, {**extras, "final_obs": final_observations(acted_on, obs, dones, extras)}
             )
             self._running.step(t, rewards, dones)
         self._obs.copy_(obs)

@@ -136,6 +136,7 @@ OLD_NAMES: dict[str, str] = {
     "lockstep.envs.tensor.base:TensorVecEnv": "lockstep.envs:TensorVecEnv",
     "lockstep.envs.tensor.boundary:SingleTensorEnv": "lockstep.envs.tensor:SingleTensorEnv",
     "lockstep.envs.tensor.boundary:arrived_at": "lockstep.envs.tensor:arrived_at",
+    "lockstep.envs.tensor:arrived_at": "lockstep.envs.tensor:final_observations",
     "lockstep.envs.tensor.classic_control:Acrobot": "lockstep.envs.tensor:Acrobot",
     "lockstep.envs.tensor.classic_control:CartPole": "lockstep.envs.tensor:CartPole",
     "lockstep.envs.tensor.classic_control:Pendulum": "lockstep.envs.tensor:Pendulum",

@@ -24,6 +24,7 @@ DECLARED, PAGES, BENCHMARKS = "declared", "pages", "benchmarks"
 
 RENAMED: dict[str, str] = {
     "lockstep.replay.Placed": "lockstep.replay.AddedRows",
+    "lockstep.envs.tensor.arrived_at": "lockstep.envs.tensor.final_observations",
     "lockstep.compat": "lockstep_sb3",
     "lockstep.compat.sb3": "lockstep_sb3",
     "lockstep.trainer.run": "lockstep.runs.run",

@@ -1,4 +1,4 @@
-"""Tensor environments of other libraries: those in rsl_rl's form, and those of JAX."""
+"""Adapters for tensor environments of other libraries: those with rsl_rl's interface, and those in JAX."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ from lockstep.envs.tensor.base import TensorVecEnv
 from lockstep.options.checks import check_whole, suggestion
 
 RSL_RL_NAMES = ("num_envs", "num_actions", "max_episode_length", "episode_length_buf", "get_observations", "step")
-"""what an environment in rsl_rl's form has"""
+"""Names of the methods and attributes of rsl_rl's interface."""
 
 
 class RslRlEnv(TensorVecEnv):
-    """Wraps an environment in the form of rsl_rl's `VecEnv`, as those of mjlab, Isaac Lab and Legged Gym.
+    """Adapter for environments with rsl_rl's interface, such as those of mjlab, Isaac Lab and Legged Gym.
 
-    Observations may be a tensor, or a dict or `TensorDict` with the groups "policy" and maybe "critic", alone or with
-    extras in a tuple; a step may return four values, or the five of Legged Gym, whose second are the critic's
-    observations. They do not tell final observations, and their state cannot be stored.
+    Three generations of the interface are supported. Observations may be a tensor, or a dict or `TensorDict` with the
+    groups "policy" and optionally "critic", alone or in a tuple with extras. A step may return four values, or the five
+    of Legged Gym, of which the second are the critic's observations. These environments give no final observations, and
+    their state cannot be stored.
 
     Args:
-        env: the environment. One that Isaac Lab made goes into its `RslRlVecEnvWrapper` first.
-        policy_group: the group of observations to act on.
-        critic_group: the group for the critic, where there is one.
-        single_action_space: of one environment; None for numbers without bounds.
+        env: The environment. An environment of Isaac Lab must be wrapped in its `RslRlVecEnvWrapper` first.
+        policy_group: Group of observations that the policy acts on.
+        critic_group: Group of observations for the critic, if there is one.
+        single_action_space: Action space of one environment. Defaults to a Box without bounds.
 
     Attributes:
-        critic_obs: the newest observations for the critic, or None.
+        critic_obs: The newest observations for the critic, or None.
     """
 
     gives_final_obs = False
@@ -53,26 +54,36 @@ class RslRlEnv(TensorVecEnv):
                 f"{type(env).__name__} is not in the form of rsl_rl's VecEnv: it has no {', '.join(missing)}. Give the "
                 "environment in the wrapper that its library has for rsl_rl."
             )
-        self.env, self.policy_group, self.critic_group = env, policy_group, critic_group
+        self.env = env
+        self.policy_group = policy_group
+        self.critic_group = critic_group
         self._privileged = getattr(env, "get_privileged_observations", lambda: None)  # Legged Gym
         self.num_envs = int(env.num_envs)
-        # A number, or a tensor with one for each environment: an episode is at most as long as the largest.
+        # A number, or a tensor with one limit for each environment. The largest bounds all episodes.
         self.max_episode_length = int(torch.as_tensor(env.max_episode_length).max())
         self.critic_obs: Tensor | None = None
-        self._obs = self._observed()
+        self._obs = self._current_observations()
         self.device = self._obs.device
         self.single_observation_space = spaces.Box(-np.inf, np.inf, tuple(self._obs.shape[1:]))
         self.single_action_space = single_action_space or spaces.Box(-np.inf, np.inf, (int(env.num_actions),))
 
-    def _observed(self) -> Tensor:
-        """Ask the environment for its observations."""
-        obs = self._take(self.env.get_observations(), {})
+    def _current_observations(self) -> Tensor:
+        """Return the environment's current observations to act on, and set `critic_obs`."""
+        obs = self._split_groups(self.env.get_observations(), {})
         privileged = self._privileged()
-        self.critic_obs = self.critic_obs if privileged is None else privileged.clone()
+        if privileged is not None:
+            self.critic_obs = privileged.clone()
         return obs
 
-    def _take(self, observations: Any, extras: Any) -> Tensor:
-        """Return the observations to act on, which the environment may own; keep a copy of the critic's."""
+    def _split_groups(self, observations: Any, extras: Any) -> Tensor:
+        """Return the observations to act on, and set `critic_obs`.
+
+        The returned tensor may be the environment's own; `critic_obs` is a copy.
+
+        Args:
+            observations: Observations in any of the forms that the interface allows.
+            extras: Extras of the step, which may have the critic's observations.
+        """
         if isinstance(observations, tuple):
             observations, extras = observations
         critic = None
@@ -109,8 +120,8 @@ class RslRlEnv(TensorVecEnv):
     def reset(self, seed: int | None = None) -> Tensor:
         """Begin a new episode everywhere and return its first observations; see `TensorVecEnv.reset`.
 
-        An environment without `seed` was seeded where it was made (a warning says so); one without `reset` began by
-        itself.
+        An environment without a method `seed` was seeded when it was made; a seed then gives a warning. One without
+        `reset` has begun its episodes by itself.
         """
         if seed is not None and hasattr(self.env, "seed"):
             self.env.seed(seed)
@@ -121,7 +132,7 @@ class RslRlEnv(TensorVecEnv):
             )
         if hasattr(self.env, "reset"):
             self.env.reset()
-        self._obs = self._observed()
+        self._obs = self._current_observations()
         return self.get_observations()
 
     def get_observations(self) -> Tensor:
@@ -129,42 +140,44 @@ class RslRlEnv(TensorVecEnv):
 
     def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
         self.check_actions(actions)
-        obs, *critic, rewards, dones, extras = self.env.step(actions)
-        self._obs = self._take(obs, extras)
-        if critic and critic[0] is not None:
-            self.critic_obs = critic[0].clone()
-        dones = dones != 0
-        time_outs = extras.get("time_outs")  # missing where there is no limit, old where no episode ended
+        obs, *privileged, rewards, dones, extras = self.env.step(actions)
+        self._obs = self._split_groups(obs, extras)
+        if privileged and privileged[0] is not None:
+            self.critic_obs = privileged[0].clone()
+
+        dones = dones != 0  # some environments return integers
+        # Missing without a time limit. Some environments change it only when an episode ends, so it counts only there.
+        time_outs = extras.get("time_outs")
         time_outs = torch.zeros_like(dones) if time_outs is None else dones & (time_outs != 0)
         rewards = rewards.to(torch.float32, copy=True)
         return self.get_observations(), rewards, dones, {**extras, "time_outs": time_outs}
 
     def get_state(self) -> None:
-        """Return None: these environments cannot tell their state."""
+        """Return None: these environments cannot give their state."""
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         raise ValueError(f"{type(self.env).__name__} cannot be put into a stored state: reset it.")
 
 
 JaxReset = Callable[[Any], tuple[Any, Any]]
-"""`reset(key)` of one environment, which returns `(obs, state)`"""
+"""Function `reset(key)` of one environment that returns `(obs, state)`."""
 JaxStep = Callable[[Any, Any, Any], tuple[Any, Any, Any, Any, Any, Any]]
-"""`step(key, state, action)` of one environment, which returns `(obs, state, reward, terminated, truncated, info)`"""
+"""Function `step(key, state, action)` of one environment that returns `(obs, state, reward, terminated, truncated,
+info)`."""
 
 
 class JaxEnv(TensorVecEnv):
-    """Steps B environments that are pure functions of JAX, and shares their arrays with torch by DLPack.
+    """Adapter for B environments that are pure functions of JAX. Arrays are shared with torch by DLPack.
 
-    They stay on JAX's device. `step` must begin a new episode itself where one ended; where
-    `info["final_observation"]` is there, it has the observation at which the old one arrived. gymnax 1.0 is like that:
-    see `from_gymnax`.
+    They stay on JAX's device. `step` must begin a new episode itself when one ends. `info["final_observation"]`, if it
+    is present, must then have the last observation of the old episode. gymnax 1.0 does both; see `from_gymnax`.
 
     Args:
-        reset, step: the functions of *one* environment; they are mapped over B and compiled here.
+        reset, step: Functions of *one* environment. They are vectorised over B and compiled here.
         single_observation_space, single_action_space: gymnasium's spaces of one environment.
-        num_envs: number of environments B.
-        seed: of the keys.
-        max_episode_length: after how many steps they cut an episode; None where they do not.
+        num_envs: Number of environments B.
+        seed: Seed of the random keys.
+        max_episode_length: Number of steps after which the environments cut an episode off; None without a limit.
     """
 
     def __init__(
@@ -179,8 +192,10 @@ class JaxEnv(TensorVecEnv):
         max_episode_length: int | None = None,
     ) -> None:
         self.jax = jax = import_module("jax")
-        self.num_envs, self.max_episode_length = check_whole("num_envs", num_envs, 1), max_episode_length
-        self.single_observation_space, self.single_action_space = single_observation_space, single_action_space
+        self.num_envs = check_whole("num_envs", num_envs, 1)
+        self.max_episode_length = max_episode_length
+        self.single_observation_space = single_observation_space
+        self.single_action_space = single_action_space
 
         def reset_all(key: Any) -> tuple[Any, Any, Any]:
             keys = jax.random.split(key, num_envs + 1)
@@ -195,30 +210,34 @@ class JaxEnv(TensorVecEnv):
                     "truncated, info), as gymnax does from version 1.0 on."
                 )
             obs, state, rewards, terminated, truncated, info = outcome
-            arrived = {"final_obs": info["final_observation"]} if "final_observation" in info else {}
+            extras = {"time_outs": truncated & ~terminated}
+            if "final_observation" in info:
+                extras["final_obs"] = info["final_observation"]
             rewards = jax.numpy.asarray(rewards, jax.numpy.float32)
-            told = {"time_outs": truncated & ~terminated, **arrived}
-            return keys[0], state, obs, rewards, terminated | truncated, told
+            return keys[0], state, obs, rewards, terminated | truncated, extras
 
-        self._reset, self._step = jax.jit(reset_all), jax.jit(step_all)
+        self._reset = jax.jit(reset_all)
+        self._step = jax.jit(step_all)
         self._key = jax.random.key(check_whole("seed", seed, 0))
         self._key, first, self._env_state = self._reset(self._key)
-        self._obs = from_dlpack(first)  # JAX owns it
+        self._obs = from_dlpack(first)  # memory of JAX, which torch must not write to
         self.device = self._obs.device
         self._length = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
+
+        # Trace one step without running it, to see whether it returns final observations.
         actions = jax.numpy.zeros((num_envs, *(single_action_space.shape or ())), self._jax_dtype())
-        *_, told = jax.eval_shape(self._step, self._key, self._env_state, actions)
-        self.gives_final_obs = "final_obs" in told
+        *_, extras = jax.eval_shape(self._step, self._key, self._env_state, actions)
+        self.gives_final_obs = "final_obs" in extras
 
     @classmethod
     def from_gymnax(cls, env: Any, params: Any = None, *, num_envs: int, seed: int = 0) -> JaxEnv:
-        """Step an environment of gymnax.
+        """Make B environments of gymnax.
 
         Args:
-            env: its id, or the environment.
-            params: its parameters; None for the usual ones.
-            num_envs: number of environments B.
-            seed: of the keys.
+            env: An environment or its id.
+            params: Parameters of the environment. Defaults to its default parameters.
+            num_envs: Number of environments B.
+            seed: Seed of the random keys.
         """
         if isinstance(env, str):
             env, _ = import_module("gymnax").make(env)
@@ -235,11 +254,12 @@ class JaxEnv(TensorVecEnv):
         )
 
     def _jax_dtype(self) -> Any:
-        """Return the dtype of actions: JAX has no int64 unless it is told so."""
-        return np.dtype(np.int32) if self.single_action_space.dtype == np.int64 else self.single_action_space.dtype
+        """Return the dtype of actions. JAX has no int64 by default, so it is replaced by int32."""
+        dtype = self.single_action_space.dtype
+        return np.dtype(np.int32) if dtype == np.int64 else dtype
 
     def _tensor(self, array: Any) -> Tensor:
-        """Return a copy, which may be written to; JAX keeps the array."""
+        """Return a copy of a JAX array as a tensor, which may be written to."""
         return from_dlpack(array).clone()
 
     @property
@@ -266,16 +286,16 @@ class JaxEnv(TensorVecEnv):
         self.check_actions(actions)
         if actions.dtype == torch.int64:
             actions = actions.int()
-        taken = self.jax.dlpack.from_dlpack(actions.detach().contiguous())
-        self._key, self._env_state, obs, rewards, dones, told = self._step(self._key, self._env_state, taken)
+        jax_actions = self.jax.dlpack.from_dlpack(actions.detach().contiguous())
+        self._key, self._env_state, obs, rewards, dones, extras = self._step(self._key, self._env_state, jax_actions)
         self._obs = from_dlpack(obs)
-        ended = self._tensor(dones)
-        self._length.add_(1).masked_fill_(ended, 0)
-        extras = {name: self._tensor(value) for name, value in told.items()}
-        return self.get_observations(), self._tensor(rewards), ended, extras
+        done = self._tensor(dones)
+        self._length.add_(1).masked_fill_(done, 0)
+        tensors = {name: self._tensor(value) for name, value in extras.items()}
+        return self.get_observations(), self._tensor(rewards), done, tensors
 
     def get_state(self) -> dict[str, Any]:
-        """Return copies of the leaves of the state, the observations, the lengths of the episodes, and the key."""
+        """Return copies of the state's leaves, of the observations, of the episodes' lengths, and of the key."""
         leaves = self.jax.tree.leaves(self._env_state)
         return {
             "leaves": {str(index): torch.tensor(np.asarray(leaf)) for index, leaf in enumerate(leaves)},
@@ -288,9 +308,10 @@ class JaxEnv(TensorVecEnv):
         jax = self.jax
         leaves, tree = jax.tree.flatten(self._env_state)
         stored = [tensor.numpy() for tensor in state["leaves"].values()]
-        found, kept = ([(leaf.shape, str(leaf.dtype)) for leaf in each] for each in (stored, leaves))
-        if found != kept:
-            raise ValueError(f"the state is of other environments: it has {found}, these have {kept}")
+        found = [(leaf.shape, str(leaf.dtype)) for leaf in stored]
+        expected = [(leaf.shape, str(leaf.dtype)) for leaf in leaves]
+        if found != expected:
+            raise ValueError(f"the state is of other environments: it has {found}, these have {expected}")
         self._env_state = jax.tree.unflatten(tree, [jax.numpy.array(leaf) for leaf in stored])
         self._obs = state["obs"].to(self.device, copy=True)
         self._length.copy_(state["episode_length_buf"])

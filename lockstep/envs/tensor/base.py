@@ -1,4 +1,4 @@
-"""Vector environments that take and return tensors on their device, in the form of rsl_rl's `VecEnv`."""
+"""Vector environments that accept and return tensors on their device, with the interface of rsl_rl's `VecEnv`."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from lockstep.data.row_share import ALL_ROWS
 from lockstep.options.checks import check_whole
 
 State = dict[str, Tensor]
-"""what the environments are in: tensors [B, ...] by name"""
+"""State of all environments: tensors [B, ...] by name."""
 DTYPES = (torch.float32, torch.float64)
 
 
 class TensorVecEnv(ABC):
-    """B environments that are stepped at once by tensors on one device.
+    """Interface of B environments that are stepped together by tensors on one device.
 
-    An episode that ends is reset within the step: `obs` is then the first observation of the next one, and
-    `extras["final_obs"]` the one at which the old episode arrived. `dones` says that an episode ended,
-    `extras["time_outs"]` that only its time limit ended it: what followed is worth the value of its final observation.
-    A step returns tensors of its own, which later steps leave alone.
+    An episode that ends is reset within the step: `obs` is then the first observation of the next episode, and
+    `extras["final_obs"]` the last one of the old episode. `dones` is True where an episode ended. `extras["time_outs"]`
+    is True where only a time limit ended it, so that its last observation still has a value to bootstrap from. A step
+    returns new tensors, which later steps leave unchanged.
 
     Attributes:
-        num_envs: number of environments B.
-        device: where all tensors are.
-        single_observation_space, single_action_space: the spaces of one environment.
-        max_episode_length: steps after which an episode is cut; None without a limit.
-        gives_final_obs: True where steps have `extras["final_obs"]`.
-        capturable: True where a CUDA graph can hold a step.
+        num_envs: Number of environments B.
+        device: Device of all tensors.
+        single_observation_space, single_action_space: Spaces of one environment.
+        max_episode_length: Number of steps after which an episode is cut off; None without a limit.
+        gives_final_obs: True if steps return `extras["final_obs"]`.
+        capturable: True if a CUDA graph can capture a step.
     """
 
     num_envs: int
@@ -47,7 +47,7 @@ class TensorVecEnv(ABC):
     @property
     @abstractmethod
     def episode_length_buf(self) -> Tensor:
-        """Steps of the episodes under way, int64 [B]; what is assigned is copied into it."""
+        """Number of steps of each episode under way, int64 [B]. Assigned values are copied into it."""
 
     @episode_length_buf.setter
     @abstractmethod
@@ -55,10 +55,10 @@ class TensorVecEnv(ABC):
 
     @abstractmethod
     def reset(self, seed: int | None = None) -> Tensor:
-        """Begin a new episode everywhere and return its first observations [B, ...].
+        """Begin a new episode in every environment and return the first observations [B, ...].
 
         Args:
-            seed: start the random numbers anew from it; None goes on with them.
+            seed: Seed for the random numbers; None continues with the generator as it is.
         """
 
     @abstractmethod
@@ -70,12 +70,12 @@ class TensorVecEnv(ABC):
         """Take one action in every environment and begin a new episode where one ended.
 
         Args:
-            actions: [B, ...] for the single action space; int64 [B] for a Discrete one.
+            actions: Tensor [B, ...] with one action of `single_action_space` in each row; int64 [B] for a Discrete one.
 
         Returns:
-            `(obs, rewards, dones, extras)`: the observations [B, ...] to act on next, float32 [B], bool [B], and a dict
-            with `time_outs` bool [B] and, where `gives_final_obs`, `final_obs` [B, ...] (equal to `obs` where no
-            episode ended).
+            `(obs, rewards, dones, extras)`: the observations [B, ...] to act on next, rewards float32 [B], bool [B],
+            and a dict with `time_outs` bool [B] and, if `gives_final_obs`, `final_obs` [B, ...] (equal to `obs` where
+            no episode ended).
         """
 
     def check_actions(self, actions: Tensor) -> None:
@@ -89,49 +89,54 @@ class TensorVecEnv(ABC):
 
     @abstractmethod
     def get_state(self) -> dict[str, Any] | None:
-        """Return all that is needed to go on bit for bit, or None where the environments cannot tell it."""
+        """Return the state that continues bit for bit, or None if the environments cannot give it."""
 
     @abstractmethod
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `get_state` returned.
+        """Restore a state that `get_state` returned.
 
         Raises:
-            ValueError: it is of other environments, or these cannot be put into a state.
+            ValueError: The state is from other environments, or these cannot be put into a state.
         """
 
 
 class TensorEnv(TensorVecEnv):
-    """An environment that is written in torch, whose step a CUDA graph can hold.
+    """Base class of environments written in torch, whose step a CUDA graph can capture.
 
-    A subclass writes down one step as arithmetic on whole tensors. The state stays in the same memory: a step writes
-    the new one over the old, so that a graph that is replayed goes on from there. For the same reason no operation may
-    wait for the device or depend in its shape on values. Every step draws random numbers for all environments
-    (`draw`), as if all of them began an episode; the rest of it (`transition`) is free of random numbers.
+    A subclass defines one step as arithmetic on whole tensors. Three rules make it capturable:
+
+    - The state stays in the same memory: a step writes the new state over the old one, so that a replayed graph, which
+      has fixed addresses, continues from it.
+    - No operation waits for the device, and no shape depends on values.
+    - Every step draws random numbers for all environments (`draw`), as if all of them began an episode. The rest of the
+      step (`transition`) has no random numbers.
 
     Args:
-        num_envs: number of environments B.
-        device: where they are.
-        dtype: of the real numbers in the state, float32 or float64.
-        seed: of `generator`.
-        max_episode_length: another limit than the usual one; None for that one.
+        num_envs: Number of environments B.
+        device: Device of all tensors.
+        dtype: Dtype of the real numbers in the state, float32 or float64.
+        seed: Seed of `generator`.
+        max_episode_length: Time limit in steps. Defaults to the environment's own limit (`time_limit`).
 
     Attributes:
-        generator: the random numbers. Register it with the `CUDAGraph` (`register_generator_state`) before a step is
+        generator: The random generator. Register it with a `CUDAGraph` (`register_generator_state`) before a step is
             captured.
     """
 
     gives_final_obs = True
     capturable = True
     share = ALL_ROWS
-    """which rows of several ranks these are; numbers are drawn for the rows of all, and the own ones taken"""
+    """This rank's share of the environments of all ranks. Random numbers are drawn for the rows of all ranks, so that a
+    row gets the same ones for any number of ranks."""
     num_draws: ClassVar[int]
-    """random numbers that one environment draws in a step"""
+    """Number of random numbers that one environment draws in a step."""
     draw_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
-    """where they lie, evenly spread"""
+    """Lower and upper bound of the uniform distribution of the random numbers."""
     time_limit: ClassVar[int | None]
+    """Number of steps after which an episode is cut off by default; None without a limit."""
     gives_new_tensors: ClassVar[bool] = False
-    """True where `advance` returns new tensors in each call, and `observe` none that it writes to again: then nothing
-    has to be copied."""
+    """True if `advance` returns new tensors in each call, and `observe` a tensor that is never written to again. Then a
+    step copies nothing."""
 
     def __init__(
         self,
@@ -144,11 +149,11 @@ class TensorEnv(TensorVecEnv):
         if dtype not in DTYPES:
             raise ValueError(f"dtype={dtype} is not allowed; choose one of {', '.join(map(str, DTYPES))}")
         self.num_envs = check_whole("num_envs", num_envs, 1)
-        self.device = torch.zeros(0, device=device).device  # with its number: "cuda" is "cuda:0"
+        self.device = torch.zeros(0, device=device).device  # with its index: "cuda" becomes "cuda:0"
         self.dtype = dtype
         limit = check_whole("max_episode_length", max_episode_length, 1, optional=True)
         self.max_episode_length = limit or self.time_limit
-        # spaces of its own, as they have random numbers of their own
+        # Copies, because a space has a random generator, which the objects of a class must not share.
         self.single_observation_space = deepcopy(self.single_observation_space)
         self.single_action_space = deepcopy(self.single_action_space)
         self.generator = torch.Generator(self.device)
@@ -156,36 +161,41 @@ class TensorEnv(TensorVecEnv):
         self._state = self.make_state()
         self.reset(seed)
 
-    # -- what a subclass says ---
+    # -- defined by a subclass ---
 
     @abstractmethod
     def make_state(self) -> State:
-        """Return the tensors that hold the state, of any content; keep constants of the step on the device as well."""
+        """Return the tensors that will hold the state; their content is ignored. Also the place to make constants."""
 
     @abstractmethod
     def begin(self, draws: Tensor) -> State:
-        """Return the first state of an episode in all environments; what it leaves out goes on from the last one.
+        """Return the first state of an episode in all environments. Tensors that it leaves out keep their values.
 
         Args:
-            draws: [B, num_draws].
+            draws: Random numbers [B, num_draws].
         """
 
     @abstractmethod
     def advance(self, state: State, actions: Tensor, draws: Tensor) -> tuple[State, Tensor, Tensor]:
-        """Return the state that follows, rewards float32 [B], and where the task ended, bool [B].
+        """Return the next state, the rewards float32 [B], and where the task ended, bool [B].
 
-        Tensors of `state` may be handed on as they are.
+        The next state may have tensors of `state`.
+
+        Args:
+            state: The state before the step. Must not be changed.
+            actions: Tensor [B, ...], as for `step`.
+            draws: Random numbers [B, num_draws], the same that `begin` gets.
         """
 
     @abstractmethod
     def observe(self, state: State) -> Tensor:
-        """Return the observations [B, ...] of a state. They are copied: they may be a tensor that is kept."""
+        """Return the observations [B, ...] of a state. They are copied, unless `gives_new_tensors`."""
 
-    # -- what follows from it ---
+    # -- derived from it ---
 
     @property
     def episode_length_buf(self) -> Tensor:
-        """Steps of the episodes under way, int64 [B]; what is assigned is copied into it."""
+        """Number of steps of each episode under way, int64 [B]. Assigned values are copied into it."""
         return self._length
 
     @episode_length_buf.setter
@@ -194,8 +204,8 @@ class TensorEnv(TensorVecEnv):
 
     def draw(self) -> Tensor:
         """Return the random numbers of one step, [B, num_draws]."""
-        number = self.num_envs * self.share.number
-        draws = torch.empty(number, self.num_draws, dtype=self.dtype, device=self.device)
+        num_envs_in_all = self.num_envs * self.share.number
+        draws = torch.empty(num_envs_in_all, self.num_draws, dtype=self.dtype, device=self.device)
         return self.share.of(draws.uniform_(*self.draw_range, generator=self.generator))
 
     @torch.no_grad()
@@ -203,17 +213,18 @@ class TensorEnv(TensorVecEnv):
         if seed is not None:
             self.generator.manual_seed(check_whole("seed", seed, 0))
         first = self.begin(self.draw())
-        for name, kept in self._state.items():
+        for name, target in self._state.items():
             if name in first:
-                kept.copy_(first[name])
+                target.copy_(first[name])
             else:
-                kept.zero_()
+                target.zero_()
         self._length.zero_()
         return self.get_observations()
 
     @torch.no_grad()
     def get_observations(self) -> Tensor:
-        return self._own(self.observe({name: kept.clone() for name, kept in self._state.items()}))
+        state = {name: tensor.clone() for name, tensor in self._state.items()}
+        return self._own(self.observe(state))
 
     def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
         self.check_actions(actions)
@@ -221,43 +232,48 @@ class TensorEnv(TensorVecEnv):
 
     @torch.no_grad()
     def transition(self, actions: Tensor, draws: Tensor) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
-        """Take one step with given random numbers; this is what `torch.compile` takes whole.
+        """Take one step with these random numbers. `torch.compile` compiles this method as a whole.
 
         Args:
-            actions: [B, ...], as for `step`.
-            draws: [B, num_draws], as `draw` returns.
+            actions: Tensor [B, ...], as for `step`.
+            draws: Random numbers [B, num_draws], as `draw` returns.
         """
-        arrived, rewards, dones = self.advance(self._state, actions, draws)
-        # What a subclass returns may be part of the state, which is overwritten below, or memory that it writes to
-        # again in the next call. So all that leaves a step is a copy, made before either.
-        final_obs, rewards = self._own(self.observe(arrived)), self._own(rewards)
+        next_state, rewards, dones = self.advance(self._state, actions, draws)
+        # Tensors of a subclass may be part of the state, which is overwritten below, or memory that it writes to again
+        # in its next call. So all that leaves a step is copied, before either happens.
+        final_obs = self._own(self.observe(next_state))
+        rewards = self._own(rewards)
+
         self._length.add_(1)
         if self.max_episode_length is None:
             time_outs = torch.zeros_like(dones)
             dones = self._own(dones)
         else:
-            limited = self._length >= self.max_episode_length
-            time_outs = limited > dones  # and not
-            dones = limited | dones
+            at_limit = self._length >= self.max_episode_length
+            time_outs = at_limit > dones  # at_limit and not dones: an episode that terminates there is not truncated
+            dones = at_limit | dones
         self._length.masked_fill_(dones, 0)
+
+        # All environments begin an episode, and `where` uses it only in rows whose episode has ended.
         first = self.begin(draws)
-        after = {}
-        for name, value in arrived.items():
+        state = {}
+        for name, value in next_state.items():
             if name in first:
-                after[name] = torch.where(dones.view(-1, *[1] * (value.ndim - 1)), first[name], value)
+                state[name] = torch.where(dones.view(-1, *[1] * (value.ndim - 1)), first[name], value)
             else:
-                after[name] = self._own(value)
-        for name, kept in self._state.items():
-            kept.copy_(after[name])
-        obs = self._own(self.observe(after))
+                state[name] = self._own(value)
+        for name, target in self._state.items():
+            target.copy_(state[name])
+        obs = self._own(self.observe(state))
         return obs, rewards, dones, {"time_outs": time_outs, "final_obs": final_obs}
 
     def _own(self, tensor: Tensor) -> Tensor:
+        """Return a tensor that nobody writes to later: a copy, unless the subclass promises new tensors."""
         return tensor if self.gives_new_tensors else tensor.clone()
 
     def get_state(self) -> dict[str, Any]:
-        """Return copies of the state, the lengths of the episodes, and the generator's state, on the host."""
-        tensors = {name: kept.to("cpu", copy=True) for name, kept in self._state.items()}
+        """Return copies of the state, of the episodes' lengths and of the generator's state, on the host."""
+        tensors = {name: tensor.to("cpu", copy=True) for name, tensor in self._state.items()}
         return {
             "state": tensors,
             "episode_length_buf": self._length.to("cpu", copy=True),
@@ -267,9 +283,12 @@ class TensorEnv(TensorVecEnv):
     @torch.no_grad()
     def set_state(self, state: Mapping[str, Any]) -> None:
         tensors: Mapping[str, Tensor] = state["state"]
-        found, kept = ({name: tuple(t.shape) for name, t in each.items()} for each in (tensors, self._state))
-        if found != kept:
-            raise ValueError(f"the state is of other environments: it has {found}, {type(self).__name__} has {kept}")
+        found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        expected = {name: tuple(tensor.shape) for name, tensor in self._state.items()}
+        if found != expected:
+            raise ValueError(
+                f"the state is of other environments: it has {found}, {type(self).__name__} has {expected}"
+            )
         for name, tensor in tensors.items():
             self._state[name].copy_(tensor)
         self._length.copy_(state["episode_length_buf"])

@@ -1,4 +1,4 @@
-"""Tensor environments as arrays, for whatever collects and evaluates on the host."""
+"""Boundary over tensor environments, for collectors and evaluation on the host, and single tensor environments."""
 
 from __future__ import annotations
 
@@ -18,56 +18,63 @@ from lockstep.envs.tensor.base import TensorVecEnv
 
 
 class TensorBoundary(VectorBoundary):
-    """Puts a `TensorVecEnv` behind the boundary: each step copies actions to its device and the outcome back.
+    """Boundary over a `TensorVecEnv`. Each step copies the actions to its device, and the results back.
 
-    A `TensorCollector` steps `tensors` itself, without the copies. Where environments do not tell the last observation
-    of an episode see `arrived_at`.
+    A `TensorCollector` steps `tensors` itself, without the copies. `final_observations` says what replaces the last
+    observation of an episode if the environments do not give it.
 
     Args:
-        tensors: the environments.
+        tensors: The environments.
     """
 
-    backend, autoreset_mode = "tensor", "SAME_STEP"
+    backend = "tensor"
+    autoreset_mode = "SAME_STEP"
 
     def __init__(self, tensors: TensorVecEnv) -> None:
-        self.tensors, self.num_envs = tensors, tensors.num_envs
+        self.tensors = tensors
+        self.num_envs = tensors.num_envs
         self._set_spaces(tensors.single_observation_space, tensors.single_action_space)
-        self._result, self.infos = StepResult(None, self.num_envs), RowInfos(self.num_envs)
+        self._result = StepResult(None, self.num_envs)
+        self.infos = RowInfos(self.num_envs)  # always empty
 
     @property
     def max_episode_steps(self) -> int | None:
-        """The limit of an episode's length; None where there is none."""
+        """Maximum length of an episode; None if there is no limit."""
         return self.tensors.max_episode_length
 
     def _reset(self, seeds: list[int] | None) -> np.ndarray:
-        obs = self.tensors.reset(None if seeds is None else seeds[0])
+        obs = self.tensors.reset(None if seeds is None else seeds[0])  # one generator for all rows
         self._result.obs = self._on_host(obs)
         return self._result.obs
 
     def _on_host(self, obs: Tensor) -> np.ndarray:
-        """Return observations `[B, ...]` as an array of the space's dtype."""
-        held: np.ndarray = self._form.hold(obs.cpu().numpy(), (self.num_envs,))
-        return held
+        """Return observations `[B, ...]` as an array with the dtype of the space."""
+        array: np.ndarray = self._form.hold(obs.cpu().numpy(), (self.num_envs,))
+        return array
 
     def step(self, actions: Tree) -> StepResult:
         """Take one action in every row; see `VectorBoundary.step`."""
         self._check_started()
         result = self._result
         result.clear_endings()
-        sent = torch.tensor(np.ascontiguousarray(actions), device=self.tensors.device)  # a copy, on the CPU too
+        # `torch.tensor` copies, on the CPU as well: the environments may store or change the actions.
+        sent = torch.tensor(np.ascontiguousarray(actions), device=self.tensors.device)
         acted_on = None if self.tensors.gives_final_obs else self.tensors.get_observations()
         try:
             obs, rewards, dones, extras = self.tensors.step(sent)
-        except SystemExit as error:  # it would end a run as if all had gone well
+        except SystemExit as error:  # see `RAISED`
             raise step_error(error, backend=self.backend, env_index=None, action=actions, during="step") from error
-        result.obs, result.rewards = self._on_host(obs), as_rewards(rewards.cpu().numpy(), self.num_envs)
-        ended = dones.cpu().numpy()
-        result.truncateds[:] = ended & extras["time_outs"].cpu().numpy()
-        result.terminateds[:] = ended & ~result.truncateds
-        if ended.any():
-            rows = np.flatnonzero(ended)
-            final = arrived_at(acted_on, obs, dones, extras)
-            result.final_obs, result.any_done = (rows, self._on_host(final)[rows]), True
+
+        result.obs = self._on_host(obs)
+        result.rewards = as_rewards(rewards.cpu().numpy(), self.num_envs)
+        done = dones.cpu().numpy()
+        result.truncateds[:] = done & extras["time_outs"].cpu().numpy()
+        result.terminateds[:] = done & ~result.truncateds
+        if done.any():
+            rows = np.flatnonzero(done)
+            final = final_observations(acted_on, obs, dones, extras)
+            result.final_obs = (rows, self._on_host(final)[rows])
+            result.any_done = True
         if self._watch is not None:
             self._watch_step(result)
         return result
@@ -83,19 +90,20 @@ class TensorBoundary(VectorBoundary):
         return self._result.obs
 
     def keep_infos(self) -> None:
-        """Do nothing: there are none."""
+        """Do nothing: tensor environments have no infos."""
 
     def close(self) -> None:
-        """Step no more; the memory goes with the object."""
+        """Refuse further steps. The memory is freed with the object."""
         self._closed = True
 
 
 class SingleTensorEnv(gym.Env[Any, Any]):
-    """One tensor environment as gymnasium's `Env`: what an id such as `tensor/CartPole-v1` makes alone."""
+    """A single tensor environment as a `gymnasium.Env`, which `gymnasium.make("tensor/CartPole-v1")` returns."""
 
     def __init__(self, tensors: TensorVecEnv) -> None:
         self.tensors = tensors
-        self.observation_space, self.action_space = tensors.single_observation_space, tensors.single_action_space
+        self.observation_space = tensors.single_observation_space
+        self.action_space = tensors.single_action_space
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -105,23 +113,27 @@ class SingleTensorEnv(gym.Env[Any, Any]):
         return self.tensors.reset(seed).cpu().numpy()[0], {}
 
     def step(self, action: Tree) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Take a step. After the end of an episode another one has begun already, whatever `reset` is called for."""
+        """Take a step. At the end of an episode, `tensors` have begun another one; `reset` begins one more."""
         sent = torch.as_tensor(np.asarray(action)[None], device=self.tensors.device)
         acted_on = None if self.tensors.gives_final_obs else self.tensors.get_observations()
         obs, rewards, dones, extras = self.tensors.step(sent)
         truncated = bool(extras["time_outs"][0])
-        final = arrived_at(acted_on, obs, dones, extras)
-        return final.cpu().numpy()[0], float(rewards[0]), bool(dones[0]) and not truncated, truncated, {}
+        terminated = bool(dones[0]) and not truncated
+        final = final_observations(acted_on, obs, dones, extras)
+        return final.cpu().numpy()[0], float(rewards[0]), terminated, truncated, {}
 
 
-def arrived_at(acted_on: Tensor | None, obs: Tensor, dones: Tensor, extras: Mapping[str, Any]) -> Tensor:
-    """Return the observations `[B, ...]` at which a step arrived, before ended episodes were reset.
+def final_observations(acted_on: Tensor | None, obs: Tensor, dones: Tensor, extras: Mapping[str, Any]) -> Tensor:
+    """Return the observations `[B, ...]` that a step led to, before ended episodes were reset.
 
-    Where the environments do not tell them, an episode ends where it was acted on last (so does rsl_rl value it).
+    If the environments do not give them, the last observation that was acted on replaces the final one of an ended
+    episode. rsl_rl values truncated episodes in the same way.
 
     Args:
-        acted_on, obs: `[B, ...]`, before the step (None where `extras` tell enough) and as it returned them.
-        dones, extras: as it returned them.
+        acted_on: Observations `[B, ...]` before the step; None if `extras` has the final ones.
+        obs: Observations `[B, ...]` that the step returned.
+        dones: Bool [B] that the step returned, True where an episode ended.
+        extras: Dict that the step returned.
     """
     if "final_obs" in extras:
         final: Tensor = extras["final_obs"]
