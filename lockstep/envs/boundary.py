@@ -192,7 +192,7 @@ class VectorBoundary(ABC):
         return self.single_env_spec.max_episode_steps
 
     def reset(self, seeds: list[int] | None = None) -> Tree:
-        """Begin a new episode in every row. `RuntimeError` once closed.
+        """Begin a new episode in every row.
 
         Args:
             seeds: One seed for each row; None continues with the random generators as they are. A native vector
@@ -200,6 +200,10 @@ class VectorBoundary(ABC):
 
         Returns:
             Tree of arrays [B, ...], the first observations. Later steps write into the same arrays.
+
+        Raises:
+            EnvironmentStepError: An environment raised.
+            RuntimeError: The boundary is closed.
         """
         self.check_open()
         self._check_number("reset", "seeds", seeds, self.num_envs)
@@ -252,8 +256,8 @@ class VectorBoundary(ABC):
         )
 
     def single_envs(self) -> list[Any]:
-        """Return the environment of each row. For environments outside this process, return the vector B times."""
-        return list(getattr(self, "envs", None) or [self] * self.num_envs)
+        """Return the environment of each row, or this vector B times if they are not in this process one by one."""
+        return [self] * self.num_envs
 
     @abstractmethod
     def keep_infos(self) -> None:
@@ -310,11 +314,13 @@ class VectorBoundary(ABC):
             self._watch = None
 
     def _check_started(self) -> None:
+        """Raise an error if the boundary is closed or has not been reset."""
         self.check_open()
         if not self._started:
             raise ValueError("step was called before reset: call reset(seeds) once, then step.")
 
     def _check_number(self, method: str, name: str, values: Sized | None, number: int) -> None:
+        """Check that the argument `name` of a method has `number` values, or is None."""
         if values is not None and len(values) != number:
             raise ValueError(f"{method} got {len(values)} {name} for {number} environments; give one for each row.")
 

@@ -233,6 +233,10 @@ class LightSyncVectorEnv(VectorBoundary):
         write_rows(self._obs, ..., state["obs"])
         return self._obs
 
+    def single_envs(self) -> list[Any]:
+        """Return the environment of each row."""
+        return list(self.envs)
+
     def keep_infos(self) -> None:
         """Record the infos of all rows from now on."""
         if self.infos is None:
