@@ -525,13 +525,12 @@ class BaseConfig:
     def module_specs(self) -> dict[str, RLModuleSpec | RLModule]:
         """Return the spec (or the built module) of each module, by id; one spec serves all policies that have none."""
         spec, policies = self.rl_module.rl_module_spec, self.multi_agent.policies
-        if isinstance(spec, MultiRLModule):
-            return dict(spec.items())
-        if isinstance(spec, MultiRLModuleSpec):
-            return dict(spec.rl_module_specs)
+        specs_by_id = self.rl_module.specs_by_id()
+        if specs_by_id is not None:
+            return specs_by_id
         if policies is None:
             return {DEFAULT_MODULE_ID: spec or RLModuleSpec()}
-        if isinstance(spec, RLModule) and len(policies) > 1:
+        if len(policies) > 1 and getattr(spec, "is_built", False):
             raise ValueError(
                 f"rl_module.rl_module_spec is one built module for multi_agent.policies={list(policies)}; give an "
                 "RLModuleSpec (each gets a module of its own), or a MultiRLModule"
@@ -565,9 +564,7 @@ class BaseConfig:
     @property
     def _modules_are_named(self) -> bool:
         """Whether the configuration names its modules, whose specs may then bring spaces."""
-        return self.multi_agent.policies is not None or isinstance(
-            self.rl_module.rl_module_spec, MultiRLModule | MultiRLModuleSpec
-        )
+        return self.multi_agent.policies is not None or self.rl_module.specs_by_id() is not None
 
     def spaces_by_module(self, env: object = None, spaces: Spaces | None = None) -> dict[str, Spaces]:
         """Return (observation space, action space) of each module: its spec's, else those of the environment.
@@ -826,7 +823,7 @@ class BaseConfig:
         self, specs: Mapping[str, RLModuleSpec | RLModule], env: object
     ) -> dict[str, RLModuleSpec | RLModule]:
         """Return specs that say what a centralised critic sees; the environment is asked where they do not."""
-        lacking = {mid: spec for mid, spec in specs.items() if isinstance(spec, RLModuleSpec) and not spec.critic_space}
+        lacking = {mid: spec for mid, spec in specs.items() if not spec.is_built and not spec.critic_space}
         if not lacking:
             return dict(specs)
         with self._played(env) as adapter:

@@ -57,9 +57,11 @@ class LearnerBuilder:
 
         # A `MultiRLModule` of the user's own is trained itself, with what its class adds to the modules.
         spec = self.rl_module.rl_module_spec
+        is_multi_module = self.rl_module.specs_by_id() is not None and spec.is_built
+        multi_module = spec if is_multi_module else MultiRLModule(dict(modules))
         learner = learner_class(
             config=self.training,
-            module_spec=spec if isinstance(spec, MultiRLModule) else MultiRLModule(dict(modules)),
+            module_spec=multi_module,
             framework=self.framework,
             connectors=connectors,
             module_configs={mid: self.training.overridden(changed) for mid, changed in overrides.items()},

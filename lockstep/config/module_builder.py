@@ -37,7 +37,7 @@ class ModuleBuilder:
         streams: RandomStreams,
     ) -> RLModule:
         """Build a network; its initial weights depend on the seed of its streams only."""
-        if isinstance(spec, RLModule):
+        if spec.is_built:
             initialise_lazy(spec)
             return spec
         model_config = spec.model_config if spec.model_config is not None else self.rl_module.model_config

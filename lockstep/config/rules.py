@@ -11,7 +11,7 @@ import torch
 
 from lockstep.config.base import BaseConfig
 from lockstep.learner.config import AgentMapping
-from lockstep.modules import DEFAULT_MODULE_ID, MultiRLModule, MultiRLModuleSpec
+from lockstep.modules import DEFAULT_MODULE_ID
 from lockstep.options.schedules import stages_of
 from lockstep.rollout.callbacks import misspelt_event, overridden_events
 
@@ -206,11 +206,10 @@ def _has_any(model_config: object, *names: str) -> bool:
     return any(getattr(model_config, name, None) for name in names)
 
 
-def _ids_of_spec(spec: object, policies: Iterable[str]) -> list[str]:
-    """The ids of the modules that the spec names; those of the policies where it is for any module."""
-    if isinstance(spec, MultiRLModuleSpec):
-        return list(spec.rl_module_specs)
-    return list(spec) if isinstance(spec, MultiRLModule) else list(policies)
+def _ids_of_spec(config: BaseConfig) -> list[str]:
+    """Return the module ids of `rl_module_spec`, or those of the policies if it is for any module."""
+    specs_by_id = config.rl_module.specs_by_id()
+    return list(config.multi_agent.policies) if specs_by_id is None else list(specs_by_id)
 
 
 def _mappings(policy_mapping_fn: object) -> list[Any]:
@@ -289,14 +288,9 @@ OF_MODULES: tuple[Rule[BaseConfig], ...] = (
         ),
         Rule(
             "multi_agent.policies",
+            lambda config: set(_ids_of_spec(config)) != set(config.multi_agent.policies),
             lambda config: (
-                set(_ids_of_spec(config.rl_module.rl_module_spec, config.multi_agent.policies))
-                != set(config.multi_agent.policies)
-            ),
-            lambda config: (
-                "are others than the modules "
-                f"{_ids_of_spec(config.rl_module.rl_module_spec, config.multi_agent.policies)} of "
-                "rl_module.rl_module_spec; give the same"
+                f"are others than the modules {_ids_of_spec(config)} of rl_module.rl_module_spec; give the same"
             ),
         ),
         Rule(

@@ -51,9 +51,17 @@ class RLModuleSection(Section[ConfigT]):
                 options = {**options, "model_config": changed}
         super().set_options(options)
 
+    def specs_by_id(self) -> dict[str, RLModuleSpec | RLModule] | None:
+        """Return the specs or networks of `rl_module_spec` by module id, or None if it is for a single module."""
+        # `validate` refuses other values, but may not have been called yet.
+        if not getattr(self.rl_module_spec, "has_module_ids", False):
+            return None
+        specs: dict[str, RLModuleSpec | RLModule] = self.rl_module_spec.specs_by_id()
+        return specs
+
     def remembers(self, spec: RLModuleSpec | RLModule) -> bool | None:
         """Return whether a network by this spec has a memory; None where only its class, one of your own, knows."""
-        if isinstance(spec, RLModule):
+        if spec.is_built:
             return spec.is_stateful()
         config = self.model_config if spec.model_config is None else spec.model_config
         named = config if isinstance(config, Mapping) else vars(config)

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
 from torch import Tensor, nn
@@ -77,6 +77,11 @@ class MultiRLModule(nn.Module):
 
     Batches and outputs are dicts by module id; a module without a batch is not run.
     """
+
+    is_built: ClassVar[Literal[True]] = True
+    """Whether these are networks, and not specs of networks."""
+    has_module_ids: ClassVar[Literal[True]] = True
+    """Whether this holds several modules by id."""
 
     def __init__(self, modules: Mapping[str, RLModule] | None = None) -> None:
         super().__init__()
@@ -149,6 +154,10 @@ class MultiRLModule(nn.Module):
     def foreach_module(self, func: Callable[[str, RLModule], T]) -> dict[str, T]:
         """Return `{module_id: func(module_id, module)}`."""
         return {module_id: func(module_id, module) for module_id, module in self.items()}
+
+    def specs_by_id(self) -> dict[str, RLModuleSpec | RLModule]:
+        """Return the modules by id, in the order of adding, as `MultiRLModuleSpec.specs_by_id` returns specs."""
+        return dict(self.items())
 
     # -- forward ---
 
@@ -223,11 +232,20 @@ class MultiRLModuleSpec:
 
     rl_module_specs: Mapping[str, RLModuleSpec] = field(default_factory=dict)
 
+    is_built: ClassVar[Literal[False]] = False
+    """Whether these are networks, and not specs of networks."""
+    has_module_ids: ClassVar[Literal[True]] = True
+    """Whether this holds the specs of several modules by id."""
+
     def __post_init__(self) -> None:
         for module_id, spec in self.rl_module_specs.items():
             check_module_id(module_id)
             if not isinstance(spec, RLModuleSpec):
                 raise TypeError(f"the spec of module {module_id!r} must be an RLModuleSpec, got {type(spec).__name__}")
+
+    def specs_by_id(self) -> dict[str, RLModuleSpec | RLModule]:
+        """Return the specs by module id."""
+        return dict(self.rl_module_specs)
 
     def build(self, *, seeds: Mapping[str, int] | None = None) -> MultiRLModule:
         """Build all modules; `seeds` by module id as for `RLModuleSpec.build`."""

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -39,6 +39,11 @@ class RLModule(nn.Module):
 
     Parameters may be replaced by views into one flat tensor (`parameter.data = ...`) at any time.
     """
+
+    is_built: ClassVar[Literal[True]] = True
+    """Whether this is a network, and not the spec of one."""
+    has_module_ids: ClassVar[Literal[False]] = False
+    """Whether this holds several modules by id."""
 
     def __init__(
         self,
@@ -303,6 +308,11 @@ class RLModuleSpec:
     inference_only: bool = False
     model_config: ModelConfig | Mapping[str, Any] | None = None
     critic_space: Space[Any] | None = None
+
+    is_built: ClassVar[Literal[False]] = False
+    """Whether this is a network, and not the spec of one."""
+    has_module_ids: ClassVar[Literal[False]] = False
+    """Whether this holds the specs of several modules by id."""
 
     def build(self, *, seed: int | None = None) -> RLModule:
         """Build a new module.

@@ -83,7 +83,7 @@ class NewModule:
     ) -> Self:
         """Build it as it would be in a configuration that has it from the beginning, then take over from `source`."""
         connectors, seen = config.build_connectors(*spaces)
-        if frozen and isinstance(spec, RLModuleSpec):
+        if frozen and not spec.is_built:
             spec = replace(spec, inference_only=True)
         module = config.build_module(spec, *seen, RandomStreams(config.debugging.seed).child(module_id))
         if frozen and not module.inference_only:

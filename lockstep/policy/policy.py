@@ -639,7 +639,7 @@ class Policy:
         if spec is None and source is not None:
             spec = replace(source.spec, observation_space=None, action_space=None, inference_only=False)
         spec = RLModuleSpec() if spec is None else spec
-        if self.config.multi_agent.centralized_critic and isinstance(spec, RLModuleSpec):
+        if self.config.multi_agent.centralized_critic and not spec.is_built:
             known = (part.module.critic_space for part in self.acting.values())
             spec = replace(spec, critic_space=spec.critic_space or next(space for space in known if space is not None))
         spaces = self._spaces_for(module_id, spec, init_from)
