@@ -1,4 +1,4 @@
-"""The command `lockstep`. What its commands need is imported when one is called."""
+"""Command line of Lockstep. A command's dependencies are imported only when the command is called."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Sequence
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0, 2 for wrong input, 1 for a failed run, 130 after Ctrl-C.
 
-    `arguments`: those after the program's name; `None`: of this process.
+    `arguments`: words after the program's name. Defaults to those of this process.
     """
     try:
         from lockstep.cli.commands import run_command
 
-        # `list` is not the builtin here: importing the file `list.py` makes it a name of this package.
+        # Not `list(...)`: once `list.py` is imported, `list` is the module of that name in this package.
         words = sys.argv[1:] if arguments is None else arguments
         return run_command([*words])
     except KeyboardInterrupt:

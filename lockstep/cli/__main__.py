@@ -1,4 +1,4 @@
-"""`python -m lockstep.cli`."""
+"""Entry point of `python -m lockstep.cli`."""
 
 import sys
 

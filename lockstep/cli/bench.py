@@ -1,4 +1,4 @@
-"""`lockstep bench`: what the recipes reach over several seeds."""
+"""`lockstep bench`: run the recipes over several seeds, and show the results."""
 
 from __future__ import annotations
 
@@ -8,48 +8,56 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
-from tyro.conf import Positional, UseAppendAction, arg
+from tyro.conf import Positional, arg
 
-from lockstep.cli.arguments import Count, parse_setting
+from lockstep.cli.arguments import Count, OptionalPath, OptionValues, parse_setting
 from lockstep.cli.terminal import say, show_table, shown_path
 from lockstep.options.checks import check_whole
-from lockstep.recipes import RECIPES, bench
+from lockstep.recipes import RECIPES, Recipe, bench
+
+RECIPE_HINT = "(required by run and repeat)"
 
 
 @dataclass
 class Bench:
-    """Run recipes over several seeds; show what they reach as tables and pictures."""
+    """Run recipes over several seeds, and show their results: `lockstep bench run ppo CartPole-v1 --seeds 3`.
+
+    The actions: list shows the recipes with their results. run trains the seeds that have no result. repeat trains the
+    stored seeds again, with the settings stored with them, and compares the final weights. table writes the results as
+    Markdown. pictures draws the learning curves.
+    """
 
     action: Positional[Literal["list", "run", "repeat", "table", "pictures"]]
-    """list: tasks and the seeds that there are; run: those that are missing; repeat: those that there are, with the
-    settings that each row stores, and compare; table: Markdown; pictures: curves."""
-    algorithm: Positional[str] = ""
-    """Of the recipe to run."""
-    env: Positional[str] = ""
-    """Of the recipe to run."""
+    """Action, as described above."""
+    algorithm: Positional[Annotated[str, arg(metavar="[ALGORITHM]", help_behavior_hint=RECIPE_HINT)]] = ""
+    """Algorithm of the recipe, e.g. ppo."""
+    env: Positional[Annotated[str, arg(metavar="[ENV]", help_behavior_hint=RECIPE_HINT)]] = ""
+    """Environment of the recipe, e.g. CartPole-v1."""
     seeds: Count = 10
-    """How many seeds."""
+    """Number of seeds, from --first-seed on."""
     first_seed: Count = 0
-    """The first of them."""
+    """First seed."""
     jobs: Count = 1
-    """Seeds side by side, each in a process of its own."""
+    """Number of seeds that train at the same time, each in its own process."""
     again: bool = False
-    """Run seeds that have a result, too."""
-    set: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="SECTION.OPTION=VALUE")] = ()
-    """Other settings than the recipe's."""
+    """For run: also train the seeds that have a result, which is replaced."""
+    set: OptionValues = ()
+    """For run: set an option of the recipe; the value is JSON. Example: --set training.lr=3e-4."""
     results: Path = field(default_factory=lambda: bench.RESULTS)
     """Folder of the results."""
     root: Path = field(default_factory=lambda: Path("runs/bench"))
-    """Folder of the runs; a run that was stopped goes on from there."""
+    """Folder of the runs. A run that was stopped is continued from there."""
     draft: bool = False
-    """Run changed sources, too; results go into a folder of their own below the runs."""
+    """For run and repeat: allow sources that are not committed. The results are kept in the folder draft of --root."""
     trust: bool = False
-    """Of `repeat`: take all objects that stored settings name."""
-    output: Annotated[Path | None, arg(aliases=["-o"])] = None
-    """Of `table`: a file; of `pictures`: a folder."""
+    """For repeat: accept all objects that the stored settings name, which are executed."""
+    output: Annotated[OptionalPath, arg(aliases=["-o"], help_behavior_hint="(default: print; for pictures bench)")] = (
+        None
+    )
+    """For table: file to write. For pictures: folder to write."""
 
     def run(self) -> int:
-        """Do what `action` says; return the exit code."""
+        """Perform the action; return the exit code."""
         actions: dict[str, Callable[[], None]] = {
             "list": self._list,
             "run": self._run,
@@ -60,37 +68,53 @@ class Bench:
         actions[self.action]()
         return 0
 
-    def _folder(self) -> Path:
+    @property
+    def _results_folder(self) -> Path:
         return self.root / "draft" if self.draft else self.results
+
+    @property
+    def _requested_seeds(self) -> range:
+        return range(self.first_seed, self.first_seed + self.seeds)
+
+    def _runs_folder(self, recipe: Recipe, root: Path, revision: str) -> Path:
+        """Return the folder of a recipe's runs with a revision of the sources."""
+        return root / revision[:12] / bench.file_of(recipe, self._results_folder).stem
 
     def _list(self) -> None:
         rows = []
         for recipe in RECIPES:
-            finals = [np.mean(row["final_returns"]) for row in bench.read_rows(recipe, self._folder())]
-            worst = f"{min(finals):.1f}" if finals else ""
-            steps = f"{recipe.total_steps:,}"
-            promise = "" if recipe.promise is None else f"{recipe.promise:g}"
-            rows.append((recipe.algorithm, recipe.env, steps, str(len(finals)), worst, promise))
+            finals = [np.mean(row["final_returns"]) for row in bench.read_rows(recipe, self._results_folder)]
+            row = (
+                recipe.algorithm,
+                recipe.env,
+                f"{recipe.total_steps:,}",
+                str(len(finals)),
+                f"{min(finals):.1f}" if finals else "",
+                "" if recipe.promise is None else f"{recipe.promise:g}",
+            )
+            rows.append(row)
         show_table(("algorithm", "environment", "steps", "seeds", "worst", "promised"), rows)
 
     def _run(self) -> None:
+        """Train the requested seeds that have no result, and add their results."""
         recipe = bench.known_recipe(self.algorithm, self.env)
         check_whole("--seeds", self.seeds, 1)
         check_whole("--jobs", self.jobs, 1)
         revision = "draft" if self.draft else bench.clean_revision()
-        settings = dict(parse_setting(text) for text in self.set)
-        folder = self._folder()
-        place = self.root / revision[:12] / bench.file_of(recipe, folder).stem
+        settings = dict(map(parse_setting, self.set))
+        folder = self._results_folder
+        runs_folder = self._runs_folder(recipe, self.root, revision)
+
         rows = bench.read_rows(recipe, folder)
-        asked = range(self.first_seed, self.first_seed + self.seeds)
         if self.again:
-            rows = [row for row in rows if row["seed"] not in asked]
-        works = [bench.Work(recipe, seed, place, revision, settings) for seed in asked]
+            rows = [row for row in rows if row["seed"] not in self._requested_seeds]
+        works = [bench.Work(recipe, seed, runs_folder, revision, settings) for seed in self._requested_seeds]
         bench.check_same_settings(recipe, rows, works[0].config())
-        done = {row["seed"] for row in rows}
-        works = [work for work in works if work.seed not in done]
-        say(f"{recipe.algorithm} {recipe.env}: {len(works)} of {len(asked)} seeds to run")
-        for row in bench.run_seeds(works, self.jobs):
+        finished_seeds = {row["seed"] for row in rows}
+        missing = [work for work in works if work.seed not in finished_seeds]
+
+        say(f"{recipe.algorithm} {recipe.env}: {len(missing)} of {len(works)} seeds to run")
+        for row in bench.run_seeds(missing, self.jobs):
             bench.add_row(recipe, row, folder)
             say(f"  seed {row['seed']}: {np.mean(row['final_returns']):.1f} in {row['seconds']:.0f} s")
         for cells in bench.table(folder):
@@ -98,32 +122,36 @@ class Bench:
                 show_table(bench.COLUMNS, [cells])
 
     def _repeat(self) -> None:
-        """Train seeds again from the settings of their rows, and say whether they end with the same weights."""
+        """Train seeds again with the settings of their rows, and say whether they end with the same weights."""
         recipe = bench.known_recipe(self.algorithm, self.env)
-        asked = range(self.first_seed, self.first_seed + self.seeds)
+        seeds = self._requested_seeds
         check_whole("--jobs", self.jobs, 1)
-        rows = {row["seed"]: row for row in bench.read_rows(recipe, self._folder()) if row["seed"] in asked}
-        if not rows:
+        stored = {}
+        for row in bench.read_rows(recipe, self._results_folder):
+            if row["seed"] in seeds:
+                stored[row["seed"]] = row
+        if not stored:
             raise ValueError(
-                f"{self._folder()} has no result of {recipe.algorithm} {recipe.env} with a seed of {asked.start} to "
-                f"{asked.stop - 1}; `lockstep bench list` shows what there is"
+                f"{self._results_folder} has no result of {recipe.algorithm} {recipe.env} with a seed of "
+                f"{seeds.start} to {seeds.stop - 1}; `lockstep bench list` shows what there is"
             )
+
         revision = "draft" if self.draft else bench.clean_revision()
-        place = self.root / "repeated" / revision[:12] / bench.file_of(recipe, self._folder()).stem
+        runs_folder = self._runs_folder(recipe, self.root / "repeated", revision)
         works = [
-            bench.Work(recipe, seed, place, revision, row=row, trust=self.trust) for seed, row in sorted(rows.items())
+            bench.Work(recipe, seed, runs_folder, revision, row=row, trust=self.trust)
+            for seed, row in sorted(stored.items())
         ]
-        for again in bench.run_seeds(works, self.jobs):
-            before = rows[again["seed"]]
-            same = "the same" if again["weights_sha256"] == before["weights_sha256"] else "other"
-            returns = [f"{np.mean(row['final_returns']):.1f}" for row in (again, before)]
+        for new in bench.run_seeds(works, self.jobs):
+            old = stored[new["seed"]]
+            weights = "the same" if new["weights_sha256"] == old["weights_sha256"] else "other"
             say(
-                f"  seed {again['seed']}: {returns[0]}, {same} weights; before {returns[1]}, at revision "
-                f"{before['revision'][:12]} on {before['processor']}"
+                f"  seed {new['seed']}: {np.mean(new['final_returns']):.1f}, {weights} weights; "
+                f"before {np.mean(old['final_returns']):.1f}, at revision {old['revision'][:12]} on {old['processor']}"
             )
 
     def _table(self) -> None:
-        text = bench.markdown_table(self._folder())
+        text = bench.markdown_table(self._results_folder)
         if self.output is None:
             say(text)
         else:
@@ -131,5 +159,5 @@ class Bench:
             say(shown_path(self.output))
 
     def _pictures(self) -> None:
-        for picture in bench.draw(self.output or Path("bench"), self._folder()):
+        for picture in bench.draw(self.output or Path("bench"), self._results_folder):
             say(shown_path(picture))

@@ -1,4 +1,4 @@
-"""`lockstep cache`: the compiled code that is kept between runs."""
+"""`lockstep cache`: show or delete the compiled code that is kept between runs."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ from lockstep.learner.compile.code_folder import MAX_BYTES, cache_path, cache_si
 
 @dataclass
 class Cache:
-    """Show the compiled code that is kept between runs, and how large it is; empty it."""
+    """Show how much compiled code is kept between runs, or delete it."""
 
     empty: bool = False
-    """Delete it. A run that has loaded its code keeps it; later runs compile again."""
+    """Delete the code. A running training keeps the code that it has loaded; later runs compile again."""
 
     def run(self) -> int:
         """Print what is kept, or delete it; return the exit code."""
         folder = cache_path()
         if self.empty:
-            gone = empty(folder)
-            say(f"deleted {_in_words(gone.pieces, gone.num_bytes)} in {shown_path(folder)}")
+            deleted = empty(folder)
+            say(f"deleted {_size_text(deleted.pieces, deleted.num_bytes)} in {shown_path(folder)}")
             return 0
+
         size = cache_size(folder)
         say_facts(
             {
                 "folder": shown_path(folder),
-                "kept": _in_words(size.pieces, size.num_bytes),
-                "limit": f"{MAX_BYTES / 2**20:,.0f} MiB; what was not used for the longest time goes first",
+                "kept": _size_text(size.pieces, size.num_bytes),
+                "limit": f"{MAX_BYTES / 2**20:,.0f} MiB; what was not used for the longest time is deleted first",
             }
         )
         return 0
 
 
-def _in_words(pieces: int, num_bytes: int) -> str:
+def _size_text(pieces: int, num_bytes: int) -> str:
     return f"{pieces:,} compiled graphs, {num_bytes / 2**20:,.1f} MiB"

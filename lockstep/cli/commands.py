@@ -1,4 +1,4 @@
-"""The command line: which command was called, how it runs, and how its errors are reported."""
+"""Dispatcher of the command line: parses the command, runs it, and reports its errors."""
 
 from __future__ import annotations
 
@@ -22,37 +22,44 @@ from lockstep.cli.exit_codes import FAILED, WRONG_INPUT
 
 COMMANDS = {
     "train": "Train an agent: `lockstep train ppo CartPole-v1`.",
-    "resume": "Go on with a run from its newest intact checkpoint.",
-    "eval": "Evaluate the best policy of a run on new episodes, with the return of each agent where there are several.",
-    "export": "Write the policy of a run as files that act without Lockstep: "
-    "ONNX with a few lines of Python, or torch's own.",
-    "eject": "Write one Python file, without Lockstep, that trains the same agent: `lockstep eject ppo CartPole-v1`.",
-    "plot": "Draw the learning curves of runs; runs of equal settings become an interquartile mean with its interval.",
-    "compare": "Compare the last evaluations of runs with those of others: is one better, and how sure is that?",
-    "report": "Write one page about runs: curves, settings that differ, final evaluations, shares of time, videos.",
-    "list": "List algorithms, the spaces they take, and recipes with their reference scores.",
-    "doctor": "Why a run does not learn, and where its time went; "
-    "or what is wrong with an environment, and how fast it is.",
-    "cache": "Show the compiled code that is kept between runs, and how large it is; empty it.",
-    "bench": "Run recipes over several seeds; show what they reach as tables and pictures.",
-    "tune": "Search for settings with Optuna: `lockstep tune ppo CartPole-v1 --trials 20 --total-steps 50000`.",
-    "trust": "Sign a run of your own that has no signature, as runs of version 0.2: `lockstep trust RUN`.",
+    "resume": "Continue a run from its newest intact checkpoint: `lockstep resume RUN`.",
+    "eval": "Evaluate the best policy of a run on new episodes; with several agents, show the return of each.",
+    "export": "Export the policy of a run to files that act without Lockstep: "
+    "ONNX with a few lines of Python, or torch.",
+    "eject": "Write one Python file that trains the same agent without Lockstep: `lockstep eject ppo CartPole-v1`.",
+    "plot": "Draw the learning curves of runs. "
+    "Runs with the same settings become one curve with a confidence interval.",
+    "compare": "Compare the last evaluations of two groups of runs: which group is better, and how certain is that?",
+    "report": "Write an HTML page about runs: curves, settings that differ, final evaluations, shares of time, videos.",
+    "list": "List the algorithms with the spaces that they accept, and the recipes with their reference returns.",
+    "doctor": "Examine a run: why it does not learn, and where its time went. "
+    "Or check an environment: its errors and speed.",
+    "cache": "Show how much compiled code is kept between runs, or delete it.",
+    "bench": "Run recipes over several seeds, and show their results: `lockstep bench run ppo CartPole-v1 --seeds 3`.",
+    "tune": "Search for good settings with Optuna: `lockstep tune ppo CartPole-v1 --trials 20 --total-steps 50000`.",
+    "trust": "Sign a run of your own that has no signature, such as a run of version 0.2: `lockstep trust RUN`.",
 }
-"""The commands in the order of the help. Each is the class of its name in the file of its name in this folder, which is
-imported when the command is called: it needs torch, and help must not wait for that."""
+"""Commands in the order of the help, each with the first paragraph of its class's docstring.
+
+Command `x` is the class `X` in the file `x.py` of this folder. The file is imported when the command is called: most of
+them need torch, and help must not wait for that."""
 COMMANDS_OF_RANKS = ("train", "resume")
+"""Commands that torchrun may start on several ranks."""
 
 
 class Command(Protocol):
-    """A command with the arguments that were given."""
+    """Parsed command line of one command."""
 
     def run(self) -> int:
-        """Run it and return the exit code."""
+        """Run the command and return the exit code."""
         ...
 
 
 def parse(words: Sequence[str]) -> Any:
-    """Return the command that the words name. Ends the process with help (0) or a message about what is wrong (2)."""
+    """Return the command for the words of a command line.
+
+    Ends the process after printing help (exit code 0) or a message about a wrong word (exit code 2).
+    """
     name = words[0] if words else "--help"
     if name not in COMMANDS:
         return _parse_overview(words or [name])
@@ -66,7 +73,7 @@ def command_class(name: str) -> Any:
 
 
 def _parse_overview(words: Sequence[str]) -> NoReturn:
-    """End the process with the list of commands, or with what is wrong with words that name none."""
+    """End the process after printing the list of commands, or a message about words that are not a command."""
     commands: Any = Union[  # noqa: UP007 (a union of a list)
         tuple(
             Annotated[dataclasses.make_dataclass(name, ()), tyro.conf.subcommand(name, description=description)]
@@ -75,7 +82,7 @@ def _parse_overview(words: Sequence[str]) -> NoReturn:
     ]
     description = "Reinforcement learning on PyTorch: train, evaluate, resume, compare."
     tyro.cli(commands, prog="lockstep", description=description, args=words)
-    raise AssertionError(f"{words} name no command, and were read as one")
+    raise AssertionError(f"{words} are not a command, but were parsed as one")
 
 
 def run_command(words: list[str]) -> int:
@@ -84,45 +91,48 @@ def run_command(words: list[str]) -> int:
         print(f"lockstep {__version__}")
         return 0
     if words and words[0] in COMMANDS:
-        command_class(words[0])  # here, because libraries keep the stderr that they find when they are imported
+        # Imported before stderr is redirected, because some libraries keep the stderr of their import for their log.
+        command_class(words[0])
     try:
-        with redirect_stderr(StringIO()) as said:
+        with redirect_stderr(StringIO()) as parser_output:
             command = parse(words)
-    except SystemExit as ending:  # tyro has printed help (0) or what is wrong (2)
-        sys.stderr.write(said.getvalue())
+    except SystemExit as ending:  # tyro has printed help (0) or an error (2)
+        sys.stderr.write(parser_output.getvalue())
         if ending.code:
-            sys.stderr.write(f"error: {first_words(said.getvalue())}\n")
+            # The error again on one line, in the form of all other errors.
+            sys.stderr.write(f"error: {first_words(parser_output.getvalue())}\n")
         return ending.code if isinstance(ending.code, int) else WRONG_INPUT
     return _run(words[0], command)
 
 
 def _run(name: str, command: Command) -> int:
-    """Run a command that was parsed, and report its errors; return its exit code."""
+    """Run a parsed command and report its errors; return its exit code."""
     from lockstep.cli.running import USER_ERRORS, CommandFailedError, describe
     from lockstep.cluster.torchrun import Place
     from lockstep.state.trust import search_current_folder
 
-    search_current_folder()  # `module:Class` may name a file beside the user
+    search_current_folder()  # `module:Class` may name a file in the current folder
     try:
         place = Place.of_process()
         if place.world_size > 1 and name not in COMMANDS_OF_RANKS:
             raise ValueError(f"WORLD_SIZE={place.world_size}: ranks train and resume together; give others one process")
         with warnings.catch_warnings(), ExitStack() as silence:
             warnings.showwarning = _show_warning
-            if place.rank:  # the first rank says it for all
+            if place.rank:  # the output of the first rank is that of all
                 warnings.showwarning = lambda *_, **__: None
                 silence.enter_context(redirect_stdout(silence.enter_context(Path(os.devnull).open("w"))))
             return command.run()
-    except BrokenPipeError:  # the reader of our output has gone, as in `lockstep list | head`
+    except BrokenPipeError:  # the reader of the output has exited, as in `lockstep list | head`
+        # Python flushes stdout at its exit, which would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except CommandFailedError as error:
-        return _complain(str(error), error.code)
+        return _report_error(str(error), error.code)
     except USER_ERRORS as error:
-        return _complain(describe(error), WRONG_INPUT)
+        return _report_error(describe(error), WRONG_INPUT)
     except Exception as error:
-        hint = "" if _debugging() else " (LOCKSTEP_DEBUG=1 shows the traceback)"
-        return _complain(f"{describe(error)}{hint}", FAILED)
+        hint = "" if _is_debugging() else " (LOCKSTEP_DEBUG=1 shows the traceback)"
+        return _report_error(f"{describe(error)}{hint}", FAILED)
 
 
 def first_words(box: str) -> str:
@@ -131,18 +141,20 @@ def first_words(box: str) -> str:
     return " ".join(itertools.takewhile(lambda line: line.strip("─"), lines))
 
 
-def _complain(message: str, code: int) -> int:
-    if _debugging():
+def _report_error(message: str, code: int) -> int:
+    """Print an error, with its traceback if the user debugs, and return the exit code."""
+    if _is_debugging():
         traceback.print_exc()
-    which = f"rank {os.environ['RANK']}: " if "RANK" in os.environ else ""
-    sys.stderr.write(f"error: {which}{message}\n")
+    rank = f"rank {os.environ['RANK']}: " if "RANK" in os.environ else ""
+    sys.stderr.write(f"error: {rank}{message}\n")
     return code
 
 
-def _debugging() -> bool:
+def _is_debugging() -> bool:
     return os.environ.get("LOCKSTEP_DEBUG", "") not in ("", "0")
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
+    """Print a warning on one line, unless it concerns only programmers."""
     if not issubclass(category, DeprecationWarning | PendingDeprecationWarning):
         sys.stderr.write(f"warning: {message}\n")

@@ -1,6 +1,6 @@
-"""Exit codes of the command line, beside 0."""
+"""Exit codes of the command line, apart from 0."""
 
 WRONG_INPUT = 2
-"""What the user gave is wrong; nothing was done."""
+"""The user's input was wrong, and nothing was done."""
 FAILED = 1
-"""The command was right and has failed."""
+"""The input was right, but the command has failed."""

@@ -1,4 +1,4 @@
-"""`Plan`: the numbers of a run, printed before it begins."""
+"""Plan of a run, printed before it begins: settings, gradient steps, networks, evaluations, and a guess of the time."""
 
 from __future__ import annotations
 
@@ -14,48 +14,60 @@ from lockstep.modules.defaults.action_critics import ActionCritics
 from lockstep.options.texts import count_text, duration_text, size_text
 from lockstep.trainer.build import Trainer
 
-SECONDS_OF_A_GRADIENT_STEP, SECONDS_OF_AN_ENV_STEP = 5e-4, 5e-5
-"""Time of a gradient step beside its arithmetic, and of an environment step with its action."""
+SECONDS_OF_A_GRADIENT_STEP = 5e-4
+"""Time of a gradient step in addition to its arithmetic."""
+SECONDS_OF_AN_ENV_STEP = 5e-5
+"""Time of an environment step and its action."""
 FLOPS_OF_A_ROW = 6
-"""Operations for each parameter and row: two forward, four backward."""
+"""Operations for each parameter and row of a minibatch: two forward, four backward."""
 FLOPS_OF_A_THREAD = 1e10
-"""Operations of a thread in a second."""
+"""Operations of one thread in a second."""
+MAX_SPACE_TEXT = 60
+"""Longest text of a space that is printed as gymnasium writes it."""
 
 
 class Plan:
-    """What a trainer is going to do from where it stands, in words."""
+    """Description of what a trainer will do from its current step on."""
 
     def __init__(self, trainer: Trainer, config: AlgorithmConfig) -> None:
-        self.trainer, self.config = trainer, config
+        self.trainer = trainer
+        self.config = config
 
     def facts(self, sources: Sequence[str]) -> dict[str, str]:
-        """Return the plan by subject; `sources`: where the settings come from."""
-        trainer, config = self.trainer, self.config
-        policy, collector = trainer.policy, trainer.train_collector or trainer.test_collector
-        where = ""
-        if collector is not None:
-            envs, name = collector.env, name_of_env(config.environment.env)
-            where = f"{envs.num_envs} x {name} ({envs.backend}, {envs.autoreset_mode}): "
-        framework, threads = policy.config.framework, torch.get_num_threads()
-        how = "eager"
-        if framework.compile is True:
-            after = framework.compile_after if framework.device == "cpu" else 0
-            how = (
-                f"compiled after {after:,} gradient steps"
-                if after
-                else "compiled (a first start waits for the compiler)"
-            )
+        """Return the plan as text by subject. `sources`: where the settings come from, in words."""
         return {
             "settings": "; ".join(sources),
             **self._agents(),
-            "environments": f"{where}{_space_text(policy.observation_space)} -> {_space_text(policy.action_space)}",
-            **trainer.describe_updates(),
+            "environments": self._environments_text(),
+            **self.trainer.describe_updates(),
             "learning rate": self._rates_text(),
             "networks": self._networks_text(),
-            "device": f"{framework.device}, {framework.dtype}, {count_text(threads, 'thread', 'threads')}, {how}",
+            "device": self._device_text(),
             "evaluation": self._evaluation_text(),
             **self._time(),
         }
+
+    # -- agents and environments ---
+
+    def _agents(self) -> dict[str, str]:
+        """Return which policy acts for which agents; empty for a single agent."""
+        collector = self.trainer.train_collector or self.trainer.test_collector
+        agents_of_modules = getattr(collector, "agents_of_modules", {})
+        texts = [
+            f"{module_id} acts for {', '.join(map(str, agents))}" for module_id, agents in agents_of_modules.items()
+        ]
+        return {"policies": "; ".join(texts)} if texts else {}
+
+    def _environments_text(self) -> str:
+        """Return number, name and kind of the environments, and their spaces; only the spaces without a collector."""
+        policy = self.trainer.policy
+        spaces = f"{_space_text(policy.observation_space)} -> {_space_text(policy.action_space)}"
+        collector = self.trainer.train_collector or self.trainer.test_collector
+        if collector is None:
+            return spaces
+        envs = collector.env
+        name = name_of_env(self.config.environment.env)
+        return f"{envs.num_envs} x {name} ({envs.backend}, {envs.autoreset_mode}): {spaces}"
 
     # -- networks and time ---
 
@@ -64,94 +76,128 @@ class Plan:
         return [p for p in self.trainer.policy.module.parameters() if p.requires_grad]
 
     def _networks_text(self) -> str:
-        """Return the number of parameters, and how many of them are the critics', whose widths are their own."""
-        module, parameters = self.trainer.policy.module, self._parameters
+        """Return the number of parameters, and the part of the critics, whose layer widths are a separate option."""
+        module = self.trainer.policy.module
+        parameters = self._parameters
         num_bytes = sum(p.numel() * p.element_size() for p in parameters)
         text = f"{sum(p.numel() for p in parameters):,} parameters ({size_text(num_bytes)})"
+
         critics = [part for part in module.modules() if isinstance(part, ActionCritics)]
         if critics:
-            number = sum(p.numel() for part in critics for p in part.parameters())
+            num_critic_parameters = sum(_num_parameters(part) for part in critics)
             widths = ", ".join(map(str, critics[0].hiddens))
-            text += f", {number:,} of them in critics with layers of {widths} (model_config.critic_hiddens)"
+            text += (
+                f", {num_critic_parameters:,} of them in critics with layers of {widths} (model_config.critic_hiddens)"
+            )
         return text
 
+    def _device_text(self) -> str:
+        """Return device, precision, threads, and whether updates are compiled."""
+        framework = self.trainer.policy.config.framework
+        if framework.compile is not True:
+            mode = "eager"
+        elif framework.device == "cpu" and framework.compile_after:
+            mode = f"compiled after {framework.compile_after:,} gradient steps"
+        else:
+            mode = "compiled (a first start waits for the compiler)"
+        threads = count_text(torch.get_num_threads(), "thread", "threads")
+        return f"{framework.device}, {framework.dtype}, {threads}, {mode}"
+
     def _time(self) -> dict[str, str]:
-        """Return a first guess of the time that the run takes on a processor; nothing for other devices."""
+        """Return a first guess of the run's duration on a processor; empty for other devices."""
         if self.config.framework.device != "cpu":
             return {}
-        steps, rows = self.trainer.work_left()
+        num_steps, num_rows = self.trainer.work_left()
         num_parameters = sum(p.numel() for p in self._parameters)
-        work = FLOPS_OF_A_ROW * num_parameters * rows / (FLOPS_OF_A_THREAD * torch.get_num_threads())
-        of_envs = self.trainer.steps_left * SECONDS_OF_AN_ENV_STEP if self.trainer.collects else 0.0
-        guess = duration_text(steps * SECONDS_OF_A_GRADIENT_STEP + work + of_envs)
+        arithmetic = FLOPS_OF_A_ROW * num_parameters * num_rows / (FLOPS_OF_A_THREAD * torch.get_num_threads())
+        environments = self.trainer.steps_left * SECONDS_OF_AN_ENV_STEP if self.trainer.collects else 0.0
+        guess = duration_text(num_steps * SECONDS_OF_A_GRADIENT_STEP + arithmetic + environments)
         return {"time": f"a first guess is {guess}; images, memory and slow environments take longer"}
 
-    def _agents(self) -> dict[str, str]:
-        """Return which policy acts for which agents, where there are several."""
-        of_modules = getattr(self.trainer.train_collector or self.trainer.test_collector, "agents_of_modules", {})
-        text = "; ".join(
-            f"{module_id} acts for {', '.join(map(str, names))}" for module_id, names in of_modules.items()
-        )
-        return {"policies": text} if text else {}
-
-    # -- learning rates ---
+    # -- learning rates and evaluation ---
 
     def _rates_text(self) -> str:
-        """Return the learning rates of the first and the last update; by optimizer where they differ."""
-        trainer = self.trainer
-        updates = trainer.first_and_last_update()
-        rates: dict[str, str] = trainer.policy.learner_group.first_learner(_rates, *updates)
+        """Return the learning rates of the first and the last update, for each optimizer if they differ."""
+        updates = self.trainer.first_and_last_update()
+        rates: dict[str, str] = self.trainer.policy.learner_group.first_learner(_rates, *updates)
         texts = set(rates.values())
-        return texts.pop() if len(texts) == 1 else "; ".join(f"{name} {text}" for name, text in rates.items())
+        if len(texts) == 1:
+            return texts.pop()
+        return "; ".join(f"{name} {text}" for name, text in rates.items())
 
     def _evaluation_text(self) -> str:
-        trainer, config = self.trainer, self.config
+        trainer = self.trainer
+        options = self.config.evaluation
         if trainer.test_collector is None:
             return "none"
-        every = trainer.step_per_epoch * trainer.test_interval
-        epsilon, how = config.evaluation.epsilon, "most likely actions"
-        if epsilon or config.evaluation.evaluation_explore:
-            how = f"epsilon {epsilon:g}" if epsilon else "drawn actions"
-        enough = config.evaluation.stop_return
-        stop = "" if enough is None else f"; stops at a mean return of {enough:g}"
-        episodes = trainer.episode_per_test
-        amount = f"{trainer.step_per_test} steps" if episodes is None else f"{episodes} episodes"
-        if trainer.evaluator.custom_function is not None:
-            amount = getattr(trainer.evaluator.custom_function, "__name__", "a function of yours")
-        beside = ", beside training" if trainer.evaluator.is_parallel else ""
-        return f"{amount} every {every:,} steps, {how}{beside}{stop}{self._evaluation_share_text(every)}"
 
-    def _evaluation_share_text(self, every: int) -> str:
-        """Return words about evaluations that may take more than a third of all environment steps, else nothing."""
-        trainer, collector = self.trainer, self.trainer.test_collector
+        custom_function = trainer.evaluator.custom_function
+        if custom_function is not None:
+            amount = getattr(custom_function, "__name__", "a function of yours")
+        elif trainer.episode_per_test is None:
+            amount = f"{trainer.step_per_test} steps"
+        else:
+            amount = f"{trainer.episode_per_test} episodes"
+
+        if options.epsilon:
+            actions = f"epsilon {options.epsilon:g}"
+        elif options.evaluation_explore:
+            actions = "drawn actions"
+        else:
+            actions = "most likely actions"
+
+        interval = trainer.step_per_epoch * trainer.test_interval
+        text = f"{amount} every {interval:,} steps, {actions}"
+        if trainer.evaluator.is_parallel:
+            text += ", beside training"
+        if options.stop_return is not None:
+            text += f"; stops at a mean return of {options.stop_return:g}"
+        return text + self._evaluation_share_text(interval)
+
+    def _evaluation_share_text(self, interval: int) -> str:
+        """Return a note if evaluation may take more than a third of all environment steps; otherwise an empty text.
+
+        `interval`: training steps from one evaluation to the next.
+        """
+        trainer = self.trainer
+        collector = trainer.test_collector
         if trainer.evaluator.custom_function is not None or not trainer.collects or collector is None:
             return ""
-        most = trainer.step_per_test
+
+        max_steps = trainer.step_per_test
         if trainer.episode_per_test is not None:
             limits = (getattr(collector.env, "max_episode_steps", None), self.config.evaluation.max_episode_steps)
-            known = [limit for limit in limits if limit is not None]
-            most = trainer.episode_per_test * min(known) if known else None
-        if most is None or 2 * most <= every:
+            known_limits = [limit for limit in limits if limit is not None]
+            max_steps = trainer.episode_per_test * min(known_limits) if known_limits else None
+        if max_steps is None or 2 * max_steps <= interval:
             return ""
-        return f"; each may take {most:,} steps, then more than a third of the run's steps are evaluation"
+        return f"; each may take {max_steps:,} steps, then more than a third of the run's steps are evaluation"
 
 
 def _rates(learner: Learner, first: int, last: int) -> dict[str, str]:
-    found = {}
+    """Return the learning rates of a learner's optimizers at two updates, in words. Runs in the learner's process."""
+    rates = {}
     for entry in learner.optimizers:
-        schedule, groups = entry.schedule, entry.optimizer.param_groups
+        schedule = entry.schedule
         if schedule is None or schedule.constant:
-            found[entry.key] = ", ".join(dict.fromkeys(f"{group['lr']:g}" for group in groups)) + " throughout"
+            group_rates = [f"{group['lr']:g}" for group in entry.optimizer.param_groups]
+            rates[entry.key] = ", ".join(dict.fromkeys(group_rates)) + " throughout"
         else:
-            found[entry.key] = f"{schedule.at(first):g} at the first update, {schedule.at(last):g} at the last"
-    return found
+            rates[entry.key] = f"{schedule.at(first):g} at the first update, {schedule.at(last):g} at the last"
+    return rates
+
+
+def _num_parameters(module: torch.nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
 
 
 def _space_text(space: Any) -> str:
-    if type(space) is dict:  # by module
+    """Return a space as text, shortened to kind and shape if it is long. A dict has a space for each module."""
+    if type(space) is dict:
         return ", ".join(f"{module_id}: {_space_text(part)}" for module_id, part in space.items())
     text = str(space).replace("\n", " ")
-    if len(text) > 60:
-        shape = "" if getattr(space, "shape", None) is None else f"{space.shape}, {space.dtype}"
-        text = f"{type(space).__name__}({shape or f'{len(space.spaces)} parts'})"
-    return text
+    if len(text) <= MAX_SPACE_TEXT:
+        return text
+    if getattr(space, "shape", None) is None:
+        return f"{type(space).__name__}({len(space.spaces)} parts)"
+    return f"{type(space).__name__}({space.shape}, {space.dtype})"

@@ -1,4 +1,4 @@
-"""`lockstep plot`: the learning curves of runs."""
+"""`lockstep plot`: draw the learning curves of runs."""
 
 from __future__ import annotations
 
@@ -6,33 +6,36 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tyro.conf import Positional, UseAppendAction, arg
+from tyro.conf import Positional, arg
 
 from lockstep.analysis import plot_runs
-from lockstep.cli.arguments import PICTURES, Count, Labels, check_ending
+from lockstep.cli.arguments import PICTURES, Count, Labels, OptionNames, Runs, check_ending
 from lockstep.cli.terminal import say, shown_path
 
 
 @dataclass
 class Plot:
-    """Draw the learning curves of runs; runs of equal settings become an interquartile mean with its interval."""
+    """Draw the learning curves of runs. Runs with the same settings become one curve with a confidence interval.
 
-    runs: Positional[Annotated[tuple[Path, ...], arg(metavar="RUN")]]
-    """Folders of runs."""
+    That curve is the interquartile mean of the runs: the mean of the middle half of their values.
+    """
+
+    runs: Positional[Runs]
+    """Folders of the runs."""
     output: Annotated[Path, arg(aliases=["-o"])] = field(default_factory=lambda: Path("curves.png"))
-    """The picture to write."""
-    metric: str = "returns_stat/mean"
-    """Name of the record."""
+    """Picture to write: .png, .pdf or .svg."""
+    metric: Annotated[str, arg(metavar="NAME")] = "returns_stat/mean"
+    """Metric to draw, as metrics.jsonl names it."""
     scope: Literal["test", "train", "update"] = "test"
-    """Of evaluation, of training episodes, or of updates."""
+    """Where the metric comes from: evaluations (test), training episodes (train), or updates."""
     x: Literal["steps", "seconds", "gradient_steps"] = "steps"
-    """What the curves run over."""
-    group_by: UseAppendAction[tuple[str, ...]] = ()
-    """Option whose values tell curves apart, e.g. training.lr; else all that differ but seeds. May be repeated."""
+    """Quantity on the horizontal axis."""
+    group_by: OptionNames = ()
+    """Draw one curve for each value of this option, e.g. training.lr."""
     labels: Labels = ()
-    """Name in the legend, one for each curve in their order. May be repeated."""
+    """Name of a curve in the legend; give one for each curve, in their order."""
     smooth: Count = 1
-    """Draw the mean of this many evaluations; the picture says so."""
+    """Draw the running mean of this many evaluations; the picture says so."""
 
     def run(self) -> int:
         """Draw the curves; return the exit code."""

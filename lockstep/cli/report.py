@@ -1,4 +1,4 @@
-"""`lockstep report`: one page about runs."""
+"""`lockstep report`: write an HTML page about runs."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Annotated
 from tyro.conf import Positional, UseAppendAction, arg
 
 from lockstep.analysis import write_report
-from lockstep.cli.arguments import Labels, check_ending
+from lockstep.cli.arguments import Labels, OptionNames, Runs, check_ending
 from lockstep.cli.terminal import say, shown_path
 
 
 @dataclass
 class Report:
-    """Write one page about runs: curves, settings that differ, final evaluations, shares of time, videos."""
+    """Write an HTML page about runs: curves, settings that differ, final evaluations, shares of time, videos."""
 
-    runs: Positional[Annotated[tuple[Path, ...], arg(metavar="RUN")]]
-    """Folders of runs."""
+    runs: Positional[Runs]
+    """Folders of the runs."""
     output: Annotated[Path, arg(aliases=["-o"])] = field(default_factory=lambda: Path("report.html"))
-    """The page to write; it needs no network."""
-    group_by: UseAppendAction[tuple[str, ...]] = ()
-    """Option whose values tell curves apart, e.g. training.lr; else all that differ but seeds. May be repeated."""
+    """Page to write: .html. It loads nothing from the network."""
+    group_by: OptionNames = ()
+    """Make one group of runs for each value of this option, e.g. training.lr."""
     labels: Labels = ()
-    """Name of a group of runs, one for each in their order. May be repeated."""
-    metric: UseAppendAction[tuple[str, ...]] = ()
-    """Another record to draw, with its scope: update/entropy. May be repeated."""
-    title: str = "Runs"
+    """Name of a group of runs; give one for each group, in their order."""
+    metric: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="SCOPE/NAME")] = ()
+    """Draw this metric too, e.g. update/entropy."""
+    title: Annotated[str, arg(metavar="TEXT")] = "Runs"
     """Heading of the page."""
 
     def run(self) -> int:

@@ -1,4 +1,4 @@
-"""What several commands share: the check before a run, its end, and how it is interrupted."""
+"""Functions that several commands share: check the environment, finish a run, handle Ctrl-C, describe errors."""
 
 from __future__ import annotations
 
@@ -21,18 +21,23 @@ from lockstep.policy import Policy
 from lockstep.runs.run import Run
 from lockstep.runs.seeds_display import SeedsDisplay
 from lockstep.state.names import name_of
+from lockstep.tracking import RunFolder
 from lockstep.trainer import Callback, ProgressDisplay
 from lockstep.trainer.callbacks import Event, Stop
 
 USER_ERRORS = (ValueError, TypeError, KeyError, OSError, ImportError)
-_OWN = f"{os.sep}lockstep{os.sep}"
-CHECK_STEPS, CHECK_SECONDS = 200, 1.0
-TRAINABLE = ("observation_outside", "seed_ignored", "limit_ignored")
-"""findings of `check_environment` that are errors of the environment, but can be trained on: shown, not refused"""
+"""Errors that wrong input causes: the exit code is 2, and there is no hint at a traceback."""
+LOCKSTEP_FOLDER = f"{os.sep}lockstep{os.sep}"
+"""Part of the path of every file in this package."""
+CHECK_STEPS = 200
+CHECK_SECONDS = 1.0
+"""Longest time of the check before a run, which ends after `CHECK_STEPS` otherwise."""
+TRAINABLE_FINDINGS = ("observation_outside", "seed_ignored", "limit_ignored")
+"""Errors of an environment that do not prevent training on it: they are shown, and the run begins."""
 
 
 class CommandFailedError(Exception):
-    """Ends a command with a message on stderr and an exit code: 2 for wrong input, 1 for a run that failed."""
+    """Error that ends a command with a message and an exit code: 2 for wrong input, 1 for a run that failed."""
 
     def __init__(self, message: str, code: int = WRONG_INPUT) -> None:
         super().__init__(message)
@@ -40,30 +45,37 @@ class CommandFailedError(Exception):
 
 
 def refuse_broken_environment(config: AlgorithmConfig) -> None:
-    """Raise `ValueError` for a broken environment, before a run's folder is made; print lesser findings."""
+    """Check the environment of a run before its folder is made, and print warnings about it.
+
+    Raises:
+        ValueError: the environment is broken.
+    """
     if config.env_runners.vectorize_mode in ("vector", "envpool"):
-        return  # these are no single environments; their boundary checks what it gets
+        return  # native vectors are not made of single environments; their wrapper checks each step
     findings = check_environment(
         config.environment.env,
         env_config=config.environment.env_config,
         num_steps=CHECK_STEPS,
         max_seconds=CHECK_SECONDS,
     )
-    broken = [finding for finding in findings if finding.level == "error" and finding.code not in TRAINABLE]
-    if broken:
-        lines = "\n".join(f"  {finding.message}" for finding in broken)
+
+    errors = [finding for finding in findings if finding.level == "error" and finding.code not in TRAINABLE_FINDINGS]
+    if errors:
+        lines = "\n".join(f"  {finding.message}" for finding in errors)
         raise ValueError(f"the environment is broken (lockstep doctor looks closer, --no-check skips this):\n{lines}")
-    scaled = {
+
+    # A large scale is not worth a warning if the run normalizes it.
+    is_normalized = {
         "reward_scale": config.environment.normalize_rewards,
         "observation_scale": config.environment.normalize_observations,
     }
     for finding in findings:
-        if finding.level != "info" and not scaled.get(finding.code):
+        if finding.level != "info" and not is_normalized.get(finding.code):
             say(f"warning: the environment: {finding.message}")
 
 
 def policy_text(policy: Policy, path: Path) -> str:
-    """Return where a policy lies, its algorithm, and the environment as the command line takes it."""
+    """Return a policy's path, its algorithm, and its environment as the command line accepts it."""
     env = policy.config.environment.env
     name = name_of(env) if hasattr(env, "__qualname__") else name_of_env(env)
     return f"{shown_path(path)} ({policy.config.algorithm} on {name})"
@@ -75,7 +87,7 @@ def plan_facts(run: Run, config: AlgorithmConfig) -> dict[str, str]:
 
 
 def show_seed_runs(folders: Sequence[Path]) -> None:
-    """Print a table of runs, and how to draw them."""
+    """Print a table of runs, and the command that draws their curves."""
     if folders:
         say()
         show_seeds(folders)
@@ -83,103 +95,128 @@ def show_seed_runs(folders: Sequence[Path]) -> None:
 
 
 class Interruption(Callback):
-    """While entered, SIGINT and SIGTERM ask the run to stop where it can go on bit by bit: after an update.
+    """Context manager that stops a run after its current update at SIGINT (Ctrl-C) or SIGTERM.
 
-    Before the run has begun they end the process as usual. A second signal ends the run without a new checkpoint.
+    It is also a callback of the run, which it asks to stop. A run that was stopped so can be resumed with identical
+    results. Before the run has begun, the signals end the process as usual. A second signal ends the run at once,
+    without a new checkpoint.
     """
 
     def __init__(self, display: ProgressDisplay | SeedsDisplay | None = None) -> None:
         self.signal: int | None = None
+        """Number of the signal that has arrived; None before."""
         self._display = display
-        self._running = False
-        self._owner = os.getpid()
-        self._before: dict[int, Any] = {}
+        self._is_running = False
+        self._owner_pid = os.getpid()
+        self._previous_handlers: dict[int, Any] = {}
 
     @property
     def exit_code(self) -> int:
-        """128 + the signal's number, as a shell counts; 0 without one."""
+        """128 plus the signal's number, as shells define it; 0 without a signal."""
         return 0 if self.signal is None else 128 + self.signal
 
     def begin(self) -> None:
-        """Note that there is something to stop."""
-        self._running = True
+        """Let signals stop the run from now on, instead of ending the process."""
+        self._is_running = True
 
     def __enter__(self) -> Self:
         for code in (signal.SIGINT, signal.SIGTERM):
-            self._before[code] = signal.signal(code, self._handle)
+            self._previous_handlers[code] = signal.signal(code, self._handle)
         return self
 
     def __exit__(self, *error: object) -> None:
-        for code, handler in self._before.items():
+        for code, handler in self._previous_handlers.items():
             signal.signal(code, handler)
 
     def _handle(self, code: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._owner:
-            return  # processes of environments are ended by their owner
+        # Forked processes of environments inherit this handler. They are ended by the process that started them.
+        if os.getpid() != self._owner_pid:
+            return
         if self.signal is not None:
             raise SystemExit(128 + code)
         self.signal = code
-        if not self._running:
+        if not self._is_running:
             raise KeyboardInterrupt
+
         note = "stopping after this update; once more stops at once"
         if self._display is not None and self._display.is_live:
             self._display.note = note
         else:
-            os.write(2, f"{note}\n".encode())  # a handler must not enter a buffered stream a second time
+            # The signal may have interrupted a write to sys.stderr, and a buffered stream cannot be entered twice.
+            os.write(2, f"{note}\n".encode())
 
     def on_event(self, event: Event) -> Stop:
-        """Ask to stop after a signal; the update that belongs to collected data is still made."""
+        """Request the end of the run after a signal. The update with the collected data is still made."""
         self.begin()
         return None if self.signal is None else "interrupted"
 
 
 def finish_run(run: Run, config: AlgorithmConfig, interruption: Interruption) -> int:
-    """Print the plan, train, print a short table; return the exit code."""
-    folder, shown = run.folder, shown_path(run.folder.path)
-    # After the run each rank has a learner of its own and would take itself for the one that writes.
-    writes = run.is_writer
-    say_facts({**Plan(run.trainer, config).facts(run.sources), "folder": shown})
+    """Print the plan, train, and print the result; return the exit code."""
+    folder = run.folder
+    shown = shown_path(folder.path)
+    # Read before the run: at its end every rank gets a learner of its own, and would take itself for the first rank.
+    is_writer = run.is_writer
+    say_facts({**plan_facts(run, config), "folder": shown})
     say()
+
     try:
         run.finish()
     except SystemExit as ending:
         code = ending.code if isinstance(ending.code, int) else 130
-        there = folder.newest_checkpoint()
-        how = f"go on from its last checkpoint with: lockstep resume {shown}" if there else "it has no checkpoint yet"
-        raise CommandFailedError(f"stopped at once; {how}", code) from None
+        advice = "it has no checkpoint yet"
+        if folder.newest_checkpoint():
+            advice = f"continue from its last checkpoint with: lockstep resume {shown}"
+        raise CommandFailedError(f"stopped at once; {advice}", code) from None
     except Exception as error:
-        lines = [describe(error), f"The run's folder: {shown}."]
-        if any(folder.checkpoints.glob("step_*/manifest.json")):
-            lines[-1] += f" To go on from its last checkpoint: lockstep resume {shown}"
-        if folder.error_checkpoint.is_dir():
-            lines.append(f"The state when it failed is kept in {shown_path(folder.error_checkpoint)}")
-        raise CommandFailedError("\n".join(lines), FAILED) from error
-    if writes:
+        raise CommandFailedError(_failure_text(error, folder), FAILED) from error
+
+    if is_writer:
         show_result(folder)
     if interruption.signal is not None:
-        say(f"\ninterrupted; go on with: lockstep resume {shown}")
+        say(f"\ninterrupted; continue with: lockstep resume {shown}")
     return interruption.exit_code
 
 
+def _failure_text(error: Exception, folder: RunFolder) -> str:
+    """Return the message for a run that an error ended: the error, the folder, and what can be resumed."""
+    shown = shown_path(folder.path)
+    lines = [describe(error), f"The run's folder: {shown}."]
+    if any(folder.checkpoints.glob("step_*/manifest.json")):
+        lines[-1] += f" To continue from its last checkpoint: lockstep resume {shown}"
+    if folder.error_checkpoint.is_dir():
+        lines.append(f"The state when it failed is kept in {shown_path(folder.error_checkpoint)}")
+    return "\n".join(lines)
+
+
 def describe(error: BaseException) -> str:
-    """Return an error in words, without a traceback."""
+    """Return an error as text without a traceback. An error that does not explain itself gets its class and place."""
     cause = error.__cause__
     if isinstance(error, EnvironmentStepError) and cause is not None:
-        which = "an environment" if error.env_index is None else f"environment {error.env_index}"
-        last = "" if error.action is None else f"; its last action was {error.action!r}"
-        return f"{which} raised {type(cause).__name__}: {cause}{_place(cause)}{last}"
-    text, place = str(error), _place(error)
+        # The user's environment raised the cause, so its place is in the user's file.
+        env_text = "an environment" if error.env_index is None else f"environment {error.env_index}"
+        action_text = "" if error.action is None else f"; its last action was {error.action!r}"
+        return f"{env_text} raised {type(cause).__name__}: {cause}{_place(cause)}{action_text}"
+
+    if isinstance(error, KeyError) and error.args and " " in str(error.args[0]):
+        return str(error.args[0])  # a sentence, which str() would put in quotes
+
+    text = str(error)
+    place = _place(error)
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-    if isinstance(error, KeyError) and error.args and " " in str(error.args[0]):
-        return str(error.args[0])  # a sentence; a bare key says nothing without its place
-    clear = ValueError | OSError | ImportError | FloatingPointError | EnvironmentStepError
-    if text and (isinstance(error, clear) or (isinstance(error, TypeError) and _OWN in place)):
+    # The messages of these classes are written for users. A TypeError is so only if Lockstep has raised it.
+    explains_itself = isinstance(error, ValueError | OSError | ImportError | FloatingPointError | EnvironmentStepError)
+    if isinstance(error, TypeError) and LOCKSTEP_FOLDER in place:
+        explains_itself = True
+    if text and explains_itself:
         return text
     return f"{type(error).__name__}: {text}{place}"
 
 
 def _place(error: BaseException) -> str:
-    """Return where it was raised: ` (my_env.py:12, in step)`."""
+    """Return where an error was raised: ` (my_env.py:12, in step)`; empty for an error without a traceback."""
     frames = traceback.extract_tb(error.__traceback__)
-    return f" ({frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name})" if frames else ""
+    if not frames:
+        return ""
+    return f" ({frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name})"

@@ -1,4 +1,4 @@
-"""`lockstep trust`: sign a run of one's own."""
+"""`lockstep trust`: sign a user's own run."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from lockstep.runs.trust import trust_run
 
 @dataclass
 class Trust:
-    """Sign a run of your own that has no signature, as runs of version 0.2: `lockstep trust RUN`.
+    """Sign a run of your own that has no signature, such as a run of version 0.2: `lockstep trust RUN`.
 
-    The functions and classes that its files name are then imported and called as in a run that you have just made. Do
-    not sign what you got from somebody else, unless you have looked at the names that this command shows.
+    From then on the functions and classes that its files name are imported and called, as in a run that you have just
+    made. Do not sign a run of somebody else, unless you have looked at the names that this command shows.
     """
 
     folder: Positional[Annotated[Path, arg(metavar="RUN")]]
-    """The run's folder, or a checkpoint."""
+    """Folder of the run, or a checkpoint."""
 
     def run(self) -> int:
-        """Sign the run and show what it names; return the exit code."""
-        found = trust_run(self.folder)
-        if found:
-            say_facts(found)
+        """Sign the run and show the objects that it names; return the exit code."""
+        objects = trust_run(self.folder)
+        if objects:
+            say_facts(objects)
         else:
             say("It names no object outside of Lockstep.")
         say(f"signed: {shown_path(self.folder)}")

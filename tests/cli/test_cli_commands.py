@@ -16,6 +16,7 @@ from cli_tools import SMALL, Said, Trained, run_process
 from lockstep import ALGORITHMS, AlgorithmConfig, load_policy, train
 from lockstep.cli.commands import COMMANDS, command_class
 from lockstep.recipes import RECIPES
+from lockstep.recipes.families import FAMILIES
 from lockstep.runs.video import VideoCallback, record_video
 from lockstep.tracking import RunFolder
 
@@ -37,6 +38,21 @@ def test_the_list_of_commands_has_the_first_sentence_of_each() -> None:
     for name, description in COMMANDS.items():
         first_paragraph = inspect.getdoc(command_class(name)).partition("\n\n")[0]
         assert " ".join(first_paragraph.split()) == description
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_a_command_names_and_explains_each_argument(lockstep: Command, name: str) -> None:
+    said = lockstep(name, "--help")
+    assert said.code == 0
+    assert not re.search(r"\bSTR\b|\{None\}", said.out), "a metavar says what the argument is"
+    for field in fields(command_class(name)):
+        text = inspect.getsource(command_class(name)).partition(f"    {field.name}: ")[2].partition('"""')[2]
+        assert "\n" not in text.partition('"""')[0], f"tyro keeps the line breaks in the help of {field.name}"
+
+
+def test_the_help_of_bench_names_its_positional_arguments(lockstep: Command) -> None:
+    usage = lockstep("bench", "--help").out.partition("\n")[0]
+    assert usage.endswith("{list,run,repeat,table,pictures} [ALGORITHM] [ENV]")
 
 
 @pytest.mark.long
@@ -163,6 +179,42 @@ def test_list_shows_algorithms_spaces_and_recipes(lockstep: Command) -> None:
     for recipe in RECIPES:
         promise = "" if recipe.promise is None else f"{recipe.promise:g}"
         assert re.search(rf"{recipe.algorithm} {recipe.env} .*{recipe.total_steps:,}.*{promise}", said.out)
+
+
+def test_list_has_no_blank_lines_between_entries(lockstep: Command) -> None:
+    tables = lockstep("list").out.removesuffix("\n").split("\n\n")
+    assert [len(table.splitlines()) for table in tables] == [2 + len(ALGORITHMS), 2 + len(RECIPES) + len(FAMILIES)]
+    assert not any(line.endswith(" ") for table in tables for line in table.splitlines()), "a narrow window wraps them"
+
+
+@pytest.mark.parametrize(
+    ("words", "recipes"),
+    [
+        (("--algorithm", "trpo"), {f"trpo {each.env}" for each in RECIPES if each.algorithm == "trpo"}),
+        (("--env", "BipedalWalker-v3"), {"ppo BipedalWalker-v3", "tqc BipedalWalker-v3"}),
+        (("--env", "BipedalWalker"), {"ppo BipedalWalker-v3", "tqc BipedalWalker-v3"}),
+        (("--env", "MinAtar/Free*"), {f"{name} MinAtar/Freeway-v1" for name in ("pqn", "ppo", "dqn")}),
+        (("--env", "ALE/Breakout-v5"), {f"{each.algorithm} ALE/*" for each in FAMILIES}),
+        (("--algorithm", "ppo", "--env", "ALE/Pong-v5"), {"ppo ALE/Pong-v5", "ppo ALE/*"}),
+    ],
+)
+def test_list_shows_the_recipes_of_an_algorithm_or_environment(lockstep: Command, words, recipes) -> None:
+    said = lockstep("list", *words)
+    assert said.code == 0, said.err
+    *algorithms, recipe_table = said.out.split("\n\n")
+    assert {line.partition("  ")[0] for line in recipe_table.splitlines()[2:]} == recipes
+    names = [table.splitlines()[2].split()[0] for table in algorithms]
+    assert names == [words[1]] * ("--algorithm" in words), "an environment alone does not say which algorithms learn it"
+
+
+def test_list_filters_refuse_unknown_names_and_markdown(lockstep: Command) -> None:
+    said = lockstep("list", "--algorithm", "pqo")
+    assert said.code == 2
+    assert "did you mean 'pqn'?" in said.err
+    assert "no recipe of sac for CartPole-v1" in lockstep("list", "--algorithm", "sac", "--env", "CartPole-v1").out
+    said = lockstep("list", "--markdown", "--env", "CartPole-v1")
+    assert said.code == 2
+    assert "leave out --algorithm and --env" in said.err
 
 
 def test_list_markdown_is_the_reference_of_every_option(lockstep: Command) -> None:

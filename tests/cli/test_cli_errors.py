@@ -89,7 +89,7 @@ def test_a_folder_of_several_runs_is_refused_with_their_names(
             "trian, ppo, CartPole-v1",
         ),
         ((*TRAIN, "--totl-steps", "5"), "--total-steps", "--totl-steps"),
-        ((*TRAIN, "--total-steps", "3.5"), "'3.5' is no whole number", "3.5"),
+        ((*TRAIN, "--total-steps", "3.5"), "'3.5' is not a whole number", "3.5"),
         (("train", "ppo"), "ENV", "Missing from lockstep train: ENV"),
     ],
 )
@@ -150,7 +150,7 @@ def test_damaged_checkpoint_is_named_and_passed_over(lockstep: Command, trained:
     damage(checkpoints[-1])
     said = lockstep("resume", "copy", "--total-steps", "1536")
     assert said.code == 0
-    assert "goes on at step 512" in said.out
+    assert "continues at step 512" in said.out
     assert said.err.startswith("warning: ")
     assert checkpoints[-1].name in said.err
 

@@ -133,7 +133,7 @@ def test_seeds_side_by_side_are_stopped_together(tmp_path: Path) -> None:
     assert process.returncode == 130, err
     for run in (tmp_path / "runs").iterdir():
         folder = RunFolder.open(run)
-        assert f"seed {folder.seed} goes on with: lockstep resume runs/{run.name}" in out
+        assert f"continue seed {folder.seed} with: lockstep resume runs/{run.name}" in out
         assert folder.read_summary()["stop_reason"] == "interrupted"
     assert "seed 2 has not begun" in out
 
@@ -183,7 +183,7 @@ def test_resume_goes_on_with_more_steps(lockstep: Command, trained: Trained, tmp
     assert (run / "metrics.jsonl").read_bytes() == records, "a command that is refused changes nothing"
     more = lockstep("resume", "copy", "--total-steps", "1280", "--set", "training.entropy_coeff=0.01")
     assert more.code == 0, more.err
-    assert "goes on at step 1,024" in more.out
+    assert "continues at step 1,024" in more.out
     assert "1 of 256 environment steps, 256 in all" in more.out
     assert "from step 1,024 on training.entropy_coeff=0.01 (was 0.0), reporting.total_steps=1280 (was 1024)" in more.out
     assert "training.lr stretched to 1,280 steps" in more.out
@@ -227,7 +227,7 @@ def test_ctrl_c_ends_in_order_and_resume_reaches_the_same_weights(lockstep: Comm
     assert process.returncode == 130, (out, err)
     (run,) = (tmp_path / "runs").iterdir()
     assert err == "stopping after this update; once more stops at once\n"
-    assert f"interrupted; go on with: lockstep resume runs/{run.name}" in out
+    assert f"interrupted; continue with: lockstep resume runs/{run.name}" in out
     assert "ended by      interrupted" in out
     steps = RunFolder.open(run).read_summary()["train_step"]
     assert 2048 <= steps < 8192

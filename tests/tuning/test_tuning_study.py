@@ -202,7 +202,7 @@ def test_a_search_that_is_interrupted_ends_in_order_and_goes_on(tmp_path):
             said = process.communicate(timeout=60)[1]  # all that write there have ended
         return process.returncode, said
 
-    told = "interrupted; the same command goes on: trials that ended stay, others are repeated\n"
+    told = "interrupted; the same command continues: trials that ended are kept, the other ones are repeated\n"
     assert interrupted("trial_0000/*/config.json", os.killpg) == (130, told)
     assert [state for _, state, *_ in trials_of(tmp_path / "s")] == ["RUNNING"]
     assert interrupted("trial_0001/*/config.json", os.kill) == (130, told)
