@@ -83,9 +83,7 @@ class List:
         if rows:
             show_table(RECIPE_COLUMNS, rows)
         else:
-            say(
-                f"There is no recipe {_filter_text(algorithm, self.env)}; `lockstep train` uses the algorithm's defaults."
-            )
+            say(f"There is no recipe {_filter_text(algorithm, self.env)}; `lockstep train` uses the defaults.")
         return 0
 
 
