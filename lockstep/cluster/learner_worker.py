@@ -132,7 +132,7 @@ class LearnerWorker(Worker):
     def progress(self) -> tuple[int, bool]:
         """Return how often the learner met the others, and whether it waits for them now."""
         reducer = None if self.learner is None else self.learner.reducer
-        return (reducer.num_calls, reducer.is_waiting) if isinstance(reducer, DistributedReducer) else (0, False)
+        return (0, False) if reducer is None else (reducer.num_calls, reducer.is_waiting)
 
     def before(self) -> Whole | None:
         """Return the learner as it was before the call that it works on."""

@@ -531,9 +531,7 @@ class Learner(Generic[Training]):
         self, episodes: Episodes | RolloutEpisodes | EpisodeParts
     ) -> tuple[dict[str, Trajectories], int]:
         """Return trajectories of the modules that have steps and are to learn, and the environment steps."""
-        parts = episodes  # of a group: the learner's share as arrays
-        if not isinstance(parts, EpisodeParts):
-            parts = parts_of_episodes(parts, self.module.keys(), self._to_train)
+        parts = parts_of_episodes(episodes, self.module.keys(), self._to_train)
         ids = self._to_train(parts.trajectories)
         for module_id in ids:
             trajectories, space = parts.trajectories[module_id], self.module[module_id].action_space

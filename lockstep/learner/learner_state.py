@@ -1,4 +1,4 @@
-"""`LearnerState`: how a learner is saved and restored, in one state or in the folders of a checkpoint."""
+"""`LearnerState`: saves and restores a learner, as one state or as the folders of a checkpoint."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from lockstep.state.trust import signed
 
 
 class LearnerState:
-    """State of a learner, which it takes from the learner and puts back.
+    """Reader and writer of a learner's state.
 
-    Checkpoints are made and restored through the learner's own `get_state` and `set_state`, so that a subclass that
+    Checkpoints are written and restored through the learner's own `get_state` and `set_state`, so that a subclass that
     overrides them decides what is saved.
     """
 
@@ -56,7 +56,7 @@ class LearnerState:
         return checkpointing.select_components(state, components, not_components)
 
     def set(self, state: Mapping[str, Any]) -> None:
-        """Restore the components in `state`, all or none; `ValueError` with all that does not fit."""
+        """Restore the components in `state`, all or none; `ValueError` with everything that does not fit."""
         if not isinstance(state, Mapping):
             raise TypeError(f"a learner's state is a dict by component, not {type(state).__name__}")
         learner = self.learner
@@ -65,6 +65,8 @@ class LearnerState:
         checkpointing.check_state(state, before, type(learner).__name__, networks, learner.policies_to_train)
         if "optimizer" in state:
             learner.optimizers.check_state(state["optimizer"])
+
+        # Objects that users register may refuse their state for reasons that no check above knows.
         try:
             self._restore(state)
         except Exception as error:
@@ -73,7 +75,7 @@ class LearnerState:
             raise ValueError(f"the state does not fit this learner, nothing was changed: {reason}") from error
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        """Put the components in `state` into the learner, one after another."""
+        """Restore the components in `state`, one after another."""
         learner = self.learner
         for module_id, weights in state.get("rl_module", {}).items():
             learner.module[module_id].set_state(weights)
@@ -92,12 +94,14 @@ class LearnerState:
             learner.metrics.set_state(state["metrics"])
         if "random" in state:
             learner.streams.set_state(state["random"])
+        # A dict names a function, which cannot be saved: the learner keeps its own. So it does if there is no entry.
         allowed = state.get("should_module_be_updated", {})
-        if not isinstance(allowed, Mapping):  # a function cannot be saved: the learner keeps its own
+        if not isinstance(allowed, Mapping):
             learner.policies_to_train = allowed if allowed is None else list(allowed)
 
     def _restore_coefficients(self, coefficients: Mapping[str, Any]) -> None:
-        """Continue the schedules; a coefficient whose schedule is configured otherwise now follows the new one."""
+        """Continue the schedules of coefficients; a schedule that is configured anew is used instead, with a
+        warning."""
         for key, saved in coefficients.items():
             module_id, name = key.rsplit("/", 1)
             schedule, value = self.learner.coefficients[module_id, name]
@@ -111,7 +115,7 @@ class LearnerState:
     def weights(
         self, module_ids: Collection[str] | str | None = None, inference_only: bool = False
     ) -> dict[str, dict[str, np.ndarray]]:
-        """Return `{module_id: {name: array}}`, copies; `KeyError` for an unknown module."""
+        """Return copies of weights, `{module_id: {name: array}}`; `KeyError` for an unknown module."""
         module = self.learner.module
         ids = checkpointing.names_of(module_ids)
         unknown = sorted(set(ids or ()) - set(module))

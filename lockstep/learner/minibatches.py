@@ -1,4 +1,4 @@
-"""Which rows go into which gradient step, for one or several modules."""
+"""Minibatches of an update: the rows of each gradient step, for one or several modules."""
 
 from __future__ import annotations
 
@@ -18,22 +18,24 @@ from lockstep.data.minibatch import minibatches_per_pass, multi_minibatch_indice
 from lockstep.data.trees import map_tree
 from lockstep.options.checks import check_flags, check_whole, is_number
 
-Indices = dict[str, np.ndarray | None]
+RowIndices = dict[str, np.ndarray | None]
+"""Row indices of a minibatch by module id; None for all rows."""
 TensorColumns = dict[str, Any]
+"""Columns of one module by name: tensors `[N, ...]`, or nested dicts and tuples of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateOptions:
-    """How often and in which pieces a batch is gone through."""
+    """Options of one update call: schedules' time, passes, minibatches, shuffling."""
 
     timesteps: Mapping[str, int] | None = None
-    """for schedules and hooks, e.g. `{"num_env_steps_sampled_lifetime": 40_000}`"""
+    """Present time for schedules and hooks, e.g. `{"num_env_steps_sampled_lifetime": 40_000}`."""
     num_epochs: int = 1
-    """complete passes"""
+    """Number of passes over the batch."""
     minibatch_size: int | None = None
-    """rows of the largest module in one gradient step; `None`: all"""
+    """Number of rows of the largest module in one gradient step. `None` takes all rows."""
     shuffle_batch_per_epoch: bool = False
-    """a new permutation for each pass; ignored where `minibatch_size` is None"""
+    """Shuffle the rows again before each pass. Ignored if `minibatch_size` is None."""
 
     def __post_init__(self) -> None:
         check_whole("num_epochs", self.num_epochs, 1)
@@ -53,7 +55,7 @@ class UpdateOptions:
 def take_minibatch(
     columns: Mapping[str, TensorColumns], indices: Mapping[str, Tensor | None]
 ) -> dict[str, TensorColumns]:
-    """Take rows of every column: one gather each; `None` takes all rows without a copy."""
+    """Return the rows `indices` of every column, one gather for each; `None` returns all rows without a copy."""
     return {
         module_id: columns[module_id] if index is None else take_rows(columns[module_id], index)
         for module_id, index in indices.items()
@@ -61,20 +63,22 @@ def take_minibatch(
 
 
 def take_rows(columns: TensorColumns, index: Tensor) -> TensorColumns:
-    """Take the rows `index` `[K]` int64 of every column, nested ones too."""
+    """Return the rows `index` `[K]` int64 of every column, nested columns included."""
     taken: TensorColumns = map_tree(lambda leaf: leaf.index_select(0, index), columns)
     return taken
 
 
 def module_minibatches(
     num_rows: Mapping[str, int], options: UpdateOptions, rng: np.random.Generator
-) -> Iterator[list[Indices]]:
-    """Yield for each pass its minibatches: `{module_id: row indices, None = all rows}`.
+) -> Iterator[list[RowIndices]]:
+    """Yield the list of minibatches of each pass. `num_rows` is the number of rows by module id.
 
-    Each minibatch holds `minibatch_size` rows of the largest module and a proportional number of the others. A pass
-    draws from `rng` when it is asked for.
+    A minibatch holds `minibatch_size` rows of the largest module, and a proportional number of each other module.
+    Random numbers of a pass are drawn from `rng` when the pass begins: an update that stops early draws none for later
+    passes.
     """
-    size, num_epochs = options.minibatch_size, options.num_epochs
+    size = options.minibatch_size
+    num_epochs = options.num_epochs
     if size is None or size >= max(num_rows.values()):
         for _ in range(num_epochs):
             yield [dict.fromkeys(num_rows)]
@@ -85,21 +89,27 @@ def module_minibatches(
 
 
 def rows_on_device(
-    minibatches: Sequence[tuple[Indices, object]], device: torch.device
+    minibatches: Sequence[tuple[RowIndices, object]], device: torch.device
 ) -> list[dict[str, Tensor | None]]:
-    """Return the rows of each minibatch as tensors on `device`, after one transfer for all of them."""
-    indices = [index for rows, _ in minibatches for index in rows.values() if index is not None]
+    """Return the row indices of each minibatch as tensors on `device`, after one transfer for all of them.
+
+    The second part of each pair in `minibatches` is ignored.
+    """
+    indices: list[np.ndarray] = []
+    for rows, _ in minibatches:
+        indices += [index for index in rows.values() if index is not None]
     if not indices:
         return [dict.fromkeys(rows) for rows, _ in minibatches]
+
     if device.type == "cpu":
-        found = iter([torch.from_numpy(index) for index in indices])
+        tensors = iter([torch.from_numpy(index) for index in indices])
     else:
-        found = iter(torch.from_numpy(np.concatenate(indices)).to(device).split([len(index) for index in indices]))
-    return [{mid: None if index is None else next(found) for mid, index in rows.items()} for rows, _ in minibatches]
+        tensors = iter(torch.from_numpy(np.concatenate(indices)).to(device).split([len(index) for index in indices]))
+    return [{mid: None if index is None else next(tensors) for mid, index in rows.items()} for rows, _ in minibatches]
 
 
 def warn_of_rows_left_out(num_left_out: int, num_rows: int, options: UpdateOptions, train_batch_size: int) -> None:
-    """Warn that each pass leaves rows of the batch out; `train_batch_size`: the configured one."""
+    """Warn that each pass leaves out rows of the batch. `train_batch_size` is the configured number of rows."""
     which = (
         "another random part in each pass" if options.shuffle_batch_per_epoch else "they come first in the next pass"
     )
@@ -117,6 +127,10 @@ def warn_of_rows_left_out(num_left_out: int, num_rows: int, options: UpdateOptio
 
 
 def steps_by_row(columns: Mapping[str, TensorColumns]) -> dict[str, np.ndarray]:
-    """Return the transitions in each row `[N]` that `loss_mask` marks, for the modules whose columns have one."""
+    """Return the number of transitions in each row `[N]` by module id, for the modules whose columns have a
+    `loss_mask`.
+
+    A row of a module with memory is a sequence, which holds several transitions.
+    """
     masks = {mid: part[Columns.LOSS_MASK] for mid, part in columns.items() if Columns.LOSS_MASK in part}
     return {mid: mask.reshape(len(mask), -1).sum(1).cpu().numpy() for mid, mask in masks.items()}

@@ -1,4 +1,4 @@
-"""`StepContext`: the present gradient step of a learner, and the results that it leaves for others."""
+"""`StepContext`: the present gradient step of a learner, and the results that the step leaves for other code."""
 
 from __future__ import annotations
 
@@ -9,31 +9,34 @@ from torch import Tensor
 
 @dataclass(slots=True)
 class StepContext:
-    """Gradient step of a learner, or the part of one module in it: whose rows it takes, and what it leaves.
+    """Gradient step of a learner, or the part of one module in it: the modules that take part, and its results.
 
-    How many rows that are is the weight of the learner's metrics alone, see `Learner.rows_in_step`.
+    Outside of gradient steps it describes the whole update, whose hooks may log and reduce, too. The number of rows is
+    not part of it: that is the weight of the learner's metrics, see `Learner.rows_in_step`.
 
-    Outside of gradient steps it describes the whole update, whose hooks may log and reduce, too. It is plain Python
-    and creates no tensor, so that neither a CUDA graph nor compiled code depends on which object it is.
+    It is plain Python and creates no tensor. So neither a CUDA graph nor compiled code depends on which object it is.
     """
 
     stand_ins: frozenset[str] = frozenset()
-    """Ids of the modules whose one row stands in for another learner's and weighs nothing, see `sharding`."""
+    """Ids of the modules whose one row was copied from another learner and has no weight, see `many/sharding.py`."""
     modules: tuple[str, ...] | None = None
     """Ids of the modules in the step; None until its losses are computed."""
     errors: dict[str, Tensor] = field(default_factory=dict)
-    """By module id: the error `[N]` of each own row, where the loss leaves them for priorities."""
+    """By module id: the error `[N]` of each own row, if the loss computes errors for priorities."""
     values: dict[str, Tensor] = field(default_factory=dict)
-    """By module id: the value `[N]` of each own row, where the batch has value targets."""
+    """By module id: the value `[N]` of each own row, if the batch has value targets."""
 
     def within(self, stand_ins: frozenset[str] | None) -> StepContext:
-        """Return the context of a step inside this one; `stand_ins` None: those of this one."""
+        """Return the context of a step inside this one. `stand_ins=None` takes the stand-ins of this one.
+
+        Both contexts share their results until one of them replaces a dict.
+        """
         return StepContext(self.stand_ins if stand_ins is None else stand_ins, self.modules, self.errors, self.values)
 
     def keep_results_of(self, inner: StepContext) -> None:
-        """Keep what a step inside this one has left, so that it can be read until the next one.
+        """Take over the results of a step inside this one, so that they can be read until the next step.
 
-        Its stand-ins belong to it: they say whose errors and values are not those of own rows.
+        The stand-ins belong to the results: they say which errors and values are not those of own rows.
         """
         self.stand_ins = inner.stand_ins
         self.errors = inner.errors

@@ -1,1 +1,1 @@
-"""Updates whose data is already on the learner's device, captured as CUDA graphs."""
+"""Updates from data on the learner's device: each is one CUDA graph."""

@@ -1,11 +1,11 @@
-"""An update from a rollout that lies on the learner's device: all of it is one CUDA graph."""
+"""Update from a rollout on the learner's device: all of it is one CUDA graph."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -23,39 +23,55 @@ from lockstep.ops import RunningMoments
 from lockstep.ops.graphs import CapturedFunction
 from lockstep.tracking.metrics import Metrics
 
-Outcome = tuple[Metrics, Tensor, Tensor | None, Tensor | None]
-"""of an update: what was logged; how many gradients were not finite; where passes may be stopped, for each one 1 if no
-step is taken after it; and where observations are normalised, mean and squared distances `[2, *obs]` of the new ones"""
+
+class RolloutOutcome(NamedTuple):
+    """Results of the gradient steps on a rollout, as tensors that the host has not read yet."""
+
+    metrics: Metrics
+    """Metrics that the steps have logged."""
+    num_bad: Tensor
+    """Number of gradients that were not finite, 0-d."""
+    stopped: Tensor | None
+    """For each pass, 1 if no step is taken after it, `[passes]`; None if the learner never stops passes early."""
+    obs_moments: Tensor | None
+    """Mean of the observations and sum of squared distances from it, `[2, *obs]`; None if they are not normalized."""
 
 
 class DeviceUpdate:
-    """Updates one learner from tensor rollouts; the third and all later updates of one shape are one launch.
+    """Updates of one learner from tensor rollouts. The third and all later updates of one shape are one launch each.
 
-    The learner's own hooks compute it, as they do on the host: `prepare_batch` once, then for each minibatch the
-    forward pass, losses, gradients and optimizers. Rows are permuted on the device, with the stream `minibatches` of
-    the learner. Passes that `should_stop_passes` ends are computed and leave everything as it was.
+    The gradient steps go through the learner's hooks, as on the host: `prepare_batch` once, then for each minibatch the
+    forward pass, losses, gradients and optimizers. Rows are permuted on the device with the learner's stream
+    `minibatches`.
+
+    A graph has no branches, so passes that `should_stop_passes` ends early are computed all the same. Their steps are
+    held: they change nothing.
     """
 
     def __init__(self, learner: SteppedLearner) -> None:
         self.learner = learner
         self._rates: dict[str, Tensor] = {}
-        """0-d learning rates by optimizer"""
+        """Learning rates by the key of the optimizer, 0-d. A graph reads them, and the host writes them."""
         self._hold = torch.zeros((), device=learner.device)
-        """0-d, 1 once the passes of an update are to end"""
+        """0-d, 1 as soon as the passes of the present update are to end."""
         self._key: Any = None
-        self._captured: CapturedFunction[Outcome]
-        self._launched: tuple[int, Outcome] | None = None
-        """rows of a minibatch and outcome of an update that is under way"""
+        """Everything that the captured graph depends on; None if there is no valid graph."""
+        self._captured: CapturedFunction[RolloutOutcome]
+        self._launched: tuple[int, RolloutOutcome] | None = None
+        """Number of rows in a minibatch, and outcome of the update that was launched and not yet reported."""
 
     def forget(self) -> None:
-        """Capture anew with the next launch, after parameters or modules have changed."""
+        """Discard the captured graph, since parameters or modules have changed. The next launch captures a new one."""
         self._key = None
 
     def launch(self, rollout: TensorRollout, options: UpdateOptions) -> None:
-        """Begin an update that `run` is asked for next, with the same arguments; do not wait for it."""
-        learner, module_id = self.learner, self.prepare(options)
+        """Begin an update without waiting for it. The next call must be `run` with the same arguments."""
+        learner = self.learner
+        module_id = self.prepare(options)
         rewards = learner.connectors[module_id].rewards
-        if self._launched is not None and rewards is not None:  # of a rollout that was refused
+        if self._launched is not None and rewards is not None:
+            # The last update was launched but never reported, because its rollout was refused. Its reward statistics
+            # on the device are replaced by those of the host, which do not include it.
             rewards.lead_device()
         size = min(options.minibatch_size or len(rollout), len(rollout))
         key = (id(rollout), options.num_epochs, size, options.shuffle_batch_per_epoch, *self.places())
@@ -63,38 +79,42 @@ class DeviceUpdate:
             compute = partial(self._passes, module_id, rollout, size, options)
             generators = [self.stream("minibatches")] if size < len(rollout) else []
             can_capture = self.can_capture()
-            self._key, self._captured = (
-                key,
-                CapturedFunction(compute, learner.device, generators, can_capture=can_capture),
-            )
+            self._captured = CapturedFunction(compute, learner.device, generators, can_capture=can_capture)
+            self._key = key
         self._launched = size, self._captured()
 
     def run(self, rollout: TensorRollout, options: UpdateOptions) -> Results:
-        """Take all gradient steps of one update call, unless they were launched already; report it."""
+        """Take all gradient steps of one update call, unless they were launched already; return the results."""
         if self._launched is None:
             self.launch(rollout, options)
         assert self._launched is not None
-        (size, (logged, num_bad, stopped, seen)), self._launched = self._launched, None
-        passes = options.num_epochs if stopped is None else 1 + int((stopped[:-1] == 0).sum())
+        size, outcome = self._launched
+        self._launched = None
+
+        passes = options.num_epochs
+        if outcome.stopped is not None:
+            passes = 1 + int((outcome.stopped[:-1] == 0).sum())
         self.learner.note_sampler(self._module_id(), np.array([rollout.weights_seq_no]))
         per_pass = len(rollout) // size
-        results = self.report(options, logged, num_bad, len(rollout), size, per_pass, passes, self._captured)
+        results = self.report(
+            options, outcome.metrics, outcome.num_bad, len(rollout), size, per_pass, passes, self._captured
+        )
+
+        # Statistics of connectors are updated after the steps, as on the host: the steps use those of before.
         connectors = self.learner.connectors[self._module_id()]
         if connectors.rewards is not None:
             connectors.rewards.follow_device()
-        if seen is not None:
-            mean, squares = seen.cpu().numpy()
+        if outcome.obs_moments is not None:
+            mean, squares = outcome.obs_moments.cpu().numpy()
             moments = RunningMoments.of(rollout.size * rollout.num_envs, mean, squares)
             normalizer = cast(NormalizeObs, connectors.obs.connectors[0])
             normalizer.take_in(self.learner.reducer.moments(moments))
         return results
 
-    # -- what updates from rollouts and from replay buffers share ---
+    # -- parts of updates from rollouts and from replay buffers ---
 
     def prepare(self, options: UpdateOptions) -> str:
-        """Prepare the host for a launch: schedules, learning rates, parameters that were replaced. Returns the id of
-        the module that learns.
-        """
+        """Update schedules, learning rates and replaced parameters before a launch; return the id of the module."""
         learner = self.learner
         learner.before_gradient_based_update(timesteps=options.timesteps or {})
         learner.follow_replaced_parameters()
@@ -106,7 +126,7 @@ class DeviceUpdate:
     def report(
         self,
         options: UpdateOptions,
-        logged: Metrics,
+        metrics: Metrics,
         num_bad: Tensor,
         num_rows: int,
         size: int,
@@ -114,9 +134,21 @@ class DeviceUpdate:
         passes: int,
         captured: CapturedFunction[Any],
     ) -> Results:
-        """Report `passes` over `num_rows` rows, of `per_pass` minibatches of `size` rows each; the host waits here."""
-        learner, num_minibatches = self.learner, passes * per_pass
-        learner.metrics.adopt_steps(logged, num_minibatches, per_pass)
+        """Return the results of an update. The host waits for the device here.
+
+        Args:
+            options: Options of the update.
+            metrics: Metrics that the gradient steps have logged.
+            num_bad: Number of gradients that were not finite, 0-d.
+            num_rows: Number of rows in the data.
+            size: Number of rows in a minibatch.
+            per_pass: Number of minibatches in a pass.
+            passes: Number of passes.
+            captured: Function that took the steps.
+        """
+        learner = self.learner
+        num_minibatches = passes * per_pass
+        learner.metrics.adopt_steps(metrics, num_minibatches, per_pass)
         learner.metrics.log_value((ALL_MODULES, "num_bad_gradients"), num_bad, "item", weight=1)
         counts = {
             "num_env_steps_trained": num_rows * passes,
@@ -131,13 +163,14 @@ class DeviceUpdate:
         return results
 
     def _module_id(self) -> str:
+        """Return the id of the only module; `ValueError` if there are several."""
         ids = self.learner.learning_modules()
         if len(ids) != 1 or len(self.learner.module) != 1:
             raise ValueError(f"a tensor rollout is of one module, and this learner has {sorted(self.learner.module)}")
         return ids[0]
 
     def can_capture(self) -> bool:
-        """Return whether a graph can hold the steps: not where learners meet in them."""
+        """Return whether a graph can hold the steps. It cannot if several learners communicate in them."""
         learner = self.learner
         return learner.reducer.world_size == 1 and all(entry.steps_directly for entry in learner.optimizers)
 
@@ -145,22 +178,28 @@ class DeviceUpdate:
         """Return the addresses of all tensors that a step modifies. A CUDA graph is valid for these addresses only."""
         tensors = [value for value in self.learner.registered.values() if isinstance(value, Tensor)]
         for entry in self.learner.optimizers:
-            tensors += (entry.flat.data, entry.flat.grad, *(entry.adam_state() if entry.is_plain_adam else ()))
+            tensors += (entry.flat.data, entry.flat.grad)
+            if entry.is_plain_adam:
+                tensors += entry.adam_state()
         return [tensor.data_ptr() for tensor in tensors]
 
     def stream(self, name: str) -> torch.Generator:
-        """Return the random numbers of a stream of the learner, on its device."""
+        """Return the generator of a random stream of the learner, on its device."""
         generator: torch.Generator = self.learner.streams.torch(name, self.learner.device)
         return generator
 
     def permutation(self, num_rows: int) -> Tensor:
-        """Return the rows of a pass in the order in which it goes through them."""
+        """Return a random permutation of the rows for one pass, `[num_rows]`."""
         return torch.randperm(num_rows, generator=self.stream("minibatches"), device=self.learner.device)
 
     @contextmanager
     def stepping(self) -> Iterator[Metrics]:
-        """Return a context for gradient steps that a graph may hold; it gives what they log into."""
-        learner, outer = self.learner, self.learner.metrics
+        """Return a context for gradient steps that a graph may hold. Its value is the metrics that they log into.
+
+        These are separate from the learner's, since a graph writes to the same tensors in each launch.
+        """
+        learner = self.learner
+        outer = learner.metrics
         learner.metrics = outer.for_tracing()
         for entry in learner.optimizers:
             entry.rate = self._rates.get(entry.key)
@@ -172,7 +211,7 @@ class DeviceUpdate:
                 entry.hold = entry.rate = None
 
     def step(self, columns: Mapping[str, TensorColumns], indices: Mapping[str, Tensor | None]) -> None:
-        """Take one gradient step on rows of the columns."""
+        """Take one gradient step on the rows `indices` of the columns."""
         learner = self.learner
         if learner.compiled is None or not learner.compiled.run(columns, indices):
             learner._update(take_minibatch(columns, indices))
@@ -180,26 +219,33 @@ class DeviceUpdate:
         learner.metrics.end_step()
 
     def step_on_share(self, module_id: str, columns: TensorColumns, rows: Tensor) -> None:
-        """Take one gradient step that several ranks share, on own `rows` of the columns; where these are none, on a row
-        that weighs nothing.
+        """Take this rank's part in a gradient step, on its own `rows` of the columns.
+
+        If it has no rows in this step, the part is computed on row 0, which then has no weight.
         """
         stand_ins = frozenset() if len(rows) else frozenset([module_id])
         with self.learner.in_step(len(rows), stand_ins):
             self.step({module_id: columns}, {module_id: rows if len(rows) else rows.new_zeros(1)})
 
     def num_bad(self) -> Tensor:
-        """Return how many gradients were not finite, 0-d."""
+        """Return the number of gradients that were not finite, 0-d."""
         return torch.stack([entry.bad_steps for entry in self.learner.optimizers]).sum()
 
-    def _passes(self, module_id: str, rollout: TensorRollout, size: int, options: UpdateOptions) -> Outcome:
-        """Compute all passes."""
-        learner, num_rows, share = self.learner, len(rollout), rollout.share
+    def _passes(self, module_id: str, rollout: TensorRollout, size: int, options: UpdateOptions) -> RolloutOutcome:
+        """Take the gradient steps of all passes, in minibatches of `size` rows. A graph may capture this function."""
+        learner = self.learner
+        num_rows = len(rollout)
+        share = rollout.share
         with self.stepping() as metrics, learner.in_step(rollout.size * rollout.num_envs, frozenset()):
-            may_stop, held = isinstance(learner.should_stop_passes(), Tensor), list[Tensor]()
+            # A learner that may stop passes early answers with a tensor, which the host does not read.
+            may_stop = isinstance(learner.should_stop_passes(), Tensor)
+            stopped: list[Tensor] = []
             self._hold.zero_()
             for entry in learner.optimizers if may_stop else ():
                 entry.hold = self._hold
-            trajectories = cast(Trajectories, rollout)  # of tensors, with the same columns
+
+            # A rollout has the columns of trajectories, with tensors for arrays.
+            trajectories = cast(Trajectories, rollout)
             columns = {module_id: learner.prepare_batch(trajectories, module_id=module_id)}
             rows = torch.arange(num_rows, device=learner.device)
             for _ in range(options.num_epochs):
@@ -211,20 +257,21 @@ class DeviceUpdate:
                         own = index[share.contains(index, rollout.num_envs)]
                         self.step_on_share(module_id, columns[module_id], share.local_rows(own, rollout.num_envs))
                     else:
-                        with learner.in_step(size // share.number):  # the pass in one step has rows of every rank
+                        # Without minibatches the one step of a pass has all rows, and each rank takes its own.
+                        with learner.in_step(size // share.number):
                             self.step(columns, {module_id: index})
                 metrics.end_pass()
-                if not options.shuffle_batch_per_epoch:  # what was left out comes first in the next pass
+                if not options.shuffle_batch_per_epoch:  # rows that were left out come first in the next pass
                     rows = rows.roll(-(num_rows // size * size))
                 if may_stop:
                     torch.maximum(self._hold, cast(Tensor, learner.should_stop_passes()), out=self._hold)
-                    held.append(self._hold.clone())
-            seen = moments_of(rollout.obs) if learner.connectors[module_id].obs.has_statistics else None
-        return metrics, self.num_bad(), torch.stack(held) if held else None, seen
+                    stopped.append(self._hold.clone())
+            obs_moments = moments_of(rollout.obs) if learner.connectors[module_id].obs.has_statistics else None
+        return RolloutOutcome(metrics, self.num_bad(), torch.stack(stopped) if stopped else None, obs_moments)
 
 
 def moments_of(obs: Tensor) -> Tensor:
-    """Return the mean of `obs` `[T, B, ...]` and the sum of squared distances from it, `[2, ...]` in float64."""
+    """Return the mean of `obs` `[T, B, ...]` and the sum of squared distances from it, as `[2, ...]` in float64."""
     rows = obs.flatten(0, 1).to(torch.float64)
     mean = rows.mean(0)
     return torch.stack([mean, (rows - mean).square_().sum(0)])

@@ -1,7 +1,9 @@
-"""How learners meet: sums over all of them, and means and decisions over the rows of all. One alone adds nothing.
+"""Communication of learners: sums over all of them, and means and decisions over the rows of all of them.
 
-Every learner makes the same calls in the same order. A call that another learner does not answer ends in a
-`LearnerError` after `timeout_s`; the reducer is of no use after that and a new one must be made.
+`Reducer` is that of a learner that is alone, where there is nothing to add. `DistributedReducer` connects several.
+
+Every learner makes the same calls in the same order. A call that another learner does not answer raises `LearnerError`
+after `timeout_s`. The reducer cannot be used after that, and a new one has to be made.
 """
 
 from __future__ import annotations
@@ -27,15 +29,18 @@ from lockstep.ops import RunningMoments, explained_variance
 from lockstep.ops.autograd import GradientContext
 from lockstep.state.tree import Array, decode, encode, parse_tensor_file, tensor_file_chunks
 
-distributed: Any = torch.distributed  # its stores and process groups are not in torch's type hints
+distributed: Any = torch.distributed  # torch has no type hints for its stores and process groups
 
 
 class LearnerError(RuntimeError):
-    """A learner died, hangs, or could not take part in an update that others waited for."""
+    """Failure of a learner that others wait for: it died, hangs, or could not take part in an update."""
 
 
-class _SumOverLearners(torch.autograd.Function):
-    """Gives the sum over all learners. The gradient goes to the own part only: gradients are summed afterwards."""
+class _TotalWithOwnGradient(torch.autograd.Function):
+    """Operation that returns `total`, the sum of `local` over all learners. Its gradient is that of `local` alone.
+
+    The learners sum their parameters' gradients after the backward pass, so each of them contributes its own part.
+    """
 
     @staticmethod
     def forward(ctx: GradientContext, local: Tensor, total: Tensor) -> Tensor:
@@ -47,11 +52,12 @@ class _SumOverLearners(torch.autograd.Function):
 
 
 def _sums_and_sizes(values: Sequence[Tensor], mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the sums of `values` [N, ...] where `mask` is set, and how many numbers each is of."""
+    """Return the sum of each of `values` `[N, ...]` where `mask` is set, and how many numbers were added."""
     if mask is None:
         sums = torch.stack([each.sum() for each in values])
         return sums, torch.stack([sums.new_full((), float(each.numel())) for each in values])
-    sums = torch.stack([torch.where(mask, each, 0.0).sum() for each in values])  # NaN in padding stays there
+    # Not a product with the mask: NaN times 0 is NaN, and padding may hold NaN.
+    sums = torch.stack([torch.where(mask, each, 0.0).sum() for each in values])
     return sums, mask.sum().to(sums.dtype).expand(len(values))
 
 
@@ -60,7 +66,10 @@ class _JointSumContext(GradientContext, Protocol):
 
 
 class _JointSum(torch.autograd.Function):
-    """Gives the sum over all learners; so is its gradient, as each of them goes on with the whole sum."""
+    """Operation that returns the sum of `local` over all learners, with the sum of all learners' gradients.
+
+    Every learner's loss depends on the sum, and so on the `local` of each learner.
+    """
 
     @staticmethod
     def forward(ctx: _JointSumContext, local: Tensor, reducer: Reducer) -> Tensor:
@@ -73,95 +82,114 @@ class _JointSum(torch.autograd.Function):
 
 
 def _sums_of_rows(values: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the sums `[..., 1, F]` of `values` [..., N, F] over the rows where `mask` [N] is set, and their number."""
+    """Return the sums `[..., 1, F]` of `values` `[..., N, F]` over rows where `mask` `[N]` is set, and their number."""
     if mask is None:
         return values.sum(-2, keepdim=True), values.new_full((), float(values.shape[-2]))
-    sums = torch.where(mask.unsqueeze(-1), values, 0.0).sum(-2, keepdim=True)  # NaN in padding stays there
+    sums = torch.where(mask.unsqueeze(-1), values, 0.0).sum(-2, keepdim=True)  # see `_sums_and_sizes`
     return sums, mask.sum().to(values.dtype)
 
 
 class Reducer:
-    """Joins what the learners hold; every learner then has the same bits. This one is of a learner that is alone."""
+    """Communication of a learner with the others. This class is for a learner that is alone; see `DistributedReducer`.
+
+    All results are the same on every learner, bit for bit.
+    """
 
     world_size = 1
+    """Number of learners."""
     rank = 0
+    """Number of this learner, from 0 to `world_size - 1`."""
+    num_calls = 0
+    """Number of communications with the other learners so far. Another thread may read it."""
+    is_waiting = False
+    """Whether this learner waits for others at this moment. Another thread may read it."""
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """Sum over all learners, in place; contiguous. All of them get the same bits."""
+        """Sum a contiguous tensor over all learners in place, and return it. All of them get the same bits."""
         return tensor
 
     def gather(self, value: Tree) -> list[Tree]:
-        """Return `value` of each learner, by rank.
+        """Return the `value` of each learner, by rank.
 
-        Numbers, texts, arrays, tensors, None, and dicts, lists, tuples of them.
+        It may consist of numbers, texts, arrays, tensors and None, in dicts, lists and tuples.
         """
         return [value]
 
     def first(self, value: Tree) -> Tree:
-        """Return the `value` of learner 0; a `Tree` as `gather` takes it."""
+        """Return the `value` of learner 0."""
         return self.gather(value)[0]
 
     def close(self) -> None:
-        """Leave the group; the reducer cannot be used after that."""
+        """Leave the other learners. The reducer cannot be used after that."""
 
-    # -- over the rows of all learners ---
+    # -- statistics over the rows of all learners ---
 
     def any(self, flag: bool) -> bool:
-        """Return whether `flag` is set on any learner; the same answer for all."""
+        """Return whether `flag` is set on any learner."""
         return flag
 
     def sum_counts(self, counts: dict[str, int]) -> dict[str, int]:
-        """Sum whole numbers by name over all learners, which have the same names."""
+        """Return the sums of whole numbers by name over all learners, which have the same names."""
         return counts
 
     def means(self, values: Sequence[Tensor], mask: Tensor | None, counts: bool) -> list[Tensor]:
-        """Return the means (0-d each) of `values` [N, ...] where `mask` is set, over all learners; alike for each.
+        """Return the mean (0-d) of each of `values` `[N, ...]` where `mask` is set, over the rows of all learners.
 
-        Their gradients reach the learner's own rows only, with the weight they have in the global mean. `counts=False`:
-        the own rows stand in for none (they keep the learner in step) and weigh nothing.
+        Gradients reach this learner's rows only, with the weight that each row has in the global mean. With
+        `counts=False` the rows are stand-ins, which have no weight.
         """
         sums, sizes = _sums_and_sizes(values, mask)
         return list((sums / sizes.clamp(min=1.0)).unbind())
 
     def mean_of_rows(self, values: Tensor, mask: Tensor | None, counts: bool) -> Tensor:
-        """Return the means `[..., 1, F]` of `values` [..., N, F] where `mask` [N] is set, over all learners' rows.
+        """Return the means `[..., 1, F]` of `values` `[..., N, F]` where `mask` `[N]` is set, over all learners' rows.
 
-        For means by which each row is changed, as batch normalisation does: other than with `means`, the gradient of
-        every learner reaches the rows of all. `counts`: as there.
+        This is for means that change each row, as in batch normalization. There the loss of every learner depends on
+        the rows of all learners, so unlike with `means` gradients reach all rows. `counts` is that of `means`.
         """
         sums, size = _sums_of_rows(values, mask)
         return sums / size.clamp(min=1.0)
 
     def once(self, term: Tensor) -> Tensor:
-        """Return `term` with 1/n of its gradient, for a term that all n learners compute alike."""
+        """Return `term` with 1/n of its gradient, for a term that all n learners compute equally and add up."""
         return term
 
-    def moments(self, seen: RunningMoments) -> RunningMoments:
-        """Join the moments of what all learners have seen, by rank; exact up to rounding."""
-        return seen
+    def moments(self, moments: RunningMoments) -> RunningMoments:
+        """Return the moments of the data of all learners together, exact up to rounding."""
+        return moments
 
     def explained_variance(self, pred: np.ndarray, target: np.ndarray, counts: bool = True) -> float:
-        """Return the share of the targets' variance that the predictions explain, over rows `[N]` of all learners."""
+        """Return the share of the targets' variance that the predictions explain, over the rows of all learners.
+
+        `pred` and `target` are `[N]`. With `counts=False` this learner's rows are left out.
+        """
         return explained_variance(pred, target)
 
 
 LocalReducer = Reducer
-"""of one learner in one process"""
+"""Reducer of a single learner."""
 
 
 class DistributedReducer(Reducer):
-    """One of `world_size` learners, joined by `torch.distributed` (gloo, or NCCL on GPUs).
+    """Communication of one of `world_size` learners over `torch.distributed` (gloo, or NCCL on GPUs).
 
-    Learners on CPU that are all on one machine find each other over gloo and then meet in memory that they share,
-    unless `shares_memory=False`. `host` is this machine's address for the others (None: that of its name).
+    Learners on the CPU of one machine connect over gloo, and then communicate through shared memory. The process group
+    is a separate one; torch's default group is not touched.
 
-    `store` is where they find each other: a file that all can reach (one for each group, not used before),
-    `"tcp://host:port"` (served by rank 0), or a `torch.distributed.Store`. `name` separates groups on one store: a
-    group that is built again takes another name. It is a process group of its own and leaves torch's default one
-    alone. Waits at most `timeout_s` seconds, for the others to come and in each call. `num_calls` and `is_waiting` tell
-    another thread how often this learner met the others and whether it waits for them now.
+    Args:
+        rank: Number of this learner, from 0 to `world_size - 1`.
+        world_size: Number of learners.
+        store: Place where the learners find each other: a file that all can reach (a new one for each group),
+            `"tcp://host:port"` (served by rank 0), or a `torch.distributed.Store`.
+        name: Name of the group on the store. A group that is built again needs another name.
+        timeout_s: Time limit in seconds for all learners to connect, and for each call.
+        backend: "gloo" or "nccl".
+        shares_memory: Whether learners of one machine communicate through shared memory.
+        host: Address of this machine for the other learners. None takes the address of the machine's name.
 
-    Raises `ValueError` for a rank outside of the group, `LearnerError` when the others do not come.
+    Raises:
+        ValueError: `rank` is outside of the group.
+        LearnerError: the other learners did not connect.
     """
 
     def __init__(
@@ -178,33 +206,38 @@ class DistributedReducer(Reducer):
     ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank={rank} is not one of {world_size} learners; ranks go from 0 to {world_size - 1}")
-        self.rank, self.world_size, self.timeout_s = rank, world_size, float(timeout_s)
+        self.rank = rank
+        self.world_size = world_size
+        self.timeout_s = float(timeout_s)
         self._device = torch.device("cuda" if backend == "nccl" else "cpu")
         self._limit = timedelta(seconds=self.timeout_s)
         self._group: Any = None
         self._memory: SharedMemory | None = None
-        self._broken: str | None = None
-        self.num_calls, self.is_waiting = 0, False
+        self._closing_reason: str | None = None
+        """Reason why the learner has left the group; None while it is in it."""
+        self.num_calls = 0
+        self.is_waiting = False
         self._join(store, name, backend, host)
         if shares_memory and backend == "gloo" and world_size > 1:
             self._memory = share_memory(rank, world_size, self.gather, self.timeout_s)
 
     def _join(self, store: object, name: str, backend: str, host: str | None) -> None:
+        """Connect to the other learners."""
         started = time.monotonic()
         try:
-            shared = distributed.PrefixStore(name, _open_store(store, self.rank, self.world_size, self._limit))
+            group_store = distributed.PrefixStore(name, _open_store(store, self.rank, self.world_size, self._limit))
             if backend == "gloo":
-                how = self._limit if host is None else _gloo_options(host, self._limit)
-                self._group = distributed.ProcessGroupGloo(shared, self.rank, self.world_size, how)
+                options = self._limit if host is None else _gloo_options(host, self._limit)
+                self._group = distributed.ProcessGroupGloo(group_store, self.rank, self.world_size, options)
             else:
                 options = distributed.ProcessGroupNCCL.Options()
                 options._timeout = self._limit
-                self._group = distributed.ProcessGroupNCCL(shared, self.rank, self.world_size, options)
+                self._group = distributed.ProcessGroupNCCL(group_store, self.rank, self.world_size, options)
         except RuntimeError as error:
             raise self._error("joining the group", started, error) from error
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        sent = tensor.to(self._device)  # NCCL sums on GPUs only, the others on the CPU
+        sent = tensor.to(self._device)  # NCCL sums on GPUs only, gloo and shared memory on the CPU
         if self._memory is not None:
             self._call("a sum", self._memory.sum_, sent)
         else:
@@ -212,6 +245,7 @@ class DistributedReducer(Reducer):
         return tensor if sent is tensor else tensor.copy_(sent)
 
     def gather(self, value: Tree) -> list[Tree]:
+        # torch gathers tensors of one shape, so first the sizes are gathered, then the bytes, padded to the largest.
         content = torch.frombuffer(bytearray(_to_bytes(value)), dtype=torch.uint8)
         sizes = [int(size) for size in self._gather(torch.tensor([len(content)]))]
         padded = torch.zeros(max(sizes), dtype=torch.uint8)
@@ -219,6 +253,7 @@ class DistributedReducer(Reducer):
         return [_from_bytes(part[:size].numpy().tobytes()) for part, size in zip(self._gather(padded), sizes)]
 
     def _gather(self, tensor: Tensor) -> list[Tensor]:
+        """Return the `tensor` of each learner by rank, on the CPU. All have the same shape."""
         sent = tensor.to(self._device)
         parts = [torch.empty_like(sent) for _ in range(self.world_size)]
         if self._memory is not None:
@@ -238,57 +273,70 @@ class DistributedReducer(Reducer):
 
     def means(self, values: Sequence[Tensor], mask: Tensor | None, counts: bool) -> list[Tensor]:
         if not counts:
-            values, mask = [each[:0] for each in values], None if mask is None else mask[:0]
+            values = [each[:0] for each in values]
+            mask = None if mask is None else mask[:0]
         sums, sizes = _sums_and_sizes(values, mask)
         totals = self.sum_(torch.cat([sums.detach(), sizes]))
-        sums, sizes = _SumOverLearners.apply(sums, totals[: len(values)]), totals[len(values) :]
+        sums = _TotalWithOwnGradient.apply(sums, totals[: len(values)])
+        sizes = totals[len(values) :]
         return list((sums / sizes.clamp(min=1.0)).unbind())
 
     def mean_of_rows(self, values: Tensor, mask: Tensor | None, counts: bool) -> Tensor:
         sums, size = _sums_of_rows(values, mask)
         weight = 1.0 if counts else 0.0
-        joined = _JointSum.apply(weight * torch.cat([sums.flatten(), size.reshape(1)]), self)
-        return joined[:-1].view_as(sums) / joined[-1].clamp(min=1.0)
+        totals = _JointSum.apply(weight * torch.cat([sums.flatten(), size.reshape(1)]), self)
+        return totals[:-1].view_as(sums) / totals[-1].clamp(min=1.0)
 
     def once(self, term: Tensor) -> Tensor:
-        fixed = term.detach()
-        return fixed + (term - fixed) / self.world_size
+        constant = term.detach()
+        return constant + (term - constant) / self.world_size  # the value of `term`, and 1/n of its gradient
 
-    def moments(self, seen: RunningMoments) -> RunningMoments:
-        return _joined(self.gather(seen.get_state()), seen)
+    def moments(self, moments: RunningMoments) -> RunningMoments:
+        return _merged(self.gather(moments.get_state()), moments)
 
     def explained_variance(self, pred: np.ndarray, target: np.ndarray, counts: bool = True) -> float:
-        pred, target = (np.asarray(values, np.float64)[: None if counts else 0] for values in (pred, target))
+        num_rows = None if counts else 0
+        pred = np.asarray(pred, np.float64)[:num_rows]
+        target = np.asarray(target, np.float64)[:num_rows]
         moments = RunningMoments((2,))
         moments.update(np.stack([target, target - pred], axis=-1))
-        ends = [float(target.min()), float(target.max())] if len(target) else [np.inf, -np.inf]
-        parts = self.gather({"moments": moments.get_state(), "ends": ends})
-        if not max(part["ends"][1] for part in parts) > min(part["ends"][0] for part in parts):
+        limits = [float(target.min()), float(target.max())] if len(target) else [np.inf, -np.inf]
+        parts = self.gather({"moments": moments.get_state(), "limits": limits})
+
+        # Targets that are all equal have no variance to explain. Rounding may give them one that is not 0.
+        largest = max(part["limits"][1] for part in parts)
+        smallest = min(part["limits"][0] for part in parts)
+        if not largest > smallest:
             return float("nan")
-        variance, residual = _joined([part["moments"] for part in parts], moments).var
+        variance, residual = _merged([part["moments"] for part in parts], moments).var
         return float(1.0 - residual / variance)
 
-    def _leave(self, why: str) -> None:
+    def _leave(self, reason: str) -> None:
         if self._memory is not None:
             self._memory.leave()
-        self._group, self._memory, self._broken = None, None, self._broken or why
+        self._group = None
+        self._memory = None
+        self._closing_reason = self._closing_reason or reason
 
-    def _call(self, name: str, work: Callable[..., Any], *args: object) -> None:
+    def _call(self, name: str, function: Callable[..., Any], *args: object) -> None:
+        """Call a function that communicates with the other learners; `LearnerError` with its `name` if it fails."""
         if self._group is None:
             raise LearnerError(
-                f"learner {self.rank} of {self.world_size} has no connection to the others: {self._broken}; build the "
-                "group again"
+                f"learner {self.rank} of {self.world_size} has no connection to the others: {self._closing_reason}; "
+                "build the group again"
             )
         started = time.monotonic()
-        self.num_calls, self.is_waiting = self.num_calls + 1, True
+        self.num_calls += 1
+        self.is_waiting = True
         try:
-            work(*args)
+            function(*args)
         except RuntimeError as error:
             raise self._error(name, started, error) from error
         finally:
             self.is_waiting = False
 
     def _error(self, name: str, started: float, error: Exception) -> LearnerError:
+        """Leave the group, and return the error to raise. The learners may no longer make the same calls."""
         waited = time.monotonic() - started
         self._leave(f"{name} failed before")
         return LearnerError(
@@ -297,19 +345,23 @@ class DistributedReducer(Reducer):
         )
 
 
-def _joined(states: Sequence[Any], like: RunningMoments) -> RunningMoments:
-    joined = RunningMoments(like.shape)
+def _merged(states: Sequence[Any], like: RunningMoments) -> RunningMoments:
+    """Return the moments of all `states`, merged in their order; `like` gives the shape."""
+    merged = RunningMoments(like.shape)
     for state in states:
         part = RunningMoments(like.shape)
         part.set_state(state)
-        joined.merge(part)
-    return joined
+        merged.merge(part)
+    return merged
 
+
+# -- addresses and stores ---
 
 LOOPBACK = "127.0.0.1"
 
 
 def _gloo_options(host: str, limit: timedelta) -> Any:
+    """Return options with which gloo listens at `host` only. torch offers this under private names alone."""
     options = distributed.ProcessGroupGloo._Options()
     options._devices = [distributed.ProcessGroupGloo.create_device(hostname=host)]
     options._timeout = limit
@@ -317,6 +369,7 @@ def _gloo_options(host: str, limit: timedelta) -> Any:
 
 
 def _open_store(store: object, rank: int, world_size: int, limit: timedelta) -> Any:
+    """Return the torch store that `store` names, see `DistributedReducer`."""
     if isinstance(store, distributed.Store):
         return store
     text = str(store)
@@ -333,7 +386,7 @@ def _open_store(store: object, rank: int, world_size: int, limit: timedelta) -> 
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address is one of this machine alone."""
+    """Return whether an address is one that only this machine can reach."""
     try:
         return ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
     except (OSError, ValueError):
@@ -348,9 +401,12 @@ def serve_store(
     timeout: timedelta = distributed.default_pg_timeout,
     wait_for_workers: bool = True,
 ) -> Any:
-    """Return a store that is served by this process at `host` alone; torch's own listens on all interfaces.
+    """Return a TCP store that this process serves at the address `host` only.
 
-    Raises `RuntimeError`: the port is in use.
+    A store that torch opens itself listens at all addresses of the machine, where strangers could reach it.
+
+    Raises:
+        RuntimeError: the port is in use.
     """
     options: dict[str, Any] = {"is_master": True, "timeout": timeout, "wait_for_workers": wait_for_workers}
     try:
@@ -358,18 +414,20 @@ def serve_store(
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise RuntimeError(f"cannot listen at {host}:{port}: {error.strerror}") from error
-        # The address is another one from inside: behind a router, say.
+        # This machine does not have the address, which may be that of a router in front of it.
         return distributed.TCPStore(host, port, world_size, **options)
-    place = listener.getsockname()[1]
-    return distributed.TCPStore(host, place, world_size, master_listen_fd=listener.detach(), **options)
+    used_port = listener.getsockname()[1]  # port 0 asks for any free one
+    return distributed.TCPStore(host, used_port, world_size, master_listen_fd=listener.detach(), **options)
 
 
 def _to_bytes(value: Tree) -> bytes:
+    """Return a tree as bytes: the length of its JSON form, this form, and its arrays. It is never pickled."""
     arrays: dict[str, Array] = {}
     text = json.dumps(encode(value, "value", arrays)).encode()
     return b"".join([len(text).to_bytes(8, "little"), text, *tensor_file_chunks(arrays)])
 
 
 def _from_bytes(content: bytes) -> Tree:
+    """Return the tree that `_to_bytes` has written."""
     end = 8 + int.from_bytes(content[:8], "little")
     return decode(json.loads(content[8:end]), parse_tensor_file(content[end:]))

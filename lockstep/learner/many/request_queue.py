@@ -1,4 +1,4 @@
-"""Requests for asynchronous updates, and the thread that works them off one after another."""
+"""Requests for updates, and the queue whose thread runs asynchronous ones in order."""
 
 from __future__ import annotations
 
@@ -22,17 +22,21 @@ OnFull = Literal["wait", "drop"]
 
 @dataclass(frozen=True)
 class UpdateRequest:
-    """One update call: what to train on and how."""
+    """Arguments of one update call."""
 
     kind: Kind
+    """Whether `data` are episodes or a batch."""
     data: Any
     options: Mapping[str, Any]
-    """keywords of `Learner.update_from_episodes` and `update_from_batch`"""
+    """Keyword arguments of `Learner.update_from_episodes` and `update_from_batch`."""
     return_state: bool = False
+    """Return the weights after the update, too."""
     reduce_results: bool = True
+    """Return one dict of results, not a list with one for each learner."""
     call_id: int = 0
+    """Number of the call, from 1 on."""
     num_steps: int = 0
-    """environment steps handed in"""
+    """Number of environment steps in `data`."""
 
     @classmethod
     def checked(
@@ -40,10 +44,10 @@ class UpdateRequest:
     ) -> Self:
         """Return the request for an update from these episodes or this batch.
 
-        Raises `TypeError` or `ValueError` for data of another kind and for options that an update does not take, so
-        that they are refused in the call itself, not in that of a thread or of another process.
+        Raises `TypeError` or `ValueError` for data of another kind and for illegal options. So they are refused in the
+        user's own call, and not later in a thread or in another process.
         """
-        UpdateOptions(**options)
+        UpdateOptions(**options)  # for its checks
         options = {**options, "timesteps": dict(options["timesteps"] or {})}
         if kind == "episodes":
             check_episodes(data)
@@ -53,57 +57,70 @@ class UpdateRequest:
 
 
 def num_steps_of(data: object) -> int:
-    """Return the environment steps in episodes or a batch; 0 for what is neither (the learner refuses it)."""
+    """Return the number of environment steps in episodes or a batch; 0 for other data, which the learner refuses."""
     if hasattr(data, "env_steps"):
         return int(data.env_steps())
     return sum(num_steps_of(item) for item in data) if isinstance(data, list | tuple) else 0
 
 
 def frozen_data(data: Any) -> Any:
-    """Return a copy of episodes or of a batch, which the caller may change while it waits for its turn."""
+    """Return a copy of episodes or of a batch. The caller may change the original while the request waits."""
     if isinstance(data, SampleBatch | MultiAgentBatch | RolloutEpisodes):
         return data.copy()
     return [copy.deepcopy(episode, _shared(episode)) for episode in data]
 
 
-def _shared(copied: object) -> dict[int, Any]:
-    """Return the memo of a deep copy that leaves spaces as they are."""
-    spaces = (getattr(copied, name, None) for name in ("observation_space", "action_space"))
+def _shared(episode: object) -> dict[int, Any]:
+    """Return a memo with which `deepcopy` shares the spaces of an episode instead of copying them."""
+    spaces = (getattr(episode, name, None) for name in ("observation_space", "action_space"))
     return {id(space): space for space in spaces if space is not None}
 
 
 @dataclass
 class RequestCounts:
-    """How requests ended. Every environment step submitted is trained or dropped, or under way."""
+    """Numbers of requests and of their environment steps, by how the requests ended.
+
+    Every submitted step is trained, dropped, or in a request that waits or runs.
+    """
 
     num_calls: int = 0
+    """Number of requests."""
     num_dropped: int = 0
-    """requests dropped because too many were waiting, or by `shutdown`"""
+    """Number of requests that were dropped because too many were waiting, or by `close`."""
     num_failed: int = 0
+    """Number of requests that raised an error."""
     num_steps_submitted: int = 0
     num_steps_trained: int = 0
     num_steps_dropped: int = 0
-    """of requests that were dropped, failed, or had nothing to train"""
+    """Number of steps in requests that were dropped, failed, or had nothing to train."""
 
 
 @dataclass
 class Outcome:
-    """How an update ended."""
+    """Outcome of a request: the value to return, or an error."""
 
     value: Any = None
     has_trained: bool = False
+    """Whether anything was trained."""
     error: BaseException | None = None
 
 
 class RequestQueue:
-    """Runs requests one after another in a thread that lives while there is work, and gives callers their turn.
+    """Queue of update requests. A thread, which exists while there are any, runs them one after another.
 
-    `run(request)` returns what the call returns, and whether anything was trained. At most `limit` requests are under
-    way (waiting or running) in the thread.
+    Callers that want an update at once, or no update to run, wait for their turn here.
+
+    Args:
+        run: Function that runs a request, and returns the call's value and whether anything was trained.
+        limit: Largest number of requests that wait or run in the thread.
     """
 
     def __init__(self, run: Callable[[UpdateRequest], tuple[Any, bool]], limit: int) -> None:
-        self.run, self.limit, self.counts = run, limit, RequestCounts()
+        self.run = run
+        self.limit = limit
+        self.counts = RequestCounts()
+        # `_changed` guards all attributes below, and is held for moments only. `_busy` is held while an update runs. A
+        # thread may wait for `_busy` only without holding `_changed`, since the running update takes it when it ends.
         self._changed = threading.Condition()
         self._busy = threading.RLock()
         self._waiting: deque[UpdateRequest] = deque()
@@ -112,23 +129,24 @@ class RequestQueue:
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    # -- what the caller does ---
+    # -- calls of the user's thread ---
 
     def check_open(self) -> None:
-        """Raise `RuntimeError` after `close`."""
+        """Check that the queue is not closed; `RuntimeError` otherwise."""
         if self._closed:
             raise RuntimeError("this group of learners is shut down; build a new one")
 
     def between_updates(self) -> AbstractContextManager[Any]:
-        """Return what keeps updates out, after the one that runs has ended."""
+        """Return a context in which no update runs. It waits for the running update, but not for those that wait."""
         return self._busy
 
     @contextmanager
     def when_idle(self) -> Iterator[None]:
-        """Wait for all that was submitted, then keep updates out."""
+        """Return a context in which no update runs. It first waits for all submitted requests."""
         while True:
             with self._changed:
                 self._changed.wait_for(self._is_idle)
+            # Another thread may have submitted a request before `_busy` was taken, so look again.
             with self._busy:
                 if self._is_idle():
                     yield
@@ -136,16 +154,17 @@ class RequestQueue:
 
     @contextmanager
     def turn(self, num_steps: int) -> Iterator[Outcome]:
-        """Keep other updates out for one of the caller's, of `num_steps` environment steps, and count how it ends.
+        """Return a context for an update of the caller, of `num_steps` environment steps, and count how it ends.
 
-        It comes after all that were submitted before it. The caller says whether anything was trained.
+        It waits for all requests submitted before. The caller sets `has_trained` of the outcome.
         """
         with self._changed:
             if self._closed or self.num_in_flight:
                 self.check_open()
                 self._changed.wait_for(self._is_idle)
             self._count_in(num_steps)
-        outcome, has_failed = Outcome(), True
+        outcome = Outcome()
+        has_failed = True
         try:
             with self._busy:
                 yield outcome
@@ -154,9 +173,9 @@ class RequestQueue:
             self._count_out(num_steps, has_failed, outcome.has_trained)
 
     def submit(self, request: UpdateRequest, on_full: OnFull) -> None:
-        """Leave `request` to the thread. With `limit` requests under way: wait, or drop the oldest waiting one.
+        """Hand `request` to the thread. If there are `limit` requests, wait, or drop the oldest one that waits.
 
-        Where none waits, the new one is the oldest, and is dropped itself.
+        If none waits (one runs, and the limit is 1), the new request is the oldest, and is dropped itself.
         """
         with self._changed:
             self.check_open()
@@ -172,7 +191,10 @@ class RequestQueue:
                 self._thread.start()
 
     def take_finished(self) -> list[Any]:
-        """Return what has become ready since the last time, in call order. An error among it is raised, alone."""
+        """Return the values that have become ready since the last call, in call order.
+
+        If there is an error among them, it is raised, and the values are returned by the next call.
+        """
         with self._changed:
             for outcome in self._finished:
                 if outcome.error is not None:
@@ -183,13 +205,13 @@ class RequestQueue:
             return values
 
     def drain(self) -> list[Any]:
-        """Wait for all that is under way; then as `take_finished`."""
+        """Wait for all requests, and return the values that `take_finished` returns."""
         with self._changed:
             self._changed.wait_for(self._is_idle)
         return self.take_finished()
 
     def close(self) -> None:
-        """Drop what waits, let the running request end, and join the thread. A second call does nothing."""
+        """Drop the waiting requests, wait for the running one, and end the thread. A second call does nothing."""
         with self._changed:
             self._closed = True
             while self._waiting:
@@ -201,17 +223,18 @@ class RequestQueue:
 
     @property
     def num_in_flight(self) -> int:
-        """Requests waiting or running in the thread."""
+        """Number of requests that wait or run in the thread."""
         return len(self._waiting) + (self._running is not None)
 
     @property
     def num_waiting(self) -> int:
-        """Requests whose turn has not come."""
+        """Number of requests that wait."""
         return len(self._waiting)
 
-    # -- inside ---
+    # -- the thread ---
 
     def _work(self) -> None:
+        """Run requests until none waits. The next `submit` then starts a new thread."""
         while True:
             with self._changed:
                 if not self._waiting:
@@ -223,6 +246,8 @@ class RequestQueue:
             try:
                 with self._busy:
                     outcome.value, outcome.has_trained = self.run(request)
+            # Everything, `SystemExit` included, is raised again in the caller's thread. If it ended this thread
+            # instead, the request would stay the running one, and everybody would wait for it.
             except BaseException as error:
                 error.add_note(f"in the asynchronous update with call_id={request.call_id}")
                 outcome.error = error
@@ -241,10 +266,12 @@ class RequestQueue:
         self._changed.notify_all()
 
     def _count_in(self, num_steps: int) -> None:
+        """Count a request when it is accepted."""
         self.counts.num_calls += 1
         self.counts.num_steps_submitted += num_steps
 
     def _count_out(self, num_steps: int, has_failed: bool, has_trained: bool) -> None:
+        """Count a request when it ends."""
         with self._changed:
             if has_trained and not has_failed:
                 self.counts.num_steps_trained += num_steps

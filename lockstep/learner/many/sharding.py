@@ -1,12 +1,12 @@
-"""How learners share an update, so that n of them do exactly what one does.
+"""Division of an update among learners, so that n of them do exactly what one does.
 
-`shards_of` cuts episodes and batches into each learner's share. Before an update the learners then agree on what they
-train on, so that none waits for one that left: they tell one another how many rows of which module they have; the rows
-of all shards are numbered globally (one after another by rank, or as the shard of a whole rollout says), and each
-minibatch is a set of global numbers. A learner trains on those that lie in its shard.
+`shards_of` divides episodes and batches into the shares of the learners. Before an update the learners agree on what
+they train, so that none waits for one that left: they exchange how many rows of which module each of them has. The rows
+of all shards are then numbered globally, one shard after the other by rank, or as the shard of a whole rollout says.
+Each minibatch is a set of global numbers, and a learner trains on those that lie in its shard.
 
-A learner that has no row of a module in a minibatch still makes the same calls: on a copy of some real row that weighs
-nothing (a *stand-in*). So a loss sees at least one row, and everybody meets in the same sums.
+A learner without any row of a module in a minibatch still makes the same calls. It trains on a *stand-in*, a copy of
+some real row that has no weight. So a loss always sees at least one row, and all learners take part in the same sums.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch
 from lockstep.data.trajectories import Trajectories, trajectories_from_episodes
 from lockstep.data.trees import map_tree, num_items
 from lockstep.learner.many.reduction import LearnerError, Reducer
-from lockstep.learner.minibatches import Indices, TensorColumns, UpdateOptions, take_rows
+from lockstep.learner.minibatches import RowIndices, TensorColumns, UpdateOptions, take_rows
 from lockstep.state.streams import RandomStreams
 
 Episodes = Sequence[SingleAgentEpisode | MultiAgentEpisode]
 Parts = dict[str, Any]
-"""by module id: `Trajectories`, or columns as tensors"""
+"""Data of an update by module id: `Trajectories`, or columns of tensors."""
 
 
 # -- shares ---
@@ -42,17 +42,18 @@ Parts = dict[str, Any]
 
 @dataclass
 class EpisodeParts:
-    """The steps of episodes as arrays, or one learner's share of them; `update_from_episodes` takes it for episodes."""
+    """Steps of episodes as arrays, or one learner's share of them. `update_from_episodes` accepts it like episodes."""
 
     env_steps: int = 0
+    """Number of environment steps."""
     trajectories: dict[str, Trajectories] = field(default_factory=dict)
-    """by module id"""
+    """Steps by module id."""
     versions: dict[str, np.ndarray] = field(default_factory=dict)
-    """[N] by module id: version of the weights that acted, for the steps where it is known"""
+    """By module id: versions `[N]` of the weights that acted, for the steps that have recorded it."""
 
 
 def check_episodes(episodes: object) -> None:
-    """Raise `TypeError` for what cannot be a list of episodes."""
+    """Check that `episodes` may be a list of episodes; `TypeError` otherwise."""
     needed = "a list of SingleAgentEpisode or MultiAgentEpisode is needed"
     if isinstance(episodes, SampleBatch | MultiAgentBatch):
         raise TypeError(f"episodes is a {type(episodes).__name__}; {needed}; update_from_batch takes batches")
@@ -62,17 +63,25 @@ def check_episodes(episodes: object) -> None:
 
 
 def parts_of_episodes(
-    episodes: Episodes | RolloutEpisodes,
+    episodes: Episodes | RolloutEpisodes | EpisodeParts,
     module_ids: Collection[str],
     choose: Callable[[Collection[str]], Sequence[str]] = list,
 ) -> EpisodeParts:
-    """Return the steps of the modules that `choose` picks of those that have any.
+    """Return the steps of episodes as arrays, by module.
 
-    `episodes`: `SingleAgentEpisode`s (each for its `module_id`, or for the only one of `module_ids`),
-    `MultiAgentEpisode`s (each agent's steps for its module; an environment step counts once, however many agents
-    acted), or the views on one rollout store, which are read without a copy. Raises `TypeError` for something else,
-    `ValueError` where an episode does not say which of several modules it is for.
+    Args:
+        episodes: `SingleAgentEpisode`s, each for its `module_id` or the only module; or `MultiAgentEpisode`s, each
+            agent's steps for its module. An environment step counts once, however many agents acted. The views on one
+            rollout store are read without a copy. `EpisodeParts` are returned as they are.
+        module_ids: Ids of all modules.
+        choose: Function from the ids of the modules with steps to the ids to return.
+
+    Raises:
+        TypeError: `episodes` is something else.
+        ValueError: an episode does not say for which of several modules it is.
     """
+    if isinstance(episodes, EpisodeParts):
+        return episodes
     if isinstance(episodes, RolloutEpisodes):
         steps = episodes.env_steps()
         ids = choose([_only(module_ids, "episodes of a rollout store")]) if steps else []
@@ -87,24 +96,25 @@ def parts_of_episodes(
                 pieces.setdefault(module_id, []).append(piece)
         env_steps += episode.env_steps()
     ids = choose(pieces)
-    known = {mid: [found for piece in pieces[mid] if (found := _versions_of(piece)) is not None] for mid in ids}
-    return EpisodeParts(
-        env_steps,
-        {mid: trajectories_from_episodes(pieces[mid]) for mid in ids},
-        {mid: np.concatenate(found) for mid, found in known.items() if found},
-    )
+    versions = {}
+    for mid in ids:
+        versions_of_pieces = [version for version in map(_versions_of, pieces[mid]) if version is not None]
+        if versions_of_pieces:
+            versions[mid] = np.concatenate(versions_of_pieces)
+    return EpisodeParts(env_steps, {mid: trajectories_from_episodes(pieces[mid]) for mid in ids}, versions)
 
 
 def shards_of(data: Any, num_learners: int, modules: Mapping[str, bool]) -> list[Any]:
-    """Return one shard of `data` (episodes, or a batch) for each learner; the data are not changed. Some may be empty.
+    """Return one shard of `data` (episodes, or a batch) for each learner. Some may be empty. `data` are not changed.
 
-    `modules`: the learners' modules, and whether each has memory. Batches are cut into equal shares of rows (or
-    sequences), episodes of their steps: what lies between two learners is cut, but both get the rest of that episode
-    too, so that advantages are those of the whole. Episodes of a module with memory stay whole.
+    `modules` says for each module id whether the module has memory. A batch is divided into equal numbers of rows (or
+    sequences). Episodes are divided into equal numbers of steps: one that would lie in two shards is cut, but both
+    learners get all of it to compute advantages from, which are then those of the whole episode. Episodes of a module
+    with memory are not cut.
     """
     if isinstance(data, SampleBatch | MultiAgentBatch):
         return shard_batch(data, num_learners)
-    whole = data if isinstance(data, EpisodeParts) else parts_of_episodes(data, modules)
+    whole = parts_of_episodes(data, modules)
     steps = [rank * whole.env_steps // num_learners for rank in range(num_learners + 1)]
     shards = [EpisodeParts(stop - start) for start, stop in itertools.pairwise(steps)]
     for module_id, trajectories in whole.trajectories.items():
@@ -120,6 +130,7 @@ def shards_of(data: Any, num_learners: int, modules: Mapping[str, bool]) -> list
 
 
 def _pieces_of(module_ids: Collection[str], episode: object, position: int) -> list[tuple[str, SingleAgentEpisode]]:
+    """Return the episode of each agent with the id of its module. `position` is that in the list, for messages."""
     if isinstance(episode, SingleAgentEpisode):
         which = f"the episode at position {position}, which has no module_id"
         return [(episode.module_id or _only(module_ids, which), episode)]
@@ -130,9 +141,10 @@ def _pieces_of(module_ids: Collection[str], episode: object, position: int) -> l
     )
 
 
-def _only(module_ids: Collection[str], described: str) -> str:
+def _only(module_ids: Collection[str], description: str) -> str:
+    """Return the only module id; `ValueError` with the description of the data if there are several."""
     if len(module_ids) != 1:
-        raise ValueError(f"this learner has the modules {sorted(module_ids)}; {described} fits one module only")
+        raise ValueError(f"this learner has the modules {sorted(module_ids)}; {description} fits one module only")
     return next(iter(module_ids))
 
 
@@ -141,55 +153,58 @@ def _only(module_ids: Collection[str], described: str) -> str:
 
 @dataclass
 class Agreement:
-    """The modules that somebody has rows of, with something to compute on for each of them."""
+    """Agreement of all learners on an update: the modules to train, and data of each of them on every learner."""
 
     parts: Parts
-    """in one order for all learners; empty where there is nothing to train on"""
+    """Data by module id, in the same order on all learners; empty if there is nothing to train."""
     env_steps: int
-    """over all learners"""
+    """Number of environment steps over all learners."""
     stand_ins: frozenset[str] = frozenset()
-    """modules whose part is a copy of another learner's, and weighs nothing"""
+    """Ids of the modules whose data are copied from another learner, and have no weight."""
 
     def num_own_rows(self, module_id: str) -> int:
-        """Return the rows of the learner's own; 0 for a stand-in."""
+        """Return the number of this learner's own rows of a module; 0 for a stand-in."""
         return 0 if module_id in self.stand_ins else _num_rows(self.parts[module_id])
 
 
 @dataclass
 class UpdatePlan:
-    """Global row numbers, and which of them are this learner's."""
+    """Global numbering of the rows of an update, and the rows that this learner has."""
 
     num_rows: dict[str, int]
-    """rows of each module, over all learners"""
+    """Number of rows over all learners, by module id."""
     num_own_rows: dict[str, int]
-    """of this learner, without stand-ins"""
+    """Number of rows of this learner, by module id, without stand-ins."""
     stand_ins: frozenset[str] = frozenset()
+    """Ids of the modules of which this learner has a stand-in only."""
     lookup: dict[str, np.ndarray] = field(default_factory=dict)
-    """by module: the own row of each global row, -1 where another learner has it; empty for one learner"""
+    """By module id: this learner's row for each global row, -1 if another learner has it. Empty if there is one
+    learner."""
 
-    def num_rows_in(self, indices: Indices) -> int:
-        """Return how many rows global `indices` (None: all) are, of all modules together."""
+    def num_rows_in(self, indices: RowIndices) -> int:
+        """Return the number of global `indices` (None for all rows), of all modules together."""
         return sum(self.num_rows[mid] if index is None else len(index) for mid, index in indices.items())
 
-    def own_sizes(self, rows: Indices, stand_ins: Collection[str]) -> dict[str, int]:
-        """Return how many the own `rows` (None: all) of each module are, those of stand-ins left out."""
+    def own_sizes(self, rows: RowIndices, stand_ins: Collection[str]) -> dict[str, int]:
+        """Return the number of own `rows` (None for all) by module id, without the modules in `stand_ins`."""
         real = {mid: index for mid, index in rows.items() if mid not in stand_ins}
         return {mid: self.num_own_rows[mid] if index is None else len(index) for mid, index in real.items()}
 
-    def own_rows(self, indices: Indices) -> tuple[Indices, frozenset[str]]:
-        """Return the own rows among global `indices` (None: all), and the modules whose row is a stand-in."""
+    def own_rows(self, indices: RowIndices) -> tuple[RowIndices, frozenset[str]]:
+        """Return the own rows among global `indices` (None for all), and the ids of the modules with a stand-in."""
         if not self.lookup:
             return indices, self.stand_ins
-        rows: Indices = {}
+        rows: RowIndices = {}
         stand_ins = set(self.stand_ins)
         for module_id, index in indices.items():
-            chosen = None if index is None else self.lookup[module_id][index]
-            if chosen is not None:
-                chosen = chosen[chosen >= 0]
-            if module_id in self.stand_ins or (chosen is not None and len(chosen) == 0):
+            own = None
+            if index is not None:
+                own = self.lookup[module_id][index]
+                own = own[own >= 0]
+            if module_id in self.stand_ins or (own is not None and len(own) == 0):
                 stand_ins.add(module_id)
-                chosen = np.zeros(1, np.int64)
-            rows[module_id] = chosen
+                own = np.zeros(1, np.int64)  # any row will do, since it has no weight
+            rows[module_id] = own
         return rows, frozenset(stand_ins)
 
     def with_noise(
@@ -200,24 +215,26 @@ class UpdatePlan:
         streams: RandomStreams,
         to_tensor: Callable[[np.ndarray], Tensor],
     ) -> TensorColumns:
-        """Return `columns` with standard normal ones `{name: [own rows, width]}`, the same for a row whoever learns
-        from it.
+        """Return `columns` together with columns of standard normal numbers, `[N, width]` for each name in `widths`.
 
-        Of sequences of L rows they are `[own sequences, L, width]`. Every learner draws the numbers of all rows and
-        keeps those of its own.
+        For sequences of L rows they are `[S, L, width]`. A row gets the same numbers whichever learner has it: every
+        learner draws the numbers of all rows, and keeps those of its own rows.
         """
         if not widths:
             return columns
-        # All numbers of a row side by side: the same whether rows come in one call or in several.
-        mask, rng = columns.get(Columns.LOSS_MASK), streams.numpy(f"noise/{module_id}")
+        # All numbers of a row are drawn next to each other. So the rows of several calls get the same numbers as if
+        # they came in one call.
+        mask = columns.get(Columns.LOSS_MASK)
+        rng = streams.numpy(f"noise/{module_id}")
         shape = () if mask is None else mask.shape[1:]
         numbers = rng.standard_normal((self.num_rows[module_id], *shape, sum(widths.values())), np.float32)
         if self.lookup:
-            lookup, everyone = self.lookup[module_id], numbers
-            numbers = np.zeros((max(self.num_own_rows[module_id], 1), *everyone.shape[1:]), np.float32)
-            numbers[lookup[lookup >= 0]] = everyone[lookup >= 0]
-        drawn = np.split(numbers, list(itertools.accumulate(widths.values())), axis=-1)
-        tensors = (to_tensor(np.ascontiguousarray(part)) for part in drawn)
+            lookup = self.lookup[module_id]
+            all_numbers = numbers
+            numbers = np.zeros((max(self.num_own_rows[module_id], 1), *all_numbers.shape[1:]), np.float32)
+            numbers[lookup[lookup >= 0]] = all_numbers[lookup >= 0]
+        parts = np.split(numbers, list(itertools.accumulate(widths.values())), axis=-1)
+        tensors = (to_tensor(np.ascontiguousarray(part)) for part in parts)
         return {**columns, **dict(zip(widths, tensors))}
 
 
@@ -228,30 +245,38 @@ def agree_on_parts(
     to_tensor: Callable[[Tensor], Tensor],
     reducer: Reducer,
 ) -> Agreement:
-    """Return what all learners together train on. `read()` gives this learner's parts and environment steps.
+    """Return the agreement of all learners on the data of an update.
 
-    An error in `read` is raised here, and a `LearnerError` that quotes it on all other learners. Raises `ValueError`
-    where the learners were called with different options.
+    `read()` returns this learner's data and number of environment steps. An error in `read` is raised on this learner,
+    and on all others a `LearnerError` that quotes it. Raises `ValueError` if learners were called with different
+    options.
     """
     if reducer.world_size == 1:
         return Agreement(*read())
-    parts, heard = _exchanged(read, options, reducer)
-    counts = {mid: [item["rows"].get(mid, 0) for item in heard] for mid in module_ids}
+    parts, reports = _exchanged(read, options, reducer)
+    counts = {mid: [report["rows"].get(mid, 0) for report in reports] for mid in module_ids}
+    """Number of rows of each learner, by module id."""
     present = [mid for mid, rows_by_rank in counts.items() if any(rows_by_rank)]
     missing = frozenset(mid for mid in present if mid not in parts)
+
+    # For a module that some learner has no rows of, one learner sends a row to all. Every learner has the same counts,
+    # so all of them know whether there is such an exchange, and who sends.
     donors = {mid: _donor(counts[mid]) for mid in present if not all(counts[mid])}
     if donors:
         packed = {mid: _packed(parts[mid]) for mid, rank in donors.items() if rank == reducer.rank}
         for donated in reducer.gather(packed):
             parts |= {mid: _unpacked(part, to_tensor) for mid, part in donated.items() if mid in missing}
-    env_steps = sum(item["env_steps"] for item in heard)
+    env_steps = sum(report["env_steps"] for report in reports)
     return Agreement({mid: parts[mid] for mid in present}, env_steps, missing)
 
 
 def _exchanged(
     read: Callable[[], tuple[Parts, int]], options: UpdateOptions, reducer: Reducer
 ) -> tuple[Parts, list[Any]]:
-    """Return the own parts, and what each learner has."""
+    """Return this learner's data, and the report of each learner: its rows, environment steps, options and failure.
+
+    An error in `read` is raised only after the exchange, since the other learners wait for it.
+    """
     failure: Exception | None = None
     parts: Parts = {}
     env_steps = 0
@@ -261,64 +286,74 @@ def _exchanged(
         failure = error
     message = "" if failure is None else f"{type(failure).__name__}: {failure}"
     rows = {module_id: _num_rows(part) for module_id, part in parts.items()}
-    heard = reducer.gather({"rows": rows, "env_steps": env_steps, "options": asdict(options), "failure": message})
+    reports = reducer.gather({"rows": rows, "env_steps": env_steps, "options": asdict(options), "failure": message})
     if failure is not None:
         raise failure
-    refused = [f"learner {rank}: {item['failure']}" for rank, item in enumerate(heard) if item["failure"]]
-    if refused:
-        raise LearnerError(f"no learner was updated, because of {'; '.join(refused)}")
-    for rank, item in enumerate(heard):
-        if item["options"] != heard[0]["options"]:
+    failures = [f"learner {rank}: {report['failure']}" for rank, report in enumerate(reports) if report["failure"]]
+    if failures:
+        raise LearnerError(f"no learner was updated, because of {'; '.join(failures)}")
+    for rank, report in enumerate(reports):
+        if report["options"] != reports[0]["options"]:
             raise ValueError(
-                f"all learners must be called alike; learner 0 has {heard[0]['options']}, learner {rank} "
-                f"{item['options']}"
+                f"all learners must be called alike; learner 0 has {reports[0]['options']}, learner {rank} "
+                f"{report['options']}"
             )
-    return parts, heard
+    return parts, reports
 
 
 def plan_update(
     columns: Parts, stand_ins: frozenset[str], trajectories: Mapping[str, Trajectories], reducer: Reducer
 ) -> UpdatePlan:
-    """Number the rows of all learners; `columns` are this learner's, made from `trajectories` (if anything)."""
+    """Return the global numbering of the rows of all learners.
+
+    `columns` are this learner's train columns by module id. `trajectories` are the episodes that they were made from;
+    empty if they come from a batch.
+    """
     num_own = {mid: 0 if mid in stand_ins else _num_rows(part) for mid, part in columns.items()}
     if reducer.world_size == 1:
         return UpdatePlan(num_own, num_own)
     counts = reducer.gather(num_own)
-    total = {mid: sum(item[mid] for item in counts) for mid in num_own}
+    total = {mid: sum(rows_by_module[mid] for rows_by_module in counts) for mid in num_own}
     lookup = {}
     for mid, rows in num_own.items():
-        begin = sum(item[mid] for item in counts[: reducer.rank])
+        begin = sum(rows_by_module[mid] for rows_by_module in counts[: reducer.rank])
         lookup[mid] = np.full(total[mid], -1, np.int64)
         part = None if mid in stand_ins else trajectories.get(mid)
-        positions = None if part is None else part.positions
-        lookup[mid][slice(begin, begin + rows) if positions is None else positions] = np.arange(rows)
+        # Shards of a whole rollout know the positions of their rows in it. Other shards lie one after the other.
+        if part is None or part.positions is None:
+            lookup[mid][begin : begin + rows] = np.arange(rows)
+        else:
+            lookup[mid][part.positions] = np.arange(rows)
     return UpdatePlan(total, num_own, stand_ins, lookup)
 
 
 def _donor(counts: list[int]) -> int:
-    """Return the learner with the fewest rows, but some."""
+    """Return the rank of the learner that has the fewest rows, but at least one."""
     return min((rank for rank, rows in enumerate(counts) if rows), key=counts.__getitem__)
 
 
 def _num_rows(part: Trajectories | Mapping[str, Any]) -> int:
-    return part.num_rows if isinstance(part, Trajectories) else num_items(next(iter(part.values())))
+    return num_items(next(iter(part.values()))) if isinstance(part, Mapping) else part.num_rows
 
 
 def _packed(part: Trajectories | Mapping[str, Any]) -> dict[str, Any]:
-    """Return one row of columns; trajectories whole, since their rows belong together."""
-    if isinstance(part, Trajectories):
+    """Return one row of columns, in a form that can be sent. Trajectories are sent whole: their rows belong
+    together."""
+    if not isinstance(part, Mapping):
         return {"trajectories": {item.name: getattr(part, item.name) for item in fields(part)}}
     first = torch.zeros(1, dtype=torch.int64)
     return {"columns": take_rows({name: map_tree(torch.Tensor.cpu, value) for name, value in part.items()}, first)}
 
 
 def _unpacked(packed: Mapping[str, Any], to_tensor: Callable[[Tensor], Tensor]) -> Trajectories | dict[str, Any]:
+    """Return the data that `_packed` has made, on this learner's device."""
     if "trajectories" in packed:
         return Trajectories(**packed["trajectories"])
     return {name: map_tree(to_tensor, value) for name, value in packed["columns"].items()}
 
 
 def _versions_of(piece: SingleAgentEpisode) -> np.ndarray | None:
+    """Return the versions `[N]` of the weights that acted in an episode; None if it has not recorded them."""
     try:
         return np.asarray(piece.get_extra_model_outputs(Columns.WEIGHTS_SEQ_NO))
     except KeyError:

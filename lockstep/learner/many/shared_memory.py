@@ -1,12 +1,14 @@
-"""Sums and exchanges between processes of one machine, through memory that they share.
+"""Sums and exchanges between learner processes of one machine, through shared memory.
 
-A meeting over sockets costs as much as a gradient step of a small network: several threads have to be woken on both
-sides. Here each learner writes into a segment of its own and looks at the others' until they have come, which takes a
-few microseconds. Every learner adds in the same order, so all have the same bits.
+An exchange over sockets takes as long as a gradient step of a small network, because several threads on both sides have
+to be woken. Here each learner writes into a memory segment of its own, and polls the segments of the others until they
+have written, too. That takes a few microseconds. Every learner adds in the same order, so all get the same bits.
 
-A segment is memory without a name (`memfd_create`), which the others open through its owner's process: nothing is left
-behind by a process that is killed, and who opened it can tell from its lock whether the owner lives. The order in which
-writes are seen is the one that x86 processors guarantee; elsewhere learners meet over sockets.
+A segment is memory without a name (`memfd_create`), which the other learners open through `/proc` of its owner. So a
+process that is killed leaves nothing behind, and a lock on the segment tells whether its owner is alive.
+
+The code relies on the memory model of x86: other processors see writes in the order in which they were made. On other
+machines learners communicate over sockets.
 """
 
 from __future__ import annotations
@@ -26,44 +28,53 @@ import torch
 from torch import Tensor
 
 PIECE = 1 << 20
-"""bytes that are exchanged at once; larger tensors go in pieces"""
+"""Number of bytes that are exchanged at once. Larger tensors are exchanged in pieces."""
 FEW = 1 << 12
-"""bytes up to which adding takes less time than to meet once more"""
+"""Number of bytes up to which it takes less time to add all of them than to pass another barrier."""
 HEADER = 64
-ARRIVED, LEFT, TOKEN, BYTES = 0, 1, 2, 3
-"""header fields: barriers passed, has left, token, and the number of bytes in each of the two pieces"""
-LOOKS = 2_000
-"""looks at another learner, where each may have a core of its own, before this one lets other processes run"""
+"""Size of a segment's header in bytes: one cache line."""
+BARRIERS, LEFT, TOKEN, BYTES = 0, 1, 2, 3
+"""Indices of the header's fields: number of barriers reached, whether the owner has left, a random token of the
+segment, and the number of bytes in each of its two pieces."""
+POLLS = 2_000
+"""Number of times a learner polls another one before it lets other processes run, if each may have its own core."""
 PATIENT_S = 0.005
-"""seconds of waiting after which it sleeps in between"""
+"""Waiting time in seconds after which a learner sleeps between two polls."""
 NAP_S = 0.0005
+"""Duration of such a sleep in seconds."""
 
 
 def is_supported() -> bool:
     """Return whether processes of this machine can share memory in this way."""
-    there = sys.platform == "linux" and hasattr(os, "memfd_create")  # which some builds of Python lack
-    return there and platform.machine() in ("x86_64", "AMD64")
+    has_memfd = sys.platform == "linux" and hasattr(os, "memfd_create")  # some builds of Python lack it
+    return has_memfd and platform.machine() in ("x86_64", "AMD64")
 
 
 class _Segment:
-    """One learner's memory: a header and two pieces that are used in turn."""
+    """Memory of one learner: a header, and two pieces that are used in turn."""
 
     def __init__(self, descriptor: int, memory: mmap.mmap, process_id: int) -> None:
-        self.descriptor, self.memory = descriptor, memory
+        self.descriptor = descriptor
+        self.memory = memory
         self.header = memoryview(memory).cast("q")
-        self._process = f"/proc/{process_id}/stat"
+        self._process_status = f"/proc/{process_id}/stat"
 
-    def piece(self, which: int, dtype: torch.dtype, numel: int) -> Tensor:
-        """Return a view `[numel]`."""
-        return torch.frombuffer(self.memory, dtype=dtype, count=numel, offset=HEADER + which * PIECE)
+    def piece(self, number: int, dtype: torch.dtype, numel: int) -> Tensor:
+        """Return a view `[numel]` of piece 0 or 1."""
+        return torch.frombuffer(self.memory, dtype=dtype, count=numel, offset=HEADER + number * PIECE)
 
     def is_alive(self) -> bool:
-        """Return whether the owner holds its lock, and is there (a process that it forked would hold it, too)."""
+        """Return whether the owner is alive.
+
+        The owner holds an exclusive lock on the segment as long as it lives. But processes that it has forked hold the
+        lock, too, so its own process is looked up as well.
+        """
         try:
             fcntl.flock(self.descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             try:
-                return Path(self._process).read_text().rpartition(")")[2].split()[0] not in "ZX"
+                # The field after the name in parentheses is the state of the process: Z and X are those of dead ones.
+                return Path(self._process_status).read_text().rpartition(")")[2].split()[0] not in "ZX"
             except OSError:
                 return False
         fcntl.flock(self.descriptor, fcntl.LOCK_UN)
@@ -74,86 +85,99 @@ class _Segment:
 
 
 class SharedMemory:
-    """Where `world_size` learners of one machine meet. All make the same calls in the same order.
+    """Sums and exchanges between `world_size` learners of one machine. All make the same calls in the same order.
 
-    `RuntimeError` where one died, left, or does not come within `timeout_s` seconds.
+    Calls raise `RuntimeError` if another learner has died, has left, or does not answer within `timeout_s` seconds.
     """
 
     def __init__(self, segments: list[_Segment], rank: int, timeout_s: float) -> None:
-        self._segments, self._rank, self._timeout_s = segments, rank, timeout_s
-        self._others = [(other, segment) for other, segment in enumerate(segments) if other != rank]
-        self._looks = LOOKS if len(segments) <= len(os.sched_getaffinity(0)) else 1
-        self._meetings = 0
+        self._segments = segments
+        self._rank = rank
+        self._timeout_s = timeout_s
+        self._peers = [(peer, segment) for peer, segment in enumerate(segments) if peer != rank]
+        # Without a core for each learner, polling would only keep the others from coming.
+        self._polls = POLLS if len(segments) <= len(os.sched_getaffinity(0)) else 1
+        self._num_barriers = 0
         self._turn = 0
+        """Number of the piece that the present exchange uses."""
 
     def sum_(self, tensor: Tensor) -> None:
         """Sum over all learners, in place.
 
-        Of few numbers each learner takes the sum; of more, each adds one part and reads what the others have added.
+        If there are few numbers, each learner adds all of them. Otherwise each learner adds one part, and after another
+        barrier reads the parts that the others have added.
         """
         for part in _pieces(tensor):
             if part.nbytes <= FEW:
-                views = self._written(part)
+                views = self._exchange(part)
                 torch.add(views[0], views[1], out=part)
                 for view in views[2:]:
                     part += view
                 continue
+
             bounds = [rank * len(part) // len(self._segments) for rank in range(len(self._segments) + 1)]
-            views = self._written(part)
+            views = self._exchange(part)
             begin, end = bounds[self._rank], bounds[self._rank + 1]
             total = views[0][begin:end] + views[1][begin:end]
             for view in views[2:]:
                 total += view[begin:end]
+            # Nobody else reads this part of the own piece, so the sum may replace it.
             views[self._rank][begin:end] = total
-            self._meet()
+            self._barrier()
             for view, begin, end in zip(views, bounds, bounds[1:]):
                 part[begin:end] = view[begin:end]
 
     def gather(self, parts: list[Tensor], tensor: Tensor) -> None:
-        """Copy `tensor` of each learner into `parts`; all have the same shape."""
+        """Copy the `tensor` of each learner into `parts`, by rank. All have the same shape."""
         for places in zip(*map(_pieces, parts), _pieces(tensor)):
-            for place, view in zip(places, self._written(places[-1])):
+            for place, view in zip(places, self._exchange(places[-1])):
                 place.copy_(view)
 
     def leave(self) -> None:
-        """Tell the others that they need not wait."""
+        """Tell the other learners not to wait for this one."""
         self._segments[self._rank].header[LEFT] = 1
 
-    def _written(self, part: Tensor) -> list[Tensor]:
-        """Return what all have written. It may be read until the call after the next: pieces are used in turn."""
+    def _exchange(self, part: Tensor) -> list[Tensor]:
+        """Write `part` into the own segment, and return views of the parts of all learners.
+
+        The views may be read until the next call of this learner. Others write to the same pieces again only after they
+        have passed the barrier of that call. This is why there are two pieces, which are used in turn.
+        """
         self._turn = 1 - self._turn
         views = [segment.piece(self._turn, part.dtype, len(part)) for segment in self._segments]
         views[self._rank].copy_(part)
         self._segments[self._rank].header[BYTES + self._turn] = part.nbytes
-        self._meet()
-        for rank, segment in self._others:
+        self._barrier()
+        for rank, segment in self._peers:
             if segment.header[BYTES + self._turn] != part.nbytes:
                 raise RuntimeError(f"learner {rank} makes another call")
         return views
 
-    def _meet(self) -> None:
-        """Go on when all learners have come here."""
-        self._meetings += 1
-        self._segments[self._rank].header[ARRIVED] = self._meetings
-        for rank, segment in self._others:
-            header, meetings = segment.header, self._meetings
-            for _ in range(self._looks):
-                if header[ARRIVED] >= meetings:
+    def _barrier(self) -> None:
+        """Return when all learners have made this call. Everything that they wrote before it can then be read."""
+        self._num_barriers += 1
+        self._segments[self._rank].header[BARRIERS] = self._num_barriers
+        for rank, segment in self._peers:
+            header = segment.header
+            num_barriers = self._num_barriers
+            for _ in range(self._polls):
+                if header[BARRIERS] >= num_barriers:
                     break
             else:
                 self._wait(rank, segment)
 
     def _wait(self, rank: int, segment: _Segment) -> None:
+        """Wait for learner `rank` at the barrier, and let other threads and processes run meanwhile."""
         began = time.monotonic()
-        while segment.header[ARRIVED] < self._meetings:
+        while segment.header[BARRIERS] < self._num_barriers:
             waited = time.monotonic() - began
             if waited < PATIENT_S:
                 os.sched_yield()
-                time.sleep(0)  # lets other threads run
+                time.sleep(0)  # lets other threads of this process run
                 continue
             if segment.header[LEFT] or not segment.is_alive():
-                if segment.header[ARRIVED] >= self._meetings:
-                    return  # it came before it ended
+                if segment.header[BARRIERS] >= self._num_barriers:
+                    return  # it reached the barrier before it ended
                 raise RuntimeError(f"learner {rank} {'left' if segment.header[LEFT] else 'died'}")
             if waited > self._timeout_s:
                 raise RuntimeError(f"learner {rank} did not come")
@@ -163,29 +187,38 @@ class SharedMemory:
 def share_memory(
     rank: int, world_size: int, gather: Callable[[Any], list[Any]], timeout_s: float
 ) -> SharedMemory | None:
-    """Join learners that are on one machine; None where they are not, or where the machine has no such memory.
+    """Connect learners that are on one machine. Return None if they are not, or cannot share memory.
 
-    `gather(value)`: `value` of each learner, by rank, over another way.
+    `gather(value)` returns the `value` of each learner by rank, over another connection.
     """
     segment, address = _new_segment() if is_supported() else (None, None)
-    heard = gather(address)
     segments: list[_Segment | None] = []
-    for other, item in enumerate(heard):
-        segments.append(segment if other == rank else None if item is None else _opened(*item))
-    found = [segment for segment in segments if segment is not None]
-    if not all(gather(len(found) == world_size)):
+    for peer, peer_address in enumerate(gather(address)):
+        if peer == rank:
+            segments.append(segment)
+        else:
+            segments.append(None if peer_address is None else _open_segment(*peer_address))
+
+    # Either all learners use shared memory or none does.
+    opened = [segment for segment in segments if segment is not None]
+    if not all(gather(len(opened) == world_size)):
         return None
-    return SharedMemory(found, rank, timeout_s)
+    return SharedMemory(opened, rank, timeout_s)
 
 
 def _new_segment() -> tuple[_Segment | None, tuple[int, int, int] | None]:
-    """Return a new segment, and what others need to find it; nothing where there is no room for it."""
-    token, process_id = secrets.randbits(62), os.getpid()
+    """Return a new segment and its address for other processes; `(None, None)` if there is no memory for it.
+
+    The address is the id of this process, the number of the file descriptor, and a token.
+    """
+    token = secrets.randbits(62)
+    process_id = os.getpid()
     try:
         descriptor = os.memfd_create("lockstep")
     except OSError:
         return None, None
     try:
+        # Without this, memory is only missing when it is written to, which ends the process with SIGBUS.
         os.posix_fallocate(descriptor, 0, HEADER + 2 * PIECE)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         memory = mmap.mmap(descriptor, HEADER + 2 * PIECE)
@@ -197,15 +230,18 @@ def _new_segment() -> tuple[_Segment | None, tuple[int, int, int] | None]:
     return segment, (process_id, descriptor, token)
 
 
-def _opened(process_id: int, number: int, token: int) -> _Segment | None:
-    """Return another learner's segment; None where that process is on another machine."""
+def _open_segment(process_id: int, number: int, token: int) -> _Segment | None:
+    """Return the segment of another learner; None if it is on another machine.
+
+    On this machine another process may have the same id, and a file with the same number. The token tells.
+    """
     try:
         descriptor = os.open(f"/proc/{process_id}/fd/{number}", os.O_RDWR | os.O_NONBLOCK)
     except OSError:
         return None
     try:
         memory = mmap.mmap(descriptor, HEADER + 2 * PIECE)
-    except (OSError, ValueError):  # not a segment
+    except (OSError, ValueError):  # another kind of file, or a smaller one
         os.close(descriptor)
         return None
     segment = _Segment(descriptor, memory, process_id)
@@ -213,7 +249,7 @@ def _opened(process_id: int, number: int, token: int) -> _Segment | None:
 
 
 def _pieces(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield `tensor` flat, in parts that fit into a piece, as views."""
+    """Yield views of the flat tensor that each fit into a piece of a segment."""
     flat = tensor.view(-1)
     step = PIECE // flat.element_size()
     for begin in range(0, len(flat), step):
