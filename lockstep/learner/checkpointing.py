@@ -1,4 +1,4 @@
-"""The parts of a learner's state, the folders of its checkpoint, and what they say about how it is built."""
+"""Components of a learner's state, folders of its checkpoint, and the recipe in a checkpoint to build it again."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ COMPONENTS = (
     "rl_module", "optimizer", "connectors", "coefficients", "registered", "should_module_be_updated", "weights_seq_no",
     "lifetime", "metrics", "random",
 )  # fmt: skip
-
+"""Names of the components of a learner's state."""
 LEARNER_CLASS = "learner_class"
-"""beside the components of a state from a checkpoint: whose it is, to be named where it does not fit"""
+"""Additional key in a state from a checkpoint: the name of the learner's class, for messages if it does not fit."""
 
 
 def check_state(
     state: Mapping[str, Any], present: Mapping[str, Any], learner: str, networks: str, policies_to_train: object
 ) -> None:
-    """Raise `ValueError` with all that keeps `state` from taking the place of `present`; optimizers aside.
+    """Check that `state` fits a learner whose state is `present`; `ValueError` with everything that does not.
 
-    `learner`, `networks`: names of classes, for messages.
+    The state of optimizers is not checked here. `learner` and `networks` are names of classes, for messages.
     """
     unknown = sorted(set(state) - {*COMPONENTS, LEARNER_CLASS})
     if unknown:
@@ -41,6 +41,7 @@ def check_state(
     for part in ("rl_module", "optimizer", "connectors", "coefficients", "registered", "lifetime", "metrics"):
         if not isinstance(state.get(part, {}), Mapping):
             raise ValueError(f"{part} must be a dict, not {type(state[part]).__name__}; nothing was changed")
+
     problems: list[str] = []
     for part in ("connectors", "coefficients", "registered"):
         if part in state:
@@ -51,6 +52,7 @@ def check_state(
             problems += _misfits(module_id, weights, modules[module_id])
         else:
             problems.append(f"module {module_id!r} is unknown (known: {sorted(modules)})")
+
     allowed = state.get("should_module_be_updated")
     if isinstance(allowed, Mapping):
         if not callable(policies_to_train):
@@ -60,40 +62,46 @@ def check_state(
         problems.append(f"should_module_be_updated must be None or a list of ids, not {allowed!r}")
     elif unknown := sorted(set(map(str, allowed or ())) - set(modules)):
         problems.append(f"should_module_be_updated names {unknown} (known: {sorted(modules)})")
+
     if problems:
-        saved = state.get(LEARNER_CLASS)
-        of_another = saved and saved != learner
-        hint = f": it is of a {saved}; from_checkpoint(path) builds what was saved" if of_another else ""
+        saved_class = state.get(LEARNER_CLASS)
+        is_other_class = saved_class and saved_class != learner
+        hint = f": it is of a {saved_class}; from_checkpoint(path) builds what was saved" if is_other_class else ""
         raise ValueError(
             f"the state does not fit this {learner} (of {networks}){hint}, nothing was changed: {'; '.join(problems)}"
         )
 
 
 def _misfits(where: str, saved: object, present: Mapping[str, Any]) -> list[str]:
-    """Return what keeps `saved` from taking the place of `present`, in words: names, and shapes of arrays."""
+    """Return descriptions of all differences in names, and in shapes of arrays, between `saved` and `present`."""
     if not isinstance(saved, Mapping):
         return [f"{where} must be a dict, not {type(saved).__name__}"]
-    missing, unknown = sorted(set(present) - set(saved)), sorted(set(saved) - set(present))
+    missing = sorted(set(present) - set(saved))
+    unknown = sorted(set(saved) - set(present))
     problems = [f"{where}: missing {missing}, unknown {unknown}"] if missing or unknown else []
-    return problems + [
-        f"{where}: {name} has shape {tuple(np.shape(saved[name]))}, expected {tuple(value.shape)}"
-        for name, value in present.items()
-        if name in saved and isinstance(value, torch.Tensor | np.ndarray) and np.shape(saved[name]) != value.shape
-    ]
+    for name, value in present.items():
+        if name not in saved or not isinstance(value, torch.Tensor | np.ndarray):
+            continue
+        if np.shape(saved[name]) != value.shape:
+            saved_shape = tuple(np.shape(saved[name]))
+            problems.append(f"{where}: {name} has shape {saved_shape}, expected {tuple(value.shape)}")
+    return problems
 
 
 def state_to_restore(folders: Mapping[str, State], component: str | None, current: Mapping[str, Any]) -> State:
-    """Return the state of a checkpoint's learner, whole or one component (what is beside it, as in `current`).
+    """Return the state in the folders of a checkpoint, whole or one component of it.
 
-    A module's own folder, or one of several modules, has the component `"rl_module"`, and `"rl_module/<id>"`.
-    Raises `ValueError` where a whole one lacks components (it is older, or was put together by hand).
+    If the component is a part of another one, such as `"lifetime/env_steps"`, the other parts are those of `current`.
+    A folder of modules without a learner has the components `"rl_module"` and `"rl_module/<id>"` only.
+
+    Raises `ValueError` if a whole state lacks components. Then it is older, or was put together by hand.
     """
     modules = _modules_of(folders)
     if modules is not None:
         return {"rl_module": _weights_to_restore(modules, component, current)}
     state = state_from_folders(folders)
     if component is None:
-        missing = sorted(set(COMPONENTS) - {"metrics"} - set(state))  # which older ones have not
+        missing = sorted(set(COMPONENTS) - {"metrics"} - set(state))  # older checkpoints have no metrics
         if missing:
             raise ValueError(
                 f"the checkpoint lacks {missing}: it is of an older version. It has {sorted(state)}; restore those "
@@ -101,23 +109,28 @@ def state_to_restore(folders: Mapping[str, State], component: str | None, curren
             )
         recipe = folders["learner"].get("recipe") or {}
         return {**state, LEARNER_CLASS: str(recipe.get("learner_class", "")).rpartition(":")[2]}
-    chosen = select_components(state, component, None)
-    return {
-        head: {**current[head], **part} if "/" in component and head != "rl_module" and head in current else part
-        for head, part in chosen.items()
-    }
+
+    restored_state: State = {}
+    for head, part in select_components(state, component, None).items():
+        # Weights are restored module by module, all other components as a whole.
+        is_completed = "/" in component and head != "rl_module" and head in current
+        restored_state[head] = {**current[head], **part} if is_completed else part
+    return restored_state
 
 
 def _modules_of(folders: Mapping[str, State]) -> dict[str, State] | None:
-    """Return the trees by id of what a module or several modules wrote (`""` for a module alone), or None."""
+    """Return the state trees of modules that were saved without a learner, by module id; None for other folders.
+
+    The id of a module that was saved alone is `""`.
+    """
     trees = {name: tree for name, tree in folders.items() if name or tree}
     return trees if trees and all({"weights", "spec"} <= tree.keys() for tree in trees.values()) else None
 
 
 def _weights_to_restore(trees: Mapping[str, State], component: str | None, current: Mapping[str, Any]) -> State:
-    """Return the weights by module id that `component` takes from modules that were saved without a learner.
+    """Return the weights that `component` selects from modules that were saved without a learner, by module id.
 
-    Raises `ValueError` where it does not say which module gets them, `KeyError` for one that is not there.
+    Raises `ValueError` if it does not say which module gets them, and `KeyError` for an unknown module.
     """
     head, _, module_id = (component or "").partition("/")
     known = sorted(current.get("rl_module", {}))
@@ -135,7 +148,7 @@ def _weights_to_restore(trees: Mapping[str, State], component: str | None, curre
 
 
 def state_from_folders(folders: Mapping[str, State]) -> State:
-    """Return the learner's state that `checkpoint_folders` wrote; `KeyError` naming the folder that is missing."""
+    """Return the learner's state in the folders of `Learner.checkpoint_folders`; `KeyError` if a folder is missing."""
     if "state" not in folders.get("learner", ()):
         raise KeyError(f"the checkpoint has no folder 'learner' with a learner's state; it has {sorted(folders)}")
     weights = {module_id: tree["weights"] for module_id, tree in _module_folders(folders).items()}
@@ -143,17 +156,21 @@ def state_from_folders(folders: Mapping[str, State]) -> State:
 
 
 def _module_folders(folders: Mapping[str, State]) -> dict[str, State]:
-    start = "learner/rl_module/"
-    return {name.removeprefix(start): tree for name, tree in folders.items() if name.startswith(start)}
+    """Return the state tree of each module of a learner, by module id."""
+    prefix = "learner/rl_module/"
+    return {name.removeprefix(prefix): tree for name, tree in folders.items() if name.startswith(prefix)}
 
 
 def select_components(
     state: State, components: Collection[str] | str | None, not_components: Collection[str] | str | None
 ) -> State:
-    """Return the named components only (`"rl_module"`, `"rl_module/p0"`); `KeyError` with those that exist."""
+    """Return the `components` of a state without `not_components`; `KeyError` with the known names for another one.
+
+    Names are paths such as `"rl_module"` or `"rl_module/p0"`. `components=None` takes all of them.
+    """
     wanted = names_of(components)
     unwanted = names_of(not_components) or []
-    chosen: State = dict(state) if wanted is None else {}
+    chosen: State = dict(state) if wanted is None else {}  # never a part of `state` itself, which stays unchanged
     for path in wanted or []:
         head, rest = _split_path(state, path)
         if rest:
@@ -170,6 +187,7 @@ def select_components(
 
 
 def _split_path(state: State, path: str) -> tuple[str, str]:
+    """Return the component in a path, and the name within it (or `""`); `KeyError` if the state does not have them."""
     head, _, rest = path.partition("/")
     if head not in state or (rest and not (isinstance(state[head], Mapping) and rest in state[head])):
         known = sorted(state)
@@ -180,7 +198,7 @@ def _split_path(state: State, path: str) -> tuple[str, str]:
 
 
 def state_of(value: object) -> Any:
-    """Return a copy of what is registered as state: a tensor, an array, a number, or what has `get_state`."""
+    """Return a copy of a registered value as state: a tensor, an array, a number, or the state of an object."""
     if isinstance(value, torch.Tensor):
         return value.detach().cpu().clone()
     if isinstance(value, np.ndarray):
@@ -189,7 +207,10 @@ def state_of(value: object) -> Any:
 
 
 def restored(present: object, saved: object) -> Any:
-    """Return `present`, registered state, as it was `saved`: changed in place where it can be."""
+    """Return the registered value `present` with the saved state. Tensors, arrays and objects are changed in place.
+
+    Compiled steps and graphs hold on to these objects, so new ones would not be seen.
+    """
     if isinstance(present, torch.Tensor):
         with torch.no_grad():
             present.copy_(torch.as_tensor(saved))
@@ -203,14 +224,15 @@ def restored(present: object, saved: object) -> Any:
 
 
 def policies_state(policies: TrainedModules) -> Any:
-    """Return `policies_to_train` as plain data; a function by its name."""
+    """Return `policies_to_train` as plain data. Of a function it holds the name only."""
     if callable(policies):
         return {"function": getattr(policies, "__qualname__", type(policies).__name__)}
     return None if policies is None else sorted(policies)
 
 
 def check_no_statistics(saved: Mapping[str, Any]) -> None:
-    """Raise `ValueError` for saved connectors that hold statistics, which a checkpoint does not build."""
+    """Check that saved connectors have no statistics, which cannot be built from a checkpoint; `ValueError`
+    otherwise."""
     for module_id, state in saved.items():
         try:
             if state["rewards"] is not None:
@@ -224,7 +246,7 @@ def check_no_statistics(saved: Mapping[str, Any]) -> None:
 
 
 def names_of(names: Collection[str] | str | None) -> list[str] | None:
-    """Return one name or several as a list; `TypeError` for anything but text."""
+    """Return one name or several names as a list; `TypeError` for a value that is not text."""
     if names is None:
         return None
     several = [names] if isinstance(names, str) else names
@@ -233,11 +255,11 @@ def names_of(names: Collection[str] | str | None) -> list[str] | None:
     return list(several)
 
 
-# -- how a learner is built ---
+# -- building a learner ---
 
 
 class LearnerParts(TypedDict, total=False):
-    """Parts of a learner that a file cannot hold, see `Learner.from_checkpoint`."""
+    """Arguments of `Learner.from_checkpoint`: parts of a learner that a file cannot hold."""
 
     config: TrainingSection | None
     framework: FrameworkSection | None
@@ -258,26 +280,26 @@ def learner_in(
     policies_to_train: object = None,
     names: FileNames | None = None,
 ) -> tuple[dict[str, Any], str, State]:
-    """Return what the learner in a checkpoint is made of: arguments, its class by import path, its state.
+    """Return the arguments of the learner in a checkpoint, the import path of its class, and its state.
 
-    What is passed in stands in the place of what was saved. `ValueError` saying what has to be. `names` finds the
-    objects that the checkpoint names; None: as in a file that the user has not trusted.
+    Parts that are passed in replace saved ones. Raises `ValueError` naming the parts that have to be passed in. `names`
+    finds the objects that the checkpoint names; None is for a file that the user has not trusted.
     """
     state = state_to_restore(folders, None, {})
     recipe = folders["learner"].get("recipe")
     if recipe is None:
         raise ValueError("the checkpoint does not say how its learner is built; build one and use restore_from_path")
     names = (names or FileNames("the checkpoint", {})).of_part(recipe)
-    configs, built = module_configs or {}, modules or {}
+    configs = module_configs or {}
+    passed_modules = modules or {}
     if connectors is None:
         check_no_statistics(state["connectors"])
+    networks = {
+        mid: passed_modules.get(mid) or RLModule.from_state_tree(tree, names=names)
+        for mid, tree in _module_folders(folders).items()
+    }
     arguments = {
-        "module_spec": MultiRLModule(
-            {
-                mid: built.get(mid) or RLModule.from_state_tree(tree, names=names)
-                for mid, tree in _module_folders(folders).items()
-            }
-        ),
+        "module_spec": MultiRLModule(networks),
         "config": built_section(recipe["training"], config, TrainingSection, names),
         "framework": built_section(recipe["framework"], framework, FrameworkSection, names),
         "connectors": connectors,
@@ -291,7 +313,7 @@ def learner_in(
 
 
 def section_recipe(section: Section) -> State:
-    """Return what a section is built from: its class by name, plain options, the names of the others."""
+    """Return the recipe of a section: the name of its class, its plain options, and the names of all other options."""
     options = {
         f.name: getattr(section, f.name)
         for f in fields(section)  # type: ignore[arg-type]
@@ -305,7 +327,8 @@ def section_recipe(section: Section) -> State:
 
 
 def built_section(saved: Mapping[str, Any], section: Section | None, base: type, names: FileNames) -> Any:
-    """Return `section`, or build the one that was saved; `ValueError` saying what has to be passed in."""
+    """Return `section`, or the saved section if it is None; `ValueError` naming the argument that has to be passed
+    in."""
     if section is not None:
         return section
     name = "framework" if base is FrameworkSection else "config"
@@ -324,6 +347,7 @@ def class_in_file(path: str, base: type, otherwise: str, names: FileNames) -> An
 
 
 def _is_plain(value: object) -> bool:
+    """Return whether JSON can hold a value."""
     if isinstance(value, Mapping):
         return all(isinstance(key, str) and _is_plain(part) for key, part in value.items())
     if isinstance(value, list | tuple):

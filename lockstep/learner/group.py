@@ -1,4 +1,4 @@
-"""`LearnerGroup`: one or many learners that act as one."""
+"""`LearnerGroup`: one learner or several that are used as one."""
 
 from __future__ import annotations
 
@@ -36,31 +36,35 @@ from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
 from lockstep.state.trust import FileNames
 
 STATE_AFTER_UPDATE = "_rl_module_state_after_update"
+"""Key of the weights in the results of an update with `return_state=True`."""
 Data = Any
-"""episodes, a batch, or references to them where learners are in other processes"""
+"""Episodes or a batch. If learners are in other processes, it may be a reference to them."""
 
 
 class LearnerBackend:
-    """The learner in this process; subclasses have several in others. One call at a time, which ends on all learners
-    before it returns.
+    """Learner in this process. Subclasses have several learners in other processes.
+
+    A backend executes one call at a time. A call returns when it has ended on all learners.
     """
 
     is_local = True
+    """Whether the learner runs in this process."""
 
     def __init__(self, learner: Learner) -> None:
-        learner.build()  # an override need not return anything
+        learner.build()  # not chained: an override may forget to return the learner
         self.learner = learner
         self.last_checkpoint = ""
-        """path of what was saved or restored last; empty before that"""
+        """Path of the checkpoint that was saved or restored last; empty before that."""
 
     def __len__(self) -> int:
         """Return the number of learners."""
         return 1
 
     def share(self, data: Data) -> Data:
-        """Return what this learner reads of episodes or a batch: all, or its shard where ranks have the same data."""
+        """Return the part of episodes or a batch that this learner trains on. Ranks with the same data get one shard
+        each."""
         reducer = self.learner.reducer
-        if reducer.world_size == 1 or isinstance(data, TensorRollout):  # each rank has its own
+        if reducer.world_size == 1 or isinstance(data, TensorRollout):  # each rank has its own rollout
             return data
         return shards_of(data, reducer.world_size, self.learner.modules_with_memory())[reducer.rank]
 
@@ -73,40 +77,42 @@ class LearnerBackend:
         return_state: bool,
         reduce_results: bool,
     ) -> UpdateRequest:
-        """Return the checked request for an update. Its data are not divided among the learners yet, see `divided`."""
+        """Return the checked request for an update. Its data are not yet divided among the learners, see `divided`."""
         return UpdateRequest.checked(kind, data, options, return_state, reduce_results)
 
     def divided(self, request: UpdateRequest, *, is_async: bool) -> UpdateRequest:
-        """Return a request with the data as the learners read them.
+        """Return the request with its data divided among the learners.
 
-        How data are divided depends on the learners and their modules, so a plain update does it in its turn. An
-        asynchronous one does it at once, and holds data of its own, which do not change with the caller's.
+        The division depends on the learners and their modules, which earlier calls may change. So a synchronous update
+        divides its data when its turn comes. An asynchronous one divides a copy at once, since the caller may change
+        the data as soon as the call has returned.
         """
-        held = frozen_data(request.data) if is_async else request.data
-        return replace(request, data=self.share(held))
+        data = frozen_data(request.data) if is_async else request.data
+        return replace(request, data=self.share(data))
 
     def update(self, request: UpdateRequest) -> list[Results]:
-        """Update all learners together, each on its shard; return the results of each, in order."""
+        """Update all learners together, each on its shard; return the results of each learner, in order."""
         return [run_request(request, self.learner)]
 
     def foreach(self, func: Callable[..., Any], *args: object) -> list[Any]:
-        """Return `[func(learner, *args)]`, in order; where all raise, nothing is changed.
+        """Return `func(learner, *args)` of each learner, in order. If all of them raise, nothing is changed.
 
-        Ranks call this alike, and tell each other arrays.
+        Ranks make this call together. A rank returns the results of all ranks only if they are arrays.
         """
         value = func(self.learner, *args)
         return self.learner.reducer.gather(value) if isinstance(value, np.ndarray) else [value]
 
     def first(self, func: Callable[..., Any], *args: object) -> Any:
-        """Return `func(learner, *args)` of one learner, for what is the same on all and changes nothing."""
+        """Return `func(learner, *args)` of one learner. `func` must return the same on all learners, and change
+        nothing."""
         return func(self.learner, *args)
 
     def peek(self, func: Callable[..., Any]) -> Any:
-        """Return `func(learner)` of one learner, which may be at work on an update; None where none answers."""
+        """Return `func(learner)` of one learner, even during an update; None if no learner answers."""
         return func(self.learner)
 
     def resize(self, num_learners: int) -> None:
-        """Go on with another number of learners, which have the same state."""
+        """Continue with another number of learners, which have the same state."""
         if num_learners not in (0, 1):
             raise ValueError(
                 f"resize({num_learners}): this group has its one learner in this process; for several, build the group "
@@ -114,16 +120,16 @@ class LearnerBackend:
             )
 
     def num_restarts(self) -> int:
-        """Return how many learners were started again after a failure."""
+        """Return the number of learners that were started again after a failure."""
         return 0
 
     def shutdown(self) -> None:
-        """End all processes of the learners; leave the other ranks."""
+        """End all processes of the learners, and leave the other ranks."""
         self.learner.reducer.close()
 
 
 def run_request(request: UpdateRequest, learner: Learner) -> Results:
-    """Return the results of one learner's part in an update; every backend calls it where its learners are."""
+    """Return the results of one learner's part in an update. Backends call it in the process of the learner."""
     update = learner.update_from_episodes if request.kind == "episodes" else learner.update_from_batch
     results: Results = update(request.data, **request.options)
     if request.return_state and learner.reducer.rank == 0:
@@ -132,14 +138,19 @@ def run_request(request: UpdateRequest, learner: Learner) -> Results:
 
 
 class LearnerGroup:
-    """Coordinates the learners; every method means the same for one learner in process and for many.
+    """Group of learners that is used as one. All methods work alike with one learner in this process and with several.
 
-    `learner`: the one in this process, or a `LearnerBackend`. Updates run one after another; everything else waits for
-    the update that runs. A context manager; `shutdown()` leaves no process and no thread behind.
+    Updates run one after another, and every other call waits for the running update. The group is a context manager;
+    after `shutdown()` no process and no thread is left.
+
+    Args:
+        learner: Learner in this process, or a `LearnerBackend` with several.
+        section: Options of the learners.
     """
 
     start_learners: ClassVar[Callable[..., LearnerBackend]]
-    """`(build, section)` -> learners in other processes; an upper floor puts it here, as it does with trainers"""
+    """Function `(build, section)` that starts learners in other processes. `lockstep.cluster`, which this folder must
+    not import, sets it."""
 
     def __init__(self, learner: Learner | LearnerBackend, section: LearnersSection | None = None) -> None:
         self.section = LearnersSection() if section is None else section
@@ -148,13 +159,17 @@ class LearnerGroup:
         if not isinstance(learner, Learner | LearnerBackend):
             raise TypeError(f"learner is a {type(learner).__name__}; a Learner or a LearnerBackend is needed")
         self.section.validate()
-        if isinstance(learner, Learner) and self.section.num_learners:
-            raise ValueError(
-                f"num_learners={self.section.num_learners}, but one learner in this process was given; "
-                "build_learner_group() of a configuration starts others (lockstep.cluster)"
-            )
-        self._backend = LearnerBackend(learner) if isinstance(learner, Learner) else learner
-        self._learner = learner if isinstance(learner, Learner) else None
+        self._learner: Learner | None = None
+        if isinstance(learner, LearnerBackend):
+            self._backend = learner
+        else:
+            if self.section.num_learners:
+                raise ValueError(
+                    f"num_learners={self.section.num_learners}, but one learner in this process was given; "
+                    "build_learner_group() of a configuration starts others (lockstep.cluster)"
+                )
+            self._backend = LearnerBackend(learner)
+            self._learner = learner
         self._queue = RequestQueue(self._run, self.section.max_requests_in_flight_per_learner)
         self._last_call_id = 0
 
@@ -170,12 +185,12 @@ class LearnerGroup:
 
     @property
     def reducer(self) -> Reducer:
-        """What joins the learner in this process with those of other ranks; where there are none, of one alone."""
+        """Communication of the learner in this process with those of other ranks."""
         return LocalReducer() if self._learner is None else self._learner.reducer
 
     @property
     def is_alone(self) -> bool:
-        """Whether there is one learner, in this process."""
+        """Whether the only learner is the one in this process."""
         return self.is_local and self.reducer.world_size == 1
 
     def __len__(self) -> int:
@@ -184,16 +199,16 @@ class LearnerGroup:
 
     @property
     def learner(self) -> Learner:
-        """The learner in this process; `RuntimeError` where they are in others."""
+        """Learner in this process; `RuntimeError` if the learners are in other processes."""
         if self._learner is None:
             raise RuntimeError("the learners are in other processes; use foreach_learner(func)")
         return self._learner
 
     @property
     def last_checkpoint(self) -> str:
-        """Path of the checkpoint that was saved or restored last (empty before that); a `LearnerError` names it.
+        """Path of the checkpoint that was saved or restored last (empty before that). A `LearnerError` names it.
 
-        Who saves a group as a part of something larger sets it.
+        Code that saves a group as a part of a larger checkpoint sets it.
         """
         return self._backend.last_checkpoint
 
@@ -203,7 +218,7 @@ class LearnerGroup:
 
     @property
     def num_in_flight(self) -> int:
-        """Asynchronous updates that wait or run."""
+        """Number of asynchronous updates that wait or run."""
         return self._queue.num_in_flight
 
     # -- updates ---
@@ -221,19 +236,27 @@ class LearnerGroup:
         reduce_results: bool = True,
         on_full: OnFull = "wait",
     ) -> Any:
-        """Train on episodes; return `{module_id: {metric: number}}`, or with `reduce_results=False` a list of one such
-        dict for each learner.
+        """Train on episodes, and return the results `{module_id: {metric: number}}`.
 
-        `episodes`: a list of `SingleAgentEpisode` or `MultiAgentEpisode`, or what `RolloutStore.episodes()` returns
-        (read without a copy). `num_epochs` passes over the train batch, each in `len(batch) // minibatch_size` gradient
-        steps. `return_state=True` adds the weights under `"_rl_module_state_after_update"`. An empty list is a counted
-        no-op, or a `ValueError` with `never_skip_update=True`.
+        An asynchronous update copies the episodes and leaves the update to a thread. It returns a list with the results
+        of *earlier* asynchronous calls that have become ready, in call order, each with its `"call_id"`. An error of an
+        earlier call is raised here (or by `drain`), before new data are accepted.
 
-        `async_update=True` copies the episodes, leaves the update to a thread, and returns a list with the results of
-        *earlier* asynchronous calls that have become ready, in call order, each with its `"call_id"`. An error of an
-        earlier call is raised here (or by `drain`), before anything new is accepted. At most
-        `max_requests_in_flight_per_learner` calls are under way; then `on_full="wait"` waits, and `"drop"` drops the
-        oldest that waits.
+        Args:
+            episodes: List of `SingleAgentEpisode` or `MultiAgentEpisode`, or the episodes of a `RolloutStore`, which
+            are
+                read without a copy. An empty list is counted as a skipped update; with `never_skip_update=True` it
+                raises `ValueError`.
+            timesteps: Present time for schedules, e.g. `{"num_env_steps_sampled_lifetime": 40_000}`.
+            async_update: Train asynchronously.
+            return_state: Add the weights after the update, under `"_rl_module_state_after_update"`.
+            num_epochs: Number of passes over the train batch.
+            minibatch_size: Number of rows in one gradient step, so that a pass has `len(batch) // minibatch_size`
+                steps. None takes the whole batch.
+            shuffle_batch_per_epoch: Shuffle the rows again before each pass.
+            reduce_results: Return one dict of results. False returns a list with one dict for each learner.
+            on_full: Action if `max_requests_in_flight_per_learner` asynchronous updates wait or run already: "wait", or
+                "drop" the oldest update that waits.
         """
         options: dict[str, Any] = {
             "timesteps": timesteps,
@@ -264,7 +287,8 @@ class LearnerGroup:
         reduce_results: bool = True,
         on_full: OnFull = "wait",
     ) -> Any:
-        """Train as `update_from_episodes`, on a `SampleBatch` or `MultiAgentBatch` with the columns the loss needs."""
+        """Train on a `SampleBatch` or `MultiAgentBatch` with the columns that the loss needs; see
+        `update_from_episodes`."""
         options: dict[str, Any] = {
             "timesteps": timesteps,
             "num_epochs": num_epochs,
@@ -282,14 +306,14 @@ class LearnerGroup:
             return self._complete(outcome, results, return_state, reduce_results)
 
     def drain(self) -> list[Any]:
-        """Wait for all asynchronous updates under way; return their results that were not yet handed out.
+        """Wait for all asynchronous updates, and return their results that no call has returned yet.
 
-        Raises the first error among them; the other results come with the next call.
+        Raises the first error among them. The next call returns the other results.
         """
         return self._queue.drain()
 
     def _complete(self, outcome: Outcome, results: Results, return_state: bool, reduce_results: bool) -> Any:
-        """Return the results of the learner in this process, which a plain call has updated."""
+        """Return the results of a synchronous update of the learner in this process, with the number of the call."""
         self._last_call_id += 1
         if return_state and self._learner is not None:
             results[STATE_AFTER_UPDATE] = self._learner.get_weights()
@@ -305,12 +329,14 @@ class LearnerGroup:
         reduce_results: bool,
         on_full: OnFull,
     ) -> list[Any]:
-        """Leave an update to the thread; return the results that have become ready."""
+        """Hand an update to the thread, and return the results that have become ready."""
         if on_full not in ("wait", "drop"):
             raise ValueError(f"on_full={on_full!r}; choose 'wait' or 'drop'")
         self._queue.check_open()
         request = self._backend.request(kind, data, options, return_state=return_state, reduce_results=reduce_results)
         request = self._backend.divided(request, is_async=True)
+
+        # An error of an earlier call is raised here, so it comes before the request is submitted.
         ready = self._queue.take_finished()
         self._last_call_id += 1
         self._queue.submit(replace(request, call_id=self._last_call_id), on_full)
@@ -319,7 +345,7 @@ class LearnerGroup:
     def _run_now(
         self, kind: Kind, data: Data, options: Mapping[str, Any], return_state: bool, reduce_results: bool
     ) -> Any:
-        """Return the results of an update on learners in other processes, when its turn has come."""
+        """Return the results of a synchronous update of learners in other processes."""
         self._queue.check_open()
         request = self._backend.request(kind, data, options, return_state=return_state, reduce_results=reduce_results)
         with self._queue.turn(request.num_steps) as outcome:
@@ -333,7 +359,7 @@ class LearnerGroup:
         return self._numbered(self._backend.update(request), request.call_id, request.reduce_results)
 
     def _numbered(self, results: list[Results], call_id: int, reduce_results: bool) -> tuple[Any, bool]:
-        """Return results with the number of the call, and whether anything was trained."""
+        """Return the results with the number of their call, and whether anything was trained."""
         skipped = bool(results[0].get(ALL_MODULES, {}).get("num_updates_skipped", 0))
         if skipped and self.section.never_skip_update:
             raise ValueError("the update has nothing to train on, and never_skip_update=True does not allow that")
@@ -401,7 +427,7 @@ class LearnerGroup:
             return {"learner": self._backend.first(read)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `get_state` returned, on every learner; all or nothing."""
+        """Restore a state of `get_state` on every learner, all or nothing."""
         if not isinstance(state, Mapping):
             raise TypeError(f"a group's state is a dict {{'learner': ...}}, not {type(state).__name__}")
         if set(state) != {"learner"}:
@@ -412,29 +438,31 @@ class LearnerGroup:
     def get_weights(
         self, module_ids: Collection[str] | str | None = None, inference_only: bool = False
     ) -> dict[str, dict[str, np.ndarray]]:
-        """Return `{module_id: {name: array}}`, copies. `inference_only`: without what acting does not need."""
+        """Return copies of weights, `{module_id: {name: array}}`; with `inference_only` only those that acting
+        needs."""
         with self._queue.between_updates():
             return self._backend.first(methodcaller("get_weights", module_ids, inference_only))
 
     def set_weights(self, weights: Mapping[str, Mapping[str, np.ndarray]]) -> None:
-        """Set the weights of the modules named on every learner; all or none."""
+        """Set weights by module id on every learner, all or none."""
         with self._queue.between_updates():
             self._backend.foreach(Learner.set_state, {"rl_module": weights})
 
     def foreach_learner(self, func: Callable[..., Any], *args: object) -> list[Any]:
-        """Return `[func(learner, *args)]`, in order, between two updates."""
+        """Return `func(learner, *args)` of each learner, in order. It runs between two updates."""
         with self._queue.between_updates():
             return self._backend.foreach(func, *args)
 
     def first_learner(self, func: Callable[..., Any], *args: object) -> Any:
-        """Return `func(learner, *args)` of one learner, between two updates: for what is the same on all."""
+        """Return `func(learner, *args)` of one learner, between two updates. `func` must return the same on all
+        learners."""
         with self._queue.between_updates():
             return self._backend.first(func, *args)
 
     def get_stats(self) -> dict[str, int]:
-        """Return calls and environment steps by how they ended, what is under way, restarts, skipped updates.
+        """Return numbers of calls and environment steps by their outcome, of restarts and of skipped updates.
 
-        `num_steps_submitted` = `num_steps_trained` + `num_steps_dropped`, when nothing is under way.
+        If no update waits or runs, `num_steps_submitted` = `num_steps_trained` + `num_steps_dropped`.
         """
         return {
             "num_in_flight": self._queue.num_in_flight,
@@ -453,7 +481,7 @@ class LearnerGroup:
             return self._backend.first(methodcaller("checkpoint_folders"))
 
     def set_checkpoint_folders(self, folders: Mapping[str, dict[str, Any]], component: str | None = None) -> None:
-        """Restore from the folders of a checkpoint, all or one component, whatever the number of learners was."""
+        """Restore all of a checkpoint's folders, or one component. Any number of learners may have written them."""
         inside = _below_learner(component)
         chosen = None if inside is None or "" in inside else inside[0]
         current = {} if chosen is None else self.get_state()["learner"]
@@ -462,14 +490,14 @@ class LearnerGroup:
             self._backend.foreach(Learner.set_state, state)
 
     def save_to_path(self, path: str | Path | None = None) -> str:
-        """Write a checkpoint folder, a new temporary one for None; return its absolute path."""
+        """Write a checkpoint folder, and return its absolute path. `path=None` makes a temporary folder."""
         self.last_checkpoint = str(write_checkpoint(path, self.checkpoint_folders()))
         return self.last_checkpoint
 
     def restore_from_path(self, path: str | Path, component: str | None = None) -> None:
-        """Restore all, or one component such as `"learner/rl_module/default_policy"`.
+        """Restore all of a checkpoint, or one component such as `"learner/rl_module/default_policy"`.
 
-        That component may also come from a module's own folder, or from that of a `MultiRLModule`.
+        That component may also be read from the folder of a module or of a `MultiRLModule`.
         """
         self.set_checkpoint_folders(read_checkpoint(Path(path)), component)
         if component is None:
@@ -484,30 +512,35 @@ class LearnerGroup:
         trust: bool = False,
         **parts: Unpack[LearnerParts],
     ) -> Self:
-        """Return a group as the checkpoint describes it, however many learners wrote it.
+        """Return the group in a checkpoint, which any number of learners may have written.
 
-        `section` says how many there are now (None: one in this process); `trust` and `parts` as
-        `Learner.from_checkpoint`.
+        Args:
+            path: Folder of the checkpoint.
+            section: Options of the learners, such as their number. None: one learner in this process.
+            trust: See `Learner.from_checkpoint`.
+            **parts: See `Learner.from_checkpoint`.
         """
-        folders, chosen = read_checkpoint(Path(path)), section or LearnersSection()
+        folders = read_checkpoint(Path(path))
+        section = section or LearnersSection()
         build = partial(Learner.from_folders, folders, names=FileNames(path, {}, trust), **parts)
-        group = cls(cls.start_learners(build, chosen) if chosen.num_learners else build(), chosen)
+        learner = cls.start_learners(build, section) if section.num_learners else build()
+        group = cls(learner, section)
         group.last_checkpoint = str(Path(path).absolute())
         return group
 
     # -- number of learners, end ---
 
     def resize(self, num_learners: int) -> None:
-        """Go on with another number of learners, when all that was submitted is done.
+        """Continue with another number of learners, after all submitted updates have ended.
 
-        `ValueError` for the learner in this process, `LearnerError` where there is no room for them (the group goes
-        on as it was).
+        Raises `ValueError` for a learner in this process, and `LearnerError` if the cluster has no room; the group then
+        continues as it was.
         """
         with self._queue.when_idle():
             self._backend.resize(num_learners)
 
     def shutdown(self) -> None:
-        """Drop the updates that wait, let the running one end, end all threads and processes of the group."""
+        """Drop waiting updates, wait for the running one, and end all threads and processes of the group."""
         self._queue.close()
         self._backend.shutdown()
 
@@ -521,7 +554,7 @@ class LearnerGroup:
 
 
 def _below_learner(components: Collection[str] | str | None) -> list[str] | None:
-    """Return paths below `"learner"`; `""` for all of it."""
+    """Return the paths of components below `"learner"`; `""` for the whole learner."""
     if components is None:
         return None
     paths = names_of(components) or []

@@ -1,4 +1,4 @@
-"""Table of the columns that losses read, and what reads and checks batches and outputs of networks by it."""
+"""Table of the columns that losses read, and functions that read and check batches and network outputs."""
 
 from __future__ import annotations
 
@@ -35,10 +35,12 @@ from lockstep.learner.sequences import ToTensor, columns_of_sequences
 from lockstep.modules import RLModule
 
 TrainedModules = Collection[str] | Callable[..., bool] | None
+"""Modules that an update trains: their ids, a function `f(module_id)` or `f(module_id, batch)`, or None for all."""
 Shape = tuple[int, ...]
 Space = spaces.Space[Any]
 ACTION_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, *COMPOSITE)
-WHERE = "The page on the learner lists under 'What a network must have' what each algorithm needs (docs/learner.md)"
+"""Action spaces whose actions have a known shape."""
+HINT = "The page on the learner lists under 'What a network must have' what each algorithm needs (docs/learner.md)"
 
 
 # -- the table ---
@@ -48,17 +50,18 @@ WHERE = "The page on the learner lists under 'What a network must have' what eac
 class LossInput:
     """Column that losses read: its source, the shape of a row, and the values that it may have.
 
-    A learner says in `required_columns` which of them its loss needs. A column that is not in the table may have any
-    shape and any values.
+    A learner names the columns that its loss needs in `required_columns`. A column that is not in the table may have
+    any shape and any values.
     """
 
     name: str
     from_network: bool = False
-    """Whether `forward_train` of the module gives it, where the batch does not."""
+    """Whether `forward_train` of the module returns it, if it is not in the batch."""
     row_shape: Callable[[Space, Space], Shape | None] | None = None
-    """Returns the shape of one row for the observation and the action space; None where any shape is allowed."""
+    """Function from the observation and the action space to the shape of one row; None if any shape is allowed."""
     check_rows: Callable[[Tensor, Space, str], None] | None = None
-    """Refuses rows `[N, ...]` for the action space and the id of a module; None where all values are allowed."""
+    """Function `f(rows, action_space, module_id)` that raises an error for rows `[N, ...]` with illegal values; None if
+    all values are allowed."""
 
 
 def _one_number(obs_space: Space, action_space: Space) -> Shape:
@@ -66,7 +69,7 @@ def _one_number(obs_space: Space, action_space: Space) -> Shape:
 
 
 def _obs_shape(obs_space: Space, action_space: Space) -> Shape | None:
-    """Return the shape of one observation. Trees, and numbers that come in several forms, are not checked."""
+    """Return the shape of one observation; None for spaces other than a `Box`, whose columns have several forms."""
     return obs_space.shape if isinstance(obs_space, spaces.Box) else None
 
 
@@ -75,9 +78,9 @@ def _actions_shape(obs_space: Space, action_space: Space) -> Shape | None:
 
 
 def check_actions(actions: Tensor, space: spaces.Space[Any], module_id: str) -> None:
-    """Raise `ValueError` naming module, row, value and what is allowed, for a discrete action out of range.
+    """Check that discrete actions `[N, ...]` are in range; `ValueError` naming module, row, value and range otherwise.
 
-    `actions`: [N, ...]; they are counted from 0, whatever the `start` of the space is.
+    Actions are counted from 0, whatever the `start` of the space is.
     """
     if isinstance(space, spaces.Discrete):
         limits = space.n
@@ -93,11 +96,13 @@ def check_actions(actions: Tensor, space: spaces.Space[Any], module_id: str) -> 
         return
     values = actions.cpu().numpy()
     kind = values.dtype.kind
-    # Read as unsigned, a negative number is larger than any limit: one pass finds both kinds of wrong ones.
+    # Read as an unsigned number, a negative one is larger than any limit. So one pass finds both kinds of illegal
+    # numbers.
     unsigned = values.view(_UNSIGNED[values.itemsize]) if kind == "i" else values
-    is_right = kind != "f" and values.size and unsigned.max() < (limits.min() if limits.ndim else limits)
-    if is_right or values.shape[1:] != limits.shape:
-        return  # a wrong shape is refused elsewhere
+    smallest_limit = limits.min() if limits.ndim else limits
+    is_legal = kind != "f" and values.size and unsigned.max() < smallest_limit
+    if is_legal or values.shape[1:] != limits.shape:
+        return  # `check_columns` refuses a wrong shape
     wrong = (values < 0) | (values >= limits) | (values != np.round(values))
     if wrong.any():
         row = int(np.argwhere(wrong)[0, 0])
@@ -109,10 +114,11 @@ def check_actions(actions: Tensor, space: spaces.Space[Any], module_id: str) -> 
 
 
 _UNSIGNED = {dtype.itemsize: dtype for dtype in map(np.dtype, (np.uint8, np.uint16, np.uint32, np.uint64))}
+"""Unsigned dtypes by their size in bytes."""
 
 
 def _action_shape(space: spaces.Space[Any]) -> tuple[int, ...]:
-    """Return the shape of one action as a policy gives it, which is flat (`ActionDist.from_env`)."""
+    """Return the shape of one action in a train batch, which is flat (`ActionDist.from_env`)."""
     return () if isinstance(space, spaces.Discrete) else (action_width(space),)
 
 
@@ -131,20 +137,20 @@ LOSS_INPUTS = {
         LossInput("value_outputs", from_network=True),
     )
 }
-"""The table, by name."""
+"""Table of the columns that losses read, by name."""
 
 
 # -- batches ---
 
 
 def check_batch(batch: object) -> None:
-    """Raise `TypeError` for what is no batch."""
+    """Check that `batch` is a batch; `TypeError` otherwise."""
     if not isinstance(batch, SampleBatch | MultiAgentBatch):
         raise TypeError(f"batch must be a SampleBatch or a MultiAgentBatch, not {type(batch).__name__}")
 
 
 def batches_by_module(batch: SampleBatch | MultiAgentBatch, module_ids: Collection[str]) -> Mapping[str, SampleBatch]:
-    """Return the batch of each module that has rows. `ValueError` for a `SampleBatch` where there are several."""
+    """Return the batch of each module that has rows; `ValueError` for a `SampleBatch` if there are several modules."""
     check_batch(batch)
     if isinstance(batch, MultiAgentBatch):
         return {module_id: part for module_id, part in batch.policy_batches.items() if len(part)}
@@ -162,11 +168,12 @@ def columns_of_batch(to_tensor: ToTensor, module: RLModule, batch: SampleBatch, 
         batch[Columns.ACTIONS] = flat_actions(batch[Columns.ACTIONS], module.action_space)
     if module.is_stateful():
         return columns_of_sequences(to_tensor, module, batch, module_id)
-    if Columns.SEQ_LENS in batch:  # of no use to a network without memory
+    if Columns.SEQ_LENS in batch:  # a network without memory learns from single rows
         flat = batch.copy(shallow=True).unpad()
         batch = SampleBatch({k: v for k, v in flat.items() if k != Columns.SEQ_LENS and not is_state_column(k)})
     columns: TensorColumns = {}
-    for name, value in batch.items():  # one pass without another dict: off-policy, each gradient step comes here
+    # One pass and no second dict: off-policy algorithms call this function for every gradient step.
+    for name, value in batch.items():
         if name != Columns.INFOS and has_numbers(value):
             columns[name] = map_tree(to_tensor, value) if isinstance(value, dict | tuple) else to_tensor(value)
     if Columns.LOSS_MASK in columns:
@@ -176,7 +183,7 @@ def columns_of_batch(to_tensor: ToTensor, module: RLModule, batch: SampleBatch, 
 
 
 def check_loss(loss: object, method: str, module_id: str) -> None:
-    """Raise `TypeError` or `ValueError`, with the method that gave it, for a loss that is not one number of torch."""
+    """Check that a loss is a tensor of one number; `TypeError` or `ValueError` naming the `method` that returned it."""
     wanted = "a tensor of one number is needed, shape () (self.masked_mean(values, batch) gives the mean over the rows)"
     if not isinstance(loss, Tensor):
         raise TypeError(f"{method} returned a {type(loss).__name__} for module {module_id!r} ({loss!r}); {wanted}")
@@ -185,9 +192,10 @@ def check_loss(loss: object, method: str, module_id: str) -> None:
 
 
 def flat_actions(actions: Tree, space: spaces.Space[Any]) -> np.ndarray:
-    """Return actions as learned from, for those of the environment where they are trees; others as they are.
+    """Return actions `[N, ...]` in the flat form of train batches. Actions that are not a tree are in this form
+    already.
 
-    Raises `ValueError` for a tree that is not built like `space`.
+    Raises `ValueError` for a tree whose structure is not that of `space`.
     """
     if isinstance(actions, dict | tuple):
         if not isinstance(space, COMPOSITE):
@@ -198,11 +206,12 @@ def flat_actions(actions: Tree, space: spaces.Space[Any]) -> np.ndarray:
 
 
 def recorded_columns(to_tensor: ToTensor, connectors: ModuleConnectors, trajectories: Trajectories) -> TensorColumns:
-    """Return what the episodes recorded, `{name: [T * B, ...]}`, observations after the observation pipeline, all after
-    the learner connectors.
+    """Return the recorded columns of episodes as a train batch, `{name: [T * B, ...]}`.
+
+    Observations have passed the observation connectors, and all columns the learner connectors.
     """
     truncateds = trajectories.cuts if trajectories.truncateds is None else trajectories.truncateds
-    found: dict[str, Any] = {
+    columns: dict[str, Any] = {
         Columns.OBS: connectors.obs(trajectories.flat_obs()),
         Columns.ACTIONS: trajectories.flat_actions(),
         Columns.REWARDS: np.ascontiguousarray(connectors.learning_rewards(trajectories)).reshape(-1),
@@ -212,16 +221,16 @@ def recorded_columns(to_tensor: ToTensor, connectors: ModuleConnectors, trajecto
     }
     extras = {Columns.ACTION_LOGP: trajectories.action_logp, **(trajectories.recorded or {})}
     for name, column in extras.items():
-        if column is not None and name not in found and has_numbers(column):
-            found[name] = map_tree(lambda leaf: np.ascontiguousarray(leaf).reshape(-1, *leaf.shape[2:]), column)
-    return connectors.train_columns({name: map_tree(to_tensor, column) for name, column in found.items()})
+        if column is not None and name not in columns and has_numbers(column):
+            columns[name] = map_tree(lambda leaf: np.ascontiguousarray(leaf).reshape(-1, *leaf.shape[2:]), column)
+    return connectors.train_columns({name: map_tree(to_tensor, column) for name, column in columns.items()})
 
 
 def _without_masked_rows(columns: TensorColumns) -> TensorColumns:
-    """Put a real row in the place of each that is masked out.
+    """Return the columns with a real row in place of each masked row.
 
-    A loss multiplies a masked row by 0 at its end, but NaN times 0 is NaN, and an action out of range has no
-    probability. A real row is something that any network can be given.
+    A loss multiplies masked rows by 0 in the end. But NaN times 0 is NaN, and an action out of range has no
+    probability. A real row is an input that any network can take.
     """
     mask = columns[Columns.LOSS_MASK]
     if mask.dim() != 1 or bool(mask.all()):
@@ -234,8 +243,12 @@ def _without_masked_rows(columns: TensorColumns) -> TensorColumns:
 
 
 def steps_of_unknown_policy(versions: np.ndarray, weights_seq_no: int, trajectories: Trajectories) -> int:
-    """Count steps of an older policy whose `action_logp` nobody recorded: a loss takes them for the present one's."""
-    is_old, logp = versions < weights_seq_no, trajectories.action_logp
+    """Return the number of steps by an older policy without a recorded `action_logp`.
+
+    A loss takes these steps for steps of the present policy.
+    """
+    is_old = versions < weights_seq_no
+    logp = trajectories.action_logp
     if not is_old.any() or Columns.ACTION_DIST_INPUTS in (trajectories.recorded or {}):
         return 0
     if logp is not None:
@@ -246,7 +259,7 @@ def steps_of_unknown_policy(versions: np.ndarray, weights_seq_no: int, trajector
 
 
 def warn_of_unknown_policy(module_id: str, num_steps: int, versions: np.ndarray, weights_seq_no: int) -> None:
-    """Warn that a loss takes `num_steps` steps of an older policy for those of the present one."""
+    """Warn that a loss takes `num_steps` steps of an older policy for steps of the present one."""
     warnings.warn(
         f"module {module_id!r}: {num_steps} of {len(versions)} steps were taken with weights that are up to "
         f"{weights_seq_no - int(versions.min())} updates older than those that learn, and their episodes did not "
@@ -260,20 +273,23 @@ def warn_of_unknown_policy(module_id: str, num_steps: int, versions: np.ndarray,
 def look_for_forbidden_actions(
     columns: TensorColumns, module: RLModule, module_id: str, is_first_count: Callable[[str, int], bool]
 ) -> None:
-    """Count rows with an action that the mask of their own observation forbids, and warn of the first ones."""
-    obs, kept, space = columns.get(Columns.OBS), columns.get(Columns.LOSS_MASK), module.action_space
+    """Count the rows whose action is forbidden by the mask in their observation, and warn if they are the first."""
+    obs = columns.get(Columns.OBS)
+    loss_mask = columns.get(Columns.LOSS_MASK)
+    space = module.action_space
     if not isinstance(obs, Mapping) or ACTION_MASK not in obs or Columns.ACTIONS not in columns:
         return
     mask = flat_mask(space, map_tree(lambda part: part.cpu().numpy(), obs[ACTION_MASK]))
     if mask.shape[-1] != mask_size(space):
-        return  # it means something else to a network of the user's own
-    found = forbidden_rows(space, columns[Columns.ACTIONS].cpu().numpy(), mask.reshape(-1, mask.shape[-1]))
-    if kept is not None:
-        found = found[kept.cpu().numpy().reshape(-1)]
-    if is_first_count(f"{module_id}/forbidden_actions", int(found.sum())):
+        return  # a user's own network may give this name another meaning
+    is_forbidden = forbidden_rows(space, columns[Columns.ACTIONS].cpu().numpy(), mask.reshape(-1, mask.shape[-1]))
+    if loss_mask is not None:
+        is_forbidden = is_forbidden[loss_mask.cpu().numpy().reshape(-1)]
+    if is_first_count(f"{module_id}/forbidden_actions", int(is_forbidden.sum())):
         warnings.warn(
-            f"module {module_id!r}: {found.sum():,} of {len(found):,} actions to learn from are forbidden by their "
-            f"action masks. Does {type(module).__name__} apply the mask? A module of your own does so itself: "
+            f"module {module_id!r}: {is_forbidden.sum():,} of {len(is_forbidden):,} actions to learn from are "
+            f"forbidden by their action masks. Does {type(module).__name__} apply the mask? A module of your own does "
+            "so itself: "
             "logits.masked_fill(batch['obs']['action_mask'] == 0, -1e9). Otherwise a mask that forbids everything, or "
             "recorded actions, may be the cause",
             stacklevel=4,
@@ -282,21 +298,25 @@ def look_for_forbidden_actions(
 
 @dataclass(frozen=True)
 class _KnownInputs:
-    """The required columns of a module that are in the table, with the shape of one row (None: any is allowed)."""
+    """Required columns of a module that are in the table, with the shapes of their rows. It is valid for its spaces."""
 
     required: tuple[str, ...]
     observation_space: Space
     action_space: Space
     inputs: list[tuple[LossInput, Shape | None]]
+    """Columns and the shapes of one row; None if any shape is allowed."""
 
 
 _KNOWN_INPUTS: WeakKeyDictionary[RLModule, _KnownInputs] = WeakKeyDictionary()
-"""By module. It depends on the module's spaces and on the required columns, and is made again for others of these."""
+"""Known inputs by module. Batches are checked in every update, and finding shapes anew would take longer than
+checking."""
 
 
 def _known_inputs(required: Collection[str], module: RLModule) -> list[tuple[LossInput, Shape | None]]:
-    """Return those of the `required` columns that are in the table, with the shape of one row."""
-    names, obs_space, action_space = tuple(required), module.observation_space, module.action_space
+    """Return the `required` columns that are in the table, with the shapes of their rows."""
+    names = tuple(required)
+    obs_space = module.observation_space
+    action_space = module.action_space
     known = _KNOWN_INPUTS.get(module)
     if (
         known is None
@@ -304,19 +324,20 @@ def _known_inputs(required: Collection[str], module: RLModule) -> list[tuple[Los
         or known.observation_space is not obs_space
         or known.action_space is not action_space
     ):
-        found = [LOSS_INPUTS[name] for name in names if name in LOSS_INPUTS]
-        shapes = [None if each.row_shape is None else each.row_shape(obs_space, action_space) for each in found]
-        known = _KNOWN_INPUTS[module] = _KnownInputs(names, obs_space, action_space, list(zip(found, shapes)))
+        table_rows = [LOSS_INPUTS[name] for name in names if name in LOSS_INPUTS]
+        shapes = [None if each.row_shape is None else each.row_shape(obs_space, action_space) for each in table_rows]
+        known = _KnownInputs(names, obs_space, action_space, list(zip(table_rows, shapes)))
+        _KNOWN_INPUTS[module] = known
     return known.inputs
 
 
 def check_columns(
     columns: TensorColumns, required: Collection[str], module: RLModule, module_id: str, learner: str
 ) -> None:
-    """Check the `required` columns by the table. `learner`: the name of its class, for messages.
+    """Check the `required` columns against the table.
 
     Raises `KeyError` for missing columns and `ValueError` for wrong shapes, naming module, column, shape, expected
-    shape, and the method to override.
+    shape, and the method to override. `learner` is the name of the learner's class, for messages.
     """
     missing = [name for name in required if name not in columns]
     if missing:
@@ -331,7 +352,7 @@ def check_columns(
             values = columns[each.name]
             each.check_rows(values if mask is None else values[mask], module.action_space, module_id)
     if mask is None and module.is_stateful():
-        return  # how long its sequences are is said by the mask alone
+        return  # only the mask could tell the length of its sequences
     rows: Shape = tuple(next(leaves(columns)).shape[:1]) if mask is None else tuple(mask.shape)
     for each, row_shape in known:
         column = columns[each.name]
@@ -349,20 +370,20 @@ def check_columns(
 
 
 def check_outputs(outputs: Collection[str], names: Collection[str], module: str, learner: str) -> None:
-    """Raise `ValueError` with those of `names` that are not among what a module's `forward_train` returned.
+    """Check that a module's `forward_train` has returned all `names`; `ValueError` with the missing ones otherwise.
 
-    `module`, `learner`: names of their classes.
+    `module` and `learner` are the names of their classes, for messages.
     """
     missing = [name for name in names if name not in outputs]
     if missing:
         raise ValueError(
             f"{learner} needs what {module}.forward_train does not return: {', '.join(missing)} (it returns "
-            f"{', '.join(map(str, outputs))}); return them too. {WHERE}"
+            f"{', '.join(map(str, outputs))}); return them too. {HINT}"
         )
 
 
 def check_values(values: Tensor, module: str) -> None:
-    """Raise `ValueError` where the values of a network are not `[N]`. `module`: the name of its class."""
+    """Check that the values of a network are `[N]`; `ValueError` with the name of the `module`'s class otherwise."""
     if values.ndim != 1:
         raise ValueError(
             f"{module} gives values (vf_preds, compute_values) of the shape {list(values.shape)}; it must be [N], one "
@@ -377,9 +398,10 @@ def check_read(
     modules: Mapping[str, str],
     learner: str,
 ) -> None:
-    """Say which module did not return `name`, after a loss looked for it in vain. `modules`: names of their classes.
+    """Explain a `KeyError` of a loss that has read the missing key `name`.
 
-    Raises `ValueError` as `check_outputs`, `KeyError` with the names that there are where no network returns such.
+    Raises the `ValueError` of `check_outputs` if a network should have returned it. For other names raises `KeyError`
+    with the names that exist. Returns if the key is not that of a column. `modules` and `learner` are names of classes.
     """
     for module_id, outputs in fwd_out.items():
         if isinstance(outputs, Tensor) or not isinstance(name, str):
@@ -388,25 +410,26 @@ def check_read(
             check_outputs(outputs, [name], modules[module_id], learner)
         if name not in outputs or name not in batch[module_id]:
             near = get_close_matches(name, [*outputs, *batch[module_id]], n=1)
+            suggestion = f"; did you mean {near[0]!r}?" if near else ""
             raise KeyError(
                 f"the loss of {learner} looks for {name!r} in vain (module {module_id!r}): the outputs fwd_out are "
                 f"{', '.join(map(str, outputs))}; the columns of the batch are {', '.join(map(str, batch[module_id]))}"
-                + (f"; did you mean {near[0]!r}?" if near else "")
+                + suggestion
             )
 
 
 def check_parts(module: object, names: Collection[str], module_id: str, learner: str) -> None:
-    """Raise `ValueError` with all of `names` that a module does not have."""
+    """Check that a module has all attributes in `names`; `ValueError` with the missing ones otherwise."""
     missing = [name for name in names if getattr(module, name, None) is None]
     if missing:
         raise ValueError(
             f"{learner} needs what {type(module).__name__} (module {module_id!r}) does not have: "
-            f"{', '.join(missing)}; define them, or take a subclass of the algorithm's default module. {WHERE}"
+            f"{', '.join(missing)}; define them, or take a subclass of the algorithm's default module. {HINT}"
         )
 
 
 def check_trained_modules(policies_to_train: TrainedModules, module_ids: Collection[str]) -> None:
-    """Raise `ValueError` for ids that are no module's, `TypeError` for what cannot say who learns."""
+    """Check `policies_to_train`: `ValueError` for an unknown module id, `TypeError` for other values."""
     check_policies_to_train(policies_to_train)
     if policies_to_train is None or callable(policies_to_train):
         return
@@ -418,7 +441,7 @@ def check_trained_modules(policies_to_train: TrainedModules, module_ids: Collect
 
 
 class OutputsWithValues(dict[str, Any]):
-    """Outputs of `forward_train` without `vf_preds`: a loss that reads them gets those of `compute_values`."""
+    """Outputs of `forward_train` without `vf_preds`, which are computed by `compute_values` when a loss reads them."""
 
     def __init__(self, outputs: dict[str, Any], compute_values: Callable[[], Tensor]) -> None:
         super().__init__(outputs)
@@ -432,7 +455,7 @@ class OutputsWithValues(dict[str, Any]):
 
 
 def errors_of_rows(row_errors: Mapping[str, Tensor], module_id: str, learner: str) -> Tensor:
-    """Return errors `[N]` of a module's rows in the last gradient step; `ValueError` where the loss leaves none."""
+    """Return the errors `[N]` of a module's rows in the last gradient step; `ValueError` if the loss has set none."""
     if module_id not in row_errors:
         raise ValueError(f"{learner} leaves no errors for the priorities; set self.row_errors[module_id] in its loss")
     return row_errors[module_id]

@@ -1,8 +1,9 @@
-"""Sequences for modules with memory: evaluate a rollout in the order of time, and cut it for training.
+"""Sequences for modules with memory: evaluation of a rollout in the order of time, and cutting it for training.
 
-Episodes are cut into sequences of at most `max_seq_len` rows, from their beginning (or from where the rollout begins,
-with the state that acted there). The state before each sequence is computed here, with the parameters that acted, and
-stored with it; the gradient flows within a sequence. Sequences stand in columns `[S, L, ...]`, padded with zeros.
+Episodes are cut into sequences of at most `max_seq_len` rows. The first one begins at the start of the episode, or
+where the rollout begins in the middle of it, with the recurrent state that acted there. The state before each later
+sequence is computed here, with the parameters that acted, and stored with the sequence. Gradients flow within a
+sequence only. Sequences are columns `[S, L, ...]`, padded with zeros.
 """
 
 from __future__ import annotations
@@ -26,32 +27,35 @@ from lockstep.learner.minibatches import TensorColumns
 from lockstep.modules import Remembered, RLModule
 
 DEFAULT_MAX_SEQ_LEN = 20
+"""Length of sequences if the model configuration does not say it."""
 State = dict[str, Tensor]
+"""Recurrent state by name: tensors `[...]` of one sequence, or `[S, ...]` of several."""
 ToTensor = Callable[[Any], Tensor]
-"""`Learner.to_tensor`: an array on the learner's device, floats in its dtype"""
+"""Function `Learner.to_tensor`, which returns an array as a tensor on the learner's device, with floats in its
+dtype."""
 
 
 @dataclass(slots=True)
 class SequenceRows:
-    """Which rows make up the sequences of a train batch."""
+    """Rows of flat columns that make up the sequences of a train batch."""
 
     rows: Tensor
-    """[S, L] int64 rows of the flat columns; padding points to row 0"""
+    """Indices `[S, L]` int64 of the rows. Padding points to row 0."""
     lengths: Tensor
-    """[S] int64"""
+    """Numbers of rows `[S]` int64, without padding."""
     loss_mask: Tensor
-    """[S, L] bool: real rows that are transitions"""
+    """Mask `[S, L]` bool of the rows that are transitions. Padding, and rows without a transition, are not."""
     state_in: State
-    """{name: [S, ...]} before the first row of each sequence"""
+    """Recurrent state before the first row of each sequence, `{name: [S, ...]}`."""
 
     def train_columns(self, columns: Mapping[str, Any]) -> TensorColumns:
-        """Return flat columns `[N, ...]` as `[S, L, ...]`, padded with zeros, and what memory needs besides."""
+        """Return flat columns `[N, ...]` as sequences `[S, L, ...]` with their states, lengths and loss mask."""
         padding = ~within(self.lengths, self.rows.shape[1])
 
         def cut(leaf: Tensor) -> Tensor:
-            taken = leaf.index_select(0, self.rows.reshape(-1)).unflatten(0, self.rows.shape)
-            taken[padding] = 0
-            return taken
+            sequences = leaf.index_select(0, self.rows.reshape(-1)).unflatten(0, self.rows.shape)
+            sequences[padding] = 0
+            return sequences
 
         return {
             **{name: map_tree(cut, value) for name, value in columns.items()},
@@ -62,18 +66,18 @@ class SequenceRows:
 
 
 def within(lengths: Tensor, size: int) -> Tensor:
-    """Return `[S, size]` bool, the real rows of sequences with `lengths` `[S]`."""
+    """Return the mask `[S, size]` bool of the rows of sequences with `lengths` `[S]`, without padding."""
     return torch.arange(size, device=lengths.device) < lengths.unsqueeze(1)
 
 
 def max_seq_len_of(model_config: object) -> int:
-    """Return the option `max_seq_len` of a module's `model_config` (default 20)."""
-    named = model_config if isinstance(model_config, Mapping) else vars(model_config)
-    return int(named.get("max_seq_len", DEFAULT_MAX_SEQ_LEN))
+    """Return the option `max_seq_len` of a module's `model_config`. Defaults to 20."""
+    options = model_config if isinstance(model_config, Mapping) else vars(model_config)
+    return int(options.get("max_seq_len", DEFAULT_MAX_SEQ_LEN))
 
 
 def repeated_states(state: State, count: int) -> State:
-    """Return `count` copies `{name: [count, ...]}` of the state at episode starts."""
+    """Return `count` copies of a state, `{name: [count, ...]}`."""
     return {name: leaf.detach().expand(count, *leaf.shape).clone() for name, leaf in state.items()}
 
 
@@ -81,56 +85,73 @@ def repeated_states(state: State, count: int) -> State:
 def evaluate_sequences(
     to_tensor: ToTensor, module: RLModule, trajectories: Trajectories, obs: Tree, bootstrap_obs: Tree
 ) -> tuple[dict[str, Tensor], Tensor | None, SequenceRows]:
-    """Run the module over every piece of episode, all pieces together, one sequence after the other.
+    """Evaluate a module with memory on all pieces of episodes in a rollout.
 
-    `obs` `[N, ...]` and `bootstrap_obs` `[K, ...]` (None for K = 0) are tensors after the observation pipeline. Returns
-    the outputs `{name: [N, ...]}`, the values of the bootstrap observations `[K]` (each follows the last row of its
-    piece; None for a module without values), and the sequences to train on.
+    A piece is an uninterrupted part of an episode. First sequences of all pieces are evaluated in one batch, then all
+    second sequences from the states where the first ones ended, and so on.
+
+    Args:
+        to_tensor: See `ToTensor`.
+        module: Module with memory.
+        trajectories: Steps of the rollout.
+        obs: Observations `[N, ...]` as tensors, after the observation connectors.
+        bootstrap_obs: Observations `[K, ...]` from which returns are bootstrapped; None if there are none. Each follows
+            the last row of its piece.
+
+    Returns:
+        Outputs `{name: [N, ...]}`, values of the bootstrap observations `[K]` (None for a module without values), and
+        the sequences to train on.
     """
     plan = _SequencePlan(trajectories, max_seq_len_of(module.model_config))
-    num_rows, num_boot = trajectories.rewards.size, len(trajectories.bootstrap_index)
+    num_rows = trajectories.rewards.size
+    num_boot = len(trajectories.bootstrap_index)
+
+    # State before each sequence. Those of later sequences are set below, when the sequences before them have run.
     states = repeated_states(module.get_initial_state(), len(plan.first))
     if trajectories.state_index is not None:
-        where = to_tensor(plan.pieces_at(trajectories.state_index))
+        first_sequences = to_tensor(plan.pieces_at(trajectories.state_index))
         for name, stored in trajectories.states.items():
-            states[name][where] = to_tensor(np.asarray(stored))
+            states[name][first_sequences] = to_tensor(np.asarray(stored))
     obs = obs if bootstrap_obs is None else zip_trees(torch.cat, [obs, bootstrap_obs], Columns.OBS)
-    found: dict[str, Tensor] = {}
+
+    results: dict[str, Tensor] = {}
+    """Outputs `[N + K, ...]` by name."""
     for number in range(int(plan.number.max()) + 1):
-        chosen = np.flatnonzero(plan.number == number)
-        length = int(plan.lengths[chosen].max())
-        which, rows = to_tensor(chosen), to_tensor(np.ascontiguousarray(plan.rows[chosen, :length]))
-        batch = {Columns.OBS: rows_of(obs, rows), Columns.STATE_IN: rows_of(states, which)}
+        sequences = np.flatnonzero(plan.number == number)
+        length = int(plan.lengths[sequences].max())
+        rows = to_tensor(np.ascontiguousarray(plan.rows[sequences, :length]))
+        batch = {Columns.OBS: rows_of(obs, rows), Columns.STATE_IN: rows_of(states, to_tensor(sequences))}
         out: dict[str, Any] = module.forward_train(batch)
         if Columns.STATE_OUT not in out:
             raise ValueError(
                 f"{type(module).__name__}.forward_train must return 'state_out' too: a module with a state returns "
                 "'state_out' {name: [B, ...]}, and 'vf_preds' [B, T] for a loss that reads values"
             )
-        goes_on = plan.goes_on[chosen]  # these sequences are full, so their last state is the next one's first
+
+        # If its piece continues, a sequence is full. So the state after its last row is not one after padding.
+        continues = plan.continues[sequences]
         for name, leaf in out[Columns.STATE_OUT].items():
-            states[name][to_tensor(chosen[goes_on] + 1)] = leaf[to_tensor(goes_on)]
-        real = within(to_tensor(plan.lengths[chosen]), length)
+            states[name][to_tensor(sequences[continues] + 1)] = leaf[to_tensor(continues)]
+
+        real = within(to_tensor(plan.lengths[sequences]), length)
         for name in (Columns.ACTION_DIST_INPUTS, Columns.VF_PREDS):
             if name not in out:
                 continue
-            if name not in found:
-                found[name] = out[name].new_zeros((num_rows + num_boot, *out[name].shape[2:]))
-            found[name][rows[real]] = out[name][real]
-    outputs = {name: leaf[:num_rows] for name, leaf in found.items()}
-    values = found.get(Columns.VF_PREDS)
-    return (
-        outputs,
-        None if values is None else values[num_rows:],
-        plan.train_rows(trajectories.valid, states, to_tensor),
-    )
+            if name not in results:
+                results[name] = out[name].new_zeros((num_rows + num_boot, *out[name].shape[2:]))
+            results[name][rows[real]] = out[name][real]
+
+    outputs = {name: leaf[:num_rows] for name, leaf in results.items()}
+    values = results.get(Columns.VF_PREDS)
+    bootstrap_values = None if values is None else values[num_rows:]
+    return outputs, bootstrap_values, plan.train_rows(trajectories.valid, states, to_tensor)
 
 
 def columns_of_sequences(to_tensor: ToTensor, module: RLModule, batch: SampleBatch, module_id: str) -> TensorColumns:
-    """Return the columns `[S, L, ...]` of a batch with `seq_lens`, whichever layout it has.
+    """Return the columns `[S, L, ...]` of a batch with `seq_lens`, whichever layout the batch has.
 
-    What stands in padding is dropped. Without `state_in` all sequences begin episodes. `ValueError` without
-    `seq_lens`, or for another state than the module's.
+    The contents of padding are dropped. Without `state_in` all sequences begin episodes. Raises `ValueError` without
+    `seq_lens`, or if the names in `state_in` are not those of the module's state.
     """
     if Columns.SEQ_LENS not in batch:
         raise ValueError(
@@ -139,8 +160,9 @@ def columns_of_sequences(to_tensor: ToTensor, module: RLModule, batch: SampleBat
         )
     flat = batch.copy(shallow=True).unpad()
     lengths = to_numpy_leaf(flat[Columns.SEQ_LENS]).astype(np.int64)
-    kept = np.flatnonzero(lengths)
-    lengths, firsts = lengths[kept], sequence_starts(lengths)[kept]
+    kept = np.flatnonzero(lengths)  # empty sequences are dropped
+    firsts = sequence_starts(lengths)[kept]
+    lengths = lengths[kept]
     steps = np.arange(int(lengths.max()))
     real = steps < lengths[:, None]
     states = repeated_states(module.get_initial_state(), len(kept))
@@ -149,8 +171,9 @@ def columns_of_sequences(to_tensor: ToTensor, module: RLModule, batch: SampleBat
         if not isinstance(state_in, Mapping) or set(state_in) != set(states):
             names = sorted(state_in) if isinstance(state_in, Mapping) else type(state_in).__name__
             raise ValueError(f"state_in of module {module_id!r} must be a dict of {sorted(states)}, not {names}")
-        which = to_tensor(kept)
-        states = {name: to_tensor(state_in[name])[which] for name in states}
+        kept_sequences = to_tensor(kept)
+        states = {name: to_tensor(state_in[name])[kept_sequences] for name in states}
+
     columns = {
         name: map_tree(to_tensor, value)
         for name, value in flat.items()
@@ -158,6 +181,7 @@ def columns_of_sequences(to_tensor: ToTensor, module: RLModule, batch: SampleBat
         and not is_state_column(name)
         and all(map(is_numeric, leaves(value)))
     }
+
     rows = to_tensor(np.where(real, firsts[:, None] + steps, 0))
     loss_mask = to_tensor(real)
     if Columns.LOSS_MASK in flat:
@@ -169,44 +193,52 @@ def columns_of_sequences(to_tensor: ToTensor, module: RLModule, batch: SampleBat
 
 
 def _blank_masked_rows(columns: TensorColumns) -> None:
-    """Put zeros into the masked rows of columns `[S, L, ...]`, in place.
+    """Set the masked rows of columns `[S, L, ...]` to zero, in place.
 
-    Observations stay where they are finite: the network may be meant to remember them.
+    Finite observations stay, since the network may have to remember them.
     """
     masked = ~columns[Columns.LOSS_MASK]
     for name, column in columns.items():
         if name in (Columns.LOSS_MASK, Columns.SEQ_LENS) or is_state_column(name):
             continue
         for leaf in leaves(column):
-            is_kept = name == Columns.OBS
-            leaf[masked] = torch.nan_to_num(leaf[masked], 0.0, 0.0, 0.0) if is_kept else torch.zeros_like(leaf[masked])
+            is_obs = name == Columns.OBS
+            leaf[masked] = torch.nan_to_num(leaf[masked], 0.0, 0.0, 0.0) if is_obs else torch.zeros_like(leaf[masked])
 
 
 # -- learning from transitions ---
 
-BURN_IN_OBS, HAS_BURN_IN = "burn_in_obs", "has_burn_in"
-"""columns: observations `[S, T, ...]` that come before sequences, and `[S]` which of them have those"""
-TARGET_OBS, TARGET_NEXT_OBS = "target_obs", "target_new_obs"
-"""columns: what target networks remember where `obs` and `new_obs` are what those that learn do"""
+BURN_IN_OBS = "burn_in_obs"
+"""Column of the observations `[S, T, ...]` before the first row of each sequence."""
+HAS_BURN_IN = "has_burn_in"
+"""Column `[S]` bool: whether a sequence has such observations."""
+TARGET_OBS = "target_obs"
+TARGET_NEXT_OBS = "target_new_obs"
+"""Columns of the target networks' memories at `obs` and `new_obs`. These two hold the memories of the trained
+network."""
 
 
 class Remembering(Protocol):
-    """A network with memories, or one that stands for others: an `RLModule`, critics, a copy of them."""
+    """Network with memories: an `RLModule`, its critics, or a copy of them."""
 
     is_masked: bool
 
     def memories(self) -> Mapping[str, Any]:
-        """Return each `MemoryEncoder` by the field of `Remembered` that it fills."""
+        """Return the `MemoryEncoder` for each field of `Remembered`."""
         ...
 
 
 def without_burn_in(columns: TensorColumns, reducer: Reducer) -> TensorColumns:
-    """Return sequences `[S, L, ...]` without the masked rows that they begin with, whose observations are kept apart.
+    """Return sequences `[S, L, ...]` without their burn-in: the masked rows that they begin with.
 
-    All sequences have the same number of these, or stay as they are. `L` is the same on all learners.
+    The observations of the burn-in become a column of their own. Only the longest burn-in of the batch is taken out;
+    sequences with a shorter one stay as they are. All learners use the same sizes, so that their batches fit together.
     """
-    mask, lengths = columns[Columns.LOSS_MASK], columns[Columns.SEQ_LENS]
-    leading = (mask.cumsum(1) == 0).sum(1).clamp(max=lengths - 1)
+    mask = columns[Columns.LOSS_MASK]
+    lengths = columns[Columns.SEQ_LENS]
+    leading = (
+        (mask.cumsum(1) == 0).sum(1).clamp(max=lengths - 1)
+    )  # masked rows at the beginning; at least one row stays
     size = int(leading.max())
     longest = int((lengths - torch.where(leading == size, size, 0)).max())
     if reducer.world_size > 1:
@@ -214,123 +246,153 @@ def without_burn_in(columns: TensorColumns, reducer: Reducer) -> TensorColumns:
         longest = max(reducer.gather(int((lengths - torch.where(leading == size, size, 0)).max())))
     if size == 0 and longest == mask.shape[1]:
         return columns
+
+    # Shift the rows of sequences with a burn-in to the left, and cut all sequences to the longest one.
     has = leading == size
     shift = torch.where(has, size, 0)
     steps = torch.arange(longest, device=mask.device)
     rows = (shift.unsqueeze(1) + steps).clamp(max=mask.shape[1] - 1)
-    first = torch.arange(len(mask), device=mask.device).unsqueeze(1)
-    kept: TensorColumns = {
-        name: column
-        if name in (Columns.STATE_IN, Columns.SEQ_LENS)
-        else map_tree(lambda leaf: leaf[first, rows], column)
-        for name, column in columns.items()
-    }
-    kept[Columns.SEQ_LENS] = lengths - shift
-    kept[Columns.LOSS_MASK] = kept[Columns.LOSS_MASK] & (steps < kept[Columns.SEQ_LENS].unsqueeze(1))
+    sequences = torch.arange(len(mask), device=mask.device).unsqueeze(1)
+    shifted: TensorColumns = {}
+    for name, column in columns.items():
+        is_per_sequence = name in (Columns.STATE_IN, Columns.SEQ_LENS)
+        shifted[name] = column if is_per_sequence else map_tree(lambda leaf: leaf[sequences, rows], column)
+    shifted[Columns.SEQ_LENS] = lengths - shift
+    shifted[Columns.LOSS_MASK] = shifted[Columns.LOSS_MASK] & (steps < shifted[Columns.SEQ_LENS].unsqueeze(1))
     if size:
-        kept[BURN_IN_OBS] = map_tree(lambda leaf: leaf[:, :size], columns[Columns.OBS])
-        kept[HAS_BURN_IN] = has
-    return kept
+        shifted[BURN_IN_OBS] = map_tree(lambda leaf: leaf[:, :size], columns[Columns.OBS])
+        shifted[HAS_BURN_IN] = has
+    return shifted
 
 
 def remembered_rows(columns: TensorColumns, network: Remembering, target: Remembering | None) -> TensorColumns:
-    """Return sequences `[S, L, ...]` as rows `[S * L, ...]` whose observations are what networks remember at them.
+    """Return sequences `[S, L, ...]` as rows `[S * L, ...]` whose observations are the networks' memories at them.
 
-    Each network runs once over the sequences and the observation after their last rows: without gradient over the
-    burn-in, from the stored state (Kapturowski et al. 2019); values and critics with a memory of their own begin with
-    an empty one. `new_obs` is what `network` remembers at the row that a target bootstraps from, `target_obs` and
-    `target_new_obs` what `target` does, if there is one. Columns without `new_obs` get none.
+    A loss can then treat the rows like transitions of a module without memory.
+
+    Each network runs once over the sequences and the observation after their last rows. It starts from the stored
+    state, and runs over the burn-in without gradient (Kapturowski et al. 2019). Value functions and critics with their
+    own memory start with an empty one.
+
+    `new_obs` becomes the memory of `network` at the row that a target bootstraps from. `target_obs` and
+    `target_new_obs` are the memories of `target`, if there is one. Columns without `new_obs` get no next memories.
     """
-    obs, lengths = columns[Columns.OBS], columns[Columns.SEQ_LENS]
+    obs = columns[Columns.OBS]
+    lengths = columns[Columns.SEQ_LENS]
     number, size = columns[Columns.LOSS_MASK].shape
-    every = torch.arange(number, device=lengths.device)
+    sequences = torch.arange(number, device=lengths.device)
 
-    def followed(leaf: Tensor, after: Tensor) -> Tensor:
+    def with_last(leaf: Tensor, next_leaf: Tensor) -> Tensor:
+        """Return observations `[S, L + 1, ...]` with the next observation of each sequence's last row after that
+        row."""
         longer = torch.cat([leaf, leaf[:, :1]], 1)
-        longer[every, lengths] = after[every, lengths - 1]
+        longer[sequences, lengths] = next_leaf[sequences, lengths - 1]
         return longer
 
     if Columns.NEXT_OBS in columns:
-        obs = zip_trees(lambda pair: followed(*pair), [obs, columns[Columns.NEXT_OBS]], Columns.OBS)
-    ahead = columns.get(Columns.NUM_STEPS, 1) + torch.arange(size, device=lengths.device)
-    ahead = ahead.clamp(max=size).expand(number, size)
-    apart = (Columns.OBS, Columns.NEXT_OBS, Columns.STATE_IN, Columns.SEQ_LENS, BURN_IN_OBS, HAS_BURN_IN)
-    rows: TensorColumns = {
-        name: map_tree(lambda leaf: leaf.flatten(0, 1), column) for name, column in columns.items() if name not in apart
-    }
-    learned = _unrolled(columns, obs, network)
-    found = [(Columns.OBS, Columns.NEXT_OBS, learned)]
+        obs = zip_trees(lambda pair: with_last(*pair), [obs, columns[Columns.NEXT_OBS]], Columns.OBS)
+
+    # Row t bootstraps from row t + n, with the number of steps n of its return.
+    bootstrap_rows = columns.get(Columns.NUM_STEPS, 1) + torch.arange(size, device=lengths.device)
+    bootstrap_rows = bootstrap_rows.clamp(max=size).expand(number, size)
+    replaced = (Columns.OBS, Columns.NEXT_OBS, Columns.STATE_IN, Columns.SEQ_LENS, BURN_IN_OBS, HAS_BURN_IN)
+    rows: TensorColumns = {}
+    for name, column in columns.items():
+        if name not in replaced:
+            rows[name] = map_tree(lambda leaf: leaf.flatten(0, 1), column)
+
+    memories = [(Columns.OBS, Columns.NEXT_OBS, _memories(columns, obs, network))]
     if target is not None:
         with torch.no_grad():
-            found.append((TARGET_OBS, TARGET_NEXT_OBS, _unrolled(columns, obs, target)))
-    for here, after, parts in found:
-        rows[here] = Remembered(**map_tree(lambda leaf: leaf[:, :size].flatten(0, 1), parts))
+            memories.append((TARGET_OBS, TARGET_NEXT_OBS, _memories(columns, obs, target)))
+    for obs_name, next_obs_name, parts in memories:
+        rows[obs_name] = Remembered(**map_tree(lambda leaf: leaf[:, :size].flatten(0, 1), parts))
         if Columns.NEXT_OBS in columns:
-            later = map_tree(lambda leaf: leaf.detach()[every.unsqueeze(1), ahead].flatten(0, 1), parts)
-            rows[after] = Remembered(**later)
+            next_parts = map_tree(
+                lambda leaf: leaf.detach()[sequences.unsqueeze(1), bootstrap_rows].flatten(0, 1), parts
+            )
+            rows[next_obs_name] = Remembered(**next_parts)
     return rows
 
 
-def _unrolled(columns: TensorColumns, obs: Tree, network: Remembering) -> dict[str, Tensor]:
-    """Return what a network remembers at each of the observations, `{field of Remembered: [S, L + 1, ...]}`."""
-    found: dict[str, Tensor] = {}
+def _memories(columns: TensorColumns, obs: Tree, network: Remembering) -> dict[str, Tensor]:
+    """Return the memories of a network at each observation, `{field of Remembered: [S, L + 1, ...]}`."""
+    memories: dict[str, Tensor] = {}
     burn_in = columns.get(BURN_IN_OBS)
     if network.is_masked:
-        found["mask"], obs = obs[ACTION_MASK], without_mask(obs)
+        memories["mask"] = obs[ACTION_MASK]
+        obs = without_mask(obs)
         burn_in = None if burn_in is None else without_mask(burn_in)
     number = len(columns[Columns.SEQ_LENS])
     for name, memory in network.memories().items():
-        is_stored = name == "features"
+        is_stored = name == "features"  # only the state of the memory that acts is stored in the batch
         state = columns[Columns.STATE_IN] if is_stored else repeated_states(memory.initial_state(), number)
         dtype = next(memory.parameters()).dtype
         if burn_in is not None:
             with torch.no_grad():
                 after = memory(burn_in, dtype, state)[1]
-            has = columns[HAS_BURN_IN]
-            state = {
-                key: torch.where(has.view(-1, *[1] * (leaf.dim() - 1)), after[key], leaf) for key, leaf in state.items()
-            }
-        found[name] = memory(obs, dtype, state)[0]
-    return found
+            stored_state = state
+            state = {}
+            for key, leaf in stored_state.items():
+                has_burn_in = columns[HAS_BURN_IN].view(-1, *[1] * (leaf.dim() - 1))
+                state[key] = torch.where(has_burn_in, after[key], leaf)
+        memories[name] = memory(obs, dtype, state)[0]
+    return memories
 
 
 def errors_of_sequences(errors: Tensor, mask: Tensor) -> Tensor:
-    """Return one error `[S]` for each sequence, of those of its rows `[S * L]` that count (`mask` `[S, L]`).
+    """Return one error `[S]` for each sequence from the errors `[S * L]` of its rows where `mask` `[S, L]` is set.
 
-    0.9 times the largest and 0.1 times the mean (Kapturowski et al. 2019, section 2.3).
+    It is 0.9 max |error| + 0.1 mean |error| (Kapturowski et al. 2019, section 2.3).
     """
-    sizes = torch.where(mask, errors.reshape(mask.shape).abs(), 0.0)
-    return 0.9 * sizes.amax(1) + 0.1 * sizes.sum(1) / mask.sum(1).clamp(min=1)
+    magnitudes = torch.where(mask, errors.reshape(mask.shape).abs(), 0.0)
+    return 0.9 * magnitudes.amax(1) + 0.1 * magnitudes.sum(1) / mask.sum(1).clamp(min=1)
 
 
 class _SequencePlan:
-    """The sequences of all pieces, each piece followed by its bootstrap observation (row N + k) where it has one."""
+    """Cut of all pieces of episodes into sequences.
+
+    If returns are bootstrapped from an observation after a piece, this observation is the last row of the piece. It has
+    the number N + k, after the N = T * B rows of the rollout.
+    """
 
     def __init__(self, trajectories: Trajectories, max_seq_len: int) -> None:
         num_steps, num_columns = trajectories.shape
         num_rows = num_steps * num_columns
+
+        # Pieces: first row, number of rows, and number of the bootstrap observation (-1 for none). The rows of a piece
+        # are `num_columns` apart.
         starts = self._starts(trajectories)
         first, sizes, _ = cut_into_sequences(starts, num_rows + 1)
         bootstrap = np.full(num_rows, -1, np.int64)
         bootstrap[trajectories.bootstrap_index] = np.arange(len(trajectories.bootstrap_index))
-        extra = bootstrap[first + (sizes - 1) * num_columns]
-        long = sizes + (extra >= 0)
-        counts = -(-long // max_seq_len)
+        bootstrap_of_piece = bootstrap[first + (sizes - 1) * num_columns]
+
+        # Sequences, piece by piece.
+        sizes_with_bootstrap = sizes + (bootstrap_of_piece >= 0)
+        counts = -(-sizes_with_bootstrap // max_seq_len)  # rounded up
         piece = np.repeat(np.arange(len(first)), counts)
         self.number = np.arange(len(piece)) - np.repeat(np.cumsum(counts) - counts, counts)
-        done = self.number * max_seq_len
-        self.first = first[piece] + done * num_columns
-        self.lengths = np.minimum(long[piece] - done, max_seq_len)
-        self.real_lengths = np.minimum(sizes[piece] - done, max_seq_len)
-        self.goes_on = self.number < counts[piece] - 1
+        """Number of each sequence `[S]` within its piece."""
+        begin = self.number * max_seq_len
+        self.first = first[piece] + begin * num_columns
+        """First row of each sequence `[S]`."""
+        self.lengths = np.minimum(sizes_with_bootstrap[piece] - begin, max_seq_len)
+        """Number of rows of each sequence `[S]`, with the bootstrap observation."""
+        self.real_lengths = np.minimum(sizes[piece] - begin, max_seq_len)
+        """Number of rows of each sequence `[S]`, without it. It is 0 for a sequence of only the bootstrap
+        observation."""
+        self.continues = self.number < counts[piece] - 1
+        """Whether a sequence `[S]` is followed by another one of its piece."""
         steps = np.arange(int(self.lengths.max()))
         rows = self.first[:, None] + steps * num_columns
         is_bootstrap = (steps >= self.real_lengths[:, None]) & (steps < self.lengths[:, None])
-        rows = np.where(is_bootstrap, num_rows + extra[piece][:, None], rows)
+        rows = np.where(is_bootstrap, num_rows + bootstrap_of_piece[piece][:, None], rows)
         self.rows = np.where(steps < self.lengths[:, None], rows, 0)
+        """Rows `[S, L]` of all sequences. Padding points to row 0."""
 
     def train_rows(self, valid: np.ndarray | None, states: State, to_tensor: ToTensor) -> SequenceRows:
-        """Return the sequences that have a transition. `valid` `[T, B]`: where the rows are some; None: everywhere."""
+        """Return the sequences with at least one transition. `valid` `[T, B]` marks transitions; None for all rows."""
         real = np.arange(self.rows.shape[1]) < self.real_lengths[:, None]
         rows = np.where(real, self.rows, 0)
         counts = real if valid is None else real & valid.reshape(-1)[rows]
@@ -345,7 +407,10 @@ class _SequencePlan:
 
     @staticmethod
     def _starts(trajectories: Trajectories) -> np.ndarray:
-        """Return where acting forgot; in any case after each end and each row with a bootstrap observation."""
+        """Return the rows `[T, B]` bool at which a piece starts.
+
+        The memory was reset there, or the row before it ends an episode or has a bootstrap observation.
+        """
         starts = np.zeros(trajectories.shape, bool) if trajectories.starts is None else trajectories.starts.copy()
         ends = trajectories.dones.copy()
         ends.reshape(-1)[trajectories.bootstrap_index] = True
@@ -355,10 +420,11 @@ class _SequencePlan:
         return starts
 
     def pieces_at(self, rows: np.ndarray) -> np.ndarray:
-        """Return the numbers of the sequences that begin a piece at these flat rows; `ValueError` where none does."""
+        """Return the numbers of the sequences that begin pieces at `rows`; `ValueError` for a row where no piece
+        begins."""
         begins = np.flatnonzero(self.number == 0)
         begins = begins[np.argsort(self.first[begins])]
-        found = begins[np.minimum(np.searchsorted(self.first[begins], rows), len(begins) - 1)]
-        if not np.array_equal(self.first[found], rows):
+        sequences = begins[np.minimum(np.searchsorted(self.first[begins], rows), len(begins) - 1)]
+        if not np.array_equal(self.first[sequences], rows):
             raise ValueError(f"recurrent states are stored for the rows {rows}, but not all of these begin a sequence")
-        return found
+        return sequences

@@ -31,7 +31,7 @@ def test_every_hook_in_the_table_exists_with_those_arguments():
 
 
 def test_the_heading_that_errors_name_is_on_the_page():
-    (heading,) = re.findall("'(.+)'", inputs.WHERE)
+    (heading,) = re.findall("'(.+)'", inputs.HINT)
     assert f"# {heading}\n" in PAGE
 
 
