@@ -1,4 +1,4 @@
-"""Learners: from batches to gradients to parameters."""
+"""Learners, which compute gradients from batches and step the parameters of networks."""
 
 from lockstep.learner.config import FrameworkSection, LearnersSection, SampledTraining, TrainingSection
 from lockstep.learner.group import LearnerGroup

@@ -1,4 +1,4 @@
-"""`Learner`: turns batches into gradients and gradients into parameters. The only place that calls `backward`."""
+"""`Learner`: computes gradients from batches, and new parameters from gradients. Only this module calls `backward`."""
 
 from __future__ import annotations
 
@@ -83,29 +83,45 @@ from lockstep.state.trust import FileNames, handed_in
 from lockstep.tracking.metrics import Metrics
 
 STEPS_SAMPLED = "num_env_steps_sampled_lifetime"
+"""Key of `timesteps` with the number of environment steps so far, which schedules depend on."""
 STAGES = ("pipeline", "forward_backward", "reduction", "step")
+"""Stages of an update whose durations are in the results."""
+REPLACED_BY_FAST_PATHS = ("masked_mean", "normalized", "compute_gradients", "apply_gradients")
+"""Methods that compiled steps, kernels and joint reductions do not call, see `Learner.overridden_methods`."""
 Gradients = dict[nn.Parameter, Tensor]
 Outputs = dict[str, Any]
-"""what `forward_train` of a module returns"""
+"""Outputs of a module's `forward_train` by name."""
 T = TypeVar("T")
 Training = TypeVar("Training", bound=TrainingSection)
 
 
 class Learner(Generic[Training]):
-    """One learner. An algorithm writes `prepare_batch` and `compute_loss_for_module`; all other methods are hooks.
+    """Learner of one or several modules: their networks, losses, optimizers and state.
 
-    `module_spec` may be a spec or a built module (whose weights are kept). `config` is the training section; a
-    module's own overrides are in `module_configs`. Use `build()` before anything else.
+    A subclass for an algorithm implements `compute_loss_for_module`, and `prepare_batch` if the loss needs columns that
+    are not recorded. All other methods are hooks that may be overridden. Call `build()` before anything else.
+
+    Args:
+        config: Training section of a configuration.
+        module_spec: Specification of the networks, or built networks, whose weights are kept.
+        framework: Device, number format and compilation.
+        connectors: Connectors of each module, by module id.
+        module_configs: Training sections of the modules that have their own, by module id.
+        policies_to_train: Modules to train; None for all.
+        streams: Random streams.
+        reducer: Communication with other learners; None for a learner that is alone.
+        never_skip_update: Raise `ValueError` for an update without data, instead of counting it as skipped.
     """
 
     scheduled: tuple[str, ...] = ()
-    """names of training options that may be schedules; read them with `coefficient`"""
+    """Names of the training options that may be schedules. `coefficient` returns their present values."""
     loss_has_kernel: bool = False
-    """whether `fused_loss` gives the numbers of `compute_loss_for_module`; a class that overrides that has none"""
+    """Whether `fused_loss` computes the numbers of `compute_loss_for_module`. A class that overrides the loss without
+    setting this attribute again has no kernel."""
     learns_step_by_step: bool = False
-    """Whether the learner weighs the reward of each step of a rollout, so that a reward per step can be added to it."""
+    """Whether the loss uses the reward of each step of a rollout, so that an intrinsic reward can be added to it."""
     has_state_critic: bool = False
-    """Whether the learner trains a critic of states, which may see more than the policy."""
+    """Whether the learner trains a critic of states, which may observe more than the policy."""
     updates_targets_after_step: bool = False
     """Whether target networks are updated in `after_gradient_step`. With `framework(compile=True)` an algorithm that
     learns from a replay buffer or offline needs this: compiled code leaves out what follows a gradient step."""
@@ -135,7 +151,6 @@ class Learner(Generic[Training]):
         self.streams = streams or RandomStreams(0)
         self.reducer = reducer or LocalReducer()
         self.never_skip_update = never_skip_update
-        """an update without anything to train on raises `ValueError`"""
         self.device = torch.device(self.framework.device)
         self.dtype: torch.dtype = getattr(torch, self.framework.dtype)
         self.connectors = dict(connectors or {})
@@ -143,45 +158,52 @@ class Learner(Generic[Training]):
         """Connectors of the modules when the learner was built, including modules that were removed later."""
         self.metrics = Metrics()
         self.weights_seq_no = 0
+        """Version of the weights: the number of updates so far."""
         self._module_spec = module_spec
         self._module: MultiRLModule | None = None
         self.optimizers = OptimizerSet()
         self.coefficients: dict[tuple[str, str], tuple[Schedule, Tensor]] = {}
+        """Schedule and present value (0-d) of each scheduled option, by module id and name."""
         self.registered: dict[str, Any] = {}
+        """Additional state by name, see `register_state`."""
         self.lifetime: dict[str, int] = {}
+        """Counters over the life of the learner, by name."""
         self.step_context = StepContext()
-        """The present gradient step, see `in_step`; between two steps it describes the whole update."""
+        """Present gradient step, see `in_step`. Between two steps it describes the whole update."""
         self.seconds = dict.fromkeys(STAGES, 0.0)
-        """of the stages of the present update; a compiled gradient step is one: forward and backward"""
-        self.rows_in_step = 0  # the weight of the metrics, too
+        """Duration of each stage of the present update, in seconds. A compiled gradient step is one stage, which counts
+        as forward and backward."""
+        self.rows_in_step = 0
         self._lags: dict[str, tuple[float, int]] = {}
-        """by module: how many updates the weights that acted are behind, and the rows that say so"""
+        """By module id: mean age of the weights that acted, in updates, and the number of rows with this mean."""
         self.last_series: dict[tuple[str, str], list[float]] = {}
-        """value of each metric at each gradient step of the last update"""
+        """Values of each metric in the gradient steps of the last update, by module id and name."""
         self.first_bad_tensor: str | None = None
-        """name of the tensor whose gradient was not finite last, see `nan_policy`"""
+        """Name of the last tensor whose gradient was not finite, see `nan_policy`."""
         self.compiled: CompiledUpdate | None = None
         self.device_update = ReplayUpdate(self)
         self.parameter_watch: ParameterWatch | None = None
         self.gradient_watch = GradientWatch()
+        self.loss_has_kernel = _kernel_computes_loss(type(self))
+        self.overridden_methods = frozenset(
+            name for name in REPLACED_BY_FAST_PATHS if getattr(type(self), name) is not getattr(Learner, name)
+        )
+        """Methods in `REPLACED_BY_FAST_PATHS` that a subclass overrides. Fast paths compute something else than such a
+        method, so they are not taken. Methods are compared, and not declared by the subclass, because a declaration
+        that was forgotten would train silently without the override."""
         self._state = LearnerState(self)
-
-    def __init_subclass__(cls, **options: object) -> None:
-        super().__init_subclass__(**options)
-        if "compute_loss_for_module" in vars(cls) and "loss_has_kernel" not in vars(cls):
-            cls.loss_has_kernel = False
 
     # -- construction ---
 
     @property
     def module(self) -> MultiRLModule:
-        """All networks, by module id. `RuntimeError` before `build()`."""
+        """All networks by module id; `RuntimeError` before `build()`."""
         if self._module is None:
             raise RuntimeError("this learner is not built; call build() first")
         return self._module
 
     def build(self) -> Self:
-        """Make module, coefficients, optimizers and compiled code; a second call does nothing."""
+        """Create networks, coefficients and optimizers, and return the learner. A second call does nothing."""
         if self._module is not None:
             return self
         module = self._make_module()
@@ -193,6 +215,8 @@ class Learner(Generic[Training]):
         unknown = sorted(set(self.module_configs) - {*module, ALL_MODULES})
         if unknown:
             raise ValueError(f"module_configs names {unknown}; the modules are {sorted(module)}")
+
+        # Networks are on their device before anything takes hold of their parameters.
         self._module = module.to(device=self.device, dtype=self.dtype)
         for module_id in module:
             self._set_up(module_id)
@@ -203,18 +227,17 @@ class Learner(Generic[Training]):
         return self
 
     def _make_module(self) -> MultiRLModule:
-        """Make the networks from the spec; weights of a module that was passed in are kept."""
+        """Return the networks of the specification. Networks that were passed in keep their weights."""
         spec = self._module_spec
-        if isinstance(spec, MultiRLModuleSpec):
-            return spec.build()
-        if isinstance(spec, MultiRLModule):
-            return spec
-        if not isinstance(spec, RLModule | RLModuleSpec):
+        module = spec.build() if isinstance(spec, MultiRLModuleSpec | RLModuleSpec) else spec
+        if isinstance(module, MultiRLModule):
+            return module
+        if not isinstance(module, RLModule):
             raise TypeError(
                 f"module_spec must be an RLModuleSpec, a MultiRLModuleSpec or a built module, not "
                 f"{type(spec).__name__}; wrap_module() takes a plain nn.Module"
             )
-        return MultiRLModule({DEFAULT_MODULE_ID: spec if isinstance(spec, RLModule) else spec.build()})
+        return MultiRLModule({DEFAULT_MODULE_ID: module})
 
     def _is_module_compatible_with_learner(self, module: object) -> bool:
         return isinstance(module, nn.Module)
@@ -227,22 +250,26 @@ class Learner(Generic[Training]):
             )
 
     def _set_up(self, module_id: str) -> None:
-        """Give a module what it has in its learner besides optimizers: connectors, coefficients, registered state."""
+        """Create everything that belongs to a module besides optimizers: connectors, coefficients, registered state."""
         connectors = self.connectors.setdefault(module_id, ModuleConnectors())
         self.module[module_id].acting_connectors = connectors.acting_names
         if self.is_frozen(module_id):
             self.module[module_id].requires_grad_(False)
             return
+
+        # `self.reducer` is looked up at each call, since it is replaced when the number of learners changes.
         several = self.reducer.world_size > 1
         connectors.join = self._joined_moments if several else None
         connectors.gather = (lambda value: self.reducer.gather(value)) if several else None
+
         config = self.config_of(module_id)
         for name in self.scheduled:
             schedule = Schedule(getattr(config, name), name=name)
             value = torch.tensor(schedule(0), dtype=self.dtype, device=self.device)
             self.coefficients[module_id, name] = (schedule, value)
         if config.intrinsic_reward is not None:
-            space, seed = self.module[module_id].observation_space, self.streams.seed(f"{module_id}/{NOVELTY}")
+            space = self.module[module_id].observation_space
+            seed = self.streams.seed(f"{module_id}/{NOVELTY}")
             novelty = make_intrinsic_reward(config.intrinsic_reward, space, config.intrinsic_coeff, seed)
             parameters = novelty.network.to(device=self.device, dtype=self.dtype).parameters()
             self.register_state(f"{module_id}/{NOVELTY}", novelty)
@@ -250,25 +277,26 @@ class Learner(Generic[Training]):
         self.setup_module(module_id)
 
     def novelty_of(self, module_id: str) -> IntrinsicReward | None:
-        """Return what rewards a module for new observations; None without `intrinsic_reward`."""
+        """Return the intrinsic reward of a module; None without `intrinsic_reward`."""
         return self.registered.get(f"{module_id}/{NOVELTY}")
 
-    def _joined_moments(self, seen: RunningMoments) -> RunningMoments:
-        """Return the moments of all learners' rows; of stand-ins nothing was seen."""
-        return self.reducer.moments(seen if self.rows_in_step else RunningMoments(seen.shape))
+    def _joined_moments(self, moments: RunningMoments) -> RunningMoments:
+        """Return the moments of the rows of all learners together. Moments of stand-ins are left out."""
+        return self.reducer.moments(moments if self.rows_in_step else RunningMoments(moments.shape))
 
     def setup_module(self, module_id: str) -> None:
-        """Set up a module when the learner is built or the module added, before its optimizers are made.
+        """Set up a module when the learner is built or the module added, before its optimizers are created.
 
-        The place for state of your own: `self.register_state(f"{module_id}/name", value)`, which goes with the module.
+        A subclass can register its own state here: `self.register_state(f"{module_id}/name", value)`. Such state is
+        removed together with the module.
         """
 
     def check_parts(self, module_id: str, *names: str) -> None:
-        """Raise `ValueError` with all of `names` that a module does not have."""
+        """Check that a module has all attributes in `names`; `ValueError` with the missing ones otherwise."""
         inputs.check_parts(self.module[module_id], names, module_id, type(self).__name__)
 
     def is_frozen(self, module_id: str) -> bool:
-        """Return whether a module only acts (it was built with `inference_only`): it never learns, has no optimizer."""
+        """Return whether a module was built with `inference_only`. It only acts, and has no optimizer."""
         return self.module[module_id].inference_only
 
     def learning_modules(self) -> list[str]:
@@ -276,26 +304,31 @@ class Learner(Generic[Training]):
         return [module_id for module_id in self.module if not self.is_frozen(module_id)]
 
     def config_of(self, module_id: str) -> Training:
-        """Return the training section of one module: its own, or the common one."""
+        """Return the training section of a module: its own, or the common one."""
         return self.module_configs.get(module_id, self.config)
 
     def reset_compiled(self) -> None:
-        """Forget what was compiled; with `framework(compile=True)` the next gradient step is compiled anew."""
-        self.compiled = CompiledUpdate(self, Learner) if self.framework.compile is True else None
+        """Discard compiled code. With `framework(compile=True)` the next gradient step is compiled again."""
+        self.compiled = CompiledUpdate(self) if self.framework.compile is True else None
         self.device_update.forget()
 
     def choose_compiling(self, gradient_steps: float, rows: float) -> bool:
-        """Decide whether the gradient steps of a run are compiled: so many, which read `rows` rows in all. Return it.
+        """Decide whether the gradient steps of a run are compiled, and return the decision.
 
-        `framework(compile="auto")` leaves it open; until it is decided, steps are taken eagerly. Where this machine has
-        no compiler, none are compiled, with a warning.
+        Before the decision steps are eager. `framework(compile="auto")` compiles if that pays. On a machine without a
+        compiler steps stay eager, with a warning.
+
+        Args:
+            gradient_steps: Planned number of gradient steps.
+            rows: Number of rows that they read in all.
         """
-        framework, on_host = self.framework, self.device.type == "cpu"
+        framework = self.framework
+        on_host = self.device.type == "cpu"
         compiles = framework.compile is True
         if framework.compile == "auto" and on_host:
             parameters = [param for entry in self.optimizers for param in entry.flat.params]
             compiles = compiling_pays(gradient_steps, rows, parameters)
-            compiles = compiles and CompiledUpdate(self, Learner).reason_to_run_eagerly() is None
+            compiles = compiles and CompiledUpdate(self).reason_to_run_eagerly() is None
         if compiles and on_host and not has_compiler():
             warnings.warn(
                 f"the run trains eagerly: there is no {compiler_name()} on this machine, and compiling needs one. "
@@ -310,14 +343,14 @@ class Learner(Generic[Training]):
         return compiles
 
     def _watch_parameters(self) -> None:
-        """Watch the parameters and gradients that there are now."""
+        """Watch the present parameters and their gradients."""
         self.parameter_watch = ParameterWatch(self.module, self.optimizers, self.registered)
         self.gradient_watch.forget()
 
     def follow_replaced_parameters(self) -> None:
-        """Let optimizers, targets and compiled code go on with the parameters as they are now.
+        """Adapt optimizers, targets and compiled code to parameters that were replaced since the last update.
 
-        `ValueError` naming a parameter with which they cannot.
+        Raises `ValueError` naming a parameter to which they cannot adapt.
         """
         if self.parameter_watch is not None and self.parameter_watch.look():
             self.reset_compiled()
@@ -334,24 +367,24 @@ class Learner(Generic[Training]):
         minibatch_size: int | None = None,
         shuffle_batch_per_epoch: bool = False,
     ) -> Results:
-        """Take gradient steps on episodes: `prepare_batch` makes each module's train batch from its steps, once.
+        """Train on episodes, and return the results. `prepare_batch` makes the train batch of each module once.
 
-        Episodes of one or of many agents; those that are views on one rollout store (what a collector hands out) are
-        read without a copy, and so is a `TensorRollout`. Options and results are those of `update_from_batch`.
+        `episodes` are those of one or of many agents. Views on one rollout store, which collectors return, are read
+        without a copy, and so is a `TensorRollout`. Options and results are those of `update_from_batch`.
         """
         started = time.perf_counter()
         options = UpdateOptions(timesteps, num_epochs, minibatch_size, shuffle_batch_per_epoch)
         if isinstance(episodes, TensorRollout):
             return self.device_update.run(episodes, options)
-        agreed = agree_on_parts(
+        agreement = agree_on_parts(
             self.module, lambda: self._read_episodes(episodes), options, self.to_tensor, self.reducer
         )
         columns = {}
-        for module_id, trajectories in agreed.parts.items():
-            with self.in_step(agreed.num_own_rows(module_id), agreed.stand_ins):
+        for module_id, trajectories in agreement.parts.items():
+            with self.in_step(agreement.num_own_rows(module_id), agreement.stand_ins):
                 columns[module_id] = self.prepare_batch(trajectories, module_id=module_id)
         self.seconds["pipeline"] = time.perf_counter() - started
-        return self._train(columns, agreed, options, agreed.parts)
+        return self._train(columns, agreement, options, agreement.parts)
 
     def update_from_batch(
         self,
@@ -362,50 +395,67 @@ class Learner(Generic[Training]):
         minibatch_size: int | None = None,
         shuffle_batch_per_epoch: bool = False,
     ) -> Results:
-        """Take gradient steps on a batch that has the columns the loss needs.
+        """Train on a batch with the columns that the loss needs, and return `{module_id: {metric: number}}`.
 
-        Options: `timesteps` (dict for schedules), `num_epochs` (passes), `minibatch_size` (rows of the largest
-        module), `shuffle_batch_per_epoch`. Returns `{module_id: {metric: number}}`.
+        Args:
+            batch: Batch of the only module, or of several.
+            timesteps: Present time for schedules, e.g. `{"num_env_steps_sampled_lifetime": 40_000}`.
+            num_epochs: Number of passes over the batch.
+            minibatch_size: Number of rows of the largest module in one gradient step. None takes all rows.
+            shuffle_batch_per_epoch: Shuffle the rows again before each pass.
         """
         started = time.perf_counter()
         options = UpdateOptions(timesteps, num_epochs, minibatch_size, shuffle_batch_per_epoch)
-        agreed = agree_on_parts(self.module, lambda: self._read_batch(batch), options, self.to_tensor, self.reducer)
+        agreement = agree_on_parts(self.module, lambda: self._read_batch(batch), options, self.to_tensor, self.reducer)
         self.seconds["pipeline"] = time.perf_counter() - started
-        return self._train(agreed.parts, agreed, options, {})
+        return self._train(agreement.parts, agreement, options, {})
 
     def _train(
         self,
         columns: dict[str, TensorColumns],
-        agreed: Agreement,
+        agreement: Agreement,
         options: UpdateOptions,
         trajectories: Mapping[str, Trajectories],
     ) -> Results:
-        """Take all gradient steps of one update call on `columns` (made from `trajectories`, if any); report it."""
+        """Take all gradient steps of one update call on `columns`, and return the results.
+
+        `trajectories` are the episodes that the columns were made from; empty if they come from a batch.
+        """
         if not columns:
             return self._skip_update()
         started = time.perf_counter()
-        plan = plan_update(columns, agreed.stand_ins, trajectories, self.reducer)
+        plan = plan_update(columns, agreement.stand_ins, trajectories, self.reducer)
         for module_id, part in columns.items():
-            if (self.weights_seq_no & (self.weights_seq_no - 1)) == 0:  # after 0, 1, 2, 4, 8, ... updates: they are few
+            # Reading the masks takes a while, so the check runs after 0, 1, 2, 4, 8, ... updates only.
+            if (self.weights_seq_no & (self.weights_seq_no - 1)) == 0:
                 inputs.look_for_forbidden_actions(part, self.module[module_id], module_id, self._is_first_count)
-            if (novelty := self.novelty_of(module_id)) is not None:
+            novelty = self.novelty_of(module_id)
+            if novelty is not None:
                 part = novelty.rewarded(part, plan.num_own_rows[module_id] > 0, self.reducer)
-            part, widths = self.prepare_sequences(module_id, part), self.noise_columns(module_id)
+            part = self.prepare_sequences(module_id, part)
+            widths = self.noise_columns(module_id)
             columns[module_id] = plan.with_noise(module_id, part, widths, self.streams, self.to_tensor)
-        self.rows_in_step = sum(plan.num_own_rows.values())  # the weight of what hooks log before and after the steps
+
+        self.rows_in_step = sum(plan.num_own_rows.values())  # the weight of metrics that hooks log outside of steps
         self.before_gradient_based_update(timesteps=options.timesteps or {})
         self.follow_replaced_parameters()
         self.gradient_watch.begin(self.module, self.registered, self.optimizers, columns)
-        rng, steps = self.streams.numpy("minibatches"), steps_by_row(columns)
+
+        rng = self.streams.numpy("minibatches")
+        steps = steps_by_row(columns)
+        # Algorithms that make their batch from episodes report the explained variance themselves.
         first_values = FirstValues({} if trajectories else columns)
-        trained, passes, num_minibatches, num_rows_used = dict.fromkeys(columns, 0), 0, 0, 0
+        trained = dict.fromkeys(columns, 0)
+        passes = 0
+        num_minibatches = 0
+        num_rows_used = 0
         for minibatches in module_minibatches(plan.num_rows, options, rng):
             own = [plan.own_rows(indices) for indices in minibatches]
             for (rows, stand_ins), tensors in zip(own, rows_on_device(own, self.device)):
                 sizes = plan.own_sizes(rows, stand_ins)
                 for module_id, size in sizes.items():
-                    marked = steps.get(module_id)
-                    trained[module_id] += size if marked is None else int(marked[rows[module_id]].sum())
+                    steps_of_rows = steps.get(module_id)
+                    trained[module_id] += size if steps_of_rows is None else int(steps_of_rows[rows[module_id]].sum())
                 with self.in_step(sum(sizes.values()), stand_ins):
                     if self.compiled is None or not self.compiled.run(columns, tensors):
                         self._update(take_minibatch(columns, tensors))
@@ -415,56 +465,66 @@ class Learner(Generic[Training]):
                 self.metrics.end_step()
             self.metrics.end_pass()
             num_rows_used += sum(map(plan.num_rows_in, minibatches))
-            passes, num_minibatches = passes + 1, num_minibatches + len(minibatches)
+            passes += 1
+            num_minibatches += len(minibatches)
+            # All learners stop together: the next minibatch needs the gradients of all of them.
             if passes < options.num_epochs and self.reducer.any(bool(self.should_stop_passes())):
                 break
+
         num_rows = sum(plan.num_rows.values())
         counts = {
-            "num_env_steps_trained": agreed.env_steps * passes,
+            "num_env_steps_trained": agreement.env_steps * passes,
             "num_minibatches": num_minibatches,
             "num_passes": passes,
             "num_rows_left_out": num_rows * passes - num_rows_used,
             "num_updates_skipped": 0,
         }
-        self.end_update(options.timesteps or {}, agreed, trajectories, first_values)
+        self.end_update(options.timesteps or {}, agreement, trajectories, first_values)
         if self._is_first_count("rows_left_out", counts["num_rows_left_out"]):
-            left_out, wanted = counts["num_rows_left_out"] // passes, self.config.train_batch_size
-            warn_of_rows_left_out(left_out, num_rows, options, wanted)
+            left_out_per_pass = counts["num_rows_left_out"] // passes
+            warn_of_rows_left_out(left_out_per_pass, num_rows, options, self.config.train_batch_size)
         return self.summarize(self.reducer.sum_counts(trained), counts, time.perf_counter() - started)
 
     def end_update(
         self,
         timesteps: Mapping[str, int],
-        agreed: Agreement,
+        agreement: Agreement,
         trajectories: Mapping[str, Trajectories],
         first_values: FirstValues,
     ) -> None:
-        """After the gradient steps: hooks, statistics of observations, the explained variance of values."""
+        """End an update after its gradient steps: hooks, statistics of observations, explained variance of values.
+
+        Connectors get the new observations only now. So the policy that acted and the one that was trained have seen
+        observations after the same normalization.
+        """
         self.weights_seq_no += 1
         self.after_gradient_based_update(timesteps=timesteps)
         for module_id, part in trajectories.items():
-            with self.in_step(agreed.num_own_rows(module_id)):
+            with self.in_step(agreement.num_own_rows(module_id)):
                 self.connectors[module_id].update(part.flat_obs(), part.rows())
         for module_id, explained in first_values.explained_variances(self.reducer):
             self.log_for_update(module_id, vf_explained_var=explained)
 
     def _update(self, batch: dict[str, TensorColumns]) -> tuple[dict[str, Outputs], dict[str, Tensor]]:
-        """Take one gradient step: forward, losses, gradients, clipping, optimizers. Returns outputs and losses."""
-        started, reduction = time.perf_counter(), self.seconds["reduction"]
+        """Take one gradient step: forward, losses, gradients, clipping, optimizers. Return outputs and losses."""
+        started = time.perf_counter()
+        reduction = self.seconds["reduction"]
         fwd_out, losses = self.forward_and_losses(batch)
         for module_id, part in batch.items():
-            if (novelty := self.novelty_of(module_id)) is not None:
+            novelty = self.novelty_of(module_id)
+            if novelty is not None:
                 self._add_novelty_loss(losses, module_id, part, novelty.network(part[Columns.OBS]))
         gradients = self.compute_gradients(losses)
         computed = time.perf_counter()
         gradients = self.postprocess_gradients(gradients)
         self.apply_gradients(gradients)
+        # `compute_gradients` contains the reduction, which is a stage of its own.
         self.seconds["forward_backward"] += computed - started - (self.seconds["reduction"] - reduction)
         self.seconds["step"] += time.perf_counter() - computed
         return fwd_out, losses
 
     def _add_novelty_loss(self, losses: dict[str, Tensor], module_id: str, part: TensorColumns, errors: Tensor) -> None:
-        """Add the errors at the batch's observations to the loss of a module, or to that of all."""
+        """Add the novelty errors of a batch to the loss of its module, or to the common loss of all modules."""
         with self.in_step(self._weight_of(module_id, part)):
             loss = self.masked_mean(errors, part)
             self.log(module_id, novelty_loss=loss)
@@ -475,11 +535,10 @@ class Learner(Generic[Training]):
 
     @contextmanager
     def in_step(self, rows: int, stand_ins: frozenset[str] | None = None) -> Iterator[StepContext]:
-        """Return a context in which `self.step_context` is a step on `rows` rows. Afterwards the present step is again.
+        """Return a context in which `self.step_context` is a step on `rows` rows, which weight its metrics.
 
-        What is logged inside is weighted by `rows`. `stand_ins`: ids of the modules whose row only stands in for
-        another learner's; None: those of the present step. Errors and values of rows that the step leaves are read
-        after it under the same names.
+        `stand_ins` are the ids of the modules whose row has no weight; None takes those of the present step. Contexts
+        may be nested. Errors and values of rows that the inner step sets can be read after it.
         """
         outer = self.step_context
         metrics = self.metrics
@@ -495,7 +554,7 @@ class Learner(Generic[Training]):
 
     @property
     def rows_in_step(self) -> int:
-        """Own rows of the present gradient step, which are the weight of its metrics; 0 where they only stand in."""
+        """Number of own rows in the present gradient step, which is the weight of its metrics; 0 for stand-ins."""
         return int(self.metrics.weight)
 
     @rows_in_step.setter
@@ -504,12 +563,12 @@ class Learner(Generic[Training]):
 
     @property
     def stand_ins(self) -> frozenset[str]:
-        """Ids of the modules whose row in the present or last gradient step only stands in, see `sharding`."""
+        """Ids of the modules whose row in the present or last gradient step is a stand-in, see `many/sharding.py`."""
         return self.step_context.stand_ins
 
     @property
     def row_errors(self) -> dict[str, Tensor]:
-        """By module id: the error `[N]` of each own row of the present or last gradient step, for priorities."""
+        """Error `[N]` of each own row of the present or last gradient step, by module id. Priorities are made of it."""
         return self.step_context.errors
 
     @row_errors.setter
@@ -518,23 +577,25 @@ class Learner(Generic[Training]):
 
     @property
     def row_values(self) -> dict[str, Tensor]:
-        """By module id: the value `[N]` of each own row of the present or last gradient step with value targets."""
+        """Value `[N]` of each own row of the present or last gradient step, by module id, if there are value
+        targets."""
         return self.step_context.values
 
     @row_values.setter
     def row_values(self, values: dict[str, Tensor]) -> None:
         self.step_context.values = values
 
-    # -- what is learned from ---
+    # -- train batches ---
 
     def _read_episodes(
         self, episodes: Episodes | RolloutEpisodes | EpisodeParts
     ) -> tuple[dict[str, Trajectories], int]:
-        """Return trajectories of the modules that have steps and are to learn, and the environment steps."""
+        """Return the trajectories of the modules to train that have steps, and the number of environment steps."""
         parts = parts_of_episodes(episodes, self.module.keys(), self._to_train)
         ids = self._to_train(parts.trajectories)
         for module_id in ids:
-            trajectories, space = parts.trajectories[module_id], self.module[module_id].action_space
+            trajectories = parts.trajectories[module_id]
+            space = self.module[module_id].action_space
             trajectories.actions = inputs.flat_actions(trajectories.actions, space)
             inputs.check_actions(torch.as_tensor(trajectories.flat_actions()), space, module_id)
         for module_id, versions in parts.versions.items():
@@ -542,18 +603,18 @@ class Learner(Generic[Training]):
                 continue
             self.note_sampler(module_id, versions)
             if Columns.ACTION_LOGP in self.required_columns(module_id):
-                old = inputs.steps_of_unknown_policy(versions, self.weights_seq_no, parts.trajectories[module_id])
-                if self._is_first_count(f"{module_id}/steps_of_unknown_policy", old):
-                    inputs.warn_of_unknown_policy(module_id, old, versions, self.weights_seq_no)
+                num_steps = inputs.steps_of_unknown_policy(versions, self.weights_seq_no, parts.trajectories[module_id])
+                if self._is_first_count(f"{module_id}/steps_of_unknown_policy", num_steps):
+                    inputs.warn_of_unknown_policy(module_id, num_steps, versions, self.weights_seq_no)
         return {module_id: parts.trajectories[module_id] for module_id in ids}, parts.env_steps
 
     def _column(self, value: np.ndarray | Tensor) -> Tensor:
-        """Return a column as `to_tensor` does. No gradient reaches the tensor of whoever made the column."""
+        """Return a column as a tensor. No gradient flows back to the tensor of the caller."""
         column = self.to_tensor(value)
         return column.detach() if column.requires_grad else column
 
     def _read_batch(self, batch: SampleBatch | MultiAgentBatch) -> tuple[dict[str, TensorColumns], int]:
-        """Return columns as tensors, of the modules that have rows and are to learn, and the environment steps."""
+        """Return the columns of the modules to train that have rows, and the number of environment steps."""
         columns: dict[str, TensorColumns] = {}
         batches = inputs.batches_by_module(batch, self.module.keys())
         for module_id in self._to_train(batches, batch):
@@ -562,13 +623,14 @@ class Learner(Generic[Training]):
             inputs.check_columns(tensors, self.required_columns(module_id), module, module_id, type(self).__name__)
             tensors = self.connectors[module_id].train_columns(tensors)
             if Columns.WEIGHTS_SEQ_NO in tensors:
-                numbers, mask = tensors[Columns.WEIGHTS_SEQ_NO], tensors.get(Columns.LOSS_MASK)
-                self.note_sampler(module_id, numbers if mask is None else numbers[mask])
+                versions = tensors[Columns.WEIGHTS_SEQ_NO]
+                mask = tensors.get(Columns.LOSS_MASK)
+                self.note_sampler(module_id, versions if mask is None else versions[mask])
             columns[module_id] = tensors
         return columns, batch.env_steps()
 
     def _to_train(self, parts: Collection[str], batch: SampleBatch | MultiAgentBatch | None = None) -> list[str]:
-        """Return the modules that have a part and are to learn, in the learner's order; `KeyError` for unknown ones."""
+        """Return the ids of the modules to train among `parts`, in the learner's order; `KeyError` for unknown ids."""
         module = self.module
         unknown = [module_id for module_id in parts if module_id not in module]
         if unknown:
@@ -576,9 +638,9 @@ class Learner(Generic[Training]):
         return [mid for mid in module if mid in parts and self.should_module_be_updated(mid, batch)]
 
     def should_module_be_updated(self, module_id: str, batch: SampleBatch | MultiAgentBatch | None = None) -> bool:
-        """Return whether `policies_to_train` names this module. `batch`: what to train on; None for episodes.
+        """Return whether an update trains this module, as `policies_to_train` says. Frozen modules are never trained.
 
-        A frozen module never is.
+        `batch` is the data of the update; None if these are episodes.
         """
         if self.is_frozen(module_id):
             return False
@@ -588,29 +650,32 @@ class Learner(Generic[Training]):
         return bool(allowed(module_id, batch) if takes_batch(allowed) else allowed(module_id))
 
     def note_sampler(self, module_id: str, versions: np.ndarray | Tensor) -> None:
-        """Report how many updates ago the weights that acted were the learner's; `versions` of these, for each row."""
-        ago = self.weights_seq_no - float(versions.sum()) / len(versions)
-        self._lags[module_id] = ago, len(versions)
+        """Record the age of the weights that acted, in updates. `versions` `[N]` are their versions in each row."""
+        age = self.weights_seq_no - float(versions.sum()) / len(versions)
+        self._lags[module_id] = age, len(versions)
 
     def prepare_batch(self, trajectories: Trajectories, *, module_id: str) -> TensorColumns:
-        """Return the train batch `{column: [N, ...]}`: what the episodes recorded (`obs`, `actions`, `rewards`,
-        `new_obs`, `terminateds`, `truncateds` and the extra model outputs).
+        """Return the train batch of a module, `{column: [N, ...]}`.
 
-        An algorithm that needs values, advantages or targets overrides it.
+        It has the recorded columns: `obs`, `actions`, `rewards`, `new_obs`, `terminateds`, `truncateds` and the extra
+        model outputs. An algorithm that needs values, advantages or targets overrides this method.
         """
         columns = inputs.recorded_columns(self.to_tensor, self.connectors[module_id], trajectories)
         return self.train_columns(module_id, columns, trajectories)
 
     def train_columns(self, module_id: str, columns: TensorColumns, trajectories: Trajectories) -> TensorColumns:
-        """Return what a gradient step takes rows of: the transitions, or the sequences `[S, L, ...]` of a module with
-        memory. Checked against `required_columns`.
+        """Return the rows of `columns` that are transitions, or for a module with memory the sequences `[S, L, ...]`.
+
+        The columns are checked against `required_columns`.
         """
         module = self.module[module_id]
         if module.is_stateful():
-            last = None
+            bootstrap_obs = None
             if len(trajectories.bootstrap_index):
-                last = map_tree(self.to_tensor, self.connectors[module_id].obs(trajectories.bootstrap_obs))
-            sequences = evaluate_sequences(self.to_tensor, module, trajectories, columns[Columns.OBS], last)[2]
+                bootstrap_obs = map_tree(self.to_tensor, self.connectors[module_id].obs(trajectories.bootstrap_obs))
+            _, _, sequences = evaluate_sequences(
+                self.to_tensor, module, trajectories, columns[Columns.OBS], bootstrap_obs
+            )
             columns = sequences.train_columns(columns)
         elif (rows := trajectories.rows()) is not None:
             columns = take_rows(columns, torch.from_numpy(rows).to(self.device))
@@ -618,35 +683,37 @@ class Learner(Generic[Training]):
         return columns
 
     def prepare_sequences(self, module_id: str, columns: TensorColumns) -> TensorColumns:
-        """Return the columns of an update as gradient steps take rows of them; called once, by all learners together.
+        """Return the columns of an update, whose rows gradient steps take. Called once for each update and module.
 
-        The place to change sequences `[S, L, ...]` of a module with memory.
+        A subclass can change the sequences `[S, L, ...]` of a module with memory here. All learners call it together,
+        so it may communicate with them.
         """
         return columns
 
     def required_columns(self, module_id: str) -> tuple[str, ...]:
-        """Return the columns that the loss reads; their absence is refused by name."""
+        """Return the names of the columns that the loss reads. A batch without one of them is refused."""
         return ()
 
     def noise_columns(self, module_id: str) -> dict[str, int]:
-        """Return columns of standard normal numbers that the loss reads, with their widths.
+        """Return the columns of standard normal numbers that the loss reads: their widths by name.
 
-        They are drawn for each row of an update from a stream of the learner's, the same for any number of learners.
+        The numbers of each row are drawn from a stream of the learner. They are the same for any number of learners.
         """
         return {}
 
     # -- forward pass and losses ---
 
     def forward_and_losses(self, batch: dict[str, TensorColumns]) -> tuple[dict[str, Outputs], dict[str, Tensor]]:
-        """Return forward outputs and losses by module.
+        """Return the outputs of the networks, and the losses, both by module id.
 
-        The losses are logged as `total_loss` here, so that no hook that is overridden can keep one that is not finite
-        from those who look for it.
+        Losses are logged as `total_loss` here, and not in a hook. So results show a loss that is not finite, whatever a
+        subclass overrides.
         """
         fwd_out = self.forward_train(batch)
         for module_id, outputs in fwd_out.items():
             if isinstance(outputs, dict) and Columns.VF_PREDS not in outputs:
                 fwd_out[module_id] = self._with_values(module_id, outputs, batch[module_id])
+
         try:
             losses = self.compute_losses(fwd_out=fwd_out, batch=batch)
         except KeyError as error:
@@ -655,14 +722,15 @@ class Learner(Generic[Training]):
             raise
         for module_id, loss in losses.items():
             inputs.check_loss(loss, f"{type(self).__name__}.compute_losses", module_id)
+
         self.step_context.modules = tuple(batch)
-        self.row_values = {
-            module_id: outputs[Columns.VF_PREDS].detach()
-            for module_id, outputs in fwd_out.items()
-            if Columns.VALUE_TARGETS in batch.get(module_id, ())
-            and isinstance(outputs, dict)
-            and Columns.VF_PREDS in outputs
-        }
+        row_values: dict[str, Tensor] = {}
+        for module_id, outputs in fwd_out.items():
+            has_targets = Columns.VALUE_TARGETS in batch.get(module_id, ())
+            if has_targets and isinstance(outputs, dict) and Columns.VF_PREDS in outputs:
+                row_values[module_id] = outputs[Columns.VF_PREDS].detach()
+        self.row_values = row_values
+
         for module_id, loss in losses.items():
             if module_id != ALL_MODULES and module_id not in self.module:
                 raise ValueError(
@@ -675,37 +743,44 @@ class Learner(Generic[Training]):
         return fwd_out, losses
 
     def _with_values(self, module_id: str, outputs: Outputs, columns: TensorColumns) -> Outputs:
-        """Return outputs whose `vf_preds` are those of `compute_values`, where the module has it and a loss asks."""
+        """Return outputs in which `vf_preds` are computed by the module's `compute_values` as soon as a loss reads
+        them.
+
+        Modules without `compute_values`, and modules with memory, keep their outputs.
+        """
         module = self.module[module_id]
         if type(module).compute_values is RLModule.compute_values or module.is_stateful():
             return outputs
 
         def values() -> Tensor:
             with self.mixed_precision():
-                found = module.compute_values(columns)
-            return self.to_tensor(found)
+                computed = module.compute_values(columns)
+            return self.to_tensor(computed)
 
         return inputs.OutputsWithValues(outputs, values)
 
     def _weight_of(self, module_id: str, columns: TensorColumns) -> int:
-        """Return the number of own rows of a module, which weights its metrics; 0 where a row only stands in."""
+        """Return the number of own rows of a module, which is the weight of its metrics; 0 for a stand-in."""
         return 0 if module_id in self.stand_ins else num_items(next(iter(columns.values())))
 
     def forward_train(self, batch: dict[str, TensorColumns]) -> dict[str, Outputs]:
-        """Return `{module_id: outputs}`; computed in bfloat16 with `mixed_precision`, and float32 again after it."""
+        """Return the outputs of the networks by module id. With `mixed_precision` they are computed in bfloat16, and
+        returned in the learner's dtype.
+        """
         with self.mixed_precision():
             outputs = {module_id: self.module[module_id].forward_train(part) for module_id, part in batch.items()}
         return map_tree(self.to_tensor, outputs) if self.framework.mixed_precision else outputs
 
     def mixed_precision(self) -> AbstractContextManager[Any]:
-        """Return a context in which networks compute in bfloat16, where `framework(mixed_precision=True)` says so."""
+        """Return a context in which networks compute in bfloat16 with `framework(mixed_precision=True)`."""
         return torch.autocast(self.device.type, torch.bfloat16) if self.framework.mixed_precision else nullcontext()
 
     def compute_losses(self, *, fwd_out: dict[str, Outputs], batch: dict[str, TensorColumns]) -> dict[str, Tensor]:
-        """Return `{module_id: 0-d loss}` over the modules present, or `{ALL_MODULES: 0-d loss}`: one for all."""
+        """Return the losses (0-d) by module id, or one common loss under `ALL_MODULES`."""
         losses: dict[str, Tensor] = {}
         for module_id, part in batch.items():
-            config, outputs = self.config_of(module_id), fwd_out[module_id]
+            config = self.config_of(module_id)
+            outputs = fwd_out[module_id]
             loss = None
             with self.in_step(self._weight_of(module_id, part)):  # a module's metrics are weighted by its own rows
                 if self.loss_has_kernel and self.framework.fused_losses:
@@ -719,21 +794,26 @@ class Learner(Generic[Training]):
     def compute_loss_for_module(
         self, *, module_id: str, config: Training, batch: TensorColumns, fwd_out: Outputs
     ) -> Tensor:
-        """Return the loss (0-d): the one method that an algorithm must write. Means go through `masked_mean`."""
+        """Return the loss of a module, 0-d. Every algorithm must implement this method.
+
+        Means over rows are computed with `masked_mean`, so that several learners have the loss of one.
+        """
         raise TypeError(f"{type(self).__name__} has no loss; override compute_loss_for_module")
 
     def fused_loss(self, module_id: str, config: Training, batch: TensorColumns, fwd_out: Outputs) -> Tensor | None:
-        """Return what `compute_loss_for_module` returns, and log what it logs, from a kernel; None where it cannot.
+        """Return the loss of `compute_loss_for_module` computed by a kernel, with the same metrics logged; None if the
+        kernel cannot compute this loss.
 
-        Asked in `compute_losses` only, where `loss_has_kernel`; `framework(fused_losses=False)` switches it off.
+        Only `compute_losses` calls it, if `loss_has_kernel` is set. `framework(fused_losses=False)` switches it off.
         """
         return None
 
     def masked_mean(self, values: Tensor, batch: TensorColumns) -> Tensor:
-        """Return the mean of `values` [N] (or [S, L] of a module with memory) over the real rows of *all* learners.
+        """Return the mean of `values` over the rows of *all* learners where the loss mask is set.
 
-        It is the same on each, so that n equal one. Its gradient is that of the learner's own rows, and gradients are
-        summed. So any function of such means is a sound loss; a term that does not come from rows goes through `once`.
+        `values` are `[N]`, or `[S, L]` for a module with memory. The mean is the same on each learner, and its gradient
+        is that of the learner's own rows. Since gradients are summed over learners, n learners then compute the
+        gradient of one, for any function of such means. A term that does not come from rows goes through `once`.
         """
         mask = batch.get(Columns.LOSS_MASK)
         if mask is None and self.reducer.world_size == 1:
@@ -741,14 +821,15 @@ class Learner(Generic[Training]):
         return self.reducer.means((values,), mask, counts=self.rows_in_step > 0)[0]
 
     def masked_means(self, values: Sequence[Tensor], batch: TensorColumns) -> list[Tensor]:
-        """Return `masked_mean` of each; with several learners in one meeting (unless `masked_mean` is overridden)."""
-        if self.reducer.world_size == 1 or type(self).masked_mean is not Learner.masked_mean:
+        """Return the `masked_mean` of each of `values`, with one communication between learners for all of them."""
+        if self.reducer.world_size == 1 or "masked_mean" in self.overridden_methods:
             return [self.masked_mean(each, batch) for each in values]
         mask = batch.get(Columns.LOSS_MASK)
         return self.reducer.means(values, mask, counts=self.rows_in_step > 0)
 
     def normalized(self, values: Tensor, batch: TensorColumns) -> Tensor:
-        """Return `values` [N] shifted and scaled to mean 0 and deviation 1 over the rows of *all* learners."""
+        """Return `values` `[N]` shifted and scaled to mean 0 and standard deviation 1 over the rows of *all*
+        learners."""
         if batch.get(Columns.LOSS_MASK) is None and self.reducer.world_size == 1:
             variance, mean = torch.var_mean(values, correction=0)
             return (values - mean) / (variance.sqrt() + 1e-8)
@@ -757,7 +838,10 @@ class Learner(Generic[Training]):
         return centered / (self.masked_mean(centered.square(), batch).sqrt() + 1e-8)
 
     def once(self, term: Tensor) -> Tensor:
-        """Return a term of the loss that all learners compute alike, such as a penalty on parameters, to count once."""
+        """Return a term of the loss with 1/n of its gradient, so that n learners which all compute it count it once.
+
+        An example is a penalty on parameters.
+        """
         return self.reducer.once(term)
 
     def coefficient(self, module_id: str, name: str) -> Tensor:
@@ -765,7 +849,7 @@ class Learner(Generic[Training]):
         return self.coefficients[module_id, name][1]
 
     def log(self, module_id: str, **metrics: Tensor) -> None:
-        """Note metrics of this minibatch; they stay on the device until the update ends."""
+        """Log metrics of the present gradient step. They stay on the device until the update ends."""
         plain = {
             name: value.detach().reshape(()) if value.requires_grad or value.dim() else value
             for name, value in metrics.items()
@@ -773,14 +857,17 @@ class Learner(Generic[Training]):
         self.metrics.log_means((module_id,), plain)
 
     def log_for_update(self, module_id: str, **numbers: float | Tensor) -> None:
-        """Note numbers that hold for the whole update, the same on all learners."""
+        """Log numbers of the whole update, which are the same on all learners."""
         for name, number in numbers.items():
             self.metrics.log_value((module_id, name), number, reduce="item", weight=1)
 
     # -- gradients ---
 
     def compute_gradients(self, loss_per_module: dict[str, Tensor]) -> Gradients:
-        """Compute the gradients of the summed losses into the flat gradients; return them summed over learners."""
+        """Compute the gradients of the summed losses, and return them summed over learners, by parameter.
+
+        They are views of the flat gradients.
+        """
         for entry in self.optimizers:
             entry.flat.zero_grad()
             entry.has_loss = self.has_loss(entry, loss_per_module)
@@ -796,25 +883,29 @@ class Learner(Generic[Training]):
         return self.optimizers.gradients()
 
     def postprocess_gradients(self, gradients: Gradients) -> Gradients:
-        """Clip the gradients of each optimizer as its module's config says. The dict stays complete."""
+        """Clip the gradients of each optimizer, and return the gradients of all parameters."""
         module_ids = self.optimizers.module_ids()
         for module_id in module_ids:
             part = gradients
             if len(module_ids) > 1:
                 entries = self.optimizers.of_module(module_id)
                 part = {param: gradients[param] for entry in entries for param in entry.flat.params}
-            found = self.postprocess_gradients_for_module(
+            processed = self.postprocess_gradients_for_module(
                 module_id=module_id, config=self.config_of(module_id), module_gradients_dict=part
             )
-            if found is not gradients:
-                gradients |= found
+            if processed is not gradients:
+                gradients |= processed
         return gradients
 
     def postprocess_gradients_for_module(
         self, *, module_id: str, config: Training, module_gradients_dict: Gradients
     ) -> Gradients:
-        """Clip what the optimizers registered under `module_id` step (`ALL_MODULES` too); return all of it."""
+        """Clip the gradients of the optimizers that are registered under `module_id`, and return all gradients.
+
+        `module_id` may also be `ALL_MODULES`.
+        """
         for entry in self.optimizers.of_module(module_id):
+            # If nobody has replaced a gradient, norm and clipping are one operation each on the flat gradient.
             parts = entry.flat.take(module_gradients_dict)
             whole = [entry.flat.grad] if parts is entry.flat.grad_views else parts
             norm = global_norm(whole)
@@ -825,21 +916,22 @@ class Learner(Generic[Training]):
         return module_gradients_dict
 
     def _get_clip_function(self) -> ClipFunction:
-        """Return what clips in place: `f(tensors, limit, by, norm)`."""
+        """Return the function `f(tensors, limit, by, norm)` that clips gradients in place."""
         return clip_gradients_
 
     def apply_gradients(self, gradients: Gradients) -> None:
-        """Take one step of each optimizer; a gradient that is not finite follows `nan_policy`."""
+        """Take one step of each optimizer. `nan_policy` says what happens if its gradient is not finite."""
         self.optimizers.take_gradients(gradients)
         for entry in self.optimizers:
-            if entry.has_loss:  # a module without rows stays as it is, whatever its moments say
+            if entry.has_loss:  # without rows, moments of earlier steps would still move the parameters
                 entry.step(self.config_of(entry.module_id).nan_policy)
 
     def has_loss(self, entry: RegisteredOptimizer, losses: Collection[str]) -> bool:
-        """Return whether this optimizer is stepped on the present losses, named by the modules that they are of."""
+        """Return whether an optimizer is stepped in the present gradient step, which has `losses` of these modules."""
         module_id = entry.module_id
         if module_id not in losses and module_id != ALL_MODULES:
-            present: Collection[str] = self.module if self.step_context.modules is None else self.step_context.modules
+            modules_in_step = self.step_context.modules
+            present: Collection[str] = self.module if modules_in_step is None else modules_in_step
             if ALL_MODULES not in losses or module_id not in present:
                 return False
         return self.takes_part(entry)
@@ -847,9 +939,9 @@ class Learner(Generic[Training]):
     # -- hooks ---
 
     def before_gradient_based_update(self, *, timesteps: Mapping[str, int] | None = None) -> None:
-        """Called once before the gradient steps of an update: schedules take their value at the given time.
+        """Set schedules to their values at the present time. Called once before the gradient steps of an update.
 
-        `timesteps`: None for the time 0.
+        `timesteps=None` is the time 0.
         """
         now = int((timesteps or {}).get(STEPS_SAMPLED, 0))
         for entry in self.optimizers:
@@ -860,42 +952,52 @@ class Learner(Generic[Training]):
                 value.fill_(schedule(now))
 
     def after_gradient_based_update(self, *, timesteps: Mapping[str, int] | None = None) -> None:
-        """Called once after the gradient steps of an update, e.g. for a coefficient that adapts."""
+        """Adapt coefficients and the like. Called once after the gradient steps of an update."""
 
     def after_gradient_step(self) -> None:
-        """Called after each gradient step, compiled ones too: target networks follow."""
+        """Update target networks. Called after each gradient step, eager or compiled."""
 
     def should_stop_passes(self) -> bool | Tensor:
-        """Return whether to end the update here, as a bool or as a 0-d one; asked after each pass. (PPO's KL stop.)"""
+        """Return whether the update ends with the present pass, such as in PPO if the KL divergence is too large.
+
+        It may be a bool or a 0-d tensor, which the host need not read. Called after each pass.
+        """
         return False
 
     def takes_part(self, entry: RegisteredOptimizer) -> bool:
-        """Return whether this optimizer is stepped in the present gradient step, where its module has a loss."""
+        """Return whether an optimizer whose module has a loss is stepped in the present gradient step."""
         return True
 
     def pattern(self, num_steps: int) -> Hashable:
-        """Return which of the coming gradient steps do what others do not, where the host counts them."""
+        """Return a key that tells which of the coming `num_steps` gradient steps do more than others, such as target
+        updates.
+
+        A CUDA graph of several steps is valid for one key only.
+        """
         return None
 
     def compiled_variant(self) -> Hashable:
-        """Return what the operations of the present gradient step depend on besides shapes, with `compile=True`."""
+        """Return a key of everything besides shapes that the operations of the present gradient step depend on.
+
+        Compiled code is valid for one key only.
+        """
         return None
 
     # -- optimizers ---
 
     def configure_optimizers(self) -> None:
-        """Register one optimizer for each module that learns; override to share one between modules."""
+        """Register one optimizer for each module that learns. A subclass may share an optimizer between modules."""
         for module_id in self.learning_modules():
             self.configure_optimizers_for_module(module_id, self.config_of(module_id))
 
     def configure_optimizers_for_module(self, module_id: str, config: Training) -> None:
-        """Register one optimizer over the module's trainable parameters, as one flat tensor."""
+        """Register one optimizer over the trainable parameters of a module."""
         self.register_configured(module_id, DEFAULT_OPTIMIZER, self.module[module_id].parameters(), config.lr, config)
 
     def register_configured(
         self, module_id: str, name: str, params: Iterable[nn.Parameter], lr: ScheduleLike, config: Training
     ) -> None:
-        """Register the optimizer of `config` over those of `params` that are trainable, as one flat tensor."""
+        """Register the optimizer of `config` over the trainable ones among `params`."""
         trainable = [param for param in params if param.requires_grad]
         self.optimizers.register(module_id, name, configured_optimizer(config), trainable, lr)
 
@@ -908,10 +1010,18 @@ class Learner(Generic[Training]):
         params: Sequence[nn.Parameter],
         lr_or_lr_schedule: ScheduleLike | None = None,
     ) -> None:
-        """Add an optimizer of your own over `params`, for a module or, under `ALL_MODULES`, for several.
+        """Register an optimizer of your own.
 
-        `lr_or_lr_schedule=None` keeps the optimizer's own learning rate. Raises `ValueError` when the name or a
-        parameter is already taken, or the optimizer holds other parameters, `KeyError` for an unknown module.
+        Args:
+            module_id: Module that it belongs to, or `ALL_MODULES` for several modules.
+            optimizer_name: Name within the module.
+            optimizer: torch optimizer over exactly `params`.
+            params: Parameters that it steps.
+            lr_or_lr_schedule: Learning rate or schedule. None keeps the optimizer's own learning rate.
+
+        Raises:
+            ValueError: the name is taken, a parameter has an optimizer already, or `optimizer` holds other parameters.
+            KeyError: the module is unknown.
         """
         if module_id != ALL_MODULES and module_id not in self.module:
             raise KeyError(f"no module {module_id!r} for optimizer {optimizer_name!r}; there are {sorted(self.module)}")
@@ -921,11 +1031,11 @@ class Learner(Generic[Training]):
     def get_optimizer(
         self, module_id: str = ALL_MODULES, optimizer_name: str = DEFAULT_OPTIMIZER
     ) -> torch.optim.Optimizer:
-        """Return the optimizer of that name; `KeyError` with those that exist."""
+        """Return the optimizer with a name; `KeyError` with the registered names for another one."""
         return self.optimizers.get(module_id, optimizer_name).optimizer
 
     def get_optimizers_for_module(self, module_id: str = ALL_MODULES) -> list[tuple[str, torch.optim.Optimizer]]:
-        """Return `[(name, optimizer)]` registered under `module_id`; `KeyError` for an unknown module."""
+        """Return names and optimizers that are registered under `module_id`; `KeyError` for an unknown module."""
         if module_id != ALL_MODULES and module_id not in self.module:
             raise KeyError(f"no module {module_id!r}; there are {sorted(self.module)}, and {ALL_MODULES!r}")
         return [(entry.name, entry.optimizer) for entry in self.optimizers.of_module(module_id)]
@@ -937,7 +1047,7 @@ class Learner(Generic[Training]):
         return list(module.parameters())
 
     def get_param_ref(self, param: nn.Parameter) -> nn.Parameter:
-        """Return what a parameter is called in a dict of gradients: itself."""
+        """Return the key of a parameter in a dict of gradients, which is the parameter itself."""
         if not isinstance(param, Tensor):
             raise ValueError(f"param must be a parameter of a module, not {type(param).__name__}")
         return param
@@ -945,31 +1055,31 @@ class Learner(Generic[Training]):
     def filter_param_dict_for_optimizer(
         self, param_dict: Mapping[nn.Parameter, T], optimizer: torch.optim.Optimizer
     ) -> dict[nn.Parameter, T]:
-        """Return the part of `param_dict` (by parameter reference, e.g. gradients) that `optimizer` steps."""
+        """Return the part of `param_dict`, such as gradients by parameter, whose parameters `optimizer` steps."""
         params = self.optimizers.entry_of(optimizer).flat.params
         return {param: param_dict[param] for param in params if param in param_dict}
 
     def _check_registered_optimizer(self, optimizer: torch.optim.Optimizer, params: Sequence[nn.Parameter]) -> None:
-        """Raise `ValueError` unless `optimizer` is one of torch's and holds just `params`."""
+        """Check that `optimizer` is a torch optimizer over exactly `params`; `ValueError` otherwise."""
         check_optimizer(optimizer, params)
 
     def _set_optimizer_lr(self, optimizer: torch.optim.Optimizer, lr: float) -> None:
-        """Set the learning rate of a registered optimizer (until a schedule sets the next)."""
+        """Set the learning rate of a registered optimizer, until its schedule sets the next one."""
         self.optimizers.entry_of(optimizer).set_lr(lr)
 
     def _get_optimizer_lr(self, optimizer: torch.optim.Optimizer) -> float:
-        """Return the learning rate at which a registered optimizer steps."""
+        """Return the present learning rate of a registered optimizer."""
         return float(self.optimizers.entry_of(optimizer).optimizer.param_groups[0]["lr"])
 
     def _get_optimizer_state(self) -> dict[str, Any]:
-        """Return the state of each optimizer by `module_id.name`; tensors are copies."""
+        """Return the state of each optimizer by `module_id.name`. Tensors are copies."""
         return self.optimizers.get_state()
 
     def _set_optimizer_state(self, state: Mapping[str, Any]) -> None:
-        """Restore all optimizers, or none: what does not fit raises `ValueError` with the list."""
+        """Restore all optimizers, or none; `ValueError` with the list of everything that does not fit."""
         self.optimizers.set_state(state)
 
-    # -- modules that come and go ---
+    # -- adding and removing modules ---
 
     def add_module(
         self,
@@ -980,16 +1090,22 @@ class Learner(Generic[Training]):
         connectors: ModuleConnectors | None = None,
         new_should_module_be_updated: TrainedModules = None,
     ) -> MultiRLModuleSpec:
-        """Add a module while training goes on; return the new spec of all. What exists is left as it is.
+        """Add a module during training, and return the new spec of all modules.
 
         Optimizers, statistics and counters of the other modules stay the same objects. Compiled steps and graphs are
-        kept where the new module is frozen, as in self-play: they do not depend on it.
+        kept if the new module is frozen, as in self-play, since they do not depend on it.
 
-        `config_overrides`: training options of this module. `connectors`: the transforms around it.
-        `new_should_module_be_updated`: as `policies_to_train`; `None` leaves it as it is. Initial weights depend on the
-        learner's seed and the id only. A module with `inference_only` is frozen: it acts, and gets no optimizer.
-        Raises `ValueError` for an id that exists or is illegal, a module that cannot be trained, and unknown options;
-        nothing is changed then.
+        Args:
+            module_id: Id of the new module.
+            module_spec: Specification, whose initial weights depend on the learner's seed and the id only, or a built
+                module. A module with `inference_only` is frozen: it only acts, and gets no optimizer.
+            config_overrides: Training options of this module that differ from the common ones.
+            connectors: Connectors of this module.
+            new_should_module_be_updated: New value of `policies_to_train`. None leaves it as it is.
+
+        Raises:
+            ValueError: the id exists or is illegal, the module cannot be trained, or an option is unknown. Nothing is
+                changed then.
         """
         check_module_id(module_id)
         if module_id in self.module:
@@ -1022,10 +1138,10 @@ class Learner(Generic[Training]):
     def remove_module(
         self, module_id: str, *, new_should_module_be_updated: TrainedModules = None
     ) -> MultiRLModuleSpec:
-        """Remove a module with its optimizers, schedules and registered state; return the new spec of the others.
+        """Remove a module with its optimizers, schedules and registered state, and return the new spec of the others.
 
-        Raises `KeyError` with the ids that exist for an unknown one, `ValueError` for the last one and for one whose
-        optimizer steps parameters of others; nothing is changed then.
+        Raises `KeyError` for an unknown module, and `ValueError` for the last module and for one whose optimizer steps
+        parameters of other modules. Nothing is changed then.
         """
         if module_id not in self.module:
             raise KeyError(f"no module {module_id!r}; there are {sorted(self.module)}")
@@ -1034,9 +1150,11 @@ class Learner(Generic[Training]):
         if not remaining:
             raise ValueError(f"{module_id!r} is the only module; a learner needs at least one, add another first")
         inputs.check_trained_modules(new_should_module_be_updated, remaining)
-        kept = {id(p) for mid in remaining for p in self.module[mid].parameters()}
+        remaining_params: set[int] = set()
+        for mid in remaining:
+            remaining_params.update(map(id, self.module[mid].parameters()))
         for entry in self.optimizers.of_module(module_id):
-            if any(id(p) in kept for p in entry.flat.params):
+            if any(id(p) in remaining_params for p in entry.flat.params):
                 raise ValueError(
                     f"optimizer {entry.key!r} of the module to remove steps parameters that other modules share; "
                     f"register one optimizer for them under {ALL_MODULES!r} in configure_optimizers"
@@ -1047,10 +1165,10 @@ class Learner(Generic[Training]):
         return self._follow_modules(new_should_module_be_updated)
 
     def _forget(self, module_id: str) -> None:
-        """Take out the module with its optimizers, schedules, statistics, counters and registered state."""
+        """Remove a module with its optimizers, schedules, statistics, counters and registered state."""
         removed = self.module.remove_module(module_id)
-        kept = {id(p) for p in self.module.parameters()}
-        self.optimizers.remove(module_id, {id(p) for p in removed.parameters()} - kept)
+        remaining_params = {id(p) for p in self.module.parameters()}
+        self.optimizers.remove(module_id, {id(p) for p in removed.parameters()} - remaining_params)
         self.connectors.pop(module_id, None)
         self.module_configs.pop(module_id, None)
         for key in [key for key in self.coefficients if key[0] == module_id]:
@@ -1060,53 +1178,59 @@ class Learner(Generic[Training]):
             for name in [name for name in store if name.startswith(f"{module_id}/")]:
                 del store[name]
 
-    def _follow_modules(self, who_learns: TrainedModules) -> MultiRLModuleSpec:
-        """Learn from now on with the modules that there are; return their spec.
+    def _follow_modules(self, trained: TrainedModules) -> MultiRLModuleSpec:
+        """Adapt to modules that were added or removed, and return the spec of all modules.
 
-        `who_learns`: see `set_policies_to_train`. None keeps those of the modules that learned before.
+        `trained` is the new value of `policies_to_train`. None keeps the present one, without removed modules.
         """
-        allowed = self.policies_to_train if who_learns is None else who_learns
+        allowed = self.policies_to_train if trained is None else trained
         if allowed is not None and not callable(allowed):
             allowed = [mid for mid in allowed if mid in self.module]
         self.policies_to_train = allowed
         self._watch_parameters()
         return self.module.spec()
 
-    def set_policies_to_train(self, who_learns: TrainedModules) -> None:
-        """Let these modules learn from the next update on: ids, a function as for `policies_to_train`, None for all.
+    def set_policies_to_train(self, policies_to_train: TrainedModules) -> None:
+        """Set the modules that learn from the next update on: their ids, a function, or None for all modules.
 
-        `ValueError` for an id that is no module's, or a frozen one's.
+        Raises `ValueError` for an unknown id, or that of a frozen module.
         """
-        inputs.check_trained_modules(who_learns, self.learning_modules())
-        self.policies_to_train = who_learns
+        inputs.check_trained_modules(policies_to_train, self.learning_modules())
+        self.policies_to_train = policies_to_train
 
     def modules_with_memory(self) -> dict[str, bool]:
-        """Return `{module_id: whether it has memory}`, as `shards_of` needs it."""
+        """Return whether each module has memory, by module id."""
         return {module_id: module.is_stateful() for module_id, module in self.module.items()}
 
     # -- results ---
 
     def _skip_update(self) -> Results:
-        """Count and report an update call without anything to train on; `ValueError` with `never_skip_update`."""
+        """Count an update call without data, and return its results; `ValueError` with `never_skip_update`."""
         if self.never_skip_update:
             raise ValueError("the update has nothing to train on, and never_skip_update=True does not allow that")
         self.count("num_updates_skipped", 1)
         self.last_series = {}
-        nothing = dict.fromkeys(("num_minibatches", "num_rows_left_out", "num_env_steps_trained"), 0)
-        return {ALL_MODULES: {"num_updates_skipped": 1, **nothing}}
+        zeros = dict.fromkeys(("num_minibatches", "num_rows_left_out", "num_env_steps_trained"), 0)
+        return {ALL_MODULES: {"num_updates_skipped": 1, **zeros}}
 
     def summarize(self, trained: Mapping[str, int], counts: dict[str, int], seconds: float) -> Results:
-        """Return plain numbers by module, and under `ALL_MODULES` those of the whole call.
+        """Return the results of an update: numbers by module id, and those of the whole call under `ALL_MODULES`.
 
-        `trained`: rows by module; `counts`: over all learners; `seconds`: of all gradient steps.
-        Raises `FloatingPointError` where `nan_policy="stop"` and a gradient was not finite.
+        Args:
+            trained: Number of trained rows over all learners, by module id.
+            counts: Numbers of the whole call, over all learners.
+            seconds: Duration of all gradient steps.
+
+        Raises:
+            FloatingPointError: a gradient was not finite, with `nan_policy="stop"`.
         """
-        stages, self.seconds = self.seconds, dict.fromkeys(STAGES, 0.0)
+        stages = self.seconds
+        self.seconds = dict.fromkeys(STAGES, 0.0)
         results, self.last_series = report_metrics(self.metrics, self.reducer, self.module.keys(), self._lags)
         self._lags = {}
         for module_id, rows in trained.items():
             numbers = results.setdefault(module_id, {})
-            numbers.setdefault("diff_num_grad_updates_vs_sampler_policy", 0)  # where the data do not say
+            numbers.setdefault("diff_num_grad_updates_vs_sampler_policy", 0)  # if the data have no versions
             numbers.update(
                 num_module_steps_trained=rows,
                 num_module_steps_trained_lifetime=self.count(f"{module_id}/rows", rows),
@@ -1114,11 +1238,13 @@ class Learner(Generic[Training]):
                 weights_seq_no=self.weights_seq_no,
                 num_trainable_parameters=self.module.num_trainable_parameters(module_id),
             )
-        unreached, problems = self.gradient_watch.end(counts["num_minibatches"])
+
+        # All learners find the same problems; one of them warns.
+        num_without_gradient, problems = self.gradient_watch.end(counts["num_minibatches"])
         for problem in problems if self.reducer.rank == 0 else ():
             warnings.warn(problem, RuntimeWarning, stacklevel=2)
-        if unreached:
-            results[ALL_MODULES]["parameters_without_gradient"] = unreached
+        if num_without_gradient:
+            results[ALL_MODULES]["parameters_without_gradient"] = num_without_gradient
         warns_of = trained if self.reducer.rank == 0 else ()
         num_bad = self.optimizers.report(results, warns_of, self.last_series, self.config_of)
         results[ALL_MODULES].update(
@@ -1134,12 +1260,15 @@ class Learner(Generic[Training]):
         return results
 
     def _report_bad_gradients(self, count: int) -> None:
-        """Name the first bad tensor: raise with `nan_policy="stop"`, warn otherwise (on one learner)."""
+        """Report gradients that were not finite, with the name of the first bad tensor.
+
+        With `nan_policy="stop"` it raises `FloatingPointError`; otherwise one learner warns.
+        """
         entry, self.first_bad_tensor = first_bad_tensor(self.module, self.registered, self.optimizers)
         policy = self.config_of(entry.module_id).nan_policy
-        done = "zero where they were bad" if policy == "zero" else "left out"
+        action = "zero where they were bad" if policy == "zero" else "left out"
         problem = (
-            f"{count} gradient steps had a gradient that is not finite ({done}); first bad tensor: "
+            f"{count} gradient steps had a gradient that is not finite ({action}); first bad tensor: "
             f"{self.first_bad_tensor}. Lower the learning rate or look at the batch"
         )
         if policy == "stop":
@@ -1148,18 +1277,23 @@ class Learner(Generic[Training]):
             warnings.warn(problem, RuntimeWarning, stacklevel=2)
 
     def count(self, name: str, amount: int) -> int:
-        """Add to a lifetime counter and return it."""
+        """Add `amount` to a lifetime counter, and return the counter."""
         self.lifetime[name] = self.lifetime.get(name, 0) + amount
         return self.lifetime[name]
 
     def _is_first_count(self, name: str, amount: int) -> bool:
-        """Add to a lifetime counter; return whether it was 0 before, on the learner that warns."""
+        """Add `amount` to a lifetime counter, and return whether this learner is to warn of it: rank 0, the first
+        time."""
         return bool(amount) and self.count(name, amount) == amount and self.reducer.rank == 0
 
     # -- state ---
 
     def register_state(self, name: str, value: T) -> T:
-        """Make `value` (tensor, array, number, or an object with get_state/set_state) part of the learner's state."""
+        """Make `value` a part of the learner's state, and return it.
+
+        It may be a tensor, an array, a number, or an object with `get_state` and `set_state`. Raises `ValueError` if
+        the name is taken.
+        """
         if name in self.registered:
             raise ValueError(f"the state {name!r} is already registered; give it another name")
         self.registered[name] = value
@@ -1172,33 +1306,36 @@ class Learner(Generic[Training]):
         not_components: Collection[str] | str | None = None,
         inference_only: bool = False,
     ) -> dict[str, Any]:
-        """Return everything mutable, or only the named components; arrays and tensors are copies.
+        """Return the whole state of the learner, or only some components of it. Arrays and tensors are copies.
 
-        `inference_only` leaves out the weights that acting does not need. `KeyError` for an unknown component.
+        `inference_only` leaves out weights that acting does not need. Raises `KeyError` for an unknown component.
         """
         return self._state.get(components, not_components, inference_only=inference_only)
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the components in `state`, all or none: what does not fit raises `ValueError` with the list."""
+        """Restore the components in `state`, all or none; `ValueError` with everything that does not fit."""
         self._state.set(state)
 
     def get_weights(
         self, module_ids: Collection[str] | str | None = None, inference_only: bool = False
     ) -> dict[str, dict[str, np.ndarray]]:
-        """Return `{module_id: {name: array}}`, copies; `KeyError` for an unknown module."""
+        """Return copies of weights, `{module_id: {name: array}}`; `KeyError` for an unknown module."""
         return self._state.weights(module_ids, inference_only)
 
     def critic_space_of(self, module_id: str) -> Any:
-        """Return the space of what a module's centralised critic sees; None where it has none."""
+        """Return the observation space of a module's centralized critic; None without such a critic."""
         return self.module[module_id].critic_space
 
     def acting_weights(self, module_id: str) -> ActingWeights:
-        """Return all that acting with a module needs, with the version of the weights; good until the next update."""
+        """Return the weights that env runners act with, and the state of observation connectors.
+
+        The weights are not copied: the next update changes them in place.
+        """
         observations = self.connectors[module_id].obs.get_state()
         return ActingWeights(self.weights_seq_no, self.module[module_id].get_flat_weights(copy=False), observations)
 
     def after_update(self, module_id: str) -> tuple[ActingWeights, dict[tuple[str, str], list[float]]]:
-        """Return `acting_weights`, and the values of each metric over the gradient steps of the last update."""
+        """Return `acting_weights`, and the values of each metric in the gradient steps of the last update."""
         return self.acting_weights(module_id), self.last_series
 
     # -- checkpoints ---
@@ -1208,33 +1345,40 @@ class Learner(Generic[Training]):
         return self._state.folders()
 
     def save_to_path(self, path: str | Path | None = None) -> str:
-        """Write a checkpoint folder (safetensors and JSON, SHA-256 manifest); return its absolute path.
+        """Write a checkpoint folder (safetensors and JSON, SHA-256 manifest), and return its absolute path.
 
-        `path` None: a new temporary folder.
+        `path=None` makes a temporary folder.
         """
         return str(write_checkpoint(path, self.checkpoint_folders()))
 
     def restore_from_path(self, path: str | Path, component: str | None = None) -> None:
         """Restore all of a checkpoint, or one component such as `"rl_module/default_policy"`; all or nothing.
 
-        That component may also come from a module's own folder, or from that of a `MultiRLModule`.
+        That component may also be read from the folder of a module or of a `MultiRLModule`.
 
-        Raises `CheckpointError` for a damaged or foreign one, `KeyError` for a component that is not in it,
-        `ValueError` for one that does not fit.
+        Raises:
+            CheckpointError: the folder is damaged, or is not a checkpoint.
+            KeyError: the component is not in the checkpoint.
+            ValueError: the state does not fit.
         """
         self._state.restore_from_path(path, component)
 
     @classmethod
     def from_checkpoint(cls, path: str | Path, *, trust: bool = False, **parts: Unpack[LearnerParts]) -> Self:
-        """Return the learner of a checkpoint, built as it was and restored; on `Learner`, of the class that was saved.
+        """Return the learner in a checkpoint, built and restored. `Learner.from_checkpoint` takes the class that was
+        saved.
 
-        `trust`: take all objects that the checkpoint names, such as an encoder that is a function; `UntrustedError`
-        names one that needs it.
+        Args:
+            path: Folder of the checkpoint.
+            trust: Import all objects that the checkpoint names, such as a function that is an encoder. Without it,
+                `UntrustedError` names such an object.
+            **parts: Parts that a file cannot hold: `config` (with schedules that are functions), `framework`,
+                `connectors` (with statistics), `module_configs`, `modules` by id (wrapped ones, or of classes that
+                cannot be imported), `policies_to_train` (a function).
 
-        `parts`: what a file cannot hold: `config` (with schedules that are functions), `framework`, `connectors` (with
-        statistics), `module_configs`, `modules` by id (of classes that cannot be imported, or wrapped),
-        `policies_to_train` (a function). Raises `CheckpointError` for a damaged or foreign checkpoint, `ValueError`
-        saying what has to be passed in.
+        Raises:
+            CheckpointError: the folder is damaged, or is not a checkpoint.
+            ValueError: a part has to be passed in. The message says which.
         """
         with handed_in(cls):
             return cls.from_folders(read_checkpoint(Path(path)), names=FileNames(path, {}, trust), **parts)
@@ -1248,10 +1392,13 @@ class Learner(Generic[Training]):
         names: FileNames | None = None,
         **parts: Unpack[LearnerParts],
     ) -> Self:
-        """Return the learner in the folders of a checkpoint; with a `reducer` one of several that act as one.
+        """Return the learner in the folders of a checkpoint, built and restored.
 
-        `names` finds the objects that they name; None: as in a file that the user has not trusted. `parts`: see
-        `from_checkpoint`.
+        Args:
+            folders: Folders of the checkpoint, as `checkpoint_folders` returns them.
+            reducer: Communication with other learners; None for a learner that is alone.
+            names: Finder of the objects that the checkpoint names. None is for a file that the user has not trusted.
+            **parts: See `from_checkpoint`.
         """
         names = FileNames("the checkpoint", {}) if names is None else names
         with claims_of(names.file):
@@ -1266,23 +1413,23 @@ class Learner(Generic[Training]):
         learner.set_state(state)
         return learner
 
-    # -- the rest ---
+    # -- other methods ---
 
     def apply(self, func: Callable[..., T], *args: object) -> T:
-        """Return `func(learner, *args)`: what a group calls on each of its learners."""
+        """Return `func(learner, *args)`."""
         return func(self, *args)
 
     def shutdown(self) -> None:
-        """Let go of what only an update needs; a later update makes it anew."""
+        """Release compiled code and graphs. A later update makes them again."""
         self.reset_compiled()
 
     def _get_tensor_variable(
         self, value: ArrayLike | Tensor, dtype: torch.dtype | None = None, trainable: bool = False
     ) -> Tensor:
-        """Return `value` as a tensor on the learner's device: floats in float32 unless `dtype` says otherwise.
+        """Return a copy of `value` as a tensor on the learner's device.
 
-        Whole numbers and bools keep their kind. `trainable=True` gives an `nn.Parameter`, to be handed to
-        `register_optimizer`.
+        Floats become float32 unless `dtype` says otherwise; whole numbers and bools keep their dtype. With
+        `trainable=True` it is an `nn.Parameter`, which `register_optimizer` can take.
         """
         tensor = torch.as_tensor(value, device=self.device).detach().clone()
         if dtype is None and tensor.is_floating_point():
@@ -1293,11 +1440,14 @@ class Learner(Generic[Training]):
         return nn.Parameter(tensor) if trainable else tensor
 
     def to_tensor(self, value: np.ndarray | Tensor) -> Tensor:
-        """Return an array on the learner's device; floats in the learner's dtype; no copy where none is needed."""
+        """Return an array or tensor as a tensor on the learner's device, with floats in the learner's dtype.
+
+        It is not copied unless that is necessary.
+        """
         if isinstance(value, np.ndarray):
             if not value.dtype.isnative:
                 value = value.astype(value.dtype.newbyteorder("="))
-            # torch has no negative strides, as those of `array[::-1]`
+            # torch has no negative strides, such as those of `array[::-1]`.
             is_forward = value.flags.c_contiguous or min(value.strides, default=0) >= 0
             value = torch.from_numpy(value if is_forward else value.copy())
         tensor: Tensor = value
@@ -1305,3 +1455,17 @@ class Learner(Generic[Training]):
         if dtype.is_floating_point:
             dtype = self.dtype
         return tensor if tensor.dtype == dtype and tensor.device == self.device else tensor.to(self.device, dtype)
+
+
+def _kernel_computes_loss(cls: type[Learner[Any]]) -> bool:
+    """Return whether `loss_has_kernel` was declared for the loss of this class.
+
+    A subclass that overrides `compute_loss_for_module` has another loss, which the kernel of its base class would not
+    compute.
+    """
+    for base in cls.__mro__:
+        if "loss_has_kernel" in vars(base):
+            return bool(vars(base)["loss_has_kernel"])
+        if "compute_loss_for_module" in vars(base):
+            return False
+    return False

@@ -1,4 +1,4 @@
-"""Protocols: the members of a learner that its own parts use."""
+"""Protocols of a learner for its own parts, which are imported by the learner and so cannot import it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from lockstep.tracking.metrics import Metrics
 
 
 class StatefulLearner(Protocol):
-    """What is saved and restored of a learner, and the two methods through which it is."""
+    """Learner whose state is saved and restored: its state, and the two methods that read and write it."""
 
     framework: FrameworkSection
     policies_to_train: TrainedModules
@@ -44,15 +44,15 @@ class StatefulLearner(Protocol):
 
     @property
     def config(self) -> TrainingSection:
-        """Training options."""
+        """Common training section of all modules."""
 
     @property
     def module_configs(self) -> Mapping[str, TrainingSection]:
-        """Training options by the id of a module that has its own."""
+        """Training sections of the modules that have their own, by module id."""
 
     @property
     def module(self) -> MultiRLModule:
-        """All networks, by module id."""
+        """All networks by module id."""
 
     def get_state(
         self,
@@ -61,21 +61,22 @@ class StatefulLearner(Protocol):
         not_components: Collection[str] | str | None = None,
         inference_only: bool = False,
     ) -> dict[str, Any]:
-        """Return everything mutable, or only the named components."""
+        """Return the whole state, or only some components of it."""
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the components in `state`."""
+        """Restore the components in `state`, all or none."""
 
 
 class CompiledSteps(Protocol):
-    """Gradient steps of a learner as compiled code."""
+    """Compiled gradient steps of a learner."""
 
     def run(self, columns: Mapping[str, TensorColumns], indices: Mapping[str, Tensor | None]) -> bool:
-        """Take one gradient step; return False where it must be taken eagerly instead."""
+        """Take one gradient step on the rows `indices` of the columns; return False if it must be taken eagerly."""
 
 
 class SteppedLearner(StatefulLearner, Protocol):
-    """Learner whose gradient steps are compiled, or recorded in a CUDA graph: the hooks and state that this needs."""
+    """Learner whose gradient steps are compiled or captured in a CUDA graph: the hooks and the state that this
+    needs."""
 
     device: torch.device
     dtype: torch.dtype
@@ -84,16 +85,17 @@ class SteppedLearner(StatefulLearner, Protocol):
     seconds: dict[str, float]
     row_errors: dict[str, Tensor]
     row_values: dict[str, Tensor]
+    overridden_methods: frozenset[str]
 
     @property
     def compiled(self) -> CompiledSteps | None:
-        """Compiled gradient steps; None where they are taken eagerly."""
+        """Compiled gradient steps; None if steps are eager."""
 
     def config_of(self, module_id: str) -> TrainingSection:
-        """Return the training options of one module."""
+        """Return the training section of a module."""
 
     def learning_modules(self) -> list[str]:
-        """Return the ids of the modules that learn."""
+        """Return the ids of the modules that are not frozen."""
 
     def modules_with_memory(self) -> dict[str, bool]:
         """Return whether each module has memory, by module id."""
@@ -102,65 +104,65 @@ class SteppedLearner(StatefulLearner, Protocol):
         """Return the intrinsic reward of a module; None without one."""
 
     def noise_columns(self, module_id: str) -> dict[str, int]:
-        """Return the width of each column of random numbers that the loss reads."""
+        """Return the columns of standard normal numbers that the loss reads: their widths by name."""
 
     def pattern(self, num_steps: int) -> Hashable:
-        """Return which of the coming gradient steps differ from the others."""
+        """Return a key that tells which of the coming gradient steps do more than others."""
 
     def compiled_variant(self) -> Hashable:
-        """Return what the operations of the present gradient step depend on besides shapes."""
+        """Return a key of everything besides shapes that the operations of the present gradient step depend on."""
 
-    # -- an update, in this order ---
+    # -- methods of an update, in the order of their calls ---
 
     def before_gradient_based_update(self, *, timesteps: Mapping[str, int] | None = None) -> None:
-        """Move schedules to the given time."""
+        """Set schedules to their values at the present time."""
 
     def follow_replaced_parameters(self) -> None:
-        """Adapt optimizers, targets and compiled code to parameters that were replaced."""
+        """Adapt optimizers, targets and compiled code to parameters that were replaced since the last update."""
 
     def prepare_batch(self, trajectories: Trajectories, *, module_id: str) -> TensorColumns:
-        """Return the train batch of a rollout."""
+        """Return the train batch of a module, `{column: [N, ...]}`."""
 
     def in_step(self, rows: int, stand_ins: frozenset[str] | None = None) -> AbstractContextManager[StepContext]:
-        """Return the context of a gradient step on `rows` rows."""
+        """Return a context in which the present gradient step has `rows` rows."""
 
     def _update(self, batch: dict[str, TensorColumns]) -> tuple[dict[str, dict[str, Any]], dict[str, Tensor]]:
-        """Take one gradient step eagerly; return outputs and losses."""
+        """Take one eager gradient step; return outputs and losses by module id."""
 
     def forward_and_losses(
         self, batch: dict[str, TensorColumns]
     ) -> tuple[dict[str, dict[str, Any]], dict[str, Tensor]]:
-        """Return outputs and losses by module id."""
+        """Return the outputs of the networks, and the losses, both by module id."""
 
     def has_loss(self, entry: RegisteredOptimizer, losses: Collection[str]) -> bool:
-        """Return whether an optimizer is stepped on the losses of these modules."""
+        """Return whether an optimizer is stepped in a gradient step with losses of these modules."""
 
     def postprocess_gradients(self, gradients: dict[nn.Parameter, Tensor]) -> dict[nn.Parameter, Tensor]:
-        """Clip gradients."""
+        """Return the gradients after clipping."""
 
     def after_gradient_step(self) -> None:
-        """Let target networks follow."""
+        """Update target networks."""
 
     def should_stop_passes(self) -> bool | Tensor:
-        """Return whether to end the update after this pass."""
+        """Return whether the update ends with the present pass."""
 
     def note_sampler(self, module_id: str, versions: np.ndarray | Tensor) -> None:
-        """Record which weights the rows were collected with."""
+        """Record the age of the weights that acted. `versions` `[N]` are their versions in each row."""
 
     def end_update(
         self,
         timesteps: Mapping[str, int],
-        agreed: Agreement,
+        agreement: Agreement,
         trajectories: Mapping[str, Trajectories],
         first_values: FirstValues,
     ) -> None:
-        """Run the hooks that follow the last gradient step."""
+        """End an update after its gradient steps: hooks and statistics."""
 
     def summarize(self, trained: Mapping[str, int], counts: dict[str, int], seconds: float) -> Results:
-        """Return the numbers of the update by module id."""
+        """Return the results of the update by module id."""
 
     def count(self, name: str, amount: int) -> int:
-        """Add to a lifetime counter and return it."""
+        """Add `amount` to a lifetime counter, and return the counter."""
 
     def to_tensor(self, value: np.ndarray | Tensor) -> Tensor:
-        """Return an array on the learner's device, in its dtype."""
+        """Return an array as a tensor on the learner's device, with floats in its dtype."""

@@ -11,7 +11,6 @@ from lockstep import A2CConfig, DQNConfig, PPOConfig, SACConfig
 from lockstep.data import SampleBatch
 from lockstep.envs import SparseMaze
 from lockstep.learner.compile.update import CompiledUpdate
-from lockstep.learner.learner import Learner
 from lockstep.learner.many.reduction import LocalReducer
 from lockstep.learner.novelty import IntrinsicReward, RandomNetworkDistillation
 from lockstep.recipes.sparse_rewards import ppo_sparse_maze
@@ -123,7 +122,7 @@ def test_a_network_of_ones_own_takes_its_place_and_goes_with_its_module():
     assert known[0] < 1.0
     assert known[1] == 1.0
     assert "default_policy/novelty" in learner.get_state()["registered"]
-    assert "intrinsic rewards" in CompiledUpdate(learner, Learner).reason_to_run_eagerly()
+    assert "intrinsic rewards" in CompiledUpdate(learner).reason_to_run_eagerly()
 
 
 WHOLE_RETURNS = [

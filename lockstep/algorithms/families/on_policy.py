@@ -400,8 +400,7 @@ class OnPolicyLearner(Learner[Training]):
         if (
             Columns.LOSS_MASK in batch
             or config.kl_coeff > 0
-            or type(self).masked_mean is not Learner.masked_mean
-            or type(self).normalized is not Learner.normalized
+            or not self.overridden_methods.isdisjoint(("masked_mean", "normalized"))
             or type(action_dist) is not ActionDist
             or not can_fuse_ppo(action_dist.dist_class, inputs, values, *rows)
         ):

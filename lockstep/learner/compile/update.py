@@ -64,15 +64,10 @@ class CompiledStep:
 
 
 class CompiledUpdate:
-    """Compiled gradient steps of one learner, one for each combination of batch shapes.
+    """Compiled gradient steps of one learner, one for each combination of batch shapes."""
 
-    `base` is the class `Learner`, which this module cannot import: a method of the learner is overridden if it is not
-    the one of `base`.
-    """
-
-    def __init__(self, learner: SteppedLearner, base: type) -> None:
+    def __init__(self, learner: SteppedLearner) -> None:
         self.learner = learner
-        self._base = base
         self._steps: dict[Any, CompiledStep | None] = {}
         """Compiled steps by signature; None for steps that have to be taken eagerly."""
         self._scalars: dict[str, _AdamScalars] = {}
@@ -204,7 +199,7 @@ class CompiledUpdate:
         with_memory = [module_id for module_id, has_memory in learner.modules_with_memory().items() if has_memory]
         if with_memory:
             return f"the modules {with_memory} have memory, and recurrent layers are not compiled"
-        overridden = [name for name in NOT_TRACED if getattr(type(learner), name) is not getattr(self._base, name)]
+        overridden = [name for name in NOT_TRACED if name in learner.overridden_methods]
         if overridden:
             return f"{type(learner).__name__} overrides {', '.join(overridden)}, which a compiled step does not call"
         if learner.reducer.world_size > 1:
