@@ -1,4 +1,4 @@
-"""The section of a configuration about the networks."""
+"""Configuration section about the networks."""
 
 from __future__ import annotations
 
@@ -15,36 +15,42 @@ if TYPE_CHECKING:
     from lockstep.modules.typed import RLModuleOptions
 
 NEW_FIELDS = frozenset({"squash_mean"})
-"""Fields of `ModelConfig` that files of version 0.2 do not have. What these say was trained with the fields' own
-defaults, whatever an algorithm sets by now."""
+"""Fields of `ModelConfig` that are missing in files of version 0.2. Networks of such files were trained with the
+defaults of these fields, even if an algorithm sets other values today."""
 
 
 @dataclass
 class RLModuleSection(Section[ConfigT]):
-    """Which networks."""
+    """Networks of a run."""
 
     name = "rl_module"
 
     rl_module_spec: Any = None
-    """an `RLModuleSpec`, the name `"module:Class"` of an `RLModule`, or a built one; for several a `MultiRLModuleSpec`
-    or a `MultiRLModule`; `None` for the algorithm's default"""
+    """Network: an `RLModuleSpec`, the name `"module:Class"` of an `RLModule`, or a built `RLModule`. For several
+    networks, a `MultiRLModuleSpec` or a `MultiRLModule`. Defaults to the algorithm's network."""
     model_config: Any = option(factory=ModelConfig)
-    """`ModelConfig`, or a dict of its fields"""
+    """Options of the network: a `ModelConfig`, or a dict of its fields."""
     algorithm_config_overrides_per_module: Mapping[str, Any] = option(factory=dict)
-    """training options of single modules, `{module_id: {"lr": 1e-4}}`; the rest is as in `training`"""
+    """Training options of single modules, `{module_id: {"lr": 1e-4}}`. All other options are those of `training`."""
 
     def __call__(self, **options: Unpack[RLModuleOptions]) -> ConfigT:
-        """Set options; return the configuration."""
+        """Set options and return the configuration."""
         return self.change(options)
 
     def set_options(self, options: Mapping[str, object]) -> None:
-        """Set options; some fields of `model_config` as a dict change those of the default network only."""
-        fields, named = options.get("model_config"), options.get("rl_module_spec")
-        if isinstance(named, str):
-            options = {**options, "rl_module_spec": RLModuleSpec(module_class=import_module_class(named))}
+        """Set options. A dict with some fields of `model_config` changes these fields of the default network only.
+
+        With a network of the user's, such a dict is passed to the network as it is.
+        """
+        fields = options.get("model_config")
+        class_name = options.get("rl_module_spec")
+        if isinstance(class_name, str):
+            options = {**options, "rl_module_spec": RLModuleSpec(module_class=import_module_class(class_name))}
+
         network = self.rl_module_spec if options.get("rl_module_spec") is None else options["rl_module_spec"]
         if isinstance(fields, Mapping):
-            if vars(ModelConfig()).keys() - fields.keys() <= NEW_FIELDS:  # whole, as `to_dict` writes it
+            is_complete = vars(ModelConfig()).keys() - fields.keys() <= NEW_FIELDS  # written by `to_dict`
+            if is_complete:
                 options = {**options, "model_config": ModelConfig.of(fields)}
             elif network is None and isinstance(self.model_config, ModelConfig):
                 changed = ModelConfig.of({**vars(self.model_config), **fields})
@@ -60,25 +66,27 @@ class RLModuleSection(Section[ConfigT]):
         return specs
 
     def remembers(self, spec: RLModuleSpec | RLModule) -> bool | None:
-        """Return whether a network by this spec has a memory; None where only its class, one of your own, knows."""
+        """Return whether a network of this spec has a memory; None if only its class, a user's, knows."""
         if spec.is_built:
             return spec.is_stateful()
         config = self.model_config if spec.model_config is None else spec.model_config
-        named = config if isinstance(config, Mapping) else vars(config)
-        if any(named.get(kind) is not None for kind in ("recurrent", "attention")):
+        fields = config if isinstance(config, Mapping) else vars(config)
+        if any(fields.get(kind) is not None for kind in ("recurrent", "attention")):
             return True
         return None if spec.module_class else False
 
     def prepare(self, name: str, value: object) -> Any:
-        """Take of a whole configuration that stands for overrides the training options that differ from defaults."""
+        """Return the value to set. Replaces whole configurations among the overrides by their changed options."""
         if name != "algorithm_config_overrides_per_module" or not isinstance(value, Mapping):
             return value
-        return {
-            mid: each.training.changed_options() if hasattr(each, "training") else each for mid, each in value.items()
-        }
+        overrides = {}
+        for module_id, override in value.items():
+            is_configuration = hasattr(override, "training")
+            overrides[module_id] = override.training.changed_options() if is_configuration else override
+        return overrides
 
     def validate(self) -> None:
-        """A dict becomes a `ModelConfig` where the default network is used; raises what that raises."""
+        """Check the options, and turn a dict of the default network's options into a `ModelConfig`."""
         spec = self.rl_module_spec
         if spec is not None and not isinstance(spec, RLModuleSpec | RLModule | MultiRLModuleSpec | MultiRLModule):
             raise TypeError(

@@ -1,4 +1,4 @@
-"""Lazy layers (`nn.LazyLinear`) of a network: they get their sizes before anything reads its parameters."""
+"""Initialisation of lazy layers (`nn.LazyLinear`), before a learner or a checkpoint reads their parameters."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from lockstep.data.columns import Columns
 from lockstep.data.trees import map_tree
 
 LazyNetwork = Any
-"""An `RLModule`, whose file imports this one."""
+"""An `RLModule`. Its file imports this one, so the name cannot be used here."""
 
 
 def initialise_lazy(module: LazyNetwork) -> None:
-    """Give lazy layers (`nn.LazyLinear`) their sizes by one forward pass on an observation drawn from the space.
+    """Give lazy layers their sizes by a forward pass on observations that are drawn from the space.
+
+    Each of the module's forward methods is tried until all layers have a size, as none must reach them all.
 
     Raises:
-        ValueError: names the parameters that the pass leaves without a size.
+        ValueError: Parameters have no size after all passes. Names them.
     """
     if not _lazy_names(module):
         return
@@ -31,35 +33,36 @@ def initialise_lazy(module: LazyNetwork) -> None:
             return
         try:
             with torch.no_grad():
-                method(_drawn_batch(module))
-        except Exception as error:  # a network of the user's own may need more than observations
+                method(_sample_batch(module))
+        except Exception as error:  # a user's network may need more than observations
             failures.append(f"{method.__name__} raised {type(error).__name__}: {error}")
     names = _lazy_names(module)
     if names:
-        because = f" ({'; '.join(failures)})" if failures else ""
+        reasons = f" ({'; '.join(failures)})" if failures else ""
         raise ValueError(
             f"{type(module).__name__} has parameters without a size, {', '.join(names)}: no forward pass on "
-            f"observations of {module.observation_space} reached them{because}. Give their layers the number of "
+            f"observations of {module.observation_space} reached them{reasons}. Give their layers the number of "
             "inputs, nn.Linear(inputs, outputs) in place of nn.LazyLinear(outputs)"
         )
 
 
 def _lazy_names(module: nn.Module) -> list[str]:
-    """Return the names of parameters and buffers that have no size yet."""
+    """Return the names of the parameters and buffers without a size."""
     named = [*module.named_parameters(), *module.named_buffers()]
     return [name for name, tensor in named if is_lazy(tensor)]
 
 
-def _drawn_batch(module: LazyNetwork) -> dict[str, Any]:
-    """Return a batch of two observations from the space, for a module with memory of two sequences of one step."""
+def _sample_batch(module: LazyNetwork) -> dict[str, Any]:
+    """Return a batch of two observations from the space; for a module with memory, two sequences of one step."""
     space = batch_space(module.observation_space, 2)
     space.seed(0)
     state = module.get_initial_state()
 
     def tensor(leaf: np.ndarray) -> Tensor:
-        found = torch.from_numpy(np.array(leaf))
-        found = found.to(torch.get_default_dtype()) if found.is_floating_point() else found
-        return found.unsqueeze(1) if state else found
+        values = torch.from_numpy(np.array(leaf))
+        if values.is_floating_point():
+            values = values.to(torch.get_default_dtype())
+        return values.unsqueeze(1) if state else values
 
     batch: dict[str, Any] = {Columns.OBS: map_tree(tensor, space.sample())}
     if state:

@@ -1,4 +1,4 @@
-"""Settings of the default networks."""
+"""Options of the default networks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from lockstep.state.names import import_path
 from lockstep.state.trust import Kind, UntrustedError, find_named
 
 NETWORK = Kind("a subclass of torch.nn.Module", (nn.Module,))
-"""the classes that a file may name as a network"""
+"""Classes that a configuration file may name as a network."""
 ACTIVATIONS = ("tanh", "relu", "gelu", "silu", "elu")
 RECURRENT = ("lstm", "gru")
 ENCODERS = ("nature", "impala")
-_ELSEWHERE = {
+_NAMES_ELSEWHERE = {
     "use_lstm": "recurrent",
     "use_attention": "attention",
     "attention_dim": "size",
@@ -28,22 +28,26 @@ _ELSEWHERE = {
     "fcnet_hiddens": "hiddens",
     "share_value_network": "vf_share_layers",
 }
+"""Names of options in other libraries, with our names, for the error about an unknown option."""
 
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """Settings of a gated transformer as memory (Parisotto et al. 2019, https://arxiv.org/abs/1910.06764)."""
+    """Options of a gated transformer as memory (Parisotto et al. 2019, https://arxiv.org/abs/1910.06764)."""
 
     num_layers: int = 1
+    """Number of transformer layers."""
     size: int = 64
-    """Numbers in the features of a step, a multiple of `num_heads` and of 2."""
+    """Size of the features of a step. Must be a multiple of `num_heads` and of 2."""
     num_heads: int = 4
+    """Number of attention heads."""
     memory: int = 64
-    """Steps before the present one that each layer can look back to."""
+    """Number of earlier steps that each layer attends to."""
     hidden_size: int = 128
     """Width of the dense layer after the attention."""
     gate_bias: float = 2.0
-    """How far the gates are closed at first: above 0 a layer begins as (almost) the identity."""
+    """Initial bias of the gates. With a bias above 0 the gates are almost closed at first, so that each layer begins
+    close to the identity."""
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "size", "num_heads", "memory", "hidden_size"):
@@ -56,95 +60,104 @@ class AttentionConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Settings of the default networks.
+    """Options of the default networks.
 
     The defaults are those of PPO's reference implementation for vector observations (Huang et al. 2022, "The 37
     Implementation Details of Proximal Policy Optimization", core details 2 and 13, continuous-control details 1 to 4)
     and, for images, the network of Mnih et al. 2015.
 
     Raises:
-        ValueError: a width, gain, activation or filter that cannot be.
+        ValueError: An option has a value that is not allowed, or two options exclude each other.
     """
 
     hiddens: tuple[int, ...] = (64, 64)
-    """Widths of the hidden layers. Not used when the observation is one image: see `image_hiddens`."""
+    """Widths of the hidden layers. Not used if the observation is one image: see `image_hiddens`."""
     encoder: Any = None
-    """A network of your own for the features of observations, which the hidden layers stand on: a class or function
+    """Network for the features of observations, below the hidden layers. Either a custom one: a class or function
     `E(observation_space, **encoder_config)` that makes an `nn.Module` with `output_size`, or its name `module:E`. Or a
     network for images by its name: "nature" (Mnih et al. 2015) or "impala" (the 15 convolutions of Espeholt et al.
-    2018)."""
+    2018). By default it is chosen by the observation space."""
     encoder_config: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of `encoder`."""
+    """Keyword arguments of a custom `encoder`."""
     activation: str = "tanh"
     """Activation of the hidden layers: tanh, relu, gelu, silu or elu."""
     layer_norm: bool = False
-    """Layer normalisation (Ba et al. 2016) between each dense layer or convolution of an encoder and its activation;
-    not in critics `Q(s, a)`, nor in an `encoder` of your own. Set by PQN."""
+    """Layer normalisation (Ba et al. 2016) between each dense layer or convolution of an encoder and its activation.
+    Not used in critics `Q(s, a)` and custom encoders. Set by PQN."""
     vf_share_layers: bool = False
-    """One encoder (and one memory) for policy and value, as is usual for images, or one for each."""
+    """One encoder (and one memory) for policy and value, as is usual for images. False: each has its own."""
     q_share_layers: bool = False
-    """Critics `Q(s, a)` see the features that the policy sees (of images, or an `encoder` of your own), which their
-    loss trains; the policy sends them no gradient (Yarats et al. 2019). False: features of their own."""
+    """Let critics `Q(s, a)` use the policy's features (of images, or of a custom encoder). The critics' loss trains the
+    features, and the policy's loss does not (Yarats et al. 2019). False: critics have features of their own."""
     dueling: bool = False
-    """Action values from a value and advantages instead of one number for each action (Wang et al. 2016)."""
+    """Compute action values from a state value and advantages instead of one number per action (Wang et al. 2016)."""
     num_value_outputs: int = 1
-    """Numbers for each action in distributions of action values. Set by C51 (atoms), QR-DQN and TQC (quantiles)
+    """Number of outputs per action for distributions of action values. Set by C51 (atoms), QR-DQN and TQC (quantiles)
     and IQN (quantiles that it acts by)."""
     num_cosines: int = 64
-    """Cosines that stand for the level of a quantile. Set by IQN."""
+    """Number of cosines that represent the level of a quantile. Set by IQN."""
     value_range: tuple[float, float] | None = None
     """First and last atom of distributions of action values. Set by C51."""
     orthogonal_init: bool = True
-    """Orthogonal weights with the gains below and zero biases; False leaves torch's own initialisation."""
+    """Orthogonal initial weights with the gains below, and zero biases. False: torch's own initialisation."""
     hidden_gain: float = math.sqrt(2.0)
-    """Gain of orthogonal hidden layers."""
+    """Gain of orthogonal weights in hidden layers."""
     policy_gain: float = 0.01
-    """Gain of the policy's head: near 0, all actions begin about equally likely."""
+    """Gain of orthogonal weights in the policy's head. Near 0, all actions are about equally likely at first."""
     value_gain: float = 1.0
-    """Gain of the value's head."""
+    """Gain of orthogonal weights in the value's head."""
     log_std_init: float = 0.0
-    """Start of the logarithm of the standard deviations of a Gaussian head."""
+    """Initial logarithm of the standard deviations of a Gaussian policy."""
     free_log_std: bool = True
-    """One learned log_std for each action dimension, the same for all observations; False: outputs of the network."""
+    """One learned log standard deviation for each action dimension, the same for all observations. False: the network
+    computes them from the observation."""
     gsde_log_std_init: float | None = None
-    """Start of the logarithms of the deviations of state-dependent exploration; None: none. Set by
+    """Initial logarithm of the standard deviations of state-dependent exploration. None: no such exploration. Set by
     `env_runners(exploration="gsde")`."""
     noisy_sigma: float | None = None
-    """Action values: noise in the weights of all dense layers, which begins with deviations of `noisy_sigma /
-    sqrt(inputs)` (Fortunato et al. 2018); with a memory, of those after it. None: none. Set by
+    """Noise in the weights of all dense layers of action values, with the initial standard deviation `noisy_sigma /
+    sqrt(inputs)` (Fortunato et al. 2018). With a memory, only the layers after it have noise. None: no noise. Set by
     `env_runners(exploration="noisy")`."""
     squash_actions: bool = False
-    """tanh-squashed Gaussian with actions in [-1, 1] (rescale them to the space with a connector)."""
+    """Tanh-squashed Gaussian policy with actions in [-1, 1]. A connector rescales them to the action space."""
     squash_mean: bool = False
-    """tanh of a Gaussian's mean, which so lies in [-1, 1]; the actions that are drawn around it may lie beyond. Set by
-    IQL."""
+    """Squash the mean of a Gaussian policy by tanh into [-1, 1]. Actions drawn around it may be outside. Set by IQL."""
     conv_filters: tuple[tuple[int, int, int], ...] | None = None
-    """Convolutions for images as (channels, kernel, stride).
-
-    None: the Nature CNN from 36 x 36 pixels upwards, two 3 x 3 convolutions below."""
+    """Convolutions for images as (channels, kernel, stride). Defaults to the network of Mnih et al. 2015 from 36 x 36
+    pixels on, and to two 3 x 3 convolutions below."""
     conv_activation: str = "relu"
     """Activation of convolutions."""
     image_hiddens: tuple[int, ...] = (512,)
-    """Dense layers after the convolutions: (512,) as in Mnih et al. 2015; Espeholt et al. 2018 have (256,)."""
+    """Widths of the dense layers after the convolutions. Mnih et al. 2015 have (512,), Espeholt et al. 2018 (256,)."""
     num_critics: int = 2
-    """Networks of action values of SAC and of algorithms for continuous actions; the smallest value counts (TQC: the
-    mean)."""
+    """Number of action-value networks in SAC and other algorithms for continuous actions. The smallest value counts
+    (in TQC the mean)."""
     critic_hiddens: tuple[int, ...] | None = None
     """Widths of the hidden layers of critics `Q(s, a)`. Defaults to `hiddens`, except for TQC (512, 512, 512) and
     CrossQ (2048, 2048): their critics follow this option alone."""
     log_std_bounds: tuple[float, float] = (-20.0, 2.0)
-    """Bounds of the logarithm of the standard deviations of SAC."""
+    """Bounds of the logarithm of SAC's standard deviations."""
     recurrent: str | None = None
-    """"lstm" or "gru": a memory after the encoder; None: no memory."""
+    """Recurrent layer after the encoder: "lstm" or "gru". None: no recurrent layer."""
     recurrent_size: int = 64
-    """Numbers in the memory."""
+    """Size of the recurrent state."""
     attention: AttentionConfig | None = None
-    """A gated transformer after the encoder as memory, in place of `recurrent`: an `AttentionConfig`, or a dict of some
-    of its fields, `{}` for the defaults."""
+    """Gated transformer after the encoder, instead of `recurrent`: an `AttentionConfig`, or a dict of some of its
+    fields (`{}` for its defaults)."""
     max_seq_len: int = 20
-    """Time steps through which the gradient of a network with memory flows: episodes are cut into such sequences."""
+    """Number of time steps through which the gradient of a network with memory flows: episodes are cut into sequences
+    of this length."""
 
     def __post_init__(self) -> None:
+        # The class is frozen, so checked values are set by `object.__setattr__`.
+        self._check_numbers()
+        self._check_encoder()
+        self._check_memory()
+        self._check_policy()
+        self._check_filters()
+
+    def _check_numbers(self) -> None:
+        """Check widths, sizes, names of activations and gains."""
         for name in ("hiddens", "image_hiddens", "critic_hiddens"):
             widths = getattr(self, name)
             if widths is None and name == "critic_hiddens":
@@ -156,6 +169,9 @@ class ModelConfig:
             object.__setattr__(self, name, check_whole(name, getattr(self, name), 1))
         for name in ("activation", "conv_activation"):
             check_choice(name, getattr(self, name), ACTIVATIONS)
+
+    def _check_encoder(self) -> None:
+        """Check the options of the encoder, and look up a custom one by its name."""
         if isinstance(self.encoder, str) and self.encoder not in ENCODERS:
             object.__setattr__(self, "encoder", _encoder_named(self.encoder))
         if self.encoder is not None and not callable(self.encoder) and self.encoder not in ENCODERS:
@@ -174,6 +190,9 @@ class ModelConfig:
             raise ValueError(f"conv_filters={self.conv_filters!r} do not go with encoder={self.encoder!r}; give one")
         if self.layer_norm and self.encoder == "impala":
             raise ValueError("layer_norm=True does not go with encoder='impala'; leave one of them out")
+
+    def _check_memory(self) -> None:
+        """Check the options of the memory."""
         if self.recurrent is not None:
             check_choice("recurrent", self.recurrent, RECURRENT)
         attention: Any = self.attention
@@ -186,6 +205,9 @@ class ModelConfig:
             raise ValueError(f"attention does not go with recurrent={self.recurrent!r}: choose one memory")
         if self.has_memory and self.q_share_layers:
             raise ValueError(f"q_share_layers=True does not go with {self.memory_in_words}: critics have their own")
+
+    def _check_policy(self) -> None:
+        """Check the options of the policy's and the value's heads."""
         for name in ("hidden_gain", "policy_gain", "value_gain", "log_std_init"):
             if not math.isfinite(getattr(self, name)):
                 raise ValueError(f"{name} must be a finite number, got {getattr(self, name)!r}")
@@ -201,6 +223,9 @@ class ModelConfig:
         if len(bounds) != 2 or not all(map(math.isfinite, bounds)) or bounds[0] >= bounds[1]:
             raise ValueError(f"log_std_bounds must be (lowest, highest), two finite numbers, got {bounds!r}")
         object.__setattr__(self, "log_std_bounds", bounds)
+
+    def _check_filters(self) -> None:
+        """Check the convolutions."""
         if self.conv_filters is not None:
             filters = tuple(tuple(layer) for layer in self.conv_filters)
             if not filters or not all(len(layer) == 3 and all(map(_is_count, layer)) for layer in filters):
@@ -212,7 +237,7 @@ class ModelConfig:
         """Return a config from a config, a dict of some of its fields, or None (the defaults).
 
         Raises:
-            ValueError: a key that is no field (with the nearest one that is).
+            ValueError: A key is not a field. Names the nearest field.
         """
         if value is None:
             return cls()
@@ -224,19 +249,19 @@ class ModelConfig:
 
     @property
     def has_memory(self) -> bool:
-        """Return whether the network remembers from step to step."""
+        """Whether the network has a memory."""
         return self.recurrent is not None or self.attention is not None
 
     @property
     def memory_in_words(self) -> str:
-        """Return the option that asks for a memory, as a user wrote it."""
+        """The option that asks for a memory, in the form in which a user writes it."""
         return "attention" if self.attention is not None else f"recurrent={self.recurrent!r}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields as plain values; `ModelConfig.of` gives back an equal config.
+        """Return all fields as plain values, from which `ModelConfig.of` makes an equal config.
 
         Raises:
-            ValueError: an `encoder` that cannot be imported by its name.
+            ValueError: The `encoder` cannot be imported by its name.
         """
         plain = asdict(self)
         if callable(self.encoder):
@@ -245,20 +270,20 @@ class ModelConfig:
 
 
 def _known(cls: type, options: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return `options` if all of them are fields of `cls`; `ValueError` otherwise, with the nearest that is."""
+    """Return `options` if all are fields of `cls`; else raise `ValueError` with the nearest field."""
     names = [entry.name for entry in fields(cls)]
     for key in options:
         if key not in names:
-            elsewhere = [_ELSEWHERE[key]] if _ELSEWHERE.get(key) in names else []
+            elsewhere = [_NAMES_ELSEWHERE[key]] if _NAMES_ELSEWHERE.get(key) in names else []
             raise ValueError(f"unknown {name} key {key!r}; {suggestion(key, names, elsewhere=elsewhere)}")
     return options
 
 
 def _encoder_named(name: str) -> Any:
-    """Return the class or function that the user or a file has named; `ValueError` where there is none."""
+    """Return the encoder that the user or a file has named. `ValueError` if it cannot be imported."""
     try:
         return find_named("model_config.encoder", name, NETWORK)
-    except UntrustedError:
+    except UntrustedError:  # a ValueError with advice of its own
         raise
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(
