@@ -1,4 +1,4 @@
-"""What is made of runs: plots, comparisons, intervals, reports, and off-policy estimates."""
+"""Analysis of runs: plots, comparisons, intervals, reports, and off-policy estimates."""
 
 from lockstep.analysis.compare import Comparison, compare_runs, compare_scores
 from lockstep.analysis.estimates import Estimate, estimate

@@ -1,8 +1,9 @@
-"""Two sets of runs compared: is one better, by how much, and how sure is that?
+"""Comparison of two sets of runs: whether one is better, by how much, and how certain that is.
 
 Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice", NeurIPS 2021.
 """
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,58 +30,64 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Scores = Mapping[str, np.ndarray]
-"""task -> one score for each run"""
+"""One score for each run, by task."""
 COLUMNS = ("task", "runs of", "runs", "IQM", "95 % interval", "mean", "median", "worst", "best")
+"""Columns of the table of a comparison."""
 _NUM_THRESHOLDS = 201
+"""Number of points of a performance profile."""
 FEW = 5
-"""runs; a bootstrap of fewer is told to be too narrow"""
+"""Number of runs below which a note warns that bootstrap intervals are too narrow."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two sets of scores, `first` and `second`, on the same tasks.
+    """Comparison of two sets of scores, `first` and `second`, on the same tasks.
 
-    With several tasks, and where a scale is given, the numbers are of scaled scores: 0 at the low end of the task's
-    scale and 1 at its high end.
+    If there are several tasks, or a scale, the numbers are those of scaled scores: 0 at the low end of the task's scale
+    and 1 at its high end.
     """
 
     labels: tuple[str, str]
+    """Names of both sides."""
     first: Scores
+    """Scores of the first side."""
     second: Scores
+    """Scores of the second side."""
     scale: Mapping[str, tuple[float, float]]
-    """task -> low and high end; empty where scores are as they were"""
+    """Low and high end by task; empty for scores that are not scaled."""
     iqms: tuple[Interval, Interval]
-    """interquartile mean of each side, all tasks together"""
+    """Interquartile mean of each side, over all tasks together."""
     difference: Interval
-    """interquartile mean of the first less that of the second"""
+    """Interquartile mean of the first side minus that of the second."""
     improvement: Interval
-    """probability that a run of the first scores above one of the second, as a mean over tasks"""
+    """Probability that a run of the first side scores above a run of the second, as a mean over tasks."""
     thresholds: np.ndarray
-    """scores `[P]` at which the profiles are taken"""
+    """Scores `[P]` of the points of the performance profiles."""
     profiles: tuple[Interval, Interval]
-    """share of runs above each threshold, for each side"""
+    """Share of runs above each threshold, for each side."""
     notes: tuple[str, ...] = ()
-    """what a reader should know, in words"""
+    """Sentences about the limits of the comparison."""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """The options of each side by its label, where they are too long for a label."""
+    """Options of each side by its label, if they are too long for a label."""
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Return the table's rows, as in `COLUMNS`: for each task, then for all tasks in scaled scores."""
-        found = []
+        """Return the rows of the table with the `COLUMNS`: those of each task, then those of all tasks, scaled."""
+        rows = []
         for task in self.first:
             for label, scores in zip(self.labels, (self.first[task], self.second[task])):
-                found.append(_interval_row(task, label, scores, iqm_bootstrap(scores)))
+                rows.append(_interval_row(task, label, scores, iqm_bootstrap(scores)))
         if self.scale:
             for label, tasks, interval in zip(self.labels, self._scaled(), self.iqms):
-                found.append(_interval_row("all, scaled", label, np.concatenate(tasks), interval))
-        return found
+                rows.append(_interval_row("all, scaled", label, np.concatenate(tasks), interval))
+        return rows
 
     def facts(self) -> dict[str, str]:
-        """Return the answers in words: difference, probability of improvement, what they mean."""
+        """Return the results in words, by name: difference, probability of improvement, and what they mean."""
         first, second = self.labels
         low, high = float(self.difference.low), float(self.difference.high)
         if low > 0 or high < 0:
-            meaning = f"{first if low > 0 else second} is better: the interval of the difference leaves out 0"
+            better = first if low > 0 else second
+            meaning = f"{better} is better: the interval of the difference leaves out 0"
         else:
             meaning = "not told apart by these runs: the interval of the difference holds 0"
         ends = [f"{task} {value_text(low)} to {value_text(high)}" for task, (low, high) in self.scale.items()]
@@ -95,45 +102,50 @@ class Comparison:
         }
 
     def markdown(self) -> str:
-        """Return the table and the answers as Markdown."""
+        """Return the table and the results in words as Markdown."""
         numbers = ("---:",) * (len(COLUMNS) - 2)
         lines = [COLUMNS, ("---", "---", *numbers), *self.rows()]
         table = "".join(f"| {' | '.join(map(markdown_text, cells))} |\n" for cells in lines)
         return table + "\n" + "".join(f"- {name}: {markdown_text(text)}\n" for name, text in self.facts().items())
 
     def draw(self) -> Any:
-        """Return a matplotlib figure: interquartile means, probability of improvement, performance profiles."""
+        """Return a matplotlib figure of interquartile means, probability of improvement and performance profiles."""
         figure, (means, chance, profiles) = new_figure(3, self.settings)
         unit = "scaled return" if self.scale else "return"
+
         for number, (label, interval) in enumerate(zip(self.labels, self.iqms)):
             _draw_interval(means, interval, number, COLOURS[number], label)
         _draw_interval(chance, self.improvement, 0, "#555555", "")
         chance.axvline(0.5, color="#777777", linewidth=1.0, linestyle="--")
+        # Upside down, so that the first side is at the top, with room for its text above the bar.
         chance.set_ylim(0.6, -0.6)
         means.set_ylim(1.5, -0.6)
         for panel in (means, chance):
             panel.set_yticks([])
+
         for colour, label, shares in zip(COLOURS, self.labels, self.profiles):
             name = picture_text(label)
             profiles.plot(
                 self.thresholds, shares.value, color=colour, linewidth=2.0, drawstyle="steps-post", label=name
             )
             profiles.fill_between(self.thresholds, shares.low, shares.high, step="post", color=colour, alpha=0.2, lw=0)
+
         band = ["95 % bootstrap interval"]
         tasks = ", ".join(self.first)
         dress(means, f"Interquartile mean, {tasks}" if len(tasks) < 40 else "Interquartile mean", unit, "")
         dress(chance, "Probability of improvement", f"P({self.labels[0]} > {self.labels[1]})", "")
         dress(profiles, "Performance profile", f"{unit} r", "share of runs above r", band)
-        means.use_sticky_edges = False
+        means.use_sticky_edges = False  # bars would take away the margin
         means.margins(x=0.05)
         chance.set_xlim(-0.02, 1.02)
         return figure
 
     def save(self, output: RunPath) -> Path:
-        """Write the picture and return its path. Raises `ImportError`: matplotlib is not installed."""
+        """Write the picture and return its path. `ImportError` if matplotlib is not installed."""
         return save_figure(self.draw(), output)
 
     def _scaled(self) -> list[list[np.ndarray]]:
+        """Return the scaled scores of each side, for each task."""
         return [_scaled(side, self.scale) for side in (self.first, self.second)]
 
 
@@ -154,31 +166,34 @@ def compare_runs(
     Args:
         runs, against: folders of runs, at least two on each side for each environment.
         metric, scope: name of the record that is the score.
-        at_step: the last evaluation up to this step counts; else the last of all.
-        scale: environment -> the returns that become 0 and 1. Several environments are scaled in any case: those not
-            named, by the lowest and the highest score of both sides.
-        labels: two names; else the sides are named by what differs.
-        num_resamples, seed: of the bootstrap.
+        at_step: step up to which evaluations count. None: all of them.
+        scale: returns that become 0 and 1, by environment. If there are several environments, those that are not named
+            are scaled from the lowest to the highest score of both sides.
+        labels: names of both sides. Otherwise they are named by the options in which they differ.
+        num_resamples, seed: arguments of the bootstrap.
 
-    Raises `ValueError`: the environments of the two sides differ, a side has too few runs, a run is no run or has no
-    such record.
+    Raises:
+        ValueError: the environments of the two sides differ, a side has too few runs, or a folder is not that of a run
+            or has no such record.
     """
     sides = open_runs(runs), open_runs(against)
-    everything = open_runs([run.path for side in sides for run in side])  # no run is on both sides
+    all_runs = open_runs([*(run.path for run in sides[0]), *(run.path for run in sides[1])])  # refuses a run on both
     tasks = _same_tasks(*sides)
     check_whole("at_step", at_step, 1, optional=True)
+
     scores: list[dict[str, np.ndarray]] = []
     ends: list[int] = []
     for side in sides:
-        found: dict[str, list[float]] = {task: [] for task in tasks}
+        by_task: dict[str, list[float]] = {task: [] for task in tasks}
         for run in side:
             end, score = _score(run.path, metric, scope, at_step)
-            found[run.task].append(score)
+            by_task[run.task].append(score)
             ends.append(end)
-        scores.append({task: np.array(values) for task, values in found.items()})
+        scores.append({task: np.array(values) for task, values in by_task.items()})
+
     if len(labels) not in (0, 2):
         raise ValueError(f"labels={list(labels)!r} is not allowed; give two, one for each side")
-    groups = group_runs(everything)
+    groups = group_runs(all_runs)
     if not labels:
         labels = _side_labels(sides, groups)
     notes = [*_notes(sides, groups, labels), *_notes_on_length(ends, at_step)]
@@ -196,9 +211,10 @@ def compare_scores(
     num_resamples: int = 2000,
     seed: int = 0,
 ) -> Comparison:
-    """Compare scores by task: `{"CartPole-v1": [500.0, 480.0]}`; see `compare_runs`.
+    """Compare scores by task, such as `{"CartPole-v1": [500.0, 480.0]}`. Further arguments are those of `compare_runs`.
 
-    Raises `ValueError`: other tasks on one side than on the other, fewer than two scores, NaN, a scale of no width.
+    Raises `ValueError`: the tasks of the two sides differ, a task has fewer than two scores, there is a NaN, or the
+    ends of a scale are equal.
     """
     if set(first) != set(second) or not first:
         raise ValueError(f"the tasks {list(first)} and {list(second)} differ; compare scores of the same tasks")
@@ -210,13 +226,17 @@ def compare_scores(
                     f"{label} has {len(scores)} run of {task}; an interval needs at least two, better ten: train more "
                     "seeds (--seeds)"
                 )
+
     scale = _complete_scale(first, second, scale or {})
-    ours, theirs = _scaled(first, scale), _scaled(second, scale)
+    ours = _scaled(first, scale)
+    theirs = _scaled(second, scale)
     values = np.concatenate([*ours, *theirs])
     thresholds = np.linspace(values.min(), values.max(), _NUM_THRESHOLDS)
     draws = {"num_resamples": num_resamples, "seed": seed}
-    fewest = min(len(scores) for side in (first, second) for scores in side.values())
-    notes = [f"with {fewest} runs intervals come out too narrow; take {FEW} or more"] if fewest < FEW else []
+    fewest = min(map(len, [*first.values(), *second.values()]))
+    notes = []
+    if fewest < FEW:
+        notes.append(f"with {fewest} runs intervals come out too narrow; take {FEW} or more")
     return Comparison(
         labels=(labels[0], labels[1]),
         first=first,
@@ -235,8 +255,9 @@ def compare_scores(
 
 
 def _same_tasks(first: Sequence[RunFolder], second: Sequence[RunFolder]) -> list[str]:
-    """Return the environments. Raises `ValueError` where they are not those of both sides."""
-    ours, theirs = ([*dict.fromkeys(run.task for run in side)] for side in (first, second))
+    """Return the environments of both sides. `ValueError` if they differ."""
+    ours = [*dict.fromkeys(run.task for run in first)]
+    theirs = [*dict.fromkeys(run.task for run in second)]
     if set(ours) != set(theirs):
         raise ValueError(
             f"runs of different environments cannot be compared: {', '.join(ours)} against {', '.join(theirs)}; give "
@@ -246,7 +267,7 @@ def _same_tasks(first: Sequence[RunFolder], second: Sequence[RunFolder]) -> list
 
 
 def _score(path: Path, metric: str, scope: str, at_step: int | None) -> tuple[int, float]:
-    """Return the step of the score, and the score."""
+    """Return the step and the value of the last record up to a step."""
     curve = read_curve(path, metric, scope)
     last = len(curve.x) if at_step is None else int(np.searchsorted(curve.x, at_step, side="right"))
     if last == 0:
@@ -255,38 +276,40 @@ def _score(path: Path, metric: str, scope: str, at_step: int | None) -> tuple[in
 
 
 def _labels_in(side: Sequence[RunFolder], groups: Sequence[RunGroup]) -> dict[str, list[str]]:
-    """Return the labels of the groups of a side's runs, for each task."""
-    label_of = {run.path: group.label for group in groups for run in group.runs}
-    found: dict[str, list[str]] = {}
+    """Return the labels of the groups that the runs of a side belong to, for each task."""
+    label_of: dict[Path, str] = {}
+    for group in groups:
+        label_of.update({run.path: group.label for run in group.runs})
+    by_task: dict[str, list[str]] = {}
     for run in side:
-        labels = found.setdefault(run.task, [])
+        labels = by_task.setdefault(run.task, [])
         if label_of[run.path] not in labels:
             labels.append(label_of[run.path])
-    return found
+    return by_task
 
 
 def _names_in(labels: Sequence[str], groups: Sequence[RunGroup]) -> str:
-    """Return labels in words, with the settings that they stand for."""
+    """Return labels as one text, with the settings that they stand for."""
     settings = {group.label: group.settings for group in groups}
     return "; ".join(f"{label} ({settings[label]})" if settings[label] else label for label in labels)
 
 
 def _side_labels(sides: Sequence[Sequence[RunFolder]], groups: Sequence[RunGroup]) -> list[str]:
-    """Return the sides' names: their settings, else their algorithms where these are enough, else letters."""
-    settings = [{label for labels in _labels_in(side, groups).values() for label in labels} for side in sides]
+    """Return names of both sides: their settings, or their algorithms if each side has one, or letters."""
+    settings = [set(itertools.chain.from_iterable(_labels_in(side, groups).values())) for side in sides]
     algorithms = [{run.algo.upper() for run in side} for side in sides]
     for names in (settings, algorithms):
-        if all(len(found) == 1 for found in names) and names[0] != names[1]:
-            return [next(iter(found)) for found in names]
+        if all(len(of_side) == 1 for of_side in names) and names[0] != names[1]:
+            return [next(iter(of_side)) for of_side in names]
     return ["A", "B"]
 
 
 def _notes(sides: Sequence[Sequence[RunFolder]], groups: Sequence[RunGroup], labels: Sequence[str]) -> Iterator[str]:
-    """Yield what makes the comparison less than it seems."""
+    """Yield reasons why the comparison says less than it seems to."""
     for label, side in zip(labels, sides):
-        for task, found in _labels_in(side, groups).items():
-            if len(found) > 1:
-                yield f"{label} mixes runs of different settings on {task}: {_names_in(found, groups)}"
+        for task, of_groups in _labels_in(side, groups).items():
+            if len(of_groups) > 1:
+                yield f"{label} mixes runs of different settings on {task}: {_names_in(of_groups, groups)}"
         settings = Counter((run.task, run.seed, json.dumps(run.settings(), sort_keys=True)) for run in side)
         twice = [f"{task} seed {seed}" for (task, seed, _), count in settings.items() if count > 1]
         if twice:
@@ -296,6 +319,7 @@ def _notes(sides: Sequence[Sequence[RunFolder]], groups: Sequence[RunGroup], lab
 
 
 def _notes_on_length(ends: Sequence[int], at_step: int | None) -> Iterator[str]:
+    """Yield a note if the last evaluations are at different steps."""
     if at_step is None and min(ends) != max(ends):
         yield (
             f"the last evaluations are at different steps, {min(ends):,} to {max(ends):,}; compare at one step with "
@@ -304,20 +328,20 @@ def _notes_on_length(ends: Sequence[int], at_step: int | None) -> Iterator[str]:
 
 
 def _complete_scale(
-    first: Scores, second: Scores, given: Mapping[str, tuple[float, float]]
+    first: Scores, second: Scores, known: Mapping[str, tuple[float, float]]
 ) -> dict[str, tuple[float, float]]:
-    """Return a scale for each task, or none for a single task without one."""
-    for task, (low, high) in given.items():
+    """Return a scale for each task; nothing for a single task without one."""
+    for task, (low, high) in known.items():
         if task not in first:
             raise ValueError(f"scale: there is no task {task!r}; {suggestion(task, first)}")
         if not low < high:
             raise ValueError(f"scale: {task} from {low:g} to {high:g} is not allowed; the second must be the larger")
-    if len(first) == 1 and not given:
+    if len(first) == 1 and not known:
         return {}
     scale = {}
     for task in first:
         scores = np.concatenate([first[task], second[task]])
-        scale[task] = given.get(task, (float(scores.min()), float(scores.max())))
+        scale[task] = known.get(task, (float(scores.min()), float(scores.max())))
         if scale[task][0] == scale[task][1]:
             raise ValueError(
                 f"all runs of {task} score {scale[task][0]:g}, so there is nothing to scale by: give its ends, e.g. "
@@ -327,12 +351,18 @@ def _complete_scale(
 
 
 def _scaled(side: Scores, scale: Mapping[str, tuple[float, float]]) -> list[np.ndarray]:
+    """Return the scaled scores of each task."""
     if not scale:
         return list(side.values())
-    return [(scores - scale[task][0]) / (scale[task][1] - scale[task][0]) for task, scores in side.items()]
+    scaled = []
+    for task, scores in side.items():
+        low, high = scale[task]
+        scaled.append((scores - low) / (high - low))
+    return scaled
 
 
 def _interval_row(task: str, label: str, scores: np.ndarray, interval: Interval) -> tuple[str, ...]:
+    """Return a row of the table."""
     numbers = (scores.mean(), np.median(scores), scores.min(), scores.max())
     return (
         task,
@@ -345,7 +375,7 @@ def _interval_row(task: str, label: str, scores: np.ndarray, interval: Interval)
 
 
 def _draw_interval(panel: "Axes", interval: Interval, row: int, colour: str, label: str) -> None:
-    """Draw a bar over the interval, a stroke at the number, and above it both in words."""
+    """Draw a bar over an interval with a line at its number, and both as text above it."""
     value, low, high = (float(part) for part in interval)
     panel.barh(row, high - low, left=low, height=0.3, color=colour, alpha=0.3)
     panel.plot([value, value], [row - 0.15, row + 0.15], color=colour, linewidth=3.0, solid_capstyle="butt")

@@ -1,4 +1,4 @@
-"""`estimate`: how good a policy is, from episodes that another one has played."""
+"""`estimate`: off-policy estimates of the return of a policy, from episodes of another policy."""
 
 from __future__ import annotations
 
@@ -33,23 +33,28 @@ from lockstep.state.streams import RandomStreams
 Method = Literal["is", "wis", "fqe"]
 METHODS = ("is", "wis", "fqe")
 SAMPLED_ACTIONS = 8
-"""actions drawn for each next observation, where actions are continuous"""
+"""Number of continuous actions that are drawn for each next observation."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """An estimate of the mean discounted return of a policy from its first observation."""
+    """Estimate of the mean discounted return of a policy from its first observation."""
 
     value: float
+    """The estimate."""
     low: float
-    """end of the confidence interval: the percentile of estimates from resampled episodes"""
+    """Low end of the confidence interval: a percentile of estimates from resampled episodes."""
     high: float
+    """High end of the confidence interval."""
     confidence: float
+    """Share of the resampled estimates inside the interval."""
     method: Method
+    """Method of the estimate."""
     num_episodes: int
+    """Number of episodes that it is made from."""
     effective_num_episodes: float | None
-    """how many episodes of the policy itself would tell about as much; None for "fqe". Where there are few, do not
-    trust the interval"""
+    """Number of episodes of the policy itself that would say about as much; None for "fqe". If there are few, the
+    interval cannot be trusted."""
 
 
 def estimate(
@@ -64,57 +69,72 @@ def estimate(
     num_features: int = 64,
     seed: int = 0,
 ) -> Estimate:
-    """Estimate the mean discounted return that `policy` would have, from whole episodes of another policy.
+    """Estimate the mean discounted return of `policy`, from whole episodes of another policy.
 
-    "is": per-decision importance sampling (Precup et al. 2000), unbiased and of high variance. "wis": its weighted
-    form, consistent. Both need how likely each action was when it was taken, `action_logp` (env runners record it with
-    `with_logp=True`). "fqe": fitted Q evaluation (Le et al. 2019), which needs no probabilities: the action values are
-    linear in the observation and in `num_features` random features of it (0: in the observation alone, exact for
-    one-hot states), for each discrete action, or of observation and continuous action together. An episode that was
-    truncated counts as it is for the first two, and goes on for "fqe".
+    The methods, with ratios `rho_t` of the two policies' probabilities of the actions up to step t:
 
-    With N steps, A discrete actions and P features (1, the numbers of an observation, and `num_features`) "fqe" holds
-    about `32 N (P + A) + 24 A P^2` bytes: 330 MB for 50,000 steps, 125 actions and 70 features. Continuous actions
-    take `40 N P`.
+    - "is": per-decision importance sampling (Precup et al. 2000), the mean of `sum_t gamma^t rho_t r_t`. It is unbiased
+      and has a high variance.
+    - "wis": its weighted form, in which the ratios of each step are divided by their mean over episodes. It is
+      consistent.
+    - "fqe": fitted Q evaluation (Le et al. 2019), which needs no probabilities. The action values are linear in the
+      observation and in `num_features` random features of it: with one set of coefficients for each discrete action,
+      or with continuous actions as part of the observation. Without features they are linear in the observation alone,
+      which is exact for one-hot states.
+
+    Both forms of importance sampling need the probability with which each action was taken, `action_logp`, which env
+    runners record with `with_logp=True`. A truncated episode ends there for them; for "fqe" it continues.
+
+    With N steps, A discrete actions and P features (1, the numbers of an observation, and `num_features`) "fqe" takes
+    about `32 N (P + A) + 24 A P^2` bytes: 330 MB for 50,000 steps, 125 actions and 70 features. With continuous actions
+    it takes `40 N P`.
 
     Args:
-        policy: of one agent, without memory.
-        episodes: whole episodes, actions as the policy learns from them; a `SampleBatch` is split into its episodes.
+        policy: policy of one agent, without memory.
+        episodes: whole episodes, with actions in the form that the policy learns from. A `SampleBatch` is split into
+            its episodes.
         method: "is", "wis" or "fqe".
-        gamma: the discount; None: the policy's `training.gamma`.
-        explore: the policy draws its actions; False: it takes the most likely ones. One that has action values, or is
-            deterministic, always takes the best.
-        confidence: share of the interval, by bootstrap over episodes.
+        gamma: discount of a step. None: the policy's `training.gamma`.
+        explore: whether the policy draws its actions; otherwise it takes the most likely ones. A policy with action
+            values and a deterministic one always take the best action.
+        confidence: share of the confidence interval, which is a bootstrap over episodes.
         num_bootstraps: number of resamples.
-        num_features: of "fqe".
-        seed: of resamples and features.
+        num_features: number of random features of "fqe".
+        seed: seed of resamples and features.
 
-    Raises `ValueError` for episodes that are none, not whole or without `action_logp`, a policy with memory or of
-    several agents, and importance sampling of deterministic continuous actions. Warns where "fqe" has not converged.
+    Raises:
+        ValueError: there are no episodes, or some are not whole or lack `action_logp`; the policy has memory or several
+            agents; or importance sampling is asked for deterministic continuous actions.
+
+    Warns if "fqe" has not converged.
     """
     gamma = policy.config.training.gamma if gamma is None else gamma
     _check_options(method, gamma, confidence, num_bootstraps, num_features)
     part = sole_part(policy)
     if part.is_stateful:
         raise ValueError("the policy has memory, and its probabilities depend on more than one observation")
-    chosen = _whole_episodes(episodes)
-    _check_choices(part.action_space, chosen)
+    checked = _whole_episodes(episodes)
+    _check_discrete_actions(part.action_space, checked)
+
+    # A resample is a number of times for each episode. The first row counts each episode once: the estimate itself.
     streams = RandomStreams(seed).child("estimate")
-    n = len(chosen)
+    n = len(checked)
     draws = streams.numpy("bootstrap").multinomial(n, np.full(n, 1.0 / n), num_bootstraps)
-    counts = np.concatenate([np.ones((1, n)), draws])  # first the episodes as they are
+    counts = np.concatenate([np.ones((1, n)), draws])
+
     target = _Target(part, explore)
     effective = None
     if method == "fqe":
-        values = _fitted_values(target, chosen, gamma, counts, num_features, streams)
+        values = _fitted_values(target, checked, gamma, counts, num_features, streams)
     else:
-        log_ratios = padded([target.logp(e) - _recorded_logp(e) for e in chosen])
-        rewards = padded([np.asarray(e.get_rewards(), np.float64) for e in chosen])
+        log_ratios = padded([target.logp(episode) - _recorded_logp(episode) for episode in checked])
+        rewards = padded([np.asarray(episode.get_rewards(), np.float64) for episode in checked])
         effective = effective_number(log_ratios)
         if method == "is":
             values = counts @ importance_sampling(log_ratios, rewards, gamma) / n
         else:
             values = weighted_importance_sampling(log_ratios, rewards, gamma, counts)
+
     low, high = np.quantile(values[1:], [(1.0 - confidence) / 2, (1.0 + confidence) / 2]).tolist()
     return Estimate(float(values[0]), low, high, confidence, method, n, effective)
 
@@ -122,6 +142,7 @@ def estimate(
 def _check_options(
     method: object, gamma: object, confidence: object, num_bootstraps: object, num_features: object
 ) -> None:
+    """Check the options of `estimate`. `ValueError` for one that is not allowed."""
     check_choice("method", method, METHODS)
     check_number("gamma", gamma, ge=0, le=1)
     check_number("confidence", confidence, gt=0, lt=1)
@@ -133,24 +154,25 @@ def _check_options(
 
 
 def _whole_episodes(episodes: Any) -> list[SingleAgentEpisode]:
+    """Return the episodes of a list or a batch. `ValueError` for anything else, and for parts of episodes."""
     if isinstance(episodes, SampleBatch):
         episodes = [SingleAgentEpisode.from_sample_batch(part) for part in episodes.split_by_episode()]
-    chosen = list(episodes)
-    if not chosen or not all(isinstance(episode, SingleAgentEpisode) for episode in chosen):
+    checked = list(episodes)
+    if not checked or not all(isinstance(episode, SingleAgentEpisode) for episode in checked):
         raise ValueError(
             f"episodes={episodes!r} is not allowed; it must be a list of SingleAgentEpisode, or a SampleBatch"
         )
-    for number, episode in enumerate(chosen):
+    for number, episode in enumerate(checked):
         if episode.t_started or not episode.is_done or not len(episode):
             raise ValueError(
                 f"episode {number} is no whole one (it begins at step {episode.t_started}, is_done={episode.is_done}); "
                 "collect whole episodes, with sample(num_episodes=...)"
             )
-    return chosen
+    return checked
 
 
-def _check_choices(space: spaces.Space[Any], episodes: list[SingleAgentEpisode]) -> None:
-    """Raise `ValueError` for actions that are not those of a Discrete space as a policy learns from them, from 0."""
+def _check_discrete_actions(space: spaces.Space[Any], episodes: list[SingleAgentEpisode]) -> None:
+    """Check that discrete actions are in the form that a policy learns from, counted from 0. `ValueError` if not."""
     if not isinstance(space, spaces.Discrete):
         return
     for number, episode in enumerate(episodes):
@@ -163,6 +185,7 @@ def _check_choices(space: spaces.Space[Any], episodes: list[SingleAgentEpisode])
 
 
 def _recorded_logp(episode: SingleAgentEpisode) -> np.ndarray:
+    """Return the recorded log-probabilities `[T]` of the actions. `ValueError` if they are missing or not finite."""
     try:
         logp = np.asarray(episode.get_extra_model_outputs(Columns.ACTION_LOGP), np.float64)
     except KeyError:
@@ -176,7 +199,7 @@ def _recorded_logp(episode: SingleAgentEpisode) -> np.ndarray:
 
 
 def _observations(episode: SingleAgentEpisode) -> Any:
-    """Return `[T + 1, ...]`, the last one included."""
+    """Return the observations `[T + 1, ...]` of an episode, including the last one."""
     return map_tree(np.asarray, episode.get_observations())
 
 
@@ -184,42 +207,47 @@ def _observations(episode: SingleAgentEpisode) -> Any:
 
 
 class _Target:
-    """What a policy does for given observations, as probabilities where actions are discrete."""
+    """The policy that is evaluated: its probabilities of actions, or draws of continuous ones."""
 
     def __init__(self, part: ActingPolicy, explore: bool) -> None:
-        self.part, space = part, part.action_space
+        space = part.action_space
+        self.part = part
         self.num_actions = int(space.n) if isinstance(space, spaces.Discrete) else None
+        """Number of discrete actions, None for other spaces."""
         self.draws = explore and (part.exploration is None or part.exploration.keeps_density)
+        """Whether the policy draws its actions from a distribution with known probabilities."""
 
     def logp(self, episode: SingleAgentEpisode) -> np.ndarray:
-        """Return the log-probability `[T]` of the actions that were taken."""
+        """Return this policy's log-probabilities `[T]` of the actions in an episode."""
         obs = map_tree(lambda leaf: leaf[: len(episode)], _observations(episode))
         actions = np.asarray(episode.get_actions())
         if self.draws:
             return np.asarray(self.part.action_logp(obs, actions), np.float64)
         if actions.dtype.kind not in "iub":
             raise ValueError("actions that are continuous and not drawn have no probabilities; use method='fqe'")
+        # A policy that does not draw has probability 1 for its own action, and 0 for every other.
         same = np.asarray(self.part.act(obs, None) == actions).reshape(len(actions), -1).all(1)
         return np.where(same, 0.0, -np.inf)
 
     def probabilities(self, obs: Tree, rows: int) -> np.ndarray:
-        """Return `[rows, A]` of discrete actions, which are learned from as numbers from 0."""
+        """Return the probabilities `[rows, A]` of discrete actions, in the order of their numbers from 0."""
         numbers = np.arange(self.num_actions or 0)
         if not self.draws:
             return np.asarray(np.asarray(self.part.act(obs, None))[:, None] == numbers, np.float64)
-        found = np.empty((rows, len(numbers)))
+        probabilities = np.empty((rows, len(numbers)))
         for number in numbers:
-            found[:, number] = np.exp(self.part.action_logp(obs, np.full(rows, number)).astype(np.float64))
-        return found
+            probabilities[:, number] = np.exp(self.part.action_logp(obs, np.full(rows, number)).astype(np.float64))
+        return probabilities
 
     def sampled(self, obs: Tree, rows: int, rng: np.random.Generator) -> list[np.ndarray]:
-        """Return several draws of actions `[rows, size]`, as the environment takes them."""
-        act, number = self.part.act, SAMPLED_ACTIONS if self.draws else 1
-        noises = [self.part.draw_noise(rng, (rows,)) if self.draws else None for _ in range(number)]
-        return [self.in_env(act(obs, noise)) for noise in noises]
+        """Return several draws of actions `[rows, size]` in the environment's form; one for a policy without noise."""
+        if not self.draws:
+            return [self.in_env(self.part.act(obs, None))]
+        noises = [self.part.draw_noise(rng, (rows,)) for _ in range(SAMPLED_ACTIONS)]
+        return [self.in_env(self.part.act(obs, noise)) for noise in noises]
 
     def in_env(self, actions: np.ndarray) -> np.ndarray:
-        """Return continuous actions `[N, size]` as the environment takes them, for actions as learned from."""
+        """Return continuous actions `[N, size]` in the environment's form, from the form that is learned from."""
         return np.array(self.part.to_env(np.asarray(actions)), np.float64).reshape(len(actions), -1)
 
 
@@ -234,49 +262,73 @@ def _fitted_values(
     num_features: int,
     streams: RandomStreams,
 ) -> np.ndarray:
-    """Return an estimate `[B]` from each sample of the episodes."""
+    """Return an estimate by fitted Q evaluation from each resample of the episodes.
+
+    Args:
+        target: policy that is evaluated.
+        episodes: n whole episodes.
+        gamma: discount of a step.
+        counts: number of times that each episode is in a resample, `[B, n]`.
+        num_features: number of random features.
+        streams: random numbers of the features and of continuous actions.
+
+    Returns:
+        `[B]`.
+    """
+    # All observations are rows of one array, each episode's last one included. `here` are the rows of steps, so that
+    # `here + 1` are those of their next observations.
     lengths = np.array([len(episode) for episode in episodes])
-    starts = np.concatenate([[0], np.cumsum(lengths + 1)[:-1]])  # rows of observations, the last ones included
+    starts = np.concatenate([[0], np.cumsum(lengths + 1)[:-1]])
     observations = [_observations(episode) for episode in episodes]
     obs = zip_trees(np.concatenate, observations, "observations")
     rows = int(lengths.sum()) + len(episodes)
     is_last = np.zeros(rows, bool)
     is_last[starts + lengths] = True
     here = np.flatnonzero(~is_last)
+
     actions = np.concatenate([np.asarray(episode.get_actions()) for episode in episodes])
     rewards = np.concatenate([np.asarray(episode.get_rewards(), np.float64) for episode in episodes])
     terminated = np.zeros(rows, bool)
     terminated[starts + lengths] = [episode.is_terminated for episode in episodes]
+    bootstraps = ~terminated[here + 1][:, None]
+
+    # The features are those of observations as the network gets them, for instance normalised.
     pipeline = target.part.connectors.obs
-    seen = _flat(pipeline.observation_space or target.part.seen_space, pipeline(obs))
+    inputs = _flat(pipeline.observation_space or target.part.seen_space, pipeline(obs))
     rng = streams.numpy("features")
-    goes_on = ~terminated[here + 1][:, None]
+
     fit: Callable[[np.ndarray], tuple[np.ndarray, bool]]
     value: Callable[[np.ndarray], np.ndarray]
     if target.num_actions is not None:
-        states = _Features(seen, num_features, rng)(seen)
-        shares = target.probabilities(obs, rows)
+        states = _Features(inputs, num_features, rng)(inputs)
+        probabilities = target.probabilities(obs, rows)
         taken = actions.reshape(-1).astype(np.int64)
-        seen_here, seen_next, shares_next = states[here], states[here + 1] * goes_on, shares[here + 1]
-        fit = partial(discrete_fitted_q_evaluation, seen_here, taken, seen_next, shares_next, rewards, gamma)
-        value = partial(_first_values, states[starts], shares[starts])
+        next_states = states[here + 1] * bootstraps
+        next_probabilities = probabilities[here + 1]
+        fit = partial(
+            discrete_fitted_q_evaluation, states[here], taken, next_states, next_probabilities, rewards, gamma
+        )
+        value = partial(_first_values, states[starts], probabilities[starts])
     else:
-        flat = target.in_env(actions)
-        make = _Features(np.concatenate([seen[here], flat], 1), num_features, rng)
-        features = make(np.concatenate([seen[here], flat], 1))
+        pairs = np.concatenate([inputs[here], target.in_env(actions)], 1)
+        features_of = _Features(pairs, num_features, rng)
+        features = features_of(pairs)
+        # Action values are linear in the features, so that their mean over actions is that of the features.
         drawn = target.sampled(obs, rows, streams.numpy("actions"))
-        expected = make(np.concatenate([seen, drawn[0]], 1))
+        expected = features_of(np.concatenate([inputs, drawn[0]], 1))
         for each in drawn[1:]:
-            expected += make(np.concatenate([seen, each], 1))
+            expected += features_of(np.concatenate([inputs, each], 1))
         expected /= len(drawn)
-        fit = partial(fitted_q_evaluation, features, expected[here + 1] * goes_on, rewards, gamma)
+        fit = partial(fitted_q_evaluation, features, expected[here + 1] * bootstraps, rewards, gamma)
         value = partial(np.matmul, expected[starts])
-    values, converged = [], True
+
+    values = []
+    all_converged = True
     for count in counts:
-        coefficients, ended = fit(np.repeat(count, lengths))
-        converged &= ended
+        coefficients, converged = fit(np.repeat(count, lengths))
+        all_converged &= converged
         values.append(float(count @ value(coefficients) / count.sum()))
-    if not converged:
+    if not all_converged:
         warnings.warn(
             "fitted Q evaluation has not converged: its action values still change, or grow without bound. Use a "
             "smaller gamma, fewer features (num_features), or more episodes",
@@ -287,28 +339,34 @@ def _fitted_values(
 
 
 class _Features:
-    """A constant, the numbers themselves, standardised, and cosines of random sums of them (Rahimi & Recht 2007)."""
+    """Features of rows: a constant, the standardised numbers x, and random features `cos(w x + b)`.
+
+    Random features are those of Rahimi & Recht (2007).
+    """
 
     def __init__(self, like: np.ndarray, number: int, rng: np.random.Generator) -> None:
-        self.mean, deviation = like.mean(0), like.std(0)
+        """Draw `number` random features for rows whose mean and deviation are those of `like`, `[N, size]`."""
+        size = like.shape[1]
+        deviation = like.std(0)
+        self.mean = like.mean(0)
         self.scale = np.where(deviation > 1e-8, deviation, 1.0)
-        self.weights = rng.normal(size=(like.shape[1], number)) / math.sqrt(max(1, like.shape[1]))
+        self.weights = rng.normal(size=(size, number)) / math.sqrt(max(1, size))
         self.phases = rng.uniform(0.0, 2.0 * math.pi, number)
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
-        """Return `[N, 1 + size + number]`."""
+        """Return the features `[N, 1 + size + number]` of rows `[N, size]`."""
         standard = (rows - self.mean) / self.scale
         return np.concatenate([np.ones((len(rows), 1)), standard, np.cos(standard @ self.weights + self.phases)], 1)
 
 
-def _first_values(states: np.ndarray, shares: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
-    """Return the value `[n]` of states `[n, P]` whose actions have the probabilities `shares` `[n, A]`."""
-    values: np.ndarray = ((states @ coefficients.T) * shares).sum(1)
+def _first_values(states: np.ndarray, probabilities: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
+    """Return the values `[n]` of states `[n, P]` whose actions have the probabilities `[n, A]`."""
+    values: np.ndarray = ((states @ coefficients.T) * probabilities).sum(1)
     return values
 
 
 def _flat(space: spaces.Space[Any], obs: Tree) -> np.ndarray:
-    """Return observations as numbers `[N, size]`, discrete ones as one-hot."""
+    """Return observations as numbers `[N, size]`, with discrete ones as one-hot vectors."""
     if isinstance(space, spaces.Dict):
         return np.concatenate([_flat(each, obs[key]) for key, each in space.spaces.items()], 1)
     if isinstance(space, spaces.Tuple):

@@ -1,4 +1,4 @@
-"""Runs that belong together: those of the same settings, named by what differs from the others'."""
+"""Groups of runs with the same settings, named by the options in which they differ from other groups."""
 
 import json
 import os
@@ -12,106 +12,132 @@ from lockstep.tracking.run_folder import OBJECT, RunFolder, RunFolderError
 
 SEED = "debugging.seed"
 MISSING = "-"
-"""stands for the value of an option that an algorithm does not have"""
+"""Value of an option that an algorithm does not have."""
 _MAX_TEXT = 40
+"""Number of letters of the longest value; longer values are cut."""
 MAX_LABEL = 48
-"""Letters of the longest label; longer ones would cover the curves of a picture."""
+"""Number of letters of the longest label. A longer one would cover the curves of a picture."""
 RunPath = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
 class RunGroup:
-    """Runs of one algorithm with the same values of the options that count."""
+    """Runs of one algorithm with equal values of the options that distinguish groups."""
 
     label: str
-    """Short name, as it stands in a legend."""
+    """Short name, for a legend."""
     runs: tuple[RunFolder, ...]
+    """Runs of the group."""
     settings: str = ""
-    """The options by which the group differs from the others, where they do not fit into the label."""
+    """Options in which the group differs from the others, if they do not fit into the label."""
 
 
 def differing_options(runs: Iterable[RunFolder]) -> list[str]:
-    """Return the paths of the options that are not the same in all runs; seeds are no difference."""
+    """Return the paths of all options but the seed that differ between runs."""
     settings = [run.settings() for run in runs]
-    paths = dict.fromkeys(path for found in settings for path in found)
-    return [
-        path
-        for path in paths
-        if path != SEED and any(_value(found, path) != _value(settings[0], path) for found in settings)
-    ]
+    paths: dict[str, None] = {}  # a dict keeps the order of options
+    for each in settings:
+        paths.update(dict.fromkeys(each))
+
+    def differs(path: str) -> bool:
+        return any(_value(each, path) != _value(settings[0], path) for each in settings)
+
+    return [path for path in paths if path != SEED and differs(path)]
 
 
 def open_runs(paths: Sequence[RunPath] | RunPath) -> list[RunFolder]:
-    """Return the runs in folders. Raises `ValueError`: none is given, one is no run, one is given twice."""
-    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    if not given:
+    """Return the runs in the given folders.
+
+    Raises `ValueError`: there is no folder, a folder is not that of a run, or a run is given twice.
+    """
+    folders = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    if not folders:
         raise ValueError("give at least one run's folder, e.g. runs/ppo_*")
-    runs = [RunFolder.open(path) for path in given]
+    runs = [RunFolder.open(folder) for folder in folders]
     for run in runs:
         if not run.metrics_path.exists():
             raise RunFolderError(f"the run in {run.path} is damaged: it has no {run.metrics_path.name}")
-    twice = [str(path) for path, count in Counter(run.path.resolve() for run in runs).items() if count > 1]
-    if twice:
-        raise ValueError(f"{twice[0]} is given twice")
+    counts = Counter(run.path.resolve() for run in runs)
+    for path, count in counts.items():
+        if count > 1:
+            raise ValueError(f"{path} is given twice")
     return runs
 
 
 def group_runs(
     runs: Sequence[RunFolder], *, group_by: Sequence[str] = (), labels: Sequence[str] = ()
 ) -> list[RunGroup]:
-    """Return the runs in groups of equal settings, in the order in which they first appear.
+    """Divide runs into groups of equal settings, in the order in which they first appear.
 
-    Runs of different algorithms never share a group. Those of one algorithm are apart where options differ between its
-    runs in the same environment (`group_by`: where these do). The label names the algorithm and these options:
-    `PPO learner=Mine`. Where that is longer than a legend can hold, labels are `PPO 1`, `PPO 2`, and `settings` has the
-    options. `labels` are other names, one for each group.
+    Runs of different algorithms never share a group. Runs of one algorithm are in different groups if an option differs
+    that also differs between its runs in one and the same environment: an option that only follows the environment
+    distinguishes nothing.
 
-    Raises `ValueError`: no run has an option of `group_by`; as many labels as groups are needed.
+    Args:
+        runs: runs to divide.
+        group_by: paths of the options that distinguish groups, in place of those above.
+        labels: labels of the groups. Otherwise a label names the algorithm and its options, `PPO learner=Mine`. If one
+            of them is too long for a legend, labels are `PPO 1`, `PPO 2`, and `RunGroup.settings` has the options.
+
+    Raises:
+        ValueError: no run has an option of `group_by`, or the numbers of labels and groups differ.
     """
     _check_known(runs, group_by)
-    counting = {algo: _counting_options([run for run in runs if run.algo == algo], group_by) for algo in _algos(runs)}
-    objects = {path for run in runs for path, value in run.settings().items() if is_object(value)}
-    found: dict[str, list[RunFolder]] = {}
+    distinguishing = {}
+    for algo in dict.fromkeys(run.algo for run in runs):
+        of_algo = [run for run in runs if run.algo == algo]
+        distinguishing[algo] = _distinguishing_options(of_algo, group_by)
+    objects: set[str] = set()
+    for run in runs:
+        objects.update(path for path, value in run.settings().items() if is_object(value))
+
+    members: dict[str, list[RunFolder]] = {}
     options: dict[str, str] = {}
     for run in runs:
-        settings, paths = run.settings(), counting[run.algo]
+        settings = run.settings()
+        paths = distinguishing[run.algo]
         values = {path: _value(settings, path) for path in paths}
         key = json.dumps([run.algo, values], sort_keys=True, default=str)
-        found.setdefault(key, []).append(run)
-        options[key] = ", ".join(_named(paths, values, objects))
-    algorithms = [members[0].algo.upper() for members in found.values()]
+        members.setdefault(key, []).append(run)
+        options[key] = ", ".join(_option_texts(paths, values, objects))
+
+    algorithms = [of_group[0].algo.upper() for of_group in members.values()]
     names = [f"{algorithm} {text}".strip() for algorithm, text in zip(algorithms, options.values())]
-    if labels and len(labels) != len(found):
+    if labels and len(labels) != len(members):
         raise ValueError(
-            f"{len(labels)} labels for {len(found)} groups of runs; give one for each of: {'; '.join(names)}"
+            f"{len(labels)} labels for {len(members)} groups of runs; give one for each of: {'; '.join(names)}"
         )
     if labels or max(map(len, names)) <= MAX_LABEL:
         titles = _distinct(list(labels) or names)
-        return [RunGroup(title, tuple(members)) for title, members in zip(titles, found.values())]
+        return [RunGroup(title, tuple(of_group)) for title, of_group in zip(titles, members.values())]
+
     numbers: Counter[str] = Counter()
     groups = []
-    for algorithm, text, members in zip(algorithms, options.values(), found.values()):
+    for algorithm, text, of_group in zip(algorithms, options.values(), members.values()):
         numbers[algorithm] += 1
         label = f"{algorithm} {numbers[algorithm]}" if algorithms.count(algorithm) > 1 else algorithm
-        groups.append(RunGroup(label, tuple(members), text))
+        groups.append(RunGroup(label, tuple(of_group), text))
     return groups
 
 
 def value_text(value: object) -> str:
-    """Return the value of an option in few letters: of a class its name, of numbers six digits."""
+    """Return the value of an option as a short text: the name of a class, six digits of a number."""
     if is_object(value):
         text = str(value[OBJECT]).rpartition(":")[2]
+    elif isinstance(value, str):
+        text = value
     else:
-        text = value if isinstance(value, str) else json.dumps(_rounded(value), default=str)
+        text = json.dumps(_rounded(value), default=str)
     return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 1]}…"
 
 
 def is_object(value: object) -> TypeGuard[Mapping[str, Any]]:
-    """Return whether the value of an option names a class or function of somebody's own."""
+    """Return whether the value of an option names a class or function."""
     return isinstance(value, Mapping) and set(value) == {OBJECT}
 
 
 def _rounded(value: object) -> object:
+    """Return a value with its numbers rounded to six digits."""
     if isinstance(value, float):
         short = float(f"{value:g}")
         return int(short) if short.is_integer() and abs(short) < 1e15 else short
@@ -121,40 +147,45 @@ def _rounded(value: object) -> object:
 
 
 def _check_known(runs: Sequence[RunFolder], group_by: Sequence[str]) -> None:
-    """Raise `ValueError` for an option that no run has; name one like it, or those that differ."""
-    known = dict.fromkeys(path for run in runs for path in run.settings())
+    """Check that runs have the options of `group_by`. `ValueError` names a similar option, or those that differ."""
+    known: dict[str, None] = {}
+    for run in runs:
+        known.update(dict.fromkeys(run.settings()))
     for path in group_by:
         if path in known:
             continue
-        near = [name for name in known if name.endswith(f".{path}")] or get_close_matches(path, known, n=1, cutoff=0.75)
+        similar = [name for name in known if name.endswith(f".{path}")]
+        similar = similar or get_close_matches(path, known, n=1, cutoff=0.75)
         differing = ", ".join(differing_options(runs))
-        hint = (
-            f"did you mean {near[0]!r}?" if near else f"these differ: {differing}" if differing else "only seeds differ"
-        )
+        if similar:
+            hint = f"did you mean {similar[0]!r}?"
+        elif differing:
+            hint = f"these differ: {differing}"
+        else:
+            hint = "only seeds differ"
         raise ValueError(f"no run has an option {path!r} to group by; {hint}")
 
 
-def _algos(runs: Iterable[RunFolder]) -> list[str]:
-    return list(dict.fromkeys(run.algo for run in runs))
-
-
-def _counting_options(runs: Sequence[RunFolder], group_by: Sequence[str]) -> list[str]:
-    """Return the options by which the runs of one algorithm are told apart."""
+def _distinguishing_options(runs: Sequence[RunFolder], group_by: Sequence[str]) -> list[str]:
+    """Return the options that distinguish groups among the runs of one algorithm."""
     if group_by:
         return list(group_by)
-    envs = dict.fromkeys(run.env for run in runs)
-    paths = [path for env in envs for path in differing_options(run for run in runs if run.env == env)]
-    return list(dict.fromkeys(paths))
+    paths: dict[str, None] = {}
+    for env in dict.fromkeys(run.env for run in runs):
+        in_env = [run for run in runs if run.env == env]
+        paths.update(dict.fromkeys(differing_options(in_env)))
+    return list(paths)
 
 
 def _value(settings: Mapping[str, Any], path: str) -> Any:
+    """Return the value of an option, `MISSING` if there is no such option."""
     return settings.get(path, MISSING)
 
 
-def _named(paths: Sequence[str], values: Mapping[str, Any], objects: Collection[str]) -> list[str]:
-    """Return `lr=0.001` for each option; with its section where two end in the same name.
+def _option_texts(paths: Sequence[str], values: Mapping[str, Any], objects: Collection[str]) -> list[str]:
+    """Return a text like `lr=0.001` for each option. If two options have the same last name, both have their sections.
 
-    An option of `objects` names a class in some run: it is `learner=Mine`, and left out where it is at its default.
+    An option of `objects`, which names a class in some run, becomes `learner=Mine`, and is left out at its default.
     """
     ends = {path: path.rpartition(".")[2].removesuffix("_class") for path in paths}
     short = Counter(ends.values())
@@ -172,10 +203,10 @@ def _named(paths: Sequence[str], values: Mapping[str, Any], objects: Collection[
 
 
 def _distinct(labels: Sequence[str]) -> list[str]:
-    """Return labels that differ: a second one of the same words gets a number."""
-    seen: Counter[str] = Counter()
-    found = []
+    """Return labels that all differ. A label that occurs again gets a number."""
+    counts: Counter[str] = Counter()
+    distinct = []
     for label in labels:
-        seen[label] += 1
-        found.append(label if seen[label] == 1 else f"{label} ({seen[label]})")
-    return found
+        counts[label] += 1
+        distinct.append(label if counts[label] == 1 else f"{label} ({counts[label]})")
+    return distinct
