@@ -1,5 +1,9 @@
-"""Curves of runs: read, aligned, smoothed and drawn. matplotlib (an extra) is imported when something is drawn."""
+"""Curves of runs: functions that read, align, smooth and draw them.
 
+matplotlib, an extra, is imported when something is drawn.
+"""
+
+import itertools
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -19,39 +23,45 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
 
 RETURN = "returns_stat/mean"
+"""Name of the metric that is drawn if no other is chosen."""
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _LINES = ("-", "--", ":", "-.")
 _PANEL_WIDTH, _PANEL_HEIGHT = 6.4, 4.2
 """Size of a panel in inches."""
 _TABLE_FONT = 7.0
+"""Font size of the table below a picture, in points."""
 _LETTER_WIDTH, _LINE_HEIGHT = 0.0605, 0.145
-"""Size in inches of a letter and a line of the table below a picture, in the monospaced font of that size."""
+"""Size in inches of a letter and a line of that table, in a monospaced font."""
 MAX_POINTS = 500
-"""of an aligned curve: more cannot be told apart on a picture"""
+"""Number of points of an aligned curve. More cannot be distinguished on a picture."""
 Axis = Literal["steps", "seconds", "gradient_steps"]
 AXES: dict[Axis, str] = {
     "steps": "environment steps",
     "seconds": "seconds of the run",
     "gradient_steps": "gradient steps",
 }
+"""Labels of the horizontal axes."""
 _SCOPES = {"test": "evaluation", "train": "training"}
 _NAMES = {RETURN: "return", "lens_stat/mean": "episode length"}
 
 
 class Curve(NamedTuple):
-    """One run's values over steps or seconds, each `[points]`; `spread` is NaN where it is not known."""
+    """Values of one run over steps or seconds."""
 
     x: np.ndarray
+    """Steps or seconds, `[points]`, in increasing order."""
     values: np.ndarray
+    """Values of the metric, `[points]`."""
     spread: np.ndarray
+    """Standard deviation over the episodes of each value, `[points]`; NaN if it is not known."""
 
 
 def read_curve(run: RunPath, metric: str = RETURN, scope: str = "test", x: Axis = "steps") -> Curve:
     """Return a metric of a run over environment steps, seconds or gradient steps, from its metrics.jsonl.
 
-    The last value counts where a step is there twice; values that are not finite are left out.
+    If a step occurs twice, its last value counts. Values that are not finite are left out.
 
-    Raises `ValueError`: the run has no such record; the names that it has are listed.
+    Raises `ValueError`: the run has no such record. The message lists the records that it has.
     """
     return curve_of(read_metrics(run), metric, scope, x, source=run)
 
@@ -59,46 +69,52 @@ def read_curve(run: RunPath, metric: str = RETURN, scope: str = "test", x: Axis 
 def curve_of(
     records: Sequence[Mapping[str, Any]], metric: str, scope: str, x: Axis = "steps", *, source: RunPath = "the run"
 ) -> Curve:
-    """Return a metric of the records of a run, as `read_curve` does; errors name the run `source`."""
+    """Return a metric from the records of a run, as `read_curve` does. Errors call the run `source`."""
     if x not in AXES:
         raise ValueError(f"x={x!r} is not allowed; {suggestion(x, AXES)}")
     points: dict[int, tuple[float, float, float]] = {}
-    seen: set[str] = set()
+    known: set[str] = set()  # for the error message
     step_type = "env_step"
     for record in records:
         if record["step_type"] not in ("env_step", "gradient_step") or record["scope"] == "save":
             continue
         data = record["data"]
-        seen.update(f"{record['scope']}/{name}" for name, value in data.items() if not isinstance(value, str))
+        known.update(f"{record['scope']}/{name}" for name, value in data.items() if not isinstance(value, str))
         value = data.get(metric)
         if record["scope"] == scope and isinstance(value, int | float) and np.isfinite(value):
-            spread = data.get(metric.removesuffix("mean") + "std") if metric.endswith("/mean") else None
-            spread = spread if isinstance(spread, int | float) else np.nan
+            spread = None
+            if metric.endswith("/mean"):
+                spread = data.get(metric.removesuffix("mean") + "std")
+            if not isinstance(spread, int | float):
+                spread = np.nan
             points[record["step"]] = (value, spread, record.get("wall_s", np.nan))
             step_type = record["step_type"]
     if not points:
-        raise ValueError(_no_record(metric, scope, seen, source))
+        raise ValueError(_no_record_message(metric, scope, known, source))
+
     steps = np.array(sorted(points))
     values, spread, seconds = np.array([points[step] for step in steps.tolist()], np.float64).T
     if x == "seconds":
+        # The times of a resumed run may go back a little; those of an axis must not.
         return Curve(np.maximum.accumulate(seconds), values, spread)
-    if x != f"{step_type}s".removeprefix("env_"):
+    axis_of_records = f"{step_type}s".removeprefix("env_")
+    if x != axis_of_records:
         steps = _converted(steps, records, x, source)
     return Curve(steps, values, spread)
 
 
-def _no_record(metric: str, scope: str, seen: set[str], source: RunPath) -> str:
-    """Return the message about a record that is not there, and which are."""
-    what = f"no record of {scope}/{metric}"
+def _no_record_message(metric: str, scope: str, known: set[str], source: RunPath) -> str:
+    """Return the error message for a record that a run does not have, with the records that it has."""
+    missing = f"no record of {scope}/{metric}"
     if (scope, metric) == ("test", RETURN):
-        what = f"no evaluation in its records ({what})"
-    if scope == "test" and f"train/{metric}" in seen:
-        what += f"; scope 'train' has {metric}"
-    return f"{source} has {what}; it has: {', '.join(sorted(seen)) or 'none'}"
+        missing = f"no evaluation in its records ({missing})"
+    if scope == "test" and f"train/{metric}" in known:
+        missing += f"; scope 'train' has {metric}"
+    return f"{source} has {missing}; it has: {', '.join(sorted(known)) or 'none'}"
 
 
 def _converted(steps: np.ndarray, records: Sequence[Mapping[str, Any]], x: Axis, source: RunPath) -> np.ndarray:
-    """Return gradient steps for environment steps, or the other way, from the counters at the ends of epochs."""
+    """Convert environment steps to gradient steps or back, by the counters at the ends of epochs."""
     counters = {(0, 0)}
     for record in records:
         data = record["data"]
@@ -116,7 +132,7 @@ def _converted(steps: np.ndarray, records: Sequence[Mapping[str, Any]], x: Axis,
 
 
 def smoothed(curve: Curve, smooth: int) -> Curve:
-    """Return the mean of each point and those before it, `smooth` of them (fewer at the start), without spread."""
+    """Return the moving average of a curve, without spread: each point is the mean of the last `smooth` points."""
     if check_whole("smooth", smooth, 1) == 1:
         return curve
     sums = np.concatenate([[0.0], np.cumsum(curve.values)])
@@ -128,8 +144,8 @@ def smoothed(curve: Curve, smooth: int) -> Curve:
 def align_curves(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
     """Return curves on a common axis: `(x [P], values [runs, P])`.
 
-    The points are those of all runs within the range that every run covers, at most `MAX_POINTS` of them; values
-    between two evaluations are interpolated.
+    The points are those of all runs in the range that every run covers, at most `MAX_POINTS` of them. Values between
+    two evaluations are interpolated.
 
     Raises `ValueError`: the runs have no range in common.
     """
@@ -155,30 +171,32 @@ def plot_runs(
     labels: Sequence[str] = (),
     smooth: int = 1,
 ) -> Path:
-    """Draw the evaluation return of runs and return the picture's path.
+    """Draw the evaluation returns of runs, and return the picture's path.
 
-    One panel for each environment, one line for each group of runs: of one run its curve (with the deviation over the
-    evaluation's episodes), of several the interquartile mean over runs with a stratified bootstrap 95 % interval.
+    There is one panel for each environment, and one line for each group of runs. A single run has its curve, with the
+    deviation over the episodes of an evaluation. Several runs have their interquartile mean, with a 95 % interval from
+    a stratified bootstrap.
 
     Args:
         runs: folders of runs.
-        output: the picture; its ending is the format.
+        output: file of the picture, whose suffix is the format.
         metric, scope: name of the record; scope "test" (evaluation), "train" or "update".
-        x: "steps", "seconds" or "gradient_steps".
-        group_by: paths of options (`training.lr`) whose values tell groups apart; else all that differ between the
-            runs of an algorithm do, but for seeds.
+        x: horizontal axis, "steps", "seconds" or "gradient_steps".
+        group_by: paths of options (`training.lr`) that distinguish groups. Otherwise all options but the seed do that
+            differ between the runs of an algorithm.
         labels: names in the legend, one for each group.
-        smooth: each point is the mean of this many evaluations; the picture says so.
+        smooth: number of evaluations whose mean is a point. The picture says so.
 
-    Raises `ValueError`: no run is given, or one has no such metric, or no run has an option of `group_by`.
-    `ImportError`: matplotlib is not installed.
+    Raises:
+        ValueError: there is no run, a run has no such metric, or no run has an option of `group_by`.
+        ImportError: matplotlib is not installed.
     """
     figure = draw_runs(runs, metric=metric, scope=scope, x=x, group_by=group_by, labels=labels, smooth=smooth)
     return save_figure(figure, output)
 
 
 def save_figure(figure: "Figure", output: RunPath) -> Path:
-    """Write a figure, its folder too, and return the path."""
+    """Write a figure to a file, make its folder, and return the path."""
     target = Path(output).absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(target, dpi=150)
@@ -195,29 +213,30 @@ def draw_runs(
     labels: Sequence[str] = (),
     smooth: int = 1,
 ) -> Any:
-    """Return the matplotlib figure that `plot_runs` saves (same arguments, same errors)."""
+    """Return the matplotlib figure that `plot_runs` saves. Arguments and errors are the same."""
     opened = open_runs(runs)
     curves = {run.path: smoothed(read_curve(run.path, metric, scope, x), smooth) for run in opened}
-    found = group_runs(opened, group_by=group_by, labels=labels)
-    panels = by_environment(found)
-    groups = {
-        env: {group.label: [curves[run.path] for run in group.runs] for group in parts} for env, parts in panels.items()
-    }
-    learned_offline = x == "steps" and all(run.is_offline for run in opened)
+    groups = group_runs(opened, group_by=group_by, labels=labels)
+    panels = {}
+    for env, parts in by_environment(groups).items():
+        panels[env] = {part.label: [curves[run.path] for run in part.runs] for part in parts}
+    if x == "steps" and all(run.is_offline for run in opened):
+        x = "gradient_steps"  # the steps of offline runs, for the label of the axis
     return draw_curves(
-        groups,
+        panels,
         metric=metric,
         scope=scope,
-        x="gradient_steps" if learned_offline else x,
+        x=x,
         smooth=smooth,
-        settings={group.label: group.settings for group in found if group.settings},
+        settings={group.label: group.settings for group in groups if group.settings},
     )
 
 
 def by_environment(groups: Sequence[RunGroup]) -> dict[str, list[RunGroup]]:
-    """Return the parts of groups that belong to each environment."""
+    """Return the groups by environment, each with its runs in that environment. Empty groups are left out."""
+    all_runs = itertools.chain.from_iterable(group.runs for group in groups)
     panels: dict[str, list[RunGroup]] = {}
-    for env in dict.fromkeys(run.env for group in groups for run in group.runs):
+    for env in dict.fromkeys(run.env for run in all_runs):
         parts = [replace(each, runs=tuple(run for run in each.runs if run.env == env)) for each in groups]
         panels[env] = [part for part in parts if part.runs]
     return panels
@@ -232,12 +251,15 @@ def draw_curves(
     smooth: int = 1,
     settings: Mapping[str, str] | None = None,
 ) -> Any:
-    """Return the matplotlib figure of curves by panel and label, as `plot_runs` draws them.
+    """Return the matplotlib figure of curves, as `plot_runs` draws them.
 
-    `settings`: what labels stand for, written below the panels as a table.
+    Args:
+        groups: curves by the title of their panel and the label of their group.
+        metric, scope, x, smooth: as in `plot_runs`.
+        settings: settings that labels stand for, which are written below the panels as a table.
     """
     figure, panels = new_figure(len(groups), settings or {})
-    labels = list(dict.fromkeys(label for group in groups.values() for label in group))
+    labels = list(dict.fromkeys(itertools.chain.from_iterable(groups.values())))  # a group has one colour in all panels
     for panel, (title, group) in zip(panels, groups.items(), strict=True):
         bands: set[str] = set()
         for label, curves in group.items():
@@ -256,27 +278,29 @@ def draw_curves(
 
 
 def new_figure(num_panels: int, settings: Mapping[str, str] | None = None) -> tuple[Any, list[Any]]:
-    """Return a matplotlib figure without a display, and its panels, three in a row.
+    """Return a matplotlib figure that needs no display, and its panels, up to three in a row.
 
-    Below the panels `settings` (label -> text) become a table.
+    `settings` (texts by label) become a table below the panels.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(f"plots need matplotlib: {install_hint('plot')}") from error
+
     columns = min(num_panels, 3)
     rows = -(-num_panels // columns)
     width, height = _PANEL_WIDTH * columns, _PANEL_HEIGHT * rows
     table = _table_rows(settings or {}, width)
     table_height = _LINE_HEIGHT * sum(len(lines) for _, lines in table)
     figure = Figure(figsize=(width, height + table_height), layout="constrained")
-    FigureCanvasAgg(figure)  # drawn without a display, and without pyplot's state
+    FigureCanvasAgg(figure)  # needs neither a display nor the global state of pyplot
     picture: Any = figure
     if table:
         parts: Any = figure.subfigures(2, 1, height_ratios=(height, table_height))
         picture, below = parts
         _write_table(below, table)
+
     panels = list(picture.subplots(rows, columns, squeeze=False).flat)
     for unused in panels[num_panels:]:
         unused.set_axis_off()
@@ -284,14 +308,14 @@ def new_figure(num_panels: int, settings: Mapping[str, str] | None = None) -> tu
 
 
 def _table_rows(settings: Mapping[str, str], width: float) -> list[tuple[str, list[str]]]:
-    """Return each label with its text, cut into lines that fit into the width of a picture in inches."""
+    """Return each label with its text, divided into lines that fit into a picture of this width in inches."""
     longest = max(map(len, settings), default=0)
     letters = int(width / _LETTER_WIDTH) - longest - 4
     return [(label, textwrap.wrap(text, letters) or ["-"]) for label, text in settings.items()]
 
 
 def _write_table(figure: "SubFigure", table: Sequence[tuple[str, Sequence[str]]]) -> None:
-    """Write the rows of a table into a part of a figure, all of its lines at equal distances."""
+    """Write the rows of a table into a part of a figure, with equal distances between all lines."""
     total = sum(len(lines) for _, lines in table)
     longest = max(len(label) for label, _ in table)
     width, _ = figure.get_figure(root=True).get_size_inches()
@@ -306,8 +330,9 @@ def _write_table(figure: "SubFigure", table: Sequence[tuple[str, Sequence[str]]]
 
 
 def _draw_group(panel: "Axes", label: str, curves: Sequence[Curve], number: int, bands: set[str]) -> None:
-    """Draw the curves of one group; add what its band shows to `bands`."""
-    colour, line = COLOURS[number % len(COLOURS)], _LINES[number // len(COLOURS) % len(_LINES)]
+    """Draw the curves of one group, and add the meaning of its band to `bands`."""
+    colour = COLOURS[number % len(COLOURS)]
+    line = _LINES[number // len(COLOURS) % len(_LINES)]
     label = textwrap.fill(picture_text(label), MAX_LABEL)
     if len(curves) == 1:
         x, values, spread = curves[0]
@@ -326,7 +351,7 @@ def _draw_group(panel: "Axes", label: str, curves: Sequence[Curve], number: int,
 
 
 def dress(panel: "Axes", title: str, x_label: str, y_label: str, bands: Iterable[str] = ()) -> None:
-    """Give a panel its words, a grid and a legend, where it has entries; `bands` are entries for shaded areas."""
+    """Add title, labels, a grid and a legend to a panel. `bands` are texts of the legend for shaded areas."""
     panel.set_title(picture_text(title))
     panel.set_xlabel(picture_text(x_label))
     panel.set_ylabel(picture_text(y_label))
