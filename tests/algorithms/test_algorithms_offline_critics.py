@@ -96,7 +96,8 @@ def test_iqls_mean_is_squashed_when_acting_and_draws_are_around_it():
         inputs = module.forward_inference({"obs": torch.from_numpy(obs)})["action_dist_inputs"]
     assert linear.abs().max() > 3.0
     np.testing.assert_allclose(inputs[:, :2], linear.tanh(), atol=1e-6)
-    np.testing.assert_allclose(policy.compute_actions(obs, explore=False), 2.0 * linear.tanh(), atol=1e-5)
+    # Acting sums in another order than torch; the weights, multiplied by 1e3, enlarge its rounding on some processors.
+    np.testing.assert_allclose(policy.compute_actions(obs, explore=False), 2.0 * linear.tanh(), atol=1e-4)
 
 
 def test_an_iql_policy_of_version_0_2_keeps_its_mean():

@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 ROOM, FACE = ROOT / "lockstep/algorithms", ROOT / "lockstep/__init__.py"
 COMMAND = "python tests/architecture/algorithm_list.py"
 OF_ALGORITHMS = re.compile(r"^from lockstep\.algorithms\.\w+ import .*\n", re.MULTILINE)
-IMPORTED_BY_FACE = re.compile(r"^from lockstep\.algorithms import \([^)]*\)\n", re.MULTILINE)
+IMPORTED_BY_FACE = re.compile(r"^    from lockstep\.algorithms import \([^)]*\)\n", re.MULTILINE)
+"""The import under `TYPE_CHECKING`: at run time the package loads its names when the first is used."""
 EXPORTED = re.compile(r"^__all__ = \[[^]]*\]\n", re.MULTILINE)
 
 
@@ -71,7 +72,7 @@ def written() -> dict[Path, str]:
     assert match
     imported = [name.strip() for name in match.group().partition("(")[2].rstrip(")\n").split(",") if name.strip()]
     kept = [name for name in imported if name not in before]
-    new = f"from lockstep.algorithms import ({', '.join([*kept, *listed()])})\n"
+    new = f"    from lockstep.algorithms import ({', '.join([*kept, *listed()])})\n"
     of_face = of_face[: match.start()] + new + of_face[match.end() :]
     of_face = exported(of_face, before, listed())
     return {ROOM / "__init__.py": sorted_by_ruff(of_room), FACE: sorted_by_ruff(of_face)}

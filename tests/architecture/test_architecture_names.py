@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from algorithm_list import COMMAND, classes_by_file, listed
+from algorithm_list import COMMAND, classes_by_file, listed, written
 from architecture_checks import declared_names
 from public_names import NAMES, RENAMED, as_table, find, is_same, new_path, saved_names, shown_in
 
@@ -136,6 +136,11 @@ def test_importing_the_folders_that_files_name_is_light():
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, timeout=120, capture_output=True, text=True)
     assert done.stdout.split() == ["[]"]
+
+
+def test_the_list_of_algorithms_is_what_its_command_writes():
+    for path, text in written().items():
+        assert path.read_text(encoding="utf-8") == text, f"{path.name} is not what `{COMMAND}` writes"
 
 
 def test_the_classes_of_every_algorithm_are_exported():
