@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise, repeat
 from operator import attrgetter
@@ -935,7 +935,7 @@ class MultiAgentBatch:
             slice_of_row = steps // k
             # Units are what a slice takes whole: rows, or sequences.
             slice_of_unit = slice_of_row
-            take = batch.take_rows
+            take: Callable[[Slice | np.ndarray], SampleBatch] = batch.take_rows
             if _SEQ_LENS in batch:
                 seq_lens = to_numpy_leaf(batch[_SEQ_LENS])
                 not_empty = np.flatnonzero(seq_lens)

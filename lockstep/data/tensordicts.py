@@ -57,7 +57,7 @@ def _put(library: Any, target: Any, key: str, column: Tree, kinds: dict[str, Any
     """Set `target[key]` to a column, and write the kinds of its parts into `kinds` under their paths."""
     if isinstance(column, dict | tuple):
         is_tuple = isinstance(column, tuple)
-        parts = {str(index): part for index, part in enumerate(column)} if is_tuple else column
+        parts: dict[Any, Tree] = {str(i): part for i, part in enumerate(column)} if is_tuple else dict(column)
         kinds[path] = {"kind": "tuple" if is_tuple else "dict"}
         branch = library.TensorDict({}, batch_size=target.batch_size)
         for name, part in parts.items():

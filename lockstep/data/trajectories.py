@@ -1,12 +1,12 @@
-"""Episodes as time-major columns, and shards of them that together are exactly the whole.
+"""Episodes as time-major columns, and exact shards of them for several learners.
 
-Rows stand in a grid `[T, B]`. The true next observation of row `(t, b)` is the observation of row `(t + 1, b)`, except
-at rows listed in `bootstrap_index`, whose true next observation is stored apart (an episode cut by a time limit, or a
-piece that ends with the data).
+Rows form a grid `[T, B]`. The true next observation of row `(t, b)` is the observation of row `(t + 1, b)`, except for
+the rows in `bootstrap_index`, whose true next observation is stored separately: an episode was cut by a time limit, or
+the data ends.
 
-Rows are shared out in one order: column by column, in the order of time. A shard holds its rows and, besides, the rest
-of the episodes (or environments) that they are part of, so that whatever looks along an episode - returns, advantages,
-running statistics - finds the numbers that the whole has there. `owned` says which rows are the shard's.
+Shards take rows in one order: column by column, in order of time. A shard *owns* some rows, and holds the rest of their
+episodes (or environments) as well. So everything that is computed along an episode - returns, advantages, running
+statistics - has the same values as on one learner. `owned` marks the rows to train on.
 """
 
 from __future__ import annotations
@@ -27,180 +27,207 @@ _IN_GRID = (
     *("obs", "actions", "rewards", "terminateds", "truncateds", "cuts", "dones", "valid", "starts"),
     *("action_logp", "recorded", "critic_obs"),
 )
-"""fields of a value for each cell of the grid"""
-_APART = {"bootstrap_index": "bootstrap_obs", "state_index": "states", "terminal_index": "terminal_obs"}
-"""fields of flat rows of the grid -> what is stored for these rows"""
+"""Fields with a value for each row of the grid."""
+_VALUES_OF_INDEX = {"bootstrap_index": "bootstrap_obs", "state_index": "states", "terminal_index": "terminal_obs"}
+"""Fields of flat row numbers, each with the field that holds the values of these rows."""
 
 
 @dataclass(slots=True)
 class Trajectories:
-    """Time-major columns; every array may be a view on a rollout store."""
+    """Time-major columns `[T, B, ...]`, which may be views on a rollout store.
+
+    *Flat rows* are rows `t * B + b` of the grid.
+    """
 
     obs: Tree
-    """[T, B, ...]"""
+    """Observations `[T, B, ...]`."""
     actions: np.ndarray
-    """[T, B, ...]"""
+    """Actions `[T, B, ...]`."""
     rewards: np.ndarray
-    """[T, B] float32"""
+    """Rewards, float32 `[T, B]`."""
     terminateds: np.ndarray
-    """[T, B] bool: the episode ended for good, nothing is bootstrapped"""
+    """Rows whose episode terminated there, bool `[T, B]`. Nothing is bootstrapped."""
     cuts: np.ndarray
-    """[T, B] bool: truncated, or the last row of a piece; the value of its own next observation is bootstrapped"""
+    """Rows at which the episode was truncated or the piece ends, bool `[T, B]`. The value of the row's own next
+    observation is bootstrapped."""
     dones: np.ndarray
-    """[T, B] bool: what follows in this column belongs to another episode (not set where only the data ends)"""
+    """Rows after which another episode follows in the column, bool `[T, B]`. Not set where only the data ends."""
     bootstrap_index: np.ndarray
-    """[K] int64 indices into the flat [T * B] rows"""
+    """Flat rows `[K]` int64 whose next observation is bootstrapped and stored in `bootstrap_obs`."""
     bootstrap_obs: Tree
-    """[K, ...] true next observations of those rows"""
+    """True next observations `[K, ...]` of these rows."""
     valid: np.ndarray | None = None
-    """[T, B] bool, or None where every row is a transition"""
+    """Rows that are transitions, bool `[T, B]`. None if all rows are."""
     starts: np.ndarray | None = None
-    """[T, B] bool: rows before which a recurrent policy forgot; None where nobody remembered"""
+    """Rows before which a recurrent policy was reset, bool `[T, B]`. None for policies without memory."""
     state_index: np.ndarray | None = None
-    """[P] int64 indices into the flat rows: pieces that begin with a stored recurrent state"""
+    """Flat rows `[P]` int64 at which pieces with a stored recurrent state begin."""
     states: Tree = None
-    """{name: [P, ...]} those states, as they were before the rows"""
+    """Recurrent states `{name: [P, ...]}` before these rows."""
     owned: np.ndarray | None = None
-    """[T, B] bool: the rows to train on, where the others only complete their episodes; None for all"""
+    """Rows to train on, bool `[T, B]`; the other rows of a shard only complete episodes. None if all rows are."""
     positions: np.ndarray | None = None
-    """[N] int64: the numbers of the own transitions in the whole that they are a shard of; None: one after another"""
+    """Numbers `[N]` int64 of the owned transitions among all transitions of all shards. None for 0 to N - 1."""
     place: tuple[int, int, int, int] | None = None
-    """(first step, first column, all steps, all columns): where a shard lies in the grid; None: it is the whole"""
+    """Place of a shard in the whole grid: (first step, first column, all steps, all columns). None for the whole."""
     action_logp: np.ndarray | None = None
-    """[T, B] log-probability of each action under the policy that acted; NaN (or None for all): not known"""
+    """Log-probability `[T, B]` of each action under the policy that acted; NaN if unknown. None if all are unknown."""
     truncateds: np.ndarray | None = None
-    """[T, B] bool: the episode was truncated here (not where only the data end); None: wherever it was cut"""
+    """Rows at which the episode was truncated, bool `[T, B]`; not set where only the data ends. None if all `cuts` are
+    truncations."""
     recorded: dict[str, Tree] | None = None
-    """{name: [T, B, ...]} the other extra model outputs of the episodes, as recorded when acting"""
+    """Other extra model outputs that were recorded while acting, `{name: [T, B, ...]}`."""
     terminal_index: np.ndarray | None = None
-    """[E] int64 flat rows at which an episode terminated"""
+    """Flat rows `[E]` int64 at which an episode terminated."""
     terminal_obs: Tree = None
-    """[E, ...] true next observations of those rows"""
+    """True next observations `[E, ...]` of these rows."""
     critic_obs: np.ndarray | None = None
-    """[T, B, ...] what a centralised critic sees at each observation; None where there is none"""
+    """Input `[T, B, ...]` of a centralised critic at each observation. None without such a critic."""
     bootstrap_critic_obs: np.ndarray | None = None
-    """[K, ...] the same at `bootstrap_obs`"""
+    """Input `[K, ...]` of a centralised critic at `bootstrap_obs`."""
 
     def next_obs(self) -> Tree:
-        """Return true next observations `[T * B, ...]`, a copy (zeros after the last row of the data)."""
+        """Return a copy of the true next observations `[T * B, ...]`, with zeros after the last row of the data."""
 
-        def following(leaf: np.ndarray) -> np.ndarray:
+        def shifted(leaf: np.ndarray) -> np.ndarray:
             return np.concatenate([leaf[1:], np.zeros_like(leaf[:1])]).reshape(-1, *leaf.shape[2:])
 
-        moved = map_tree(following, self.obs)
-        for index, own in ((self.bootstrap_index, self.bootstrap_obs), (self.terminal_index, self.terminal_obs)):
+        next_obs = map_tree(shifted, self.obs)
+        for index, obs in ((self.bootstrap_index, self.bootstrap_obs), (self.terminal_index, self.terminal_obs)):
             if index is not None and len(index):
-                for leaf, last in zip(leaves(moved), leaves(own)):
-                    leaf[index] = last
-        return moved
+                for leaf, values in zip(leaves(next_obs), leaves(obs)):
+                    leaf[index] = values
+        return next_obs
 
     @property
     def shape(self) -> tuple[int, int]:
-        """T and B."""
+        """`(T, B)`."""
         return self.rewards.shape[0], self.rewards.shape[1]
 
     @property
     def num_rows(self) -> int:
-        """Number of real transitions to train on."""
+        """Number of transitions to train on."""
         rows = self.rows()
         return self.rewards.size if rows is None else len(rows)
 
     def rows(self) -> np.ndarray | None:
-        """Return the flat indices of the real transitions to train on, `None` for all rows."""
+        """Return the flat rows of the transitions to train on, or None for all rows."""
         if self.owned is None:
             return None if self.valid is None else np.flatnonzero(self.valid)
         return np.flatnonzero(self.owned if self.valid is None else self.owned & self.valid)
 
     def flat_obs(self) -> Tree:
-        """Return observations `[T * B, ...]`, a view."""
+        """Return the observations as a view `[T * B, ...]`."""
         return map_tree(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), self.obs)
 
     def flat_actions(self) -> np.ndarray:
-        """Return actions `[T * B, ...]`, a view."""
+        """Return the actions as a view `[T * B, ...]`."""
         return self.actions.reshape(-1, *self.actions.shape[2:])
 
     def shards(self, num_shards: int, *, cut: bool = True) -> list[Trajectories | None]:
-        """Return `num_shards` views that together own every row once, of sizes that differ by at most one row.
+        """Return `num_shards` views that together own every row once. Their sizes differ by at most one row.
 
-        A shard without a transition is None. `cut=False` keeps episodes whole (of several environments: their columns),
-        as modules with memory need it; shards are then balanced as far as that goes. `positions` of a shard are the
-        numbers of its transitions among those of the whole. `ValueError` for `num_shards < 1`.
+        `positions` of a shard are the numbers of its transitions in the whole. A shard without transitions is None.
+
+        With `cut=False` episodes stay whole (or, for several environments, their columns), and the sizes are balanced
+        as well as possible. Modules with memory need it.
+
+        Raises:
+            ValueError: `num_shards` is below 1.
         """
         check_whole("num_shards", num_shards, 1)
         if num_shards == 1:
             return [self if self.num_rows else None]
-        steps, columns = self.shape
-        bounds = [shard * steps * columns // num_shards for shard in range(num_shards + 1)]
+
+        num_steps, num_envs = self.shape
+        bounds = [shard * num_steps * num_envs // num_shards for shard in range(num_shards + 1)]
         begins = self._piece_begins()
-        if not cut:  # a piece belongs to the shard that owns its first row
+        numbers: np.ndarray | None = self._numbers()
+        if not cut:
+            # A piece belongs to the shard that would own its first row.
             bounds = [int(begins[np.searchsorted(begins, bound)]) for bound in bounds]
-        numbers = self._numbers()
+            numbers = None
+
         shards: list[Trajectories | None] = []
         for start, stop in itertools.pairwise(bounds):
-            shard = None if start == stop else self._shard(start, stop, begins, None if not cut else numbers)
+            shard = None if start == stop else self._shard(start, stop, begins, numbers)
             shards.append(shard if shard is not None and shard.num_rows else None)
         return shards
 
     def _piece_begins(self) -> np.ndarray:
-        """Return the rows, counted column by column, before which the grid may be cut; and the number of all rows."""
-        steps, columns = self.shape
-        if columns > 1:
-            return np.arange(columns + 1) * steps
+        """Return the rows, counted column by column, before which the grid may be cut, and the number of all rows."""
+        num_steps, num_envs = self.shape
+        if num_envs > 1:
+            # Pieces are whole columns, so that a shard is a rectangle of the grid.
+            return np.arange(num_envs + 1) * num_steps
         ends = (self.dones | self.cuts)[:, 0]
-        return np.unique(np.concatenate([[0], np.flatnonzero(ends) + 1, [steps]]))
+        return np.unique(np.concatenate([[0], np.flatnonzero(ends) + 1, [num_steps]]))
 
     def _numbers(self) -> np.ndarray:
-        """Return [T, B] int64: the number of each transition among all, as one learner counts them."""
+        """Return the number of each transition among all of them, int64 `[T, B]`, as one learner counts them."""
         if self.valid is None:
             return np.arange(self.rewards.size).reshape(self.shape)
         return np.cumsum(self.valid.reshape(-1)).reshape(self.shape) - 1
 
     def _shard(self, start: int, stop: int, begins: np.ndarray, numbers: np.ndarray | None) -> Trajectories:
-        """Return the pieces around rows `start` to `stop`, counted column by column; whole without `numbers`."""
-        steps, columns = self.shape
+        """Return the pieces that hold rows `start` to `stop`, counted column by column.
+
+        With `numbers` the shard owns just these rows, without it all rows of the pieces.
+        """
+        num_steps, num_envs = self.shape
         first = int(begins[np.searchsorted(begins, start, side="right") - 1])
         last = int(begins[np.searchsorted(begins, stop)])
-        times, envs = (
-            (slice(first, last), slice(0, 1))
-            if columns == 1
-            else (slice(0, steps), slice(first // steps, last // steps))
-        )
+        if num_envs == 1:
+            times = slice(first, last)
+            envs = slice(0, 1)
+        else:
+            times = slice(0, num_steps)
+            envs = slice(first // num_steps, last // num_steps)
+
         shard = self._window(times, envs)
         if numbers is not None:
-            cells = np.arange(first, last).reshape(envs.stop - envs.start, -1).T
-            shard.owned = (cells >= start) & (cells < stop)
+            rows_by_column = np.arange(first, last).reshape(envs.stop - envs.start, -1).T
+            shard.owned = (rows_by_column >= start) & (rows_by_column < stop)
             shard.positions = numbers[times, envs].reshape(-1)[shard.rows()]
         return shard
 
     def _window(self, times: slice, envs: slice) -> Trajectories:
-        grid = {name: rows_of(getattr(self, name), (times, envs)) for name in self._given(_IN_GRID)}
-        apart: dict[str, Any] = {}
-        for index in self._given(_APART):
-            apart[index], kept = self._moved(getattr(self, index), times, envs)
-            apart[_APART[index]] = rows_of(getattr(self, _APART[index]), kept)
-            if index == "bootstrap_index" and self.bootstrap_critic_obs is not None:
-                apart["bootstrap_critic_obs"] = self.bootstrap_critic_obs[kept]
+        """Return a rectangle of the grid as views."""
+        changes: dict[str, Any] = {}
+        for name in self._fields_with_data(_IN_GRID):
+            changes[name] = rows_of(getattr(self, name), (times, envs))
+        for index_name in self._fields_with_data(_VALUES_OF_INDEX):
+            value_name = _VALUES_OF_INDEX[index_name]
+            changes[index_name], is_inside = self._rows_in_window(getattr(self, index_name), times, envs)
+            changes[value_name] = rows_of(getattr(self, value_name), is_inside)
+            if index_name == "bootstrap_index" and self.bootstrap_critic_obs is not None:
+                changes["bootstrap_critic_obs"] = self.bootstrap_critic_obs[is_inside]
         place = (times.start, envs.start, *self.shape)
-        return replace(self, **grid, **apart, owned=None, positions=None, place=place)
+        return replace(self, **changes, owned=None, positions=None, place=place)
 
-    def _given(self, names: Iterable[str]) -> list[str]:
+    def _fields_with_data(self, names: Iterable[str]) -> list[str]:
         return [name for name in names if getattr(self, name) is not None]
 
-    def _moved(self, rows: np.ndarray, times: slice, envs: slice) -> tuple[np.ndarray, np.ndarray]:
-        """Return those of the flat `rows` that lie in the window, as its flat rows; and which of `rows` they are."""
+    def _rows_in_window(self, rows: np.ndarray, times: slice, envs: slice) -> tuple[np.ndarray, np.ndarray]:
+        """Return the flat rows of a window that correspond to flat `rows` of the grid, and the mask of those inside."""
         t, b = np.divmod(rows, self.shape[1])
-        kept = (t >= times.start) & (t < times.stop) & (b >= envs.start) & (b < envs.stop)
-        return (t[kept] - times.start) * (envs.stop - envs.start) + b[kept] - envs.start, kept
+        is_inside = (t >= times.start) & (t < times.stop) & (b >= envs.start) & (b < envs.stop)
+        window_rows = (t[is_inside] - times.start) * (envs.stop - envs.start) + b[is_inside] - envs.start
+        return window_rows, is_inside
 
 
 def trajectories_from_episodes(episodes: Sequence[SingleAgentEpisode]) -> Trajectories:
-    """Return episodes one after another as one column of `[T, 1]`; each ends with its own bootstrap observation.
+    """Return episodes, one after another, as trajectories with a single column: `[T, 1]`.
 
-    All episodes of one rollout, in any order, are read as the store's own columns `[T, B]`, without a copy.
-    What was recorded when acting is read from the extra outputs (`action_logp` `[T]`, `action_dist_inputs`, ...).
-    The recurrent state before the first step is read from the extra output `state_in` `{name: [T, ...]}`, or from
-    `custom_data["state_in"]`, `{"t": step, "state": {name: [...]}}`; without one episodes begin with the initial one.
-    Raises `ValueError` for an empty list or when no episode has a step.
+    All episodes of one rollout, in any order, are read as the columns `[T, B]` of the store instead, without a copy.
+
+    Log-probabilities and other outputs that were recorded while acting are read from the extra model outputs
+    (`action_logp` `[T]`, `action_dist_inputs`, ...). The recurrent state before the first step is read from the extra
+    model output `state_in` `{name: [T, ...]}`, or from `custom_data["state_in"]`, which is
+    `{"t": step, "state": {name: [...]}}`. Without them an episode begins with the initial state.
+
+    Raises:
+        ValueError: no episode has a step.
     """
     pieces = [episode for episode in episodes if len(episode)]
     if not pieces:
@@ -208,8 +235,10 @@ def trajectories_from_episodes(episodes: Sequence[SingleAgentEpisode]) -> Trajec
     rollout = pieces[0].source
     if rollout is not None and rollout.is_whole(pieces):
         return rollout.trajectories()
+
     data = [piece.get_data_dict() for piece in pieces]
-    ends = np.cumsum([len(piece) for piece in pieces]) - 1
+    lengths = np.array([len(piece) for piece in pieces])
+    ends = np.cumsum(lengths) - 1
 
     def joined(column: str) -> Any:
         return zip_trees(lambda parts: np.concatenate(parts)[:, None], [item[column] for item in data], column)
@@ -217,63 +246,77 @@ def trajectories_from_episodes(episodes: Sequence[SingleAgentEpisode]) -> Trajec
     terminateds = joined(Columns.TERMINATEDS).astype(bool)
     dones = np.zeros_like(terminateds)
     dones[ends, 0] = True
-    cuts = dones & ~terminateds
     starts = np.zeros_like(terminateds)
-    starts[ends - [len(piece) - 1 for piece in pieces], 0] = True
-    stored = [_state_before(item, piece) for item, piece in zip(data, pieces)]
-    kept = [i for i, state in enumerate(stored) if state is not None]
-    recorded = _recorded(data)
-    last = zip_trees(np.concatenate, [rows_of(item[Columns.NEXT_OBS], slice(-1, None)) for item in data], "")
+    starts[ends - (lengths - 1), 0] = True
+
+    states = [_state_before(item, piece) for item, piece in zip(data, pieces)]
+    with_state = [i for i, state in enumerate(states) if state is not None]
+    recorded = _recorded_outputs(data)
+    last_obs = zip_trees(np.concatenate, [rows_of(item[Columns.NEXT_OBS], slice(-1, None)) for item in data], "")
     is_open = ~terminateds[ends, 0]
-    critic_obs = _critic_obs(pieces)
-    return Trajectories(
+
+    trajectories = Trajectories(
         obs=joined(Columns.OBS),
         actions=joined(Columns.ACTIONS),
         rewards=joined(Columns.REWARDS).astype(np.float32),
         terminateds=terminateds,
-        cuts=cuts,
+        cuts=dones & ~terminateds,
         dones=dones,
         bootstrap_index=ends[is_open].astype(np.int64),
-        bootstrap_obs=rows_of(last, is_open),
+        bootstrap_obs=rows_of(last_obs, is_open),
         starts=starts,
-        state_index=np.flatnonzero(starts)[kept] if kept else None,
-        states=zip_trees(np.stack, [stored[i] for i in kept], Columns.STATE_IN) if kept else None,
         action_logp=recorded.pop(Columns.ACTION_LOGP, None),
         truncateds=joined(Columns.TRUNCATEDS).astype(bool),
         recorded=recorded,
         terminal_index=ends[~is_open].astype(np.int64),
-        terminal_obs=rows_of(last, ~is_open),
-        critic_obs=None if critic_obs is None else np.concatenate([rows[:-1] for rows in critic_obs])[:, None],
-        bootstrap_critic_obs=None if critic_obs is None else np.stack([rows[-1] for rows in critic_obs])[is_open],
+        terminal_obs=rows_of(last_obs, ~is_open),
     )
+    if with_state:
+        trajectories.state_index = np.flatnonzero(starts)[with_state]
+        trajectories.states = zip_trees(np.stack, [states[i] for i in with_state], Columns.STATE_IN)
+    critic_obs = _critic_obs(pieces)
+    if critic_obs is not None:
+        trajectories.critic_obs = np.concatenate([rows[:-1] for rows in critic_obs])[:, None]
+        trajectories.bootstrap_critic_obs = np.stack([rows[-1] for rows in critic_obs])[is_open]
+    return trajectories
 
 
 def _critic_obs(pieces: Sequence[SingleAgentEpisode]) -> list[np.ndarray] | None:
-    """Return what a centralised critic sees, `[T + 1, ...]` of each piece, from its infos; None where there is none.
+    """Return the input of a centralised critic, `[T + 1, ...]` for each piece, from the infos; None without a critic.
 
-    Zeros after the end of an agent that got no last observation. `ValueError` where some pieces have none.
+    It is zeros after the end of an agent that got no last observation.
+
+    Raises:
+        ValueError: some pieces have an input and others have none.
     """
-    first = [(piece.get_infos(0) or {}).get(Columns.CRITIC_OBS) for piece in pieces]
-    if first[0] is None:
+    first_inputs = [(piece.get_infos(0) or {}).get(Columns.CRITIC_OBS) for piece in pieces]
+    if first_inputs[0] is None:
         return None
-    nothing, found = np.zeros_like(first[0]), []
-    for piece, value in zip(pieces, first):
-        if value is None:
+
+    zeros = np.zeros_like(first_inputs[0])
+    inputs = []
+    for piece, first_input in zip(pieces, first_inputs):
+        if first_input is None:
             raise ValueError(f"{Columns.CRITIC_OBS!r} is in the infos of some episodes only; give it with all of them")
-        found.append(np.stack([(info or {}).get(Columns.CRITIC_OBS, nothing) for info in piece.get_infos()]))
-    return found
+        inputs.append(np.stack([(info or {}).get(Columns.CRITIC_OBS, zeros) for info in piece.get_infos()]))
+    return inputs
 
 
 COMPARED_WITH = (Columns.ACTION_LOGP, Columns.ACTION_DIST_INPUTS, Columns.VF_PREDS)
-"""extra model outputs that a loss compares the present ones with"""
+"""Extra model outputs that a loss compares with those of the present weights."""
 
 
-def _recorded(data: Sequence[Mapping[str, Any]]) -> dict[str, Tree]:
-    """`{name: [T, 1, ...]}` of the extra model outputs that all pieces have; of those that a loss compares with, NaN
-    in pieces without one. What cannot be joined, and is compared with nothing, is passed over.
+def _recorded_outputs(data: Sequence[Mapping[str, Any]]) -> dict[str, Tree]:
+    """Return the extra model outputs of all pieces, `{name: [T, 1, ...]}`.
+
+    An output that a loss compares with is NaN in pieces that lack it. Other outputs are left out if a piece lacks them
+    or they cannot be joined.
     """
-    names = [name for name in dict.fromkeys(name for item in data for name in item) if name not in NO_EXTRAS]
-    joined: dict[str, Tree] = {}
+    names: dict[str, None] = {}
+    for item in data:
+        names.update(dict.fromkeys(name for name in item if name not in NO_EXTRAS))
+
+    outputs: dict[str, Tree] = {}
     for name in names:
         parts = [item.get(name) for item in data]
         if name in COMPARED_WITH:
@@ -283,15 +326,19 @@ def _recorded(data: Sequence[Mapping[str, Any]]) -> dict[str, Tree]:
         if is_state_column(name) or any(part is None for part in parts):
             continue
         try:
-            joined[name] = zip_trees(lambda leaves_: np.concatenate(leaves_)[:, None], parts, name)
+            outputs[name] = zip_trees(lambda arrays: np.concatenate(arrays)[:, None], parts, name)
         except ValueError:
             if name in COMPARED_WITH:
                 raise
-    return joined
+    return outputs
 
 
 def _state_before(data: Mapping[str, Any], piece: SingleAgentEpisode) -> Tree:
+    """Return the recurrent state before the first step of a piece, or None if it is not known."""
     if Columns.STATE_IN in data:
         return map_tree(lambda leaf: np.asarray(leaf)[0], data[Columns.STATE_IN])
-    kept = piece.custom_data.get(Columns.STATE_IN)
-    return None if kept is None or kept["t"] != piece.t_started else map_tree(np.asarray, kept["state"])
+    stored = piece.custom_data.get(Columns.STATE_IN)
+    # A later slice of the episode has the same `custom_data`, and its state is not known.
+    if stored is None or stored["t"] != piece.t_started:
+        return None
+    return map_tree(np.asarray, stored["state"])
