@@ -1,4 +1,4 @@
-"""`Collector`: lets a policy act in environments that are stepped together."""
+"""`Collector`: collects the steps of a policy in environments that are stepped together."""
 
 from __future__ import annotations
 
@@ -15,20 +15,32 @@ from lockstep.state.streams import RandomStreams
 
 
 class Collector(BaseCollector):
-    """Steps all environments of a vector together.
+    """Collector that steps all environments of a vector together.
 
-    `env`: a boundary, a gymnasium environment or vector, an EnvPool pool, or an id. With a `buffer` every step is
-    stored; without one (evaluation) only returns and lengths are kept. It explores within a training step, and
-    everywhere where `exploration_noise` is set, or `epsilon`: with it a policy of action values takes any action with
-    that probability, whatever it does in training. `on_step_hook(step_result)` (with arrays of its own) and
-    `on_episode_done_hook(env_index, episode_return, length)` observe. What the policy's connectors are to record (frame
-    stacks, previous actions, resized images) is stored, from a copy of them of its own. `seed`: for its own random
-    streams (episodes, exploration, random actions); without one each collector plays other episodes, and a trainer
-    gives it the streams of the policy's seed. `place`: `(first, number of all)` where several collectors have a part of
-    the environments each. `whole_episodes`: `collect(n_step=...)` collects whole episodes only: one in each
-    environment, then another in each, until there are at least `n_step` steps. A collect that fails leaves no row
-    behind (in a `ReplayBuffer`, which gets pieces of 128 vector steps: no row of the piece); the next one begins new
-    episodes.
+    Observations pass through a copy of the policy's recording connectors (frame stacks, previous actions, resized
+    images) before they are stored and acted on. The policy samples its actions within a training step, and elsewhere if
+    `exploration_noise` or `epsilon` is set.
+
+    A collect that fails leaves no row behind, and the next one begins new episodes. A `ReplayBuffer` is an exception:
+    it gets pieces of 128 vector steps, and only the piece that fails is not stored.
+
+    Args:
+        policy: The policy that acts.
+        env: The environments: a boundary, a gymnasium environment or vector, an EnvPool pool, or an id.
+        buffer: Buffer that steps are stored in. Without one, as in evaluation, only returns and lengths are kept.
+        exploration_noise: Whether actions are sampled outside a training step too.
+        on_step_hook: Function `f(step_result)`, called after each vector step with a copy of its result.
+        on_episode_done_hook: Function `f(env_index, episode_return, length)`, called for each episode that ends.
+        raise_on_nan_in_buffer: Whether values that are not finite raise `MalformedBufferError`.
+        epsilon: Probability of a random action, for policies with action values. It replaces the probability that the
+            policy uses in training.
+        seed: Seed of the collector's random streams for episodes, exploration and random actions. Without one each
+            collector has other episodes, and a trainer passes the streams of the policy's seed.
+        streams: Random streams, instead of `seed`.
+        place: `(first, total)` if several collectors share `total` environments: the index of this collector's first
+            environment, and the total.
+        whole_episodes: Whether `collect(n_step=...)` collects whole episodes: one in each environment, then another in
+            each, until there are at least `n_step` steps.
     """
 
     stepper: VectorStepper
@@ -49,7 +61,7 @@ class Collector(BaseCollector):
         place: tuple[int, int] | None = None,
         whole_episodes: bool = False,
     ) -> None:
-        sole_part(policy)  # a policy that cannot act is refused before environments are made
+        sole_part(policy)  # refuse a policy that cannot act before environments are constructed
         boundary = env if isinstance(env, VectorBoundary) else make_vector(env)
         with close_env_on_error(env, boundary):
             super().__init__(
@@ -66,5 +78,5 @@ class Collector(BaseCollector):
 
     @property
     def store(self) -> RolloutStore | None:
-        """What steps are written into: the buffer itself, or what stands in front of a `ReplayBuffer`."""
+        """Store that steps are written into: the buffer itself, or a `ReplayWriter` in front of a `ReplayBuffer`."""
         return self.stepper.store

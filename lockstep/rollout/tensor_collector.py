@@ -1,4 +1,4 @@
-"""`TensorCollector`: collects steps of tensor environments on their device, in one CUDA graph."""
+"""`TensorCollector`: collects steps of tensor environments on their device, as one CUDA graph for each collect."""
 
 from __future__ import annotations
 
@@ -14,21 +14,30 @@ from lockstep.state.streams import RandomStreams
 
 
 class TensorCollector(BaseCollector):
-    """Steps tensor environments and writes what happens into a `TensorRollout`, or into a `TensorReplay`, without a
-    copy to the host.
+    """Collector of tensor environments, which stores steps on their device without a copy to the host.
 
-    Every collect takes the same number of vector steps; on a CUDA device that can hold them in a graph the third and
-    all later ones are one launch. Only returns and lengths of the episodes that ended are copied to the host.
+    Every collect takes the same number of vector steps. On a CUDA device whose operations can be captured, the third
+    collect captures them in a graph, and later collects are one launch. Only the returns and lengths of ended episodes
+    are copied to the host.
+
     `collect` raises `ValueError` for another amount, for episodes, and for random actions into a rollout.
 
     Args:
-        policy: acts by drawing from its distribution, or by an exploration that draws on a device; without memory.
-        env: the environments, on the device of the policy's network.
-        num_steps: vector steps of each collect.
-        replay: `capacity`, `n_step` and `gamma` of a `TensorReplay`; None: a rollout.
-        share: which of the environments of several ranks these are. Each rank has a collector, and all make the same
-            calls: rows, actions and statistics are those of one collector with the environments of all, and so is its
-            state. `ValueError` for environments that do not draw by rows (`TensorEnv` does).
+        policy: Policy that acts by sampling from its distribution, or with an exploration that draws on a device. It
+            must not have recurrent layers.
+        env: The environments, on the device of the policy's network.
+        num_steps: Number of vector steps of each collect.
+        exploration_noise: Whether actions are sampled outside a training step too.
+        raise_on_nan_in_buffer: Whether values that are not finite raise `MalformedBufferError`.
+        replay: `capacity`, `n_step` and `gamma` of a `TensorReplay` to store steps in. Defaults to a `TensorRollout`.
+        seed: Seed of the collector's random streams.
+        streams: Random streams, instead of `seed`.
+        share: Share of the environments of several ranks. Each rank has a collector, and all ranks make the same calls.
+            Rows, actions, statistics and state are then those of one collector with all environments.
+
+    Raises:
+        ValueError: `share` is one of several, and the environments do not draw random numbers by rows (`TensorEnv`
+            does); or the environments and the network are on different devices.
     """
 
     launches_updates = True
@@ -62,15 +71,15 @@ class TensorCollector(BaseCollector):
 
     @property
     def num_steps(self) -> int:
-        """Vector steps of each collect."""
+        """Number of vector steps of each collect."""
         return self.stepper.num_steps
 
     @property
     def tensors(self) -> TensorVecEnv:
-        """The environments on their device."""
+        """The environments, without their boundary."""
         return self.stepper.tensors
 
     @property
     def share(self) -> RowShare:
-        """Which of the environments of several ranks these are."""
+        """Share of the environments of several ranks."""
         return self.stepper.share

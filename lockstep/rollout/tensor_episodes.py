@@ -1,4 +1,4 @@
-"""`TensorEpisodes`: returns and lengths of the episodes under way in environments on a device."""
+"""`TensorEpisodes`: returns and lengths of the episodes of environments on a device."""
 
 from __future__ import annotations
 
@@ -7,31 +7,40 @@ from torch import Tensor
 
 
 class TensorEpisodes:
-    """Returns and lengths of the episodes under way in environments on a device, and of those that end in a collect.
+    """Returns and lengths of the running episodes on a device, and of the episodes that ended in the present collect.
 
-    It never waits for the device, and its memory stays where it is, so that a CUDA graph can hold its operations.
+    Unless stated otherwise, its methods do not wait for the device, and its tensors stay at their addresses, so that a
+    CUDA graph can contain its operations.
 
     Args:
-        num_steps: vector steps of a collect.
-        num_envs: environments on this device.
-        device: the device.
+        num_steps: Number of vector steps of a collect, T.
+        num_envs: Number of environments on this device, B.
+        device: The device.
     """
 
     def __init__(self, num_steps: int, num_envs: int, device: torch.device) -> None:
         self.returns = torch.zeros(num_envs, dtype=torch.float64, device=device)
-        """`[B]` return of the episode under way in each environment."""
+        """`[B]` return so far of the running episode in each environment."""
         self.lengths = torch.zeros(num_envs, dtype=torch.float64, device=device)
-        """`[B]` its number of steps; floats, as they go to the host together with the returns."""
+        """`[B]` length so far of the running episode. Floats, because lengths and returns are copied to the host at
+        once."""
         self._ended = torch.zeros(2, num_steps, num_envs, dtype=torch.float64, device=device)
-        """`[2, T, B]` return and length of the episode that ended in a step; a length of 0: no episode ended"""
+        """`[2, T, B]` return and length of the episode that ended in each step; the length is 0 where no episode
+        ended."""
 
     def forget(self) -> None:
-        """Begin new episodes everywhere."""
+        """Set the returns and lengths of all running episodes to 0, as after a reset of all environments."""
         self.returns.zero_()
         self.lengths.zero_()
 
     def step(self, t: int, rewards: Tensor, dones: Tensor) -> None:
-        """Add vector step `t` of a collect: its rewards `[B]`, and where an episode ended with it, bool `[B]`."""
+        """Add vector step `t` of a collect.
+
+        Args:
+            t: Index of the vector step in the collect.
+            rewards: Rewards `[B]`.
+            dones: Bool `[B]`, environments whose episode ended with the step.
+        """
         self.returns.add_(rewards)
         self.lengths.add_(1)
         self._ended[0, t].copy_(self.returns)
@@ -40,9 +49,13 @@ class TensorEpisodes:
         self.lengths.masked_fill_(dones, 0)
 
     def ended(self) -> tuple[Tensor, Tensor]:
-        """Return returns and lengths of the episodes that ended in this collect, `[2, T * B]`, by vector step and then
-        by environment, and how many of these columns count (0-d)."""
-        return front_of(self._ended.flatten(1), self._ended[1].flatten() > 0)
+        """Return the returns and lengths of the episodes that ended in this collect.
+
+        Returns:
+            Returns and lengths `[2, T * B]` in the first columns, by vector step and then by environment; the number of
+            these columns (0-d).
+        """
+        return compact_columns(self._ended.flatten(1), self._ended[1].flatten() > 0)
 
     def ended_in(self) -> tuple[Tensor, Tensor]:
         """Return the vector step and the environment in which each episode ended, `[E]` each. Waits for the device."""
@@ -50,12 +63,18 @@ class TensorEpisodes:
         return steps, envs
 
 
-def front_of(values: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `values` `[K, N]` with the chosen columns first, in their order, and how many these are (0-d int64).
+def compact_columns(values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return `values` `[K, N]` with the columns of a mask moved to the front, and the number of these columns.
 
-    Without a wait for the device, which `values[:, chosen]` needs to know its shape. The other columns are arbitrary.
+    Unlike `values[:, mask]` this does not wait for the device: the shape of the result does not depend on the mask. The
+    columns behind the moved ones are arbitrary.
+
+    Args:
+        values: Values `[K, N]`.
+        mask: Bool `[N]`.
     """
-    number = chosen.cumsum(0)
-    places = torch.where(chosen, number - 1, chosen.numel())  # all others share one place behind the last
-    front = values.new_zeros(len(values), chosen.numel() + 1)
-    return front.scatter_(1, places.expand_as(values), values), number[-1]
+    number = mask.cumsum(0)
+    # All columns outside the mask are written into one additional column at the end.
+    places = torch.where(mask, number - 1, mask.numel())
+    compacted = values.new_zeros(len(values), mask.numel() + 1)
+    return compacted.scatter_(1, places.expand_as(values), values), number[-1]

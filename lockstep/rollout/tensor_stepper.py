@@ -1,10 +1,10 @@
-"""`TensorStepper`: steps tensor environments on their device, in one CUDA graph."""
+"""`TensorStepper`: steps tensor environments on their device, as one CUDA graph for each collect."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from operator import itemgetter
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -31,17 +31,25 @@ Rows = TypeVar("Rows", np.ndarray, Tensor)
 
 
 class TensorStepper(Stepper):
-    """Steps tensor environments, and writes the steps into a buffer on their device, without a copy to the host.
+    """Steps tensor environments, and stores the steps in a buffer on their device without a copy to the host.
 
-    Every run takes all vector steps of a collect; on a CUDA device that can hold them in a graph, the third and all
-    later ones are one launch. `run` only launches them. `end_collect` waits for the device, and reads which episodes
-    ended: so an update can be launched in between.
+    `run` launches all vector steps of a collect at once. On a CUDA device whose operations can be captured, the third
+    collect captures them in a graph, and later collects are one launch. `end_collect` waits for the device and reads
+    which episodes ended. In between, an update can be launched on the same device.
 
-    With several ranks, amounts and statistics are of the environments of all ranks. `TensorCollector` describes
-    `share`.
+    With several ranks, amounts and statistics are those of the environments of all ranks.
 
-    Raises `ValueError` where environments and network are on different devices, and for a `share` of environments that
-    do not draw by rows.
+    Args:
+        policy: The policy, with its network on the device of the environments.
+        env: The environments.
+        streams: Random streams for the seeds of episodes and for exploration.
+        num_steps: Number of vector steps of each collect.
+        replay: Keyword arguments of a `TensorReplay` to store steps in; None for a `TensorRollout`.
+        share: Share of the environments of all ranks; see `TensorCollector`.
+
+    Raises:
+        ValueError: Environments and network are on different devices, or `share` is one of several and the environments
+            do not draw random numbers by rows.
     """
 
     rounds_up = False
@@ -56,6 +64,8 @@ class TensorStepper(Stepper):
         share: RowShare,
     ) -> None:
         if share.number > 1:
+            # `TensorEnv.draw` draws numbers for the rows of all ranks and takes its own. With another `draw` a row
+            # would get other numbers than in one process.
             if not isinstance(env.tensors, TensorEnv) or type(env.tensors).draw is not TensorEnv.draw:
                 raise ValueError(
                     f"{type(env.tensors).__name__} cannot be shared out over {share.number} ranks: the random numbers "
@@ -64,7 +74,7 @@ class TensorStepper(Stepper):
                 )
             env.tensors.share = share
         super().__init__(policy, env, streams, (share.rank * env.num_envs, share.number * env.num_envs))
-        # The collector's amounts and statistics are those of all ranks.
+        # The amounts and statistics of a collect are those of all ranks.
         self.num_envs = self.num_envs_in_all
         self.agents_of_modules = {}
         self.num_steps = num_steps
@@ -72,48 +82,51 @@ class TensorStepper(Stepper):
         self.tensors = env.tensors
         is_ours = isinstance(env.tensors, TensorEnv) and type(env.tensors).__module__.startswith("lockstep.")
         self._copies_actions = not is_ours
-        """Whether the environments may write into the actions that they get, which are stored afterwards."""
+        """Whether the environments get a copy of the actions. Users' environments may write into the actions, which are
+        stored after the step; Lockstep's own do not, and save the copy."""
         part = sole_part(policy)
         part.check_spaces(env.observation_space, env.action_space)
-        where = next(part.module.parameters()).device
-        if where != self.tensors.device:
+        network_device = next(part.module.parameters()).device
+        if network_device != self.tensors.device:
             raise ValueError(
-                f"the policy's network is on {where}, and the environments are on {self.tensors.device}; make both on "
-                "one device (framework(device=...), or the environments' own argument)"
+                f"the policy's network is on {network_device}, and the environments are on {self.tensors.device}; "
+                "make both on one device (framework(device=...), or the environments' own argument)"
             )
 
-        first = self.tensors.get_observations()
-        self._obs = torch.empty_like(first)
-        actions = self._act(part, first)
+        first_obs = self.tensors.get_observations()
+        self._obs = torch.empty_like(first_obs)
+        """`[B, ...]` observations that the next step acts on, always at the same address, which a graph reads."""
+        first_actions = self._act(part, first_obs)
         self.is_replay = replay is not None
-        """Whether steps are stored in a `TensorReplay`, which takes random actions too."""
+        """Whether steps are stored in a `TensorReplay`. Only then actions may be random: a rollout is on-policy."""
         self._buffer: TensorRollout | TensorReplay
         if replay is None:
-            self._buffer = TensorRollout(num_steps, first, actions, share)
+            self._buffer = TensorRollout(num_steps, first_obs, first_actions, share)
         else:
-            self._buffer = TensorReplay(first_obs=first, first_actions=actions, share=share, **replay)
-        self._running = TensorEpisodes(num_steps, env.num_envs, first.device)
+            self._buffer = TensorReplay(first_obs=first_obs, first_actions=first_actions, share=share, **replay)
+        self._running = TensorEpisodes(num_steps, env.num_envs, first_obs.device)
         self._captured: dict[tuple[bool, bool], CapturedFunction[tuple[Tensor, Tensor]]] = {}
-        """by whether actions are explored, and whether they are random: what takes the steps of a collect"""
-        self._acting: tuple[Any, list[int]] | None = None
-        """the network that these act with, and the addresses of its parameters: a graph is valid for these only"""
-        self._level = torch.zeros((), device=first.device)
-        """0-d, how much is explored"""
+        """Functions that take the steps of a collect, by `(explores, random)`."""
+        self._network: tuple[Any, list[int]] | None = None
+        """Network of these functions, and the addresses of its parameters. A graph is valid for these only."""
+        self._exploration_level = torch.zeros((), device=first_obs.device)
+        """0-d exploration level, such as the scale of noise. A tensor, so that it may change without a new graph."""
         self._ended_episodes: tuple[Any, Any] = (), ()
+        """Returns and lengths of the episodes that ended in the last collect."""
 
     @property
     def observation_space(self) -> spaces.Space[Any]:
-        """Space of the observations."""
+        """Space of the stored observations."""
         space: spaces.Space[Any] = self.env.observation_space
         return space
 
     @property
     def buffer(self) -> TensorRollout | TensorReplay:
-        """Where steps are stored; it cannot be replaced."""
+        """Buffer that steps are stored in. It cannot be replaced."""
         return self._buffer
 
     def set_buffer(self, buffer: object, raise_on_nan: bool) -> None:
-        """Raise `ValueError` for another buffer than its own."""
+        """Raise `ValueError` unless `buffer` is the stepper's own buffer."""
         if buffer is not self._buffer:
             raise ValueError(f"a TensorCollector writes into a buffer of its own, not into {buffer!r}; leave it out")
 
@@ -121,7 +134,7 @@ class TensorStepper(Stepper):
         self._buffer.clear()
 
     def set_events(self, events: EnvironmentEvents | None) -> None:
-        """Raise `ValueError` for callbacks that watch single environments or episodes."""
+        """Raise `ValueError` for callbacks that handle events of environments or episodes."""
         if events is not None:
             raise ValueError(
                 "callbacks that watch environments or episodes see nothing of a rollout that stays on its device; "
@@ -129,16 +142,15 @@ class TensorStepper(Stepper):
             )
 
     def running_episodes(self) -> Sequence[Episode]:
-        """Return none: no callback watches them."""
+        """Return an empty list: episodes are not recorded for callbacks."""
         return []
 
     def reseed(self, streams: RandomStreams) -> None:
-        """Use these random streams from the next reset on. Graphs hold the generators of the streams before."""
         super().reseed(streams)
+        # The graphs contain the generators of the old streams.
         self._captured.clear()
 
     def reset(self) -> None:
-        """Begin new episodes everywhere. Those under way are left here: nothing is estimated across this boundary."""
         self._obs.copy_(self.tensors.reset(self.streams.seed(f"env_reset/{self.num_resets}")))
         self.num_resets += 1
         self._running.forget()
@@ -148,8 +160,9 @@ class TensorStepper(Stepper):
     # -- a collect ---
 
     def check_amount(self, n_step: int | None, n_episode: int | None, random: bool) -> None:
-        is_other = n_step is None or -(-n_step // self.num_envs) != self.num_steps
-        if is_other or n_episode is not None or (random and not self.is_replay):
+        is_other_amount = n_step is None or -(-n_step // self.num_envs) != self.num_steps
+        is_refused_random = random and not self.is_replay
+        if is_other_amount or n_episode is not None or is_refused_random:
             raise ValueError(
                 f"a TensorCollector collects {self.num_steps * self.num_envs} steps each time, random ones into a "
                 f"replay buffer only; it was asked for n_step={n_step}, n_episode={n_episode}, random={random}"
@@ -160,7 +173,7 @@ class TensorStepper(Stepper):
         self._buffer.begin_collect(self.policy.weights_seq_no)
 
     def run(self, most: int) -> int:
-        """Launch all vector steps of a collect; return how many steps these are."""
+        """Launch all vector steps of a collect, and return their number of steps. `most` is ignored."""
         self._collecting = self.captured(self.mode.explores, random=self.mode.random)
         self._counts, self._returns_and_lens = self._collecting()
         self._buffer.count(self.num_steps)
@@ -168,13 +181,17 @@ class TensorStepper(Stepper):
         return self.num_steps * self.num_envs
 
     def end_collect(self) -> dict[str, Any]:
-        """Wait for the device, and read which episodes ended. `MalformedBufferError` for values that are not finite."""
-        number, num_bad = self._counts.tolist()  # the one wait for the device
-        returns, lens = self._returns_and_lens[:, :number].cpu().numpy()
+        """Wait for the device, and read the returns and lengths of the ended episodes.
+
+        Raises `MalformedBufferError` for values that are not finite.
+        """
+        num_ended, num_bad = self._counts.tolist()  # the one wait for the device in a collect
+        returns, lens = self._returns_and_lens[:, :num_ended].cpu().numpy()
         if self.share.number > 1:
-            returns, lens, num_bad = self._of_all_ranks(returns, lens, num_bad)
+            returns, lens, num_bad = self._gather_ended(returns, lens, num_bad)
         if self.mode.raise_on_nan and num_bad:
             self._refuse_first_bad_row()
+            # This rank has no such value.
             raise MalformedBufferError(
                 f"{num_bad} numbers among the observations and rewards of a collect are not finite, in environments of "
                 "other ranks; look at what they return, or pass raise_on_nan_in_buffer=False"
@@ -183,28 +200,40 @@ class TensorStepper(Stepper):
         return {}
 
     def _refuse_first_bad_row(self) -> None:
-        """Raise `MalformedBufferError` for the first value of this rank that is not finite. Waits for the device."""
+        """Raise `MalformedBufferError` for the first value of this rank that is not finite, if there is one."""
         steps = {name: column.cpu().numpy() for name, column in self._buffer.last_steps(self.num_steps).items()}
-        found = not_finite(steps.items())
-        if found:
-            _, name, (t, b, *_), column = min(found, key=itemgetter(0))
-            refuse_row(name, self.num_steps - len(column) + t, self.rows.start + b, column[t, b])
+        values = not_finite(steps.items())
+        if values:
+            first = min(values, key=attrgetter("origin"))
+            t, b = first.position[:2]
+            column = first.column
+            # A replay may hold less than a collect: its column then has only the last steps.
+            refuse_row(first.name, self.num_steps - len(column) + t, self.rows.start + b, column[t, b])
 
-    def _of_all_ranks(self, returns: np.ndarray, lens: np.ndarray, num_bad: int) -> tuple[np.ndarray, np.ndarray, int]:
-        """Return returns and lengths of the episodes that ended in any rank `[E]`, in the order of one collector, and
-        how many numbers are not finite in all ranks."""
+    def _gather_ended(self, returns: np.ndarray, lens: np.ndarray, num_bad: int) -> tuple[np.ndarray, np.ndarray, int]:
+        """Return the results of all ranks: returns and lengths `[E]`, and the number of values that are not finite.
+
+        Episodes are in the order of one collector of all environments: by vector step and then by environment.
+
+        Args:
+            returns: Returns of the episodes that ended in this rank.
+            lens: Lengths of these episodes.
+            num_bad: Number of values of this rank that are not finite.
+        """
         steps, envs = (index.cpu().numpy() for index in self._running.ended_in())
-        places = steps * self.num_envs + self.rows.start + envs
-        parts = self.share.gather({"places": places, "returns": returns, "lens": lens, "num_bad": num_bad})
-        order = np.argsort(np.concatenate([part["places"] for part in parts]))
-        returns, lens = (np.concatenate([part[name] for part in parts])[order] for name in ("returns", "lens"))
-        return returns, lens, sum(part["num_bad"] for part in parts)
+        keys = steps * self.num_envs + self.rows.start + envs
+        parts = self.share.gather({"keys": keys, "returns": returns, "lens": lens, "num_bad": num_bad})
+        order = np.argsort(np.concatenate([part["keys"] for part in parts]))
+        all_returns = np.concatenate([part["returns"] for part in parts])[order]
+        all_lens = np.concatenate([part["lens"] for part in parts])[order]
+        return all_returns, all_lens, sum(part["num_bad"] for part in parts)
 
     def ended_episodes(self) -> tuple[Any, Any]:
         return self._ended_episodes
 
     def seconds_since(self, started: float) -> float:
-        """Return the seconds of the steps on their device, which other launches may have followed."""
+        """Return the duration of the steps on the device in seconds, without other work that was launched after
+        them."""
         return self._collecting.seconds
 
     def abandon_collect(self) -> None:
@@ -212,27 +241,32 @@ class TensorStepper(Stepper):
 
     @property
     def num_rows(self) -> int:
-        """0: steps are dropped by whole collects only."""
+        """Always 0: steps are dropped by whole collects only, in `abandon_collect`."""
         return 0
 
     def drop_after(self, first: int) -> None:
         """Do nothing: a collect that fails is dropped by `abandon_collect`."""
 
-    # -- the steps, as a graph holds them ---
+    # -- the steps of a collect, as a graph contains them ---
 
     def captured(self, explores: bool, *, random: bool = False) -> CapturedFunction[tuple[Tensor, Tensor]]:
         """Return the function that takes all vector steps of a collect.
 
-        It is made again where another network acts, or where the network's parameters are at other addresses.
+        It is built again if the policy has another network, or if the network's parameters are at other addresses.
+
+        Args:
+            explores: Whether the policy samples its actions.
+            random: Whether actions are drawn uniformly from the action space.
         """
         part = sole_part(self.policy)
         if part.exploration is not None:
-            self._level.fill_(part.exploration_level)
-        acting = part.module, [parameter.data_ptr() for parameter in part.module.parameters()]
-        if acting != self._acting:
-            self._acting = acting
+            self._exploration_level.fill_(part.exploration_level)
+        network = part.module, [parameter.data_ptr() for parameter in part.module.parameters()]
+        if network != self._network:
+            self._network = network
             self._captured = {}
         if (explores, random) not in self._captured:
+            # A graph has to know the generators that it draws from, to advance them with each launch.
             generators = [self._generator]
             if self.tensors.capturable:
                 generators.append(self.tensors.generator)  # type: ignore[attr-defined]
@@ -245,14 +279,17 @@ class TensorStepper(Stepper):
 
     @property
     def _generator(self) -> torch.Generator:
+        """Random generator of exploration on the device."""
         return self.streams.torch("exploration", self.tensors.device)
 
     @torch.no_grad()
     def _act(self, part: Any, obs: Tensor, explores: bool = False) -> Tensor:
-        """Return actions as learned from."""
+        """Return the policy's actions as learned from, for observations `[B, ...]`."""
         dtype = next(part.module.parameters()).dtype
-        seen = part.connectors.obs(obs)
-        batch = {Columns.OBS: seen.to(dtype) if seen.is_floating_point() else seen}
+        network_obs = part.connectors.obs(obs)
+        if network_obs.is_floating_point():
+            network_obs = network_obs.to(dtype)
+        batch = {Columns.OBS: network_obs}
         inputs = part.module.forward_exploration(batch)[Columns.ACTION_DIST_INPUTS]
         dist = part.module.action_dist_cls.from_inputs(inputs)
         actions: Tensor
@@ -261,107 +298,124 @@ class TensorStepper(Stepper):
         elif part.exploration is None:
             actions = self._sample(part.module.action_dist_cls, inputs)
         else:
-            noise = part.exploration.draw_on_device(len(obs) * self.share.number, self._level, self._generator)
+            noise = part.exploration.draw_on_device(
+                len(obs) * self.share.number, self._exploration_level, self._generator
+            )
             actions = dist.sample_with_noise(self.share.of(noise).to(inputs.dtype))
         return actions
 
     def _sample(self, action_dist: ActionDist, inputs: Tensor) -> Tensor:
-        """Draw actions for the rows of all ranks, each row's from its own numbers, and return the own ones."""
+        """Return actions that are sampled from the distributions of this rank's rows.
+
+        Numbers are drawn for the rows of all ranks, so that a row gets the same numbers with any number of ranks. The
+        inputs of the other ranks' rows do not matter: this rank's are repeated.
+        """
         number = self.share.number
-        everyone = inputs if number == 1 else inputs.repeat(number, *[1] * (inputs.ndim - 1))
-        return self.share.of(action_dist.from_inputs(everyone).sample(self._generator))
+        all_inputs = inputs if number == 1 else inputs.repeat(number, *[1] * (inputs.ndim - 1))
+        return self.share.of(action_dist.from_inputs(all_inputs).sample(self._generator))
 
     def _random(self, part: Any) -> Callable[[Tensor], Tensor]:
-        """Return a function that draws random actions as learned from, with equal chances, for any observations."""
+        """Return a function `act(obs)` that draws actions, as learned from, uniformly from the action space."""
         space: Any = self.env.action_space
         device = self.tensors.device
 
-        def numbers(*shape: int) -> Tensor:
-            drawn = torch.rand(shape[0] * self.share.number, *shape[1:], generator=self._generator, device=device)
-            return self.share.of(drawn)
+        def uniform(*shape: int) -> Tensor:
+            numbers = torch.rand(shape[0] * self.share.number, *shape[1:], generator=self._generator, device=device)
+            return self.share.of(numbers)
 
         if isinstance(space, spaces.Discrete):
-            return lambda obs: (numbers(len(obs)) * int(space.n)).long()
+            return lambda obs: (uniform(len(obs)) * int(space.n)).long()
         low, high = (torch.as_tensor(bound.reshape(-1), device=device) for bound in (space.low, space.high))
         if part.connectors.actions is not None and part.connectors.actions.rescales:
+            # The policy's actions are in [-1, 1], and the connector rescales them to the bounds of the space.
             low, high = -torch.ones_like(low), torch.ones_like(high)
-        return lambda obs: numbers(len(obs), len(low)) * (high - low) + low
+        return lambda obs: uniform(len(obs), len(low)) * (high - low) + low
 
     def _to_env(self, part: Any, actions: Tensor) -> Tensor:
-        """Return actions as the environments take them."""
+        """Return actions as the environments take them, for actions as learned from."""
         space = self.env.action_space
         if isinstance(space, spaces.Discrete):
             return actions + int(space.start) if space.start else actions
-        sent = actions.reshape(len(actions), *(space.shape or ()))
+        env_actions = actions.reshape(len(actions), *(space.shape or ()))
         if isinstance(space, spaces.Box):
-            sent = sent.to(torch.float32)
+            env_actions = env_actions.to(torch.float32)
         pipeline = part.connectors.actions
-        return sent if pipeline is None else pipeline(sent)
+        return env_actions if pipeline is None else pipeline(env_actions)
 
     @torch.no_grad()
     def _rollout(self, part: Any, act: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-        """Take all vector steps. Returns how many episodes ended and how many numbers are not finite, `[2]`, and
-        returns and lengths of those episodes, `[2, T * B]` of which the first ones count."""
+        """Take all vector steps of a collect.
+
+        Nothing here may wait for the device, and all shapes are fixed, so that a graph can contain the operations.
+
+        Returns:
+            The number of ended episodes and the number of values that are not finite, `[2]`; the returns and lengths of
+            the ended episodes, `[2, T * B]`, in the first columns.
+        """
         buffer = self._buffer
         obs = self._obs.clone()
         for t in range(self.num_steps):
             buffer.begin_step(t, obs)
             actions = act(obs)
             acted_on = obs
-            sent = self._to_env(part, actions)
+            env_actions = self._to_env(part, actions)
             if self._copies_actions:
-                sent = sent.clone()
+                env_actions = env_actions.clone()
             try:
-                obs, rewards, dones, extras = self.tensors.step(sent)
-            except SystemExit as error:  # it would end a run as if all had gone well
-                backend = self.env.backend
-                raise step_error(error, backend=backend, env_index=None, action=sent, during="step") from error
-            buffer.end_step(
-                t, actions, rewards, dones, {**extras, "final_obs": final_observations(acted_on, obs, dones, extras)}
-            )
+                obs, rewards, dones, extras = self.tensors.step(env_actions)
+            except SystemExit as error:
+                # Some simulators call `sys.exit` on errors. Unchanged it would end the run as if all had gone well.
+                raise step_error(
+                    error, backend=self.env.backend, env_index=None, action=env_actions, during="step"
+                ) from error
+            final_obs = final_observations(acted_on, obs, dones, extras)
+            buffer.end_step(t, actions, rewards, dones, {**extras, "final_obs": final_obs})
             self._running.step(t, rewards, dones)
         self._obs.copy_(obs)
         num_bad = buffer.end(self.num_steps)
-        ended, number = self._running.ended()
-        return torch.stack([number, num_bad]), ended
+        returns_and_lens, num_ended = self._running.ended()
+        return torch.stack([num_ended, num_bad]), returns_and_lens
 
     # -- state ---
 
     def get_state(self) -> dict[str, Any]:
         return {
             "env": self._env_state() if self.episodes.is_begun else None,
-            "returns": self._of_all_rows(self._running.returns.cpu().numpy().copy()),
-            "lengths": self._of_all_rows(self._running.lengths.cpu().numpy().copy()),
+            "returns": self._gather_rows(self._running.returns.cpu().numpy().copy()),
+            "lengths": self._gather_rows(self._running.lengths.cpu().numpy().copy()),
         }
 
     def _env_state(self) -> dict[str, Any] | None:
-        """Return the environments' state, of all ranks."""
+        """Return the environments' state with the rows of all ranks; None if they do not support saving it."""
         state = self.tensors.get_state()
         if self.share.number == 1 or state is None:
             return state
-        tensors = {name: self._of_all_rows(tensor) for name, tensor in state["state"].items()}
-        return {**state, "state": tensors, "episode_length_buf": self._of_all_rows(state["episode_length_buf"])}
+        tensors = {name: self._gather_rows(tensor) for name, tensor in state["state"].items()}
+        return {**state, "state": tensors, "episode_length_buf": self._gather_rows(state["episode_length_buf"])}
 
-    def _of_all_rows(self, own: Rows) -> Rows:
-        """Return an array or a tensor `[B, ...]` of all ranks' rows, of own ones."""
+    def _gather_rows(self, rows: Rows) -> Rows:
+        """Return the rows `[B, ...]` of all ranks, an array or a tensor as this rank's `rows`."""
         if self.share.number == 1:
-            return own
-        parts = self.share.gather(own)
-        if isinstance(own, Tensor):
+            return rows
+        parts = self.share.gather(rows)
+        if isinstance(rows, Tensor):
             return torch.cat(parts)
         return np.concatenate(parts)
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         self.episodes.is_begun = False
         self.episodes_cut = 0
-        if (env := state["env"]) is not None:
+        # The environments come first: they may refuse the state, and then nothing else must have changed.
+        env_state = state["env"]
+        if env_state is not None:
             if self.share.number > 1:
-                own = {name: self.share.of(tensor) for name, tensor in env["state"].items()}
-                env = {**env, "state": own, "episode_length_buf": self.share.of(env["episode_length_buf"])}
-            self.tensors.set_state(env)
+                tensors = {name: self.share.of(tensor) for name, tensor in env_state["state"].items()}
+                episode_lengths = self.share.of(env_state["episode_length_buf"])
+                env_state = {**env_state, "state": tensors, "episode_length_buf": episode_lengths}
+            self.tensors.set_state(env_state)
         self.streams.set_state(state["streams"])
         self.num_resets = int(state["num_resets"])
-        if state["env"] is None:
+        if env_state is None:
             self.episodes_cut = int(np.count_nonzero(state["lengths"]))
             return
         self._obs.copy_(self.tensors.get_observations())

@@ -14,7 +14,7 @@ from lockstep.algorithms.ppo import PPOLearner
 from lockstep.envs import make_vector
 from lockstep.envs.tensor import CartPole, TensorBoundary, make_tensor_env
 from lockstep.rollout import Collector, MalformedBufferError, TensorCollector
-from lockstep.rollout.tensor_episodes import front_of
+from lockstep.rollout.tensor_episodes import compact_columns
 from lockstep.trainer import OnpolicyTrainer
 
 T, B = 24, 8
@@ -87,7 +87,7 @@ def test_chosen_columns_come_first():
     values = torch.arange(12.0).view(2, 6)
     for chosen in ([0, 1, 0, 0, 1, 1], [0] * 6, [1] * 6, [1, 0, 0, 0, 0, 0]):
         mask = torch.tensor(chosen, dtype=torch.bool)
-        front, number = front_of(values, mask)
+        front, number = compact_columns(values, mask)
         assert number == mask.sum()
         assert torch.equal(front[:, :number], values[:, mask])
 
