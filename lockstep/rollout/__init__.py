@@ -1,4 +1,4 @@
-"""Collection: a policy acts, what happens is stored."""
+"""Collection: collectors, env runners and groups of runners, which act with a policy and store the steps."""
 
 from lockstep.rollout.async_collector import AsyncCollector
 from lockstep.rollout.callbacks import EnvironmentCallback

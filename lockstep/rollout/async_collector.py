@@ -1,4 +1,4 @@
-"""`AsyncCollector`: waits for no environment that is slow; what is ready is stored and acts again."""
+"""`AsyncCollector`: steps each environment as soon as it is ready, without waiting for slower ones."""
 
 from __future__ import annotations
 
@@ -15,20 +15,28 @@ from lockstep.state.streams import RandomStreams
 
 
 class AsyncCollector(Collector):
-    """Steps whichever environments are ready, each of which is in a process of its own.
+    """Collector that steps each environment as soon as it is ready. Each environment is in a process of its own.
 
-    `collect(n_step=n)` returns when exactly `n` transitions are stored, for any `n`; what other environments are doing
-    meanwhile is left under way and belongs to the next collect. So fast environments give more transitions than slow
-    ones, an action may be chosen by weights that are one update old, and runs are not repeatable bit by bit.
-    `collect(n_episode=n)` begins new episodes and counts the first `n` that start. For training from a replay buffer;
-    evaluation refuses it.
+    It is for training from a replay buffer; evaluation does not accept it.
 
-    `env`: `make_vector(..., mode="async")`, or an id, function or class with `num_envs`. Other parameters: `Collector`;
-    `on_step_hook` gets the list of `RowStepResult`. Steps under way cannot be saved: their episodes end at a
-    checkpoint.
+    `collect(n_step=n)` returns when exactly `n` transitions are stored, for any `n`. Steps of other environments that
+    are not finished then belong to the next collect. So fast environments contribute more transitions than slow ones,
+    an action may be chosen by weights that are one update old, and a run cannot be repeated bit for bit.
+    `collect(n_episode=n)` begins new episodes, and the first `n` that start count.
 
-    Raises `ValueError` for environments in this process, a recurrent policy, one that takes stacks of frames,
-    and a buffer that is no `ReplayBuffer`.
+    Unfinished steps cannot be saved: their episodes are cut at a checkpoint.
+
+    Args:
+        policy: The policy that acts.
+        env: The environments: `make_vector(..., mode="async")`, or an id, function or class.
+        num_envs: Number of environments that are constructed from an id, function or class.
+        on_step_hook: Function that is called with the list of `RowStepResult` that have arrived.
+
+    `Collector` documents the other parameters.
+
+    Raises:
+        ValueError: The environments are in this process, the policy has recurrent layers or takes stacks of frames, or
+            the buffer is not a `ReplayBuffer`.
     """
 
     stepper: ReadyStepper

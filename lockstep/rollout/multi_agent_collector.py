@@ -1,4 +1,4 @@
-"""`MultiAgentCollector`: lets the modules of a policy act for several agents in PettingZoo environments."""
+"""`MultiAgentCollector`: collects the steps of several agents, for which the modules of a policy act."""
 
 from __future__ import annotations
 
@@ -14,23 +14,36 @@ from lockstep.state.streams import RandomStreams
 
 
 class MultiAgentCollector(BaseCollector):
-    """Steps environments of several agents side by side, and asks each module once for all of its agents in all.
+    """Collector of environments with several agents.
 
-    `env`: a function that makes an environment (a PettingZoo `ParallelEnv` or `AECEnv`, or one in the form of RLlib's
-    `MultiAgentEnv`; `num_envs` are made), one such environment, or `AgentEnvs`. With a `buffer` the (pieces of)
-    episodes are kept, or their transitions; without one (evaluation) only returns and lengths are. It explores within
-    a training step, and everywhere where `exploration_noise` is set, or `epsilon` (see `Collector`).
+    In each vector step a module acts once, in one batch, for all of its agents in all environments.
 
-    A step is one of the environment, however many agents act in it; in a turn-based environment one agent does. The
-    steps that an agent has not closed when a collect ends (it waits for its next observation) come with the next piece
-    of its episode. Returns are those of each agent; an episode's is their sum (a trainer's `reward_metric` may say
-    otherwise). In a collect by episodes only environments whose episode counts are stepped. With `whole_episodes` a
-    collect by steps has whole episodes only: each environment plays until it has its share of the steps. Each episode
-    is seeded from the collector's own streams, and these from `seed`; without one every collector plays other
-    episodes. `place`: `(first, number of all)` where several collectors have a part of the environments each; the
-    random numbers of an environment depend on its number among all only. `with_logp`: episodes say how likely each
-    action was when it was taken, and the version of the weights (not for a policy with memory). A collect that fails
-    leaves nothing behind; the next one begins new episodes.
+    A step is a step of the environment, however many agents act in it; in a turn-based environment one agent acts. An
+    agent's action is part of the piece of the episode that has the agent's next observation: if it is still missing
+    when a collect ends, the action is stored in the next collect. Each agent has a return; the return of an episode is
+    their sum, unless a trainer's `reward_metric` defines another.
+
+    In a collect of whole episodes only the environments whose episode counts are stepped. A collect that fails leaves
+    nothing behind, and the next one begins new episodes.
+
+    Args:
+        policy: The policy, with a module for each agent.
+        env: Function that constructs an environment (a PettingZoo `ParallelEnv` or `AECEnv`, or one with the interface
+            of RLlib's `MultiAgentEnv`), one such environment, or `AgentEnvs`.
+        buffer: Buffer for the episodes or their transitions. Without one, as in evaluation, only returns and lengths
+            are kept.
+        exploration_noise: Whether actions are sampled outside a training step too.
+        raise_on_nan_in_buffer: Whether values that are not finite raise `MalformedBufferError`.
+        num_envs: Number of environments that are constructed with the function `env`.
+        epsilon: Probability of a random action; see `Collector`.
+        seed: Seed of the collector's random streams. Without one each collector has other episodes.
+        streams: Random streams, instead of `seed`.
+        place: `(first, total)` if several collectors share `total` environments. The random numbers of an environment
+            depend only on its index among all of them.
+        whole_episodes: Whether `collect(n_step=...)` collects whole episodes: as many in each environment as have its
+            share of the steps.
+        with_logp: Whether episodes contain the log-probability of each action under the weights that acted, and the
+            version of these weights. Not for policies with recurrent layers.
     """
 
     stepper: AgentStepper
@@ -73,9 +86,9 @@ class MultiAgentCollector(BaseCollector):
             )
 
     def fit_replay(self, agents: Mapping[str, Sequence[Any]] | None = None) -> None:
-        """Give each module that learns a replay buffer for these agents. None: for the agents with its spaces."""
+        """Give each module that learns a replay buffer for these agents. Defaults to the agents with its spaces."""
         self.stepper.fit_replay(agents)
 
     def leave_episodes_of(self, module_id: str) -> None:
-        """Abandon the running episodes in which this module acts. New ones begin there with the next steps."""
+        """Abandon the running episodes in which this module acts. New ones begin in their environments."""
         self.stepper.leave_episodes_of(module_id)
