@@ -1,4 +1,4 @@
-"""`BaseConfig`: the sections of a configuration, the rules between options, and its JSON form.
+"""Configurations: `BaseConfig` with its sections, the rules between options, and the JSON form.
 
 Each section is declared in `config.py` of the folder that it configures, for example `lockstep/rollout/config.py`.
 """

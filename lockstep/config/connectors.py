@@ -1,4 +1,4 @@
-"""`ConnectorBuilder`: from the options of a configuration to the transforms around a network."""
+"""`ConnectorBuilder`: builds the transforms around a network from the options of a configuration."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from lockstep.connectors import (
     ObsPipeline,
     RescaleActions,
 )
+from lockstep.connectors.module_connectors import is_connector
 from lockstep.data.actions import action_leaves
 from lockstep.envs.config import EnvironmentSection
 from lockstep.learner.config import TrainingSection
@@ -26,26 +27,37 @@ from lockstep.rollout.config import EnvRunnersSection
 
 @dataclass
 class ConnectorBuilder:
-    """Builds what observations, actions, rewards and train columns go through, as the options say."""
+    """Builder of the transforms of observations, actions, rewards and train columns from the options."""
 
     environment: EnvironmentSection[Any]
     env_runners: EnvRunnersSection[Any]
     training: TrainingSection[Any]
     _: KW_ONLY
     algorithm: str
+    """Name of the algorithm, for messages."""
     squashes_actions: bool
-    """whether the network acts in [-1, 1]"""
+    """Whether the network acts in [-1, 1]."""
     num_learners: int
+    """Number of learners in other processes."""
     is_offline: bool
-    """whether data are read that others have stored: nothing is recorded"""
+    """Whether the algorithm learns from recorded data, so that no connector is applied before recording."""
 
     def build(
         self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
     ) -> tuple[ModuleConnectors, tuple[Any, Any]]:
-        """Return the transforms, and the spaces that the network sees and acts in; raises as `build_connectors`."""
+        """Return the transforms, and the observation and action space of the network.
+
+        Args:
+            observation_space: Observation space of the environment.
+            action_space: Action space of the environment.
+
+        Raises:
+            TypeError: An option that should give connectors gives something else.
+            ValueError: Connectors do not fit together, or cannot take the spaces.
+        """
         recorded, pipeline = self._observations(observation_space, action_space)
         actions = self._actions(observation_space, action_space)
-        learner = self._made("training.learner_connector", observation_space, action_space)
+        learner = self._configured("training.learner_connector", observation_space, action_space)
         for connector in learner:
             connector.check_plain("training.learner_connector")
         rewards = None
@@ -54,32 +66,47 @@ class ConnectorBuilder:
         connectors = ModuleConnectors(
             obs=pipeline, rewards=rewards, actions=actions, recorded=recorded, learner=tuple(learner)
         )
-        return connectors, (pipeline.observation_space, action_space if actions is None else actions.module_space)
+        module_action_space = action_space if actions is None else actions.module_space
+        return connectors, (pipeline.observation_space, module_action_space)
 
     def _observations(
         self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
     ) -> tuple[ObsPipeline, ObsPipeline]:
-        """Return what is applied where data are collected, and what whenever they are read."""
-        section, option = self.environment, "env_runners.env_to_module_connector"
-        connectors = self._made(option, observation_space, action_space)
+        """Return two pipelines: one applied once before data are recorded, and one whenever they are read.
+
+        The first pipeline ends with the last connector that must run when data are collected. Such a connector has a
+        memory, which follows the environments step by step, or declares `is_recorded`.
+        """
+        section = self.environment
+        option = "env_runners.env_to_module_connector"
+        connectors = self._configured(option, observation_space, action_space)
+        # The default connectors come last. Stacks are recorded, so statistics must stand behind them (see below).
         if section.frame_stack > 1:
             connectors.append(FrameStack(section.frame_stack))
         if section.normalize_observations:
             connectors.append(NormalizeObs(clip=section.clip_observations))
-        remembering = [type(connector).__name__ for connector in connectors if connector.has_memory]
-        if remembering and self.is_offline:
+
+        with_memory = [type(connector).__name__ for connector in connectors if connector.has_memory]
+        if with_memory and self.is_offline:
             raise ValueError(
-                f"{option}: {self.algorithm} learns from data that are there already, and {', '.join(remembering)} has "
+                f"{option}: {self.algorithm} learns from data that are there already, and {', '.join(with_memory)} has "
                 "a memory, which follows environments step by step; store its output in the data"
             )
-        kept = [not self.is_offline and (each.has_memory or each.is_recorded) for each in connectors]
-        number = len(kept) - kept[::-1].index(True) if any(kept) else 0
-        for connector in connectors[:number]:
+
+        num_recorded = 0
+        if not self.is_offline:
+            for position, connector in enumerate(connectors, start=1):
+                if connector.has_memory or connector.is_recorded:
+                    num_recorded = position
+
+        # Statistics change while rows wait in a buffer, so a row must be normalised when it is read, not when it is
+        # stored.
+        for connector in connectors[:num_recorded]:
             if connector.has_statistics:
                 raise ValueError(
                     f"{option}: {type(connector).__name__} has statistics and stands before "
-                    f"{type(connectors[number - 1]).__name__}, whose output is stored, so it would be stored with the "
-                    "statistics of then; put it behind that one"
+                    f"{type(connectors[num_recorded - 1]).__name__}, whose output is stored, so it would be stored "
+                    "with the statistics of then; put it behind that one"
                 )
         for connector in connectors:
             if self.num_learners > 1 and not connector.joins_statistics:
@@ -88,18 +115,22 @@ class ConnectorBuilder:
                     "update_joined(data, join), so each learner would have others; write it with RunningMoments, as "
                     "NormalizeObs does"
                 )
-        recorded = ObsPipeline(connectors[:number], observation_space)
-        return recorded, ObsPipeline(connectors[number:], recorded.observation_space)
+
+        recorded = ObsPipeline(connectors[:num_recorded], observation_space)
+        return recorded, ObsPipeline(connectors[num_recorded:], recorded.observation_space)
 
     def _actions(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> ActionPipeline | None:
-        """Return what brings actions to the environment; None where nothing does."""
+        """Return the pipeline from the network's actions to the environment's, or None if both are the same."""
         section = self.environment
-        connectors: list[Any] = self._made("env_runners.module_to_env_connector", observation_space, action_space)
-        acted_in = ActionPipeline(connectors, action_space).module_space
+        option = "env_runners.module_to_env_connector"
+        connectors: list[Any] = self._configured(option, observation_space, action_space)
+        module_space = ActionPipeline(connectors, action_space).module_space
         boxes = [leaf for leaf in action_leaves(action_space) if isinstance(leaf, spaces.Box)]
+        # The default connectors come last, next to the environment, whose bounds they respect.
         if self.env_runners.add_default_connectors and boxes:
-            has_boxes = any(isinstance(leaf, spaces.Box) for leaf in action_leaves(acted_in))
-            if has_boxes and (section.rescale_actions or self.squashes_actions):
+            # The user's connectors may turn choices of the network into a Box. Then there is nothing to rescale.
+            module_has_boxes = any(isinstance(leaf, spaces.Box) for leaf in action_leaves(module_space))
+            if module_has_boxes and (section.rescale_actions or self.squashes_actions):
                 if not all(box.is_bounded() for box in boxes):
                     raise ValueError(
                         f"{self.algorithm} cannot act in {action_space}: its actions are rescaled onto the bounds, "
@@ -110,18 +141,18 @@ class ConnectorBuilder:
                 connectors.append(ClipActions(action_space))
         return ActionPipeline(connectors, action_space) if connectors else None
 
-    def _made(
+    def _configured(
         self, option: str, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
     ) -> list[Connector]:
-        """Return the connectors that the function which an option names makes for these spaces; none without it."""
+        """Return the connectors that an option's function makes for these spaces, or none if the option is not set."""
         section, _, name = option.partition(".")
         function = getattr(getattr(self, section), name)
         if function is None:
             return []
-        made = function(observation_space, action_space)
-        connectors = list(made) if isinstance(made, list | tuple) else [made]
+        returned = function(observation_space, action_space)
+        connectors = list(returned) if isinstance(returned, list | tuple) else [returned]
         for connector in connectors:
-            if not isinstance(connector, Connector | RescaleActions):
+            if not is_connector(connector):
                 raise TypeError(
                     f"{option} returned {connector!r}; f(observation_space, action_space) must return a "
                     "lockstep.connectors.Connector, or a list of them"

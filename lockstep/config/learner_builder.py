@@ -1,4 +1,4 @@
-"""`LearnerBuilder`: a learner from its sections, modules and transforms; and the learners in other processes."""
+"""`LearnerBuilder`: builds a learner from its sections, modules and transforms. Also starts learners elsewhere."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lockstep.state.streams import RandomStreams
 
 @dataclass
 class LearnerBuilder:
-    """Builds a learner in this process, as the options say."""
+    """Builder of a learner in this process from the options."""
 
     training: TrainingSection[Any]
     rl_module: RLModuleSection[Any]
@@ -30,7 +30,7 @@ class LearnerBuilder:
     framework: FrameworkSection[Any]
     _: KW_ONLY
     learner_class: type[Learner]
-    """The algorithm's class of learner, which `training.learner_class` may replace."""
+    """Learner class of the algorithm, which `training.learner_class` may replace."""
 
     def build(
         self,
@@ -39,11 +39,17 @@ class LearnerBuilder:
         streams: RandomStreams,
         reducer: Reducer | None,
     ) -> Learner:
-        """Build the learner of these modules. With a `reducer` it is one of several that act as one.
+        """Build the learner of some modules.
+
+        Args:
+            connectors: Transforms around each network, by module id.
+            modules: Networks by module id.
+            streams: Random streams of the learner.
+            reducer: Sums over the learners, if this is one of several that act as one.
 
         Raises:
-            TypeError: a learner class that is not one.
-            ValueError: options for a module that does not exist.
+            TypeError: The learner class is not a subclass of `Learner`.
+            ValueError: There are options for a module that does not exist.
         """
         overrides = self.rl_module.algorithm_config_overrides_per_module
         unknown = sorted(set(overrides) - set(modules))
@@ -55,7 +61,7 @@ class LearnerBuilder:
         if not issubclass(learner_class, Learner):
             raise TypeError(f"training.learner_class={learner_class.__name__} must be a subclass of Learner")
 
-        # A `MultiRLModule` of the user's own is trained itself, with what its class adds to the modules.
+        # A `MultiRLModule` of the user's own is trained itself: its class may share parts between the modules.
         spec = self.rl_module.rl_module_spec
         is_multi_module = self.rl_module.specs_by_id() is not None and spec.is_built
         multi_module = spec if is_multi_module else MultiRLModule(dict(modules))
@@ -82,8 +88,19 @@ def start_learners(
     num_cpus: float = 0.0,
     **options: Any,
 ) -> LearnerBackend:
-    """Start `section.num_learners` learners `build(reducer=...)` in other processes, with options of
-    `RayLearnerBackend`. `ImportError` without ray."""
+    """Start `section.num_learners` learners in other processes, and return the backend that reaches them.
+
+    Args:
+        build: Function that builds a learner when it is called with `reducer=...` in its process.
+        section: Options of the learners.
+        address: Address of the Ray cluster. None starts one, or uses the one that the environment names.
+        num_cpus: Number of processors of a new cluster. Defaults to those of the learners.
+        options: Further options of `RayLearnerBackend`.
+
+    Raises:
+        ImportError: Ray is not installed.
+    """
+    # The imports are here because only several learners need Ray.
     try:
         from lockstep.cluster.processes import start_ray
         from lockstep.cluster.ray_learners import RayLearnerBackend
@@ -94,11 +111,18 @@ def start_learners(
         raise without_ray(error, f"learners.num_learners={section.num_learners}") from error
 
 
+# A group that is read from a checkpoint starts its learners itself, but its folder is below `cluster`, whose function
+# this is. So the function is put into the class from here.
 LearnerGroup.start_learners = staticmethod(start_learners)
 
 
 def without_ray(error: ModuleNotFoundError, option: str) -> ImportError:
-    """Return the error to raise where `option` needs Ray; an `error` about another module is raised as it is."""
+    """Return the error to raise for an option that needs Ray. An `error` about another module than Ray is raised again.
+
+    Args:
+        error: The error of the import.
+        option: The option with its value, for the message.
+    """
     if error.name != "ray":
         raise error
     return ImportError(f"{option} needs Ray: {install_hint('ray')}, or set it to 0")

@@ -1,4 +1,4 @@
-"""`ModuleBuilder`: from a spec and the options of networks to a network."""
+"""`ModuleBuilder`: builds a network from a spec and the options of networks."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from lockstep.state.streams import RandomStreams
 
 @dataclass
 class ModuleBuilder:
-    """Builds networks, as the options say."""
+    """Builder of networks from the options."""
 
     rl_module: RLModuleSection[Any]
     _: KW_ONLY
     algorithm: str
+    """Name of the algorithm, for messages."""
     module_class: type[RLModule] | None
-    """The algorithm's class of network; None: an actor with a state value, with memory or without."""
+    """Default network class of the algorithm. None stands for an actor-critic, with or without memory."""
     complete_model_config: Callable[[ModelConfig], ModelConfig]
-    """Adds what the algorithm and its exploration need to the configuration of a default network."""
+    """Function that adds what the algorithm and its exploration need to the configuration of a default network."""
 
     def build(
         self,
@@ -36,16 +37,27 @@ class ModuleBuilder:
         action_space: Space[Any],
         streams: RandomStreams,
     ) -> RLModule:
-        """Build a network; its initial weights depend on the seed of its streams only."""
+        """Build a network, or initialise the network that the user has built.
+
+        The initial weights depend only on the seed of `streams`.
+
+        Args:
+            spec: Spec of the network, or the network itself.
+            observation_space: Space of the network's observations, unless the spec has its own.
+            action_space: Space that the network acts in, unless the spec has its own.
+            streams: Random streams of the network.
+        """
         if spec.is_built:
             initialise_lazy(spec)
             return spec
-        model_config = spec.model_config if spec.model_config is not None else self.rl_module.model_config
+        model_config = spec.model_config
+        if model_config is None:
+            model_config = self.rl_module.model_config
         module_class = spec.module_class or self.module_class or default_module_class(model_config)
+        # Only networks of Lockstep have a `ModelConfig`; a class of the user's own may have any dict.
         if issubclass(module_class, CONFIGURED_MODULES):
-            # A network of your own may have a dict of its own.
             model_config = self.complete_model_config(ModelConfig.of(model_config))
-        filled = RLModuleSpec(
+        complete_spec = RLModuleSpec(
             module_class=module_class,
             observation_space=spec.observation_space or observation_space,
             action_space=spec.action_space or action_space,
@@ -54,10 +66,12 @@ class ModuleBuilder:
             critic_space=spec.critic_space,
         )
         try:
-            return filled.build(seed=streams.seed("module"))
+            return complete_spec.build(seed=streams.seed("module"))
         except ClaimedSizeError:
-            raise  # is about the file that the options come from
+            # A `ValueError` about the file that the options come from, and not about the spaces or options.
+            raise
         except ValueError as error:
+            # A default network cannot be blamed: the message names the algorithm whose default it is.
             if spec.module_class is None and self.algorithm not in str(error):
                 raise ValueError(f"{self.algorithm} cannot be built for these spaces or options: {error}") from error
             raise

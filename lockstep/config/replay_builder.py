@@ -1,4 +1,4 @@
-"""`ReplayBuilder`: from the options of replay to a replay buffer and its relabelling of goals."""
+"""`ReplayBuilder`: builds a replay buffer, and its relabelling of goals, from the options of replay."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from lockstep.replay.hindsight import Hindsight
 
 @dataclass
 class ReplayBuilder:
-    """Builds replay buffers, as the options say."""
+    """Builder of replay buffers from the options."""
 
     replay: ReplaySection[Any]
     _: KW_ONLY
     is_off_policy: bool
-    """Whether the algorithm learns from replay. Else it may be filled with data, but nothing draws sequences."""
+    """Whether the algorithm learns from replay. Otherwise a buffer may hold data, but no sequences are drawn."""
 
     def build(
         self,
@@ -37,18 +37,27 @@ class ReplayBuilder:
         """Build an empty buffer.
 
         Args:
-            num_envs: number of its sub-buffers, one for each environment.
-            seed: seed of its random numbers.
-            gamma: discount of its n-step returns.
-            remembers: whether the network that learns from it has a memory; None where that is not known.
-            num_frames: frames in a stack. Each frame is stored once, except where sequences are drawn.
-            hindsight: relabels goals.
+            num_envs: Number of sub-buffers, one for each environment.
+            seed: Seed of the buffer's random numbers.
+            gamma: Discount of n-step returns.
+            remembers: Whether the network that learns from the buffer has a memory. None if that is not known.
+            num_frames: Number of frames in a stack. Each frame is stored once, unless sequences are drawn.
+            hindsight: Relabelling of goals, or None.
         """
         section = self.replay
-        asks_for_sequences = section.sequence_length is not None if remembers is None else remembers
-        in_sequences = self.is_off_policy and asks_for_sequences
-        sequence_length, burn_in = section.sequences() if in_sequences else (None, 0)
-        stack_num = 1 if in_sequences else num_frames
+        if remembers is None:
+            # A network class of the user's own: `sequence_length` says that it has a memory.
+            needs_sequences = section.sequence_length is not None
+        else:
+            needs_sequences = remembers
+
+        sequence_length: int | None = None
+        burn_in = 0
+        stack_num = num_frames
+        if self.is_off_policy and needs_sequences:
+            sequence_length, burn_in = section.sequences()
+            # Rows of a sequence are read as they are stored, so the stacks must be stored.
+            stack_num = 1
         return ReplayBuffer(
             section.capacity,
             buffer_num=num_envs,
@@ -58,6 +67,7 @@ class ReplayBuilder:
             gamma=gamma,
             sequence_length=sequence_length,
             burn_in=burn_in,
+            # The next frame of a stack is in the following row already.
             ignore_obs_next=section.ignore_obs_next or stack_num > 1,
             storage=section.storage,
             hindsight=hindsight,
@@ -66,16 +76,21 @@ class ReplayBuilder:
         )
 
     def build_hindsight(self, section: EnvironmentSection[Any]) -> Hindsight:
-        """Build the relabelling with the environment's `compute_reward`; `ValueError` where it has none."""
+        """Build the relabelling of goals, with the environment's `compute_reward`.
+
+        Raises:
+            ValueError: The environment has no `compute_reward`.
+        """
         replay = self.replay
-        finished = isinstance(section.env, gym.Env)
-        env = section.env if finished else single_env_factory(section.env, section.env_config)()
+        is_made = isinstance(section.env, gym.Env)
+        env = section.env if is_made else single_env_factory(section.env, section.env_config)()
         try:
             compute_reward, compute_terminated = goal_functions(env)
         except ValueError:
-            if not finished:
+            if not is_made:
                 env.close()
             raise
+        # An environment made here stays open: the functions are its methods.
         return Hindsight(
             compute_reward,
             future_k=replay.her_future_k,

@@ -1,4 +1,4 @@
-"""`Connector`, the base of all transforms around a network, and `ObsPipeline`, which composes those of observations."""
+"""`Connector`, the base class of all transforms around a network, and `ObsPipeline`, a sequence of connectors."""
 
 from __future__ import annotations
 
@@ -28,63 +28,89 @@ from lockstep.envs import StepResult
 from lockstep.ops.statistics import RunningMoments
 
 Leaf = Callable[[Any], Any]
+"""Transform of one leaf of an observation: arrays to arrays, tensors to tensors."""
 Join = Callable[[RunningMoments], RunningMoments]
+"""Function from the moments of one learner's rows to those of the rows of all learners."""
 FinalObs = tuple[npt.NDArray[Any], Any]
-"""rows `[k]` of episodes that ended, and their true last observations `[k, ...]`"""
+"""Rows `[k]` of the episodes that ended, and their true last observations `[k, ...]`."""
 
 
 class Connector(ABC):
-    """Transforms data in the same way when acting (numpy) and when learning (numpy or torch).
+    """Transform that is the same when acting (numpy) and when learning (numpy or torch).
 
-    Leading dimensions of the data are arbitrary. A connector works on one space, which `bind` names once. One that
-    overrides `update` or `update_joined` has statistics; one that overrides `reset` has a memory, and sees one row for
-    each environment, step after step. Neither is told in another way.
+    Leading dimensions of the data are arbitrary. A connector works on one space, which `bind` sets once. A subclass
+    that overrides `update` or `update_joined` has statistics. A subclass that overrides `reset` or `after_step` has a
+    memory, and is called with one row for each environment, step after step. No further declaration is needed.
     """
 
     is_recorded = False
-    """Apply it, and all that stand before it, once where data are collected, so that its output is what is stored."""
+    """Whether this connector, and all connectors before it, are applied once when data are collected, so that their
+    output is stored."""
+    rescales = False
+    """Whether this maps actions in [-1, 1] onto the bounds of a Box, as `RescaleActions` does."""
+
+    # `has_statistics` and `has_memory` follow from the methods, and are not declared. With a declaration, a user's
+    # connector that forgets it would run, with statistics that are never updated and a memory that is never reset.
 
     @property
     def has_statistics(self) -> bool:
-        """Whether `update` changes what the connector does."""
+        """Whether `update` changes the transform."""
         return self._overrides("update") or self._overrides("update_joined")
 
     @property
     def takes_moments(self) -> bool:
-        """Whether its statistics are moments of one array, which may be taken elsewhere and handed in at once."""
+        """Whether the statistics are moments of one array, which may be computed elsewhere and merged at once."""
         return False
 
     @property
     def has_memory(self) -> bool:
-        """Whether what it gives depends on what it was called with before, until `reset`."""
+        """Whether the output depends on earlier calls, until `reset`."""
         return self._overrides("reset") or self._overrides("after_step")
 
+    @property
+    def num_stored_frames(self) -> int:
+        """Number of frames in the stacks `[frames, ...]` that this outputs; 1 for any other output.
+
+        A replay buffer stores each frame of such stacks once.
+        """
+        return 1
+
     def output_space(self, input_space: Space[Any]) -> Space[Any]:
-        """Return the space of the transformed data; `ValueError` for a space it cannot take. Changes nothing."""
+        """Return the space of the transformed data, without changing the connector.
+
+        Raises:
+            ValueError: The connector cannot take data of this space.
+        """
         return input_space
 
     def bind(self, input_space: Space[Any]) -> Space[Any]:
-        """Prepare for data of `input_space` and return its `output_space`. Statistics start anew."""
+        """Prepare for data of `input_space`, and return its `output_space`. Statistics start at their beginning."""
         return self.output_space(input_space)
 
     def input_space(self, action_space: Space[Any]) -> Space[Any]:
-        """Of a connector of actions: return the space that the module acts in, for the one that it brings them to."""
+        """Return the space of the actions that are transformed into `action_space`, for a connector of actions."""
         return action_space
 
     @abstractmethod
     def __call__(self, data: Tree) -> Any:
-        """Return transformed data: arrays for arrays, tensors for tensors. The input is not changed."""
+        """Return the transformed data: arrays for arrays, tensors for tensors. The input is not changed."""
 
     def update(self, data: Tree) -> None:
-        """Take rows `[N, ...]` (numpy) of the input into the statistics, if there are any."""
+        """Add rows `[N, ...]` (numpy) of the input to the statistics, if there are any."""
+        # For one learner, a connector need only define `update_joined`.
         if self._overrides("update_joined"):
-            self.update_joined(data, lambda seen: seen)
+            self.update_joined(data, lambda moments: moments)
 
     def update_joined(self, data: Tree, join: Join) -> None:
-        """Do as `update` where each of several learners has a part of the rows (N may be 0).
+        """Add rows to the statistics when each of several learners has a part of the rows (N may be 0).
 
-        Every learner must call `join` equally often: it turns the moments of a learner's rows into those of all rows.
-        `TypeError` from a connector with statistics that does not say how its parts are joined.
+        Args:
+            data: Rows `[N, ...]` (numpy) of this learner.
+            join: Function from the moments of this learner's rows to those of all rows. Every learner must call it
+                equally often, because it waits for the others.
+
+        Raises:
+            TypeError: The connector has statistics, but does not override this method.
         """
         if self.has_statistics:
             raise TypeError(
@@ -94,38 +120,49 @@ class Connector(ABC):
 
     @property
     def joins_statistics(self) -> bool:
-        """Whether several learners can have the statistics of one: there are none, or `update_joined` joins them."""
+        """Whether several learners can share statistics, because there are none or `update_joined` joins them."""
         return self._overrides("update_joined") or not self.has_statistics
 
     def reset(self, env_index: int | npt.NDArray[Any] | None = None) -> None:
-        """Forget what was before: an episode begins in these rows. None: in all, whose number may be another then."""
+        """Begin episodes in some rows: earlier calls no longer count there.
+
+        Args:
+            env_index: Index, indices or flags of the rows. None stands for all rows, whose number may change then.
+        """
         return
 
     def after_step(self, actions: Tree, rewards: npt.NDArray[Any] | None) -> None:
-        """Take note of what was done: `actions` `[B, ...]` as the environment takes them, and what they brought, `[B]`.
+        """Record the last step of the environments.
 
-        None stands for what is not known now, and may come in a call of its own.
+        Args:
+            actions: `[B, ...]` in the form of the environment. None if they are not known yet, and come in another
+            call. rewards: `[B]`. None if they are not known yet, and come in another call.
         """
         return
 
     def get_state(self) -> dict[str, Any]:
-        """Return statistics and memory; empty where there are none."""
+        """Return the statistics and the memory. Empty if there are none."""
         return {}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `get_state` gave. `ValueError` if it is of another connector or space."""
+        """Restore the state that `get_state` returned.
+
+        Raises:
+            ValueError: The state is of another connector or space.
+        """
         if state:
             raise ValueError(f"{type(self).__name__} has no state, but was given {sorted(state)}")
 
-    # -- in an exported artefact, where all that is remembered goes in and comes out ---
+    # -- export: an artefact is a pure function, whose memory is an input and an output ---
 
     reads_rewards = False
-    """Whether `export_call` needs `memory["reward"]` `[B]`: that of the step before, 0 where an episode begins."""
+    """Whether `export_call` needs `memory["reward"]` `[B]`: the reward of the last step, 0 where an episode begins."""
 
     def export_memory(self) -> dict[str, npt.NDArray[Any]]:
-        """Return what is remembered of a row where an episode begins, `{name: [...]}`; empty without a memory.
+        """Return the memory of a row at the beginning of an episode, `{name: [...]}`. Empty without a memory.
 
-        `TypeError` from a connector with a memory that does not say how it is exported.
+        Raises:
+            TypeError: The connector has a memory, but does not override this method.
         """
         if self.has_memory:
             raise TypeError(
@@ -136,39 +173,40 @@ class Connector(ABC):
         return {}
 
     def export_call(self, data: Tree, memory: Mapping[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
-        """Return what `__call__` makes of tensors `[B, ...]`, and the memory `{name: [B, ...]}` after it.
+        """Return the output of `__call__` for tensors `[B, ...]`, and the memory `{name: [B, ...]}` after the call.
 
-        It is traced once, for all numbers of rows, so it may not read the values of tensors.
+        It is traced once, for every number of rows, so it must not depend on the values of tensors.
         """
         return self(data), {}
 
     def export_after(self, memory: dict[str, Tensor], actions: Tree) -> dict[str, Tensor]:
-        """Return the memory after the actions `[B, ...]` of this step, as the environment takes them."""
+        """Return the memory after the actions `[B, ...]` of this step, in the form of the environment."""
         return memory
 
     def check_plain(self, option: str) -> None:
-        """Raise `ValueError` for statistics or a memory, where `option` has no place for them."""
-        for has, what in ((self.has_statistics, "statistics"), (self.has_memory, "a memory")):
-            if has:
+        """Raise `ValueError` if this has statistics or a memory, which the connectors of `option` must not have."""
+        for has_feature, feature in ((self.has_statistics, "statistics"), (self.has_memory, "a memory")):
+            if has_feature:
                 raise ValueError(
-                    f"{option}: {type(self).__name__} has {what}, which only connectors of observations may have "
+                    f"{option}: {type(self).__name__} has {feature}, which only connectors of observations may have "
                     "(env_runners.env_to_module_connector); environment(normalize_rewards=True) has statistics of "
                     "rewards"
                 )
 
     def _overrides(self, method: str) -> bool:
+        """Return whether a subclass defines the method."""
         return getattr(type(self), method) is not getattr(Connector, method)
 
 
 class LeafConnector(Connector):
-    """Transforms each leaf of a Dict or Tuple by itself, and leaves action masks alone."""
+    """Connector that transforms each leaf of a Dict or Tuple separately, and does not change action masks."""
 
     _leaves: Any = None
-    """after `bind` the transforms, a tree like the space"""
+    """Transforms of the leaves after `bind`, in a tree like the space."""
 
     @abstractmethod
     def leaf(self, space: Space[Any]) -> tuple[Space[Any], Leaf]:
-        """Return the output space and the transform of one leaf."""
+        """Return the output space and the transform of a leaf with this space."""
 
     def output_space(self, input_space: Space[Any]) -> Space[Any]:
         return self._map(input_space)[0]
@@ -179,6 +217,7 @@ class LeafConnector(Connector):
 
     def __call__(self, data: Tree) -> Any:
         transforms = self._leaves
+        # A space without parts, which most are, needs no walk through a tree.
         if callable(transforms):
             return transforms(data)
         if transforms is None:
@@ -186,24 +225,27 @@ class LeafConnector(Connector):
         return apply_leaves(transforms, data)
 
     def _map(self, space: Space[Any]) -> tuple[Space[Any], Any]:
+        """Return the output space, and the transforms of the leaves in a tree like the space."""
         if isinstance(space, spaces.Dict):
             is_masked = carries_mask(space)
-            mapped = {
-                key: (part, same) if is_masked and key == ACTION_MASK else self._map(part)
-                for key, part in space.spaces.items()
-            }
-            return (
-                spaces.Dict([(key, part) for key, (part, _) in mapped.items()]),
-                {key: leaf for key, (_, leaf) in mapped.items()},
-            )
+            output_spaces: list[tuple[str, Space[Any]]] = []
+            transforms: dict[str, Any] = {}
+            for key, part in space.spaces.items():
+                if is_masked and key == ACTION_MASK:
+                    output_space, transform = part, same
+                else:
+                    output_space, transform = self._map(part)
+                output_spaces.append((key, output_space))
+                transforms[key] = transform
+            return spaces.Dict(output_spaces), transforms
         if isinstance(space, spaces.Tuple):
             parts = [self._map(part) for part in space.spaces]
-            return spaces.Tuple([part for part, _ in parts]), tuple(leaf for _, leaf in parts)
+            return spaces.Tuple([output_space for output_space, _ in parts]), tuple(leaf for _, leaf in parts)
         return self.leaf(space)
 
 
 def same(data: Tree) -> Any:
-    """Return the data as they are."""
+    """Return the data unchanged: the transform of a leaf that a connector does not concern."""
     return data
 
 
@@ -217,23 +259,29 @@ def _apply(transform: Leaf, data: Tree) -> Tree:
 
 
 class ObsPipeline:
-    """Applies connectors one after the other: raw observations in, what the network sees out."""
+    """Sequence of connectors from the environment's observations to the network's.
+
+    The connectors are bound to the spaces, so their statistics start at their beginning.
+
+    Args:
+        connectors: The connectors in their order.
+        observation_space: Space of the environment's observations. Needed if there are connectors.
+
+    Raises:
+        ValueError: There are connectors without a space, one of them cannot take its space, or the output of a user's
+            connector is not in its output space.
+        TypeError: An object is not a connector.
+    """
 
     def __init__(self, connectors: Sequence[Connector] = (), observation_space: Space[Any] | None = None) -> None:
-        """Bind the connectors to `observation_space`, that of the raw observations. Statistics start anew.
-
-        Raises:
-            ValueError: connectors without a space, a space that one of them cannot take, or output that is not of the
-                space that a connector of the user's names.
-            TypeError: something that is no connector.
-        """
         self.connectors = tuple(connectors)
         self.is_identity = not self.connectors
         self.input_space = observation_space
         self.observation_space = observation_space
-        """Of the output."""
+        """Space of the output."""
         self._spaces: list[tuple[Space[Any], Space[Any]] | None] = []
-        """for each connector of the user's, before and behind it: what it gives is checked in each call"""
+        """Input and output space of each connector of the user's, whose output is checked in each call. None for
+        connectors of Lockstep."""
         for connector in self.connectors:
             if not isinstance(connector, Connector):
                 raise TypeError(
@@ -242,92 +290,110 @@ class ObsPipeline:
                 )
             if self.observation_space is None:
                 raise ValueError("an ObsPipeline with connectors needs the observation_space they work on")
-            before, self.observation_space = self.observation_space, connector.bind(self.observation_space)
-            is_own = not type(connector).__module__.startswith("lockstep.")
-            self._spaces.append((before, self.observation_space) if is_own else None)
-            if is_own:
+            before = self.observation_space
+            self.observation_space = connector.bind(before)
+            is_users = not type(connector).__module__.startswith("lockstep.")
+            self._spaces.append((before, self.observation_space) if is_users else None)
+            if is_users:
                 self._check_output(connector, before, self.observation_space)
-        learning = [i for i, connector in enumerate(self.connectors) if connector.has_statistics]
-        self.has_statistics = bool(learning)
-        """Whether `update` changes anything."""
-        self._updated = self.connectors[: learning[-1] + 1] if learning else ()
-        self._remembering = tuple(connector for connector in self.connectors if connector.has_memory)
-        self.has_memory = bool(self._remembering)
+
+        with_statistics = [i for i, connector in enumerate(self.connectors) if connector.has_statistics]
+        self.has_statistics = bool(with_statistics)
+        """Whether `update` changes a connector."""
+        # Rows need not go further than to the last connector with statistics.
+        self._updated = self.connectors[: with_statistics[-1] + 1] if with_statistics else ()
+        self._with_memory = tuple(connector for connector in self.connectors if connector.has_memory)
+        self.has_memory = bool(self._with_memory)
         """Whether the output depends on earlier calls, until `reset`."""
 
     def _check_output(self, connector: Connector, input_space: Space[Any], output_space: Space[Any]) -> None:
-        """Raise `ValueError` where a bound connector makes of two rows something else than its output space says."""
-        sampled = copy.deepcopy(input_space)
-        sampled.seed(0)
-        output = connector(stack_observations(input_space, [sampled.sample() for _ in range(2)]))
+        """Raise `ValueError` if a connector's output for two sampled rows is not in its output space."""
+        # A copy, because seeding changes the space, which the user may be drawing from.
+        sampled_space = copy.deepcopy(input_space)
+        sampled_space.seed(0)
+        rows = [sampled_space.sample() for _ in range(2)]
+        output = connector(stack_observations(input_space, rows))
         connector.reset()
-        found, wanted = _forms(output), _forms(allocate(output_space, 2))
-        if found != wanted:
+        actual = _forms(output)
+        expected = _forms(allocate(output_space, 2))
+        if actual != expected:
             raise ValueError(
-                f"{type(connector).__name__} gives {found} for two rows of {input_space}, and its output_space says "
-                f"{wanted} ({output_space}); override output_space(input_space), keys of a Dict in its order"
+                f"{type(connector).__name__} gives {actual} for two rows of {input_space}, and its output_space says "
+                f"{expected} ({output_space}); override output_space(input_space), keys of a Dict in its order"
             )
 
     def __call__(self, data: Tree) -> Any:
-        """Return `[..., *output]` for `[..., *raw]`, numpy or torch.
+        """Return the network's observations `[..., *output]` for the environment's `[..., *raw]`, numpy or torch.
 
-        Raises `ValueError` for a connector of the user's that gives other shapes than its output space says.
+        Raises:
+            ValueError: A connector of the user's gives other shapes than its output space has.
         """
-        for connector, around in zip(self.connectors, self._spaces):
-            before, data = data, connector(data)
-            if around is not None:
-                self._check_shapes(connector, around, before, data)
+        for connector, in_and_out in zip(self.connectors, self._spaces):
+            before = data
+            data = connector(before)
+            if in_and_out is not None:
+                self._check_shapes(connector, in_and_out, before, data)
         return data
 
     def _check_shapes(
-        self, connector: Connector, around: tuple[Space[Any], Space[Any]], before: Tree, after: Tree
+        self, connector: Connector, in_and_out: tuple[Space[Any], Space[Any]], before: Tree, after: Tree
     ) -> None:
-        """Raise `ValueError` where a connector gives rows of other shapes than its space says, or another number."""
-        leading = {_leading(leaf, space) for leaf, space in _with_spaces(before, around[0])}
-        found = {_leading(leaf, space) for leaf, space in _with_spaces(after, around[1])}
-        if found != leading:
+        """Raise `ValueError` if a connector changes the number of rows, or its rows have not the shape of its space.
+
+        The network would take a wrong shape for another leading dimension, and learn from wrong rows.
+        """
+        input_space, output_space = in_and_out
+        expected = {_leading(leaf, space) for leaf, space in _with_spaces(before, input_space)}
+        actual = {_leading(leaf, space) for leaf, space in _with_spaces(after, output_space)}
+        if actual != expected:
             raise ValueError(
                 f"{type(connector).__name__} gives {_forms(after)} for {_forms(before)}, and its output_space is "
-                f"{around[1]}; a connector gives the same shapes in every call, and as many rows as it gets"
+                f"{output_space}; a connector gives the same shapes in every call, and as many rows as it gets"
             )
 
     def copy(self) -> ObsPipeline:
-        """Return one of its own that remembers nothing."""
-        twin = copy.deepcopy(self)
-        twin.reset()
-        return twin
+        """Return an independent copy with the same statistics and an empty memory."""
+        pipeline = copy.deepcopy(self)
+        pipeline.reset()
+        return pipeline
 
     # -- memory ---
 
     def reset(self, env_index: int | npt.NDArray[Any] | None = None) -> None:
-        """Begin episodes in these rows (None: in all, whose number may be another then)."""
-        for connector in self._remembering:
+        """Begin episodes in some rows, see `Connector.reset`."""
+        for connector in self._with_memory:
             connector.reset(env_index)
 
     def after_step(self, actions: Tree, rewards: npt.NDArray[Any] | None) -> None:
-        """Tell what was done, see `Connector.after_step`."""
-        for connector in self._remembering:
+        """Record the last step of the environments, see `Connector.after_step`."""
+        for connector in self._with_memory:
             connector.after_step(actions, rewards)
 
     def follow(self, step: StepResult, actions: Tree) -> tuple[Any, FinalObs | None]:
-        """Take in one step of all environments, in any autoreset mode.
+        """Transform one step of all environments, in any autoreset mode.
 
         Args:
-            step: what the environments gave.
-            actions: `[B, ...]` that led to it, as the environment takes them.
+            step: Result of the step.
+            actions: `[B, ...]`, the actions of the step in the form of the environment.
 
         Returns:
-            What to act on next, `[B, ...]` (may be reused by the next step), and None, or (rows `[k]`, the output for
-            the true last observations `[k, ...]`) of the episodes that ended.
+            The network's next observations `[B, ...]`, whose memory the next step may reuse, and the rows `[k]` of the
+            episodes that ended with the network's form of their true last observations `[k, ...]`; None if no episode
+            ended.
         """
         final = step.final_obs
         if not self.has_memory:
             return self(step.obs), None if final is None else (final[0], self(final[1]))
         self.after_step(actions, step.rewards)
-        if step.valid is not None and not step.valid.all():  # rows that only reset their environment, or lost it
+        if step.valid is not None and not step.valid.all():
+            # Rows that are not transitions: their environment was reset, or was restarted after a failure.
             self.reset(np.flatnonzero(~step.valid))
         if final is None:
             return self(step.obs), None
+
+        # The rows of ended episodes have two observations in this step: the last one of the old episode, which
+        # continues its memory, and the first one of the new episode. So the connectors are called twice, and the memory
+        # is restored in between. The other rows take part in both calls, because a connector sees all rows.
         rows = final[0]
         before = self.get_state()
         last = zip_trees(lambda pair: _with_rows(pair[0], rows, pair[1]), [step.obs, final[1]], "obs")
@@ -339,19 +405,19 @@ class ObsPipeline:
     # -- statistics ---
 
     def update(self, data: Tree, rows: npt.NDArray[Any] | None = None, join: Join | None = None) -> None:
-        """Take raw observations `[N, ...]` (numpy tree) into the statistics.
-
-        Every connector sees what the ones before it made of them.
+        """Add the environment's observations to the statistics. Each connector gets the output of the one before.
 
         Args:
-            rows: take these only (indices or flags `[N]`).
-            join: with several learners, the moments of what all of them have seen.
+            data: Tree of arrays `[N, ...]`.
+            rows: Indices or flags `[N]` of the rows to add. Defaults to all.
+            join: With several learners, the function from one learner's moments to those of all.
         """
         if not self.has_statistics:
             return
         if rows is not None:
             data = map_tree(lambda leaf: leaf[rows], data)
         for connector in self._updated:
+            # Before the update: the next connector must get rows of the statistics that the network has seen.
             following = None if connector is self._updated[-1] else connector(data)
             if join is None:
                 connector.update(data)
@@ -360,11 +426,15 @@ class ObsPipeline:
             data = following
 
     def get_state(self) -> dict[str, Any]:
-        """Return the state of each connector, by position and name."""
+        """Return the state of each connector by its position and class name."""
         return {f"{i}_{type(c).__name__}": c.get_state() for i, c in enumerate(self.connectors)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `get_state` gave. `ValueError` if it is of other connectors."""
+        """Restore the state that `get_state` returned.
+
+        Raises:
+            ValueError: The state is of other connectors.
+        """
         names = list(self.get_state())
         if sorted(state) != sorted(names):
             raise ValueError(f"state is of the connectors {sorted(state)}, this pipeline has {sorted(names)}")
@@ -373,24 +443,27 @@ class ObsPipeline:
 
 
 def _with_rows(leaf: npt.NDArray[Any], rows: npt.NDArray[Any], values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return a copy of `leaf` in which some rows are replaced by `values`."""
     mixed = leaf.copy()
     mixed[rows] = values
     return mixed
 
 
 def _leading(leaf: Tree, space: Space[Any]) -> tuple[int, ...] | None:
-    """Return the dimensions before those of one row; None where these are not the space's."""
-    shape, row = tuple(np.shape(leaf)), tuple(space.shape or ())
-    number = len(shape) - len(row)
-    return shape[:number] if number >= 0 and shape[number:] == row else None
+    """Return the leading dimensions of an array of rows, or None if the others are not those of the space."""
+    shape = tuple(np.shape(leaf))
+    row_shape = tuple(space.shape or ())
+    num_leading = len(shape) - len(row_shape)
+    if num_leading < 0 or shape[num_leading:] != row_shape:
+        return None
+    return shape[:num_leading]
 
 
 def _with_spaces(tree: Tree, space: Space[Any]) -> Iterator[tuple[Any, Space[Any]]]:
-    """Yield each leaf of a tree with its space; None for one that is not there."""
+    """Yield each leaf of a space with the array at its place in the tree, or None if the tree has none there."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        parts: dict[Any, Space[Any]] = dict(
-            space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-        )
+        items = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        parts: dict[Any, Space[Any]] = dict(items)
         fits = isinstance(tree, Mapping | tuple) and len(tree) == len(parts)
         for key, part in parts.items():
             yield from _with_spaces(tree[key] if fits else None, part)
@@ -399,5 +472,5 @@ def _with_spaces(tree: Tree, space: Space[Any]) -> Iterator[tuple[Any, Space[Any
 
 
 def _forms(tree: Tree) -> list[tuple[str, tuple[int, ...], str]]:
-    """Return path, shape and dtype of each leaf, in the order of the keys."""
+    """Return the path, shape and dtype of each leaf, in the order of the keys."""
     return [(path, leaf.shape, leaf.dtype.name) for path, leaf in named_leaves("obs", map_tree(np.asarray, tree))]

@@ -93,8 +93,12 @@ class FrameStack(RowMemory):
 
     @property
     def stacks_on_new_axis(self) -> bool:
-        """Whether stacks are `[num_frames, ...]`, as a replay buffer can make them from single frames, too."""
+        """Whether stacks are `[num_frames, ...]`, the form in which a replay buffer makes them from single frames."""
         return self._axis is None and not self._parts
+
+    @property
+    def num_stored_frames(self) -> int:
+        return self.num_frames if self.stacks_on_new_axis else 1
 
     def reset(self, env_index: int | npt.NDArray[Any] | None = None) -> None:
         super().reset(env_index)

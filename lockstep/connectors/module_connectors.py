@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -12,7 +12,6 @@ from gymnasium import spaces
 from gymnasium.spaces import Space
 
 from lockstep.connectors.connector import Connector, ObsPipeline
-from lockstep.connectors.memory import FrameStack
 from lockstep.data.actions import COMPOSITE, RescaleActions, apply_to_parts, map_boxes
 from lockstep.data.columns import Columns
 from lockstep.data.tensor_rollout import TensorRollout
@@ -21,6 +20,14 @@ from lockstep.data.trees import Tree, leaves
 from lockstep.ops.arrays import Array, Constant, clip
 from lockstep.ops.statistics import RunningMoments
 from lockstep.options.checks import check_number
+
+
+def is_connector(value: object) -> TypeGuard[Connector]:
+    """Return whether `value` is a connector.
+
+    `RescaleActions` is in a lower folder than `Connector` and so no subclass, but has the methods of one of actions.
+    """
+    return isinstance(value, Connector | RescaleActions)
 
 
 class ActionPipeline:
@@ -34,17 +41,18 @@ class ActionPipeline:
     """
 
     def __init__(self, connectors: Sequence[Any], action_space: Space[Any]) -> None:
-        self.connectors, self.action_space = tuple(connectors), action_space
+        self.connectors = tuple(connectors)
+        self.action_space = action_space
         self.module_space = action_space
         for connector in reversed(self.connectors):
-            if isinstance(connector, Connector):
-                connector.check_plain("env_runners.module_to_env_connector")
-                self.module_space = connector.input_space(self.module_space)
-            elif not isinstance(connector, RescaleActions):
+            if not is_connector(connector):
                 raise TypeError(f"{type(connector).__name__} is no connector of actions; give a subclass of Connector")
+            connector.check_plain("env_runners.module_to_env_connector")
+            self.module_space = connector.input_space(self.module_space)
         self.has_inverse = all(hasattr(connector, "inverse") for connector in self.connectors)
         """Whether `inverse` brings the environment's actions to the module's."""
-        self.rescales = any(isinstance(connector, RescaleActions) for connector in self.connectors)
+        self.rescales = any(connector.rescales for connector in self.connectors)
+        """Whether one of the connectors maps [-1, 1] onto the bounds."""
 
     def __call__(self, actions: Tree) -> Any:
         """Return the environment's actions `[..., *action]` for the module's."""
@@ -288,8 +296,9 @@ class ModuleConnectors:
     @property
     def num_frames(self) -> int:
         """The frames of the stacks `[frames, ...]` that are stored; 1 where no such stacks are."""
-        last = self.recorded.connectors[-1] if self.recorded.connectors else None
-        return last.num_frames if isinstance(last, FrameStack) and last.stacks_on_new_axis else 1
+        if not self.recorded.connectors:
+            return 1
+        return self.recorded.connectors[-1].num_stored_frames
 
     def train_columns(self, columns: dict[str, Any]) -> dict[str, Any]:
         """Return what the learner connectors make of train columns (tensors); `ValueError` for other rows."""

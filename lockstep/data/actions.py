@@ -127,6 +127,8 @@ class RescaleActions:
     """
 
     is_identity = False
+    rescales = True
+    """Whether this maps [-1, 1] onto the bounds, as in `Connector`."""
 
     def __init__(self, action_space: Space[Any]) -> None:
         self._space = action_space
@@ -144,6 +146,13 @@ class RescaleActions:
         # Halved before they are added: bounds may be as large as their dtype allows, and the sum would overflow.
         self._centre = Constant(low / 2 + high / 2)
         self._half = Constant(high / 2 - low / 2)
+
+    def check_plain(self, option: str) -> None:
+        """Accept every option: there are no statistics and no memory, see `Connector.check_plain`."""
+
+    def input_space(self, action_space: Space[Any]) -> Space[Any]:
+        """Return the space that the module acts in, for the one of the environment: the same, without its bounds."""
+        return action_space
 
     def __call__(self, actions: Tree) -> Tree:
         """Map actions from [-1, 1] to the bounds."""

@@ -351,7 +351,7 @@ def _as_text(tree: object) -> Any:
         return {key: _as_text(part) for key, part in tree.items()}
     if isinstance(tree, list | tuple):
         return type(tree)(_as_text(part) for part in tree)
-    return str(tree) if isinstance(tree, NameInFile) else tree
+    return str(tree) if isinstance(tree, str) else tree
 
 
 def without_signature(tree: Mapping[str, Any]) -> dict[str, Any]:
