@@ -1,4 +1,4 @@
-"""Algorithms: one file each, and the list of them."""
+"""Algorithms: one file for each, and the list of all."""
 
 from lockstep.algorithms.a2c import A2CConfig, A2CLearner, A2CTraining
 from lockstep.algorithms.appo import APPOConfig, APPOLearner, APPOTraining
@@ -52,7 +52,11 @@ ALGORITHMS: tuple[type[AlgorithmConfig], ...] = (
 
 
 def get_config(algorithm: str) -> AlgorithmConfig:
-    """A configuration with the algorithm's defaults; `ValueError` with a suggestion for an unknown name."""
+    """Return a configuration with the defaults of an algorithm.
+
+    Raises:
+        ValueError: there is no algorithm with this name. The message suggests the closest name.
+    """
     config = AlgorithmConfig.of_algorithm(algorithm)
     assert isinstance(config, AlgorithmConfig)
     return config

@@ -1,7 +1,10 @@
 """A2C: synchronous advantage actor-critic (Mnih et al. 2016, https://arxiv.org/abs/1602.01783).
 
-Defaults: 5 steps of each environment, one gradient step on the whole batch, entropy 0.01, gradient norm 0.5; Adam
-instead of the paper's RMSprop (with lr 7e-4), and GAE with lambda 1, which is the paper's n-step advantage.
+    A_t = r_t + gamma r_t+1 + ... + gamma^n V(s_t+n) - V(s_t)
+    maximise  E[A log pi(a | s)] - c1 E[A^2 / 2] + c2 E[entropy of pi(. | s)]           (algorithm S3)
+
+Defaults: 5 steps of each environment, one gradient step on the whole batch, entropy 0.01, gradient norm 0.5. Adam with
+lr 7e-4 replaces the paper's RMSprop. GAE with lambda 1 is the paper's n-step advantage.
 """
 
 from __future__ import annotations
@@ -34,13 +37,13 @@ class A2CTraining(TrainingSection[ConfigT]):
     grad_clip: float | None = 0.5
     adam_epsilon: float = 1e-5
     lambda_: float = option(1.0, ge=0, le=1)
-    """lambda of GAE; 1: n-step advantages"""
+    """Lambda of GAE. 1 gives n-step advantages."""
     vf_loss_coeff: float = option(0.5, ge=0)
-    """how much the value error counts beside the policy's loss"""
+    """Weight of the value loss."""
     entropy_coeff: ScheduleLike = 0.01
-    """how much the entropy is rewarded; 0: not at all"""
+    """Weight of the entropy bonus. 0 gives no bonus."""
     normalize_advantages: bool = False
-    """shift and scale the advantages of a batch to mean 0 and deviation 1"""
+    """Normalise the advantages of a batch to mean 0 and standard deviation 1."""
 
     def __call__(self, **options: Unpack[A2COptions]) -> ConfigT:
         return self.change(options)
@@ -55,7 +58,7 @@ class A2CLearner(OnPolicyLearner[A2CTraining]):
         return (Columns.OBS, Columns.ACTIONS, Columns.ADVANTAGES, Columns.VALUE_TARGETS)
 
     def prepare_batch(self, trajectories: Trajectories, *, module_id: str) -> TensorColumns:
-        """Return advantages and value targets of a rollout, computed once."""
+        """Return the columns of a rollout with its advantages and value targets."""
         rollout = self.evaluate(module_id, trajectories)
         advantages, targets = self.generalized_advantages(module_id, trajectories, rollout)
         columns = {
@@ -69,11 +72,12 @@ class A2CLearner(OnPolicyLearner[A2CTraining]):
     def compute_loss_for_module(
         self, *, module_id: str, config: A2CTraining, batch: TensorColumns, fwd_out: Outputs
     ) -> Tensor:
-        """Return the policy gradient with advantages, squared value error, entropy bonus (the paper's algorithm S3)."""
+        """Return the loss of algorithm S3: policy gradient, squared value error and entropy bonus."""
         dist = self.module[module_id].action_dist_cls.from_inputs(fwd_out[Columns.ACTION_DIST_INPUTS])
         advantages = batch[Columns.ADVANTAGES]
         if config.normalize_advantages:
             advantages = self.normalized(advantages, batch)
+
         policy_loss = -self.masked_mean(dist.log_prob(batch[Columns.ACTIONS]) * advantages, batch)
         value_error = 0.5 * (fwd_out[Columns.VF_PREDS] - batch[Columns.VALUE_TARGETS]).square()
         vf_loss = self.masked_mean(value_error, batch)

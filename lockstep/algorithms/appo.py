@@ -1,10 +1,14 @@
 """APPO: asynchronous proximal policy optimisation (IMPACT: Luo et al. 2020, https://arxiv.org/abs/1912.00167).
 
-IMPALA's corrected advantages with PPO's clipped surrogate. The surrogate stays near a target network, which follows
-every few updates: those that acted may be older, each by another number of updates.
+It combines IMPALA's corrected advantages with PPO's clipped surrogate. The surrogate keeps the policy near a target
+network, which is updated every few updates of the policy: the policies that acted may differ in age, so none of them
+could take this place.
 
-Defaults: clip 0.4, limit 2 of the weight between the one who acted and the target network, target network at every
-second update; value loss, entropy, gradient norm and learning rate as in IMPALA. Adam.
+    ratio = pi(a | s) / max(pi_target(a | s), pi_acted(a | s) / rho)                      (equation 4)
+    maximise  E[min(ratio A, clip(ratio, 1 - epsilon, 1 + epsilon) A)],  A from V-trace   (algorithm 1)
+
+Defaults: clip 0.4, limit rho of 2, update of the target network after every second update; value loss, entropy,
+gradient norm and learning rate as in IMPALA; Adam.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from typing import TYPE_CHECKING, Self, Unpack
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.families.on_policy import CorrectedTraining, OnPolicyLearner
+from lockstep.algorithms.families.on_policy import OnPolicyLearner, VTraceTraining
 from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
@@ -33,23 +37,23 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class APPOTraining(CorrectedTraining[ConfigT]):
+class APPOTraining(VTraceTraining[ConfigT]):
     """Options of `APPOConfig.training(...)`."""
 
     clip_param: ScheduleLike = option(0.4, gt=0)
-    """epsilon of the clipped surrogate"""
+    """Epsilon of the clipped surrogate."""
     target_worker_clipping: float = option(2.0, ge=1)
-    """upper limit of the ratio between the policy that acted and the target network (the paper's rho)"""
+    """Upper limit of the ratio between the policy that acted and the target network (the paper's rho)."""
     use_kl_loss: bool = False
-    """penalise the KL divergence from the target network"""
+    """Penalise the KL divergence from the target network."""
     kl_coeff: float = option(1.0, ge=0)
-    """start of the adaptive penalty"""
+    """Initial coefficient of the adaptive KL penalty."""
     kl_target: float = option(0.01, gt=0)
-    """the penalty's target"""
+    """KL divergence that the adaptive penalty aims at."""
     target_network_update_freq: int = option(2, ge=1)
-    """updates between two of the target network"""
+    """Number of updates from one update of the target network to the next."""
     tau: float = option(1.0, gt=0, le=1)
-    """how far an update takes the target network towards the one that learns; 1: all the way"""
+    """Share of the way that an update moves the target network towards the learning network. 1 copies it."""
 
     def __call__(self, **options: Unpack[APPOOptions]) -> ConfigT:
         return self.change(options)
@@ -61,12 +65,12 @@ class APPOLearner(OnPolicyLearner[APPOTraining]):
     scheduled = ("clip_param", "entropy_coeff")
 
     def setup_module(self, module_id: str) -> None:
-        """Make the target network and the coefficient of the KL penalty parts of the state."""
+        """Make the target network and the coefficient of the KL penalty, which are part of the learner's state."""
         super().setup_module(module_id)
         self.register_state(f"{module_id}/target", TargetNetwork(self.module[module_id]))
         config = self.config_of(module_id)
-        start = torch.tensor(config.kl_coeff, dtype=self.dtype, device=self.device)
-        self.register_state(f"{module_id}/kl_coeff", start)
+        initial = torch.tensor(config.kl_coeff, dtype=self.dtype, device=self.device)
+        self.register_state(f"{module_id}/kl_coeff", initial)
 
     def required_columns(self, module_id: str) -> tuple[str, ...]:
         names = (Columns.OBS, Columns.ACTIONS, Columns.ACTION_LOGP, Columns.ADVANTAGES, Columns.VALUE_TARGETS)
@@ -74,17 +78,18 @@ class APPOLearner(OnPolicyLearner[APPOTraining]):
         return (*names, Columns.ACTION_DIST_INPUTS) if config.use_kl_loss else names
 
     def prepare_batch(self, trajectories: Trajectories, *, module_id: str) -> TensorColumns:
-        """Return V-trace from the policy that acted to the target network, and what to compare with."""
+        """Return the columns of a rollout with advantages and value targets by V-trace towards the target network."""
         config = self.config_of(module_id)
         rollout = self.evaluate(module_id, trajectories)
         target = self.registered[f"{module_id}/target"].module
-        target_inputs = self.inputs_under(target, trajectories, rollout)
+        target_inputs = self.dist_inputs_of(target, trajectories, rollout)
         dist_cls = self.module[module_id].action_dist_cls
         target_logp = dist_cls.from_inputs(target_inputs).log_prob(rollout.actions)
-        advantages, value_targets = self.correct(
+        advantages, value_targets = self.vtrace_advantages(
             module_id, trajectories, rollout, target_logp=target_logp, weighted=True
         )
-        # Equation 4: new / max(target, acted / limit), so that one who acted far from the target weighs no more.
+        # The denominator of equation 4. It limits the weight of actions that the target network finds much less likely
+        # than the policy that acted.
         floor = rollout.old_logp - math.log(config.target_worker_clipping)
         columns = {
             Columns.OBS: rollout.obs,
@@ -100,10 +105,15 @@ class APPOLearner(OnPolicyLearner[APPOTraining]):
     def compute_loss_for_module(
         self, *, module_id: str, config: APPOTraining, batch: TensorColumns, fwd_out: Outputs
     ) -> Tensor:
-        """Return the clipped surrogate around the target network (algorithm 1), value error, entropy, KL penalty."""
+        """Return the loss of algorithm 1: clipped surrogate around the target network, value error and entropy bonus.
+
+        A KL penalty is optional.
+        """
         dist_cls = self.module[module_id].action_dist_cls
         dist = dist_cls.from_inputs(fwd_out[Columns.ACTION_DIST_INPUTS])
-        logp, target_logp = dist.log_prob(batch[Columns.ACTIONS]), batch[Columns.ACTION_LOGP]
+        logp = dist.log_prob(batch[Columns.ACTIONS])
+        target_logp = batch[Columns.ACTION_LOGP]
+
         clip_param = self.coefficient(module_id, "clip_param")
         surrogate = clipped_surrogate_loss(logp, target_logp, batch[Columns.ADVANTAGES], clip_param=clip_param)
         clipped = clipped_ratios(logp.detach(), target_logp, clip_param)
@@ -113,15 +123,16 @@ class APPOLearner(OnPolicyLearner[APPOTraining]):
         entropy = self.masked_mean(dist.entropy(), batch)
         loss = policy_loss + config.vf_loss_coeff * vf_loss - self.coefficient(module_id, "entropy_coeff") * entropy
         self.log(module_id, policy_loss=policy_loss, vf_loss=vf_loss, entropy=entropy, clip_fraction=clip_fraction)
+
         if config.use_kl_loss:
-            target = dist_cls.from_inputs(batch[Columns.ACTION_DIST_INPUTS])
-            mean_kl = self.masked_mean(target.kl(dist), batch)
+            target_dist = dist_cls.from_inputs(batch[Columns.ACTION_DIST_INPUTS])
+            mean_kl = self.masked_mean(target_dist.kl(dist), batch)
             loss = loss + self.registered[f"{module_id}/kl_coeff"] * mean_kl
             self.log(module_id, mean_kl_loss=mean_kl)
         return loss
 
     def after_gradient_based_update(self, *, timesteps: Mapping[str, int] | None = None) -> None:
-        """Let target networks follow, and KL penalties adapt."""
+        """Update the target networks, and adapt the coefficients of the KL penalties."""
         for module_id in self.learning_modules():
             config = self.config_of(module_id)
             if config.use_kl_loss:

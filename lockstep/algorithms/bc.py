@@ -1,10 +1,10 @@
-"""BC: behaviour cloning, which makes given actions most likely (Pomerleau 1991, "Efficient training of
-artificial neural networks for autonomous navigation"; Bain & Sammut 1995).
+"""BC: behaviour cloning, which imitates recorded actions (Pomerleau 1991, "Efficient training of artificial neural
+networks for autonomous navigation"; Bain & Sammut 1995).
 
     minimise  -E_data[log pi(a | s)]
 
-for every action space; of a Box with `loss="mse"` the squared distance between the most likely action and the given
-one instead. Learns from `offline_data(input_=...)`: only observations and actions are read.
+It works for every action space. For a Box, `loss="mse"` minimises the squared distance between the policy's most likely
+action and the recorded one instead. Of the data in `offline_data(input_=...)` only observations and actions are read.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class BCTraining(SampledTraining[ConfigT]):
 
     lr: ScheduleLike = 1e-3
     loss: Literal["log_prob", "mse"] = "log_prob"
-    """what is made small: minus the log-probability of the given actions, or, of a Box, their squared distance from
-    the most likely ones"""
+    """Loss: the negative log-probability of the recorded actions, or for a Box their squared distance from the policy's
+    most likely actions ("mse")."""
     entropy_coeff: ScheduleLike = 0.0
-    """how much the entropy counts that keeps a policy from being surer than the data"""
+    """Weight of the entropy bonus, which keeps the policy from being more certain than the data."""
 
     def __call__(self, **options: Unpack[BCOptions]) -> ConfigT:
         return self.change(options)
@@ -50,7 +50,7 @@ class BCLearner(TransitionLearner[BCTraining]):
     scheduled = ("entropy_coeff",)
 
     def setup_module(self, module_id: str) -> None:
-        """Refuse a distance of actions where they are choices."""
+        """Raise `ValueError` for `loss="mse"` with discrete actions, which have no distance."""
         super().setup_module(module_id)
         config = self.config_of(module_id)
         space = self.module[module_id].action_space
@@ -63,7 +63,7 @@ class BCLearner(TransitionLearner[BCTraining]):
     def compute_loss_for_module(
         self, *, module_id: str, config: BCTraining, batch: TensorColumns, fwd_out: Outputs
     ) -> Tensor:
-        """Return the mean of what `loss` names, minus the weighted entropy."""
+        """Return the mean loss of imitation minus the weighted entropy."""
         dist = self.module[module_id].action_dist_cls.from_inputs(fwd_out[Columns.ACTION_DIST_INPUTS])
         actions = batch[Columns.ACTIONS]
         policy_loss = self.masked_mean(imitation_loss(dist, actions, kind=config.loss), batch)

@@ -1,12 +1,12 @@
 """C51: the distribution of returns on fixed atoms (Bellemare et al. 2017, "A Distributional Perspective on
 Reinforcement Learning", https://arxiv.org/abs/1707.06887).
 
-The network gives for each action the probabilities of `num_atoms` returns between `v_min` and `v_max`; actions are
-judged by their means. Options as DQN's: double, dueling, n-step returns, prioritised replay and noisy weights; with all
-of them it is Rainbow.
+For each action the outputs of the network are the probabilities of `num_atoms` returns between `v_min` and `v_max`.
+The best action has the highest mean. The options are those of DQN: double, dueling, n-step returns, prioritised replay
+and noisy weights. With all of them it is Rainbow.
 
-Defaults: 51 atoms as in the paper; their range is that of returns of up to 100, which the paper's -10 to 10 (of games
-whose rewards are clipped) is not. Returns outside of it are taken for its ends: set it to what your task can give.
+Defaults: 51 atoms as in the paper. Their range covers returns of up to 100, whereas the paper's range from -10 to 10 is
+for games with clipped rewards. Returns outside the range count as its ends, so set it to the returns of your task.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lockstep.modules import DistributionalQModule, ModelConfig
 
 
 class C51Learner(AtomLearner[AtomTraining[Any]]):
-    """The update of C51: `AtomLearner` has the loss."""
+    """The update of C51. The loss is in `AtomLearner`."""
 
 
 class C51Config(AlgorithmConfig):
@@ -36,5 +36,5 @@ class C51Config(AlgorithmConfig):
     training: AtomTraining[Self]
 
     def complete_model_config(self, model_config: ModelConfig) -> ModelConfig:
-        """The atoms."""
+        """Add the atoms to the configuration of the network."""
         return self.training.with_atoms(super().complete_model_config(model_config))

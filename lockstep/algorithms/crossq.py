@@ -1,18 +1,23 @@
 """CrossQ: SAC without target networks (Bhatt et al. 2024, "CrossQ: Batch Normalization in Deep Reinforcement Learning
 for Greater Sample Efficiency and Simplicity").
 
-https://openreview.net/forum?id=PczQtTsTIX. Critics normalise their features over the batch, (s, a) and (s', a') being
-rows of one batch, so that both have the same statistics; targets then come from the critics that learn. The policy and
-the temperature learn in every third step, by critics with their running statistics. For actions in a Box.
+https://openreview.net/forum?id=PczQtTsTIX. The critics normalise their features over the batch. (s, a) and (s', a') are
+rows of the same batch, so both are normalised with the same statistics, and targets can come from the learning critics:
 
-It is an algorithm of its own rather than an option of SAC: SAC's targets and their two options would have to go, and
-network, policy delay and five defaults to change with the option.
+    y = r + gamma (min_k Q_k(s', a') - alpha log pi(a' | s')),  without gradient
+    minimise  E[sum_k (Q_k(s, a) - y)^2 / 2]                                        (equation 1)
+
+Policy and temperature learn in every third step, from critics with running statistics. Actions are in a Box.
+
+It is not an option of SAC, because SAC's targets and their two options would have no meaning with it, and the network,
+the policy delay and five defaults would change with the option.
 
 Defaults: those of the paper and its published code (github.com/adityab/CrossQ): two critics of two layers of 2048
-rectified units, batch renormalisation (momentum 0.99, the running statistics used after 100,000 batches), policy delay
-3, Adam with lr 1e-3 and betas (0.5, 0.999), 5,000 random steps first; all else as SAC. Three differences: that code
-normalises the policy's features, too, trains the policy by critics that have made their step, and leaves the betas of
-the temperature at (0.9, 0.999); here policy and temperature are those of SAC, in the same gradient step.
+rectified units, batch renormalisation (momentum 0.99, running statistics used after 100,000 batches), policy delay 3,
+Adam with lr 1e-3 and betas (0.5, 0.999), and 5,000 random steps at the beginning. The rest is as in SAC. There are
+three differences: the published code also normalises the features of the policy, trains the policy with critics that
+have already made their step, and leaves the betas of the temperature at (0.9, 0.999). Here policy and temperature are
+those of SAC, in the same gradient step.
 """
 
 from __future__ import annotations
@@ -31,7 +36,7 @@ from lockstep.algorithms.families.transitions import (
     SoftActorCriticTraining,
     critic_loss,
     next_inputs,
-    pattern_of,
+    step_pattern,
     td_targets,
 )
 from lockstep.builder.algorithm_config import AlgorithmConfig
@@ -53,10 +58,10 @@ class CrossQTraining(SoftActorCriticTraining[ConfigT]):
     """Options of `CrossQConfig.training(...)`."""
 
     lr: ScheduleLike = 1e-3
-    """learning rate of all optimizers that have none of their own"""
+    """Learning rate of all optimizers without a learning rate of their own."""
     optimizer_kwargs: dict[str, Any] = option(factory=lambda: {"betas": (0.5, 0.999)})
     policy_delay: int = option(3, ge=1)
-    """gradient steps of the critics for one of the policy and the temperature"""
+    """Number of gradient steps of the critics for each step of the policy and the temperature."""
 
     def __call__(self, **options: Unpack[CrossQOptions]) -> ConfigT:
         return self.change(options)
@@ -70,14 +75,15 @@ class CrossQLearner(SoftActorCriticLearner[CrossQTraining]):
     def compute_loss_for_module(
         self, *, module_id: str, config: CrossQTraining, batch: TensorColumns, fwd_out: Outputs
     ) -> Tensor:
-        """Return the critics' loss (equation 1); when they are due, those of policy and temperature, too."""
+        """Return the critics' loss (equation 1), plus those of policy and temperature in the steps where they learn."""
         alpha = self.registered[f"{module_id}/log_alpha"].detach().exp()
         with self.mixed_precision():
-            values, following = self.joint_values(module_id, batch, alpha)
-        targets = td_targets(batch, following, config.gamma)
+            values, next_values = self.joint_values(module_id, batch, alpha)
+        targets = td_targets(batch, next_values, config.gamma)
         loss = critic_loss(batch, values, targets, module_id=module_id, learner=self)
         if not self.policy_learns(module_id):
             return loss
+
         with self.mixed_precision():
             policy_terms, neg_entropy = self.policy_terms(module_id, batch, fwd_out, alpha)
         actor_loss = self.masked_mean(policy_terms, batch)
@@ -85,53 +91,59 @@ class CrossQLearner(SoftActorCriticLearner[CrossQTraining]):
         return loss + actor_loss + self.temperature_loss(module_id, batch, neg_entropy)
 
     def joint_values(self, module_id: str, batch: TensorColumns, alpha: Tensor) -> tuple[Tensor, Tensor]:
-        """Return values `[K, N]` of the batch's actions, and the soft value `[N]` of the next observation.
+        """Return the values `[K, N]` of the batch's actions, and the soft values `[N]` of the next observations.
 
-        Both are rows of one batch, whose statistics are those of all learners' real rows.
+        Both are computed as rows of one batch. Its statistics are those of the real rows of all learners.
         """
         module: Any = self.module[module_id]
-        mask, counts = batch.get(Columns.LOSS_MASK), self.rows_in_step > 0
-        mask = None if mask is None else torch.cat([mask, mask])
-        after = next_inputs(batch)
+        mask = batch.get(Columns.LOSS_MASK)
+        if mask is not None:
+            mask = torch.cat([mask, mask])
+        has_rows = self.rows_in_step > 0
+        next_batch = next_inputs(batch)
         with torch.no_grad():
-            actions, logp = module.sample(after, batch[NEXT_NOISE])
-        values, following = module.critics.joint_values(
+            next_actions, next_logp = module.sample(next_batch, batch[NEXT_NOISE])
+        values, next_values = module.critics.joint_values(
             (batch[Columns.OBS], batch[Columns.ACTIONS]),
-            (after[Columns.OBS], actions),
-            lambda features: self.reducer.mean_of_rows(features, mask, counts),
+            (next_batch[Columns.OBS], next_actions),
+            lambda features: self.reducer.mean_of_rows(features, mask, has_rows),
         )
-        return self.to_tensor(values), self.to_tensor(following.detach().amin(0)) - alpha * logp
+        return self.to_tensor(values), self.to_tensor(next_values.detach().amin(0)) - alpha * next_logp
 
     def forward_train(self, batch: dict[str, TensorColumns]) -> dict[str, Outputs]:
-        """Return what the policy's loss needs, by module; nothing where it is not due."""
+        """Return the policy's outputs by module. They are empty in the steps in which the policy does not learn."""
+        outputs: dict[str, Outputs] = {}
         with self.mixed_precision():
-            outputs: dict[str, Outputs] = {
-                mid: self.module[mid].forward_inference(part) if self.policy_learns(mid) else {}
-                for mid, part in batch.items()
-            }
+            for module_id, columns in batch.items():
+                learns = self.policy_learns(module_id)
+                outputs[module_id] = self.module[module_id].forward_inference(columns) if learns else {}
         return map_tree(self.to_tensor, outputs)
 
-    # -- every n-th step ---
+    # -- delayed updates of the policy ---
 
     def policy_learns(self, module_id: str) -> bool:
-        """Return whether policy and temperature learn in the present gradient step."""
-        steps = self.lifetime.get(f"{module_id}/critic_steps", 0)
-        return (steps + 1) % self.config_of(module_id).policy_delay == 0
+        """Return whether policy and temperature learn in this gradient step."""
+        num_steps = self.lifetime.get(f"{module_id}/critic_steps", 0)
+        return (num_steps + 1) % self.config_of(module_id).policy_delay == 0
 
     def takes_part(self, entry: RegisteredOptimizer) -> bool:
-        """Return whether the optimizer is stepped now: those of policy and temperature when they are due."""
+        """Return whether the optimizer makes a step now: always for critics, else in every `policy_delay`-th step."""
         return entry.name == "critic" or self.policy_learns(entry.module_id)
 
     def compiled_variant(self) -> tuple[bool, ...]:
-        """Return which policies learn now."""
+        """Return for each module whether its policy learns now."""
         return tuple(self.policy_learns(module_id) for module_id in self.learning_modules())
 
     def pattern(self, num_steps: int) -> Hashable:
-        counts = {mid: self.lifetime.get(f"{mid}/critic_steps", 0) for mid in self.learning_modules()}
-        return pattern_of(counts, {mid: self.config_of(mid).policy_delay for mid in counts}, num_steps)
+        counts = {}
+        delays = {}
+        for module_id in self.learning_modules():
+            counts[module_id] = self.lifetime.get(f"{module_id}/critic_steps", 0)
+            delays[module_id] = self.config_of(module_id).policy_delay
+        return step_pattern(counts, delays, num_steps)
 
     def after_gradient_step(self) -> None:
-        """Count the steps of the critics that learned."""
+        """Count the steps of the critics that have learned."""
         for entry in self.optimizers:
             if entry.name == "critic" and entry.has_loss:
                 self.count(f"{entry.module_id}/critic_steps", 1)

@@ -1,13 +1,16 @@
 """DQN: deep Q-learning (Mnih et al. 2015, "Human-level control through deep reinforcement learning").
 
-Extensions as options: double (van Hasselt et al. 2016, https://arxiv.org/abs/1509.06461), dueling (Wang et al. 2016,
+    minimise  E[(r + gamma max_a' Q'(s', a') - Q(s, a))^2 / 2]        Q': the target network
+
+Extensions are options: double (van Hasselt et al. 2016, https://arxiv.org/abs/1509.06461), dueling (Wang et al. 2016,
 `model_config={"dueling": True}`), n-step returns and prioritised replay (`replay(n_step=, prioritized=)`, combined as
 in Hessel et al. 2018, https://arxiv.org/abs/1710.02298).
 
-Defaults: batch 32, one gradient step for every 4 steps, gamma 0.99 and epsilon from 1 as in the paper (extended data,
-table 1); double Q-learning on; Adam with lr 5e-4; what there is counted in millions of frames (memory, epsilon's way,
-target network) is shortened to what tasks without images need. Errors count by their square: clipped at 1, as in the
-paper, where rewards are clipped too, they lead to the median of the targets, which leaves rare ends of episodes out.
+Defaults: batch 32, one gradient step for every 4 steps, gamma 0.99 and initial epsilon 1 as in the paper (extended
+data, table 1); double Q-learning; Adam with lr 5e-4. The sizes that the paper counts in millions of frames (memory,
+decay of epsilon, interval of the target network) are smaller, for tasks without images. The loss is the squared error.
+The paper clips errors at 1, and rewards too; without clipped rewards this would make values the median of the targets,
+which ignores rare ends of episodes.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from typing import TYPE_CHECKING, Self, Unpack
 import torch.nn.functional as F
 from torch import Tensor
 
-from lockstep.algorithms.families.q_learning import ActionValueTraining, QLearner, of_actions
+from lockstep.algorithms.families.q_learning import ActionValueTraining, QLearner, outputs_of_actions
 from lockstep.algorithms.families.transitions import td_targets
 from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.data.columns import Columns
@@ -36,8 +39,8 @@ class DQNTraining(ActionValueTraining[ConfigT]):
     """Options of `DQNConfig.training(...)`."""
 
     huber_delta: float | None = option(None, gt=0)
-    """errors count by their square up to here, and linearly beyond; `None`: always by their square. 1 where rewards are
-    clipped to [-1, 1] and values are small; where values are large it lets them grow without bound"""
+    """Size of an error above which the loss is linear and no longer quadratic. `None` makes it always quadratic. Use 1
+    for rewards in [-1, 1] and small values; with large values it lets them grow without bound."""
 
     def __call__(self, **options: Unpack[DQNOptions]) -> ConfigT:
         return self.change(options)
@@ -49,18 +52,23 @@ class DQNLearner(QLearner[DQNTraining]):
     def compute_loss_for_module(
         self, *, module_id: str, config: DQNTraining, batch: TensorColumns, fwd_out: Outputs
     ) -> Tensor:
-        """Return the error of `Q(s, a)` against `r + gamma max Q'(s', .)`, of n steps where the batch says so."""
-        taken = of_actions(fwd_out["q_values"], batch[Columns.ACTIONS])
-        values, picking = self.next_q_values(module_id, batch)
-        following = of_actions(values, (values if picking is None else picking).argmax(-1))
-        targets = td_targets(batch, following, config.gamma)
-        errors = taken - targets
+        """Return the mean error of `Q(s, a)` for the target `r + gamma max Q'(s', .)` (n-step if the batch is)."""
+        q_values = outputs_of_actions(fwd_out["q_values"], batch[Columns.ACTIONS])
+
+        # Double Q-learning: the learning network selects the next action, the target network evaluates it.
+        target_values, selecting_values = self.next_q_values(module_id, batch)
+        if selecting_values is None:
+            selecting_values = target_values
+        next_values = outputs_of_actions(target_values, selecting_values.argmax(-1))
+        targets = td_targets(batch, next_values, config.gamma)
+
+        errors = q_values - targets
         if config.huber_delta is None:
-            each = 0.5 * errors.square()
+            row_losses = 0.5 * errors.square()
         else:
-            each = F.huber_loss(taken, targets, reduction="none", delta=config.huber_delta)
-        self.log(module_id, q_mean=self.masked_mean(taken.detach(), batch))
-        return self.mean_of_rows(module_id, batch, each, errors)
+            row_losses = F.huber_loss(q_values, targets, reduction="none", delta=config.huber_delta)
+        self.log(module_id, q_mean=self.masked_mean(q_values.detach(), batch))
+        return self.weighted_loss(module_id, batch, row_losses, errors)
 
 
 class DQNConfig(AlgorithmConfig):

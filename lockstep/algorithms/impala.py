@@ -1,10 +1,15 @@
 """IMPALA: importance weighted actor-learner architecture (Espeholt et al. 2018, https://arxiv.org/abs/1802.01561).
 
-The policy that learns may be ahead of the one that acted: V-trace corrects for it. Value targets and advantages are
-computed once for each update, with the parameters that it begins with; the importance weight of the policy gradient is
-that of the parameters at each gradient step. With one gradient step for each update (the default) that is the paper's.
+The learning policy may be some updates ahead of the policy mu that acted. V-trace corrects for the difference:
 
-Defaults: value loss 0.5 and entropy 0.01 beside the paper's (table D.3), gradient norm 40, Adam instead of RMSprop.
+    rho = min(rho_bar, pi(a | s) / mu(a | s))                                             importance weight
+    maximise  E[rho (r + gamma v' - V(s)) log pi(a | s)],  v' the next V-trace target     (section 4.2)
+
+Value targets and advantages are computed once for each update, with its initial parameters. The importance weight of
+the policy gradient is computed with the parameters of each gradient step. With one gradient step per update, which is
+the default, this is the paper's algorithm.
+
+Defaults: value loss 0.5, entropy 0.01 and gradient norm 40 (table D.3); Adam in place of RMSprop.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from lockstep.algorithms.families.on_policy import CorrectedTraining, OnPolicyLearner
+from lockstep.algorithms.families.on_policy import OnPolicyLearner, VTraceTraining
 from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
@@ -21,7 +26,7 @@ from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
 
 
-class IMPALALearner(OnPolicyLearner[CorrectedTraining[Any]]):
+class IMPALALearner(OnPolicyLearner[VTraceTraining[Any]]):
     """The update of IMPALA."""
 
     scheduled = ("entropy_coeff",)
@@ -32,10 +37,10 @@ class IMPALALearner(OnPolicyLearner[CorrectedTraining[Any]]):
         return (*names, Columns.ACTION_LOGP) if config.vtrace else names
 
     def prepare_batch(self, trajectories: Trajectories, *, module_id: str) -> TensorColumns:
-        """Return V-trace targets and advantages of a rollout (section 4.1)."""
+        """Return the columns of a rollout with V-trace targets and advantages (section 4.1)."""
         config = self.config_of(module_id)
         rollout = self.evaluate(module_id, trajectories)
-        advantages, value_targets = self.correct(module_id, trajectories, rollout)
+        advantages, value_targets = self.vtrace_advantages(module_id, trajectories, rollout)
         columns = {
             Columns.OBS: rollout.obs,
             Columns.ACTIONS: rollout.actions,
@@ -47,16 +52,19 @@ class IMPALALearner(OnPolicyLearner[CorrectedTraining[Any]]):
         return self.rows_to_train(columns, rollout, trajectories)
 
     def compute_loss_for_module(
-        self, *, module_id: str, config: CorrectedTraining[Any], batch: TensorColumns, fwd_out: Outputs
+        self, *, module_id: str, config: VTraceTraining[Any], batch: TensorColumns, fwd_out: Outputs
     ) -> Tensor:
-        """Return the policy gradient with clipped importance weights (section 4.2), value error, entropy bonus."""
+        """Return the loss of section 4.2: policy gradient with importance weights, value error and entropy bonus."""
         dist = self.module[module_id].action_dist_cls.from_inputs(fwd_out[Columns.ACTION_DIST_INPUTS])
-        logp, advantages = dist.log_prob(batch[Columns.ACTIONS]), batch[Columns.ADVANTAGES]
+        logp = dist.log_prob(batch[Columns.ACTIONS])
+        advantages = batch[Columns.ADVANTAGES]
         if config.vtrace:
             ratios = (logp.detach() - batch[Columns.ACTION_LOGP]).exp()
             self.log(module_id, mean_importance_weight=self.masked_mean(ratios, batch))
             limit = config.vtrace_clip_pg_rho_threshold
-            advantages = (ratios if limit is None else ratios.clamp(max=limit)) * advantages
+            weights = ratios if limit is None else ratios.clamp(max=limit)
+            advantages = weights * advantages
+
         policy_loss = -self.masked_mean(logp * advantages, batch)
         value_error = 0.5 * (fwd_out[Columns.VF_PREDS] - batch[Columns.VALUE_TARGETS]).square()
         vf_loss = self.masked_mean(value_error, batch)
@@ -70,6 +78,6 @@ class IMPALAConfig(AlgorithmConfig):
 
     algorithm = "impala"
     learner_class = IMPALALearner
-    training_class = CorrectedTraining
+    training_class = VTraceTraining
     is_asynchronous = True
-    training: CorrectedTraining[Self]
+    training: VTraceTraining[Self]

@@ -1,14 +1,19 @@
-"""IQN: the distribution of returns, at any quantile (Dabney et al. 2018, "Implicit Quantile
-Networks for Distributional Reinforcement Learning", https://arxiv.org/abs/1806.06923).
+"""IQN: the distribution of returns, at any quantile (Dabney et al. 2018, "Implicit Quantile Networks for Distributional
+Reinforcement Learning", https://arxiv.org/abs/1806.06923).
 
-The network gives the return at any level in [0, 1], which is an input of it. Each gradient step draws new levels, from
-a stream of the learner's. Actions are judged by their means (risk-neutral). Acting takes the middles of
-`num_policy_quantiles` equal parts in the place of drawn levels, so that the same observation gets the same action.
-Options as DQN's: double, dueling, n-step returns and prioritised replay.
+The quantile level in [0, 1] is an input of the network, whose output is the quantile of the return. Each gradient step
+draws new levels from a random stream of the learner. The best action has the highest mean (a risk-neutral policy). When
+acting, the midpoints of `num_policy_quantiles` equal intervals replace the random levels, so that equal observations
+give equal actions. The options are those of DQN: double, dueling, n-step returns and prioritised replay.
 
-Defaults: 64 cosines, K of 32 and kappa 1 as in the paper (section 3.2 and appendix); its N and N' of 64 are shortened
-to 8, what tasks without images need. Double Q-learning is on as in the other algorithms of this family; the paper's
-IQN is without (`double_q=False`).
+    delta_ij = r + gamma Z_tau'_j(s', best) - Z_tau_i(s, a)             (equation 2)
+    minimise  E[sum_i mean_j rho_tau_i(delta_ij)]                       (equation 3)
+
+Here rho is the quantile Huber loss, tau_i and tau'_j are random levels.
+
+Defaults: 64 cosines, K of 32 and kappa 1 as in the paper (section 3.2 and appendix); N and N' are 8 in place of the
+paper's 64, for tasks without images. Double Q-learning is on, as in the other algorithms of this family; the paper's
+IQN does not use it (`double_q=False`).
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ from lockstep.algorithms.families.q_learning import (
     TARGET,
     ActionValueTraining,
     QLearner,
-    of_actions,
+    outputs_of_actions,
 )
 from lockstep.algorithms.families.transitions import discounts_of
 from lockstep.builder.algorithm_config import AlgorithmConfig
@@ -43,15 +48,15 @@ class IQNTraining(ActionValueTraining[ConfigT]):
     """Options of `IQNConfig.training(...)`."""
 
     num_quantiles: int = option(8, ge=1)
-    """levels that are drawn for each transition (the paper's N)"""
+    """Number of random levels for each transition (the paper's N)."""
     num_target_quantiles: int = option(8, ge=1)
-    """levels that are drawn for the value of the next observation (N')"""
+    """Number of random levels for the value of the next observation (N')."""
     num_policy_quantiles: int = option(32, ge=1)
-    """levels whose mean picks an action (K)"""
+    """Number of levels whose mean selects an action (K)."""
     num_cosines: int = option(64, ge=1)
-    """cosines that stand for a level (n of equation 4)"""
+    """Number of cosines that encode a level (n of equation 4)."""
     kappa: float = option(1.0, ge=0)
-    """errors count by their square up to here, and linearly beyond; 0: always linearly"""
+    """Size of an error above which the loss is linear and no longer quadratic. 0 makes it always linear."""
 
     def __call__(self, **options: Unpack[IQNOptions]) -> ConfigT:
         return self.change(options)
@@ -60,10 +65,13 @@ class IQNTraining(ActionValueTraining[ConfigT]):
 class IQNLearner(QLearner[IQNTraining]):
     """The update of IQN."""
 
-    parts = ("value_outputs", "masked", "mean_values")
+    required_parts = ("value_outputs", "masked", "mean_values")
 
     def noise_columns(self, module_id: str) -> dict[str, int]:
-        """Return also what levels are made of: here, for the next action, and for what it is worth."""
+        """Return the noise columns of the family, and those of the levels.
+
+        Levels are drawn for the present values, for the selection of the next action, and for its value.
+        """
         config = self.config_of(module_id)
         return super().noise_columns(module_id) | {
             LEVEL_NOISE: config.num_quantiles,
@@ -74,15 +82,16 @@ class IQNLearner(QLearner[IQNTraining]):
     def compute_loss_for_module(
         self, *, module_id: str, config: IQNTraining, batch: TensorColumns, fwd_out: Outputs
     ) -> Tensor:
-        """The quantile Huber loss (equation 3) of the temporal differences between drawn levels (equation 2)."""
-        quantiles = of_actions(fwd_out["value_outputs"], batch[Columns.ACTIONS])
-        following = self.best_next_outputs(module_id, batch)
+        """Return the quantile Huber loss (equation 3) of temporal differences between random levels (equation 2)."""
+        quantiles = outputs_of_actions(fwd_out["value_outputs"], batch[Columns.ACTIONS])
+        next_quantiles = self.best_next_outputs(module_id, batch)
         discounts = discounts_of(batch, config.gamma, quantiles.dtype)
-        targets = batch[Columns.REWARDS].unsqueeze(-1) + discounts.unsqueeze(-1) * following
-        each = quantile_huber_loss(quantiles, targets, kappa=config.kappa, levels=fwd_out["levels"])
+        targets = batch[Columns.REWARDS].unsqueeze(-1) + discounts.unsqueeze(-1) * next_quantiles
+        row_losses = quantile_huber_loss(quantiles, targets, kappa=config.kappa, levels=fwd_out["levels"])
+
         means = quantiles.detach().mean(-1)
         self.log(module_id, q_mean=self.masked_mean(means, batch))
-        return self.mean_of_rows(module_id, batch, each, means - targets.mean(-1))
+        return self.weighted_loss(module_id, batch, row_losses, errors=means - targets.mean(-1))
 
 
 class IQNConfig(AlgorithmConfig):
@@ -98,7 +107,7 @@ class IQNConfig(AlgorithmConfig):
     training: IQNTraining[Self]
 
     def complete_model_config(self, model_config: ModelConfig) -> ModelConfig:
-        """The quantiles to act by, and the cosines."""
+        """Add the numbers of quantiles for acting and of cosines to the configuration of the network."""
         return replace(
             super().complete_model_config(model_config),
             num_value_outputs=self.training.num_policy_quantiles,

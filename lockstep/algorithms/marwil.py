@@ -1,13 +1,13 @@
 """MARWIL: monotonic advantage re-weighted imitation learning (Wang et al. 2018, "Exponentially weighted imitation
 learning for batched historical data", NeurIPS).
 
-With the return R of the rest of the episode, A = R - V(s) and c^2 a moving average of A^2:
+R is the return of the rest of the episode, A = R - V(s), and c^2 is a moving average of A^2:
 
     minimise  -E_data[exp(beta A / c) log pi(a | s)] + vf_coeff E_data[A^2 / 2]        (algorithm 1)
 
-`beta=0` is behaviour cloning. An episode that was cut off goes on with V(last observation). The returns are made from
-whole episodes, so the data must be a replay buffer, or have them as `rewards` (with `discounts`). With memory those of
-a replay buffer reach to the end of the sequence that is learned from, and go on with the value there.
+`beta=0` is behaviour cloning. The return of an episode that was cut includes V(last observation). Returns need whole
+episodes, so the data must be a replay buffer, or contain the returns as `rewards` (with `discounts`). For networks with
+a memory the returns from a replay buffer reach to the end of the sequence, and include the value there.
 """
 
 from __future__ import annotations
@@ -46,17 +46,20 @@ class MARWILTraining(SampledTraining[ConfigT]):
 
     lr: ScheduleLike = 1e-3
     beta: float = option(1.0, ge=0)
-    """how much better actions count more than worse ones; 0: all alike, which is behaviour cloning"""
+    """Factor of the advantage in the exponential weight of an action. With 0 all weights are equal, which is behaviour
+    cloning."""
     vf_coeff: float = option(1.0, ge=0)
-    """how much the value error counts"""
+    """Weight of the value loss."""
     moving_average_sqd_adv_norm_start: float = option(100.0, gt=0)
-    """c^2 before the first gradient step"""
+    """Initial value of c^2."""
     moving_average_sqd_adv_norm_update_rate: float = option(1e-2, ge=0, le=1)
-    """how far c^2 goes towards the mean of A^2 in each gradient step (the paper: 1e-8, which leaves it as it is)"""
+    """Share of the way that each gradient step moves c^2 towards the mean of A^2 (1e-8 in the paper, which leaves it
+    almost constant)."""
     max_weight: float | None = option(100.0, gt=0)
-    """no action counts more than this; None: the paper, without a limit"""
+    """Upper limit of the weight of an action. `None` sets no limit, as in the paper."""
     bc_logstd_coeff: float = option(0.0, ge=0)
-    """how much large deviations of a Gaussian are rewarded, so that it does not collapse onto few data"""
+    """Weight of a bonus for the logarithm of a Gaussian's standard deviations, which keeps it from collapsing onto few
+    data."""
 
     def __call__(self, **options: Unpack[MARWILOptions]) -> ConfigT:
         return self.change(options)
@@ -66,77 +69,90 @@ class MARWILLearner(TransitionLearner[MARWILTraining]):
     """The update of MARWIL."""
 
     def setup_module(self, module_id: str) -> None:
-        """Make the moving average of squared advantages a part of the state."""
+        """Make the moving average of squared advantages, which is part of the learner's state."""
         super().setup_module(module_id)
         config = self.config_of(module_id)
-        start = torch.tensor(config.moving_average_sqd_adv_norm_start, dtype=self.dtype, device=self.device)
-        self.register_state(f"{module_id}/squared_advantages", start)
+        initial = torch.tensor(config.moving_average_sqd_adv_norm_start, dtype=self.dtype, device=self.device)
+        self.register_state(f"{module_id}/squared_advantages", initial)
 
     def prepare_batch(self, trajectories: Trajectories, *, module_id: str) -> TensorColumns:
-        """Turn rewards into returns to the end of the episode, or to where it was cut, whose value is bootstrapped: in
-        the loss or, with memory, here, where the whole episode is there to be remembered.
+        """Return the columns of a rollout with returns in place of rewards.
+
+        A return reaches to the end of the episode, or to the row at which the episode was cut. There the value of the
+        next observation must be added: the loss does it, or for networks with a memory this method, because only here
+        is the whole episode available to the memory.
         """
         gamma = self.config_of(module_id).gamma
         columns = recorded_columns(self.to_tensor, self.connectors[module_id], trajectories)
-        terminateds, ends = trajectories.terminateds, trajectories.terminateds | trajectories.cuts
-        steps, width = trajectories.shape
-        rewards = columns[Columns.REWARDS].cpu().numpy().astype(trajectories.rewards.dtype).reshape(steps, width)
+        terminateds = trajectories.terminateds
+        num_steps, num_envs = trajectories.shape
+        rewards = columns[Columns.REWARDS].cpu().numpy().astype(trajectories.rewards.dtype)
+        rewards = rewards.reshape(num_steps, num_envs)
+
         if self.module[module_id].is_stateful():
             last_values = self._last_values(module_id, columns, trajectories)
             rewards.reshape(-1)[trajectories.bootstrap_index] += gamma * last_values
             returns = monte_carlo_returns(rewards, terminateds, trajectories.cuts, gamma=gamma)
             columns |= {
                 Columns.REWARDS: self.to_tensor(returns.reshape(-1)),
-                Columns.TERMINATEDS: torch.ones_like(columns[Columns.TERMINATEDS]),
+                Columns.TERMINATEDS: torch.ones_like(columns[Columns.TERMINATEDS]),  # nothing is left to add
             }
             return self.train_columns(module_id, columns, trajectories)
-        at = np.arange(steps)[:, None]
-        last = np.minimum.accumulate(np.where(ends, at, steps - 1)[::-1])[::-1]
+
+        # `last[t, b]` is the step at which the piece of an episode with step t ends.
+        step = np.arange(num_steps)[:, None]
+        ends = terminateds | trajectories.cuts
+        last = np.minimum.accumulate(np.where(ends, step, num_steps - 1)[::-1])[::-1]
         returns = monte_carlo_returns(rewards, terminateds, trajectories.cuts, gamma=gamma)
-        rows = torch.from_numpy((last * width + np.arange(width)).reshape(-1)).to(self.device)
-        following = take_rows({name: columns[name] for name in (Columns.NEXT_OBS, Columns.TERMINATEDS)}, rows)
+
+        # Each row gets the next observation of its piece's last row, discounted over all steps in between.
+        last_rows = torch.from_numpy((last * num_envs + np.arange(num_envs)).reshape(-1)).to(self.device)
+        last_columns = {name: columns[name] for name in (Columns.NEXT_OBS, Columns.TERMINATEDS)}
         columns |= {
-            **following,
+            **take_rows(last_columns, last_rows),
             Columns.REWARDS: self.to_tensor(returns.reshape(-1)),
-            Columns.DISCOUNTS: self.to_tensor((gamma ** (last - at + 1.0)).reshape(-1)),
+            Columns.DISCOUNTS: self.to_tensor((gamma ** (last - step + 1.0)).reshape(-1)),
         }
         return self.train_columns(module_id, columns, trajectories)
 
     def _last_values(self, module_id: str, columns: TensorColumns, trajectories: Trajectories) -> np.ndarray:
-        """Return the values `[K]` that a network with memory gives where episodes were cut."""
+        """Return the values `[K]` of the observations at which pieces of episodes end, for a network with a memory."""
         index = torch.from_numpy(trajectories.bootstrap_index).to(self.device)
         if not len(index):
             return np.zeros(0)
-        last = take_rows({Columns.OBS: columns[Columns.NEXT_OBS]}, index)[Columns.OBS]
-        module, obs = self.module[module_id], columns[Columns.OBS]
-        values: Any = evaluate_sequences(self.to_tensor, module, trajectories, obs, last)[1]
+        bootstrap_obs = take_rows({Columns.OBS: columns[Columns.NEXT_OBS]}, index)[Columns.OBS]
+        module = self.module[module_id]
+        values: Any = evaluate_sequences(self.to_tensor, module, trajectories, columns[Columns.OBS], bootstrap_obs)[1]
         return np.asarray(values.cpu().numpy())
 
     def compute_loss_for_module(
         self, *, module_id: str, config: MARWILTraining, batch: TensorColumns, fwd_out: Outputs
     ) -> Tensor:
-        """Return weighted imitation and the value error."""
+        """Return the loss of algorithm 1: weighted imitation plus the value error."""
         module = self.module[module_id]
         dist = module.action_dist_cls.from_inputs(fwd_out[Columns.ACTION_DIST_INPUTS])
-        values = fwd_out[Columns.VF_PREDS]
         with torch.no_grad():
             with self.mixed_precision():
-                following = self.to_tensor(module.compute_values({Columns.OBS: batch[Columns.NEXT_OBS]}))
-            returns = td_targets(batch, following, config.gamma)
-        advantages = returns - values
+                next_values = self.to_tensor(module.compute_values({Columns.OBS: batch[Columns.NEXT_OBS]}))
+            returns = td_targets(batch, next_values, config.gamma)
+        advantages = returns - fwd_out[Columns.VF_PREDS]
         vf_loss = self.masked_mean(0.5 * advantages.square(), batch)
+
         average = self.registered[f"{module_id}/squared_advantages"]
         with torch.no_grad():
-            new = average.lerp(2.0 * vf_loss.detach(), config.moving_average_sqd_adv_norm_update_rate)
-            average.copy_(torch.where(new.isfinite(), new, average))  # a step that is left out leaves no trace
-            scaled = advantages.detach() / (average.sqrt() + 1e-8)
-            weights = exponential_weights(scaled, config.beta, config.max_weight)
+            new_average = average.lerp(2.0 * vf_loss.detach(), config.moving_average_sqd_adv_norm_update_rate)
+            # A step that is skipped because of a loss that is not finite must not change the average either.
+            average.copy_(torch.where(new_average.isfinite(), new_average, average))
+            scaled_advantages = advantages.detach() / (average.sqrt() + 1e-8)
+            weights = exponential_weights(scaled_advantages, config.beta, config.max_weight)
         policy_loss = -self.masked_mean(weights * dist.log_prob(batch[Columns.ACTIONS]), batch)
+
         self.log(module_id, policy_loss=policy_loss, vf_loss=vf_loss, entropy=self.masked_mean(dist.entropy(), batch))
         self.log(module_id, weight_mean=self.masked_mean(weights, batch), squared_advantages=average.clone())
         loss = policy_loss + config.vf_coeff * vf_loss
-        if config.bc_logstd_coeff and module.action_dist_cls.num_log_stds:
-            log_std = fwd_out[Columns.ACTION_DIST_INPUTS][..., -module.action_dist_cls.num_log_stds :]
+        num_log_stds = module.action_dist_cls.num_log_stds
+        if config.bc_logstd_coeff and num_log_stds:
+            log_std = fwd_out[Columns.ACTION_DIST_INPUTS][..., -num_log_stds:]
             loss = loss - config.bc_logstd_coeff * self.masked_mean(log_std.mean(-1), batch)
         return loss
 
@@ -153,7 +169,11 @@ class MARWILConfig(AlgorithmConfig):
     training: MARWILTraining[Self]
 
     def process_buffer(self, buffer: Any) -> Any:
-        """Rewards become returns of the rest of the episode. `MalformedBufferError` for rows without their episodes."""
+        """Return the data with returns of the rest of the episode in place of rewards.
+
+        Raises:
+            MalformedBufferError: the data are neither a replay buffer nor contain returns.
+        """
         if isinstance(buffer, ReplayBuffer):
             return buffer.with_whole_returns(self.training.gamma)
         if Columns.DISCOUNTS not in buffer[[0]]:

@@ -1,9 +1,14 @@
 """PPO: proximal policy optimisation (Schulman et al. 2017, https://arxiv.org/abs/1707.06347).
 
+With the ratio r(theta) = pi(a | s) / pi_old(a | s) and advantages A from GAE:
+
+    L_CLIP = E[min(r A, clip(r, 1 - epsilon, 1 + epsilon) A)]                   (equation 7)
+    maximise  L_CLIP - c1 E[(V(s) - V_target)^2] + c2 E[entropy of pi(. | s)]   (equation 9)
+
 Defaults: the paper's for continuous control (table 3: 2048 steps, minibatches of 64, 10 epochs, lr 3e-4, gamma 0.99,
-lambda 0.95, clip 0.2), gradient norm 0.5 and Adam epsilon 1e-5 as in the reference code ("The 37 implementation
-details of PPO", Huang et al. 2022, details 3 and 11), advantages normalised per minibatch (detail 7). With memory a
-minibatch has 8 sequences.
+lambda 0.95, clip 0.2); gradient norm 0.5 and Adam epsilon 1e-5 as in the reference code ("The 37 implementation
+details of PPO", Huang et al. 2022, details 3 and 11); advantages normalised per minibatch (detail 7). For networks with
+a memory a minibatch has 8 sequences.
 """
 
 from __future__ import annotations
@@ -40,25 +45,27 @@ class PPOTraining(TrainingSection[ConfigT]):
     grad_clip: float | None = 0.5
     adam_epsilon: float = 1e-5
     lambda_: float = option(0.95, ge=0, le=1)
-    """lambda of GAE (Schulman et al. 2016)"""
+    """Lambda of GAE (Schulman et al. 2016)."""
     clip_param: ScheduleLike = option(0.2, gt=0)
-    """epsilon of the clipped surrogate, equation 7"""
+    """Epsilon of the clipped surrogate (equation 7)."""
     vf_clip_param: float | None = option(None, gt=0)
-    """the new value may move this far from the old one; `None`: no clipping"""
+    """Maximum distance of the new value from the old one in the value loss. `None` does not clip values."""
     vf_loss_coeff: float = option(0.5, ge=0)
-    """how much the value error counts beside the policy's loss"""
+    """Weight of the value loss."""
     entropy_coeff: ScheduleLike = 0.0
-    """how much the entropy is rewarded; 0: not at all"""
+    """Weight of the entropy bonus. 0 gives no bonus."""
     normalize_advantages: Literal["minibatch", "batch"] | None = "minibatch"
-    """over which rows advantages are shifted and scaled to mean 0 and deviation 1; `None`: not at all"""
+    """Rows over which advantages are normalised to mean 0 and standard deviation 1: those of a minibatch or of the
+    whole batch. `None` does not normalise."""
     dual_clip: float | None = option(None, gt=1)
-    """lower bound of the surrogate at negative advantages, as a multiple (Ye et al. 2020, equation 5)"""
+    """Lower bound of the surrogate for negative advantages, as a multiple of the advantage (Ye et al. 2020, equation
+    5). `None` sets no bound."""
     target_kl: float | None = option(None, gt=0)
-    """stop the passes of an update when the mean KL of a pass exceeds this"""
+    """Mean KL divergence of a pass above which the update makes no further passes. `None` makes all passes."""
     kl_coeff: float = option(0.0, ge=0)
-    """start of the adaptive KL penalty (equation 8); 0: no penalty"""
+    """Initial coefficient of the adaptive KL penalty (equation 8). 0 uses no penalty."""
     kl_target: float = option(0.01, gt=0)
-    """the penalty's target"""
+    """KL divergence that the adaptive penalty aims at."""
 
     def __call__(self, **options: Unpack[PPOOptions]) -> ConfigT:
         return self.change(options)
@@ -71,10 +78,10 @@ class PPOLearner(OnPolicyLearner[PPOTraining]):
     loss_has_kernel = True
 
     def setup_module(self, module_id: str) -> None:
-        """Make the coefficient of the KL penalty a part of the state."""
+        """Make the coefficient of the KL penalty, which is part of the learner's state."""
         super().setup_module(module_id)
-        start = torch.tensor(self.config_of(module_id).kl_coeff, dtype=self.dtype, device=self.device)
-        self.register_state(f"{module_id}/kl_coeff", start)
+        initial = torch.tensor(self.config_of(module_id).kl_coeff, dtype=self.dtype, device=self.device)
+        self.register_state(f"{module_id}/kl_coeff", initial)
 
     def required_columns(self, module_id: str) -> tuple[str, ...]:
         config = self.config_of(module_id)
@@ -86,7 +93,7 @@ class PPOLearner(OnPolicyLearner[PPOTraining]):
         return tuple(names)
 
     def prepare_batch(self, trajectories: Trajectories, *, module_id: str) -> TensorColumns:
-        """Return advantages and value targets of a rollout, computed once, and what the policy that acted gave."""
+        """Return the columns of a rollout for all passes: advantages, value targets and outputs of the old policy."""
         config = self.config_of(module_id)
         rollout = self.evaluate(module_id, trajectories)
         advantages, targets = self.generalized_advantages(module_id, trajectories, rollout)
@@ -109,10 +116,14 @@ class PPOLearner(OnPolicyLearner[PPOTraining]):
     def compute_loss_for_module(
         self, *, module_id: str, config: PPOTraining, batch: TensorColumns, fwd_out: Outputs
     ) -> Tensor:
-        """Return equation 9: clipped surrogate, value loss, entropy bonus; all means over the global minibatch."""
+        """Return the loss of equation 9: clipped surrogate, value loss and entropy bonus.
+
+        All means are taken over the minibatch of all learners together.
+        """
         dist_cls = self.module[module_id].action_dist_cls
         dist = dist_cls.from_inputs(fwd_out[Columns.ACTION_DIST_INPUTS])
-        logp, old_logp = dist.log_prob(batch[Columns.ACTIONS]), batch[Columns.ACTION_LOGP]
+        logp = dist.log_prob(batch[Columns.ACTIONS])
+        old_logp = batch[Columns.ACTION_LOGP]
         advantages = batch[Columns.ADVANTAGES]
         if config.normalize_advantages == "minibatch":
             advantages = self.normalized(advantages, batch)
@@ -121,19 +132,21 @@ class PPOLearner(OnPolicyLearner[PPOTraining]):
         surrogate = clipped_surrogate_loss(
             logp, old_logp, advantages, clip_param=clip_param, dual_clip=config.dual_clip
         )
-        old_values = batch.get(Columns.VF_PREDS)
+        old_values = batch.get(Columns.VF_PREDS)  # None without clipping of values
         value_error = clipped_value_loss(
             fwd_out[Columns.VF_PREDS], batch[Columns.VALUE_TARGETS], old_values, config.vf_clip_param
         )
         kl = approximate_kl(logp.detach(), old_logp)
         clipped = clipped_ratios(logp.detach(), old_logp, clip_param)
+        # One reduction over all learners for all five means.
         rows = (surrogate, value_error, dist.entropy(), kl, clipped)
         policy_loss, vf_loss, entropy, mean_kl, clip_fraction = self.masked_means(rows, batch)
         loss = policy_loss + config.vf_loss_coeff * vf_loss - self.coefficient(module_id, "entropy_coeff") * entropy
 
         if config.kl_coeff > 0:
-            old = dist_cls.from_inputs(batch[Columns.ACTION_DIST_INPUTS])
-            mean_kl = self.masked_mean(old.kl(dist), batch)
+            # The exact divergence, because the approximation has no gradient here.
+            old_dist = dist_cls.from_inputs(batch[Columns.ACTION_DIST_INPUTS])
+            mean_kl = self.masked_mean(old_dist.kl(dist), batch)
             loss = loss + self.registered[f"{module_id}/kl_coeff"] * mean_kl
         self.log(
             module_id,
@@ -146,17 +159,17 @@ class PPOLearner(OnPolicyLearner[PPOTraining]):
         return loss
 
     def should_stop_passes(self) -> bool | Tensor:
-        """Return whether the mean KL of the last pass is above `target_kl`."""
-        limits = {module_id: self.config_of(module_id).target_kl for module_id in self.learning_modules()}
-        above = [
-            self.metrics.pass_mean(module_id, "mean_kl_loss") > limit
-            for module_id, limit in limits.items()
-            if limit is not None
-        ]
-        return reduce(torch.logical_or, above) if above else False
+        """Return whether the mean KL divergence of the last pass was above `target_kl` for any module."""
+        is_above = []
+        for module_id in self.learning_modules():
+            target_kl = self.config_of(module_id).target_kl
+            if target_kl is not None:
+                is_above.append(self.metrics.pass_mean(module_id, "mean_kl_loss") > target_kl)
+        # On a device the result stays a tensor: reading it would make the host wait.
+        return reduce(torch.logical_or, is_above) if is_above else False
 
     def after_gradient_based_update(self, *, timesteps: Mapping[str, int] | None = None) -> None:
-        """Adapt the KL penalty (section 4)."""
+        """Adapt the coefficients of the KL penalties (section 4)."""
         for module_id in self.learning_modules():
             config = self.config_of(module_id)
             if config.kl_coeff > 0:

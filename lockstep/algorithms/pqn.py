@@ -1,20 +1,20 @@
 """PQN: parallelised Q-network (Gallici et al. 2024, "Simplifying deep temporal difference learning",
 https://arxiv.org/abs/2407.04811).
 
-Q-learning on what many environments have just done: no replay buffer and no target network. Layer normalisation in the
-network keeps the values from diverging (the paper's section 3). From the end of a rollout backwards, with the
-parameters that the update begins with:
+Q-learning on the latest rollout of many environments, without replay buffer and target network. Layer normalisation in
+the network keeps the values from diverging (the paper's section 3). Targets are computed from the end of a rollout
+backwards, with the initial parameters of the update:
 
     R_t = r_t + gamma (lambda R_t+1 + (1 - lambda) max_a' Q(s_t+1, a'))        Q(lambda) target
     minimise  E[(Q(s_t, a_t) - R_t)^2 / 2]
 
-Where an episode ended, R_t = r_t; where it or the rollout was cut, R_t = r_t + gamma max_a' Q(s_t+1, a'). Then come
-passes over the rollout in minibatches. Actions are the best ones, or with probability epsilon any.
+At the end of an episode R_t = r_t. Where an episode or the rollout was cut, R_t = r_t + gamma max_a' Q(s_t+1, a'). The
+network then learns in passes over the rollout, in minibatches. Exploration is epsilon-greedy.
 
 Defaults: those of the authors' code for MinAtar (github.com/mttga/purejaxql, config/alg/pqn_minatar.yaml): lr 5e-4,
-lambda 0.65, gradients of norm 10 at most, 2 passes in minibatches of 128, 32 steps of each environment; epsilon 0.05 at
-the end, within 20,000 steps. From that for CartPole (pqn_cartpole.yaml): 32 environments, and 2 hidden layers of 256.
-Adam in place of rectified Adam.
+lambda 0.65, gradient norm 10, 2 passes in minibatches of 128, 32 steps of each environment; epsilon decays to 0.05
+within 20,000 steps. From their configuration for CartPole (pqn_cartpole.yaml): 32 environments, and 2 hidden layers of
+256. Adam in place of rectified Adam.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.families.q_learning import of_actions
+from lockstep.algorithms.families.q_learning import outputs_of_actions
 from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
@@ -53,9 +53,9 @@ class PQNTraining(TrainingSection[ConfigT]):
     num_epochs: int = option(2, ge=1)
     grad_clip: float | None = 10.0
     epsilon: ScheduleLike = option(factory=lambda: [[0, 1.0], [20_000, 0.05]], ge=0, le=1)
-    """share of actions that are taken by chance while collecting: a number, or a schedule over sampled steps"""
+    """Probability of a random action while collecting: a number, or a schedule over sampled steps."""
     lambda_: float = option(0.65, ge=0, le=1)
-    """lambda of the targets; 0: one step, 1: the rest of the rollout"""
+    """Lambda of the targets. 0 takes one step of rewards, 1 the rest of the rollout."""
 
     def __call__(self, **options: Unpack[PQNOptions]) -> ConfigT:
         return self.change(options)
@@ -68,9 +68,9 @@ class PQNLearner(Learner[PQNTraining]):
         return (Columns.OBS, Columns.ACTIONS, Columns.VALUE_TARGETS)
 
     def prepare_batch(self, trajectories: Trajectories, *, module_id: str) -> TensorColumns:
-        """Return the Q(lambda) targets of a rollout, computed once."""
-        config, connectors = self.config_of(module_id), self.connectors[module_id]
-        columns = recorded_columns(self.to_tensor, connectors, trajectories)
+        """Return the columns of a rollout with its Q(lambda) targets."""
+        config = self.config_of(module_id)
+        columns = recorded_columns(self.to_tensor, self.connectors[module_id], trajectories)
         targets = lambda_returns(
             columns[Columns.REWARDS].cpu().numpy().reshape(trajectories.shape),
             self.best_next_values(module_id, columns).reshape(trajectories.shape),
@@ -79,16 +79,16 @@ class PQNLearner(Learner[PQNTraining]):
             gamma=config.gamma,
             lambda_=config.lambda_,
         )
-        learned = {
+        train_columns = {
             Columns.OBS: columns[Columns.OBS],
             Columns.ACTIONS: columns[Columns.ACTIONS],
             Columns.VALUE_TARGETS: self.to_tensor(targets.reshape(-1)),
         }
-        return self.train_columns(module_id, learned, trajectories)
+        return self.train_columns(module_id, train_columns, trajectories)
 
     @torch.no_grad()
     def best_next_values(self, module_id: str, columns: TensorColumns) -> np.ndarray:
-        """Return the value `[T * B]` of the best action after each step, for the present parameters."""
+        """Return the value `[T * B]` of the best action at each next observation, with the present parameters."""
         module = self.module[module_id]
         with self.mixed_precision():
             out = module.forward_train({Columns.OBS: columns[Columns.NEXT_OBS]})
@@ -98,10 +98,10 @@ class PQNLearner(Learner[PQNTraining]):
     def compute_loss_for_module(
         self, *, module_id: str, config: PQNTraining, batch: TensorColumns, fwd_out: Outputs
     ) -> Tensor:
-        """Return the mean squared error of the values of the actions that were taken, halved."""
-        taken = of_actions(fwd_out["q_values"], batch[Columns.ACTIONS])
-        loss = self.masked_mean(0.5 * (taken - batch[Columns.VALUE_TARGETS]).square(), batch)
-        self.log(module_id, qf_loss=loss, q_mean=self.masked_mean(taken.detach(), batch))
+        """Return half the mean squared error of `Q(s, a)` from its target."""
+        q_values = outputs_of_actions(fwd_out["q_values"], batch[Columns.ACTIONS])
+        loss = self.masked_mean(0.5 * (q_values - batch[Columns.VALUE_TARGETS]).square(), batch)
+        self.log(module_id, qf_loss=loss, q_mean=self.masked_mean(q_values.detach(), batch))
         return loss
 
 
@@ -122,10 +122,12 @@ class PQNConfig(AlgorithmConfig):
         self.rl_module(model_config=model)
 
     def validate(self) -> None:
-        """Refuse a memory: values of next observations are computed row by row."""
+        """Raise `ValueError` for a network with a memory: values of next observations are computed row by row."""
         super().validate()
         if self.has_memory:
             kind = self.kind_of_memory
-            value = getattr(self.rl_module.model_config, kind, None)  # None: a spec of the network has it
-            path = f"rl_module.model_config.{kind}" + ("" if value is None else f"={value!r}")
+            path = f"rl_module.model_config.{kind}"
+            value = getattr(self.rl_module.model_config, kind, None)
+            if value is not None:  # None if the memory is in a module spec of the user
+                path = f"{path}={value!r}"
             raise ValueError(f"{path} is not allowed for pqn; leave it out, or take dqn, which may have a memory")

@@ -1,11 +1,15 @@
 """QR-DQN: the distribution of returns as quantiles (Dabney et al. 2018, "Distributional Reinforcement Learning with
 Quantile Regression", https://arxiv.org/abs/1710.10044).
 
-The network gives for each action `num_quantiles` returns, that of the levels `(i + 1/2) / num_quantiles`; actions are
-judged by their means. No range has to be known. Options as DQN's: double, dueling, n-step returns and prioritised
-replay.
+For each action the outputs of the network are `num_quantiles` quantiles of the return, at the levels
+`(i + 1/2) / num_quantiles`. The best action has the highest mean. The range of the returns need not be known. The
+options are those of DQN: double, dueling, n-step returns and prioritised replay.
 
-Defaults: kappa 1 as the paper's QR-DQN-1; its 200 quantiles are shortened to 50, what tasks without images need.
+    minimise  E[sum_i mean_j rho_i(r + gamma theta'_j(s', best) - theta_i(s, a))]     (algorithm 1)
+
+Here rho_i is the quantile Huber loss at level i (equation 10).
+
+Defaults: kappa 1 as in the paper's QR-DQN-1; 50 quantiles in place of its 200, for tasks without images.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from typing import TYPE_CHECKING, Self, Unpack
 
 from torch import Tensor
 
-from lockstep.algorithms.families.q_learning import ActionValueTraining, QLearner, of_actions
+from lockstep.algorithms.families.q_learning import ActionValueTraining, QLearner, outputs_of_actions
 from lockstep.algorithms.families.transitions import discounts_of
 from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.data.columns import Columns
@@ -34,9 +38,9 @@ class QRDQNTraining(ActionValueTraining[ConfigT]):
     """Options of `QRDQNConfig.training(...)`."""
 
     num_quantiles: int = option(50, ge=2)
-    """numbers that stand for the distribution of an action's return"""
+    """Number of quantiles of each action's return."""
     kappa: float = option(1.0, ge=0)
-    """errors count by their square up to here, and linearly beyond; 0: always linearly"""
+    """Size of an error above which the loss is linear and no longer quadratic. 0 makes it always linear."""
 
     def __call__(self, **options: Unpack[QRDQNOptions]) -> ConfigT:
         return self.change(options)
@@ -45,20 +49,21 @@ class QRDQNTraining(ActionValueTraining[ConfigT]):
 class QRDQNLearner(QLearner[QRDQNTraining]):
     """The update of QR-DQN."""
 
-    parts = ("value_outputs", "masked", "mean_values")
+    required_parts = ("value_outputs", "masked", "mean_values")
 
     def compute_loss_for_module(
         self, *, module_id: str, config: QRDQNTraining, batch: TensorColumns, fwd_out: Outputs
     ) -> Tensor:
-        """The quantile Huber loss of the quantiles of `Q(s, a)` against those of `r + gamma Q'(s', best)`."""
-        quantiles = of_actions(fwd_out["value_outputs"], batch[Columns.ACTIONS])
-        following = self.best_next_outputs(module_id, batch)
+        """Return the quantile Huber loss of the quantiles of `Q(s, a)`, for those of `r + gamma Q'(s', best)`."""
+        quantiles = outputs_of_actions(fwd_out["value_outputs"], batch[Columns.ACTIONS])
+        next_quantiles = self.best_next_outputs(module_id, batch)
         discounts = discounts_of(batch, config.gamma, quantiles.dtype)
-        targets = batch[Columns.REWARDS].unsqueeze(-1) + discounts.unsqueeze(-1) * following
-        each = quantile_huber_loss(quantiles, targets, kappa=config.kappa)
+        targets = batch[Columns.REWARDS].unsqueeze(-1) + discounts.unsqueeze(-1) * next_quantiles
+        row_losses = quantile_huber_loss(quantiles, targets, kappa=config.kappa)
+
         means = quantiles.detach().mean(-1)
         self.log(module_id, q_mean=self.masked_mean(means, batch))
-        return self.mean_of_rows(module_id, batch, each, means - targets.mean(-1))
+        return self.weighted_loss(module_id, batch, row_losses, errors=means - targets.mean(-1))
 
 
 class QRDQNConfig(AlgorithmConfig):
@@ -75,6 +80,6 @@ class QRDQNConfig(AlgorithmConfig):
     training: QRDQNTraining[Self]
 
     def complete_model_config(self, model_config: ModelConfig) -> ModelConfig:
-        """The quantiles."""
+        """Add the number of quantiles to the configuration of the network."""
         completed = super().complete_model_config(model_config)
         return replace(completed, num_value_outputs=self.training.num_quantiles, value_range=None)

@@ -1,15 +1,16 @@
 """Rainbow: six extensions of DQN together (Hessel et al. 2018, "Rainbow: Combining Improvements in Deep Reinforcement
 Learning", https://arxiv.org/abs/1710.02298).
 
-They are double Q-learning (van Hasselt et al. 2016), prioritised replay (Schaul et al. 2016), dueling networks (Wang et
-al. 2016), n-step returns, distributions of returns on atoms (Bellemare et al. 2017) and exploration by noise in the
-weights (Fortunato et al. 2018). Each can be switched off: `double_q=False`, `replay(prioritized=False, n_step=1)`,
-`model_config={"dueling": False}`, `env_runners(exploration="epsilon")`; DQN is what learns no distribution.
+The extensions are double Q-learning (van Hasselt et al. 2016), prioritised replay (Schaul et al. 2016), dueling
+networks (Wang et al. 2016), n-step returns, distributions of returns on atoms (Bellemare et al. 2017) and exploration
+by noisy weights (Fortunato et al. 2018). All but the distributions can be switched off: `double_q=False`,
+`replay(prioritized=False, n_step=1)`, `model_config={"dueling": False}`, `env_runners(exploration="epsilon")`. Without
+distributions the algorithm is DQN.
 
 Defaults: n of 3, priorities to the power of 0.5, sigma of 0.5, 51 atoms, gamma 0.99, batch 32 and one gradient step for
-every 4 steps as in the paper (table 1). As C51 does, atoms span -100 to 100, not the -10 to 10 of clipped rewards: set
-them to what your task can give. What there is counted in millions of frames is shortened to what tasks without images
-need, with the learning rate of DQN's family.
+every 4 steps as in the paper (table 1). Atoms reach from -100 to 100 as in C51, in place of the paper's -10 to 10 for
+clipped rewards; set them to the returns of your task. The sizes that the paper counts in millions of frames are
+smaller, for tasks without images, and the learning rate is that of the DQN family.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from lockstep.modules import DistributionalQModule, ModelConfig
 
 
 class RainbowLearner(AtomLearner[AtomTraining[Any]]):
-    """The update of Rainbow: `AtomLearner` has the loss.
+    """The update of Rainbow. The loss is in `AtomLearner`.
 
-    The next action is picked by the network that learns, with noise of its own; the target network has other noise.
+    The learning network selects the next action with other noise than that of the target network, which evaluates it.
     """
 
 
@@ -47,5 +48,5 @@ class RainbowConfig(AlgorithmConfig):
         self.rl_module(model_config={"dueling": True})
 
     def complete_model_config(self, model_config: ModelConfig) -> ModelConfig:
-        """The atoms, and the noise."""
+        """Add the atoms to the configuration of the network."""
         return self.training.with_atoms(super().complete_model_config(model_config))

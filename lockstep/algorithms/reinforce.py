@@ -2,18 +2,17 @@
 algorithms for connectionist reinforcement learning", Machine Learning 8; equations from Sutton & Barto 2018,
 "Reinforcement Learning: An Introduction").
 
-The file to learn from. Play whole episodes, then make each action more likely, in proportion to the return that
-followed it:
+This is the simplest algorithm of the package, and a good first file to read. It plays whole episodes, and then makes
+each action more likely in proportion to the return that followed it:
 
     G_t = r_t + gamma G_t+1                                       return of the rest of the episode (equation 3.9)
     maximise  E[(G_t - b) log pi(a_t | s_t)]                      b: a baseline (equations 13.8 and 13.11)
 
-There is no critic. The baseline is the mean return of the batch, and returns are divided by their deviation, so that
-one learning rate fits rewards of any scale; `normalize_returns=False` is the plain algorithm, b = 0. The factor gamma^t
-of equation 13.8 is left out, as is usual. An episode that was truncated counts as if it had ended there.
+There is no critic. The baseline is the mean return of the batch, and returns are divided by their standard deviation,
+so that one learning rate fits rewards of any scale. `normalize_returns=False` is the plain algorithm with b = 0. The
+factor gamma^t of equation 13.8 is left out, as is usual. A truncated episode counts as if it had ended there.
 
-Defaults: one step of Adam (lr 3e-3) on 1,000 steps of the environment, in place of plain gradient ascent after each
-episode.
+Defaults: one step of Adam (lr 3e-3) on 1,000 environment steps, in place of plain gradient ascent after each episode.
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ class REINFORCETraining(TrainingSection[ConfigT]):
 
     lr: ScheduleLike = 3e-3
     train_batch_size: int = 1000
-    """environment steps in one update, over all learners, and those that its last episodes take more"""
+    """Number of environment steps in one update, over all learners. The last episodes add the steps to their end."""
     normalize_returns: bool = True
-    """shift and scale the returns of a batch to mean 0 and deviation 1: the mean is the baseline"""
+    """Normalise the returns of a batch to mean 0 and standard deviation 1, so that their mean is the baseline."""
 
     def __call__(self, **options: Unpack[REINFORCEOptions]) -> ConfigT:
         return self.change(options)
@@ -61,23 +60,23 @@ class REINFORCELearner(Learner[REINFORCETraining]):
         return (Columns.OBS, Columns.ACTIONS, Columns.RETURNS_TO_GO)
 
     def prepare_batch(self, trajectories: Trajectories, *, module_id: str) -> TensorColumns:
-        """Return what was seen and done, and the return that followed each action, as `returns_to_go`."""
+        """Return observations, actions and, as `returns_to_go`, the return that followed each action."""
         columns = recorded_columns(self.to_tensor, self.connectors[module_id], trajectories)
         rewards = columns[Columns.REWARDS].cpu().numpy().reshape(trajectories.shape)
         returns = monte_carlo_returns(
             rewards, trajectories.terminateds, trajectories.cuts, gamma=self.config_of(module_id).gamma
         )
-        learned = {
+        train_columns = {
             Columns.OBS: columns[Columns.OBS],
             Columns.ACTIONS: columns[Columns.ACTIONS],
             Columns.RETURNS_TO_GO: self.to_tensor(returns.reshape(-1)),
         }
-        return self.train_columns(module_id, learned, trajectories)
+        return self.train_columns(module_id, train_columns, trajectories)
 
     def compute_loss_for_module(
         self, *, module_id: str, config: REINFORCETraining, batch: TensorColumns, fwd_out: Outputs
     ) -> Tensor:
-        """Return minus the mean of each action's log-probability times the return that followed it."""
+        """Return the negative mean of each action's log-probability times the return that followed it."""
         dist = self.module[module_id].action_dist_cls.from_inputs(fwd_out[Columns.ACTION_DIST_INPUTS])
         returns = batch[Columns.RETURNS_TO_GO]
         if config.normalize_returns:
@@ -96,7 +95,7 @@ class REINFORCEConfig(AlgorithmConfig):
     module_class = DefaultPolicyModule
     training: REINFORCETraining[Self]
     rules = (
-        # Where a piece of an episode is cut, nothing says what would have followed.
+        # Without a critic nothing estimates the rewards after the end of a cut piece.
         Rule(
             "env_runners.batch_mode",
             lambda config: not config.env_runners.collects_whole_episodes,

@@ -1,13 +1,20 @@
 """SAC: soft actor-critic (Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications").
 
-https://arxiv.org/abs/1812.05905, with the temperature learned (equation 18); for discrete actions as in Christodoulou
-2019, https://arxiv.org/abs/1910.07207. Twin critics are one batched product, their target network follows after every
-gradient step. All three losses are taken at the same parameters and meet in one backward pass; the policy's sends no
-gradient into the critics.
+https://arxiv.org/abs/1812.05905, with a learned temperature alpha (equation 18); for discrete actions as in
+Christodoulou 2019, https://arxiv.org/abs/1910.07207. With a' ~ pi(. | s') and the target critics Q':
+
+    y = r + gamma (min_k Q'_k(s', a') - alpha log pi(a' | s'))
+    critics:      minimise  E[sum_k (Q_k(s, a) - y)^2 / 2]                         (equations 5 and 6)
+    policy:       minimise  E[alpha log pi(a | s) - min_k Q_k(s, a)],  a ~ pi      (equation 9)
+    temperature:  minimise  E[-alpha (log pi(a | s) + target entropy)]             (equation 18)
+
+The twin critics are one batched product. Their target networks are updated after every gradient step. All three losses
+are computed with the same parameters, and one backward pass gives all gradients. The policy's loss sends no gradient
+into the critics.
 
 Defaults: those of the paper (table 1): batch 256, two layers of 256 rectified units, Adam with lr 3e-4, tau 0.005,
-gamma 0.99, a memory of a million, one gradient step for each environment step, entropy of minus the number of action
-dimensions.
+gamma 0.99, a replay buffer of a million transitions, one gradient step for each environment step, and a target entropy
+of minus the number of action dimensions.
 """
 
 from __future__ import annotations
@@ -18,8 +25,8 @@ from torch import Tensor
 
 from lockstep.algorithms.families.transitions import (
     RECTIFIED,
-    FollowedSoftActorCriticTraining,
     SoftActorCriticLearner,
+    TargetSoftActorCriticTraining,
     critic_loss,
     td_targets,
     values_of_actions,
@@ -30,20 +37,22 @@ from lockstep.learner.minibatches import TensorColumns
 from lockstep.modules import DefaultSACModule
 
 
-class SACLearner(SoftActorCriticLearner[FollowedSoftActorCriticTraining[Any]]):
+class SACLearner(SoftActorCriticLearner[TargetSoftActorCriticTraining[Any]]):
     """The update of SAC."""
 
     def compute_loss_for_module(
-        self, *, module_id: str, config: FollowedSoftActorCriticTraining[Any], batch: TensorColumns, fwd_out: Outputs
+        self, *, module_id: str, config: TargetSoftActorCriticTraining[Any], batch: TensorColumns, fwd_out: Outputs
     ) -> Tensor:
-        """Return the losses of critics (equations 5, 6), policy (9, by the smallest critic) and temperature (18)."""
+        """Return the sum of the losses of critics (equations 5 and 6), policy (9) and temperature (18)."""
         alpha = self.registered[f"{module_id}/log_alpha"].detach().exp()
         with self.mixed_precision():
-            following = self.soft_next_values(module_id, batch, alpha)
+            next_values = self.soft_next_values(module_id, batch, alpha)
             policy_terms, neg_entropy = self.policy_terms(module_id, batch, fwd_out, alpha)
+
         values = values_of_actions(batch, fwd_out["q_values"])
-        targets = td_targets(batch, following, config.gamma)
+        targets = td_targets(batch, next_values, config.gamma)
         loss = critic_loss(batch, values, targets, module_id=module_id, learner=self)
+
         actor_loss = self.masked_mean(policy_terms, batch)
         self.log(module_id, actor_loss=actor_loss)
         return loss + actor_loss + self.temperature_loss(module_id, batch, neg_entropy)
@@ -56,12 +65,12 @@ class SACConfig(AlgorithmConfig):
     explorations = ("normal", "ou", "gsde")
     learner_class = SACLearner
     first_values = ("alpha", "initial_alpha")
-    training_class = FollowedSoftActorCriticTraining
+    training_class = TargetSoftActorCriticTraining
     module_class = DefaultSACModule
     is_off_policy = True
     learns_from_tensors = True
     squashes_actions = True
-    training: FollowedSoftActorCriticTraining[Self]
+    training: TargetSoftActorCriticTraining[Self]
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,13 +1,19 @@
 """TD3: twin delayed deterministic policy gradient, and DDPG (Fujimoto et al. 2018, Lillicrap et al. 2016).
 
-https://arxiv.org/abs/1802.09477: the smaller of two critics, a target policy whose action is smoothed by noise, a
-policy that learns in every second step of the critics. Without these three it is DDPG,
-https://arxiv.org/abs/1509.02971: `TD3Config.ddpg()`. Both losses are taken at the same parameters and meet in one
-backward pass; the policy's sends no gradient into the critics.
+https://arxiv.org/abs/1802.09477. TD3 takes the smaller of two critics, smooths the target policy's action with noise,
+and updates the policy in every second step of the critics (algorithm 1):
+
+    a' = clip(pi'(s') + clip(noise, -c, c), -1, 1),  y = r + gamma min_k Q'_k(s', a')
+    critics:  minimise  E[sum_k (Q_k(s, a) - y)^2 / 2]
+    policy:   maximise  E[Q_1(s, pi(s))]
+
+Without these three changes it is DDPG, https://arxiv.org/abs/1509.02971: `TD3Config.ddpg()`. Both losses are computed
+with the same parameters, and one backward pass gives all gradients. The policy's loss sends no gradient into the
+critics.
 
 Defaults: those of the authors' published code: batch 256, two layers of 256 rectified units, Adam with lr 3e-4, tau
-0.005, gamma 0.99, noise 0.1 while collecting and 0.2 (limited to 0.5) in targets, a memory of a million, one gradient
-step for each environment step. Noise is in units of actions in [-1, 1].
+0.005, gamma 0.99, noise 0.1 while collecting and 0.2 (limited to 0.5) in targets, a replay buffer of a million
+transitions, and one gradient step for each environment step. Noise is in units of actions in [-1, 1].
 """
 
 from __future__ import annotations
@@ -38,7 +44,7 @@ class TD3Training(DelayedActorCriticTraining[ConfigT]):
     """Options of `TD3Config.training(...)`."""
 
     exploration_noise: ScheduleLike = option(0.1, ge=0)
-    """deviation of the noise on actions while collecting: a number, or a schedule over sampled steps"""
+    """Standard deviation of the noise on actions while collecting: a number, or a schedule over sampled steps."""
 
     def __call__(self, **options: Unpack[TD3Options]) -> ConfigT:
         return self.change(options)
@@ -50,11 +56,12 @@ class TD3Learner(DelayedActorCriticLearner[TD3Training]):
     def compute_loss_for_module(
         self, *, module_id: str, config: TD3Training, batch: TensorColumns, fwd_out: Outputs
     ) -> Tensor:
-        """Return the errors of clipped double Q-learning (algorithm 1); when it is due, the policy's values, too."""
+        """Return the loss of the critics (algorithm 1), plus that of the policy in the steps in which it learns."""
         loss = self.critic_loss(module_id, config, batch, fwd_out)
         if not self.policy_learns(module_id):
             return loss
-        actor_loss = -self.masked_mean(self.policy_values(module_id, batch)[1], batch)
+        _, values = self.policy_values(module_id, batch)
+        actor_loss = -self.masked_mean(values, batch)
         self.log(module_id, actor_loss=actor_loss)
         return loss + actor_loss
 
@@ -79,6 +86,6 @@ class TD3Config(AlgorithmConfig):
 
     @classmethod
     def ddpg(cls) -> Self:
-        """DDPG: one critic, a policy that learns in each step, target actions without noise."""
+        """Return the configuration of DDPG: one critic, no delay of the policy, and no noise on target actions."""
         config = cls().training(policy_delay=1, target_noise=0.0)
         return config.rl_module(model_config={"num_critics": 1})

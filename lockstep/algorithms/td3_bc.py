@@ -1,11 +1,11 @@
-"""TD3+BC: TD3 whose policy stays near the data (Fujimoto & Gu 2021, "A Minimalist Approach to Offline Reinforcement
-Learning").
+"""TD3+BC: TD3 with a policy that stays near the data (Fujimoto & Gu 2021, "A Minimalist Approach to Offline
+Reinforcement Learning").
 
-https://arxiv.org/abs/2106.06860. The critics are those of TD3; the policy, in every second step,
+https://arxiv.org/abs/2106.06860. The critics are those of TD3. The policy learns in every second step:
 
-    maximises  E[lambda Q(s, pi(s)) - (pi(s) - a)^2],  lambda = alpha / E|Q(s, pi(s))|     (equations 3 and 5)
+    maximise  E[lambda Q(s, pi(s)) - (pi(s) - a)^2],  lambda = alpha / E|Q(s, pi(s))|     (equations 3 and 5)
 
-and observations are normalised by the statistics of the data (`environment(normalize_observations=True)`).
+Observations are normalised with the statistics of the data (`environment(normalize_observations=True)`).
 
 Defaults: those of the paper: alpha 2.5, batch 256, two layers of 256 rectified units, Adam with lr 3e-4, tau 0.005,
 target noise 0.2 (limited to 0.5).
@@ -39,7 +39,7 @@ class TD3BCTraining(DelayedActorCriticTraining[ConfigT]):
     """Options of `TD3BCConfig.training(...)`."""
 
     alpha: float = option(2.5, ge=0)
-    """how much the critics count beside the distance to the data's actions; 0: imitation of them"""
+    """Weight of the critics relative to the distance from the data's actions. 0 is pure imitation."""
 
     def __call__(self, **options: Unpack[TD3BCOptions]) -> ConfigT:
         return self.change(options)
@@ -51,14 +51,15 @@ class TD3BCLearner(DelayedActorCriticLearner[TD3BCTraining]):
     def compute_loss_for_module(
         self, *, module_id: str, config: TD3BCTraining, batch: TensorColumns, fwd_out: Outputs
     ) -> Tensor:
-        """Return the errors of TD3's critics; when it is due, the policy's scaled values and distance to the data."""
+        """Return the loss of TD3's critics, plus that of the policy (equation 5) in the steps in which it learns."""
         loss = self.critic_loss(module_id, config, batch, fwd_out)
         if not self.policy_learns(module_id):
             return loss
+
         actions, values = self.policy_values(module_id, batch)
-        size = self.masked_mean(values.detach().abs(), batch)
+        value_scale = self.masked_mean(values.detach().abs(), batch)
         distance = self.masked_mean((actions - batch[Columns.ACTIONS]).square().mean(-1), batch)
-        actor_loss = distance - config.alpha / size.clamp(min=1e-8) * self.masked_mean(values, batch)
+        actor_loss = distance - config.alpha / value_scale.clamp(min=1e-8) * self.masked_mean(values, batch)
         self.log(module_id, actor_loss=actor_loss, bc_loss=distance)
         return loss + actor_loss
 

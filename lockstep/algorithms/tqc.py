@@ -1,14 +1,19 @@
 """TQC: truncated quantile critics (Kuznetsov et al. 2020, "Controlling Overestimation Bias with Truncated Mixture of
 Continuous Distributional Quantile Critics").
 
-https://arxiv.org/abs/2005.04269. SAC with N critics, each of which gives M quantiles of the return. The target is the
-mixture of all N M of them at the next observation, without the d N largest: how far values are held down is a choice in
-small steps, where SAC takes the smaller of two. The policy goes by the mean of all. The quantiles are those of QR-DQN
-(Dabney et al. 2018). For actions in a Box.
+https://arxiv.org/abs/2005.04269. TQC is SAC with N critics, each of which has M quantiles of the return as outputs. The
+targets are all N M quantiles at the next observation except the d N largest:
+
+    y_i = r + gamma (z_i(s', a') - alpha log pi(a' | s')),  i = 1, ..., (M - d) N, z in rising order
+    critics:  minimise the quantile Huber loss of all quantiles of Q_k(s, a) for the y_i      (algorithm 1)
+    policy:   minimise  E[alpha log pi(a | s) - mean of all N M quantiles of Q(s, a)],  a ~ pi
+
+In this way overestimation is controlled in small steps, whereas SAC can only take the smaller of two critics. The
+quantiles are those of QR-DQN (Dabney et al. 2018). Actions are in a Box.
 
 Defaults: those of the paper (its table of hyperparameters): 5 critics of three layers of 512 rectified units, 25
-quantiles, 2 dropped for each critic; all else as SAC. (The paper drops 5 on Hopper, where values run away, and none on
-HalfCheetah.)
+quantiles, 2 dropped for each critic. The rest is as in SAC. (The paper drops 5 on Hopper, where values diverge, and
+none on HalfCheetah.)
 """
 
 from __future__ import annotations
@@ -22,11 +27,11 @@ from torch import Tensor
 from lockstep.algorithms.families.transitions import (
     NEXT_NOISE,
     RECTIFIED,
-    FollowedSoftActorCriticTraining,
     SoftActorCriticLearner,
+    TargetSoftActorCriticTraining,
     discounts_of,
-    log_critic_loss,
     next_inputs,
+    weighted_critic_loss,
 )
 from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.data.columns import Columns
@@ -41,16 +46,16 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class TQCTraining(FollowedSoftActorCriticTraining[ConfigT]):
+class TQCTraining(TargetSoftActorCriticTraining[ConfigT]):
     """Options of `TQCConfig.training(...)`."""
 
     num_quantiles: int = option(25, ge=2)
-    """numbers by which each critic tells the distribution of the return (M)"""
+    """Number of quantiles of the return that each critic estimates (M)."""
     quantiles_to_drop: int = option(2, ge=0)
-    """the largest of them, for each critic, that targets leave out (d): more where values are too high"""
+    """Number of largest quantiles per critic that targets leave out (d). Increase it if values are too high."""
 
     def validate(self) -> None:
-        """Refuse to drop all quantiles."""
+        """Raise `ValueError` if all quantiles would be dropped."""
         super().validate()
         if self.quantiles_to_drop >= self.num_quantiles:
             raise ValueError(
@@ -68,36 +73,42 @@ class TQCLearner(SoftActorCriticLearner[TQCTraining]):
     def compute_loss_for_module(
         self, *, module_id: str, config: TQCTraining, batch: TensorColumns, fwd_out: Outputs
     ) -> Tensor:
-        """Return the losses of critics (algorithm 1), policy (by the mean of all quantiles) and temperature."""
+        """Return the sum of the losses of critics (algorithm 1), policy and temperature."""
         alpha = self.registered[f"{module_id}/log_alpha"].detach().exp()
         with self.mixed_precision():
-            following = self.truncated_mixture(module_id, batch, alpha)
+            next_quantiles = self.truncated_mixture(module_id, batch, alpha)
             policy_terms, neg_entropy = self.policy_terms(module_id, batch, fwd_out, alpha)
+
         quantiles = fwd_out["q_values"]
         discounts = discounts_of(batch, config.gamma, quantiles.dtype)
-        targets = batch[Columns.REWARDS].unsqueeze(-1) + discounts.unsqueeze(-1) * following
-        each = mixture_huber_loss(quantiles, targets).sum(0) / config.num_quantiles
+        targets = batch[Columns.REWARDS].unsqueeze(-1) + discounts.unsqueeze(-1) * next_quantiles
+        row_losses = mixture_huber_loss(quantiles, targets).sum(0) / config.num_quantiles
         values = quantiles.detach().mean(-1)
-        loss = log_critic_loss(batch, each, values, values - targets.mean(-1), module_id=module_id, learner=self)
+        errors = values - targets.mean(-1)
+        loss = weighted_critic_loss(batch, row_losses, values, errors, module_id=module_id, learner=self)
+
         actor_loss = self.masked_mean(policy_terms, batch)
         self.log(module_id, actor_loss=actor_loss)
         return loss + actor_loss + self.temperature_loss(module_id, batch, neg_entropy)
 
     @torch.no_grad()
     def truncated_mixture(self, module_id: str, batch: TensorColumns, alpha: Tensor) -> Tensor:
-        """Return the smallest quantiles `[N, (M - d) K]` of all target critics at the next observation, with entropy.
+        """Return the smallest quantiles `[N, (M - d) K]` of all target critics at the next observations.
 
-        In rising order.
+        They are in rising order, and include the entropy term.
         """
         module: Any = self.module[module_id]
-        critics, config = self.registered[f"{module_id}/target"].module, self.config_of(module_id)
+        config = self.config_of(module_id)
+        target_critics = self.registered[f"{module_id}/target"].module
+        target_obs = next_inputs(batch, of_target=True)[Columns.OBS]
         actions, logp = module.sample(next_inputs(batch), batch[NEXT_NOISE])
-        quantiles = self.to_tensor(critics(next_inputs(batch, of_target=True)[Columns.OBS], actions))
+        quantiles = self.to_tensor(target_critics(target_obs, actions))
         mixture = quantiles.transpose(0, 1).flatten(1).sort(-1).values
-        kept = len(quantiles) * (config.num_quantiles - config.quantiles_to_drop)
-        return mixture[:, :kept] - (alpha * logp).unsqueeze(-1)
+        num_critics = len(quantiles)
+        num_remaining = num_critics * (config.num_quantiles - config.quantiles_to_drop)
+        return mixture[:, :num_remaining] - (alpha * logp).unsqueeze(-1)
 
-    def joint_value(self, values: Tensor) -> Tensor:
+    def combine_critics(self, values: Tensor) -> Tensor:
         """Return the mean `[N]` of all critics' quantiles `[K, N, M]`."""
         return values.mean((0, -1))
 
@@ -123,6 +134,6 @@ class TQCConfig(AlgorithmConfig):
         self.rl_module(model_config={**RECTIFIED, **networks})
 
     def complete_model_config(self, model_config: ModelConfig) -> ModelConfig:
-        """Return the configuration with the quantiles."""
+        """Add the number of quantiles to the configuration of the network."""
         completed = super().complete_model_config(model_config)
         return replace(completed, num_value_outputs=self.training.num_quantiles)

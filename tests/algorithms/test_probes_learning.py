@@ -76,14 +76,14 @@ def test_values_and_actions_become_the_exact_ones(algorithm, probes, probe):
     env, policy = probe(), learned_policy(algorithm, probes, probe)
     obs = np.array(probe.observations, np.float32)
     best = [env.best_action(row) for row in obs]
-    of_values, of_actions = tolerances(algorithm, probes, best[0] is not None)
+    of_values, outputs_of_actions = tolerances(algorithm, probes, best[0] is not None)
     if ALGORITHM_CASES[algorithm].has_values:
         with torch.no_grad():
             values = policy.module.compute_values({"obs": torch.from_numpy(obs)}).numpy()
         np.testing.assert_allclose(values, [env.exact_value(row, GAMMA) for row in obs], atol=of_values)
     if best[0] is not None:
         actions = policy.compute_actions(obs, explore=False)
-        np.testing.assert_allclose(actions, np.stack(best), atol=of_actions if env.continuous else 0)
+        np.testing.assert_allclose(actions, np.stack(best), atol=outputs_of_actions if env.continuous else 0)
     is_drawn = algorithm in ON_POLICY and algorithm not in WITH_ACTION_VALUES
     if best[0] is not None and not env.continuous and is_drawn:  # sure, not only in its mode
         drawn = policy.compute_actions(obs.repeat(200, 0), explore=True)

@@ -1,4 +1,4 @@
-"""`AtomLearner`: learns the distribution of returns as probabilities of fixed returns, the atoms."""
+"""`AtomLearner`: base class of learners of return distributions on fixed atoms."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lockstep.algorithms.families.q_learning import ActionValueTraining, QLearner, of_actions
+from lockstep.algorithms.families.q_learning import ActionValueTraining, QLearner, outputs_of_actions
 from lockstep.algorithms.families.transitions import discounts_of
 from lockstep.data.columns import Columns
 from lockstep.learner.learner import Outputs
@@ -27,17 +27,17 @@ class AtomTraining(ActionValueTraining[ConfigT]):
     """Options that C51 and Rainbow have in common."""
 
     num_atoms: int = option(51, ge=2)
-    """returns that have a probability"""
+    """Number of atoms: the returns that have a probability."""
     v_min: float = option(-100.0, finite=True)
-    """the lowest of them"""
+    """Lowest atom. Lower returns count as this one."""
     v_max: float = option(100.0, finite=True)
-    """the highest of them"""
+    """Highest atom. Higher returns count as this one."""
 
     def __call__(self, **options: Unpack[AtomOptions]) -> ConfigT:
         return self.change(options)
 
     def validate(self) -> None:
-        """Refuse bounds of the returns that are the wrong way round."""
+        """Raise `ValueError` if the highest atom is not above the lowest."""
         super().validate()
         if self.v_max <= self.v_min:
             raise ValueError(
@@ -45,7 +45,7 @@ class AtomTraining(ActionValueTraining[ConfigT]):
             )
 
     def with_atoms(self, model_config: ModelConfig) -> ModelConfig:
-        """Return the configuration of a network that gives probabilities of these returns."""
+        """Return the configuration of a network whose outputs are the probabilities of the atoms."""
         return replace(model_config, num_value_outputs=self.num_atoms, value_range=(self.v_min, self.v_max))
 
 
@@ -53,30 +53,36 @@ Training = TypeVar("Training", bound=AtomTraining[Any])
 
 
 class AtomLearner(QLearner[Training]):
-    """The family of C51 and Rainbow."""
+    """Base class of the learners of C51 and Rainbow."""
 
-    parts = ("value_outputs", "masked", "mean_values", "mean_of_probs", "value_range")
+    required_parts = ("value_outputs", "masked", "mean_values", "mean_of_probs", "value_range")
 
     def compute_loss_for_module(
         self, *, module_id: str, config: Training, batch: TensorColumns, fwd_out: Outputs
     ) -> Tensor:
-        """Return how far the distribution of `Q(s, a)` is from that of `r + gamma Q'(s', best)` on the same atoms.
+        """Return the divergence of the target distribution from that of `Q(s, a)`, both on the same atoms.
 
-        It is the Kullback-Leibler divergence, whose gradient is that of Bellemare et al.'s cross entropy (algorithm 1),
-        and which is the priority of a transition in Hessel et al. 2018 ("The Integrated Agent").
+            loss = KL(projection of r + gamma Z'(s', best) || Z(s, a))
+
+        Its gradient is that of the cross entropy in Bellemare et al. 2017 (algorithm 1). The divergence of a transition
+        is also its priority, as in Hessel et al. 2018 ("The Integrated Agent").
         """
-        log_probs = of_actions(fwd_out["value_outputs"], batch[Columns.ACTIONS]).log_softmax(-1)
+        log_probs = outputs_of_actions(fwd_out["value_outputs"], batch[Columns.ACTIONS]).log_softmax(-1)
         targets = self.projected_targets(module_id, batch, config.gamma)
-        each = F.kl_div(log_probs, targets, reduction="none").sum(-1)
+        row_losses = F.kl_div(log_probs, targets, reduction="none").sum(-1)
+
         module: Any = self.module[module_id]
         self.log(module_id, q_mean=self.masked_mean(module.mean_of_probs(log_probs.detach().exp()), batch))
-        return self.mean_of_rows(module_id, batch, each, each)
+        return self.weighted_loss(module_id, batch, row_losses, errors=row_losses)
 
     @torch.no_grad()
     def projected_targets(self, module_id: str, batch: TensorColumns, gamma: float) -> Tensor:
-        """Return `[N, K]`, the distribution of `r + gamma Z'(s', best)` on the atoms, of n steps as the batch says."""
-        following = self.best_next_outputs(module_id, batch).softmax(-1)
-        discounts = discounts_of(batch, gamma, following.dtype)
+        """Return the probabilities `[N, K]` of the atoms for `r + gamma Z'(s', best)`.
+
+        A return between two atoms gives its probability to both (Bellemare et al. 2017, equation 7).
+        """
+        next_probs = self.best_next_outputs(module_id, batch).softmax(-1)
+        discounts = discounts_of(batch, gamma, next_probs.dtype)
         module: Any = self.module[module_id]
         v_min, v_max = module.value_range
-        return project_on_atoms(following, batch[Columns.REWARDS], discounts, v_min=v_min, v_max=v_max)
+        return project_on_atoms(next_probs, batch[Columns.REWARDS], discounts, v_min=v_min, v_max=v_max)

@@ -1,4 +1,7 @@
-"""`OnPolicyLearner`: learns from rollouts, whose values and log-probabilities it computes in one large batch."""
+"""`OnPolicyLearner`: base class of actor-critic learners of rollouts.
+
+Values and log-probabilities of a whole rollout are computed once before an update, in one large batch.
+"""
 
 from __future__ import annotations
 
@@ -27,152 +30,173 @@ from lockstep.options.schedules import ScheduleLike
 from lockstep.options.section import ConfigT, option
 
 if TYPE_CHECKING:
-    from lockstep.algorithms.families.typed import CorrectedOptions
+    from lockstep.algorithms.families.typed import VTraceOptions
 
 Training = TypeVar("Training", bound=TrainingSection)
 
 
 @dataclass
-class CorrectedTraining(TrainingSection[ConfigT]):
-    """Options of IMPALA and APPO, which V-trace corrects for the policy that acted."""
+class VTraceTraining(TrainingSection[ConfigT]):
+    """Options of IMPALA and APPO, which correct with V-trace for the age of the policy that acted."""
 
     lr: ScheduleLike = 5e-4
     train_batch_size: int = 500
     max_lag: int = option(1, ge=0)
-    """with env runners in other processes: updates that lie between the policy that acted and the one that learns; 0:
-    they take turns"""
+    """Maximum number of updates between the weights that env runners in other processes act with and those that learn
+    from their steps. With 0 acting and learning alternate."""
     fixed_lag: bool = True
-    """exactly so many: the run is then the same in each repetition and for any number of runners; `False`: at most so
-    many, and a train batch is whatever is ready first"""
+    """Make the lag exactly `max_lag` updates, so that results are the same in each repetition and for any number of env
+    runners. False allows any lag up to `max_lag`, and a train batch consists of the samples that are ready first."""
     grad_clip: float | None = 40.0
     vtrace: bool = True
-    """correct for the policy that acted; `False`: take its steps for those of the policy that learns (or of the target
-    network)"""
+    """Correct for the policy that acted. False treats its steps as those of the learning policy (APPO: of the target
+    network)."""
     vtrace_clip_rho_threshold: float | None = option(1.0, gt=0)
-    """upper limit of the importance weights of the value targets (the paper's rho-bar); `None`: no limit"""
+    """Upper limit of the importance weights in the value targets (the paper's rho-bar). `None` sets no limit."""
     vtrace_clip_pg_rho_threshold: float | None = option(1.0, gt=0)
-    """the same in the policy gradient"""
+    """Upper limit of the importance weights in the policy gradient. `None` sets no limit."""
     lambda_: float = option(1.0, ge=0, le=1)
-    """how far the corrections reach; lambda of GAE with `vtrace=False`"""
+    """Decay of the corrections over steps. With `vtrace=False` it is lambda of GAE."""
     vf_loss_coeff: float = option(0.5, ge=0)
-    """how much the value error counts beside the policy's loss"""
+    """Weight of the value loss."""
     entropy_coeff: ScheduleLike = 0.01
-    """how much the entropy is rewarded; 0: not at all"""
+    """Weight of the entropy bonus. 0 gives no bonus."""
 
-    def __call__(self, **options: Unpack[CorrectedOptions]) -> ConfigT:
+    def __call__(self, **options: Unpack[VTraceOptions]) -> ConfigT:
         return self.change(options)
 
 
 @dataclass(slots=True)
 class EvaluatedRollout:
-    """A rollout seen by the networks that are about to be trained."""
+    """Rollout with the outputs of the networks that are about to be trained, and the recorded outputs when acting.
+
+    `old_*` are recorded. Where an episode has no record they are equal to the computed outputs, because the parameters
+    have not changed since.
+    """
 
     obs: Tree
-    """[T * B, ...] tensors, after the observation pipeline"""
+    """Observations after the observation pipeline: tensors of shape [T * B, ...]."""
     actions: Tensor
-    """[T * B, ...]"""
+    """Actions [T * B, ...]."""
     action_dist_inputs: Tensor
-    """[T * B, D]"""
+    """Inputs [T * B, D] of the action distributions."""
     action_logp: Tensor
-    """[T * B]"""
+    """Log-probabilities [T * B] of the actions."""
     old_dist_inputs: Tensor
-    """[T * B, D] what acted, as far as it was recorded; `action_dist_inputs` where it was not"""
+    """Inputs [T * B, D] of the action distributions when acting."""
     old_logp: Tensor
-    """[T * B] the same of `action_logp`"""
+    """Log-probabilities [T * B] of the actions when acting."""
     old_values: Tensor
-    """[T * B] the same of the values"""
+    """Values [T * B] of the observations when acting."""
     values: Any
-    """[T, B], an array; a tensor where the rollout is of tensors"""
+    """Values [T, B] of the observations: an array, or a tensor for a rollout of tensors."""
     next_values: Any
-    """the same; value of the true next observation; the estimator ignores it where the episode terminated"""
+    """Values [T, B] of the true next observations, of the same type. Estimators ignore them where an episode has
+    terminated."""
     sequences: SequenceRows | None = None
-    """of a module with memory: the sequences to train on"""
+    """Sequences to train on, for a module with a memory."""
     bootstrap_obs: Tree = None
-    """[K, ...] tensors, after the observation pipeline; None for K = 0"""
+    """Last observations of pieces of episodes, after the observation pipeline: tensors of shape [K, ...]. None for
+    K = 0."""
     rewards: np.ndarray | None = None
-    """[T, B] after the learner connectors; None where there are none"""
+    """Rewards [T, B] after the learner connectors. None without learner connectors."""
     critic_obs: Tensor | None = None
-    """[T * B, ...] what a centralised critic sees"""
+    """Observations [T * B, ...] of a centralised critic."""
 
 
 class OnPolicyLearner(Learner[Training]):
-    """The family of PPO, A2C, IMPALA and APPO, which all have a critic.
+    """Base class of the learners of PPO, A2C, TRPO, IMPALA and APPO, which all have a critic.
 
-    An on-policy algorithm without one subclasses `Learner` and makes its columns with `train_columns`.
+    An on-policy algorithm without a critic subclasses `Learner` and makes its columns with `train_columns`.
     """
 
     learns_step_by_step = True
     has_state_critic = True
 
     def setup_module(self, module_id: str) -> None:
-        """Load compiled estimators and losses when the learner is built, not in its first update."""
-        value, no = np.zeros((1, 1), torch.empty(0, dtype=self.dtype).numpy().dtype), np.zeros((1, 1), bool)
+        """Compile or load the kernels of estimators and losses now, so that the first update does not wait for them."""
+        # A kernel is compiled for the types of its arguments, so these must be the types of real calls.
+        value_dtype = torch.empty(0, dtype=self.dtype).numpy().dtype
+        values = np.zeros((1, 1), value_dtype)
+        ends = np.zeros((1, 1), bool)
         rewards = np.zeros((1, 1), np.float32)
-        gae(rewards, value, value, no, no, gamma=0.0, lambda_=0.0)
-        vtrace(value, rewards, value, value, no, no, gamma=0.0, lambda_=0.0)
+        gae(rewards, values, values, ends, ends, gamma=0.0, lambda_=0.0)
+        vtrace(values, rewards, values, values, ends, ends, gamma=0.0, lambda_=0.0)
+
         action_dist = self.module[module_id].action_dist_cls
         if self.loss_has_kernel and type(action_dist) is ActionDist and self.device.type == "cpu":
             load_ppo_kernel(action_dist.dist_class, action_dist.input_size, self.dtype)
 
-    # -- a rollout and the present parameters ---
+    # -- evaluation of a rollout with the present parameters ---
 
     @torch.no_grad()
     def evaluate(self, module_id: str, trajectories: Trajectories | TensorRollout) -> EvaluatedRollout:
-        """Run the network over all rows and over the bootstrap observations (with memory: in order).
+        """Return the outputs of the present networks for all rows of a rollout and for its bootstrap observations.
 
-        All of it is computed with the present parameters. What the episodes recorded when acting stands beside it
-        (`old_`); where they recorded nothing the parameters are those that acted, and the two are the same.
+        Networks with a memory are run over each episode in order.
         """
         if isinstance(trajectories, TensorRollout):
             return self._evaluate_on_device(module_id, trajectories)
         module = self.module[module_id]
-        obs, actions, last, rewards = self._read(module_id, trajectories)
+        obs, actions, bootstrap_obs, rewards = self._read(module_id, trajectories)
         critic_obs = self._read_critic_obs(module_id, trajectories)
-        inputs, flat_values, bootstrap, sequences = self._outputs(module, trajectories, obs, last, critic_obs)
+        dist_inputs, flat_values, bootstrap_values, sequences = self._outputs(
+            module, trajectories, obs, bootstrap_obs, critic_obs
+        )
+
+        # The next observation of a row is that of the row below, except where an episode or the rollout was cut.
         values = flat_values.cpu().numpy().reshape(trajectories.shape)
         next_values = np.zeros_like(values)
         next_values[:-1] = values[1:]
-        if bootstrap is not None:
-            next_values.reshape(-1)[trajectories.bootstrap_index] = self.to_tensor(bootstrap).cpu().numpy()
-        logp = module.action_dist_cls.from_inputs(inputs).log_prob(actions)
-        old_inputs = self._recorded(trajectories, Columns.ACTION_DIST_INPUTS, inputs)
+        if bootstrap_values is not None:
+            next_values.reshape(-1)[trajectories.bootstrap_index] = self.to_tensor(bootstrap_values).cpu().numpy()
+
+        logp = module.action_dist_cls.from_inputs(dist_inputs).log_prob(actions)
+        old_dist_inputs = self._recorded(trajectories, Columns.ACTION_DIST_INPUTS, dist_inputs)
         old_logp = logp
-        if old_inputs is not inputs:
-            old_logp = module.action_dist_cls.from_inputs(old_inputs).log_prob(actions)
+        if old_dist_inputs is not dist_inputs:
+            old_logp = module.action_dist_cls.from_inputs(old_dist_inputs).log_prob(actions)
         return EvaluatedRollout(
             obs=obs,
             actions=actions,
-            action_dist_inputs=inputs,
+            action_dist_inputs=dist_inputs,
             action_logp=logp,
-            old_dist_inputs=old_inputs,
+            old_dist_inputs=old_dist_inputs,
             old_logp=self._recorded(trajectories, Columns.ACTION_LOGP, old_logp),
             old_values=self._recorded(trajectories, Columns.VF_PREDS, flat_values),
             values=values,
             next_values=next_values,
             sequences=sequences,
-            bootstrap_obs=last,
+            bootstrap_obs=bootstrap_obs,
             rewards=rewards,
             critic_obs=critic_obs,
         )
 
     def _evaluate_on_device(self, module_id: str, rollout: TensorRollout) -> EvaluatedRollout:
-        """Do the same with tensors; the values of what steps arrived at are computed for all rows."""
-        module, shape = self.module[module_id], rollout.shape
+        """Return the outputs for a rollout of tensors.
 
-        def seen(obs: Tensor) -> TensorColumns:
+        The values of all next observations are computed: selecting the rows that need them would make the host wait for
+        the device.
+        """
+        module = self.module[module_id]
+        shape = rollout.shape
+
+        def inputs(obs: Tensor) -> TensorColumns:
             return {Columns.OBS: self.to_tensor(self.connectors[module_id].obs(obs.flatten(0, 1)))}
 
-        batch, actions = seen(rollout.obs), self.to_tensor(rollout.actions.flatten(0, 1))
+        batch = inputs(rollout.obs)
+        actions = self.to_tensor(rollout.actions.flatten(0, 1))
         out = module.forward_train(batch)
-        inputs, values = out[Columns.ACTION_DIST_INPUTS], self.to_tensor(out[Columns.VF_PREDS]).view(shape)
-        next_values = self.to_tensor(module.compute_values(seen(rollout.next_obs))).view(shape)
-        logp = module.action_dist_cls.from_inputs(inputs).log_prob(actions)
+        dist_inputs = out[Columns.ACTION_DIST_INPUTS]
+        values = self.to_tensor(out[Columns.VF_PREDS]).view(shape)
+        next_values = self.to_tensor(module.compute_values(inputs(rollout.next_obs))).view(shape)
+        logp = module.action_dist_cls.from_inputs(dist_inputs).log_prob(actions)
         return EvaluatedRollout(
             obs=batch[Columns.OBS],
             actions=actions,
-            action_dist_inputs=inputs,
+            action_dist_inputs=dist_inputs,
             action_logp=logp,
-            old_dist_inputs=inputs,
+            old_dist_inputs=dist_inputs,
             old_logp=logp,
             old_values=values.reshape(-1),
             values=values,
@@ -180,102 +204,137 @@ class OnPolicyLearner(Learner[Training]):
         )
 
     def _read(self, module_id: str, trajectories: Trajectories) -> tuple[Tree, Tensor, Tree, np.ndarray | None]:
-        """Return observations, actions and bootstrap observations as tensors and, after learner connectors, rewards."""
-        connectors, index = self.connectors[module_id], trajectories.bootstrap_index
-        if connectors.learner:
-            columns = recorded_columns(self.to_tensor, connectors, trajectories)
-            last = take_rows({Columns.OBS: columns[Columns.NEXT_OBS]}, torch.from_numpy(index).to(self.device))
-            rewards = columns[Columns.REWARDS].cpu().numpy().astype(trajectories.rewards.dtype)
-            return (
-                columns[Columns.OBS],
-                columns[Columns.ACTIONS],
-                last[Columns.OBS] if len(index) else None,
-                rewards.reshape(trajectories.shape),
-            )
-        obs = map_tree(self.to_tensor, connectors.obs(trajectories.flat_obs()))
-        bootstrap_obs = map_tree(self.to_tensor, connectors.obs(trajectories.bootstrap_obs)) if len(index) else None
-        return obs, self.to_tensor(trajectories.flat_actions()), bootstrap_obs, None
+        """Return observations, actions, bootstrap observations and rewards after the connectors.
+
+        The rewards are None without learner connectors, which alone can change them. All others are tensors.
+        """
+        connectors = self.connectors[module_id]
+        index = trajectories.bootstrap_index
+        if not connectors.learner:
+            obs = map_tree(self.to_tensor, connectors.obs(trajectories.flat_obs()))
+            actions = self.to_tensor(trajectories.flat_actions())
+            bootstrap_obs = None
+            if len(index):
+                bootstrap_obs = map_tree(self.to_tensor, connectors.obs(trajectories.bootstrap_obs))
+            return obs, actions, bootstrap_obs, None
+
+        columns = recorded_columns(self.to_tensor, connectors, trajectories)
+        next_obs = {Columns.OBS: columns[Columns.NEXT_OBS]}
+        last = take_rows(next_obs, torch.from_numpy(index).to(self.device))
+        bootstrap_obs = last[Columns.OBS] if len(index) else None
+        rewards = columns[Columns.REWARDS].cpu().numpy().astype(trajectories.rewards.dtype)
+        return columns[Columns.OBS], columns[Columns.ACTIONS], bootstrap_obs, rewards.reshape(trajectories.shape)
 
     def _read_critic_obs(self, module_id: str, trajectories: Trajectories) -> Tensor | None:
-        """Return what a centralised critic sees `[T * B, ...]`; None for a module without one."""
+        """Return the observations `[T * B, ...]` of a centralised critic, or None for a module without one.
+
+        Raises:
+            ValueError: the episodes have no such observations.
+        """
         if self.module[module_id].critic_space is None:
             return None
-        found = trajectories.critic_obs
-        if found is None:
+        critic_obs = trajectories.critic_obs
+        if critic_obs is None:
             raise ValueError(
                 f"module {module_id!r} has a centralised critic, and its episodes have no {Columns.CRITIC_OBS!r} in "
                 "their infos; collect with multi_agent(centralized_critic=...), or add it to the infos"
             )
-        return self.to_tensor(found.reshape(-1, *found.shape[2:]))
+        return self.to_tensor(critic_obs.reshape(-1, *critic_obs.shape[2:]))
 
     def _rewards(self, module_id: str, trajectories: Trajectories, rollout: EvaluatedRollout) -> np.ndarray:
-        """Return the rewards `[T, B]` that advantages and targets are made of."""
+        """Return the rewards `[T, B]` for advantages and targets, including the bonus for novelty."""
         rewards = rollout.rewards
         if rewards is None:
             rewards = self.connectors[module_id].learning_rewards(trajectories)
         novelty = self.novelty_of(module_id)
         if novelty is None:
             return rewards
-        following = map_tree(self.to_tensor, self.connectors[module_id].obs(trajectories.next_obs()))
-        rows, counted = trajectories.rows(), torch.zeros(rewards.size, dtype=torch.bool)
+
+        next_obs = map_tree(self.to_tensor, self.connectors[module_id].obs(trajectories.next_obs()))
+        # Only real transitions count in the statistics of the novelty. A learner without rows takes part with rows that
+        # count for nothing.
+        rows = trajectories.rows()
+        counted = torch.zeros(rewards.size, dtype=torch.bool)
         counted[slice(None) if rows is None else torch.from_numpy(rows)] = self.rows_in_step > 0
-        return rewards + novelty(following, counted, self.reducer).cpu().numpy().reshape(rewards.shape)
+        bonus = novelty(next_obs, counted, self.reducer).cpu().numpy()
+        return rewards + bonus.reshape(rewards.shape)
 
     def _outputs(
-        self, module: RLModule, trajectories: Trajectories, obs: Tree, last: Tree, critic_obs: Tensor | None
+        self, module: RLModule, trajectories: Trajectories, obs: Tree, bootstrap_obs: Tree, critic_obs: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None, SequenceRows | None]:
-        """Return distribution inputs and values of all rows, values `[K]` of `last`, and sequences with memory."""
-        bootstrap, sequences = None, None
+        """Return the network's outputs for a rollout.
+
+        Returns the inputs `[T * B, D]` of the action distributions, the values `[T * B]`, the values `[K]` of the
+        bootstrap observations (None for K = 0), and the sequences of a network with a memory (otherwise None).
+        """
+        bootstrap_values = None
+        sequences = None
         if module.is_stateful():
-            out, bootstrap, sequences = evaluate_sequences(self.to_tensor, module, trajectories, obs, last)
+            out, bootstrap_values, sequences = evaluate_sequences(
+                self.to_tensor, module, trajectories, obs, bootstrap_obs
+            )
         else:
-            batch = columns_seen(obs, critic_obs)
+            batch = network_inputs(obs, critic_obs)
             out = module.forward_train(batch)
+            # A user's network may compute values only in a method of its own.
             if type(module).compute_values is not RLModule.compute_values and Columns.VF_PREDS not in out:
                 out = {**out, Columns.VF_PREDS: module.compute_values(batch)}
         names = Columns.ACTION_DIST_INPUTS, Columns.VF_PREDS
         check_outputs(out, names, type(module).__name__, type(self).__name__)
-        if last is not None and not module.is_stateful():
-            seen = None if critic_obs is None else self.to_tensor(np.asarray(trajectories.bootstrap_critic_obs))
-            bootstrap = module.compute_values(columns_seen(last, seen))
+
+        if bootstrap_obs is not None and not module.is_stateful():
+            bootstrap_critic_obs = None
+            if critic_obs is not None:
+                bootstrap_critic_obs = self.to_tensor(np.asarray(trajectories.bootstrap_critic_obs))
+            bootstrap_values = module.compute_values(network_inputs(bootstrap_obs, bootstrap_critic_obs))
         if not module.is_stateful():
             check_values(out[Columns.VF_PREDS], type(module).__name__)
-            check_values(out[Columns.VF_PREDS] if bootstrap is None else bootstrap, type(module).__name__)
-        return out[names[0]], self.to_tensor(out[names[1]]), bootstrap, sequences
+            check_values(out[Columns.VF_PREDS] if bootstrap_values is None else bootstrap_values, type(module).__name__)
+        return out[names[0]], self.to_tensor(out[names[1]]), bootstrap_values, sequences
 
     def _recorded(self, trajectories: Trajectories, name: str, computed: Tensor) -> Tensor:
-        """Return what was recorded as `name` when acting, in rows, and `computed` `[T * B, ...]` where it is NaN."""
-        found: Any = (trajectories.recorded or {}).get(name)
+        """Return the outputs that were recorded when acting, in rows, with `computed` `[T * B, ...]` in place of NaN.
+
+        Raises:
+            ValueError: the record has another number of values per step than this network.
+        """
         if name == Columns.ACTION_LOGP:
-            found = trajectories.action_logp
-        if found is None:
+            recorded: Any = trajectories.action_logp
+        else:
+            recorded = (trajectories.recorded or {}).get(name)
+        if recorded is None:
             return computed
-        found = self.to_tensor(np.ascontiguousarray(found)).to(computed.dtype)
-        if found.numel() != computed.numel():
+
+        recorded = self.to_tensor(np.ascontiguousarray(recorded)).to(computed.dtype)
+        if recorded.numel() != computed.numel():
             raise ValueError(
-                f"the episodes recorded {name!r} with {found.numel() // len(computed)} numbers for each step, this "
+                f"the episodes recorded {name!r} with {recorded.numel() // len(computed)} numbers for each step, this "
                 f"network gives {computed.numel() // len(computed)}; leave {name!r} out of extra_model_outputs, or "
                 "record what this network gave"
             )
-        found = found.reshape(computed.shape)
-        return torch.where(found.isnan(), computed, found)
+        recorded = recorded.reshape(computed.shape)
+        return torch.where(recorded.isnan(), computed, recorded)
 
     @torch.no_grad()
-    def inputs_under(self, module: RLModule, trajectories: Trajectories, rollout: EvaluatedRollout) -> Tensor:
-        """Return `[T * B, D]` action distribution inputs under another module, such as a target network."""
-        if module.is_stateful():  # with its own memory
+    def dist_inputs_of(self, module: RLModule, trajectories: Trajectories, rollout: EvaluatedRollout) -> Tensor:
+        """Return the action distribution inputs `[T * B, D]` of another module, such as a target network."""
+        if module.is_stateful():  # its memory is its own, so it runs over the sequences from their beginning
             out = evaluate_sequences(self.to_tensor, module, trajectories, rollout.obs, rollout.bootstrap_obs)[0]
         else:
-            out = module.forward_train(columns_seen(rollout.obs, rollout.critic_obs))
-        inputs: Tensor = out[Columns.ACTION_DIST_INPUTS]
-        return inputs
+            out = module.forward_train(network_inputs(rollout.obs, rollout.critic_obs))
+        dist_inputs: Tensor = out[Columns.ACTION_DIST_INPUTS]
+        return dist_inputs
 
     # -- advantages ---
 
     def generalized_advantages(
         self, module_id: str, trajectories: Trajectories | TensorRollout, rollout: EvaluatedRollout
     ) -> tuple[Tensor, Tensor]:
-        """Return advantages (GAE) and value targets, `[T * B]` each; how well the values explain them is logged."""
+        """Return advantages and value targets, `[T * B]` each, by GAE (Schulman et al. 2016).
+
+        delta_t = r_t + gamma V(s_t+1) - V(s_t)
+        A_t = delta_t + gamma lambda A_t+1,  target_t = A_t + V(s_t)
+        """
         if isinstance(trajectories, TensorRollout):
             return self._advantages_on_device(module_id, trajectories, rollout)
         options: Any = self.config_of(module_id)
@@ -294,8 +353,9 @@ class OnPolicyLearner(Learner[Training]):
     def _advantages_on_device(
         self, module_id: str, rollout: TensorRollout, evaluated: EvaluatedRollout
     ) -> tuple[Tensor, Tensor]:
-        """Return advantages (GAE) and value targets, `[T * B]` each, of a rollout on a device, and log how well the
-        values explain them. The host does not wait for the device, unless several ranks share the rollout.
+        """Return advantages and value targets by GAE, `[T * B]` each, for a rollout on a device.
+
+        The host does not wait for the device, unless several ranks share the rollout.
         """
         options: Any = self.config_of(module_id)
         values = evaluated.values
@@ -311,14 +371,15 @@ class OnPolicyLearner(Learner[Training]):
 
         explained: float | Tensor
         if rollout.share.number > 1:
-            pred, target = (each.detach().flatten().cpu().numpy() for each in (values, targets))
-            explained = self.reducer.explained_variance(pred, target)
+            host_values = values.detach().flatten().cpu().numpy()
+            host_targets = targets.detach().flatten().cpu().numpy()
+            explained = self.reducer.explained_variance(host_values, host_targets)
         else:
             explained = 1.0 - (targets - values).var(correction=0) / targets.var(correction=0)
         self.log_for_update(module_id, vf_explained_var=explained)
         return self.to_tensor(advantages.reshape(-1)), self.to_tensor(targets.reshape(-1))
 
-    def correct(
+    def vtrace_advantages(
         self,
         module_id: str,
         trajectories: Trajectories,
@@ -327,15 +388,24 @@ class OnPolicyLearner(Learner[Training]):
         target_logp: Tensor | None = None,
         weighted: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Return advantages and value targets, `[T * B]` each, by V-trace from the policy that acted.
+        """Return advantages and value targets, `[T * B]` each, by V-trace (Espeholt et al. 2018, section 4.1).
 
-        It corrects towards the policy of `target_logp` `[T * B]` (None: the one that learns). Steps whose `action_logp`
-        is not known count as acted by the policy that learns, as it is now. With `vtrace=False` nothing is corrected:
-        lambda returns and GAE. `weighted`: the advantages have importance weights in them.
+        With the option `vtrace=False` nothing is corrected: the results are GAE and lambda returns.
+
+        Args:
+            module_id: id of the module.
+            trajectories: the rollout.
+            rollout: its evaluation. Steps without recorded log-probabilities count as steps of the learning policy.
+            target_logp: log-probabilities `[T * B]` of the actions under the target policy. Defaults to the learning
+                policy.
+            weighted: multiply the advantages with their importance weights.
         """
         options: Any = self.config_of(module_id)
-        target, behaviour = rollout.action_logp if target_logp is None else target_logp, rollout.old_logp
-        log_ratios = target - behaviour if options.vtrace else torch.zeros_like(behaviour)
+        if target_logp is None:
+            target_logp = rollout.action_logp
+        log_ratios = torch.zeros_like(rollout.old_logp)
+        if options.vtrace:
+            log_ratios = target_logp - rollout.old_logp
         targets, advantages = vtrace(
             log_ratios.cpu().numpy().reshape(trajectories.shape),
             self._rewards(module_id, trajectories, rollout),
@@ -355,30 +425,31 @@ class OnPolicyLearner(Learner[Training]):
     def _log_explained_variance(
         self, module_id: str, trajectories: Trajectories, values: np.ndarray, targets: np.ndarray
     ) -> None:
-        """Report the share of the value targets' variance that the values `[T, B]` explain, over all transitions."""
+        """Log the share of the value targets' variance that the values `[T, B]` explain, over all transitions."""
         rows = trajectories.rows()
-        flat = slice(None) if rows is None else rows
-        pred, target = values.reshape(-1)[flat], targets.reshape(-1)[flat]
-        explained = self.reducer.explained_variance(pred, target, counts=self.rows_in_step > 0)
+        index = slice(None) if rows is None else rows
+        row_values = values.reshape(-1)[index]
+        row_targets = targets.reshape(-1)[index]
+        explained = self.reducer.explained_variance(row_values, row_targets, counts=self.rows_in_step > 0)
         self.log_for_update(module_id, vf_explained_var=explained)
 
     def rows_to_train(
         self, columns: TensorColumns, rollout: EvaluatedRollout, trajectories: Trajectories | TensorRollout
     ) -> TensorColumns:
-        """Return what a gradient step takes rows of: the transitions, or the sequences `[S, L, ...]` with memory."""
+        """Return the rows that minibatches are taken from: transitions, or sequences `[S, L, ...]` for a memory."""
         if rollout.critic_obs is not None:
             columns = {**columns, Columns.CRITIC_OBS: rollout.critic_obs}
         if rollout.sequences is not None:
             return rollout.sequences.train_columns(columns)
-        rows = trajectories.rows()
+        rows = trajectories.rows()  # None if every row is a transition
         return columns if rows is None else take_rows(columns, torch.from_numpy(rows).to(self.device))
 
     # -- the loss ---
 
     def adapt_kl_coefficient(self, module_id: str, target: float) -> None:
-        """Double the coefficient of a KL penalty above 1.5 times the target, halve it below a 1.5th.
+        """Adapt the coefficient of the KL penalty to the mean KL of the last pass (PPO's paper, section 4).
 
-        As in section 4 of PPO's paper.
+        It is doubled if the mean is above 1.5 times the target, and halved if it is below the target divided by 1.5.
         """
         mean_kl = float(self.metrics.pass_mean(module_id, "mean_kl_loss"))
         coefficient: Tensor = self.registered[f"{module_id}/kl_coeff"]
@@ -388,35 +459,45 @@ class OnPolicyLearner(Learner[Training]):
             coefficient.mul_(0.5)
 
     def fused_loss(self, module_id: str, config: Any, batch: TensorColumns, fwd_out: Outputs) -> Tensor | None:
-        """Return the loss that PPO writes out from one kernel, its terms logged; None where it has to be written out.
+        """Return PPO's loss from one kernel, with its terms logged, or None if the kernel cannot compute it.
 
-        That is: masked rows, a KL penalty, an overridden `masked_mean` or `normalized`, an action distribution without
-        a kernel, another device, a trace.
+        The kernel cannot compute masked rows, a KL penalty, or an overridden `masked_mean` or `normalized`. It also
+        requires an action distribution that it knows, the CPU, and no tracing.
         """
         action_dist = self.module[module_id].action_dist_cls
-        inputs, values = fwd_out[Columns.ACTION_DIST_INPUTS], fwd_out[Columns.VF_PREDS]
-        names = Columns.ACTIONS, Columns.ACTION_LOGP, Columns.ADVANTAGES, Columns.VALUE_TARGETS, Columns.VF_PREDS
-        rows = [batch[name] for name in names[: 4 if config.vf_clip_param is None else 5]]
+        dist_inputs = fwd_out[Columns.ACTION_DIST_INPUTS]
+        values = fwd_out[Columns.VF_PREDS]
+        names = [Columns.ACTIONS, Columns.ACTION_LOGP, Columns.ADVANTAGES, Columns.VALUE_TARGETS]
+        if config.vf_clip_param is not None:
+            names.append(Columns.VF_PREDS)
+        rows = [batch[name] for name in names]
         if (
             Columns.LOSS_MASK in batch
             or config.kl_coeff > 0
             or not self.overridden_methods.isdisjoint(("masked_mean", "normalized"))
             or type(action_dist) is not ActionDist
-            or not can_fuse_ppo(action_dist.dist_class, inputs, values, *rows)
+            or not can_fuse_ppo(action_dist.dist_class, dist_inputs, values, *rows)
         ):
             return None
-        if self.reducer.world_size > 1 and not self.rows_in_step:  # stand-ins, which count for nothing
-            rows, inputs, values = [column[:0] for column in rows], inputs[:0], values[:0]
+
+        # A learner without rows of its own computes on stand-ins, which must count for nothing.
+        if self.reducer.world_size > 1 and not self.rows_in_step:
+            rows = [column[:0] for column in rows]
+            dist_inputs = dist_inputs[:0]
+            values = values[:0]
         actions, old_logp, advantages, targets, *old_values = rows
-        clip_param, entropy_coeff = (self.coefficient(module_id, name) for name in ("clip_param", "entropy_coeff"))
+        clip_param = self.coefficient(module_id, "clip_param")
+        entropy_coeff = self.coefficient(module_id, "entropy_coeff")
+
+        # Advantages are normalised, and losses averaged, over the rows of all learners.
         reduction = None
         if self.reducer.world_size > 1:
-            parts = torch.zeros(self.reducer.world_size, 3, dtype=torch.float64)
-            parts[self.reducer.rank] = moments(advantages)
-            reduction = GlobalReduction(self.reducer.sum_(parts), self.reducer.sum_)
+            learner_moments = torch.zeros(self.reducer.world_size, 3, dtype=torch.float64)
+            learner_moments[self.reducer.rank] = moments(advantages)
+            reduction = GlobalReduction(self.reducer.sum_(learner_moments), self.reducer.sum_)
         loss, terms = ppo_loss(
             action_dist.dist_class,
-            inputs,
+            dist_inputs,
             values,
             (actions, old_logp, advantages, targets),
             coefficients=(clip_param, config.vf_loss_coeff, entropy_coeff),
@@ -438,6 +519,9 @@ class OnPolicyLearner(Learner[Training]):
         return loss
 
 
-def columns_seen(obs: Tree, critic_obs: Tensor | None) -> TensorColumns:
-    """Return what a network is given: observations, and what a centralised critic sees besides."""
-    return {Columns.OBS: obs} if critic_obs is None else {Columns.OBS: obs, Columns.CRITIC_OBS: critic_obs}
+def network_inputs(obs: Tree, critic_obs: Tensor | None) -> TensorColumns:
+    """Return the inputs of a network: observations, and those of a centralised critic if there are any."""
+    inputs: TensorColumns = {Columns.OBS: obs}
+    if critic_obs is not None:
+        inputs[Columns.CRITIC_OBS] = critic_obs
+    return inputs

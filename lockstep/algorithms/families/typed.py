@@ -10,15 +10,15 @@ from lockstep.learner.typed import TrainingOptions
 from lockstep.options.schedules import ScheduleLike
 
 
-class FollowedValueOptions(TrainingOptions, total=False):
-    """Options of `FollowedValueTraining`."""
+class TargetValueOptions(TrainingOptions, total=False):
+    """Options of `TargetValueTraining`."""
 
     epsilon: ScheduleLike
     target_update_interval: int
     tau: float
 
 
-class ActionValueOptions(FollowedValueOptions, total=False):
+class ActionValueOptions(TargetValueOptions, total=False):
     """Options of `ActionValueTraining`."""
 
     double_q: bool
@@ -32,8 +32,8 @@ class AtomOptions(ActionValueOptions, total=False):
     v_max: float
 
 
-class CorrectedOptions(TrainingOptions, total=False):
-    """Options of `CorrectedTraining`."""
+class VTraceOptions(TrainingOptions, total=False):
+    """Options of `VTraceTraining`."""
 
     max_lag: int
     fixed_lag: bool
@@ -52,8 +52,8 @@ class ActorCriticOptions(TrainingOptions, total=False):
     critic_lr: ScheduleLike | None
 
 
-class FollowedActorCriticOptions(ActorCriticOptions, total=False):
-    """Options of `FollowedActorCriticTraining`."""
+class TargetActorCriticOptions(ActorCriticOptions, total=False):
+    """Options of `TargetActorCriticTraining`."""
 
     tau: float
 
@@ -67,14 +67,14 @@ class SoftActorCriticOptions(ActorCriticOptions, total=False):
     target_entropy: float | Literal["auto"]
 
 
-class FollowedSoftActorCriticOptions(SoftActorCriticOptions, total=False):
-    """Options of `FollowedSoftActorCriticTraining`."""
+class TargetSoftActorCriticOptions(SoftActorCriticOptions, total=False):
+    """Options of `TargetSoftActorCriticTraining`."""
 
     tau: float
     target_update_interval: int
 
 
-class DelayedActorCriticOptions(FollowedActorCriticOptions, total=False):
+class DelayedActorCriticOptions(TargetActorCriticOptions, total=False):
     """Options of `DelayedActorCriticTraining`."""
 
     policy_delay: int
@@ -91,7 +91,7 @@ class A2COptions(TrainingOptions, total=False):
     normalize_advantages: bool
 
 
-class APPOOptions(CorrectedOptions, total=False):
+class APPOOptions(VTraceOptions, total=False):
     """Options of `APPOTraining`."""
 
     clip_param: ScheduleLike
@@ -110,7 +110,7 @@ class BCOptions(TrainingOptions, total=False):
     entropy_coeff: ScheduleLike
 
 
-class CQLOptions(FollowedSoftActorCriticOptions, total=False):
+class CQLOptions(TargetSoftActorCriticOptions, total=False):
     """Options of `CQLTraining`."""
 
     min_q_weight: float
@@ -134,7 +134,7 @@ class DQNOptions(ActionValueOptions, total=False):
     huber_delta: float | None
 
 
-class IQLOptions(FollowedActorCriticOptions, total=False):
+class IQLOptions(TargetActorCriticOptions, total=False):
     """Options of `IQLTraining`."""
 
     value_lr: ScheduleLike | None
@@ -164,7 +164,7 @@ class MARWILOptions(TrainingOptions, total=False):
     bc_logstd_coeff: float
 
 
-class MunchausenDQNOptions(FollowedValueOptions, total=False):
+class MunchausenDQNOptions(TargetValueOptions, total=False):
     """Options of `MunchausenDQNTraining`."""
 
     munchausen_coeff: float
@@ -219,7 +219,7 @@ class TD3BCOptions(DelayedActorCriticOptions, total=False):
     alpha: float
 
 
-class TQCOptions(FollowedSoftActorCriticOptions, total=False):
+class TQCOptions(TargetSoftActorCriticOptions, total=False):
     """Options of `TQCTraining`."""
 
     num_quantiles: int
